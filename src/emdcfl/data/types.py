@@ -1,0 +1,132 @@
+"""What a run needs to know about data: ``Split``, ``Site``, ``Preprocess``, ``Scenario``.
+
+Images stay uint8 in memory and become network inputs in batches, on the device that trains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from emdcfl.errors import DataError
+from emdcfl.models.recipe import ModelRecipe
+
+
+@dataclass(frozen=True)
+class Split:
+    """Samples and labels of equal length.
+
+    Attributes
+    ----------
+    x : Tensor
+        uint8 ``(N, C, H, W)`` for images, float32 ``(N, F)`` for tables.
+    y : Tensor
+        int64 ``(N,)`` class indices.
+    """
+
+    x: Tensor
+    y: Tensor
+
+    def __post_init__(self) -> None:
+        if self.x.shape[0] != self.y.shape[0]:
+            raise DataError(f"a split needs one label per sample, got {self.x.shape[0]} samples and {self.y.shape[0]} labels")
+        if self.y.dtype != torch.int64:
+            raise DataError(f"labels must be int64 class indices, got {self.y.dtype}")
+
+    def __len__(self) -> int:
+        return int(self.y.shape[0])
+
+
+@dataclass(frozen=True)
+class Site:
+    """What one client holds. ``tests`` maps a variant's name to its split; the first one is the headline."""
+
+    name: str
+    train: Split
+    val: Split
+    tests: dict[str, Split]
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """From stored ``x`` to the network's input: ``(resize(x · scale) − mean) / std``, in float32.
+
+    Attributes
+    ----------
+    mean, std : tuple of float
+        One value per channel (images) or column (tables), or a single value for all.
+    scale : float
+        1/255 for uint8 images, 1 for tables.
+    size : int or None
+        If set, the shorter side is resized to this (bilinear, antialiased) and the centre square is cut out.
+    """
+
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+    scale: float = 1.0
+    size: int | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        z = x.to(torch.float32)
+        if self.scale != 1.0:
+            z = z * self.scale
+        if self.size is not None and z.shape[-2:] != (self.size, self.size):
+            z = _resize_and_crop(z, self.size)
+        shape = (1, -1) + (1,) * (z.dim() - 2)
+        mean = torch.tensor(self.mean, dtype=torch.float32, device=z.device).view(shape)
+        std = torch.tensor(self.std, dtype=torch.float32, device=z.device).view(shape)
+        return (z - mean) / std
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"mean": list(self.mean), "std": list(self.std), "scale": self.scale, "size": self.size}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Preprocess:
+        return cls(tuple(values["mean"]), tuple(values["std"]), float(values["scale"]), values["size"])
+
+
+def _resize_and_crop(z: Tensor, size: int) -> Tensor:
+    height, width = z.shape[-2:]
+    ratio = size / min(height, width)
+    new = (max(size, round(height * ratio)), max(size, round(width * ratio)))
+    z = F.interpolate(z, size=new, mode="bilinear", antialias=True, align_corners=False)
+    top, left = (new[0] - size) // 2, (new[1] - size) // 2
+    return z[..., top : top + size, left : left + size]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Sites, what they share, and what is known about them.
+
+    Attributes
+    ----------
+    groups : dict or None
+        True group of every site, where known (simulated scenarios).
+    k : int or None
+        Number of clusters given to the methods that must be told.
+    scored : tuple of str or None
+        Sites whose accuracy counts in the summary (backdoor targets); ``None`` means all.
+    defaults : mapping
+        Training defaults of this scenario: ``lr``, ``rounds``, ``local_epochs``, ``batch_size``.
+    method_defaults : mapping
+        Method name → field → value, for hyper-parameters tuned per scenario.
+    notes : tuple of str
+        What a scale changed, and anything else the user should see.
+    """
+
+    name: str
+    sites: tuple[Site, ...]
+    classes: tuple[str, ...]
+    preprocess: Preprocess
+    model: ModelRecipe
+    groups: dict[str, str] | None = None
+    k: int | None = None
+    scored: tuple[str, ...] | None = None
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    method_defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()

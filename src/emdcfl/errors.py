@@ -1,0 +1,51 @@
+"""Errors people meet. Each message is one line: what was expected, what was got, what to do.
+
+The CLI prints ``str(error)`` and exits with code 2; a traceback is only for bugs.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class EmdcflError(Exception):
+    """Anything a user can act on."""
+
+
+class ConfigError(EmdcflError):
+    """A setting is unknown, of the wrong type or out of range."""
+
+
+class DataError(EmdcflError):
+    """Data are missing, unreadable or unfit for the run."""
+
+
+class ModelError(EmdcflError):
+    """A network cannot be built, flattened or fed."""
+
+
+class ClientError(EmdcflError):
+    """A client failed, or its reply was refused at the door."""
+
+
+class QuorumError(EmdcflError):
+    """Too few of the sampled clients trained in a round."""
+
+
+class StoreError(EmdcflError):
+    """A run directory is unreadable, locked, or belongs to another run."""
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """Return ``"; did you mean 'x'?"`` plus the valid names, for error messages.
+
+    Examples
+    --------
+    >>> nearest("emdclf", ["emdcfl", "fedavg"])
+    "did you mean 'emdcfl'? (valid: emdcfl, fedavg)"
+    """
+    names = sorted(valid)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return f"{hint}(valid: {', '.join(names)})"

@@ -1,0 +1,84 @@
+"""Keyed randomness: every random draw has a name, and none depends on what was drawn before it.
+
+A generator is made from (seed, client name, round, purpose) through SHA-256, so the draws of one client do not depend on the number,
+order or placement of the others. What protects a client (its projection, its keys, privacy noise) is drawn from a
+*node secret* instead of the run's seed: the server knows the seed.
+
+Imports torch and numpy only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+
+def digest(*parts: object) -> bytes:
+    """SHA-256 over the parts, each length-prefixed so that ("a", "bc") and ("ab", "c") differ."""
+    h = hashlib.sha256()
+    for part in parts:
+        data = part if isinstance(part, bytes) else str(part).encode()
+        h.update(len(data).to_bytes(8, "big") + data)
+    return h.digest()
+
+
+def keyed_int(*parts: object) -> int:
+    """A 63-bit integer from the key.
+
+    Examples
+    --------
+    >>> keyed_int(0, "site-1", 3, "shuffle") == keyed_int(0, "site-1", 3, "shuffle")
+    True
+    >>> keyed_int(0, "site-1", 3, "shuffle") == keyed_int(0, "site-1", 4, "shuffle")
+    False
+    """
+    return int.from_bytes(digest(*parts)[:8], "big") >> 1
+
+
+def generator(seed: int, client: str, round: int, purpose: str) -> np.random.Generator:
+    """Return a counter-based (Philox) generator for one purpose of one client in one round."""
+    return np.random.Generator(np.random.Philox(keyed_int(seed, client, round, purpose)))
+
+
+@contextmanager
+def global_seed(seed: int) -> Iterator[None]:
+    """Seed torch's global generator for a block (initialisation, dropout) and restore it afterwards."""
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield
+
+
+class NodeSecret:
+    """32 bytes only the node knows; protective randomness is derived from it with HMAC-SHA-256.
+
+    A real node draws it from the operating system once and keeps it; only a simulation derives it from the run's seed.
+    """
+
+    def __init__(self, secret: bytes) -> None:
+        if len(secret) != 32:
+            raise ValueError(f"a node secret has 32 bytes, got {len(secret)}")
+        self._secret = secret
+
+    @classmethod
+    def random(cls) -> NodeSecret:
+        """Draw a secret from the operating system."""
+        return cls(os.urandom(32))
+
+    @classmethod
+    def simulated(cls, seed: int, client: str) -> NodeSecret:
+        """Derive a secret from the run's seed. For simulation only: whoever knows the seed knows the secret."""
+        return cls(digest("simulated node secret", seed, client))
+
+    def derive(self, *parts: object) -> bytes:
+        """32 bytes for one purpose."""
+        return hmac.new(self._secret, digest(*parts), hashlib.sha256).digest()
+
+    def __repr__(self) -> str:
+        return "NodeSecret(…)"

@@ -1,0 +1,57 @@
+"""A network as a description that can be written to a file: a name and options.
+
+``ModelRecipe("cnn", {"channels": 1, "classes": 10})()`` builds a fresh module. Initial weights come from torch's global generator; callers
+seed it (``keys.global_seed``).
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from torch import nn
+
+from emdcfl.errors import ModelError, nearest
+
+Builder = TypeVar("Builder", bound=Callable[..., nn.Module])
+
+BUILDERS: dict[str, Callable[..., nn.Module]] = {}
+"""Name → function that builds the module from the recipe's options."""
+
+
+def register(builder: Builder) -> Builder:
+    """Make a builder available under its function name."""
+    BUILDERS[builder.__name__] = builder
+    return builder
+
+
+@dataclass(frozen=True)
+class ModelRecipe:
+    """Name of a registered builder, or ``"package.module:function"``, with its keyword options (JSON values)."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self) -> nn.Module:
+        return self._builder()(**self.options)
+
+    def _builder(self) -> Callable[..., nn.Module]:
+        if self.name in BUILDERS:
+            return BUILDERS[self.name]
+        if ":" not in self.name:
+            raise ModelError(f"unknown model {self.name!r}: {nearest(self.name, BUILDERS)}, or 'package.module:function'")
+        module, _, function = self.name.partition(":")
+        try:
+            builder: Callable[..., nn.Module] = getattr(importlib.import_module(module), function)
+        except (ImportError, AttributeError) as error:
+            raise ModelError(f"cannot import model {self.name!r}: {error}") from error
+        return builder
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"name": self.name, "options": dict(self.options)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> ModelRecipe:
+        return cls(values["name"], dict(values["options"]))
