@@ -1,0 +1,50 @@
+# `make help` lists the targets. Each one creates .venv if needed and installs again only when pyproject.toml or constraints.txt changed.
+PYTHON ?= python3
+JOBS ?= 2
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+EXTRAS := vision,dev
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint format bench clean
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# The build backend comes first and from the constraints too, so that nothing unpinned is fetched into a hidden build environment.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "emdcfl needs Python 3.11 or newer, got " + sys.version.split()[0] + "; say make PYTHON=/path/to/python3.11")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt hatchling
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[$(EXTRAS)]'
+	@touch $@
+
+install: $(STAMP)  ## create .venv with the pinned versions
+
+demo: $(STAMP)  ## find four groups of sites among eight, without being told there are four
+	@rm -rf runs/demo
+	$(BIN)/emdcfl run --scenario rotated-digits --out runs/demo
+
+test: lint  ## lint, then all tests and doctests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) $(PYTEST_ARGS)
+
+lint: $(STAMP)  ## ruff (rules and format) and mypy --strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict src
+
+format: $(STAMP)  ## let ruff rewrite what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP)  ## run every script in benchmarks/
+	@set -e; for script in $(sort $(wildcard benchmarks/bench_*.py)); do echo "== $$script"; $(BIN)/python $$script; done
+
+clean:  ## remove the environment, caches, builds and runs
+	rm -rf $(VENV) build dist runs .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -1,0 +1,42 @@
+"""What all tests share: one thread, a headless plot backend, reproducible property tests, and the optional data folders."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: the promise of equal bits is made for one thread
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+import pytest
+import torch
+from hypothesis import settings
+
+settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=50)
+settings.load_profile("repeatable")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def _folder(variable: str) -> Path:
+    value = os.environ.get(variable)
+    if not value:
+        pytest.skip(f"needs real files: set {variable} to their folder")
+    if not Path(value).is_dir():
+        pytest.fail(f"{variable}={value} is not a folder")
+    return Path(value)
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The folder with the real data sets; tests that ask for it skip where there is none."""
+    return _folder("EMDCFL_DATA")
+
+
+@pytest.fixture(scope="session")
+def weights_dir() -> Path:
+    """The folder with pretrained weights; tests that ask for it skip where there is none."""
+    return _folder("EMDCFL_WEIGHTS")
