@@ -1,0 +1,8 @@
+"""Named scenarios: ``build("rotated-digits", clients_per_group=3)``. Importing this package registers the built-in ones."""
+
+from __future__ import annotations
+
+from emdcfl.data.scenarios import digits as _digits  # noqa: F401  (registers)
+from emdcfl.data.scenarios.registry import build, describe, names, options, scenario
+
+__all__ = ["build", "describe", "names", "options", "scenario"]

@@ -1,0 +1,80 @@
+"""The registry of scenarios: a name, a one-line description, a function whose keyword arguments are the options."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from emdcfl.data.types import Scenario
+from emdcfl.errors import ConfigError, nearest
+
+Maker = Callable[..., Scenario]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A registered scenario; ``presets`` are options fixed by its name."""
+
+    maker: Maker
+    summary: str
+    presets: Mapping[str, Any]
+
+    def options(self) -> dict[str, Any]:
+        """Option → default, without those the name fixes."""
+        parameters = inspect.signature(self.maker).parameters
+        return {name: p.default for name, p in parameters.items() if name not in self.presets}
+
+
+_ENTRIES: dict[str, Entry] = {}
+
+
+def scenario(name: str, summary: str, **presets: Any) -> Callable[[Maker], Maker]:
+    """Register a function under a name; one function may serve several names with different presets."""
+
+    def decorate(maker: Maker) -> Maker:
+        _ENTRIES[name] = Entry(maker, summary, presets)
+        return maker
+
+    return decorate
+
+
+def names() -> tuple[str, ...]:
+    """Names of the registered scenarios, in order of registration."""
+    return tuple(_ENTRIES)
+
+
+def describe(name: str) -> str:
+    """One line about a scenario."""
+    return _entry(name).summary
+
+
+def options(name: str) -> dict[str, Any]:
+    """Options of a scenario with their defaults."""
+    return _entry(name).options()
+
+
+def build(name: str, **options: Any) -> Scenario:
+    """Build a scenario.
+
+    Examples
+    --------
+    >>> build("rotated-digits", clients_per_group=1).sites[1].name
+    'rot90-1'
+    """
+    entry = _entry(name)
+    valid = entry.options()
+    for option in options:
+        if option not in valid:
+            raise ConfigError(f"scenario {name!r} has no option {option!r}: {nearest(option, valid)}")
+    missing = [option for option, default in valid.items() if default is inspect.Parameter.empty and option not in options]
+    if missing:
+        raise ConfigError(f"scenario {name!r} needs the option{'s' if len(missing) > 1 else ''} {', '.join(missing)}")
+    return entry.maker(**entry.presets, **options)
+
+
+def _entry(name: str) -> Entry:
+    if name not in _ENTRIES:
+        raise ConfigError(f"unknown scenario {name!r}: {nearest(name, _ENTRIES)}")
+    return _ENTRIES[name]

@@ -1,0 +1,87 @@
+"""Seeded splitting of sample indices. Pure functions on arrays; every draw comes from the generator that is passed in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emdcfl.errors import DataError
+
+Indices = NDArray[np.int64]
+
+
+def split_indices(n: int, fractions: Sequence[float], rng: np.random.Generator, *, shuffle: bool = True) -> tuple[Indices, ...]:
+    """Cut ``0..n-1`` into parts; every part but the first has ``round(fraction · n)`` elements, the first takes the rest.
+
+    Parameters
+    ----------
+    fractions : sequence of float
+        Shares of the parts; they sum to 1.
+    shuffle : bool
+        Draw a permutation first; otherwise the cuts are contiguous.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> [len(part) for part in split_indices(899, (0.6, 0.2, 0.2), np.random.default_rng(0))]
+    [539, 180, 180]
+    """
+    if abs(sum(fractions) - 1) > 1e-9 or min(fractions) < 0:
+        raise DataError(f"split fractions must be non-negative and sum to 1, got {tuple(fractions)}")
+    rest = [int(np.floor(f * n + 0.5)) for f in fractions[1:]]
+    sizes = [n - sum(rest), *rest]
+    order = rng.permutation(n) if shuffle else np.arange(n)
+    return tuple(np.split(order.astype(np.int64), np.cumsum(sizes)[:-1]))
+
+
+def stratified_indices(labels: NDArray[np.int64], fractions: Sequence[float], rng: np.random.Generator) -> tuple[Indices, ...]:
+    """Split class by class, so that every part sees every class in the same proportion where its count allows.
+
+    Rounding is carried over from class to class (largest remainder against the running total), so the parts' sizes equal those of
+    ``split_indices`` up to one element.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> labels = np.array([0] * 5 + [1] * 5)
+    >>> [np.bincount(labels[part]).tolist() for part in stratified_indices(labels, (0.6, 0.2, 0.2), np.random.default_rng(0))]
+    [[3, 3], [1, 1], [1, 1]]
+    """
+    if abs(sum(fractions) - 1) > 1e-9 or min(fractions) < 0:
+        raise DataError(f"split fractions must be non-negative and sum to 1, got {tuple(fractions)}")
+    target = np.zeros(len(fractions))
+    taken = np.zeros(len(fractions), dtype=np.int64)
+    parts: list[list[Indices]] = [[] for _ in fractions]
+    for label in np.unique(labels):
+        members = rng.permutation(np.flatnonzero(labels == label))
+        target += np.asarray(fractions) * len(members)
+        counts = _largest_remainder(target - taken, len(members))
+        taken += counts
+        for part, chunk in zip(parts, np.split(members, np.cumsum(counts)[:-1]), strict=True):
+            part.append(chunk.astype(np.int64))
+    return tuple(rng.permutation(np.concatenate(part)) if part else np.empty(0, np.int64) for part in parts)
+
+
+def equal_parts(indices: Indices, parts: int) -> list[Indices]:
+    """Cut into ``parts`` contiguous pieces of ``len // parts`` elements; the last one also takes what is left over.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> [len(part) for part in equal_parts(np.arange(5421), 10)][-2:]
+    [542, 543]
+    """
+    width = len(indices) // parts
+    return np.split(indices, [width * i for i in range(1, parts)])
+
+
+def _largest_remainder(wanted: NDArray[np.float64], total: int) -> NDArray[np.int64]:
+    wanted = np.clip(wanted, 0, None)
+    wanted = wanted * (total / wanted.sum()) if wanted.sum() > 0 else wanted
+    counts = np.floor(wanted + 1e-9).astype(np.int64)
+    # Ties go to the first part: a class with one sample belongs into the training split.
+    order = np.argsort(-(wanted - counts), kind="stable")
+    counts[order[: total - int(counts.sum())]] += 1
+    return counts
