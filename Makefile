@@ -6,7 +6,7 @@ PYTEST_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS := vision,dev
+EXTRAS ?= dev
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
