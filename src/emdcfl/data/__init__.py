@@ -1,0 +1,1 @@
+"""Data: types, sources, scenarios, partitions, and people's own files."""

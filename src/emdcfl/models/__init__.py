@@ -5,5 +5,18 @@ from __future__ import annotations
 from emdcfl.models.cnn import cnn, small_cnn
 from emdcfl.models.mlp import mlp
 from emdcfl.models.recipe import BUILDERS, ModelRecipe, register
+from emdcfl.models.vision import convnext_base, efficientnet_b3, resnet18, resnet50, vit_b_16
 
-__all__ = ["BUILDERS", "ModelRecipe", "cnn", "mlp", "register", "small_cnn"]
+__all__ = [
+    "BUILDERS",
+    "ModelRecipe",
+    "cnn",
+    "convnext_base",
+    "efficientnet_b3",
+    "mlp",
+    "register",
+    "resnet18",
+    "resnet50",
+    "small_cnn",
+    "vit_b_16",
+]

@@ -7,6 +7,7 @@ seed it (``keys.global_seed``).
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -35,7 +36,19 @@ class ModelRecipe:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self) -> nn.Module:
-        return self._builder()(**self.options)
+        builder = self._builder()
+        try:
+            inspect.signature(builder).bind(**self.options)
+        except TypeError as error:
+            raise ModelError(f"model {self.name!r} does not take these options ({error}): it has {inspect.signature(builder)}") from error
+        module = builder(**self.options)
+        if not isinstance(module, nn.Module):
+            raise ModelError(f"model {self.name!r} must return a torch.nn.Module, got {type(module).__name__}")
+        return module
+
+    def untrained(self) -> ModelRecipe:
+        """The same network without pretrained weights, for whoever loads a state into it anyway."""
+        return ModelRecipe(self.name, {**self.options, "weights": None}) if "weights" in self.options else self
 
     def _builder(self) -> Callable[..., nn.Module]:
         if self.name in BUILDERS:

@@ -56,5 +56,5 @@ def rotated_digits(*, groups: int = 4, clients_per_group: int = 2, data_seed: in
         model=ModelRecipe("small_cnn", {"channels": 1, "classes": 10, "size": 8}),
         groups=truth,
         k=groups,
-        defaults={"rounds": 5, "local_epochs": 10, "batch_size": 32, "lr": 0.05},
+        defaults={"rounds": 5, "local_epochs": 10, "batch_size": 32, "lr": 0.02},
     )
