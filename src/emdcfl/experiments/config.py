@@ -1,0 +1,299 @@
+"""The configuration of a run: dataclasses, and the TOML they are read from and written to.
+
+Six tables: ``[run] [scenario] [method] [model] [training] [engine]``. In ``[scenario]``, ``[method]`` and ``[model]`` there is a ``name``,
+and every other key is an option of that scenario, method or model; ``check_options`` compares them with what it declares. A key that is left
+out has its default; where the default is ``None``, the scenario decides (participants: all).
+
+Imports errors and checks only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import tomli_w
+
+from emdcfl.errors import ConfigError, nearest
+from emdcfl.experiments.checks import NONE, check_options
+
+__all__ = [
+    "Choice",
+    "Config",
+    "EngineConfig",
+    "RunConfig",
+    "TrainingConfig",
+    "as_dict",
+    "check_options",
+    "config_hash",
+    "dump",
+    "from_dict",
+    "load",
+    "loads",
+    "override",
+    "template",
+]
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """How long, with whom, from which seed."""
+
+    seed: int = 0
+    rounds: int | None = None
+    participants: int | None = None
+    evaluate_every: int = 1
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A scenario, method or model: its name and its options."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """Local training. ``None`` is the scenario's default."""
+
+    local_epochs: int | None = None
+    batch_size: int | None = None
+    lr: float | None = None
+    momentum: float = 0.9
+    weight_decay: float = 1e-6
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Where client tasks run, and what happens when one fails."""
+
+    name: str = "sequential"
+    workers: int = 1
+    device: str = "auto"
+    precision: Literal["fp32", "bf16"] = "fp32"
+    threads: int = 1
+    on_failure: Literal["stop", "continue"] = "stop"
+    quorum: float = 0.5
+    retries: int = 2
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything a run depends on."""
+
+    run: RunConfig = field(default_factory=RunConfig)
+    scenario: Choice = field(default_factory=lambda: Choice("rotated-digits"))
+    method: Choice = field(default_factory=lambda: Choice("emdcfl"))
+    model: Choice | None = None
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+
+
+TABLES = tuple(f.name for f in dataclasses.fields(Config))
+CHOICES = ("scenario", "method", "model")
+Table = TypeVar("Table", RunConfig, TrainingConfig, EngineConfig)
+
+RANGES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "run.seed": (lambda v: 0 <= v < 2**63, "from 0 to 2^63 - 1"),
+    "run.rounds": (lambda v: v >= 1, "at least 1"),
+    "run.participants": (lambda v: v >= 1, "at least 1"),
+    "run.evaluate_every": (lambda v: v >= 1, "at least 1"),
+    "training.local_epochs": (lambda v: v >= 1, "at least 1"),
+    "training.batch_size": (lambda v: v >= 1, "at least 1"),
+    "training.lr": (lambda v: v > 0, "above 0"),
+    "training.momentum": (lambda v: 0 <= v < 1, "at least 0 and below 1"),
+    "training.weight_decay": (lambda v: v >= 0, "at least 0"),
+    "engine.workers": (lambda v: v >= 1, "at least 1"),
+    "engine.device": (lambda v: re.fullmatch(r"auto|cpu|cuda(:\d+)?", v) is not None, "'auto', 'cpu', 'cuda' or 'cuda:<number>'"),
+    "engine.threads": (lambda v: v >= 1, "at least 1"),
+    "engine.quorum": (lambda v: 0 < v <= 1, "above 0 and at most 1"),
+    "engine.retries": (lambda v: v >= 0, "at least 0"),
+}
+
+
+def from_dict(raw: Mapping[str, Any], where: str = "config") -> Config:
+    """Build and check a config from its tables. ``where`` (a file name, say) begins the error messages."""
+    for table, values in raw.items():
+        if table not in TABLES:
+            raise ConfigError(f"{where}: unknown table [{table}]: {nearest(table, TABLES)}")
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"{where}: {table} must be a table, [{table}], got {values!r} ({type(values).__name__})")
+    return Config(
+        run=_table(RunConfig, "run", raw, where),
+        scenario=_choice("scenario", raw, where, Config().scenario.name),
+        method=_choice("method", raw, where, Config().method.name),
+        model=_choice("model", raw, where, None) if raw.get("model") else None,
+        training=_table(TrainingConfig, "training", raw, where),
+        engine=_table(EngineConfig, "engine", raw, where),
+    )
+
+
+def _table(cls: type[Table], table: str, raw: Mapping[str, Any], where: str) -> Table:
+    values = check_options(cls, raw.get(table, {}), f"{where}: {table}")
+    for key, value in values.items():
+        holds, expected = RANGES.get(f"{table}.{key}", (lambda _: True, ""))
+        if value is not None and not holds(value):
+            raise ConfigError(f"{where}: {table}.{key} must be {expected}, got {value!r}")
+    return cls(**values)
+
+
+def _choice(table: str, raw: Mapping[str, Any], where: str, default: str | None) -> Choice:
+    values = raw.get(table, {})
+    name = values.get("name", default)
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"{where}: {table}.name must be the name of a {table}, got {'nothing' if name is None else repr(name)}")
+    options = {key: _plain(value, f"{where}: {table}.{key}") for key, value in values.items() if key != "name"}
+    return Choice(name, options)
+
+
+def _plain(value: Any, where: str) -> Any:
+    """Refuse what JSON cannot carry: dates, NaN, infinities, objects."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item, f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, where) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{where} must be finite, got {value}")
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise ConfigError(f"{where} must be a number, string, boolean, list or table, got {value!r} ({type(value).__name__})")
+
+
+def as_dict(config: Config) -> dict[str, dict[str, Any]]:
+    """The tables of the config, in order. Unset keys are left out; an option that is ``None`` becomes ``"none"``."""
+    tables: dict[str, dict[str, Any]] = {}
+    for table in TABLES:
+        part = getattr(config, table)
+        if isinstance(part, Choice):
+            tables[table] = {"name": part.name} | {key: _written(part.options[key]) for key in sorted(part.options)}
+        elif part is not None:
+            tables[table] = {key: value for key, value in dataclasses.asdict(part).items() if value is not None}
+    return tables
+
+
+def _written(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _written(value[key]) for key in sorted(value)}
+    if isinstance(value, (list, tuple)):
+        return [_written(item) for item in value]
+    return NONE if value is None else value
+
+
+def loads(text: str, where: str = "config") -> Config:
+    """Parse TOML text."""
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{where}: not valid TOML: {error}") from error
+    return from_dict(raw, where)
+
+
+def load(path: str | Path) -> Config:
+    """Read a TOML file."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise ConfigError(f"{path}: cannot read the config: {reason}; 'emdcfl init' writes one to start from") from error
+    return loads(text, str(path))
+
+
+def dump(config: Config) -> str:
+    """The config as TOML that can be run as it is: same config, same text."""
+    return tomli_w.dumps(as_dict(config))
+
+
+def config_hash(config: Config) -> str:
+    """SHA-256 (hex) of the config as canonical JSON: equal for equal settings, whatever the order of their keys."""
+    text = json.dumps(as_dict(config), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def override(config: Config, settings: Mapping[str, str]) -> Config:
+    """Apply ``--set`` settings: dotted key → value as TOML, or a string where it is not TOML.
+
+    Examples
+    --------
+    >>> changed = override(Config(), {"method.tolerance": "0.03", "method": "fedavg", "run.rounds": "5"})
+    >>> changed.method, changed.run.rounds
+    (Choice(name='fedavg', options={'tolerance': 0.03}), 5)
+    """
+    raw: dict[str, Any] = as_dict(config)
+    for key, text in settings.items():
+        table, *path = key.split(".")
+        if table not in TABLES:
+            raise ConfigError(f"--set {key}: unknown table {table!r}: {nearest(table, TABLES)}")
+        if not path and table in CHOICES:
+            path = ["name"]
+        if not path or not all(path):
+            raise ConfigError(f"--set {key}: expected table.key=value, as in run.rounds=10")
+        target = raw.setdefault(table, {})
+        for step in path[:-1]:
+            target = target.setdefault(step, {})
+            if not isinstance(target, dict):
+                raise ConfigError(f"--set {key}: {step!r} is a value, not a table")
+        target[path[-1]] = text if path == ["name"] else _value(text)
+    return from_dict(raw, "--set")
+
+
+def _value(text: str) -> Any:
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    value = parsed["value"]
+    # more keys: the text had a line break in it; a date has no meaning here
+    return value if len(parsed) == 1 and isinstance(value, (bool, int, float, str, list, dict)) else text
+
+
+def template() -> str:
+    """The commented config that ``emdcfl init`` writes. As it stands, it is the defaults."""
+    return _TEMPLATE
+
+
+_TEMPLATE = """\
+# A run of emdcfl. Start it with: emdcfl run THIS-FILE --out runs/first
+# Lines that begin with "# key =" show what may be set; left out, the default named beside them holds.
+
+[run]
+seed = 0                    # the same seed gives the same bytes
+# rounds = 20               # default: the scenario's
+# participants = 4          # clients drawn per round; default: all
+evaluate_every = 1          # test the models every so many rounds (the last round always)
+
+[scenario]
+name = "rotated-digits"     # who the clients are and what they hold; further keys are options of the scenario
+
+[method]
+name = "emdcfl"             # or fedavg, oracle, local; further keys are options of the method
+# tolerance = 0.025         # emdcfl: two clients are linked when their distance W is below this, both ways
+
+# [model]                   # default: the scenario's
+# name = "cnn"              # a built-in model, or "package.module:function"; further keys are its options
+
+[training]
+# local_epochs = 5          # default: the scenario's
+# batch_size = 32           # default: the scenario's
+# lr = 0.01                 # default: the scenario's
+momentum = 0.9
+weight_decay = 1e-6
+
+[engine]
+name = "sequential"
+workers = 1                 # processes; the result is the same, bit for bit
+device = "auto"             # "cpu", "cuda", "cuda:1"; auto takes a GPU if there is one
+precision = "fp32"          # "bf16" is faster on a GPU and less exact
+threads = 1                 # per client task; other numbers may change the last bits
+on_failure = "stop"         # "continue": a client that fails sits the round out
+quorum = 0.5                # share of the drawn clients that must have trained for a round to count
+retries = 2                 # how often a round below the quorum is tried again
+"""
