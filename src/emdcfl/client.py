@@ -1,0 +1,156 @@
+"""A client: one site's data, a network to compute with, its private state, its keyed generators; and the register of tasks.
+
+A task is a plain function ``f(client, **inputs) -> dict`` of tensors, numbers, text and dicts of them that runs where the data
+live. The built-in ones are in ``tasks.py``; a method adds its own with the same decorator, in its own file. Tasks know neither the
+engine nor the method that asks.
+
+May import: data types, params, schema, keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from emdcfl.data.types import Preprocess, Site, Split
+from emdcfl.errors import DataError
+from emdcfl.keys import NodeSecret, generator, global_seed, keyed_int
+from emdcfl.params import Network
+from emdcfl.schema import Field, Reply
+
+EVALUATION_BATCH = 256
+LOSS_BATCH = 64
+
+
+@dataclass
+class PrivateState:
+    """What a client keeps at home, committed only when a later round's request arrives.
+
+    A round that is repeated (a lost reply, a resumed server) therefore finds what the first try found.
+    """
+
+    committed: dict[str, Any] = field(default_factory=dict)
+    _pending: dict[str, Any] = field(default_factory=dict)
+    _round: int = -1
+
+    def begin(self, round: int) -> None:
+        if round > self._round:
+            self.committed |= self._pending
+        self._pending = {}
+        self._round = round
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self.committed.get(name, default)
+
+    def put(self, name: str, value: Any) -> None:
+        self._pending[name] = value
+
+
+class Client:
+    """One site: its data, a network to compute with, its private state and its keyed generators.
+
+    Parameters
+    ----------
+    site : Site
+    network : Network
+        May be shared by the clients of one process: tasks load what they need.
+    preprocess : Preprocess
+    seed : int
+        The run's seed, known to everybody.
+    secret : NodeSecret
+        Known to this node alone.
+    run : str
+        Name of the run; separates what the node derives from its secret in different runs.
+    """
+
+    def __init__(self, site: Site, network: Network, preprocess: Preprocess, *, seed: int, secret: NodeSecret, run: str = "run") -> None:
+        self.site, self.name, self.network, self.preprocess = site, site.name, network, preprocess
+        self.seed, self.secret, self.run = seed, secret, run
+        self.state = PrivateState()
+        self.round = 0
+        self._resident: dict[str, Split] = {}
+
+    def begin(self, round: int) -> None:
+        """Enter a round: generators and private state refer to it from here on."""
+        self.round = round
+        self.state.begin(round)
+
+    def generator(self, purpose: str, *, round: int | None = None) -> np.random.Generator:
+        """Return the generator for one purpose in this round (or a given one; 0 = drawn once per run)."""
+        return generator(self.seed, self.name, self.round if round is None else round, purpose)
+
+    def split(self, name: str) -> Split:
+        """Return ``"train"``, ``"val"`` or a test variant, on the network's device."""
+        if name not in self._resident:
+            found = {"train": self.site.train, "val": self.site.val, **{f"test:{v}": s for v, s in self.site.tests.items()}}
+            if name not in found:
+                raise DataError(f"client {self.name!r} has no split {name!r}; it has {', '.join(found)}")
+            split = found[name]
+            self._resident[name] = (
+                split if self.network.device.type == "cpu" else Split(split.x.to(self.network.device), split.y.to(self.network.device))
+            )
+        return self._resident[name]
+
+    def sample(self, split: str, cap: int) -> Tensor:
+        """Return at most ``cap`` indices of a split, uniform without replacement, drawn once per run."""
+        n = len(self.split(split))
+        chosen = self.generator(f"sample {split}", round=0).permutation(n)[: min(cap, n)]
+        return torch.from_numpy(np.sort(chosen)).to(self.network.device)
+
+    @torch.no_grad()
+    def embeddings(self, state: Tensor, split: str, indices: Tensor, *, mode: Literal["eval", "train"] = "eval") -> Tensor:
+        """Return g(x) for the chosen samples under ``state`` (or just its ω), on the CPU.
+
+        ``mode="train"`` takes BatchNorm statistics from batches of 64 and leaves dropout on, as some research code does.
+        """
+        data, net = self.split(split), self.network
+        net.load(state)
+        statistics = net.theta.clone() if mode == "train" else None
+        size = LOSS_BATCH if mode == "train" else EVALUATION_BATCH
+        with self.mode(mode == "train"):
+            parts = [net.embed(self.preprocess(data.x[batch])) for batch in indices.split(size)]
+        if statistics is not None:  # running statistics moved while embedding; the next load may bring only ω
+            net.theta.copy_(statistics)
+        return torch.cat(parts).float().cpu()
+
+    @contextmanager
+    def mode(self, training: bool) -> Iterator[None]:
+        self.network.module.train(training)
+        with global_seed(keyed_int(self.seed, self.name, self.round, "dropout")):
+            yield
+
+
+Task = Callable[..., Reply]
+AnyTask = TypeVar("AnyTask", bound=Task)
+
+
+@dataclass(frozen=True)
+class TaskInfo:
+    """How a task is known to engines: its name, the phase its time is booked on, and the schema of its reply."""
+
+    name: str
+    run: Task
+    phase: str
+    returns: Mapping[str, Field]
+
+
+TASKS: dict[str, TaskInfo] = {}
+
+
+def task(*, phase: str, returns: Mapping[str, Field]) -> Callable[[AnyTask], AnyTask]:
+    """Register a function ``f(client, **inputs) -> dict`` as a task under its own name."""
+
+    def register(function: AnyTask) -> AnyTask:
+        name = function.__name__
+        if name in TASKS and TASKS[name].run.__module__ != function.__module__:
+            raise ValueError(f"a task named {name!r} exists already, in {TASKS[name].run.__module__}")
+        TASKS[name] = TaskInfo(name, function, phase, returns)
+        return function
+
+    return register

@@ -1,0 +1,134 @@
+"""The reference engine spread over worker processes: the same tasks, the same bits.
+
+Each worker holds the data of its own clients and one network. Requests and replies travel over pipes between
+processes of the same user on one machine; common inputs are sent once per worker.
+"""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+from collections.abc import Iterator, Mapping
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from emdcfl.client import TASKS, TaskInfo
+from emdcfl.data.types import Scenario
+from emdcfl.engines.local.sequential import answer, pick_device, simulated_clients
+from emdcfl.errors import ConfigError
+from emdcfl.federation import Failure, Federation, Inputs
+from emdcfl.keys import global_seed
+from emdcfl.params import Network
+from emdcfl.schema import Reply
+
+
+def _to_wire(value: Any) -> Any:
+    """Tensors as arrays: torch's own pickling would open a shared-memory file per tensor."""
+    if isinstance(value, Tensor):
+        return _Array(value)
+    if isinstance(value, Mapping):
+        return {k: _to_wire(v) for k, v in value.items()}
+    return [_to_wire(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+def _from_wire(value: Any) -> Any:
+    if isinstance(value, _Array):
+        return value.tensor()
+    if isinstance(value, dict):
+        return {k: _from_wire(v) for k, v in value.items()}
+    return [_from_wire(v) for v in value] if isinstance(value, list) else value
+
+
+class _Array:
+    """A tensor in transit."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.array = tensor.detach().cpu().numpy()
+
+    def tensor(self) -> Tensor:
+        return torch.from_numpy(self.array)
+
+
+def _serve(pipe: Connection, threads: int) -> None:
+    """Run in a worker: build the clients that the first message describes, then answer requests until the pipe closes."""
+    torch.set_num_threads(threads)
+    try:
+        scenario, names, device, seed, run = pipe.recv()
+        import emdcfl.methods  # noqa: F401  registers the tasks that methods bring
+
+        with global_seed(0):
+            network = Network(scenario.model, device)
+        clients = simulated_clients(scenario, names, network, seed=seed, run=run)
+        while True:
+            task, module, round, common, own = pipe.recv()
+            if task not in TASKS:
+                __import__(module)
+            common = _from_wire(common)
+            for name, inputs in own.items():
+                pipe.send((name, _to_wire(answer(clients[name], TASKS[task], round, {**common, **_from_wire(inputs)}))))
+    except EOFError:
+        return
+
+
+class ProcessFederation(Federation):
+    """Clients spread over ``workers`` processes, bitwise equal to the sequential engine.
+
+    In a script, create it under ``if __name__ == "__main__":`` — the workers import the script anew.
+    """
+
+    def __init__(
+        self, scenario: Scenario, *, workers: int, device: str = "auto", threads: int = 1, run: str = "run", **options: Any
+    ) -> None:
+        super().__init__([s.name for s in scenario.sites], scenario.model, truth=scenario.groups, k=scenario.k, **options)
+        if workers < 1:
+            raise ConfigError(f"expected workers >= 1, got {workers}")
+        chosen = pick_device(device)
+        context = mp.get_context("spawn")
+        self._home = {name: i % min(workers, len(self.clients)) for i, name in enumerate(self.clients)}
+        self._pipes: list[Connection] = []
+        self._workers: list[Any] = []
+        for w in range(min(workers, len(self.clients))):
+            here, there = context.Pipe()
+            worker = context.Process(target=_serve, args=(there, threads), daemon=True)
+            worker.start()
+            there.close()
+            names = [n for n in self.clients if self._home[n] == w]
+            part = Scenario(**{**vars(scenario), "sites": tuple(s for s in scenario.sites if s.name in set(names))})
+            here.send((part, names, chosen, self.seed, run))
+            self._pipes.append(here)
+            self._workers.append(worker)
+
+    def _dispatch(self, info: TaskInfo, inputs: Mapping[str, Inputs], common: Inputs) -> Iterator[tuple[str, Reply | Failure]]:
+        wire = _to_wire(common)
+        waiting: dict[str, Reply | Failure] = {}
+        for w, pipe in enumerate(self._pipes):
+            own = {c: _to_wire(i) for c, i in inputs.items() if self._home[c] == w}
+            if own:
+                pipe.send((info.name, info.run.__module__, self.index, wire, own))
+        try:
+            for client in inputs:
+                pipe = self._pipes[self._home[client]]
+                while client not in waiting:
+                    try:
+                        name, reply = pipe.recv()
+                    except EOFError:
+                        lost = [c for c in inputs if self._home[c] == self._home[client] and c not in waiting]
+                        waiting |= {c: Failure(c, info.name, self.index, "its worker process died (out of memory?)") for c in lost}
+                        break
+                    waiting[name] = _from_wire(reply)
+                yield client, waiting.pop(client)
+        except GeneratorExit:  # nobody will read what is still on its way
+            self.close(wait=0.0)
+            raise
+
+    def close(self, wait: float = 5.0) -> None:
+        """End the workers, waiting that many seconds for a task in progress."""
+        for pipe in self._pipes:
+            pipe.close()
+        for worker in self._workers:
+            worker.join(timeout=wait)
+            if worker.is_alive():
+                worker.terminate()
+        self._pipes, self._workers = [], []

@@ -1,0 +1,81 @@
+"""The reference engine: one process, one client after the other, one intra-op thread."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from emdcfl.client import TASKS, Client, TaskInfo
+from emdcfl.data.types import Scenario
+from emdcfl.errors import ConfigError, EmdcflError
+from emdcfl.federation import Failure, Federation, Inputs
+from emdcfl.keys import NodeSecret, global_seed
+from emdcfl.params import Network
+from emdcfl.schema import Reply
+
+
+@contextmanager
+def intra_op_threads(number: int) -> Iterator[None]:
+    """Fix the number of threads of torch's operators: float sums depend on it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def pick_device(name: str) -> torch.device:
+    """Return the device asked for; ``"auto"`` takes CUDA where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"unknown device {name!r}; expected auto, cpu, cuda or cuda:N") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"unsupported device {name!r}; expected auto, cpu, cuda or cuda:N")
+    if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
+        raise ConfigError(f"device {name!r} is not here: torch sees {torch.cuda.device_count()} CUDA devices; use --device cpu")
+    return device
+
+
+def simulated_clients(scenario: Scenario, names: list[str], network: Network, *, seed: int, run: str) -> dict[str, Client]:
+    """Build the named clients of a scenario around one network, with secrets derived from the seed."""
+    sites = {site.name: site for site in scenario.sites}
+    return {
+        name: Client(sites[name], network, scenario.preprocess, seed=seed, secret=NodeSecret.simulated(seed, name), run=run)
+        for name in names
+    }
+
+
+def answer(client: Client, info: TaskInfo, round: int, inputs: Mapping[str, Any]) -> Reply | Failure:
+    """Run one task of one client; anything that goes wrong becomes a failure that names it."""
+    try:
+        client.begin(round)
+        return info.run(client, **inputs)
+    except EmdcflError as error:
+        return Failure(client.name, info.name, round, str(error), traceback.format_exc())
+    except Exception as error:  # a client's bug must not take the server down
+        return Failure(client.name, info.name, round, f"{type(error).__name__}: {error}", traceback.format_exc())
+
+
+class SequentialFederation(Federation):
+    """Every client in this process, one after the other. Slow and plain: what the other engines are compared with."""
+
+    def __init__(self, scenario: Scenario, *, device: str = "auto", threads: int = 1, run: str = "run", **options: Any) -> None:
+        super().__init__([s.name for s in scenario.sites], scenario.model, truth=scenario.groups, k=scenario.k, **options)
+        self.threads = threads
+        with global_seed(0):
+            network = Network(scenario.model, pick_device(device))
+        self._clients = simulated_clients(scenario, list(self.clients), network, seed=self.seed, run=run)
+
+    def _dispatch(self, info: TaskInfo, inputs: Mapping[str, Inputs], common: Inputs) -> Iterator[tuple[str, Reply | Failure]]:
+        for name, own in inputs.items():
+            with intra_op_threads(self.threads):
+                reply = answer(self._clients[name], TASKS[info.name], self.index, {**common, **own})
+            yield name, reply

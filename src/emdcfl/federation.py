@@ -1,0 +1,285 @@
+"""The only door to clients: ``fed.run(task, {client: inputs}, **common) -> Replies``.
+
+Engines implement ``_dispatch``; everything a method may rely on is here: typed helpers, replies checked at the door, failures kept
+apart and named, the quorum, the time each phase took, and who takes part in a round. A method never knows which engine serves it.
+
+May import: client, tasks, params, schema, keys.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from emdcfl import tasks
+from emdcfl.client import TASKS, Task, TaskInfo
+from emdcfl.errors import ClientError, ConfigError, QuorumError
+from emdcfl.keys import generator, global_seed, keyed_int
+from emdcfl.params import Layout, Network
+from emdcfl.schema import Reply, check
+from emdcfl.tasks import Training
+
+Inputs = Mapping[str, Any]
+Fold = Callable[[str, Reply], None]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A client that did not answer, or whose reply was refused."""
+
+    client: str
+    task: str
+    round: int
+    reason: str
+    traceback: str = ""
+
+    def __str__(self) -> str:
+        return f"client {self.client!r} failed in round {self.round} ({self.task}): {self.reason}"
+
+
+@dataclass
+class Replies:
+    """Valid replies by client, in client order, and the failures beside them.
+
+    Examples
+    --------
+    >>> replies = Replies({"a": {"n": 1}, "b": {"n": 3}})
+    >>> replies.clients, replies.column("n")
+    (('a', 'b'), {'a': 1, 'b': 3})
+    """
+
+    valid: dict[str, Reply] = field(default_factory=dict)
+    failures: dict[str, Failure] = field(default_factory=dict)
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        return tuple(self.valid)
+
+    def __getitem__(self, client: str) -> Reply:
+        return self.valid[client]
+
+    def __len__(self) -> int:
+        return len(self.valid)
+
+    def column(self, name: str) -> dict[str, Any]:
+        """Return one field of every reply, by client."""
+        return {client: reply[name] for client, reply in self.valid.items()}
+
+    def stack(self, name: str) -> Tensor:
+        """Return a tensor field of every reply as one matrix, rows in client order."""
+        return torch.stack([reply[name] for reply in self.valid.values()])
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round: its number (1, 2, …; 0 for ``init``), who takes part, and generators of its own."""
+
+    index: int
+    participants: tuple[str, ...]
+    seed: int
+
+    def generator(self, purpose: str) -> np.random.Generator:
+        """Return the server's generator for one purpose in this round."""
+        return generator(self.seed, "", self.index, purpose)
+
+
+def participants(clients: Sequence[str], number: int | None, *, seed: int, round: int) -> tuple[str, ...]:
+    """Draw who takes part: all, or ``number`` uniformly without replacement.
+
+    The draw depends on seed and round alone, so every method meets the same clients.
+
+    Examples
+    --------
+    >>> participants(["a", "b", "c"], None, seed=0, round=1)
+    ('a', 'b', 'c')
+    >>> len(participants(["a", "b", "c"], 2, seed=0, round=1))
+    2
+    """
+    if number is None or number == len(clients):
+        return tuple(clients)
+    if not 1 <= number <= len(clients):
+        raise ConfigError(f"expected participants between 1 and {len(clients)} (the number of clients), got {number}")
+    chosen = generator(seed, "", round, "participants").choice(len(clients), size=number, replace=False)
+    return tuple(clients[i] for i in sorted(chosen))
+
+
+class Clock:
+    """Seconds by phase. ``with clock("transport"): …``"""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
+
+
+class Federation(ABC):
+    """Clients behind one door.
+
+    Parameters
+    ----------
+    clients : sequence of str
+        Names, in the order results are reported.
+    factory : callable
+        Builds the network; the server uses it for the layout and the initial models only.
+    training : Training
+        Local SGD settings sent with every ``train`` request.
+    seed : int
+    number : int or None
+        Participants per round; ``None`` means all.
+    on_failure : "stop" or "continue"
+        Whether a failed client ends the run, or counts as not participating in that round.
+    quorum : float
+        Smallest share of the asked clients that must return a valid ``train`` reply.
+    truth : mapping, optional
+        True group of every client, for Oracle and for scoring. No other method looks at it.
+    """
+
+    def __init__(
+        self,
+        clients: Sequence[str],
+        factory: Callable[[], nn.Module],
+        *,
+        training: Training,
+        seed: int = 0,
+        number: int | None = None,
+        on_failure: Literal["stop", "continue"] = "stop",
+        quorum: float = 0.5,
+        truth: Mapping[str, str] | None = None,
+        k: int | None = None,
+    ) -> None:
+        if len(set(clients)) != len(clients):
+            raise ConfigError("expected client names to differ, got the same name twice")
+        self.clients = tuple(clients)
+        self.training, self.seed, self.number = training, seed, number
+        self.on_failure, self.quorum, self.truth, self.k = on_failure, quorum, truth, k
+        self.clock = Clock()
+        self.index = 0
+        self.failures: list[Failure] = []
+        self.observer: Callable[[str, str, Reply], None] = lambda task, client, reply: None
+        participants(clients, number, seed=seed, round=0)  # a wrong number is an error before anything is trained
+        self._factory = factory
+        with global_seed(0):
+            self.layout: Layout = Network(factory).layout
+        self._described: dict[str, Reply] = {}
+
+    @property
+    def everyone_answers(self) -> bool:
+        """Whether every client trains in every round or the run stops; then nobody's old state is ever needed."""
+        return self.number in (None, len(self.clients)) and self.on_failure == "stop"
+
+    def begin(self, index: int) -> Round:
+        """Enter a round and say who takes part."""
+        self.index = index
+        return Round(index, participants(self.clients, self.number, seed=self.seed, round=index), self.seed)
+
+    def initial(self, index: int = 0) -> Tensor:
+        """Return initial model number ``index``; for pretrained networks only the heads differ between numbers."""
+        with global_seed(keyed_int(self.seed, "", 0, f"initial model {index}")):
+            return Network(self._factory).theta.clone()
+
+    def describe(self, clients: Sequence[str]) -> dict[str, Reply]:
+        """Return sizes and public keys of the clients, asking each of them once per run."""
+        unknown = [c for c in clients if c not in self._described]
+        if unknown:
+            self._described |= self.run(tasks.describe, {c: {} for c in unknown}).valid
+        return {c: self._described[c] for c in clients if c in self._described}
+
+    def run(
+        self, task: Task, inputs: Mapping[str, Inputs], *, fold: Fold | None = None, dims: Mapping[str, int] | None = None, **common: Any
+    ) -> Replies:
+        """Ask clients to run a task.
+
+        Parameters
+        ----------
+        task : function registered with ``@task``
+        inputs : mapping
+            Client → keyword arguments of its own.
+        fold : callable, optional
+            Receives ``(client, reply)`` in client order as they come; the replies are then not kept.
+        dims : mapping, optional
+            Further named dimensions of the reply's schema, beside ``"P"`` and ``"d"``.
+        **common
+            Keyword arguments that are the same for all, sent once per worker.
+        """
+        info = TASKS[task.__name__]
+        ordered = {c: inputs[c] for c in self.clients if c in inputs}
+        replies = Replies()
+        dims = {"P": self.layout.size, "d": self.layout.embedding_width, **(dims or {})}
+        with self.clock(info.phase):
+            for client, outcome in self._dispatch(info, ordered, common):
+                failure = outcome if isinstance(outcome, Failure) else self._inspect(client, info, outcome, dims)
+                if failure is not None:
+                    self._fail(failure, replies)
+                    continue
+                assert not isinstance(outcome, Failure)
+                self.observer(info.name, client, outcome)
+                if fold is None:
+                    replies.valid[client] = outcome
+                else:
+                    fold(client, outcome)
+                    replies.valid[client] = {}
+        return replies
+
+    def _inspect(self, client: str, info: TaskInfo, reply: Reply, dims: Mapping[str, int]) -> Failure | None:
+        try:
+            check(reply, info.returns, dims)
+        except ClientError as error:
+            return Failure(client, info.name, self.index, str(error))
+        return None
+
+    def _fail(self, failure: Failure, replies: Replies) -> None:
+        self.failures.append(failure)
+        replies.failures[failure.client] = failure
+        if self.on_failure == "stop":
+            raise ClientError(str(failure))
+
+    def train(self, starts: Mapping[str, Tensor], *, task: Task = tasks.train, fold: Fold | None = None, **options: Any) -> Replies:
+        """Train every client of ``starts`` from its state; options go to the task (per client if a dict by client name).
+
+        Raises
+        ------
+        QuorumError
+            If fewer than the quorum's share of the clients asked gave a valid reply.
+        """
+        inputs: dict[str, dict[str, Any]] = {c: {"theta": theta} for c, theta in starts.items()}
+        common: dict[str, Any] = {"training": self.training.as_dict()}
+        for name, value in options.items():
+            if isinstance(value, Mapping) and value and set(value) <= set(self.clients):
+                for c in inputs:
+                    if c in value:
+                        inputs[c][name] = value[c]
+            else:
+                common[name] = value
+        replies = self.run(task, inputs, fold=fold, **common)
+        if len(replies) < self.quorum * len(starts):
+            missing = "; ".join(str(f) for f in replies.failures.values())
+            asked, got = len(starts), len(replies)
+            raise QuorumError(f"expected {self.quorum:.0%} of {asked} clients to train in round {self.index}, got {got}: {missing}")
+        return replies
+
+    @abstractmethod
+    def _dispatch(self, info: TaskInfo, inputs: Mapping[str, Inputs], common: Inputs) -> Iterator[tuple[str, Reply | Failure]]:
+        """Yield ``(client, reply or failure)`` in the order of ``inputs``."""
+
+    def close(self) -> None:  # noqa: B027  most engines hold nothing
+        """Let go of workers and connections."""
+
+    def __enter__(self) -> Federation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

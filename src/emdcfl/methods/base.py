@@ -1,0 +1,230 @@
+"""What a method is: a frozen dataclass of hyper-parameters with ``init``, ``step`` and ``serve``.
+
+Methods import federation, tasks, params, clustering and transport; never an engine.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from emdcfl.errors import ConfigError, nearest
+from emdcfl.federation import Federation, Round
+from emdcfl.params import average
+
+Family = Literal["global", "hard", "soft", "personal", "alone"]
+
+
+@dataclass(frozen=True)
+class Distances:
+    """What a person may look at to judge a clustering. Matrices are ``(C, C)``, rows and columns in client order, NaN where unset.
+
+    Attributes
+    ----------
+    W : array
+        Calibrated distance of each ordered pair.
+    tau : array
+        Reference distance of each client, ``(C,)``.
+    epsilon : array
+        Tolerance each entry of W was compared with.
+    kind : array of int8
+        0 unset, 1 exact, 2 lower bound (refused without a solve), 3 upper bound (accepted without a solve).
+    """
+
+    W: np.ndarray[Any, Any]
+    tau: np.ndarray[Any, Any]
+    epsilon: np.ndarray[Any, Any]
+    kind: np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Serving:
+    """Which model each client is tested with and keeps: the one declared rule.
+
+    Attributes
+    ----------
+    models : (K, P) tensor
+    weights : (C, K) tensor
+        One-hot rows for hard clusters, rows of π for mixtures, the identity for personal models.
+    mix : "parameters" or "predictions"
+        Whether a row of weights averages parameters or class probabilities.
+    clusters : (C,) int tensor or None
+        Hard membership; ARI exists only where it does.
+    distances : Distances or None
+    """
+
+    models: Tensor
+    weights: Tensor
+    mix: Literal["parameters", "predictions"] = "parameters"
+    clusters: Tensor | None = None
+    distances: Distances | None = None
+
+
+class Method(Protocol):
+    """A clustered-learning algorithm. ``State`` is its dataclass of tensors, numbers, strings, and lists and dicts of them."""
+
+    name: ClassVar[str]
+    family: ClassVar[Family]
+    needs_k: ClassVar[bool]
+    citation: ClassVar[str]
+    reference: ClassVar[Mapping[str, Any]]
+    """Field values that turn every switch to the behaviour of the EMD-CFL authors' public code."""
+    State: ClassVar[type]
+
+    def init(self, fed: Federation, round: Round) -> Any:
+        """Return the state before round 1."""
+        ...
+
+    def step(self, fed: Federation, state: Any, round: Round) -> Any:
+        """Run one round and return the new state; the old one is not changed, so that a round can be repeated."""
+        ...
+
+    def serve(self, state: Any) -> Serving:
+        """Say which model each client is served with."""
+        ...
+
+
+METHODS: dict[str, type[Method]] = {}
+AnyMethod = TypeVar("AnyMethod", bound=type)
+
+
+def register(cls: AnyMethod) -> AnyMethod:
+    """Make a method available under its ``name``."""
+    METHODS[cls.name] = cls  # type: ignore[attr-defined]
+    return cls
+
+
+def discover(package: str, path: Any) -> None:
+    """Import every module of a package, so that dropping a file into it is all it takes to add a method."""
+    for module in pkgutil.iter_modules(path):
+        importlib.import_module(f"{package}.{module.name}")
+
+
+def find(name: str) -> type[Method]:
+    """Return the method class called ``name``."""
+    if name not in METHODS:
+        raise ConfigError(f"unknown method {name!r}: {nearest(name, METHODS)}")
+    return METHODS[name]
+
+
+def make(name: str, **options: Any) -> Method:
+    """Build a method from its name and fields; ``preset="reference"`` sets its switches to the public code's behaviour first.
+
+    Examples
+    --------
+    >>> make("emdcfl", tolerance=0.03).tolerance
+    0.03
+    """
+    cls = find(name)
+    preset = options.pop("preset", None)
+    if preset not in (None, "reference"):
+        raise ConfigError(f"unknown preset {preset!r}; expected 'reference', or leave it out")
+    valid = [f.name for f in fields(cls)]  # type: ignore[arg-type]
+    for option in options:
+        if option not in valid:
+            raise ConfigError(f"{name} has no option {option!r}: {nearest(option, [*valid, 'preset'])}")
+    return cls(**{**(cls.reference if preset else {}), **options})
+
+
+def clusters_wanted(k: int | None, fed: Federation, name: str) -> int:
+    """Return K: the method's field, else the scenario's."""
+    chosen = k if k is not None else fed.k
+    if chosen is None:
+        raise ConfigError(f"{name} must be told the number of clusters and the scenario does not say; set method.k")
+    if not 1 <= chosen <= len(fed.clients):
+        raise ConfigError(f"expected method.k between 1 and {len(fed.clients)} (the number of clients), got {chosen}")
+    return chosen
+
+
+@dataclass(frozen=True)
+class Clustered:
+    """State shared by the hard methods: who averages with whom, and what came out.
+
+    A client that never took part holds ``theta0`` and is alone.
+
+    Attributes
+    ----------
+    clients : list of str
+        Everybody, in client order.
+    theta0 : (P,) tensor
+        The common initial model θ⁰.
+    sets : list of lists of str
+        Members each cluster model averages over; sets of distinct clusters may overlap (neighbourhoods).
+    labels : dict
+        Client → index of its set; clients never seen are missing.
+    models : (K, P) tensor
+        One model per set.
+    n : dict
+        Train sizes of the clients seen.
+    latest : dict
+        Last local state of the clients seen, kept only where somebody may miss a round.
+    """
+
+    clients: list[str]
+    theta0: Tensor
+    sets: list[list[str]] = field(default_factory=list)
+    labels: dict[str, int] = field(default_factory=dict)
+    models: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
+    n: dict[str, int] = field(default_factory=dict)
+    latest: dict[str, Tensor] = field(default_factory=dict)
+
+    def start(self, client: str) -> Tensor:
+        """Return the model a client trains from: its cluster's, or θ⁰ the first time."""
+        return self.models[self.labels[client]] if client in self.labels else self.theta0
+
+
+AnyClustered = TypeVar("AnyClustered", bound=Clustered)
+
+
+def average_sets(
+    state: AnyClustered,
+    sets: list[list[str]],
+    labels: dict[str, int],
+    local: Mapping[str, Tensor],
+    *,
+    keep: bool,
+    members: Literal["latest", "participants"] = "latest",
+) -> AnyClustered:
+    r"""Return the state with every cluster's model :math:`\theta_k = \sum_{c\in S_k} n_c\theta_c / \sum_{c\in S_k} n_c`.
+
+    Parameters
+    ----------
+    local : mapping
+        This round's local states; together with ``state.latest`` they cover every member seen.
+    keep : bool
+        Whether to keep the local states for rounds in which a member is absent.
+    members : "latest" or "participants"
+        Average over every member's latest state, or over this round's only (a cluster without any keeps its model).
+    """
+    known = {**state.latest, **local}
+    source = local if members == "participants" else known
+    models = []
+    for i, members_of_set in enumerate(sets):
+        present = [c for c in members_of_set if c in source]
+        if present:
+            models.append(average([source[c] for c in present], [float(state.n[c]) for c in present]))
+        else:
+            owner = next(c for c, label in labels.items() if label == i)
+            models.append(state.start(owner))
+    return replace(state, sets=sets, labels=labels, models=torch.stack(models), latest=dict(known) if keep else {})
+
+
+def serve_clusters(state: Clustered, distances: Distances | None = None) -> Serving:
+    """Serve every client its cluster's model, and θ⁰ to those never seen, each in a cluster of its own."""
+    unseen = [c for c in state.clients if c not in state.labels]
+    models = torch.cat([state.models.view(-1, state.theta0.shape[0]), state.theta0[None]]) if unseen else state.models
+    weights = torch.zeros(len(state.clients), models.shape[0])
+    numbers: dict[object, int] = {}
+    clusters = []
+    for i, c in enumerate(state.clients):
+        row = state.labels.get(c, models.shape[0] - 1)
+        weights[i, row] = 1.0
+        clusters.append(numbers.setdefault(state.labels.get(c, c), len(numbers)))
+    return Serving(models, weights, clusters=torch.tensor(clusters), distances=distances)

@@ -1,0 +1,134 @@
+r"""The client side of EMD-CFL: what a client computes at home and what it lets out, projected.
+
+Two tasks. ``reference`` answers for the client as *row*: its train sample under its own model, projected, with the reference
+distance :math:`\tau_c` and its variance, and the seed of its projection sealed for each partner. ``project`` answers for the client as
+*column*: its validation sample embedded by each partner's :math:`\omega` and projected with that partner's :math:`R`. The server holds
+neither R nor its seed.
+
+Modes of projection:
+
+============  ==========================================================================================================
+``row``       one :math:`R_c` per row client, for its whole row and for :math:`\tau_c`; the noise of R cancels in W
+``pair``      one R per pair, derived by both from their shared key; :math:`\tau` is computed under each of them
+``fresh``     one R per ordered pair and a square R for :math:`\tau`, as the authors' public code does
+============  ==========================================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from emdcfl.client import Client, task
+from emdcfl.privacy.exchange import open_sealed, pair_seed, seal
+from emdcfl.schema import Field, Reply
+from emdcfl.transport import cost_matrix, dual_variance, projected_width, projection, solve
+
+ROW = "*"
+"""Key under which a row client files what is the same for all its partners."""
+
+REFERENCE = {
+    "samples": Field(torch.float32, (None, "p"), each=True),
+    "labels": Field(torch.int64, (None,), low=0, optional=True),
+    "tau": Field(torch.float64, ("sizes",), low=-1e-6, each=True),
+    "variance": Field(torch.float64, ("sizes",), low=0.0, each=True),
+    "boxes": Field(bytes, each=True),
+}
+
+
+@task(phase="embed", returns=REFERENCE)
+def reference(client: Client, *, omega: Tensor, partners: Mapping[str, bytes], sizes: list[int], settings: Mapping[str, Any]) -> Reply:
+    r"""Return :math:`Z_{c|c}R` (train sample), and :math:`\tau_c` with the variance of its dual potential for each validation size.
+
+    Parameters
+    ----------
+    omega : tensor
+        The client's own embedding model.
+    partners : mapping
+        Partner → public key, relayed by the server.
+    sizes : list of int
+        Numbers of validation samples at which τ is wanted; those above what the client has are answered at what it has.
+    settings : mapping
+        ``projection, ratio, cap, cost, label_weight, solver, reg, mode``.
+    """
+    chosen = client.sample("train", settings["cap"])
+    held_out = client.sample("val", max(sizes))
+    z = client.embeddings(omega, "train", chosen, mode=settings["mode"])
+    v = client.embeddings(omega, "val", held_out, mode=settings["mode"])
+    labels = client.split("train").y[chosen].cpu(), client.split("val").y[held_out].cpu()
+    p = projected_width(settings["ratio"], z.shape[1])
+    reply: Reply = {"samples": {}, "tau": {}, "variance": {}, "boxes": {}}
+    if settings["cost"] == "label-aware":
+        reply["labels"] = labels[0]
+    if settings["projection"] == "row":
+        seed = client.secret.derive("projection", client.run, client.name)
+        r = _matrix(seed, z.shape[1], p)
+        reply["samples"][ROW] = z @ r
+        reply["tau"][ROW], reply["variance"][ROW] = _calibrate(z @ r, v @ r, labels, sizes, settings)
+        reply["boxes"] = {name: seal(client.secret, key, seed, context=(client.run, client.name, name)) for name, key in partners.items()}
+        return reply
+    if settings["projection"] == "fresh":
+        square = _matrix(client.secret.derive("square projection", client.run, client.name), z.shape[1], z.shape[1])
+        reply["tau"][ROW], reply["variance"][ROW] = _calibrate(z @ square, v @ square, labels, sizes, settings)
+    for name, key in partners.items():
+        r = _matrix(_pair(client, name, key, client.name, settings), z.shape[1], p)
+        reply["samples"][name] = z @ r
+        if settings["projection"] == "pair":
+            reply["tau"][name], reply["variance"][name] = _calibrate(z @ r, v @ r, labels, sizes, settings)
+    return reply
+
+
+PROJECTED = {"samples": Field(torch.float32, (None, "p"), each=True), "labels": Field(torch.int64, (None,), low=0, optional=True)}
+
+
+@task(phase="embed", returns=PROJECTED)
+def project(
+    client: Client,
+    *,
+    rows: list[str],
+    boxes: Mapping[str, bytes],
+    size: int,
+    omegas: Mapping[str, Tensor],
+    keys: Mapping[str, bytes],
+    settings: Mapping[str, Any],
+) -> Reply:
+    r"""Return :math:`Z_{c|c'}R_{c'}` for each row client c': the validation sample embedded by the partner's model, projected."""
+    chosen = client.sample("val", size)
+    reply: Reply = {"samples": {}}
+    if settings["cost"] == "label-aware":
+        reply["labels"] = client.split("val").y[chosen].cpu()
+    for row in rows:
+        if settings["projection"] == "row":
+            seed = open_sealed(client.secret, keys[row], boxes[row], context=(client.run, row, client.name))
+        else:
+            seed = _pair(client, row, keys[row], row, settings)
+        z = client.embeddings(omegas[row], "val", chosen, mode=settings["mode"])
+        reply["samples"][row] = z @ _matrix(seed, z.shape[1], projected_width(settings["ratio"], z.shape[1]))
+    return reply
+
+
+def _matrix(seed: bytes, d: int, p: int) -> Tensor:
+    return torch.from_numpy(projection(seed, d, p))
+
+
+def _pair(client: Client, partner: str, key: bytes, row: str, settings: Mapping[str, Any]) -> bytes:
+    """The seed both sides derive: one per pair, or one per ordered pair where R is to be fresh in each direction."""
+    first, second = sorted((client.name, partner))
+    direction = row if settings["projection"] == "fresh" else ""
+    return pair_seed(client.secret, key, context=(client.run, first, second, direction))
+
+
+def _calibrate(z: Tensor, v: Tensor, labels: tuple[Tensor, Tensor], sizes: list[int], settings: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """τ and the variance of its dual potential, at each validation size."""
+    taus, variances = [], []
+    for size in sizes:
+        cost = cost_matrix(
+            z, v[:size], cost=settings["cost"], labels_a=labels[0], labels_b=labels[1][:size], label_weight=settings["label_weight"]
+        )
+        plan = solve(cost, solver=settings["solver"], reg=settings["reg"], duals=True)
+        taus.append(plan.value)
+        variances.append(dual_variance(plan.g) if cost.shape[1] > 1 else 0.0)
+    return torch.tensor(taus, dtype=torch.float64), torch.tensor(variances, dtype=torch.float64)

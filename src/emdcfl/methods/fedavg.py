@@ -1,0 +1,59 @@
+r"""FedAvg: one model for all.
+
+.. math:: \theta_c \leftarrow \mathrm{Train}_c(\theta), \qquad \theta \leftarrow \sum_c n_c\,\theta_c / \sum_c n_c
+
+Every participant trains from the global model; the server averages the results by train size. Clients send their state and
+:math:`n_c`, and learn the global model. Everybody is served the global model.
+
+McMahan, Moore, Ramage, Hampson, Agüera y Arcas. *Communication-Efficient Learning of Deep Networks from Decentralized Data.* AISTATS 2017.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from emdcfl.federation import Federation, Round
+from emdcfl.methods.base import Family, Serving, register
+from emdcfl.params import Average
+from emdcfl.schema import Reply
+
+
+@dataclass(frozen=True)
+class GlobalState:
+    """One model for everybody."""
+
+    clients: list[str]
+    theta: Tensor
+
+
+@register
+@dataclass(frozen=True)
+class FedAvg:
+    """Federated averaging. It has no hyper-parameters."""
+
+    name: ClassVar[str] = "fedavg"
+    family: ClassVar[Family] = "global"
+    needs_k: ClassVar[bool] = False
+    citation: ClassVar[str] = "McMahan et al., AISTATS 2017"
+    reference: ClassVar[Mapping[str, Any]] = {}
+    State: ClassVar[type] = GlobalState
+
+    def init(self, fed: Federation, round: Round) -> GlobalState:
+        return GlobalState(list(fed.clients), fed.initial())
+
+    def step(self, fed: Federation, state: GlobalState, round: Round) -> GlobalState:
+        mean = Average()
+
+        def fold(client: str, reply: Reply) -> None:
+            mean.add(reply["theta"], reply["n"])
+
+        fed.train(dict.fromkeys(round.participants, state.theta), fold=fold)
+        return GlobalState(state.clients, mean.result())
+
+    def serve(self, state: GlobalState) -> Serving:
+        return Serving(state.theta[None], torch.ones(len(state.clients), 1))

@@ -1,0 +1,52 @@
+r"""Local: every client alone, the comparison that tells whether federating pays at all.
+
+.. math:: \theta_c \leftarrow \mathrm{Train}_c(\theta_c)
+
+Nothing is averaged. A client sends its state only so that the run can be resumed and scored like any other, and learns
+nothing about the others. Each client is served its own model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from emdcfl.federation import Federation, Round
+from emdcfl.methods.base import Family, Serving, register
+
+
+@dataclass(frozen=True)
+class LocalState:
+    """One model per client; all start from θ⁰."""
+
+    clients: list[str]
+    theta0: Tensor
+    own: dict[str, Tensor]
+
+
+@register
+@dataclass(frozen=True)
+class Local:
+    """Every client trains alone. It has no hyper-parameters."""
+
+    name: ClassVar[str] = "local"
+    family: ClassVar[Family] = "alone"
+    needs_k: ClassVar[bool] = False
+    citation: ClassVar[str] = "no federation"
+    reference: ClassVar[Mapping[str, Any]] = {}
+    State: ClassVar[type] = LocalState
+
+    def init(self, fed: Federation, round: Round) -> LocalState:
+        return LocalState(list(fed.clients), fed.initial(), {})
+
+    def step(self, fed: Federation, state: LocalState, round: Round) -> LocalState:
+        replies = fed.train({c: state.own.get(c, state.theta0) for c in round.participants})
+        return LocalState(state.clients, state.theta0, {**state.own, **replies.column("theta")})
+
+    def serve(self, state: LocalState) -> Serving:
+        models = torch.stack([state.own.get(c, state.theta0) for c in state.clients])
+        return Serving(models, torch.eye(len(state.clients)))

@@ -1,0 +1,166 @@
+"""The server side of EMD-CFL's comparison: ask for projected samples, solve the transport problems as they arrive.
+
+Rows are asked first (their train samples are needed by every problem of the row); columns are folded, so that no more than the
+row samples and one column's reply are held beside the problems still in the queue.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from emdcfl.errors import DataError
+from emdcfl.federation import Federation
+from emdcfl.methods.exchange import ROW, project, reference
+from emdcfl.schema import Reply
+from emdcfl.transport import Pool, cost_matrix, projected_width, quantile, solve, tolerance
+
+if TYPE_CHECKING:
+    from emdcfl.methods.emdcfl import EMDCFL
+
+log = logging.getLogger("emdcfl")
+
+EXACT = 1
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One measured direction: W, the tolerance it is compared with, and how it was found (see ``Distances.kind``)."""
+
+    W: float
+    epsilon: float
+    kind: int
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured in one go."""
+
+    tau: dict[str, float]
+    entries: dict[tuple[str, str], Entry]
+
+
+def validation_sizes(m: Mapping[str, int], *, cap: int, at_least: int) -> dict[str, int]:
+    """Say how many validation samples each client is compared with.
+
+    Everybody uses the same number, ``min(cap, smallest m)``, because a smaller sample looks farther away; the minimum is taken over
+    clients with ``at_least`` samples, so that one tiny site does not blind the others. A smaller client is compared at its own size.
+
+    Examples
+    --------
+    >>> validation_sizes({"a": 600, "b": 90, "c": 20}, cap=512, at_least=64)
+    {'a': 90, 'b': 90, 'c': 20}
+    """
+    empty = [c for c, size in m.items() if size < 1]
+    if empty:
+        raise DataError(f"client {empty[0]!r} has no validation data, and its reference distance needs some; give it a validation share")
+    large = [size for size in m.values() if size >= at_least]
+    common = min([cap, *large])
+    return {c: common if size >= at_least else min(size, common) for c, size in m.items()}
+
+
+def measure(method: EMDCFL, fed: Federation, pairs: Sequence[tuple[str, str]], local: Mapping[str, Tensor]) -> Measured:
+    """Measure W for ordered pairs (row, column), each row under its client's latest local state."""
+    known = [c for c in fed.clients if any(c in pair for pair in pairs)]
+    about = fed.describe(known)
+    sizes = validation_sizes({c: about[c]["m"] for c in about}, cap=method.max_samples, at_least=method.min_validation)
+    small = [c for c in sizes if about[c]["m"] < method.min_validation]
+    if small:
+        log.warning(
+            "%s: fewer than %d validation samples; compared at their own size, with little power", ", ".join(small), method.min_validation
+        )
+    pairs = [(c, d) for c, d in pairs if c in about and d in about]
+    distinct = sorted(set(sizes.values()))
+    settings = _settings(method)
+    dims = {"p": projected_width(method.projection_ratio, fed.layout.embedding_width), "sizes": len(distinct)}
+    omega = fed.layout.embedding
+    keys = {c: about[c]["key"] for c in about}
+    rows = {c: [d for r, d in pairs if r == c] for c in dict.fromkeys(r for r, _ in pairs)}
+    asked = {c: {"omega": local[c][omega], "partners": {d: keys[d] for d in ds}} for c, ds in rows.items()}
+    references = fed.run(reference, asked, dims=dims, sizes=distinct, settings=settings)
+
+    columns: dict[str, list[str]] = {}
+    for r, d in pairs:
+        if r in references.valid:
+            columns.setdefault(d, []).append(r)
+    inputs = {
+        d: {"rows": rs, "boxes": {r: references[r]["boxes"][d] for r in rs if d in references[r]["boxes"]}, "size": sizes[d]}
+        for d, rs in columns.items()
+    }
+    omegas = {r: local[r][omega] for r in references.clients}
+    solved: dict[tuple[str, str], Future[float]] = {}
+    problems = _Problems(references.valid, sizes, distinct, settings)
+    with Pool() as pool:
+
+        def fold(column: str, reply: Reply) -> None:
+            for row in columns[column]:
+                if row in reply["samples"]:
+                    solved[row, column] = pool.submit(problems.distance, row, column, reply)
+
+        fed.run(project, inputs, fold=fold, dims=dims, omegas=omegas, keys=keys, settings=settings)
+        with fed.clock("transport"):
+            q = quantile(method.alpha, len(fed.clients))
+            entries = {
+                pair: Entry(future.result() - problems.tau(*pair), problems.epsilon(method.tolerance, q, *pair), EXACT)
+                for pair, future in solved.items()
+            }
+    return Measured({c: problems.tau(c, d) for c, d in entries}, entries)
+
+
+def _settings(method: EMDCFL) -> dict[str, Any]:
+    return {
+        "projection": method.projection,
+        "ratio": method.projection_ratio,
+        "cap": method.max_samples,
+        "cost": method.cost,
+        "label_weight": method.label_weight,
+        "solver": method.solver,
+        "reg": method.sinkhorn_reg,
+        "mode": method.embedding_mode,
+    }
+
+
+@dataclass(frozen=True)
+class _Problems:
+    """The transport problems of all pairs, as far as the server may know them."""
+
+    references: Mapping[str, Reply]
+    sizes: Mapping[str, int]
+    distinct: list[int]
+    settings: Mapping[str, Any]
+
+    def size(self, row: str, column: str) -> int:
+        return min(self.sizes[row], self.sizes[column])
+
+    def _own(self, field: str, row: str, column: str) -> Any:
+        values = self.references[row][field]
+        return values[column] if column in values else values[ROW]
+
+    def tau(self, row: str, column: str) -> float:
+        return float(self._own("tau", row, column)[self.distinct.index(self.size(row, column))])
+
+    def epsilon(self, wanted: float | str, q: float, row: str, column: str) -> float:
+        if not isinstance(wanted, str):
+            return wanted
+        m = self.size(row, column)
+        variance = float(self._own("variance", row, column)[self.distinct.index(m)])
+        return tolerance(variance, m, m, q)
+
+    def distance(self, row: str, column: str, reply: Reply) -> float:
+        m = self.size(row, column)
+        labels = (self.references[row].get("labels"), reply["labels"][:m]) if "labels" in reply else (None, None)
+        s = self.settings
+        cost = cost_matrix(
+            self._own("samples", row, column),
+            reply["samples"][row][:m],
+            cost=s["cost"],
+            labels_a=labels[0],
+            labels_b=labels[1],
+            label_weight=s["label_weight"],
+        )
+        return solve(cost, solver=s["solver"], reg=s["reg"]).value

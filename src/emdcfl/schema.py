@@ -1,0 +1,90 @@
+"""What a task's reply must look like. Nothing from a client is trusted: every reply passes ``check`` before a method sees it.
+
+A task declares its reply as a mapping from field name to ``Field``. Shapes may name dimensions of the federation
+(``"P"`` the length of θ, ``"d"`` the embedding width) or leave a size open (``None``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from emdcfl.errors import ClientError
+
+Reply = dict[str, Any]
+"""Field name → tensor, number, text, bytes, or a dict of them."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of a reply.
+
+    Attributes
+    ----------
+    kind : torch.dtype or type
+        A dtype for tensors; ``int``, ``float``, ``str`` or ``bytes`` otherwise.
+    shape : tuple
+        Sizes, names of dimensions, or ``None`` for any size (tensors only).
+    low : float or None
+        Smallest value allowed.
+    each : bool
+        The field is a dict from name to such a value.
+    optional : bool
+        The field may be missing.
+    """
+
+    kind: torch.dtype | type
+    shape: tuple[int | str | None, ...] = ()
+    low: float | None = None
+    each: bool = False
+    optional: bool = False
+
+
+def check(reply: Any, fields: Mapping[str, Field], dims: Mapping[str, int]) -> None:
+    """Raise ``ClientError`` with the reason if the reply is not what the task declares."""
+    if not isinstance(reply, dict):
+        raise ClientError(f"expected a reply with fields {sorted(fields)}, got {type(reply).__name__}")
+    required = {name for name, field in fields.items() if not field.optional}
+    if not required <= set(reply) <= set(fields):
+        raise ClientError(f"expected a reply with fields {sorted(fields)}, got {sorted(map(str, reply))}")
+    for name, value in reply.items():
+        field = fields[name]
+        if field.each:
+            if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+                raise ClientError(f"expected {name} to map names to values, got {type(value).__name__}")
+            for key, item in value.items():
+                _check_value(f"{name}[{key}]", item, field, dims)
+        else:
+            _check_value(name, value, field, dims)
+
+
+def _check_value(name: str, value: Any, field: Field, dims: Mapping[str, int]) -> None:
+    if isinstance(field.kind, torch.dtype):
+        _check_tensor(name, value, field, dims)
+        return
+    if field.kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if type(value) is not field.kind:
+        raise ClientError(f"expected {name} to be {field.kind.__name__}, got {type(value).__name__}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ClientError(f"{name} is not finite ({value})")
+    if field.low is not None and isinstance(value, (int, float)) and value < field.low:
+        raise ClientError(f"expected {name} >= {field.low:g}, got {value}")
+
+
+def _check_tensor(name: str, value: Any, field: Field, dims: Mapping[str, int]) -> None:
+    if not isinstance(value, Tensor) or value.dtype != field.kind:
+        got = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise ClientError(f"expected {name} as {field.kind}, got {got}")
+    sizes = [dims[s] if isinstance(s, str) else s for s in field.shape]
+    if value.dim() != len(sizes) or any(want is not None and want != have for want, have in zip(sizes, value.shape, strict=True)):
+        raise ClientError(f"expected {name} of shape {tuple('any' if s is None else s for s in sizes)}, got {tuple(value.shape)}")
+    if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+        raise ClientError(f"{name} holds values that are not finite")
+    if field.low is not None and value.numel() and value.min().item() < field.low:
+        raise ClientError(f"expected {name} >= {field.low:g}, got {value.min().item():g}")
