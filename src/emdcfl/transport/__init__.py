@@ -1,0 +1,33 @@
+"""Optimal transport between samples of embeddings: pure functions on arrays.
+
+``cost`` (ground costs), ``projection`` (seeded), ``exact`` and ``sinkhorn`` (solvers), ``solve`` (either), ``pool`` (all cores),
+``calibration`` (the tolerance a client computes at home). Imports numpy, scipy and POT; torch only inside the batched Sinkhorn.
+"""
+
+from __future__ import annotations
+
+from emdcfl.transport.calibration import dual_variance, quantile, tolerance
+from emdcfl.transport.cost import COSTS, cost_matrix
+from emdcfl.transport.exact import exact
+from emdcfl.transport.plan import Plan
+from emdcfl.transport.pool import Pool
+from emdcfl.transport.projection import projected_width, projection
+from emdcfl.transport.sinkhorn import sinkhorn, sinkhorn_batch
+from emdcfl.transport.solve import SOLVERS, solve
+
+__all__ = [
+    "COSTS",
+    "SOLVERS",
+    "Plan",
+    "Pool",
+    "cost_matrix",
+    "dual_variance",
+    "exact",
+    "projected_width",
+    "projection",
+    "quantile",
+    "sinkhorn",
+    "sinkhorn_batch",
+    "solve",
+    "tolerance",
+]

@@ -1,0 +1,161 @@
+"""How well clusters agree with the truth, and how clearly the distances separate them. Imports numpy and scikit-learn only."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, TypedDict
+
+import numpy as np
+
+from emdcfl.clustering.order import Labels, first_appearance, square
+from emdcfl.errors import DataError
+
+
+def adjusted_rand(truth: Any, labels: Any) -> float:
+    """Adjusted Rand index; where the truth is a single group, 1 for a single cluster and 0 otherwise.
+
+    (The index itself is 0 or undefined there, whatever was predicted.)
+
+    Examples
+    --------
+    >>> adjusted_rand([0, 0, 1, 1], [5, 5, 2, 2]), adjusted_rand([0, 0, 0], [0, 0, 0]), adjusted_rand([0, 0, 0], [0, 0, 1])
+    (1.0, 1.0, 0.0)
+    """
+    from sklearn.metrics import adjusted_rand_score
+
+    t, p = first_appearance(np.asarray(truth).tolist()), first_appearance(np.asarray(labels).tolist())
+    if t.shape != p.shape or t.size == 0:
+        raise DataError(f"expected one true group and one cluster per client, got {t.size} and {p.size}")
+    if t.max() == 0:
+        return float(p.max() == 0)
+    return float(adjusted_rand_score(t, p))
+
+
+class Link(TypedDict):
+    """One pair and its distance in the direction that decides, max(W, Wᵀ)."""
+
+    a: int
+    b: int
+    value: float
+
+
+class Margins(TypedDict):
+    """How far the distances are from changing the clusters.
+
+    Attributes
+    ----------
+    inside : float or None
+        Largest max(W, Wᵀ) between two clients of one cluster; None when no cluster has two.
+    outside : float or None
+        Smallest max(W, Wᵀ) between clients of different clusters; None when there is one cluster.
+    interval : (float, float) or None
+        Tolerances lo < ε <= hi that give exactly these clusters by identical neighbourhoods (the lowest such interval); lo may be -inf
+        and hi inf. None when no single number does. For a tolerance per row pass ``W / epsilon[:, None]``: the interval then
+        holds factors of the tolerance.
+    weakest : dict of int to Link
+        For each cluster of two or more, its farthest pair.
+    nearest : dict of int to Link
+        For each cluster, the closest outsider (``b``) and the member (``a``) it is closest to.
+    """
+
+    inside: float | None
+    outside: float | None
+    interval: tuple[float, float] | None
+    weakest: dict[int, Link]
+    nearest: dict[int, Link]
+
+
+def margins(w: Any, labels: Any) -> Margins:
+    """Margin statistics of a distance matrix and a partition. NaN entries (not computed) are left out.
+
+    Examples
+    --------
+    >>> found = margins([[0, 0.01, 0.3], [0.02, 0, 0.4], [0.1, 0.2, 0]], [0, 0, 1])
+    >>> found["inside"], found["outside"], found["interval"]
+    (0.02, 0.3, (0.02, 0.3))
+    >>> found["weakest"][0], found["nearest"][1]
+    ({'a': 0, 'b': 1, 'value': 0.02}, {'a': 2, 'b': 0, 'value': 0.3})
+    """
+    x = square(w, "W").astype(np.float64)
+    k = first_appearance(np.asarray(labels).tolist())
+    if len(k) != len(x):
+        raise DataError(f"expected one label per client, got {len(k)} labels for {len(x)} clients")
+    both = np.maximum(x, x.T)  # NaN if either direction is
+    same = k[:, None] == k[None, :]
+    off = ~np.eye(len(x), dtype=bool)
+    names = np.asarray(labels).tolist()
+    weakest: dict[int, Link] = {}
+    nearest: dict[int, Link] = {}
+    for cluster in range(int(k.max(initial=-1)) + 1):
+        name = int(names[int(np.argmax(k == cluster))])
+        member = (k == cluster)[:, None]
+        if (far := _extreme(both, member & same & off, largest=True)) is not None:
+            weakest[name] = far
+        if (close := _extreme(both, member & ~same, largest=False)) is not None:
+            nearest[name] = close
+    inside = max((link["value"] for link in weakest.values()), default=None)
+    outside = min((link["value"] for link in nearest.values()), default=None)
+    return Margins(inside=inside, outside=outside, interval=_interval(both, k, inside), weakest=weakest, nearest=nearest)
+
+
+def _extreme(both: Any, where: Any, *, largest: bool) -> Link | None:
+    """The first pair with the largest (smallest) known value in the mask."""
+    mask = where & ~np.isnan(both)
+    if not mask.any():
+        return None
+    filled = np.where(mask, both, -np.inf if largest else np.inf)
+    a, b = np.unravel_index(int(filled.argmax() if largest else filled.argmin()), both.shape)
+    return Link(a=int(a), b=int(b), value=float(both[a, b]))
+
+
+def _interval(both: Any, k: Labels, inside: float | None) -> tuple[float, float] | None:
+    """Lowest run of tolerances whose identical neighbourhoods are the clusters `k`.
+
+    That is so iff every cluster is a clique (ε > inside), any two clusters are linked completely or not at all, and no two clusters
+    have the same neighbours. ε is moved upwards from pair value to pair value; a 63-bit hash per cluster, updated link by link, tells equal
+    neighbourhoods apart.
+    """
+    clusters = int(k.max(initial=-1)) + 1
+    members = [np.flatnonzero(k == c) for c in range(clusters)]
+    within = [both[np.ix_(rows, rows)][~np.eye(len(rows), dtype=bool)] for rows in members]
+    if any(np.isnan(values).any() for values in within):
+        return None
+    events = _events(both, members)
+    keys = np.random.Generator(np.random.Philox(0)).integers(1, 2**63, size=clusters).tolist()
+    hashes, seen, partial = list(keys), Counter(keys), 0
+    start: float | None = None
+    position, low = 0, -np.inf if inside is None else inside
+    while True:
+        while position < len(events) and events[position][0] <= low:
+            _, change, a, b = events[position]
+            partial, position = partial + change, position + 1
+            if change < 0:
+                for one, other in ((a, b), (b, a)):
+                    if seen[hashes[one]] == 1:
+                        del seen[hashes[one]]
+                    else:
+                        seen[hashes[one]] -= 1
+                    hashes[one] ^= keys[other]
+                    seen[hashes[one]] += 1
+        good = partial == 0 and len(seen) == clusters
+        if good and start is None:
+            start = low
+        if not good and start is not None:
+            return float(start), float(low)
+        if position == len(events):
+            return None if start is None else (float(start), np.inf)
+        low = events[position][0]
+
+
+def _events(both: Any, members: list[Any]) -> list[tuple[float, int, int, int]]:
+    """For every two clusters: (value, +1) where the first link between them appears, (value, -1) where the last one does."""
+    events = []
+    for a, rows in enumerate(members):
+        for b in range(a + 1, len(members)):
+            values = both[np.ix_(rows, members[b])]
+            if np.isnan(values).all():
+                continue
+            events.append((float(np.nanmin(values)), 1, a, b))
+            if not np.isnan(values).any():
+                events.append((float(values.max()), -1, a, b))
+    return sorted(events)

@@ -1,0 +1,81 @@
+"""Agglomerative clustering of a distance matrix. Imports numpy and scipy only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from emdcfl.clustering.order import Array, Labels, first_appearance, square
+from emdcfl.errors import ConfigError, DataError, nearest
+
+LINKAGES = ("complete", "average", "weighted", "single")
+
+
+def cut(d: Any, threshold: float, *, linkage: str = "complete") -> Labels:
+    """Merge the closest clusters while their distance is at most `threshold`.
+
+    "weighted" is WPGMA: the distances of a merged cluster are the plain mean of its two parts', whatever their sizes.
+
+    Parameters
+    ----------
+    d : (C, C) array_like
+        Symmetric distances; the diagonal is ignored.
+    threshold : float
+        Largest distance at which two clusters are still merged.
+    linkage : {"complete", "average", "weighted", "single"}
+
+    Examples
+    --------
+    >>> cut([[0, 1, 9], [1, 0, 9], [9, 9, 0]], 2.0)
+    array([0, 0, 1])
+    """
+    from scipy.cluster.hierarchy import fcluster
+
+    tree = _tree(d, linkage)
+    return np.zeros(1, dtype=np.int64) if tree is None else first_appearance(fcluster(tree, threshold, criterion="distance").tolist())
+
+
+def bipartition(dissimilarity: Any, linkage: str = "complete") -> Labels:
+    """Undo the last merge: two clusters (one, where there is only one client).
+
+    Examples
+    --------
+    >>> bipartition([[0, 1, 9], [1, 0, 9], [9, 9, 0]])
+    array([0, 0, 1])
+    """
+    tree = _tree(dissimilarity, linkage)
+    if tree is None:
+        return np.zeros(1, dtype=np.int64)
+    # Not by fcluster("maxclust"): equal heights at the top would make it return one cluster.
+    clients = len(tree) + 1
+    right = np.zeros(clients, dtype=bool)
+    stack = [int(tree[-1, 1])]
+    while stack:
+        node = stack.pop()
+        if node < clients:
+            right[node] = True
+        else:
+            stack += [int(tree[node - clients, 0]), int(tree[node - clients, 1])]
+    return first_appearance(right.tolist())
+
+
+def _tree(d: Any, linkage: str) -> Array | None:
+    """The dendrogram, or None for a single client."""
+    from scipy.cluster.hierarchy import linkage as agglomerate
+    from scipy.spatial.distance import squareform
+
+    if linkage not in LINKAGES:
+        raise ConfigError(f"unknown linkage {linkage!r}; {nearest(linkage, LINKAGES)}")
+    x = square(d, "the distances").astype(np.float64)
+    if len(x) == 0 or not np.isfinite(x).all():
+        raise DataError(
+            f"expected finite distances between at least one client, got shape {x.shape}; check for NaN in the clients' replies"
+        )
+    if not np.allclose(x, x.T, rtol=1e-5, atol=1e-8 * max(1.0, float(np.abs(x).max()))):
+        raise DataError("expected symmetric distances, got d[i, j] != d[j, i]; use (d + d.T) / 2 or max(d, d.T)")
+    if len(x) == 1:
+        return None
+    x = (x + x.T) / 2
+    np.fill_diagonal(x, 0.0)
+    return np.asarray(agglomerate(squareform(x, checks=False), method=linkage))

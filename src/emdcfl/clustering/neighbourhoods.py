@@ -1,0 +1,104 @@
+r"""From distances to clusters: links, identical neighbourhoods, connected components. Imports numpy and scipy only.
+
+.. math:: M = (W < \epsilon) \wedge (W < \epsilon)^\top, \qquad N(c) = \{c' : M_{c,c'}\}
+
+Clients with the same neighbourhood form a cluster (the paper's rule). It is strict: one missing link in a group of ten gives three
+clusters, with overlapping neighbourhoods. Connected components are the lenient alternative.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emdcfl.clustering.order import Labels, first_appearance, square
+from emdcfl.errors import DataError
+
+Sets = list[tuple[int, ...]]
+
+
+def links(w: Any, epsilon: Any, *, force_diagonal: bool = True) -> NDArray[np.bool_]:
+    """Which pairs accept each other, strictly below the tolerance in both directions.
+
+    Parameters
+    ----------
+    w : (C, C) array_like
+        ``W[c, c']``, row client c's view of c'. NaN (not computed) is no link.
+    epsilon : float, (C,) or (C, C) array_like
+        Tolerance for all, per row client, or per ordered pair.
+    force_diagonal : bool
+        Every client is linked to itself, whatever sampling noise made of ``W[c, c]``.
+
+    Examples
+    --------
+    >>> links([[0.0, 0.01, 0.01], [0.02, 0.0, 0.3], [0.3, 0.3, 0.0]], 0.025).astype(int)
+    array([[1, 1, 0],
+           [1, 1, 0],
+           [0, 0, 1]])
+    """
+    x = square(w, "W").astype(np.float64)
+    accepts = x < per_pair(epsilon, len(x))
+    m = accepts & accepts.T
+    if force_diagonal:
+        np.fill_diagonal(m, True)
+    return np.asarray(m)
+
+
+def per_pair(epsilon: Any, clients: int) -> NDArray[np.float64]:
+    """Spread a tolerance (scalar, per row, or per ordered pair) to a (C, C) matrix."""
+    e = np.asarray(epsilon, dtype=np.float64)
+    if e.ndim == 1:
+        e = e[:, None]
+    try:
+        return np.broadcast_to(e, (clients, clients))
+    except ValueError:
+        raise DataError(
+            f"expected a tolerance that is a number, ({clients},) or ({clients}, {clients}), got shape {np.shape(epsilon)}"
+        ) from None
+
+
+def neighbourhoods(m: Any) -> tuple[Labels, Sets]:
+    """Clusters of identical neighbourhoods.
+
+    Parameters
+    ----------
+    m : (C, C) array_like of bool
+        Links, as from :func:`links`.
+
+    Returns
+    -------
+    labels : (C,) int array
+        Cluster of each client: the number of the set that equals its neighbourhood, in order of first appearance.
+    sets : list of tuple of int
+        Members to average for each cluster. Where neighbourhoods overlap a client is in more sets than its own. Without a forced
+        diagonal a neighbourhood may lack its own client; it is kept as it is. An empty one becomes the client alone, so that every
+        cluster has a model and unlinked clients do not share one.
+
+    Examples
+    --------
+    >>> labels, sets = neighbourhoods([[1, 1, 0], [1, 1, 0], [0, 0, 1]])
+    >>> labels, sets
+    (array([0, 0, 1]), [(0, 1), (2,)])
+    """
+    x = square(m, "the links").astype(bool)
+    found = [tuple(int(j) for j in np.flatnonzero(row)) or (c,) for c, row in enumerate(x)]
+    return first_appearance(found), list(dict.fromkeys(found))
+
+
+def components(m: Any) -> tuple[Labels, Sets]:
+    """Connected components of the links (taken as undirected); same return values as :func:`neighbourhoods`.
+
+    Examples
+    --------
+    >>> components([[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 0], [0, 0, 0, 1]])
+    (array([0, 0, 0, 1]), [(0, 1, 2), (3,)])
+    """
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import connected_components
+
+    x = square(m, "the links").astype(bool)
+    _, raw = connected_components(csr_array(x.astype(np.int8)), directed=False)
+    labels = first_appearance(raw.tolist())
+    return labels, [tuple(int(j) for j in np.flatnonzero(labels == k)) for k in range(int(labels.max(initial=-1)) + 1)]

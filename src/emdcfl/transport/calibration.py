@@ -1,0 +1,90 @@
+r"""A tolerance in units of W that every client computes at home, from its own train-to-validation problem.
+
+Reasoning
+---------
+Client c compares its train sample A (n points, fixed) with validation samples. Let :math:`T(V)` be the transport cost from A to a sample V
+of m points. With the source held fixed, empirical transport obeys a central limit theorem (del Barrio and Loubes, 2019; del Barrio,
+Gonzalez-Sanz and Loubes, 2024): for V drawn from a law Q,
+
+.. math:: \sqrt m\,\bigl(T(V) - \mathbb E\,T(V)\bigr) \to N\bigl(0,\ \operatorname{Var}_Q(g)\bigr),
+
+where g is the dual potential on the target side: to first order, exchanging one point of V changes T by the difference of g over m.
+Under the null hypothesis that a partner's data follow the client's own law, :math:`\tau_c = T(V_c)` with m points and
+:math:`T(V_{c'})` with m' points have (for equal sizes) the same mean and are independent given A, so
+
+.. math:: W_{c,c'} = T(V_{c'}) - \tau_c \ \approx\ N\bigl(0,\ \operatorname{Var}(g_\tau)\,(1/m + 1/m')\bigr),
+          \qquad \epsilon_c = q\,\sqrt{\operatorname{Var}(g_\tau)\,(1/m + 1/m')}.
+
+q is the one-sided normal quantile for a family-wise error :math:`\alpha` over all C(C-1) ordered pairs (Bonferroni): with probability at
+least :math:`1-\alpha` no pair of the same law is refused. The power, whether groups that differ are told apart, is *not* controlled by
+:math:`\alpha`: it grows with m.
+
+Assumptions: samples are independent draws; A does not overlap V; the model was trained on A's split, not on any V; the sizes m and m'
+are equal or close (the mean of T falls with m, so a smaller partner looks farther away than it is); m is large enough for the normal
+approximation in the tail (64 or more) and for the plug-in variance. The potential of a finite problem is not unique; the one of the
+network simplex is used throughout, so that the measured margins apply.
+
+Imports numpy and scipy only.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from emdcfl.errors import ConfigError, DataError
+
+
+def dual_variance(g: Any) -> float:
+    """Variance of the dual potential over the validation sample of the tau problem (after the c-transform).
+
+    Parameters
+    ----------
+    g : (m,) array_like
+        Potential on the validation sample: ``exact(cost, duals=True).g`` with train rows and validation columns.
+
+    Examples
+    --------
+    >>> dual_variance([0.0, 1.0, 2.0])
+    1.0
+    """
+    x = np.asarray(g, dtype=np.float64)
+    if x.ndim != 1 or x.size < 2 or not np.isfinite(x).all():
+        raise DataError(
+            f"expected a finite dual potential on at least 2 validation samples, got shape {x.shape}; give the client more validation data"
+        )
+    return float(x.var(ddof=1))
+
+
+def quantile(alpha: float, clients: int) -> float:
+    """One-sided normal quantile for a family-wise error `alpha` over the C(C-1) ordered pairs of C clients.
+
+    Examples
+    --------
+    >>> round(quantile(0.01, 40), 2), round(quantile(0.01, 18), 2)
+    (4.36, 3.99)
+    """
+    from scipy.special import ndtri
+
+    if not 0 < alpha < 1:
+        raise ConfigError(f"expected alpha between 0 and 1, got {alpha}; 0.01 is usual")
+    if clients < 1:
+        raise ConfigError(f"expected at least one client, got {clients}")
+    return float(-ndtri(alpha / max(1, clients * (clients - 1))))
+
+
+def tolerance(variance: float, m: int, m2: int, q: float) -> float:
+    """The tolerance ``q * sqrt(variance * (1/m + 1/m2))`` for a partner with `m2` validation samples.
+
+    Examples
+    --------
+    >>> round(tolerance(0.01, 512, 512, 4.36), 4)
+    0.0273
+    """
+    if variance < 0 or not math.isfinite(variance):
+        raise DataError(f"expected a variance >= 0, got {variance}; it comes from dual_variance")
+    if m < 1 or m2 < 1:
+        raise DataError(f"expected at least one validation sample on each side, got {m} and {m2}")
+    return q * math.sqrt(variance * (1.0 / m + 1.0 / m2))

@@ -1,0 +1,125 @@
+r"""Ground costs between two samples of embeddings. Imports numpy only.
+
+=============  =========================================================================================================
+``cosine``       :math:`1 - \cos(z, z')`, the paper's cost; zero vectors: :math:`d(0,0)=0`, :math:`d(0,z)=1`
+``euclidean``    :math:`\lVert z - z' \rVert_2`; needs a tolerance of its own
+``label-aware``  cosine :math:`+ \lambda\,[y \ne y']`: sees a shift of P(y|x) alone, at the price of showing the labels
+=============  =========================================================================================================
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from emdcfl.errors import ConfigError, DataError, nearest
+from emdcfl.transport.plan import Array
+from emdcfl.transport.threads import one_blas_thread
+
+COSTS = ("cosine", "euclidean", "label-aware")
+
+
+def cost_matrix(
+    a: Any,
+    b: Any,
+    *,
+    cost: str = "cosine",
+    labels_a: Any = None,
+    labels_b: Any = None,
+    label_weight: float = 1.0,
+) -> Array:
+    """Cost of moving each sample of `a` to each sample of `b`.
+
+    Parameters
+    ----------
+    a : (n, d) array_like
+        Embeddings of the source sample.
+    b : (m, d) array_like
+        Embeddings of the target sample.
+    cost : {"cosine", "euclidean", "label-aware"}
+        Ground cost.
+    labels_a, labels_b : (n,) and (m,) array_like, optional
+        Labels, needed by the label-aware cost and ignored by the others.
+    label_weight : float
+        What a wrong label costs in units of the cosine distance.
+
+    Returns
+    -------
+    (n, m) float32 array
+
+    Examples
+    --------
+    >>> cost_matrix([[1.0, 0.0], [0.0, 0.0]], [[2.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
+    array([[0., 1., 1.],
+           [1., 1., 0.]], dtype=float32)
+    >>> cost_matrix([[1.0, 0.0]], [[1.0, 0.0], [1.0, 0.0]], cost="label-aware", labels_a=[3], labels_b=[3, 4], label_weight=0.5)
+    array([[0. , 0.5]], dtype=float32)
+    """
+    if cost not in COSTS:
+        raise ConfigError(f"unknown transport cost {cost!r}; {nearest(cost, COSTS)}")
+    x, y = _sample(a, "a"), _sample(b, "b")
+    if x.shape[1] != y.shape[1]:
+        raise DataError(
+            f"expected two samples of one embedding width, got {x.shape[1]} and {y.shape[1]}; use one model and one projection for both"
+        )
+    c = _euclidean(x, y) if cost == "euclidean" else _cosine(x, y)
+    if cost == "label-aware":
+        c += np.float32(label_weight) * _different(labels_a, labels_b, c.shape)
+    return c
+
+
+def unit(z: Array) -> Array:
+    """Scale rows to unit length in float32; rows that are zero stay zero.
+
+    The length is taken after a division by the largest entry, so neither large nor tiny embeddings overflow or vanish.
+    """
+    z = np.asarray(z, dtype=np.float32)
+    largest = np.abs(z).max(axis=1, keepdims=True, initial=0.0)
+    scaled = np.divide(z, largest, out=np.zeros_like(z), where=largest > 0)
+    length = np.sqrt(np.einsum("ij,ij->i", scaled, scaled))[:, None]
+    return np.asarray(np.divide(scaled, length, out=scaled, where=length > 0))
+
+
+def cosine_of_units(x: Array, y: Array) -> Array:
+    """Cosine cost of samples that are already of unit (or zero) length; see :func:`unit`."""
+    with one_blas_thread():
+        c = x @ y.T
+    np.subtract(np.float32(1.0), c, out=c)
+    # Rounding leaves values like -6e-8, and a negative cost would break the bounds.
+    np.maximum(c, np.float32(0.0), out=c)
+    zero_x, zero_y = ~x.any(axis=1), ~y.any(axis=1)
+    if zero_x.any() and zero_y.any():
+        c[np.ix_(zero_x, zero_y)] = 0.0
+    return np.asarray(c)
+
+
+def _cosine(x: Array, y: Array) -> Array:
+    return cosine_of_units(unit(x), unit(y))
+
+
+def _euclidean(x: Array, y: Array) -> Array:
+    # float64 inside: the squared-norm expansion cancels badly in float32 for close vectors far from the origin.
+    x64, y64 = x.astype(np.float64), y.astype(np.float64)
+    with one_blas_thread():
+        cross = x64 @ y64.T
+    squared = (x64 * x64).sum(axis=1)[:, None] + (y64 * y64).sum(axis=1)[None, :] - 2.0 * cross
+    return np.asarray(np.sqrt(np.maximum(squared, 0.0)), dtype=np.float32)
+
+
+def _different(labels_a: Any, labels_b: Any, shape: tuple[int, ...]) -> Array:
+    if labels_a is None or labels_b is None:
+        raise DataError("the label-aware cost expects labels for both samples, got none; pass labels_a and labels_b or use cost='cosine'")
+    u, v = np.asarray(labels_a), np.asarray(labels_b)
+    if u.shape != shape[:1] or v.shape != shape[1:]:
+        raise DataError(f"expected {shape[0]} and {shape[1]} labels, got {u.shape} and {v.shape}; one label per embedding")
+    return np.asarray(u[:, None] != v[None, :], dtype=np.float32)
+
+
+def _sample(z: Any, name: str) -> Array:
+    x = np.asarray(z, dtype=np.float32)
+    if x.ndim != 2 or x.shape[0] == 0:
+        raise DataError(f"expected sample {name} as a non-empty (n, d) array of embeddings, got shape {x.shape}")
+    if not np.isfinite(x).all():
+        raise DataError(f"expected finite embeddings in sample {name}, got NaN or infinity; the model that made them has diverged")
+    return x

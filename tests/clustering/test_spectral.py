@@ -1,0 +1,95 @@
+"""Gram features and the simplex projection."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+
+from emdcfl.clustering import edc, gram_features, project_simplex
+from emdcfl.errors import DataError
+
+
+def vectors(seed: int, clients: int, d: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((clients, d)) * np.linspace(1, 3, d)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 10_000), st.integers(2, 10), st.integers(3, 40), st.integers(1, 4))
+def test_gram_features_equal_direct_svd_up_to_sign(seed: int, clients: int, d: int, k: int) -> None:
+    x = vectors(seed, clients, d)
+    u, s, vt = np.linalg.svd(x, full_matrices=False)
+    k = min(k, len(s))
+    gaps = np.abs(np.diff(np.concatenate([s, [0.0]]))[:k])
+    if gaps.min() < 1e-3:
+        return
+    ours = gram_features(x @ x.T, k)
+    direct = u[:, :k] * s[:k]
+    np.testing.assert_allclose(np.abs(ours), np.abs(direct), atol=1e-6)
+    signs = np.sign((ours * direct).sum(axis=0))
+    np.testing.assert_allclose(ours, direct * signs, atol=1e-6)
+    # FlexCFL: cosines of every update with the leading directions
+    cosines = (x @ vt[:k].T) / np.linalg.norm(x, axis=1, keepdims=True)
+    np.testing.assert_allclose(edc(x @ x.T, k), cosines * signs, atol=1e-6)
+
+
+def test_signs_are_fixed_and_surplus_directions_are_zero() -> None:
+    x = vectors(0, 5, 9)
+    g = x @ x.T
+    f = gram_features(g, 7)
+    assert f.shape == (5, 7)
+    assert np.array_equal(f[:, 5:], np.zeros((5, 2)))
+    peak = np.abs(f[:, :5]).argmax(axis=0)
+    assert (f[peak, np.arange(5)] > 0).all()
+    np.testing.assert_allclose(f, gram_features((-x) @ (-x).T, 7))
+
+
+def test_zero_updates_have_no_direction() -> None:
+    assert not edc(np.zeros((3, 3)), 2).any()
+    with pytest.raises(DataError):
+        gram_features([[np.nan]], 1)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10_000), st.integers(1, 8), st.floats(0.05, 20.0))
+def test_simplex_projection_equals_a_quadratic_program(seed: int, n: int, scale: float) -> None:
+    v = scale * np.random.default_rng(seed).standard_normal(n)
+    x = project_simplex(v)
+    assert x.min() >= 0
+    assert x.sum() == pytest.approx(1.0, abs=1e-9)
+    qp = minimize(
+        lambda y: ((y - v) ** 2).sum(),
+        np.full(n, 1 / n),
+        jac=lambda y: 2 * (y - v),
+        bounds=[(0, None)] * n,
+        constraints={"type": "eq", "fun": lambda y: y.sum() - 1, "jac": lambda y: np.ones(n)},
+        method="SLSQP",
+        options={"ftol": 1e-11, "maxiter": 500},
+    )
+    assert qp.status in (0, 8), qp.message  # 8: no further descent at machine precision
+    np.testing.assert_allclose(x, qp.x, atol=1e-4)
+    assert ((x - v) ** 2).sum() <= qp.fun + 1e-9 * max(1.0, qp.fun)
+
+
+def test_pfedgraph_closed_form() -> None:
+    n = np.array([3.0, 1.0, 4.0, 2.0])
+    p = n / n.sum()
+    identical = np.ones((4, 4))
+    np.testing.assert_allclose(project_simplex(p + identical / (2 * 0.8)), np.tile(p, (4, 1)), atol=1e-12)
+    own = project_simplex(np.full((40, 40), 1 / 40) + np.eye(40) / (2 * 0.8))
+    assert own[0, 0] == pytest.approx(0.634, abs=1e-3)
+    rng = np.random.default_rng(0)
+    s = rng.uniform(-1, 1, (4, 4))
+    s = (s + s.T) / 2
+    perm = np.array([2, 0, 3, 1])
+    there = project_simplex(p + s / 1.6)[np.ix_(perm, perm)]
+    np.testing.assert_allclose(there, project_simplex(p[perm] + s[np.ix_(perm, perm)] / 1.6), atol=1e-12)
+
+
+def test_already_on_the_simplex_and_far_away() -> None:
+    np.testing.assert_allclose(project_simplex([0.2, 0.3, 0.5]), [0.2, 0.3, 0.5])
+    np.testing.assert_allclose(project_simplex([1e9, 0.0]), [1.0, 0.0])
+    with pytest.raises(DataError):
+        project_simplex([np.inf, 0.0])

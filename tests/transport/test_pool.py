@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from threadpoolctl import threadpool_info
+
+from emdcfl.errors import ConfigError, EmdcflError
+from emdcfl.transport import Pool, cost_matrix, exact
+from emdcfl.transport.threads import one_blas_thread
+
+
+def pairs(count: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    rng = np.random.default_rng(0)
+    return [(rng.standard_normal((int(n), 20)), rng.standard_normal((int(m), 20))) for n, m in rng.integers(20, 90, (count, 2))]
+
+
+@pytest.mark.parametrize("solver", ["exact", "sinkhorn"])
+def test_values_do_not_depend_on_the_number_of_workers(solver: str) -> None:
+    problems = pairs(12)
+    results = []
+    for workers in (1, 2, 5):
+        with Pool(workers) as pool:
+            results.append(pool.distances(problems, solver=solver).tobytes())
+    assert len(set(results)) == 1
+
+
+def test_distances_are_in_order_and_exact() -> None:
+    problems = pairs(9)
+    with Pool(3) as pool:
+        values = pool.distances(problems, cost="euclidean")
+        assert pool.distances([]).shape == (0,)
+    expected = [exact(cost_matrix(a, b, cost="euclidean")).value for a, b in problems]
+    assert values.tolist() == expected
+
+
+def test_label_aware_pairs_carry_their_labels() -> None:
+    a = np.eye(4)
+    with Pool(2) as pool:
+        same, other = pool.distances([((a, [0, 1, 2, 3]), (a, [0, 1, 2, 3])), ((a, [0, 1, 2, 3]), (a, [1, 0, 2, 3]))], cost="label-aware")
+    assert same == pytest.approx(0.0, abs=1e-6)
+    assert other == pytest.approx(0.5, abs=1e-6)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_failure_is_raised_and_the_pool_survives(workers: int) -> None:
+    bad = [*pairs(2), (np.ones((2, 3)), np.ones((2, 4))), *pairs(2)]
+    with Pool(workers) as pool:
+        with pytest.raises(EmdcflError, match="width"):
+            pool.distances(bad)
+        assert pool.distances(pairs(3)).shape == (3,)
+        future = pool.submit(divmod, 1, 0)
+        with pytest.raises(ZeroDivisionError):
+            future.result()
+        assert pool.submit(divmod, 7, 2).result() == (3, 1)
+
+
+def test_one_worker_stays_in_the_calling_thread_and_more_do_not() -> None:
+    with Pool(1) as pool:
+        assert pool.submit(threading.get_ident).result() == threading.get_ident()
+    with Pool(2) as pool:
+        assert pool.submit(threading.get_ident).result() != threading.get_ident()
+    with pytest.raises(ConfigError, match="worker"):
+        Pool(0)
+    assert Pool().workers >= 1
+
+
+def test_blas_is_held_at_one_thread_and_restored() -> None:
+    def threads() -> list[int]:
+        return [lib["num_threads"] for lib in threadpool_info() if lib["user_api"] == "blas"]
+
+    before = threads()
+    with one_blas_thread(), one_blas_thread():
+        assert set(threads()) <= {1}
+    assert threads() == before
+    with Pool(2) as pool:
+        seen = pool.map(lambda _: threads(), range(4))
+    assert all(set(s) <= {1} for s in seen)
+    assert threads() == before

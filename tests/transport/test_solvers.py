@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import ot
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from emdcfl.errors import ConfigError, EmdcflError
+from emdcfl.transport import cost_matrix, exact, sinkhorn, sinkhorn_batch, solve
+
+
+def relu(seed: int, n: int, d: int = 16, shift: float = 0.0) -> np.ndarray:
+    return np.maximum(np.random.default_rng(seed).standard_normal((n, d)) + shift, 0.0)
+
+
+def pot(c: np.ndarray) -> float:
+    return float(ot.emd2([], [], np.asarray(c, dtype=np.float64), numItermax=10**7))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10_000), st.integers(1, 20), st.integers(1, 20), st.booleans())
+def test_exact_equals_pot(seed: int, n: int, m: int, equal: bool) -> None:
+    c = cost_matrix(relu(seed, n), relu(seed + 1, n if equal else m, shift=0.3))
+    assert exact(c).value == pytest.approx(pot(c), abs=1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10_000), st.integers(1, 20), st.integers(1, 20))
+def test_duals_are_feasible_and_reach_the_value(seed: int, n: int, m: int) -> None:
+    c = cost_matrix(relu(seed, n, d=3), relu(seed + 1, m, d=3)).astype(np.float64)
+    plan = exact(c, duals=True)
+    assert plan.f is not None
+    assert plan.g is not None
+    assert plan.f.shape == (n,)
+    assert plan.g.shape == (m,)
+    assert (plan.f[:, None] + plan.g[None, :] <= c + 1e-12).all()
+    assert plan.f.mean() + plan.g.mean() == pytest.approx(plan.value, abs=1e-6)
+    assert plan.value == pytest.approx(exact(c).value, abs=1e-9)
+
+
+def test_a_sample_is_at_distance_zero_from_itself_with_duplicates_and_zeros() -> None:
+    z = np.vstack([relu(0, 40), relu(0, 10), np.zeros((6, 16))])
+    for cost in ("cosine", "euclidean"):
+        assert exact(cost_matrix(z, z, cost=cost)).value == pytest.approx(0.0, abs=1e-6)
+    assert exact(cost_matrix(np.zeros((4, 3)), np.zeros((5, 3)))).value == 0.0
+    assert exact(cost_matrix(np.zeros((4, 3)), np.ones((5, 3)))).value == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("solver", ["exact", "sinkhorn"])
+@pytest.mark.parametrize(("n", "m"), [(30, 30), (30, 21)])
+def test_symmetric_and_blind_to_order_and_common_rotation(solver: str, n: int, m: int) -> None:
+    rng = np.random.default_rng(0)
+    a, b = relu(0, n), relu(1, m, shift=0.5)
+    value = solve(cost_matrix(a, b), solver=solver).value
+    q, _ = np.linalg.qr(rng.standard_normal((16, 16)))
+    assert value > 0
+    assert solve(cost_matrix(b, a), solver=solver).value == pytest.approx(value, abs=1e-5)
+    assert solve(cost_matrix(a[rng.permutation(n)], b[rng.permutation(m)]), solver=solver).value == pytest.approx(value, abs=1e-5)
+    assert solve(cost_matrix(a @ q, b @ q), solver=solver).value == pytest.approx(value, abs=1e-5)
+
+
+def test_the_rule_for_large_equal_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = sys.modules["emdcfl.transport.exact"]
+    c = cost_matrix(relu(0, 33), relu(1, 33))
+    by_assignment = exact(c).value
+    monkeypatch.setattr(module, "ASSIGNMENT_LIMIT", 32)
+    monkeypatch.setattr(module, "_assignment", lambda c: pytest.fail("the simplex should have been used"))
+    assert exact(c).value == pytest.approx(by_assignment, abs=1e-12)
+
+
+def test_non_convergence_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["emdcfl.transport.exact"], "MAX_ITERATIONS", 3)
+    with pytest.raises(EmdcflError, match=r"64 x 63.*did not converge"):
+        exact(cost_matrix(relu(0, 64), relu(1, 63, shift=1.0)))
+    with pytest.raises(EmdcflError, match="did not reach"):
+        sinkhorn(cost_matrix(relu(0, 30), relu(1, 30, shift=1.0)), reg=0.001, max_iter=5)
+
+
+@pytest.mark.parametrize("bad", [np.zeros((0, 3)), np.zeros(3), np.full((2, 2), np.nan), [[np.inf]]])
+def test_bad_costs_are_refused_by_both(bad: object) -> None:
+    for solver in ("exact", "sinkhorn"):
+        with pytest.raises(EmdcflError, match="expected"):
+            solve(bad, solver=solver)
+
+
+def test_unknown_solver_and_bad_regularisation() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'sinkhorn'"):
+        solve([[0.0]], solver="sinkhorm")
+    for reg in (0.0, -1.0, float("nan")):
+        with pytest.raises(ConfigError, match="regularisation"):
+            sinkhorn([[0.0]], reg=reg)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10_000), st.integers(1, 24), st.integers(1, 24), st.sampled_from([1.0, 0.1, 0.02]))
+def test_sinkhorn_equals_pot_and_brackets_the_exact_value(seed: int, n: int, m: int, reg: float) -> None:
+    c = cost_matrix(relu(seed, n), relu(seed + 1, m, shift=0.3)).astype(np.float64)
+    plan = sinkhorn(c, reg=reg, duals=True)
+    reference = ot.sinkhorn(np.full(n, 1 / n), np.full(m, 1 / m), c, reg, method="sinkhorn_log", stopThr=1e-10, numItermax=200_000)
+    assert plan.value == pytest.approx(float((reference * c).sum()), abs=1e-5)
+    best = exact(c).value
+    assert plan.f is not None
+    assert plan.g is not None
+    assert plan.f.mean() + plan.g.mean() <= best + 1e-12
+    assert plan.value >= best - 1e-5
+
+
+def test_sinkhorn_at_small_regularisation_approaches_the_exact_value() -> None:
+    c = cost_matrix(relu(0, 60), relu(1, 50, shift=0.5))
+    plan = sinkhorn(c, reg=0.003, duals=True)
+    best = exact(c).value
+    assert plan.f is not None
+    assert plan.g is not None
+    assert best <= plan.value + 1e-6
+    assert plan.value == pytest.approx(best, abs=4e-3)
+    assert plan.f.mean() + plan.g.mean() == pytest.approx(best, abs=4e-3)
+
+
+def test_sinkhorn_survives_costs_far_larger_than_the_regularisation() -> None:
+    c = np.array([[0.0, 5000.0], [5000.0, 0.0]])
+    assert sinkhorn(c, reg=0.1).value == pytest.approx(0.0, abs=1e-6)
+    assert sinkhorn(c + 1e4, reg=0.1).value == pytest.approx(1e4, rel=1e-9)
+
+
+def test_batched_sinkhorn_equals_one_at_a_time_and_ignores_its_neighbours() -> None:
+    torch = pytest.importorskip("torch")
+    costs = np.stack([cost_matrix(relu(s, 20), relu(s + 50, 17, shift=s / 4)) for s in range(5)])
+    batch = sinkhorn_batch(torch.from_numpy(costs), 0.1)
+    assert batch.dtype == torch.float32
+    np.testing.assert_allclose(batch.numpy(), [sinkhorn(c, reg=0.1).value for c in costs], atol=3e-5)
+    alone = torch.cat([sinkhorn_batch(torch.from_numpy(c[None]), 0.1) for c in costs])
+    np.testing.assert_allclose(batch.numpy(), alone.numpy(), atol=1e-6)
+    with pytest.raises(EmdcflError, match="did not reach"):
+        sinkhorn_batch(torch.from_numpy(costs), 0.001, max_iter=3)
+    with pytest.raises(EmdcflError, match=r"\(B, n, m\)"):
+        sinkhorn_batch(torch.zeros(3, 3), 0.1)
+
+
+def test_projection_ratio_moves_tau_and_w_together() -> None:
+    """One projection for both sides keeps in-group W near zero (methods sheet, section 7)."""
+    from emdcfl.transport import projection
+
+    a, v, w = relu(0, 100, d=40), relu(1, 100, d=40), relu(2, 100, d=40)
+    for p in (36, 20):
+        r = projection(3, 40, p)
+        tau = exact(cost_matrix(a @ r, v @ r)).value
+        assert abs(exact(cost_matrix(a @ r, w @ r)).value - tau) < 0.02
