@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from emdcfl import tasks
 from emdcfl.client import TaskInfo
 from emdcfl.data.types import Preprocess, Scenario, Site, Split
 from emdcfl.engines.local.sequential import SequentialFederation
@@ -21,7 +22,6 @@ from emdcfl.methods import Method, Serving, make
 from emdcfl.models.recipe import ModelRecipe
 from emdcfl.schema import Reply
 from emdcfl.tasks import Training
-from emdcfl.tasks import test as test_task
 
 CLASSES = 4
 FEATURES = 8
@@ -135,7 +135,7 @@ def accuracies(fed: SequentialFederation, serving: Serving) -> np.ndarray[Any, A
             models, weights = (weights.double() @ models.double()).float()[None], torch.ones(1)
         inputs[client] = {"models": models, "weights": weights}
     fed.index += 1  # a flaky client may fail in the last round, and is tested all the same
-    replies = fed.run(test_task, inputs)
+    replies = fed.run(tasks.test, inputs)
     fed.index -= 1
     return np.array([replies[c]["accuracy"]["test"] for c in fed.clients])
 
