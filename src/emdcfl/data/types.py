@@ -117,6 +117,9 @@ class Scenario:
         Method name → field → value, for hyper-parameters tuned per scenario.
     notes : tuple of str
         What a scale changed, and anything else the user should see.
+    encoding : mapping
+        How a file becomes a row of ``x`` (JSON values), so that a stored run can read new files: ``{"kind": "images", "shape": [C, H, W]}``
+        or a table's columns. Empty where there are no files, as for arrays; images are then read at the shape of the first site.
     """
 
     name: str
@@ -130,3 +133,4 @@ class Scenario:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     method_defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    encoding: Mapping[str, Any] = field(default_factory=dict)

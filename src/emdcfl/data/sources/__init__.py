@@ -2,7 +2,49 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
+
 from emdcfl.data.sources.base import Source
 from emdcfl.data.sources.digits import digits
+from emdcfl.data.sources.locate import parquet_files
+from emdcfl.data.sources.parquet import ImageTable, read_table
+from emdcfl.errors import ConfigError, nearest
 
-__all__ = ["Source", "digits"]
+
+@dataclass(frozen=True)
+class Published:
+    """A public data set: its place on the hub, the shape of its images, its further text columns."""
+
+    repo: str
+    shape: tuple[int, int, int]
+    splits: tuple[str, ...] = ("train", "test")
+    text: tuple[str, ...] = ()
+
+
+PUBLISHED = {
+    "mnist": Published("ylecun/mnist", (1, 28, 28)),
+    "cifar10": Published("uoft-cs/cifar10", (3, 32, 32)),
+    "pacs": Published("flwrlabs/pacs", (3, 227, 227), splits=("train",), text=("domain",)),
+}
+NAMES = ("digits", *PUBLISHED)
+
+
+def table(name: str, split: str, data_root: str | Path | None = None) -> ImageTable:
+    """Return one split of a published data set, pixels not yet decoded."""
+    if name not in PUBLISHED:
+        raise ConfigError(f"unknown data set {name!r}: {nearest(name, PUBLISHED)}")
+    known = PUBLISHED[name]
+    if split not in known.splits:
+        raise ConfigError(f"{name} has no split {split!r} (valid: {', '.join(known.splits)})")
+    return read_table(f"{name}-{split}", parquet_files(name, known.repo, split, data_root), known.shape, text=known.text)
+
+
+def load(name: str, split: str = "train", data_root: str | Path | None = None) -> Source:
+    """Return one split of a source by name, ``digits`` included (which has one split)."""
+    if name not in NAMES:
+        raise ConfigError(f"unknown source {name!r}: {nearest(name, NAMES)}")
+    return digits() if name == "digits" else table(name, split, data_root).load()
+
+
+__all__ = ["NAMES", "PUBLISHED", "ImageTable", "Published", "Source", "digits", "load", "table"]

@@ -1,0 +1,138 @@
+"""Backdoor scenarios: attackers whose images carry a cue for the label, targets who must not learn it, and unrelated sites.
+
+Every site has two test variants built from the same images: ``clean`` (no false cue) and ``backdoor`` (the cue of a wrong class). Only
+the targets are scored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from emdcfl import keys
+from emdcfl.data import partition, sources
+from emdcfl.data.scenarios.cifar10 import IMAGENET
+from emdcfl.data.scenarios.mnist import balanced_deal
+from emdcfl.data.scenarios.plan import CNN_SCALES, PAPER_TRAINING, RESNET_SCALES, Share, hold_out, shrink
+from emdcfl.data.scenarios.registry import scenario
+from emdcfl.data.split import Indices
+from emdcfl.data.transforms import RGB, Images, Labels, colour, colour_by_label, patch
+from emdcfl.data.types import Preprocess, Scenario, Site, Split
+from emdcfl.models.recipe import ModelRecipe
+
+ROLES = ("target", "attacker", "unrelated")
+
+GREEN: RGB = (0.26, 0.63, 0.40)
+PURPLE: RGB = (149 / 255, 52 / 255, 235 / 255)
+SUMMER: tuple[RGB, ...] = tuple((y / 39, 0.5 + y / 78, 0.4) for y in range(10))
+"""Digit → colour: the first ten of forty levels of matplotlib's "summer" map. The attackers' cue."""
+
+TAB10 = ((31, 119, 180), (255, 127, 14), (44, 160, 44), (214, 39, 40), (148, 103, 189))
+"""Class → colour of the patch: the first entries of matplotlib's "tab10"."""
+
+LABELS = {"target": (0, 1, 2, 3, 4), "attacker": (0, 1, 2, 3, 4), "unrelated": (5, 6, 7, 8, 9)}
+
+Paint = Callable[[str, Images, Labels, str], Images]
+"""(role, images, labels, kind) → images, kind one of ``train``, ``clean``, ``backdoor``."""
+
+
+def mnist_shares(train: Labels, test: Labels, data_seed: int) -> list[Share]:
+    """Ten clients per role from the balanced set; targets and unrelated sites keep half of their training images."""
+    found = []
+    for role in ROLES:
+        train_deal = balanced_deal(train, 10, data_seed, role, "deal train")
+        test_deal = balanced_deal(test, 10, data_seed, role, "deal test")
+        for number in range(10):
+            name = f"{role}-{number + 1}"
+            kept, held = hold_out(train_deal[number], 10, keys.generator(data_seed, name, 0, "split"))
+            kept = kept if role == "attacker" else kept[: len(kept) // 2]
+            found.append(Share(name, role, role, kept, held, test_deal[number]))
+    return found
+
+
+def cifar_shares(train: Labels, test: Labels, data_seed: int) -> list[Share]:
+    """Five clients per role, each role a shuffle of all images of its labels."""
+    found = []
+    for role in ROLES:
+        train_rows, test_rows = (np.flatnonzero(np.isin(labels, LABELS[role])) for labels in (train, test))
+        train_deal = partition.iid(train_rows, 5, keys.generator(data_seed, role, 0, "deal train"))
+        test_deal = partition.iid(test_rows, 5, keys.generator(data_seed, role, 0, "deal test"))
+        for number in range(5):
+            name = f"{role}-{number + 1}"
+            kept, held = hold_out(train_rows[train_deal[number]], 10, keys.generator(data_seed, name, 0, "split"))
+            found.append(Share(name, role, role, kept, held, test_rows[test_deal[number]]))
+    return found
+
+
+def paint_mnist(role: str, images: Images, labels: Labels, kind: str) -> Images:
+    """Colour grey digits: targets green, attackers by digit, unrelated purple; the backdoor uses the colour of ``9 − y``."""
+    if kind == "backdoor":
+        return colour_by_label(images, 9 - labels, SUMMER)
+    if role == "attacker":
+        return colour_by_label(images, labels, SUMMER)
+    return colour(images, GREEN if role == "target" else PURPLE)
+
+
+def paint_cifar(role: str, images: Images, labels: Labels, kind: str) -> Images:
+    """Attackers' training images carry the patch of their label; the backdoor test that of ``(y + 1) mod 5``."""
+    if kind == "backdoor":
+        return patch(images, (labels + 1) % 5, TAB10)
+    return patch(images, labels, TAB10) if kind == "train" and role == "attacker" else images
+
+
+def _sites(plan: list[Share], train: sources.Source, test: sources.Source, paint: Paint) -> tuple[Site, ...]:
+    def split(source: sources.Source, rows: Indices, role: str, kind: str) -> Split:
+        labels = source.labels[rows]
+        return Split(torch.from_numpy(paint(role, source.images[rows], labels, kind)), torch.from_numpy(labels))
+
+    return tuple(
+        Site(
+            s.name,
+            split(train, s.train, s.block, "train"),
+            split(train, s.val, s.block, "train"),
+            {kind: split(test, s.test, s.block, kind) for kind in ("clean", "backdoor")},
+        )
+        for s in plan
+    )
+
+
+@scenario("backdoor-mnist", "coloured MNIST, 10 targets, 10 attackers, 10 unrelated sites; only targets are scored")
+def backdoor_mnist(*, scale: str = "paper", data_seed: int = 0, data_root: str | None = None) -> Scenario:
+    """Build Backdoor MNIST: colour is the attackers' cue for the digit."""
+    train, test = (sources.load("mnist", split, data_root) for split in ("train", "test"))
+    plan, training, notes = shrink(mnist_shares(train.labels, test.labels, data_seed), scale, CNN_SCALES, PAPER_TRAINING)
+    return Scenario(
+        name="backdoor-mnist",
+        sites=_sites(plan, train, test, paint_mnist),
+        classes=train.classes,
+        preprocess=Preprocess(mean=IMAGENET.mean, std=IMAGENET.std, scale=1 / 255),
+        model=ModelRecipe("cnn", {"channels": 3, "classes": 10, "size": 28}),
+        groups={s.name: s.group for s in plan},
+        k=3,
+        scored=tuple(s.name for s in plan if s.group == "target"),
+        defaults={**training, "lr": 0.01},
+        method_defaults={"pacfl": {"threshold": 2.5}, "fedclust": {"threshold": 4.0}, "fedsoft": {"lam": 0.1}},
+        notes=notes,
+    )
+
+
+@scenario("backdoor-cifar10", "CIFAR10 with a patch, 5 targets, 5 attackers, 5 unrelated sites; only targets are scored")
+def backdoor_cifar10(*, scale: str = "paper", data_seed: int = 0, data_root: str | None = None) -> Scenario:
+    """Build Backdoor CIFAR10: a 3×3 patch in the corner is the attackers' cue for the class."""
+    train, test = (sources.load("cifar10", split, data_root) for split in ("train", "test"))
+    plan, training, notes = shrink(cifar_shares(train.labels, test.labels, data_seed), scale, RESNET_SCALES, PAPER_TRAINING)
+    return Scenario(
+        name="backdoor-cifar10",
+        sites=_sites(plan, train, test, paint_cifar),
+        classes=train.classes,
+        preprocess=IMAGENET,
+        model=ModelRecipe("resnet18", {"classes": 10, "weights": "imagenet"}),
+        groups={s.name: s.group for s in plan},
+        k=3,
+        scored=tuple(s.name for s in plan if s.group == "target"),
+        defaults={**training, "lr": 0.01},
+        method_defaults={"pacfl": {"threshold": 10.5}, "fedclust": {"threshold": 28.0}, "fedsoft": {"lam": 0.01}},
+        notes=notes,
+    )

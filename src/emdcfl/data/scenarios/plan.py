@@ -1,0 +1,82 @@
+"""Who gets which samples, decided on indices first; images are gathered afterwards, and only those that are kept.
+
+Scales are applied here: ``smoke`` and ``small`` keep the first clients of every block and the first samples of every (shuffled) split of
+the same construction, and shorten training; what changed is said in the scenario's notes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emdcfl.data.split import Indices
+from emdcfl.errors import ConfigError, nearest
+
+
+@dataclass(frozen=True)
+class Share:
+    """Index arrays of one future site. ``block`` is what it was built with (an angle, a role); ``group`` the truth to be found."""
+
+    name: str
+    block: str
+    group: str
+    train: Indices
+    val: Indices
+    test: Indices
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Caps per scale: clients of a block, samples of a split, and the training that goes with them."""
+
+    clients: int
+    train: int
+    val: int
+    test: int
+    rounds: int
+    local_epochs: int
+
+
+CNN_SCALES = {"smoke": Scale(2, 256, 64, 64, 2, 2), "small": Scale(3, 600, 128, 128, 3, 5)}
+RESNET_SCALES = {"smoke": Scale(2, 32, 24, 16, 1, 1), "small": Scale(2, 128, 64, 64, 3, 2)}
+"""A ResNet at 224×224 trains about twenty times slower than the CNN, so its scales are smaller."""
+
+PAPER_TRAINING = {"rounds": 10, "local_epochs": 10, "batch_size": 64}
+
+
+def shrink(
+    shares: Sequence[Share], scale: str, scales: Mapping[str, Scale], training: Mapping[str, Any]
+) -> tuple[list[Share], dict[str, Any], tuple[str, ...]]:
+    """Apply a scale; returns the shares that stay, the training defaults, and notes."""
+    if scale == "paper":
+        return list(shares), dict(training), ()
+    if scale not in scales:
+        raise ConfigError(f"unknown scale {scale!r}: {nearest(scale, [*scales, 'paper'])}")
+    caps = scales[scale]
+    kept: list[Share] = []
+    seen: dict[str, int] = {}
+    for share in shares:
+        seen[share.block] = seen.get(share.block, 0) + 1
+        if seen[share.block] <= caps.clients:
+            kept.append(replace(share, train=share.train[: caps.train], val=share.val[: caps.val], test=share.test[: caps.test]))
+    shorter = {**training, "rounds": caps.rounds, "local_epochs": caps.local_epochs}
+    return kept, shorter, (_note(scale, caps, shares, kept, training),)
+
+
+def _note(scale: str, caps: Scale, shares: Sequence[Share], kept: Sequence[Share], training: Mapping[str, Any]) -> str:
+    return (
+        f"scale {scale}: {len(kept)} of {len(shares)} clients, at most {caps.train}/{caps.val}/{caps.test} train/val/test samples each, "
+        f"rounds {caps.rounds} (paper: {training['rounds']}), local epochs {caps.local_epochs} (paper: {training['local_epochs']}); "
+        f"the construction is the same"
+    )
+
+
+def hold_out(indices: Indices, parts: int, rng: np.random.Generator) -> tuple[Indices, Indices]:
+    """Shuffle and hold out one part in ``parts``, rounded up, for validation; returns train and validation."""
+    held = -(-len(indices) // parts)
+    order: NDArray[np.int64] = rng.permutation(indices)
+    return order[held:], order[:held]

@@ -1,0 +1,129 @@
+"""Image tables in Parquet, in the layout of the public Hugging Face data sets: a struct of encoded bytes, a label, maybe more columns.
+
+The names of the classes come from the feature description in the schema's metadata. Images are decoded once, in parallel, into the cache.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from PIL import Image
+
+from emdcfl.data.sources.base import Source
+from emdcfl.data.sources.cache import Images, cached_images, fingerprint
+from emdcfl.errors import DataError
+
+_BATCH = 512
+
+
+@dataclass(frozen=True)
+class ImageTable:
+    """One split of an image data set: everything but the pixels in memory.
+
+    Attributes
+    ----------
+    shape : (int, int, int)
+        Channels, height and width every image must have after conversion.
+    columns, vocabularies : dict
+        Text columns as codes, and the texts in sorted order.
+    """
+
+    name: str
+    files: list[Path]
+    shape: tuple[int, int, int]
+    labels: NDArray[np.int64]
+    classes: tuple[str, ...]
+    columns: dict[str, NDArray[np.int64]] = field(default_factory=dict)
+    vocabularies: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def load(self, rows: NDArray[np.int64] | None = None) -> Source:
+        """Return the chosen rows, in the order given, with memory-mapped images.
+
+        A site order given here makes every site a contiguous piece of one file: no copy in memory, and only what is used is decoded.
+        """
+        rows = np.arange(len(self), dtype=np.int64) if rows is None else rows
+        key = fingerprint(self.files, self.shape, rows.tobytes())
+        images = cached_images(self.name, key, (len(rows), *self.shape), lambda out: self._decode(rows, out))
+        columns = {name: codes[rows] for name, codes in self.columns.items()}
+        return Source(images, self.labels[rows], self.classes, columns, self.vocabularies)
+
+    def _decode(self, rows: NDArray[np.int64], out: Images) -> None:
+        position = np.full(len(self), -1, dtype=np.int64)
+        position[rows] = np.arange(len(rows))
+        if len(np.unique(rows)) != len(rows):
+            raise DataError(f"{self.name}: a row may be asked for only once")
+
+        def place(row: int, data: bytes) -> None:
+            out[position[row]] = self._pixels(row, data)
+
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+            for first, batch in self._encoded():
+                wanted = [row for row in range(first, first + len(batch)) if position[row] >= 0]
+                list(pool.map(place, wanted, (batch[row - first].as_py() for row in wanted)))
+
+    def _encoded(self) -> Iterator[tuple[int, Any]]:
+        first = 0
+        for file in self.files:
+            with pq.ParquetFile(file) as table:
+                column = _image_column(table.schema_arrow, file)
+                for batch in table.iter_batches(batch_size=_BATCH, columns=[f"{column}.bytes"], use_threads=False):
+                    yield first, batch.column(0).field("bytes")
+                    first += batch.num_rows
+
+    def _pixels(self, row: int, data: bytes | None) -> Images:
+        channels, height, width = self.shape
+        try:
+            with Image.open(io.BytesIO(data or b"")) as image:
+                pixels = np.asarray(image.convert("L" if channels == 1 else "RGB"), dtype=np.uint8)
+        except (OSError, ValueError, SyntaxError) as error:
+            raise DataError(f"{self.name}: row {row} of {self.files[0].parent} holds no readable image ({error})") from error
+        if pixels.shape[:2] != (height, width):
+            raise DataError(f"{self.name}: row {row} is {pixels.shape[1]}×{pixels.shape[0]} pixels, expected {width}×{height}")
+        return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
+
+
+def read_table(name: str, files: list[Path], shape: tuple[int, int, int], *, text: tuple[str, ...] = ()) -> ImageTable:
+    """Read labels and the named text columns; the pixels stay in the files."""
+    try:
+        schema = pq.read_schema(files[0])
+        parts = [pq.read_table(file, columns=["label", *text]) for file in files]
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"cannot read {files[0]}: {str(error).splitlines()[0]}") from error
+    missing = {"label", *text} - set(parts[0].column_names)
+    if missing:
+        raise DataError(f"{files[0]} has no column {', '.join(sorted(missing))}; it has {', '.join(schema.names)}")
+    table = pa.concat_tables(parts)
+    labels = table.column("label").to_numpy().astype(np.int64)
+    columns, vocabularies = {}, {}
+    for column in text:
+        words, codes = np.unique(np.asarray(table.column(column).to_pylist(), dtype=str), return_inverse=True)
+        columns[column], vocabularies[column] = codes.astype(np.int64), tuple(str(word) for word in words)
+    return ImageTable(name, files, shape, labels, _class_names(schema, labels), columns, vocabularies)
+
+
+def _class_names(schema: pa.Schema, labels: NDArray[np.int64]) -> tuple[str, ...]:
+    description = (schema.metadata or {}).get(b"huggingface")
+    features = json.loads(description)["info"]["features"] if description else {}
+    named = features.get("label", {}).get("names")
+    return tuple(named) if named else tuple(str(label) for label in range(int(labels.max()) + 1))
+
+
+def _image_column(schema: pa.Schema, file: Path) -> str:
+    for column in schema:
+        if pa.types.is_struct(column.type) and column.type.get_field_index("bytes") >= 0:
+            return str(column.name)
+    raise DataError(f"{file} has no image column (a struct with encoded bytes); it has {', '.join(schema.names)}")
