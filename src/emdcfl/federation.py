@@ -265,11 +265,16 @@ class Federation(ABC):
             else:
                 common[name] = value
         replies = self.run(task, inputs, fold=fold, **common)
-        if len(replies) < self.quorum * len(starts):
-            missing = "; ".join(str(f) for f in replies.failures.values())
-            asked, got = len(starts), len(replies)
-            raise QuorumError(f"expected {self.quorum:.0%} of {asked} clients to train in round {self.index}, got {got}: {missing}")
+        self.check_quorum(replies, len(starts))
         return replies
+
+    def check_quorum(self, replies: Replies, asked: int) -> None:
+        """Raise ``QuorumError`` if fewer than the quorum's share of the clients asked to train gave a valid reply."""
+        if len(replies) < self.quorum * asked:
+            missing = "; ".join(str(f) for f in replies.failures.values())
+            raise QuorumError(
+                f"expected {self.quorum:.0%} of {asked} clients to train in round {self.index}, got {len(replies)}: {missing}"
+            )
 
     @abstractmethod
     def _dispatch(self, info: TaskInfo, inputs: Mapping[str, Inputs], common: Inputs) -> Iterator[tuple[str, Reply | Failure]]:

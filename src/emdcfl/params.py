@@ -255,31 +255,35 @@ def average(thetas: Iterable[Tensor], weights: Iterable[float]) -> Tensor:
     return mean.result()
 
 
-def gram(rows: Tensor, columns: slice | None = None, *, origin: Tensor | None = None) -> Tensor:
+def gram(rows: Tensor | Sequence[Tensor], columns: slice | None = None, *, origin: Tensor | Sequence[Tensor] | None = None) -> Tensor:
     r"""Return the Gram matrix :math:`G_{ij} = \langle \theta_i - o, \theta_j - o\rangle` in float64, chunk by chunk.
 
     Parameters
     ----------
-    rows : (C, P) tensor
+    rows : (C, P) tensor, or its rows
+        Rows that lie apart need not be stacked first.
     columns : slice, optional
         Part of θ to use (``layout.trainable`` for P(θ)).
-    origin : (P,) or (C, P) tensor, optional
+    origin : (P,) tensor, or (C, P) tensor or its rows, optional
         Subtracted from each row; gives the Gram matrix of updates without forming them.
     """
-    start, stop = (0, rows.shape[1]) if columns is None else (columns.start, columns.stop)
-    out = torch.zeros(rows.shape[0], rows.shape[0], dtype=torch.float64)
-    for part in _chunks(stop - start):
+    C = len(rows)
+    start, stop = (0, rows[0].shape[0]) if columns is None else (columns.start, columns.stop)
+    shared = isinstance(origin, Tensor) and origin.dim() == 1
+    origins = [] if origin is None else [cast(Tensor, origin)] if shared else list(origin)
+    out = torch.zeros(C, C, dtype=torch.float64)
+    for part in _chunks(stop - start, max(1, 8 * CHUNK // C)):
         cols = slice(start + part.start, start + part.stop)
-        block = rows[:, cols].double()
-        if origin is not None:
-            block = block - origin[..., cols].double()
+        block = torch.stack([row[cols] for row in rows]).double()
+        if origins:
+            block -= torch.stack([row[cols] for row in origins])
         out += (block @ block.T).cpu()
     return out
 
 
-def _chunks(length: int) -> Iterator[slice]:
-    for start in range(0, length, CHUNK):
-        yield slice(start, min(start + CHUNK, length))
+def _chunks(length: int, size: int = CHUNK) -> Iterator[slice]:
+    for start in range(0, length, size):
+        yield slice(start, min(start + size, length))
 
 
 def stack(thetas: Sequence[Tensor]) -> Tensor:

@@ -72,6 +72,7 @@ def local_sgd(
     Parameters
     ----------
     prox : {"anchor": state, "mu": float, "kind": "squared" or "layer_norm"}, optional
+        The anchor is the start state if left out, here and in ``cosine``.
         Adds :math:`\frac\mu2\|P(\theta) - P(a)\|^2`, or with ``"layer_norm"`` :math:`\mu\sum_l\|\theta_l - a_l\|` over tensors.
     cosine : {"anchor": state, "mu": float}, optional
         Adds :math:`-\mu\cos(P(\theta), P(a))`.
@@ -130,7 +131,7 @@ def _terms(net: Network, prox: Mapping[str, Any] | None, cosine: Mapping[str, An
     """Extra terms of the loss, as functions that add their gradient."""
     where, terms = net.layout.trainable, []
     if prox is not None:
-        anchor = prox["anchor"][where].to(net.device)
+        anchor = _anchor(net, prox)
         mu, kind = float(prox["mu"]), prox.get("kind", "squared")
         if kind == "squared":
             terms.append(lambda w, g: g.add_(w - anchor, alpha=mu))
@@ -138,10 +139,15 @@ def _terms(net: Network, prox: Mapping[str, Any] | None, cosine: Mapping[str, An
             entries = [e for e in net.layout.entries if e.trainable]
             terms.append(lambda w, g: _layer_norm_gradient(w - anchor, g, mu, entries, where.start))
     if cosine is not None:
-        target = cosine["anchor"][where].to(net.device)
+        target = _anchor(net, cosine)
         scale = float(cosine["mu"])
         terms.append(lambda w, g: _cosine_gradient(w, target, g, scale))
     return terms
+
+
+def _anchor(net: Network, term: Mapping[str, Any]) -> Tensor:
+    where = net.layout.trainable
+    return term["anchor"][where].to(net.device) if "anchor" in term else net.theta[where].clone()
 
 
 def _layer_norm_gradient(difference: Tensor, g: Tensor, mu: float, entries: list[Entry], start: int) -> None:
