@@ -1,0 +1,104 @@
+r"""FedRC: FedEM whose responsibilities are corrected by how often a component sees each label.
+
+A component that explains a label only because it has seen much of it gets no credit for it, so that components separate what
+clients *mean* by a label and not which labels or looks they have:
+
+.. math:: q_{ks} \propto \pi_{ck}\,\frac{e^{-\ell(\theta_k; x_s, y_s)}}{\rho_k(y_s)}, \qquad \pi_{ck} \leftarrow \tfrac1{n_c}\sum_s q_{ks},
+          \qquad Q_{ck}(y) = \sum_{s:\,y_s = y} q_{ks}
+
+.. math:: \theta_k \leftarrow \frac{\sum_c n_c\theta_{ck}}{\sum_c n_c}, \qquad \rho_k(y) \propto \max\Bigl(\sum_c Q_{ck}(y),\ 10^{-8}\Bigr),
+          \quad \sum_y \rho_k(y) = 1
+
+The components are trained as in FedEM, and :math:`\rho` counts from the round after; until then it is 1 and the first round is FedEM's.
+Where clients miss rounds, the sum runs over the last label mass of everybody seen.
+
+A client sends what it sends in FedEM and its label mass :math:`Q_c`, whose sum over k tells the server how many samples of each label
+it has; it learns the K components and :math:`\rho`. It is served the mixture of FedEM.
+
+Guo, Tang, Lin. *FedRC: Tackling Diverse Distribution Shifts Challenge in Federated Learning by Robust Clustering.* ICML 2024.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from emdcfl.errors import ConfigError
+from emdcfl.federation import Federation, Round
+from emdcfl.methods.base import Family, Serving, clusters_wanted, register
+from emdcfl.methods.em import Mixture, MixtureEval, serve_mixture, step_everybody
+from emdcfl.params import Layout
+
+
+@dataclass(frozen=True)
+class FedRCState(Mixture):
+    r"""``Mixture``, the label marginals :math:`\rho` (K, classes), and by client seen its label mass :math:`Q_c` (K, classes)."""
+
+    rho: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.float64))
+    mass: dict[str, Tensor] = field(default_factory=dict)
+
+
+def marginals(masses: Iterable[Tensor], floor: float) -> Tensor:
+    r"""Return :math:`\rho_k(y) = \max(\sum_c Q_{ck}(y), \text{floor})`, normalised over y.
+
+    Examples
+    --------
+    >>> marginals([torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 1.0]])], 1e-8)
+    tensor([[0.2500, 0.7500]])
+    """
+    total = torch.stack(list(masses)).sum(0).clamp_min(floor)
+    return total / total.sum(1, keepdim=True)
+
+
+def outputs(layout: Layout) -> int:
+    """Return the number of classes: the rows of the head's weight matrix."""
+    return next(e.shape[0] for e in layout.entries if e.head and len(e.shape) == 2)
+
+
+@register
+@dataclass(frozen=True)
+class FedRC:
+    r"""FedRC.
+
+    Parameters
+    ----------
+    k : int or None
+        Number of components K; the scenario's by default. The paper uses 3.
+    floor : float
+        Smallest label mass of a component, so that :math:`\rho` is positive for labels it never saw; the public code uses 1e-8.
+    mixture_eval : "mixture" or "last-component"
+        Serve the mixture of the K averaged components (the paper), or the K-th component alone, as the client itself last trained
+        it and before any averaging (the EMD-CFL authors' public code).
+    """
+
+    k: int | None = None
+    floor: float = 1e-8
+    mixture_eval: MixtureEval = "mixture"
+
+    name: ClassVar[str] = "fedrc"
+    family: ClassVar[Family] = "soft"
+    needs_k: ClassVar[bool] = True
+    citation: ClassVar[str] = "Guo, Tang, Lin, ICML 2024"
+    reference: ClassVar[Mapping[str, Any]] = {"mixture_eval": "last-component"}
+    State: ClassVar[type] = FedRCState
+
+    def init(self, fed: Federation, round: Round) -> FedRCState:
+        """Start K components from K initial models; everybody's weights are uniform and ρ is 1."""
+        if not self.floor > 0:
+            raise ConfigError(f"expected method.floor > 0 (the logarithm of ρ is taken), got {self.floor}")
+        K = clusters_wanted(self.k, fed, self.name)
+        models = torch.stack([fed.initial(k) for k in range(K)])
+        return FedRCState(list(fed.clients), models, rho=torch.ones(K, outputs(fed.layout), dtype=torch.float64))
+
+    def step(self, fed: Federation, state: FedRCState, round: Round) -> FedRCState:
+        new = step_everybody(fed, state, round, keep_last=self.mixture_eval == "last-component", rho=state.rho)
+        mass = {**state.mass, **new.mass}
+        rho = marginals([mass[c] for c in state.clients if c in mass], self.floor) if mass else state.rho
+        return FedRCState(state.clients, new.models, new.pi, new.last, rho, mass)
+
+    def serve(self, state: FedRCState) -> Serving:
+        return serve_mixture(state, self.mixture_eval)
