@@ -1,8 +1,8 @@
 """The configuration of a run: dataclasses, and the TOML they are read from and written to.
 
 Six tables: ``[run] [scenario] [method] [model] [training] [engine]``. In ``[scenario]``, ``[method]`` and ``[model]`` there is a ``name``,
-and every other key is an option of that scenario, method or model; ``check_options`` compares them with what it declares. A key that is left
-out has its default; where the default is ``None``, the scenario decides (participants: all).
+and every other key is an option of that scenario, method or model; ``check_options`` compares the options with what it declares. A key that
+is left out has its default; where the default is ``None``, the scenario decides (participants: all).
 
 Imports errors and checks only.
 """

@@ -1,0 +1,266 @@
+"""The run directory: the config it belongs to, what a run writes, and the state to resume from.
+
+::
+
+    config.toml                        complete, can be run as it is
+    metrics.jsonl  summary.json  …     what the runner writes
+    state/run.json                     whose config this is
+    state/round-<t>.json               the state after round t, with a checksum; its appearance commits the round
+    state/tensors/<sha256>.safetensors its tensors, by content: one that did not change is not written again
+
+Every file is replaced in one step, a round's tensors before its JSON, so a kill at any moment leaves the previous round or the new one. The
+order of a round is: ``append_metrics``, other files, ``save_state``; on resume, ``load_state`` and then ``trim_metrics`` undo what a kill
+left unfinished.
+
+Imports errors, config, files, lock and rounds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import numpy as np
+from torch import Tensor
+
+from emdcfl.errors import StoreError
+from emdcfl.experiments import files
+from emdcfl.experiments.config import Config, config_hash, dump, load
+from emdcfl.experiments.lock import Lock
+from emdcfl.experiments.rounds import Rounds
+
+FORMAT = 1
+LOCK = ".lock"
+CONFIG = "config.toml"
+METRICS = "metrics.jsonl"
+
+State = TypeVar("State")
+
+
+class RunStore:
+    """A run directory. Make one with ``open`` (a run, locked), or ``read`` (somebody who only looks).
+
+    Use it as a context manager, or call ``close``, to give the lock back.
+    """
+
+    def __init__(self, path: str | Path, lock: Lock | None = None) -> None:
+        self.path = Path(path)
+        self._lock = lock
+        self._rounds = Rounds(self.path / "state")
+
+    @classmethod
+    def open(cls, path: str | Path, config: Config, *, resume: bool = False) -> Self:
+        """Lock the directory for a run of this config.
+
+        Without ``resume`` the directory must be new or empty; with it, it may also hold a run of the same config, which then goes on.
+        """
+        folder, text, digest = Path(path), dump(config), config_hash(config)
+        if _is_run(folder):
+            _refuse_other_config(folder, text, digest)
+            if not resume:
+                raise StoreError(f"{folder}: already holds this run; add --resume to continue it, or choose another --out")
+        return cls.create(folder, text, digest)
+
+    @classmethod
+    def create(cls, path: str | Path, config_toml: str, config_hash: str) -> Self:
+        """Lock the directory for a config, given as text and hash. It may hold a run of the same config, but nothing else."""
+        folder = Path(path)
+        _refuse_foreign(folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+                parents=True, exist_ok=True
+            )
+            lock = Lock(folder / LOCK)
+        except OSError as error:
+            raise StoreError(f"{folder}: cannot make the run directory: {error.strerror}; choose another --out") from error
+        store = cls(folder, lock)
+        try:
+            store._begin(config_toml, config_hash)
+        except BaseException:
+            store.close()
+            raise
+        return store
+
+    def _begin(self, config_toml: str, digest: str) -> None:
+        if _is_run(self.path):
+            _refuse_other_config(self.path, config_toml, digest)
+        for leftover in self.path.rglob(f"{files.TEMPORARY}*"):
+            leftover.unlink(missing_ok=True)
+        (self.path / "state" / "tensors").mkdir(parents=True, exist_ok=True)
+        if not _is_run(self.path):
+            self.write_text(CONFIG, config_toml)
+            self.write_json("state/run.json", {"format": FORMAT, "config_hash": digest})
+
+    @classmethod
+    def read(cls, path: str | Path) -> Self:
+        """Open a run directory to look at it: no lock, and nothing can be written."""
+        if not _is_run(Path(path)):
+            raise StoreError(f"{path}: not a run directory (no state/run.json); give the folder that 'emdcfl run --out' wrote")
+        return cls(path)
+
+    def close(self) -> None:
+        """Give the lock back."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def config(self) -> Config:
+        """The config of the run."""
+        return load(self.path / CONFIG)
+
+    # --- files ---
+
+    def write_text(self, name: str, text: str) -> None:
+        files.write_file(self._place(name), [text.encode()])
+
+    def write_bytes(self, name: str, content: bytes) -> None:
+        files.write_file(self._place(name), [content])
+
+    def write_json(self, name: str, value: Any) -> None:
+        self.write_text(name, files.json_text(value, str(self.path / name), indent=2) + "\n")
+
+    def write_npz(self, name: str, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        files.write_arrays(self._place(name), arrays)
+
+    def write_model(self, name: str, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+        files.write_tensors(self._place(name), tensors, metadata)
+
+    def read_json(self, name: str) -> Any:
+        return files.read_json(self.path / name)
+
+    def read_npz(self, name: str) -> dict[str, np.ndarray[Any, Any]]:
+        return files.read_arrays(self.path / name)
+
+    def read_model(self, name: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+        return files.read_tensors(self.path / name)
+
+    def prune(self, folder: str, keep: Iterable[str]) -> None:
+        """Delete the files of a folder that are not named: models of clusters that are gone, say."""
+        names = set(keep)
+        for path in self._place(f"{folder}/x").parent.iterdir():
+            if path.is_file() and path.name not in names:
+                path.unlink()
+
+    def _place(self, name: str) -> Path:
+        if self._lock is None:
+            raise StoreError(f"{self.path}: opened for reading only, cannot write {name}")
+        path = self.path / name
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise StoreError(f"{name}: a file of a run lies inside its directory")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"{path.parent}: cannot make the folder: {error.strerror}") from error
+        return path
+
+    # --- metrics ---
+
+    def append_metrics(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Add rows to ``metrics.jsonl``. Every row has a ``round``."""
+        path = self._place(METRICS)
+        rows = list(rows)
+        for row in rows:
+            if not isinstance(row.get("round"), int):
+                raise StoreError(f"{path}: every row of metrics needs an integer 'round', got {dict(row)!r}")
+        text = "".join(files.json_text(dict(row), f"{path}: round {row['round']}") + "\n" for row in rows)
+        try:
+            with path.open("ab") as file:
+                file.write(text.encode())
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise StoreError(f"{path}: cannot write: {error.strerror}; free the cause and use --resume") from error
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """All rows; a last line that a kill cut off is left out."""
+        return [row for _, row in self._metric_lines()]
+
+    def _metric_lines(self) -> list[tuple[bytes, dict[str, Any]]]:
+        path = self.path / METRICS
+        content = path.read_bytes() if path.exists() else b""
+        rows: list[tuple[bytes, dict[str, Any]]] = []
+        for number, line in enumerate(content.split(b"\n")[:-1], start=1):  # what follows the last line break was cut off
+            try:
+                row = json.loads(line)
+                int(row["round"])
+            except (ValueError, TypeError, KeyError) as error:
+                raise StoreError(f"{path}: line {number} is damaged; delete the line, or start again with another --out") from error
+            rows.append((line + b"\n", row))
+        return rows
+
+    def trim_metrics(self, round: int) -> None:
+        """Forget rows of rounds after ``round``: they were written, but their round was never committed."""
+        path = self._place(METRICS)
+        if path.exists():
+            files.write_file(path, [line for line, row in self._metric_lines() if row["round"] <= round])
+
+    # --- state ---
+
+    def save_state(self, round: int, state: Any, extra: Mapping[str, Any] | None = None) -> None:
+        """Commit the state after a round, with anything else (``extra``) that resuming needs. The last two rounds are kept."""
+        self._place("state/x")
+        self._rounds.save(round, state, extra or {})
+
+    def load_state(self, cls: type[State], *, fallback: bool = True) -> tuple[int, State, dict[str, Any]] | None:
+        """The last committed round, its state and the extra values; ``None`` if no round was committed yet.
+
+        If the newest round is damaged and ``fallback`` holds, the one before it is taken, with a warning in the log.
+        """
+        return self._rounds.load(cls, fallback=fallback)
+
+    def rounds(self) -> list[int]:
+        """The committed rounds, damaged or not, in order."""
+        return self._rounds.numbers()
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "state" / "run.json").is_file()
+
+
+def _refuse_foreign(folder: Path) -> None:
+    """Refuse a folder that holds something else. One where a run was killed while it began (it had made its lock) is not foreign."""
+    if folder.exists() and not folder.is_dir():
+        raise StoreError(f"{folder}: is a file, expected a folder for the run; choose another --out")
+    if not folder.is_dir() or _is_run(folder):
+        return
+    names = {path.name for path in folder.iterdir()}
+    ours = LOCK in names and all(name in (LOCK, CONFIG, "state") or name.startswith(files.TEMPORARY) for name in names)
+    if names and not ours:
+        raise StoreError(f"{folder}: not empty and not a run directory (it holds {min(names)!r}); choose another --out")
+
+
+def _refuse_other_config(folder: Path, text: str, digest: str) -> None:
+    stored = files.read_json(folder / "state" / "run.json")
+    if not isinstance(stored, dict) or "config_hash" not in stored or stored.get("format") != FORMAT:
+        raise StoreError(f"{folder}/state/run.json: truncated, damaged or of another version of emdcfl; choose another --out")
+    if stored["config_hash"] == digest:
+        return
+    try:
+        old = _flat(tomllib.loads((folder / CONFIG).read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{folder}: belongs to another config, and its {CONFIG} is unreadable; choose another --out") from error
+    new = _flat(tomllib.loads(text))
+    keys = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
+    shown = [f"{key} ({old.get(key, 'unset')!r} there, {new.get(key, 'unset')!r} here)" for key in keys[:5]]
+    more = [f"and {len(keys) - 5} more"] if len(keys) > 5 else []
+    raise StoreError(
+        f"{folder}: belongs to a run of another config, differing in {', '.join(shown + more) or CONFIG}; choose another --out"
+    )
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
