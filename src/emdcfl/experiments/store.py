@@ -73,8 +73,6 @@ class RunStore:
         _refuse_foreign(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-                parents=True, exist_ok=True
-            )
             lock = Lock(folder / LOCK)
         except OSError as error:
             raise StoreError(f"{folder}: cannot make the run directory: {error.strerror}; choose another --out") from error
