@@ -67,11 +67,23 @@ class Client:
         Known to this node alone.
     run : str
         Name of the run; separates what the node derives from its secret in different runs.
+    precision : "fp32" or "bf16"
+        ``"bf16"`` computes forward and backward passes under autocast; states stay float32.
     """
 
-    def __init__(self, site: Site, network: Network, preprocess: Preprocess, *, seed: int, secret: NodeSecret, run: str = "run") -> None:
+    def __init__(
+        self,
+        site: Site,
+        network: Network,
+        preprocess: Preprocess,
+        *,
+        seed: int,
+        secret: NodeSecret,
+        run: str = "run",
+        precision: str = "fp32",
+    ) -> None:
         self.site, self.name, self.network, self.preprocess = site, site.name, network, preprocess
-        self.seed, self.secret, self.run = seed, secret, run
+        self.seed, self.secret, self.run, self.precision = seed, secret, run, precision
         self.state = PrivateState()
         self.round = 0
         self._resident: dict[str, Split] = {}
@@ -122,7 +134,8 @@ class Client:
     @contextmanager
     def mode(self, training: bool) -> Iterator[None]:
         self.network.module.train(training)
-        with global_seed(keyed_int(self.seed, self.name, self.round, "dropout")):
+        low = torch.autocast(self.network.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16")
+        with global_seed(keyed_int(self.seed, self.name, self.round, "dropout")), low:
             yield
 
 

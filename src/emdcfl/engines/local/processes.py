@@ -55,12 +55,12 @@ def _serve(pipe: Connection, threads: int) -> None:
     """Run in a worker: build the clients that the first message describes, then answer requests until the pipe closes."""
     torch.set_num_threads(threads)
     try:
-        scenario, names, device, seed, run = pipe.recv()
+        scenario, names, device, options = pipe.recv()
         import emdcfl.methods  # noqa: F401  registers the tasks that methods bring
 
         with global_seed(0):
             network = Network(scenario.model, device)
-        clients = simulated_clients(scenario, names, network, seed=seed, run=run)
+        clients = simulated_clients(scenario, names, network, **options)
         while True:
             task, module, round, common, own = pipe.recv()
             if task not in TASKS:
@@ -79,7 +79,15 @@ class ProcessFederation(Federation):
     """
 
     def __init__(
-        self, scenario: Scenario, *, workers: int, device: str = "auto", threads: int = 1, run: str = "run", **options: Any
+        self,
+        scenario: Scenario,
+        *,
+        workers: int,
+        device: str = "auto",
+        threads: int = 1,
+        run: str = "run",
+        precision: str = "fp32",
+        **options: Any,
     ) -> None:
         super().__init__([s.name for s in scenario.sites], scenario.model, truth=scenario.groups, k=scenario.k, **options)
         if workers < 1:
@@ -96,7 +104,7 @@ class ProcessFederation(Federation):
             there.close()
             names = [n for n in self.clients if self._home[n] == w]
             part = Scenario(**{**vars(scenario), "sites": tuple(s for s in scenario.sites if s.name in set(names))})
-            here.send((part, names, chosen, self.seed, run))
+            here.send((part, names, chosen, {"seed": self.seed, "run": run, "precision": precision}))
             self._pipes.append(here)
             self._workers.append(worker)
 

@@ -44,11 +44,13 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def simulated_clients(scenario: Scenario, names: list[str], network: Network, *, seed: int, run: str) -> dict[str, Client]:
+def simulated_clients(scenario: Scenario, names: list[str], network: Network, *, seed: int, run: str, precision: str) -> dict[str, Client]:
     """Build the named clients of a scenario around one network, with secrets derived from the seed."""
     sites = {site.name: site for site in scenario.sites}
     return {
-        name: Client(sites[name], network, scenario.preprocess, seed=seed, secret=NodeSecret.simulated(seed, name), run=run)
+        name: Client(
+            sites[name], network, scenario.preprocess, seed=seed, secret=NodeSecret.simulated(seed, name), run=run, precision=precision
+        )
         for name in names
     }
 
@@ -67,12 +69,14 @@ def answer(client: Client, info: TaskInfo, round: int, inputs: Mapping[str, Any]
 class SequentialFederation(Federation):
     """Every client in this process, one after the other. Slow and plain: what the other engines are compared with."""
 
-    def __init__(self, scenario: Scenario, *, device: str = "auto", threads: int = 1, run: str = "run", **options: Any) -> None:
+    def __init__(
+        self, scenario: Scenario, *, device: str = "auto", threads: int = 1, run: str = "run", precision: str = "fp32", **options: Any
+    ) -> None:
         super().__init__([s.name for s in scenario.sites], scenario.model, truth=scenario.groups, k=scenario.k, **options)
         self.threads = threads
         with global_seed(0):
             network = Network(scenario.model, pick_device(device))
-        self._clients = simulated_clients(scenario, list(self.clients), network, seed=self.seed, run=run)
+        self._clients = simulated_clients(scenario, list(self.clients), network, seed=self.seed, run=run, precision=precision)
 
     def _dispatch(self, info: TaskInfo, inputs: Mapping[str, Inputs], common: Inputs) -> Iterator[tuple[str, Reply | Failure]]:
         for name, own in inputs.items():

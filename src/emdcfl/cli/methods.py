@@ -1,0 +1,70 @@
+"""``emdcfl methods``: what there is to compare with."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from dataclasses import MISSING, fields
+from typing import Annotated, Any, get_type_hints
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from emdcfl.cli.app import app
+from emdcfl.experiments.checks import describe
+from emdcfl.methods import METHODS, Method, find
+
+
+def about(cls: type[Method]) -> dict[str, Any]:
+    """Return what is known of a method: family, fields with type and default, what the docstrings say."""
+    hints = get_type_hints(cls)
+    return {
+        "name": cls.name,
+        "family": cls.family,
+        "needs_k": cls.needs_k,
+        "citation": cls.citation,
+        "fields": {
+            f.name: {"type": describe(hints[f.name]), "default": None if f.default is MISSING else f.default}
+            for f in fields(cls)  # type: ignore[arg-type]
+        },
+        "reference": dict(cls.reference),
+        "description": inspect.getdoc(inspect.getmodule(cls)) or "",
+        "parameters": inspect.getdoc(cls) or "",
+    }
+
+
+@app.command()
+def methods(
+    name: Annotated[str | None, typer.Argument(help="One method, for its fields and formulas.", show_default=False)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+) -> None:
+    """List the methods, or describe one."""
+    chosen = [find(name)] if name is not None else [METHODS[key] for key in sorted(METHODS)]
+    known = [about(cls) for cls in chosen]
+    if as_json:
+        typer.echo(json.dumps(known[0] if name is not None else known, indent=2))
+        return
+    console = Console()
+    if name is None:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for column in ("method", "family", "needs K", "source"):
+            table.add_column(column)
+        for m in known:
+            table.add_row(m["name"], m["family"], "yes" if m["needs_k"] else "no", m["citation"])
+        console.print(table)
+        console.print("emdcfl methods NAME tells one method's fields and formulas.", highlight=False)
+        return
+    typer.echo(known[0]["description"])
+    typer.echo("\n" + known[0]["parameters"])
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="Set with --set method.FIELD=VALUE", title_justify="left")
+    for column in ("field", "type", "default"):
+        table.add_column(column)
+    for key, value in known[0]["fields"].items():
+        table.add_row(key, value["type"], "–" if value["default"] is None else str(value["default"]))
+    if known[0]["fields"]:
+        console.print()
+        console.print(table)
+    if known[0]["reference"]:
+        console.print(f'preset = "reference" sets {known[0]["reference"]}', highlight=False)

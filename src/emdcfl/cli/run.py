@@ -1,0 +1,94 @@
+"""``emdcfl run``: one experiment, from a config file and flags to a run directory."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from emdcfl.cli.app import app
+from emdcfl.cli.progress import Live
+from emdcfl.cli.show import show_result
+from emdcfl.errors import ConfigError
+from emdcfl.experiments.config import Choice, Config, load, override
+
+
+def build_config(config: Path | None, flags: dict[str, Any], settings: list[str]) -> Config:
+    """Return the config: the file, then the flags, then ``--set``."""
+    base = load(config) if config is not None else Config()
+    for kind in ("scenario", "method"):
+        name = flags.pop(kind, None)
+        if name is not None and name != getattr(base, kind).name:  # another scenario or method: the file's options are not its own
+            base = replace(base, scenario=Choice(name)) if kind == "scenario" else replace(base, method=Choice(name))
+    changes = {key: str(value) for key, value in flags.items() if value is not None}
+    for setting in settings:
+        key, sign, value = setting.partition("=")
+        if not sign:
+            raise ConfigError(f"--set {setting}: expected table.key=value, as in --set method.tolerance=0.03")
+        changes[key.strip()] = value.strip()
+    return override(base, changes)
+
+
+@app.command()
+def run(
+    config: Annotated[Path | None, typer.Argument(help="Config file (TOML); 'emdcfl init' writes one.", show_default=False)] = None,
+    scenario: Annotated[
+        str | None, typer.Option(help="Who the clients are: see 'emdcfl data list'.", show_default="rotated-digits")
+    ] = None,
+    method: Annotated[str | None, typer.Option(help="See 'emdcfl methods'.", show_default="emdcfl")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Global rounds T.", show_default="the scenario's")] = None,
+    local_epochs: Annotated[int | None, typer.Option(help="Local epochs E per round.", show_default="the scenario's")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Local batch size B.", show_default="the scenario's")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate of local SGD.", show_default="the scenario's")] = None,
+    seed: Annotated[int | None, typer.Option(help="Everything random follows from it.", show_default="0")] = None,
+    participants: Annotated[int | None, typer.Option(help="Clients drawn per round.", show_default="all")] = None,
+    scale: Annotated[str | None, typer.Option(help="smoke, small or paper, where the scenario has scales.", show_default=False)] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.", show_default="auto")] = None,
+    workers: Annotated[int | None, typer.Option(help="Worker processes; the bits stay the same.", show_default="1")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Any key, as in --set method.tolerance=0.03; repeatable.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run directory.", show_default="runs/SCENARIO-METHOD-seedS")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out from its last complete round.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the result.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON and nothing else.")] = False,
+) -> None:
+    """Run one method on one scenario and leave a run directory."""
+    from emdcfl.experiments import runner
+    from emdcfl.experiments.store import RunStore
+
+    flags: dict[str, Any] = {
+        "scenario": scenario,
+        "method": method,
+        "run.rounds": rounds,
+        "training.local_epochs": local_epochs,
+        "training.batch_size": batch_size,
+        "training.lr": lr,
+        "run.seed": seed,
+        "run.participants": participants,
+        "scenario.scale": scale,
+        "engine.device": device,
+        "engine.workers": workers,
+    }
+    given = config is not None or bool(set_) or any(value is not None for value in flags.values())
+    if resume and out is not None and not given:
+        chosen = RunStore.read(out).config()
+    else:
+        chosen = build_config(config, flags, set_ or [])
+    place = out or Path("runs") / f"{chosen.scenario.name}-{chosen.method.name}-seed{chosen.run.seed}"
+    logging.getLogger("emdcfl").setLevel(logging.WARNING if quiet or as_json else logging.INFO)
+    console = Console(soft_wrap=False)
+    if as_json:
+        typer.echo(json.dumps(runner.run(chosen, place, resume=resume), indent=2))
+        return
+    if quiet:
+        summary = runner.run(chosen, place, resume=resume)
+    else:
+        console.print(f"{chosen.method.name} on {chosen.scenario.name}, seed {chosen.run.seed}", highlight=False)
+        with Live(console) as live:
+            summary = runner.run(chosen, place, resume=resume, observer=live)
+    rows = [r for r in RunStore.read(place).read_metrics() if r["round"] == summary["rounds"]]
+    show_result(console, summary, rows, place)

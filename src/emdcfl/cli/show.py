@@ -1,0 +1,68 @@
+"""Tables for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from emdcfl.experiments.scoring import Row
+
+
+def percent(value: float | None) -> str:
+    """Write a share as a percentage with one digit, a dash for none."""
+    return "–" if value is None else f"{value:.1%}"
+
+
+def shorten(names: Sequence[str], most: int = 12) -> str:
+    """Join names, leaving out the middle of a long list."""
+    if len(names) <= most:
+        return ", ".join(names)
+    return ", ".join(names[: most - 2]) + f", … {len(names) - most + 1} more …, {names[-1]}"
+
+
+def show_result(console: Console, summary: Mapping[str, Any], rows: Sequence[Row], out: Path) -> None:
+    """Print clusters and their members, accuracy, agreement, and where the time went."""
+    console.print()
+    if summary["clusters"] is not None:
+        console.print(_clusters(summary, rows))
+    line = [f"[bold]{summary['method']}[/] on {summary['scenario']}, seed {summary['seed']}: "]
+    for variant, score in summary["accuracy"]["variants"].items():
+        name = "" if len(summary["accuracy"]["variants"]) == 1 else f"{variant} "
+        line.append(f"{name}accuracy [bold]{percent(score['mean'])}[/], worst client {percent(score['worst'])}; ")
+    if summary["clusters"] is not None:
+        line.append(f"K = {summary['k']}, ")
+        line.append(f"ARI = {summary['ari']:.2f}" if summary["ari"] is not None else "no true groups to compare with")
+    console.print("".join(line).rstrip("; ,"), highlight=False, soft_wrap=True)
+    seconds = summary["seconds"]
+    parts = " · ".join(f"{phase} {seconds.get(phase, 0.0):.1f} s" for phase in ("train", "embed", "transport", "evaluate"))
+    console.print(f"time: {parts} · total {seconds.get('total', 0.0):.1f} s", highlight=False, soft_wrap=True)
+    for failure in summary["failures"][:10]:
+        console.print(f"missing: {failure['client']} in round {failure['round']} ({failure['task']}): {failure['reason']}", highlight=False)
+    console.print(f"run directory: {out}", highlight=False, soft_wrap=True)
+
+
+def _clusters(summary: Mapping[str, Any], rows: Sequence[Row]) -> Table:
+    score = {r["client"]: next(iter(r["accuracy"].values())) for r in rows if r["accuracy"]}
+    table = Table(title="Clusters found", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("cluster", justify="right")
+    table.add_column("clients", justify="right")
+    table.add_column("members", overflow="fold")
+    if summary["groups"] is not None:
+        table.add_column("true groups", overflow="fold")
+    table.add_column("accuracy", justify="right")
+    table.add_column("worst", justify="right")
+    for k in sorted(set(summary["clusters"])):
+        at = [i for i, label in enumerate(summary["clusters"]) if label == k]
+        names = [summary["clients"][i] for i in at]
+        cells = [str(k), str(len(names)), shorten(names)]
+        if summary["groups"] is not None:
+            cells.append(", ".join(dict.fromkeys(str(summary["groups"][i]) for i in at)))
+        own = [score[n] for n in names if n in score]
+        cells += [percent(sum(own) / len(own) if own else None), percent(min(own) if own else None)]
+        table.add_row(*cells)
+    return table

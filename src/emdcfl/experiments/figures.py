@@ -1,0 +1,74 @@
+"""Pictures of a run. matplotlib without a window: nothing here touches pyplot's global state."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from emdcfl.methods.base import Distances
+
+Array = np.ndarray[Any, Any]
+
+ANNOTATED = 16
+"""Up to this many clients every cell shows its number."""
+LABELLED = 60
+
+
+def heatmap(distances: Distances, clients: Sequence[str], clusters: Sequence[int]) -> bytes:
+    """Draw W as a heat map, clients ordered and framed by cluster; return PNG bytes.
+
+    Colour is W over its tolerance, so that 1 is the border between accepted (blue) and refused (red) whatever the units. Entries that
+    were only bounded carry a ``≥`` or ``≤``; a pair that was never compared is grey.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.colors import TwoSlopeNorm
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
+
+    order = sorted(range(len(clients)), key=lambda i: (clusters[i], i))
+    w = distances.W[np.ix_(order, order)]
+    ratio = w / distances.epsilon[np.ix_(order, order)]
+    kind = distances.kind[np.ix_(order, order)]
+    size = float(np.clip(0.55 * len(clients) + 2.2, 5.0, 14.0))
+    figure = Figure(figsize=(size + 1.2, size), layout="constrained", dpi=110)
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.set_facecolor("0.85")
+    top = float(np.nanmax(ratio)) if np.isfinite(ratio).any() else 2.0
+    low = float(np.nanmin(ratio)) if np.isfinite(ratio).any() else 0.0
+    norm = TwoSlopeNorm(vcenter=1.0, vmin=min(low, 0.0), vmax=max(min(top, 6.0), 1.5))
+    image = axes.imshow(ratio, cmap="RdBu_r", norm=norm, interpolation="nearest")
+    names = [clients[i] for i in order]
+    if len(names) <= LABELLED:
+        axes.set_xticks(
+            range(len(names)), names, rotation=90 if len(names) > ANNOTATED else 45, ha="center" if len(names) > ANNOTATED else "right"
+        )
+        axes.set_yticks(range(len(names)), names)
+    if len(names) <= ANNOTATED:
+        _annotate(axes, w, ratio, kind)
+    start = 0
+    for label in dict.fromkeys(clusters[i] for i in order):
+        width = sum(clusters[i] == label for i in order)
+        axes.add_patch(Rectangle((start - 0.5, start - 0.5), width, width, fill=False, edgecolor="black", linewidth=2))
+        start += width
+    axes.set_xlabel("column client: its validation sample")
+    axes.set_ylabel("row client: its model and train sample")
+    found = len(set(clusters))
+    axes.set_title(f"Distance W between clients, {found} cluster{'s' if found != 1 else ''} framed")
+    bar = figure.colorbar(image, ax=axes, shrink=0.85, extend="max" if top > 6.0 else "neither")
+    bar.set_label("W / tolerance (below 1 in both directions: linked)")
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def _annotate(axes: Any, w: Array, ratio: Array, kind: Array) -> None:
+    marks = {2: "≥", 3: "≤"}
+    for i, j in np.ndindex(w.shape):
+        if np.isfinite(w[i, j]):
+            dark = ratio[i, j] > 3.5 or ratio[i, j] < 0
+            text = f"{marks.get(int(kind[i, j]), '')}{w[i, j]:.3f}".replace("0.", ".", 1)
+            axes.text(j, i, text, ha="center", va="center", fontsize=7, color="white" if dark else "black")

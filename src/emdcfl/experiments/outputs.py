@@ -1,0 +1,152 @@
+"""What a run leaves for people: ``summary.json``, ``distances.npz``, ``heatmap.png``, ``models/``; and how to read the models again."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from emdcfl.data.types import Preprocess, Scenario
+from emdcfl.errors import DataError, StoreError, nearest
+from emdcfl.experiments.figures import heatmap
+from emdcfl.experiments.files import json_text, read_tensors, write_arrays, write_file, write_tensors
+from emdcfl.experiments.scoring import model_names
+from emdcfl.keys import global_seed
+from emdcfl.methods.base import Serving
+from emdcfl.models import ModelRecipe
+from emdcfl.params import Network
+
+INDEX = "models/index.json"
+
+
+def write_outputs(path: Path, scenario: Scenario, serving: Serving, summary: Mapping[str, Any]) -> None:
+    """Write everything but the state and the metrics, each file in one step."""
+    clients = [site.name for site in scenario.sites]
+    _write_models(path, scenario, serving, clients)
+    if serving.distances is not None and serving.clusters is not None:
+        d = serving.distances
+        write_arrays(path / "distances.npz", {"W": d.W, "tau": d.tau, "epsilon": d.epsilon, "kind": d.kind})
+        write_file(path / "heatmap.png", [heatmap(d, clients, serving.clusters.tolist())])
+    write_file(path / "summary.json", [json_text(summary, "summary.json", indent=2).encode() + b"\n"])
+
+
+def _write_models(path: Path, scenario: Scenario, serving: Serving, clients: list[str]) -> None:
+    folder = path / "models"
+    folder.mkdir(exist_ok=True)
+    names = _file_names(model_names(serving, clients))
+    with global_seed(0):  # building a module draws initial weights, which are then replaced
+        network = Network(scenario.model)
+    metadata = {
+        "classes": json.dumps(list(scenario.classes), ensure_ascii=False),
+        "model": json.dumps(scenario.model.as_dict(), sort_keys=True),
+        "preprocess": json.dumps(scenario.preprocess.as_dict(), sort_keys=True),
+        "input": json.dumps(list(scenario.sites[0].train.x.shape[1:])),
+    }
+    for name, theta in zip(names, serving.models, strict=True):
+        write_tensors(folder / f"{name}.safetensors", network.state_dict(theta), metadata)
+    for old in folder.glob("*.safetensors"):
+        if old.stem not in names:
+            old.unlink()
+    who: dict[str, Any] = {}
+    for i, client in enumerate(clients):
+        chosen = torch.nonzero(serving.weights[i] > 0).flatten().tolist()
+        who[client] = {names[k]: float(serving.weights[i, k]) for k in chosen}
+    index = {"mix": serving.mix, "clients": who}
+    write_file(path / INDEX, [json_text(index, INDEX, indent=2).encode() + b"\n"])
+
+
+def _file_names(names: list[str]) -> list[str]:
+    """Names that any file system takes, still distinct."""
+    safe: list[str] = []
+    for name in names:
+        base = re.sub(r"[^\w.-]+", "_", name)
+        candidate, n = base, 1
+        while candidate in safe:
+            n += 1
+            candidate = f"{base}~{n}"
+        safe.append(candidate)
+    return safe
+
+
+@dataclass(frozen=True)
+class Served:
+    """One client's model, or mixture of models, read back from a run directory."""
+
+    classes: tuple[str, ...]
+    preprocess: Preprocess
+    recipe: ModelRecipe
+    shape: tuple[int, ...]
+    states: tuple[dict[str, Tensor], ...]
+    weights: tuple[float, ...]
+
+    @torch.no_grad()
+    def probabilities(self, x: Tensor) -> Tensor:
+        """Return class probabilities of stored-form inputs ``(N, *shape)``."""
+        if tuple(x.shape[1:]) != self.shape:
+            raise DataError(f"expected inputs of shape {self.shape}, got {tuple(x.shape[1:])}")
+        total = torch.zeros(len(x), len(self.classes))
+        for state, weight in zip(self.states, self.weights, strict=True):
+            module = self.module(state)
+            for start in range(0, len(x), 256):
+                part = slice(start, start + 256)
+                total[part] += weight * module(self.preprocess(x[part])).softmax(1)
+        return total
+
+    def module(self, state: Mapping[str, Tensor]) -> nn.Module:
+        """Return the network with these weights, in evaluation mode."""
+        recipe = self.recipe
+        if "weights" in recipe.options:  # what follows replaces them; do not look for the pretrained file again
+            recipe = ModelRecipe(recipe.name, {**recipe.options, "weights": None})
+        module = recipe()
+        module.load_state_dict(dict(state))
+        return module.eval()
+
+
+def read_summary(run: Path) -> dict[str, Any]:
+    """Read ``summary.json`` of a run directory."""
+    return _read_json(run / "summary.json", f"{run} is not a run directory that has finished a round")
+
+
+def _read_json(path: Path, otherwise: str) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise StoreError(f"{otherwise}: {path.name} is missing; run 'emdcfl run --out {path.parent}' first") from error
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{path}: truncated or damaged: {error}; resume the run to write it again") from error
+    if not isinstance(value, dict):
+        raise StoreError(f"{path}: expected an object, got {type(value).__name__}; resume the run to write it again")
+    return value
+
+
+def read_served(run: Path, client: str) -> Served:
+    """Read what a client of a finished run is served with."""
+    index = _read_json(run / INDEX, f"{run} has no models")
+    if client not in index["clients"]:
+        raise DataError(f"{run} has no client {client!r}: {nearest(client, index['clients'])}")
+    weights: dict[str, float] = index["clients"][client]
+    read = [read_tensors(run / "models" / f"{name}.safetensors") for name in weights]
+    about = read[0][1]
+    served = Served(
+        classes=tuple(json.loads(about["classes"])),
+        preprocess=Preprocess.from_dict(json.loads(about["preprocess"])),
+        recipe=ModelRecipe.from_dict(json.loads(about["model"])),
+        shape=tuple(json.loads(about["input"])),
+        states=tuple(tensors for tensors, _ in read),
+        weights=tuple(weights.values()),
+    )
+    if index["mix"] == "parameters" and len(read) > 1:
+        total = sum(served.weights)
+        mixed = {n: sum(s[n].double() * w for s, w in zip(served.states, served.weights, strict=True)) / total for n in served.states[0]}
+        state = {n: t.to(served.states[0][n].dtype) for n, t in mixed.items() if isinstance(t, Tensor)}
+        return Served(served.classes, served.preprocess, served.recipe, served.shape, (state,), (1.0,))
+    return served
+
+
+__all__ = ["INDEX", "Served", "read_served", "read_summary", "write_outputs"]

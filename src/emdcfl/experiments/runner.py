@@ -1,0 +1,206 @@
+"""From a config to a run directory: complete the config, play the rounds, save each, write what came out. Resumable at any moment."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import logging
+import platform
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import emdcfl
+from emdcfl.data import scenarios
+from emdcfl.data.types import Scenario
+from emdcfl.engines.local import make_federation
+from emdcfl.engines.local.sequential import pick_device
+from emdcfl.errors import ConfigError, nearest
+from emdcfl.experiments.checks import check_options
+from emdcfl.experiments.config import Choice, Config, config_hash
+from emdcfl.experiments.loop import Finished, Observer, play
+from emdcfl.experiments.outputs import write_outputs
+from emdcfl.experiments.scoring import Row, accuracy, agreement
+from emdcfl.experiments.store import RunStore
+from emdcfl.federation import Federation
+from emdcfl.methods import find, make
+from emdcfl.methods.base import Method, Serving
+from emdcfl.models import ModelRecipe
+from emdcfl.models.recipe import BUILDERS
+from emdcfl.tasks import Training
+
+log = logging.getLogger("emdcfl")
+
+PHASES = ("train", "embed", "transport", "evaluate")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A complete config and the objects it describes."""
+
+    config: Config
+    scenario: Scenario
+    method: Method
+    training: Training
+
+    def federation(self) -> Federation:
+        """Start the engine the config names."""
+        engine, run = self.config.engine, self.config.run
+        return make_federation(
+            self.scenario,
+            engine=engine.name,
+            workers=engine.workers,
+            device=engine.device,
+            threads=engine.threads,
+            precision=engine.precision,
+            run=config_hash(self.config)[:16],
+            training=self.training,
+            seed=run.seed,
+            number=run.participants,
+            on_failure=engine.on_failure,
+            quorum=engine.quorum,
+        )
+
+
+def plan(config: Config) -> Plan:
+    """Build the scenario and the method, and write every default into the config, so that it can be rerun as it is."""
+    cls = find(config.method.name)
+    device = str(pick_device(config.engine.device))
+    scenario = scenarios.build(config.scenario.name, **config.scenario.options)
+    if config.model is not None:
+        scenario = replace(scenario, model=_model(scenario.model, config.model))
+    options = dict(config.method.options)
+    preset = options.pop("preset", None)
+    checked = check_options(cls, {**scenario.method_defaults.get(cls.name, {}), **options}, "method")
+    method = make(cls.name, **checked, **({"preset": preset} if preset else {}))
+    given = {k: v for k, v in asdict(config.training).items() if v is not None}
+    training = Training(**{**{k: v for k, v in scenario.defaults.items() if k in _names(Training)}, **given})
+    rounds = config.run.rounds or int(scenario.defaults.get("rounds", 10))
+    complete = replace(
+        config,
+        run=replace(config.run, rounds=rounds),
+        method=Choice(cls.name, {f.name: getattr(method, f.name) for f in fields(cls) if getattr(method, f.name) is not None}),  # type: ignore[arg-type]
+        model=Choice(scenario.model.name, dict(scenario.model.options)),
+        training=replace(config.training, **{k: v for k, v in asdict(training).items() if k in _names(type(config.training))}),
+        engine=replace(config.engine, device=device),
+    )
+    return Plan(complete, scenario, method, training)
+
+
+def _names(cls: Any) -> set[str]:
+    return {f.name for f in dataclasses.fields(cls)}
+
+
+def _model(default: ModelRecipe, wanted: Choice) -> ModelRecipe:
+    """Take the options both networks understand (channels, classes, size) from the scenario, the rest from the config."""
+    if wanted.name not in BUILDERS and ":" not in wanted.name:
+        raise ConfigError(f"unknown model {wanted.name!r}: {nearest(wanted.name, BUILDERS)}, or 'package.module:function'")
+    builder = BUILDERS.get(wanted.name)
+    known = set(inspect.signature(builder).parameters) if builder else set(default.options)
+    shared = {k: v for k, v in default.options.items() if k in known}
+    options = check_options(builder, wanted.options, "model") if builder else dict(wanted.options)
+    return ModelRecipe(wanted.name, {**shared, **options})
+
+
+def run(config: Config, out: Path, *, resume: bool = False, observer: Observer | None = None) -> dict[str, Any]:
+    """Run (or resume) an experiment in directory ``out`` and return its summary."""
+    started = time.perf_counter()
+    plan_ = plan(config)
+    for text in plan_.scenario.notes:
+        log.info("%s", text)
+    with plan_.federation() as fed, RunStore.open(out, plan_.config, resume=resume) as store:
+        loaded: tuple[int, Any, dict[str, Any]] | None = store.load_state(plan_.method.State)
+        done, state, extra = loaded if loaded is not None else (0, None, {})
+        store.trim_metrics(done)
+        before = dict(extra.get("seconds", {}))
+        rows: list[Row] = list(extra.get("rows", []))
+        failures: list[dict[str, Any]] = list(extra.get("failures", []))
+        rounds = plan_.config.run.rounds
+        assert rounds is not None
+        if loaded is not None and done >= rounds:
+            return _conclude(store, plan_, fed, Finished(done, state, plan_.method.serve(state), rows), rows, before, failures)
+        summary: dict[str, Any] = {}
+        settings = {"evaluate_every": plan_.config.run.evaluate_every, "retries": plan_.config.engine.retries}
+        for finished in play(fed, plan_.method, rounds=rounds, state=state, done=done, observer=observer, **settings):
+            rows = finished.rows or rows
+            failures += [{**asdict(f)} for f in fed.failures]
+            fed.failures.clear()
+            seconds = _seconds(before, fed, time.perf_counter() - started)
+            store.append_metrics(finished.rows)
+            store.save_state(finished.index, finished.state, {"seconds": seconds, "rows": rows, "failures": failures})
+            summary = _conclude(store, plan_, fed, finished, rows, seconds, failures)
+        return summary
+
+
+def _seconds(before: Mapping[str, float], fed: Federation, wall: float) -> dict[str, float]:
+    now = {phase: fed.clock.seconds.get(phase, 0.0) for phase in PHASES} | {"total": wall}
+    return {phase: before.get(phase, 0.0) + value for phase, value in now.items()}
+
+
+def _conclude(
+    store: RunStore,
+    plan_: Plan,
+    fed: Federation,
+    finished: Finished,
+    rows: list[Row],
+    seconds: Mapping[str, float],
+    failures: list[dict[str, Any]],
+) -> dict[str, Any]:
+    """Write what a person looks at, from the state alone: the same files whether the run was interrupted or not."""
+    summary = summarise(plan_, fed, finished.index, finished.serving, rows, seconds, failures)
+    write_outputs(store.path, plan_.scenario, finished.serving, summary)
+    return summary
+
+
+def summarise(
+    plan_: Plan,
+    fed: Federation,
+    index: int,
+    serving: Serving,
+    rows: list[Row],
+    seconds: Mapping[str, float],
+    failures: list[dict[str, Any]],
+) -> dict[str, Any]:
+    """Return what ``summary.json`` holds."""
+    scenario, clusters = plan_.scenario, serving.clusters
+    variants = list(scenario.sites[0].tests)
+    scores = {v: accuracy(rows, v, scenario.scored) for v in variants}
+    return {
+        "method": plan_.config.method.name,
+        "scenario": scenario.name,
+        "seed": plan_.config.run.seed,
+        "rounds": index,
+        "finished": index == plan_.config.run.rounds,
+        "k": int(serving.models.shape[0]) if clusters is None else len(set(clusters.tolist())),
+        "ari": agreement(serving, fed.clients, scenario.groups),
+        "clients": list(fed.clients),
+        "groups": None if scenario.groups is None else [scenario.groups[c] for c in fed.clients],
+        "clusters": None if clusters is None else [int(k) for k in clusters.tolist()],
+        "accuracy": {**scores[variants[0]], "variants": scores},
+        "scored": None if scenario.scored is None else list(scenario.scored),
+        "seconds": {phase: round(value, 3) for phase, value in seconds.items()},
+        "failures": [{k: f[k] for k in ("round", "client", "task", "reason")} for f in failures],
+        "notes": list(scenario.notes),
+        "config": config_hash(plan_.config),
+        "versions": versions(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return what the numbers depend on."""
+    import ot
+    import sklearn
+
+    return {
+        "emdcfl": emdcfl.__version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+        "scikit-learn": sklearn.__version__,
+        "POT": ot.__version__,
+    }
