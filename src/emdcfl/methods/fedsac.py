@@ -1,0 +1,156 @@
+r"""FedSaC: pFedGraph that also looks for clients who know something else.
+
+Similar models, different feature subspaces: client i sends the first r principal directions :math:`B_i` of its train embeddings under its
+trained model. With the principal angles :math:`\varphi` between two subspaces,
+
+.. math:: c_{ij} = \cos\Bigl(\tfrac1r\sum_{l=1}^r \varphi_l(B_i, B_j)\Bigr), \qquad
+          \cos\varphi_l = \sigma_l(B_i B_j^\top)
+
+.. math:: x_i = \arg\min_{x\in\Delta}\ \lVert x - p\rVert^2 + (\lambda_1 c_i - \lambda_2 s_i)^\top x
+          = \mathrm{Proj}_\Delta\Bigl(p + \frac{\lambda_2 s_i - \lambda_1 c_i}{2}\Bigr), \qquad a_i \leftarrow \sum_j x_{ij}\theta_j
+
+Local training, the cosines :math:`s`, the data shares p and who is averaged are pFedGraph's.
+
+A client sends its state, :math:`n_c` and r directions of its embedding space, which tell the server along which features its data vary (not
+projected, unlike EMD-CFL's embeddings); it learns its own average only. It is served that personal model, θ⁰ before its first round.
+
+Yan, Cui, Wuerkaixi, Zhang, Han, Niu, Sugiyama, Zhang. *Balancing Similarity and Complementarity for Federated Learning.* ICML 2024.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from emdcfl.client import Client, task
+from emdcfl.clustering import project_simplex
+from emdcfl.errors import ConfigError
+from emdcfl.federation import Federation, Round
+from emdcfl.methods.base import Family, Serving, register
+from emdcfl.methods.graph import (
+    Aggregate,
+    Angles,
+    Personal,
+    Since,
+    VectorScope,
+    check_graph,
+    complementarity,
+    pca_basis,
+    personal_start,
+    personalise,
+    serve_personal,
+    similarities,
+    train_personal,
+)
+from emdcfl.schema import Field, Reply
+from emdcfl.tasks import TRAINED, Training, local_sgd
+
+
+@task(phase="train", returns={**TRAINED, "basis": Field(torch.float32, (None, "d"))})
+def train_and_basis(
+    client: Client,
+    *,
+    theta: Tensor,
+    training: Mapping[str, Any],
+    components: int,
+    mode: Literal["eval", "train"],
+    cosine: Mapping[str, Any] | None = None,
+) -> Reply:
+    """Train as ``train`` does, and add the first principal directions of the train embeddings under the new state."""
+    reply = local_sgd(client, theta, Training(**training), cosine=cosine)
+    everything = torch.arange(reply["n"], device=client.network.device)
+    return {**reply, "basis": pca_basis(client.embeddings(reply["theta"], "train", everything, mode=mode), components)}
+
+
+@register
+@dataclass(frozen=True)
+class FedSaC:
+    r"""FedSaC.
+
+    Parameters
+    ----------
+    lambda1 : float
+        :math:`\lambda_1`, the wish for other subspaces. The authors' notes use 0.9 (0.5 where there is little to complement).
+    lambda2 : float
+        :math:`\lambda_2`, the wish for similar models. The authors' notes use 1.4 (1.6 with 0.5).
+    components : int
+        Principal directions r a client sends; the paper uses 3.
+    mu : float
+        Weight of the cosine term; the paper uses 0.01, the EMD-CFL authors' public code 1.
+    angles : "principal" or "greedy"
+        Principal angles, or signed angles between directions paired off greedily, in which a flipped direction counts as π (the EMD-CFL
+        authors' public code).
+    since : "initial" or "round"
+        Compare what was learned since θ⁰ (the paper), or in this round (the EMD-CFL authors' public code).
+    snap : float or None
+        Cosines above it count as 1; the paper's code uses 0.9, the EMD-CFL authors' none.
+    vector_scope : "P", "F", "H" or "state"
+        What is compared: trainable parameters, all floating state, the head, or the whole state with BatchNorm's counters, which
+        drown everything else (the EMD-CFL authors' public code).
+    aggregate : "snapshot" or "in-place"
+        All averages from the local states, or client after client, each from what those before it have become, so that the result depends
+        on the order of the clients (the EMD-CFL authors' public code).
+    first_round_term : bool
+        Whether the cosine term also acts when a client trains from θ⁰. On in the EMD-CFL authors' public code.
+    embedding_mode : "eval" or "train"
+        Mode of the network while embedding. ``"train"`` (batch statistics, dropout) is what the EMD-CFL authors' public code does.
+    """
+
+    lambda1: float = 0.9
+    lambda2: float = 1.4
+    components: int = 3
+    mu: float = 0.01
+    angles: Angles = "principal"
+    since: Since = "initial"
+    snap: float | None = 0.9
+    vector_scope: VectorScope = "P"
+    aggregate: Aggregate = "snapshot"
+    first_round_term: bool = False
+    embedding_mode: Literal["eval", "train"] = "eval"
+
+    name: ClassVar[str] = "fedsac"
+    family: ClassVar[Family] = "personal"
+    needs_k: ClassVar[bool] = False
+    citation: ClassVar[str] = "Yan et al., ICML 2024"
+    reference: ClassVar[Mapping[str, Any]] = {
+        "mu": 1.0,
+        "angles": "greedy",
+        "since": "round",
+        "snap": None,
+        "vector_scope": "state",
+        "aggregate": "in-place",
+        "first_round_term": True,
+        "embedding_mode": "train",
+    }
+    State: ClassVar[type] = Personal
+
+    def init(self, fed: Federation, round: Round) -> Personal:
+        if self.components < 1:
+            raise ConfigError(f"expected method.components >= 1, got {self.components}")
+        check_graph(mu=self.mu, snap=self.snap)
+        return personal_start(fed)
+
+    def step(self, fed: Federation, state: Personal, round: Round) -> Personal:
+        trained = train_personal(
+            fed,
+            state,
+            round,
+            mu=self.mu,
+            first_round_term=self.first_round_term,
+            task=train_and_basis,
+            components=self.components,
+            mode=self.embedding_mode,
+        )
+        if not trained.rows:
+            return state
+        s = similarities(fed.layout, state, trained, since=self.since, scope=self.vector_scope, snap=self.snap)
+        c = complementarity([reply["basis"] for reply in trained.replies], self.angles)
+        x = project_simplex((trained.shares + (self.lambda2 * s - self.lambda1 * c) / 2).numpy())
+        return personalise(state, trained, torch.from_numpy(x), self.aggregate)
+
+    def serve(self, state: Personal) -> Serving:
+        return serve_personal(state)
