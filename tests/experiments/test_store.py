@@ -4,6 +4,8 @@ import json
 import logging
 import multiprocessing
 import os
+import select
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -405,18 +407,60 @@ def test_two_runs_cannot_share_a_directory(store: RunStore) -> None:
     reopen(store).close()
 
 
-def _wait(pipe: Any) -> None:
-    pipe.recv()
+KILLED_PARENT = """
+import multiprocessing, os, signal, sys
+from emdcfl.experiments.store import *
+
+def work(ready):
+    ready.set()
+    sys.stdin = open(0)
+    sys.stdin.read()  # until the test ends
+
+fork = multiprocessing.get_context("fork")
+store = RunStore.open(sys.argv[1], Config())
+ready = fork.Event()
+fork.Process(target=work, args=(ready,)).start()
+ready.wait()
+print("worker is up", flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
 
 
-def test_a_forked_worker_does_not_keep_the_lock(store: RunStore) -> None:
-    ours, theirs = multiprocessing.Pipe()
-    worker = multiprocessing.get_context("fork").Process(target=_wait, args=(theirs,))
+def test_a_worker_that_outlives_its_killed_parent_does_not_keep_the_lock(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED_PARENT, str(tmp_path / "run")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": "src"},
+    )
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        assert process.stdout.readline() == b"worker is up\n"
+        assert process.wait() == -signal.SIGKILL
+        RunStore.open(tmp_path / "run", Config(), resume=True).close()
+        assert select.select([process.stdout], [], [], 0)[0] == []  # no end of file: the worker was alive all the while
+    finally:
+        process.stdin.close()
+        process.stdout.close()
+
+
+def _wait(ready: Any, finish: Any) -> None:
+    ready.set()
+    finish.wait()
+
+
+def test_forking_a_worker_does_not_give_the_lock_away(store: RunStore) -> None:
+    fork = multiprocessing.get_context("fork")
+    ready, finish = fork.Event(), fork.Event()
+    worker = fork.Process(target=_wait, args=(ready, finish))
     worker.start()
     try:
+        ready.wait()
+        with pytest.raises(StoreError, match="in use by another emdcfl run"):
+            RunStore.open(store.path, Config(), resume=True)
         reopen(store).close()
     finally:
-        ours.send(None)
+        finish.set()
         worker.join()
 
 

@@ -37,13 +37,18 @@ class Lock:
     def release(self) -> None:
         """Give the lock back. Doing it twice does no harm."""
         if self._descriptor is not None:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # at once, even where a worker was forked this instant and has a copy still
+        self._close()
+
+    def _close(self) -> None:
+        if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
 
-def _release_all() -> None:
+def _leave_to_parent() -> None:
     for lock in list(_HELD):
-        lock.release()
+        lock._close()
 
 
-os.register_at_fork(after_in_child=_release_all)
+os.register_at_fork(after_in_child=_leave_to_parent)
