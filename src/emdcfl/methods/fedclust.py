@@ -1,0 +1,113 @@
+r"""FedClust: one-shot hierarchical clustering of clients by the distance between locally trained weights.
+
+After the first round, trained from the common θ⁰, the server cuts a complete-linkage dendrogram:
+
+.. math:: D_{ij} = \|v(\theta_i) - v(\theta_j)\|_2, \qquad d(S, S') = \max_{i\in S, j\in S'} D_{ij} \le \lambda \Rightarrow \text{merge}
+
+and every round averages inside clusters, :math:`\theta_k = \sum_{c\in S_k} n_c\theta_c / \sum_{c\in S_k} n_c`, over the members that took
+part (a cluster without any keeps its model). A client first seen later trains from θ⁰, and its state is compared with the states the
+others had after *their* first training: it joins the cluster at the smallest complete-linkage distance if that is at most λ, and founds
+one otherwise; nobody else moves.
+
+Clients send their state and :math:`n_c`, as in FedAvg, and learn their cluster's model, with which they are served; one never seen
+holds θ⁰. The server sees every local state.
+
+Islam, Javaherian, Xu, Yuan, Chen, Tzeng. *FedClust: Tackling Data Heterogeneity in Federated Learning through Weight-Driven Client
+Clustering.* ICPP 2024.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from emdcfl.clustering import cut
+from emdcfl.federation import Federation, Replies, Round
+from emdcfl.methods.base import Clustered, Family, Serving, register, serve_clusters
+from emdcfl.methods.vectors import VectorScope, average_present, expect, sets_of, update_gram
+from emdcfl.params import squared_distances
+
+
+@dataclass(frozen=True)
+class FedClustState(Clustered):
+    """``Clustered``, and what everybody sent first, kept only until the last client has been seen."""
+
+    first: dict[str, Tensor] = field(default_factory=dict)
+    first_steps: dict[str, int] = field(default_factory=dict)
+
+
+@register
+@dataclass(frozen=True)
+class FedClust:
+    r"""FedClust.
+
+    Parameters
+    ----------
+    threshold : float
+        :math:`\lambda`, the largest distance inside a cluster. Depends on model and training; used with the full state: Rotated MNIST
+        5, Rotated CIFAR10 45, PACS 8, Backdoor MNIST 4, Backdoor CIFAR10 28.
+    vector_scope : "F", "P", "H" or "state"
+        What is compared: all floating state (what the thresholds above were chosen for), trainable parameters, the last layer (the
+        method's own definition; the threshold must be chosen anew), or the state with BatchNorm's counters.
+    aggregate : "every-round" or "first-round"
+        ``"first-round"``: cluster models stay those of round 1 whatever is trained later, as in the public code.
+    """
+
+    threshold: float = 5.0
+    vector_scope: VectorScope = "F"
+    aggregate: Literal["every-round", "first-round"] = "every-round"
+
+    name: ClassVar[str] = "fedclust"
+    family: ClassVar[Family] = "hard"
+    needs_k: ClassVar[bool] = False
+    citation: ClassVar[str] = "Islam et al., ICPP 2024"
+    reference: ClassVar[Mapping[str, Any]] = {"aggregate": "first-round", "vector_scope": "state"}
+    State: ClassVar[type] = FedClustState
+
+    def init(self, fed: Federation, round: Round) -> FedClustState:
+        expect(self.threshold > 0, "threshold", "above 0", self.threshold)
+        return FedClustState(list(fed.clients), fed.initial())
+
+    def step(self, fed: Federation, state: FedClustState, round: Round) -> FedClustState:
+        replies = fed.train({c: state.start(c) for c in round.participants})
+        founded = bool(state.labels)
+        state = replace(state, n={**state.n, **replies.column("n")})
+        newcomers = [c for c in replies.clients if c not in state.labels]
+        labels = self._place(fed, state, newcomers, replies) if newcomers else state.labels
+        sets = sets_of(state.clients, labels, max(labels.values(), default=-1) + 1)
+        local = replies.column("theta")
+        if founded and self.aggregate == "first-round":
+            local = {c: theta for c, theta in local.items() if labels[c] >= len(state.sets)}
+        models = average_present(state, sets, local, state.models) if sets else state.models
+        return self._remember(replace(state, labels=labels, sets=sets, models=models), newcomers, replies)
+
+    def serve(self, state: FedClustState) -> Serving:
+        return serve_clusters(state)
+
+    def _place(self, fed: Federation, state: FedClustState, newcomers: list[str], replies: Replies) -> dict[str, int]:
+        """Cut the dendrogram of the first participants; later ones join the nearest cluster within λ, or found one."""
+        first = {**state.first, **{c: replies[c]["theta"] for c in newcomers}}
+        steps = {**state.first_steps, **{c: replies[c]["steps"] for c in newcomers}}
+        who = list(first)
+        G = update_gram(fed.layout, list(first.values()), state.theta0, [steps[c] for c in who], self.vector_scope)
+        D = squared_distances(G).sqrt()
+        if not state.labels:
+            return {c: int(label) for c, label in zip(who, cut(D.numpy(), self.threshold, linkage="complete"), strict=True)}
+        labels = dict(state.labels)
+        at = {c: i for i, c in enumerate(who)}
+        for c in newcomers:
+            sets = sets_of(state.clients, labels, max(labels.values()) + 1)
+            apart = torch.stack([D[at[c], [at[d] for d in members]].max() for members in sets])
+            nearest = int(apart.argmin())
+            labels[c] = nearest if float(apart[nearest]) <= self.threshold else len(sets)
+        return labels
+
+    def _remember(self, state: FedClustState, newcomers: list[str], replies: Replies) -> FedClustState:
+        if len(state.labels) == len(state.clients):
+            return replace(state, first={}, first_steps={})
+        first = {**state.first, **{c: replies[c]["theta"] for c in newcomers}}
+        return replace(state, first=first, first_steps={**state.first_steps, **{c: replies[c]["steps"] for c in newcomers}})
