@@ -1,0 +1,217 @@
+r"""CFLGP: clustered learning by gradient partitioning. Updates accumulated over rounds are reduced by SVD and clustered.
+
+Each client's profile is a running mean of its updates :math:`\Delta_c`,
+
+.. math:: G_c \leftarrow (1-\beta_t)G_c + \beta_t\Delta_c, \qquad \beta_t = 1 / (\lfloor t/(Kp)\rfloor + 1),
+
+and with :math:`G^\top G = V\operatorname{diag}(\sigma^2)V^\top` client c is described by
+:math:`(\sigma_1V_{c1}, …, \sigma_KV_{cK})`. K-means on these gives the clusters of round t, renumbered to agree with the previous ones as
+far as possible, and :math:`\theta_k = \sum_{c\in S_k} n_c\theta_c / \sum_{c\in S_k} n_c` over the members that took part (a cluster
+without any keeps its model). In round 1 everybody trains from θ⁰, as does a client first seen later, whose first update is its profile;
+absent clients keep their profile.
+
+The profile may instead have K blocks, :math:`G^\top G` being the sum over blocks: one for each cluster a client has been in, or one for
+each model in turn on which *all* clients are asked for an update (see ``profile``).
+
+Clients send their state and :math:`n_c` (and under ``"criterion"`` a second state), and learn their cluster's model (and the criterion
+model), with which they are served; one never seen holds θ⁰. The server sees every local state.
+
+Kim, Kim, de Veciana. *Clustered Federated Learning via Gradient-based Partitioning.* ICML 2024.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from emdcfl import tasks
+from emdcfl.clustering import gram_features, kmeans, match_labels
+from emdcfl.federation import Federation, Replies, Round
+from emdcfl.keys import generator, keyed_int
+from emdcfl.methods.base import Clustered, Family, Serving, clusters_wanted, register, serve_clusters
+from emdcfl.methods.profiles import Fresh, ProfileUpdate
+from emdcfl.methods.vectors import VectorScope, average_present, expect, floating, sets_of
+from emdcfl.schema import Reply
+
+LARGEST_PROFILE = 1 << 29
+"""Numbers all profiles together may hold (2 GiB) unless ``coordinates`` says otherwise; 40 clients of ResNet18 fit in one block."""
+
+SHARED = "shared"
+"""Name of the one block of ``profile="shared"``."""
+
+
+@dataclass(frozen=True)
+class CFLGPState(Clustered):
+    """``Clustered`` with K models, and the profiles.
+
+    Attributes
+    ----------
+    profile : dict
+        Block → client → vector :math:`G_c`.
+    profile_steps : dict
+        Block → client → running mean of the steps, which is what BatchNorm's counters moved by.
+    clustered : bool
+        Whether K-means has run; before that everybody shares model 0.
+    """
+
+    profile: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    profile_steps: dict[str, dict[str, float]] = field(default_factory=dict)
+    clustered: bool = False
+
+
+@register
+@dataclass(frozen=True)
+class CFLGP:
+    r"""CFLGP.
+
+    Parameters
+    ----------
+    k : int or None
+        Number of clusters; the scenario's if not given.
+    period : int
+        p: clusters are found anew every p rounds. 1 in the comparison, 2 in the method's code.
+    last_clustering : int or None
+        Last round in which clusters are found anew; the method's code stops after 10 of 20 rounds. None: never.
+    profile : "shared", "own_block" or "criterion"
+        Where an update is filed. ``"shared"``: one vector per client, whatever model the update was made on; what the method's released
+        code amounts to. ``"own_block"``: the block of the client's own cluster (the public code of the comparison): from round 2 on
+        clusters occupy different coordinates, which locks the first clustering in. ``"criterion"``: the paper's scheme, all clients
+        are asked for an update on one model, block after block in turn; clients of other clusters train twice.
+    vector_scope : "P", "F", "H" or "state"
+        What an update is taken over: trainable parameters, all floating state, the last layer, or the state with BatchNorm's
+        counters (the public code of the comparison).
+    coordinates : float or None
+        Share of the coordinates that profiles keep, drawn once per run; the method's code offers 0.01. None: all, as far as the
+        profiles then hold at most 2²⁹ numbers.
+    """
+
+    k: int | None = None
+    period: int = 1
+    last_clustering: int | None = None
+    profile: Literal["shared", "own_block", "criterion"] = "shared"
+    vector_scope: VectorScope = "P"
+    coordinates: float | None = None
+
+    name: ClassVar[str] = "cflgp"
+    family: ClassVar[Family] = "hard"
+    needs_k: ClassVar[bool] = True
+    citation: ClassVar[str] = "Kim, Kim, de Veciana, ICML 2024"
+    reference: ClassVar[Mapping[str, Any]] = {"profile": "own_block", "vector_scope": "state"}
+    State: ClassVar[type] = CFLGPState
+
+    def init(self, fed: Federation, round: Round) -> CFLGPState:
+        k = clusters_wanted(self.k, fed, self.name)
+        expect(self.period >= 1, "period", "at least 1", self.period)
+        expect(
+            self.last_clustering is None or self.last_clustering >= self.period,
+            "last_clustering",
+            "at least the period",
+            self.last_clustering,
+        )
+        expect(self.coordinates is None or 0 < self.coordinates <= 1, "coordinates", "in (0, 1]", self.coordinates)
+        models = torch.stack([fed.initial(i) for i in range(k)])
+        return CFLGPState(list(fed.clients), models[0], sets=[[] for _ in range(k)], models=models)
+
+    def step(self, fed: Federation, state: CFLGPState, round: Round) -> CFLGPState:
+        replies = fed.train({c: state.start(c) for c in round.participants})
+        if not len(replies):
+            return state
+        k, where, share = len(state.models), *self._where(fed, len(state.models))
+        due = round.index % self.period == 0 and round.index <= (self.last_clustering or round.index)
+        fresh = self._file(fed, state, replies, where, due, round)
+        beta = 1.0 / (round.index // (k * self.period) + 1)
+        update = ProfileUpdate(state.profile, state.profile_steps, fresh, beta, from_zero=self.profile == "own_block")
+        state = replace(state, n={**state.n, **replies.column("n")})
+        labels = self._labels(fed, state, update, replies, due, share, round)
+        sets = sets_of(state.clients, labels, k)
+        models = average_present(state, sets, replies.column("theta"), state.models)
+        replies.valid.clear()  # each state is let go as soon as its profile has taken it in
+        state = replace(state, labels=labels, sets=sets, models=models, clustered=state.clustered or due)
+        over = self.last_clustering is not None and round.index >= self.last_clustering and len(labels) == len(state.clients)
+        profile, steps = ({}, {}) if over else update.apply()
+        return replace(state, profile=profile, profile_steps=steps)
+
+    def serve(self, state: CFLGPState) -> Serving:
+        return serve_clusters(state)
+
+    def _where(self, fed: Federation, k: int) -> tuple[slice | Tensor, float]:
+        """Which entries of θ profiles keep, and their share."""
+        scope = fed.layout.scope(floating(self.vector_scope))
+        width = scope.stop - scope.start
+        blocks = 1 if self.profile == "shared" else k
+        share = self.coordinates or min(1.0, LARGEST_PROFILE / (blocks * len(fed.clients) * width))
+        if share >= 1:
+            return scope, 1.0
+        drawn = generator(fed.seed, "", 0, "profile coordinates").random(width, dtype=np.float32) < share
+        drawn[:1] |= not drawn.any()
+        return torch.from_numpy(np.flatnonzero(drawn)) + scope.start, share
+
+    def _file(
+        self, fed: Federation, state: CFLGPState, replies: Replies, where: slice | Tensor, due: bool, round: Round
+    ) -> dict[str, dict[str, Fresh]]:
+        """Say which update goes to which block; under ``"criterion"`` ask for the updates that are missing."""
+        fresh: dict[str, dict[str, Fresh]] = {}
+        criterion = (round.index - 1) // self.period % len(state.models)
+        missing = {}
+        for c in replies.clients:
+            start = state.start(c)
+            block = {"shared": SHARED, "own_block": str(state.labels.get(c, 0)), "criterion": str(criterion)}[self.profile]
+            if self.profile == "criterion" and not due and (c in state.labels or not state.clustered):
+                continue
+            if self.profile == "criterion" and not torch.equal(start, state.models[criterion]):
+                missing[c] = {"theta": state.models[criterion]}
+                continue
+            fresh.setdefault(block, {})[c] = Fresh(replies[c]["theta"][where], start[where], float(replies[c]["steps"]))
+
+        def fold(client: str, reply: Reply) -> None:
+            made = Fresh(reply["theta"][where], state.models[criterion][where], float(reply["steps"]))
+            fresh.setdefault(str(criterion), {})[client] = made
+
+        if missing:
+            fed.run(tasks.train, missing, fold=fold, training=fed.training.as_dict())
+        return fresh
+
+    def _labels(
+        self, fed: Federation, state: CFLGPState, update: ProfileUpdate, replies: Replies, due: bool, share: float, round: Round
+    ) -> dict[str, int]:
+        """Cluster all profiles; between clusterings, only give first-time clients the nearest cluster."""
+        if not due and not state.clustered:
+            return {**state.labels, **dict.fromkeys(replies.clients, 0)}
+        if not due and all(c in state.labels for c in replies.clients):
+            return state.labels
+        who = [c for c in state.clients if update.knows(c)]
+        k = len(state.models)
+        counters = share * len(fed.layout.counters) if self.vector_scope == "state" else 0.0
+        G = update.gram(who, counters=counters)
+        features = gram_features(G.numpy(), k)
+        if due:
+            found = kmeans(features, k, seed=keyed_int(fed.seed, "", round.index, "k-means"))
+            return {**state.labels, **renumber(dict(zip(who, found.tolist(), strict=True)), state.labels if state.clustered else {}, k)}
+        rows = {c: features[i] for i, c in enumerate(who)}
+        known = sets_of(who, {c: label for c, label in state.labels.items() if c in rows}, k)
+        centres = {label: np.mean([rows[c] for c in members], axis=0) for label, members in enumerate(known) if members}
+        nearest = {c: min(centres, key=lambda label: float(np.linalg.norm(rows[c] - centres[label]))) for c in who if c not in state.labels}
+        return {**state.labels, **nearest}
+
+
+def renumber(new: Mapping[str, int], old: Mapping[str, int], k: int) -> dict[str, int]:
+    """Renumber clusters so that as many clients as possible keep their number; clusters without known clients get free numbers.
+
+    Examples
+    --------
+    >>> renumber({"a": 0, "b": 0, "c": 1}, {"a": 2, "b": 2}, 3)
+    {'a': 2, 'b': 2, 'c': 0}
+    """
+    known = [c for c in new if c in old]
+    matched = match_labels([new[c] for c in known], [old[c] for c in known], k).tolist()
+    numbers = {new[c]: label for c, label in zip(known, matched, strict=True)}
+    free = [label for label in range(k) if label not in numbers.values()]
+    for label in new.values():
+        if label not in numbers:
+            numbers[label] = free.pop(0)
+    return {c: numbers[label] for c, label in new.items()}
