@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.methods.toy import TRAINING, accuracies, federation, run, toy
+
+from emdcfl import tasks
+from emdcfl.errors import ConfigError
+from emdcfl.methods import make
+from emdcfl.methods.fedsoft import batch_votes, smooth
+from emdcfl.params import average
+
+
+def test_the_penalty_towards_all_models_is_one_anchor():
+    r"""With shares that sum to one, the gradient of Σ u_k ‖w − θ_k‖²/2 is w − w̄."""
+    rng = torch.Generator().manual_seed(0)
+    theta = torch.randn(3, 20, generator=rng, dtype=torch.float64)
+    u = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64)
+    w = torch.randn(20, generator=rng, dtype=torch.float64, requires_grad=True)
+    (0.5 * (u[:, None] * (w - theta) ** 2).sum()).backward()
+    torch.testing.assert_close(w.grad, w.detach() - u @ theta)
+
+
+def test_votes_are_smoothed_where_there_are_none():
+    assert torch.equal(smooth(torch.tensor([50, 0, 14]), smoothing=1e-4), torch.tensor([50, 64e-4, 14], dtype=torch.float64))
+    assert torch.equal(smooth(torch.tensor([64, 0]), smoothing=1e-3, votes="batch"), torch.tensor([64.0, 1.0], dtype=torch.float64))
+    assert torch.equal(smooth(torch.tensor([4000, 0]), smoothing=1e-3, votes="batch"), torch.tensor([4000.0, 4.0], dtype=torch.float64))
+
+
+def test_batches_vote_with_all_their_samples():
+    table = torch.tensor([[0.2, 0.9], [0.3, 0.1]])
+    assert batch_votes(table, 70).tolist() == [64.0, 6.0]
+    assert batch_votes(table[:, :1], 20).tolist() == [20.0, 0.0]
+
+
+def test_one_round_is_the_paper():
+    fed = federation(toy(n=[96, 48, 32, 96, 96, 96, 96, 96, 64]))
+    method = make("fedsoft", lam=0.3)
+    before = method.init(fed, fed.begin(0))
+    after = method.step(fed, before, fed.begin(1))
+    counts = fed.run(tasks.evaluate, {c: {} for c in fed.clients}, models=before.models, reduction="argmin_counts").column("counts")
+    a = {c: torch.where(counts[c] > 0, counts[c].double(), 64e-4) for c in fed.clients}
+    mix = {c: average(before.models, a[c].tolist()) for c in fed.clients}
+    local = fed.train(mix, prox={c: {"anchor": mix[c], "mu": 0.3} for c in fed.clients})
+    for c in fed.clients:
+        assert torch.equal(after.own[c], local[c]["theta"])
+    for k in range(3):
+        expected = average(local.column("theta").values(), [float(a[c][k] / a[c].sum()) * local[c]["n"] for c in fed.clients])
+        torch.testing.assert_close(after.models[k], expected, rtol=1e-6, atol=1e-7)
+
+
+def test_everybody_is_served_the_model_trained_last():
+    fed, _, state, serving = run("fedsoft", rounds=2)
+    assert torch.equal(serving.models, torch.stack([state.own[c] for c in fed.clients]))
+    assert torch.equal(serving.weights, torch.eye(9)) and serving.clusters is None
+    assert accuracies(fed, serving).min() > 0.7
+
+
+def test_a_strong_pull_keeps_clients_at_their_mix():
+    def spread(lam: float) -> float:
+        fed = federation(training=replace(TRAINING, lr=0.01))
+        method = make("fedsoft", lam=lam)
+        before = method.init(fed, fed.begin(0))
+        after = method.step(fed, before, fed.begin(1))
+        return float(sum((after.own[c] - average(before.models, after.a[c].tolist())).norm() for c in fed.clients))
+
+    assert spread(10.0) < 0.5 * spread(0.0)
+
+
+def test_the_public_code_has_no_pull_and_lets_batches_vote():
+    _, method, state, _ = run("fedsoft", rounds=1, preset="reference")
+    assert method.lam == 0.0
+    # 64 validation samples are one batch: all votes for one cluster, one for each of the others.
+    assert all(sorted(a.tolist()) == [1.0, 1.0, 64.0] for a in state.a.values())
+    _, _, ours, _ = run("fedsoft", rounds=1)
+    assert any(sorted(a.tolist())[1] > 1.0 for a in ours.a.values())
+
+
+def test_votes_stay_between_two_counts():
+    fed = federation()
+    method = make("fedsoft", interval=2)
+    state = method.init(fed, fed.begin(0))
+    votes = []
+    for index in (1, 2, 3):
+        state = method.step(fed, state, fed.begin(index))
+        votes.append(torch.stack([state.a[c] for c in fed.clients]))
+    assert torch.equal(votes[0], votes[1]) and not torch.equal(votes[1], votes[2])
+
+
+def test_training_may_start_from_the_own_model():
+    _, _, mix, _ = run("fedsoft", rounds=2)
+    _, _, own, _ = run("fedsoft", rounds=2, start="own")
+    _, _, first, _ = run("fedsoft", rounds=1, start="own")
+    fed = federation()
+    fed.begin(2)
+    c = "site-0"
+    anchor = average(first.models, own.a[c].tolist())
+    expected = fed.train({c: first.own[c]}, prox={"anchor": anchor, "mu": 0.1})[c]["theta"]
+    assert torch.equal(own.own[c], expected) and not torch.equal(mix.own[c], expected)
+
+
+def test_a_cluster_without_weight_keeps_its_model():
+    fed = federation(toy(groups=1, per_group=2))
+    method = make("fedsoft", k=2, smoothing=0.0)
+    state = method.init(fed, fed.begin(0))
+    twins = state.models[:1].repeat(2, 1)  # the first of equals wins every vote
+    state = method.step(fed, replace(state, models=twins), fed.begin(1))
+    assert all(a.tolist() == [64.0, 0.0] for a in state.a.values())
+    assert torch.equal(state.models[1], twins[1]) and not torch.equal(state.models[0], twins[0])
+
+
+def test_missing_reply_partial_participation_determinism():
+    fed, _, state, serving = run("fedsoft", rounds=3, on_failure="continue", fails={"site-2": (1, 2, 3), "site-3": 2})
+    assert "site-2" not in state.own and torch.equal(serving.models[2], fed.initial())
+    a, b = (run("fedsoft", rounds=2, participants=4)[3] for _ in range(2))
+    assert torch.equal(a.models, b.models)
+
+
+def test_settings_out_of_range_are_refused():
+    for option in ({"lam": -1.0}, {"smoothing": -0.1}, {"interval": 0}):
+        with pytest.raises(ConfigError, match=next(iter(option))):
+            run("fedsoft", **option)
