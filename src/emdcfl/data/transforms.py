@@ -86,6 +86,8 @@ def patch(images: Images, labels: Labels, palette: Sequence[tuple[int, int, int]
 
 def blur(images: Images, radius: float) -> Images:
     """Gaussian blur with standard deviation ``radius`` in pixels."""
+    if radius == 0:
+        return images
     smooth = ndimage.gaussian_filter(images.astype(np.float32), sigma=(0, 0, radius, radius))
     blurred: Images = np.clip(np.rint(smooth), 0, 255).astype(np.uint8)
     return blurred
@@ -93,5 +95,7 @@ def blur(images: Images, radius: float) -> Images:
 
 def noise(images: Images, sigma: float, rng: np.random.Generator) -> Images:
     """Add Gaussian noise with standard deviation ``sigma`` (as a share of full brightness), clipped to the range of uint8."""
+    if sigma == 0:
+        return images
     noisy = images + rng.standard_normal(images.shape, dtype=np.float32) * np.float32(255 * sigma)
     return np.clip(np.rint(noisy), 0, 255).astype(np.uint8)

@@ -1,0 +1,142 @@
+"""``from_arrays``: lists of ``(X, y)`` arrays, or of torch data sets, to a scenario."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from emdcfl.data.own import defaults
+from emdcfl.data.own.parts import FRACTIONS, MIXED, SPLITS, Part, Raw, class_names, divide, known_only, to_site, warnings
+from emdcfl.data.types import Scenario
+from emdcfl.errors import DataError
+
+
+def from_arrays(
+    clients: Sequence[Any] | Mapping[str, Any],
+    *,
+    groups: Mapping[str, str] | Sequence[str] | None = None,
+    model: defaults.Model = None,
+    seed: int = 0,
+    name: str = "arrays",
+    fractions: Sequence[float] = FRACTIONS,
+) -> Scenario:
+    """Build a scenario from data in memory.
+
+    Parameters
+    ----------
+    clients : list or dict
+        One entry per client: ``(X, y)`` arrays or tensors, a torch ``Dataset`` of ``(x, y)`` pairs, or a dict of these under
+        ``train``, ``val``, ``test``. ``X`` is ``(N, F)`` numbers, or images ``(N, H, W)``, ``(N, C, H, W)`` or ``(N, H, W, C)``. A list
+        names its clients ``client-1``, ``client-2``, …
+    groups : dict or list, optional
+        True groups, where known; only used to score the result.
+    """
+    named = dict(clients) if isinstance(clients, Mapping) else {f"client-{i}": entry for i, entry in enumerate(clients, start=1)}
+    if len(named) < 2:
+        raise DataError(f"got {len(named)} client{'' if len(named) == 1 else 's'}: at least two are needed to train together")
+    raws = [_raw(str(client), entry) for client, entry in named.items()]
+    _same_shape(raws)
+    notes: list[str] = []
+    divided = {raw.name: divide(raw, seed, fractions) for raw in raws}
+    classes = class_names(divided)
+    for client, parts in divided.items():
+        for split in ("val", "test"):
+            parts[split], more = known_only(client, "array", split, parts[split], classes)
+            notes += more
+        notes += warnings(client, "array", parts)
+    train = [parts["train"].x for parts in divided.values()]
+    shape = train[0].shape[1:]
+    preprocess = defaults.image_preprocess(train, model) if len(shape) == 3 else defaults.pooled_preprocess(train, axes=(0,))
+    arrays = {client: {split: parts[split].x for split in SPLITS} for client, parts in divided.items()}
+    truth = _truth(groups, [raw.name for raw in raws])
+    return Scenario(
+        name=name,
+        sites=tuple(to_site(client, arrays[client], parts, classes) for client, parts in divided.items()),
+        classes=classes,
+        preprocess=preprocess,
+        model=defaults.recipe(model, shape=shape, classes=len(classes)),
+        groups=truth,
+        k=len(set(truth.values())) if truth else None,
+        defaults=defaults.training(model),
+        notes=tuple(notes),
+    )
+
+
+def _raw(name: str, entry: Any) -> Raw:
+    if isinstance(entry, Mapping):
+        unknown = set(entry) - set(SPLITS)
+        if unknown:
+            raise DataError(f"client {name!r}: splits must be called train, val, test; got {', '.join(sorted(map(str, unknown)))}")
+        return Raw(name, "array", {split: _part(name, value) for split, value in entry.items()})
+    return Raw(name, "array", {MIXED: _part(name, entry)})
+
+
+def _part(name: str, entry: Any) -> Part:
+    if isinstance(entry, torch.utils.data.Dataset):
+        pairs = [entry[i] for i in range(len(entry))]  # type: ignore[arg-type]
+        if not pairs:
+            raise DataError(f"client {name!r}: the data set is empty")
+        entry = (np.stack([_array(x) for x, _ in pairs]), np.array([_label(y) for _, y in pairs]))
+    if not isinstance(entry, (tuple, list)) or len(entry) != 2:
+        raise DataError(f"client {name!r}: expected (X, y) or a torch Dataset, got {type(entry).__name__}")
+    x, y = _samples(name, _array(entry[0])), _array(entry[1])
+    if y.ndim != 1 or len(y) != len(x):
+        raise DataError(f"client {name!r}: expected one label per sample, got X of shape {x.shape} and y of shape {y.shape}")
+    if np.issubdtype(y.dtype, np.floating):
+        if not np.all(np.isfinite(y)) or np.any(y != np.floor(y)):
+            raise DataError(f"client {name!r}: labels must be classes (integers or text), got fractional numbers or gaps")
+        y = y.astype(np.int64)
+    return Part(x, np.array([str(label) for label in y.tolist()], dtype=str))
+
+
+def _samples(name: str, x: NDArray[Any]) -> NDArray[Any]:
+    """Bring to ``(N, F)`` float32 or ``(N, C, H, W)`` uint8 or float32."""
+    if not (np.issubdtype(x.dtype, np.number) or x.dtype == np.bool_):
+        raise DataError(f"client {name!r}: X must hold numbers, got {x.dtype}; encode text first, or write a CSV and use its file")
+    if x.ndim == 3:
+        x = x[:, None]
+    elif x.ndim == 4 and x.shape[1] not in (1, 3) and x.shape[3] in (1, 3):
+        x = x.transpose(0, 3, 1, 2)
+    elif x.ndim == 4 and x.shape[1] not in (1, 3):
+        raise DataError(f"client {name!r}: images need one or three channels, got X of shape {x.shape}")
+    elif x.ndim not in (2, 4):
+        raise DataError(f"client {name!r}: expected X of shape (N, F), (N, H, W) or (N, C, H, W), got {x.shape}")
+    if x.dtype == np.uint8 and x.ndim == 4:
+        return x
+    x = x.astype(np.float32)
+    bad = ~np.isfinite(x).reshape(len(x), -1).all(axis=1)
+    if bad.any():
+        raise DataError(f"client {name!r}: X has missing or infinite values, first in row {int(np.flatnonzero(bad)[0])}: fill or drop them")
+    return x
+
+
+def _same_shape(raws: Sequence[Raw]) -> None:
+    first = next(iter(raws[0].parts.values())).x
+    for raw in raws:
+        for part in raw.parts.values():
+            if part.x.shape[1:] != first.shape[1:] or part.x.dtype != first.dtype:
+                raise DataError(
+                    f"all clients need samples of one shape and type: client {raws[0].name!r} has {first.shape[1:]} {first.dtype}, "
+                    f"client {raw.name!r} has {part.x.shape[1:]} {part.x.dtype}"
+                )
+
+
+def _truth(groups: Mapping[str, str] | Sequence[str] | None, names: Sequence[str]) -> dict[str, str] | None:
+    if groups is None:
+        return None
+    found = {str(k): str(v) for k, v in groups.items()} if isinstance(groups, Mapping) else dict(zip(names, map(str, groups), strict=False))
+    if set(found) != set(names) or len(groups) != len(names):
+        raise DataError(f"groups must name every client once: expected {len(names)} ({', '.join(names[:3])}, …), got {len(groups)}")
+    return {name: found[name] for name in names}
+
+
+def _array(value: Any) -> NDArray[Any]:
+    return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+
+
+def _label(value: Any) -> Any:
+    return value.item() if isinstance(value, (torch.Tensor, np.generic)) else value

@@ -1,0 +1,71 @@
+"""Network, preprocessing and training for people's own data, where they did not say otherwise."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emdcfl.data.types import Preprocess
+from emdcfl.models import BUILDERS
+from emdcfl.models.recipe import ModelRecipe
+
+TRAINING = {"rounds": 5, "local_epochs": 10, "batch_size": 32, "lr": 0.02}
+PRETRAINED_TRAINING = {"rounds": 5, "local_epochs": 5, "batch_size": 32, "lr": 0.003}
+SMALL = 16
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+Model = str | ModelRecipe | None
+
+
+def model_name(model: Model) -> str | None:
+    """Return the name of the network asked for, if one was."""
+    return model.name if isinstance(model, ModelRecipe) else model
+
+
+def is_pretrained(model: Model) -> bool:
+    """Whether the network takes ImageNet weights, and hence RGB at 224×224."""
+    name = model_name(model)
+    return name in BUILDERS and "weights" in inspect.signature(BUILDERS[name]).parameters
+
+
+def recipe(model: Model, *, shape: Sequence[int], classes: int) -> ModelRecipe:
+    """Fill in what the data determine (channels, size, features, classes) for a network given by name; choose one where none is given."""
+    if isinstance(model, ModelRecipe):
+        return model
+    name = model or ("mlp" if len(shape) == 1 else "small_cnn" if shape[-1] <= SMALL else "cnn")
+    facts: dict[str, Any] = {"classes": classes, "features": int(np.prod(shape))}
+    if len(shape) == 3:
+        facts |= {"channels": int(shape[0]), "size": int(shape[-1])}
+    parameters = inspect.signature(ModelRecipe(name)._builder()).parameters
+    return ModelRecipe(name, {key: value for key, value in facts.items() if key in parameters})
+
+
+def training(model: Model) -> dict[str, Any]:
+    """Default rounds, epochs, batch size and step size."""
+    return dict(PRETRAINED_TRAINING if is_pretrained(model) else TRAINING)
+
+
+def image_preprocess(train: Sequence[NDArray[Any]], model: Model) -> Preprocess:
+    """Standardise channels with statistics pooled over the clients' training images, or with ImageNet's for a pretrained network."""
+    scale = 1 / 255 if train[0].dtype == np.uint8 else 1.0
+    if is_pretrained(model):
+        return Preprocess(mean=IMAGENET_MEAN, std=IMAGENET_STD, scale=scale)
+    return pooled_preprocess(train, axes=(0, 2, 3), scale=scale)
+
+
+def pooled_preprocess(train: Sequence[NDArray[Any]], *, axes: tuple[int, ...], scale: float = 1.0) -> Preprocess:
+    """Mean and standard deviation over ``axes`` from each client's count, sum and sum of squares."""
+    counts, sums, squares = [], [], []
+    for x in train:
+        counts.append(np.prod([x.shape[axis] for axis in axes]))
+        sums.append((x.sum(axis=axes, dtype=np.float64)) * scale)
+        squares.append(np.square(x, dtype=np.float64).sum(axis=axes) * scale**2)
+    count = float(np.sum(counts))
+    mean = np.sum(sums, axis=0) / count
+    variance = np.maximum(np.sum(squares, axis=0) / count - mean**2, 0)
+    std = np.where(variance > 1e-12 * np.maximum(1, mean**2), np.sqrt(variance), 1.0)
+    return Preprocess(mean=tuple(mean.tolist()), std=tuple(std.tolist()), scale=scale)

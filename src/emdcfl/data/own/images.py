@@ -1,0 +1,125 @@
+"""Images in class folders: find them, choose a common shape, decode them in parallel. Unreadable files are named, not fatal."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from emdcfl.data.own.layout import IMAGE_SUFFIXES, ClientFiles, visible
+from emdcfl.data.own.parts import Part, Raw
+from emdcfl.errors import DataError
+
+LARGEST_DEFAULT = 64
+_GREY = frozenset({"1", "L", "I", "I;16", "F"})
+
+Shape = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Image files of one client by split, with the class each lies in."""
+
+    name: str
+    origin: str
+    files: dict[str, list[tuple[Path, str]]]
+
+
+def list_images(client: ClientFiles) -> Listed:
+    """List a client's images; class folders are the direct sub-folders of its parts."""
+    origin = client.parts.get("train", next(iter(client.parts.values())))
+    origin = origin.parent if "train" in client.parts else origin
+    files: dict[str, list[tuple[Path, str]]] = {}
+    for split, folder in client.parts.items():
+        classes = [entry for entry in visible(folder) if entry.is_dir()]
+        files[split] = [
+            (file, entry.name) for entry in classes for file in sorted(entry.rglob("*")) if file.suffix.lower() in IMAGE_SUFFIXES
+        ]
+    if not any(files.values()):
+        raise DataError(f"client {client.name!r} ({origin}) holds no images: expected CLASS/*.png or similar in it")
+    return Listed(client.name, str(origin), files)
+
+
+def common_shape(clients: Sequence[Listed], *, size: int | None = None, colour: bool | None = None) -> Shape:
+    """Channels, height and width for all: grey only if every image is; the most frequent size where it is square and small, else 64×64."""
+    headers = [_header(file) for client in clients for part in client.files.values() for file, _ in part]
+    known = [header for header in headers if header is not None]
+    if not known:
+        raise DataError(f"none of the {len(headers)} images can be read, for example {_first_file(clients)}")
+    channels = 3 if (any(mode not in _GREY for mode, _ in known) if colour is None else colour) else 1
+    if size is None:
+        width, height = Counter(shape for _, shape in known).most_common(1)[0][0]
+        size = width if width == height and width <= LARGEST_DEFAULT else LARGEST_DEFAULT
+    if size < 4:
+        raise DataError(f"images need at least 4×4 pixels, got {size}")
+    return channels, size, size
+
+
+def read_client(listed: Listed, shape: Shape) -> tuple[Raw, list[str]]:
+    """Decode a client's images to one shape; returns them and a note for each unreadable file."""
+    parts, notes = {}, []
+    for split, files in listed.files.items():
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+            decoded = list(pool.map(lambda item: _try(item[0], shape), files))
+        good = [i for i, pixels in enumerate(decoded) if isinstance(pixels, np.ndarray)]
+        notes += [
+            f"client {listed.name!r}: {files[i][0]} is not a readable image and was left out ({error})"
+            for i, error in enumerate(decoded)
+            if isinstance(error, str)
+        ]
+        pixels = [decoded[i] for i in good]
+        x = np.stack(pixels) if pixels else np.empty((0, *shape), np.uint8)
+        parts[split] = Part(x, np.array([files[i][1] for i in good], dtype=str))
+    if not any(len(part) for part in parts.values()):
+        raise DataError(f"client {listed.name!r} ({listed.origin}): none of its images can be read; {notes[0]}")
+    return Raw(listed.name, listed.origin, parts), notes
+
+
+def read_image(file: Path, shape: Shape) -> NDArray[np.uint8]:
+    """Decode one image to ``shape``: shorter side resized (bilinear), centre cut out."""
+    pixels = _try(file, shape)
+    if isinstance(pixels, str):
+        raise DataError(f"{file} is not a readable image ({pixels})")
+    return pixels
+
+
+def _try(file: Path, shape: Shape) -> NDArray[np.uint8] | str:
+    try:
+        with Image.open(file) as image:
+            return _fit(image, shape)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def _fit(image: Image.Image, shape: Shape) -> NDArray[np.uint8]:
+    channels, height, width = shape
+    if image.mode.startswith("I"):  # 16-bit grey: PIL's own conversion would clip at 255
+        image = Image.fromarray((np.asarray(image).astype(np.uint32) >> 8).astype(np.uint8))
+    image = image.convert("L" if channels == 1 else "RGB")
+    if image.size != (width, height):
+        ratio = max(width / image.width, height / image.height)
+        new = (max(width, round(image.width * ratio)), max(height, round(image.height * ratio)))
+        image = image.resize(new, Image.Resampling.BILINEAR)
+        left, top = (new[0] - width) // 2, (new[1] - height) // 2
+        image = image.crop((left, top, left + width, top + height))
+    pixels = np.asarray(image, dtype=np.uint8)
+    return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
+
+
+def _header(file: Path) -> tuple[str, tuple[int, int]] | None:
+    try:
+        with Image.open(file) as image:
+            return image.mode, image.size
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        return None
+
+
+def _first_file(clients: Sequence[Listed]) -> Path:
+    return next(file for client in clients for part in client.files.values() for file, _ in part)

@@ -1,0 +1,92 @@
+"""What lies in a folder: which clients, images or tables, splits given or not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from emdcfl.data.own.parts import MIXED
+from emdcfl.errors import DataError
+
+IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"})
+TABLE_SUFFIXES = frozenset({".csv", ".tsv", ".parquet"})
+_SPLIT_NAMES = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+
+
+@dataclass(frozen=True)
+class ClientFiles:
+    """One client's files: split (or ``"all"``) → folder of class folders, or table."""
+
+    name: str
+    parts: dict[str, Path]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """``kind`` is ``"images"``, ``"tables"`` (one per client) or ``"table"`` (one for all, with a client column)."""
+
+    kind: str
+    clients: list[ClientFiles] = field(default_factory=list)
+    table: Path | None = None
+
+
+def discover(path: Path, *, client_column: str | None = None) -> Layout:
+    """Look at the names in a folder and say what it holds."""
+    if not path.exists():
+        raise DataError(f"no such file or folder: {path}")
+    if path.is_file():
+        if path.suffix.lower() not in TABLE_SUFFIXES:
+            raise DataError(f"{path} is neither a folder nor a table ({', '.join(sorted(TABLE_SUFFIXES))})")
+        if client_column is None:
+            raise DataError(f"{path} is one table for all clients: say which column names the client (--client COLUMN)")
+        return Layout("table", table=path)
+    entries = visible(path)
+    tables = [entry for entry in entries if entry.suffix.lower() in TABLE_SUFFIXES and entry.is_file()]
+    folders = [entry for entry in entries if entry.is_dir()]
+    if tables and folders:
+        raise DataError(f"{path} holds both tables ({tables[0].name}, …) and sub-folders ({folders[0].name}, …): keep one kind")
+    if client_column is not None:
+        if len(tables) != 1:
+            raise DataError(f"--client {client_column} needs one table, but {path} holds {len(tables)}")
+        return Layout("table", table=tables[0])
+    if tables:
+        _distinct([table.stem for table in tables], path)
+        return Layout("tables", [ClientFiles(table.stem, {MIXED: table}) for table in tables])
+    if not folders:
+        raise DataError(f"{path} holds no clients: expected one sub-folder or one table ({', '.join(sorted(TABLE_SUFFIXES))}) per client")
+    clients = [client_folder(folder) for folder in folders]
+    kinds = {kind for kind, _ in clients}
+    if len(kinds) > 1:
+        raise DataError(f"{path} holds clients with images and clients with tables: keep one kind")
+    return Layout(kinds.pop(), [files for _, files in clients])
+
+
+def client_folder(folder: Path) -> tuple[str, ClientFiles]:
+    """Return the kind and files of one client's folder."""
+    entries = visible(folder)
+    tables = [entry for entry in entries if entry.is_file() and entry.suffix.lower() in TABLE_SUFFIXES]
+    if tables:
+        parts = {_SPLIT_NAMES.get(table.stem.lower(), MIXED): table for table in tables}
+        if len(parts) != len(tables) or (MIXED in parts and len(parts) > 1):
+            raise DataError(f"client {folder.name!r} ({folder}): expected one table, or train/val/test tables, got {len(tables)}")
+        return "tables", ClientFiles(folder.name, parts)
+    folders = [entry for entry in entries if entry.is_dir()]
+    if not folders:
+        stray = next((entry.name for entry in entries), None)
+        what = f"only files outside class folders ({stray}, …)" if stray else "nothing"
+        raise DataError(f"client {folder.name!r} ({folder}) holds {what}: expected one sub-folder of images per class")
+    named = {_SPLIT_NAMES.get(entry.name.lower()) for entry in folders}
+    if None not in named and "train" in named:
+        return "images", ClientFiles(folder.name, {_SPLIT_NAMES[entry.name.lower()]: entry for entry in folders})
+    return "images", ClientFiles(folder.name, {MIXED: folder})
+
+
+def visible(folder: Path) -> list[Path]:
+    """Entries of a folder in sorted order, without hidden ones."""
+    return [entry for entry in sorted(folder.iterdir()) if not entry.name.startswith((".", "__"))]
+
+
+def _distinct(names: list[str], path: Path) -> None:
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise DataError(f"{path} holds two tables for client {sorted(twice)[0]!r}: keep one")

@@ -1,0 +1,101 @@
+"""New files for a finished run: one more site to place, or samples to predict, read as the run's own data were."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from emdcfl.data.own.images import list_images, read_client, read_image
+from emdcfl.data.own.layout import IMAGE_SUFFIXES, TABLE_SUFFIXES, ClientFiles, client_folder
+from emdcfl.data.own.parts import FRACTIONS, MIXED, SPLITS, divide, known_only, to_site, warnings
+from emdcfl.data.own.reading import read_client_tables, read_file
+from emdcfl.data.own.tables import TableEncoding
+from emdcfl.data.types import Scenario, Site
+from emdcfl.errors import DataError
+
+
+def encoding_of(scenario: Scenario) -> dict[str, Any]:
+    """How files are read for this scenario; images of built-in scenarios at the shape they are stored in."""
+    if scenario.encoding:
+        return dict(scenario.encoding)
+    shape = list(scenario.sites[0].train.x.shape[1:])
+    return {"kind": "images", "shape": shape} if len(shape) == 3 else {"kind": "arrays", "features": shape[0]}
+
+
+def load_site(
+    path: str | Path,
+    *,
+    encoding: Mapping[str, Any],
+    classes: Sequence[str],
+    name: str | None = None,
+    label: str | None = None,
+    seed: int = 0,
+    fractions: Sequence[float] = FRACTIONS,
+) -> tuple[Site, tuple[str, ...]]:
+    """Read one new site the way a run's sites were read; returns it and notes for the user.
+
+    Parameters
+    ----------
+    path : path
+        A client folder of images (class sub-folders), or a table.
+    encoding, classes
+        Of the run: ``encoding_of(scenario)`` and ``scenario.classes``, stored with its models.
+    """
+    path = Path(path)
+    _readable(path, encoding)
+    kind, files = ("tables", ClientFiles(path.stem, {MIXED: path})) if path.is_file() else client_folder(path)
+    if (kind == "images") != (encoding["kind"] == "images"):
+        raise DataError(f"{path} holds {kind}, but the run was trained on {'images' if encoding['kind'] == 'images' else 'tables'}")
+    files = ClientFiles(name or files.name, files.parts)
+    if kind == "images":
+        channels, height, width = encoding["shape"]
+        raw, notes = read_client(list_images(files), (channels, height, width))
+    else:
+        raw, _, notes = read_client_tables(files, label or encoding["label"])
+    parts = {}
+    for split, part in raw.parts.items():
+        parts[split], more = known_only(raw.name, raw.origin, split, part, classes)
+        notes += more
+    divided = divide(type(raw)(raw.name, raw.origin, parts), seed, fractions)
+    notes += warnings(raw.name, raw.origin, divided)
+    if kind == "images":
+        arrays = {split: divided[split].x for split in SPLITS}
+    else:
+        reader = TableEncoding.from_dict(encoding)
+        arrays = {split: reader.encode(divided[split].x, raw.origin) for split in SPLITS}
+    return to_site(raw.name, arrays, divided, classes), tuple(notes)
+
+
+def read_inputs(files: Sequence[str | Path], *, encoding: Mapping[str, Any]) -> tuple[Tensor, list[str]]:
+    """Read unlabelled files for prediction; returns ``x`` and one name per row (``FILE`` for images, ``FILE:ROW`` for tables)."""
+    if not files:
+        raise DataError("no files to predict")
+    blocks: list[NDArray[Any]] = []
+    names: list[str] = []
+    for file in map(Path, files):
+        _readable(file, encoding)
+        if encoding["kind"] == "images":
+            if file.suffix.lower() not in IMAGE_SUFFIXES:
+                raise DataError(f"{file} is not an image; the run was trained on images")
+            channels, height, width = encoding["shape"]
+            blocks.append(read_image(file, (channels, height, width))[None])
+            names.append(str(file))
+        else:
+            if file.suffix.lower() not in TABLE_SUFFIXES:
+                raise DataError(f"{file} is not a table ({', '.join(sorted(TABLE_SUFFIXES))}); the run was trained on tables")
+            blocks.append(TableEncoding.from_dict(encoding).encode(read_file(file), str(file)))
+            names += [f"{file}:{row + 1}" for row in range(len(blocks[-1]))]
+    return torch.from_numpy(np.concatenate(blocks)), names
+
+
+def _readable(path: Path, encoding: Mapping[str, Any]) -> None:
+    if encoding["kind"] == "arrays":
+        raise DataError("the run was trained on arrays given in Python, so it cannot read files: use Result.predict in Python")
+    if not path.exists():
+        raise DataError(f"no such file or folder: {path}")

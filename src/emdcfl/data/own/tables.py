@@ -1,0 +1,202 @@
+r"""Tables with numbers, categories and gaps, encoded with federated statistics.
+
+Each client reports, per numeric column, count :math:`n_c`, mean :math:`\mu_c` and squared deviation :math:`M_c`; pooled,
+
+.. math:: \mu = \frac{\sum_c n_c \mu_c}{\sum_c n_c}, \qquad
+          \sigma^2 = \frac{\sum_c \left(M_c + n_c(\mu_c-\mu)^2\right)}{\sum_c n_c}.
+
+Everyone standardises with the same :math:`\mu, \sigma`, so shifts between sites survive. Categories are one-hot over the union of the
+clients' words; a missing number becomes the pooled mean plus an indicator column.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from emdcfl.errors import DataError
+
+MAX_WORDS = 200
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Count, mean and sum of squared deviations of the values that are present; ``missing`` counts the gaps."""
+
+    count: int
+    mean: float
+    deviation: float
+    missing: int
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What one client says about its training table: moments of numeric columns, words of the others. No row leaves the client."""
+
+    numeric: Mapping[str, Moments]
+    words: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Numeric:
+    """A standardised column; ``gaps`` adds an indicator column for missing values."""
+
+    name: str
+    mean: float
+    std: float
+    gaps: bool
+
+
+@dataclass(frozen=True)
+class Categorical:
+    """A one-hot column; words outside the vocabulary (and gaps) become all zeros."""
+
+    name: str
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TableEncoding:
+    """How a table becomes a float32 matrix; the same at every client, and stored with a run."""
+
+    label: str
+    columns: tuple[Numeric | Categorical, ...]
+
+    @property
+    def width(self) -> int:
+        return sum(1 + column.gaps if isinstance(column, Numeric) else len(column.words) for column in self.columns)
+
+    def encode(self, table: pa.Table, origin: str) -> NDArray[np.float32]:
+        """Encode the rows of a table that has all columns (others, the label among them, are ignored)."""
+        missing = [column.name for column in self.columns if column.name not in table.column_names]
+        if missing:
+            raise DataError(f"{origin} lacks the column{'s' if len(missing) > 1 else ''} {', '.join(missing)}")
+        blocks = [_encode_column(table.column(column.name), column, origin) for column in self.columns]
+        return np.concatenate(blocks, axis=1) if blocks else np.empty((table.num_rows, 0), np.float32)
+
+    def as_dict(self) -> dict[str, Any]:
+        columns: list[dict[str, Any]] = []
+        for column in self.columns:
+            if isinstance(column, Numeric):
+                columns.append({"name": column.name, "mean": column.mean, "std": column.std, "gaps": column.gaps})
+            else:
+                columns.append({"name": column.name, "words": list(column.words)})
+        return {"kind": "table", "label": self.label, "columns": columns}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> TableEncoding:
+        columns = tuple(
+            Categorical(c["name"], tuple(c["words"])) if "words" in c else Numeric(c["name"], c["mean"], c["std"], c["gaps"])
+            for c in values["columns"]
+        )
+        return cls(values["label"], columns)
+
+
+def summarise(table: pa.Table, numeric: Sequence[str], categorical: Sequence[str]) -> Summary:
+    """Return what a client reports about its training rows."""
+    return Summary(
+        {name: _moments(_numbers(table.column(name))) for name in numeric},
+        {name: tuple(sorted(set(_words(table.column(name))) - {""})) for name in categorical},
+    )
+
+
+def pool(summaries: Sequence[Summary], label: str) -> TableEncoding:
+    """Pool the clients' summaries into one encoding. A column without any value is left out; a constant one becomes zero."""
+    columns: list[Numeric | Categorical] = []
+    for name in summaries[0].numeric:
+        moments = [summary.numeric[name] for summary in summaries]
+        count = sum(m.count for m in moments)
+        if count == 0:
+            continue
+        mean = math.fsum(m.count * m.mean for m in moments) / count
+        variance = math.fsum(m.deviation + m.count * (m.mean - mean) ** 2 for m in moments) / count
+        std = math.sqrt(variance)
+        constant = std <= 1e-12 * max(1.0, abs(mean))
+        columns.append(Numeric(name, mean, 1.0 if constant else std, any(m.missing for m in moments)))
+    for name in summaries[0].words:
+        words = sorted({word for summary in summaries for word in summary.words[name]})
+        if len(words) > MAX_WORDS:
+            raise DataError(
+                f"column {name!r} has {len(words)} different texts (for example {words[0]!r}): it looks like an identifier; "
+                f"at most {MAX_WORDS} categories are encoded, so remove the column"
+            )
+        if words:
+            columns.append(Categorical(name, tuple(words)))
+    if not columns:
+        raise DataError("the tables have no usable column besides the label")
+    return TableEncoding(label, tuple(columns))
+
+
+def column_kinds(tables: Sequence[tuple[str, pa.Table]], leave_out: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+    """Names of numeric and of categorical columns, and notes. A column is numeric if it is at every client (or empty there)."""
+    first_origin, first = tables[0]
+    names = [name for name in first.column_names if name not in leave_out]
+    for origin, table in tables[1:]:
+        lacking = [name for name in names if name not in table.column_names]
+        if lacking:
+            raise DataError(f"{origin} lacks the column {lacking[0]!r} that {first_origin} has: all clients need the same columns")
+        extra = [name for name in table.column_names if name not in names and name not in leave_out]
+        if extra:
+            raise DataError(f"{first_origin} lacks the column {extra[0]!r} that {origin} has: all clients need the same columns")
+    numeric: list[str] = []
+    categorical: list[str] = []
+    notes: list[str] = []
+    for name in names:
+        textual = [origin for origin, table in tables if not _is_numeric(table.schema.field(name).type)]
+        (categorical if textual else numeric).append(name)
+        if textual and any(origin not in textual and not pa.types.is_null(t.schema.field(name).type) for origin, t in tables):
+            notes.append(f"column {name!r} holds text in {textual[0]} and numbers elsewhere: it is treated as categories")
+    return numeric, categorical, notes
+
+
+def _encode_column(values: pa.ChunkedArray, column: Numeric | Categorical, origin: str) -> NDArray[np.float32]:
+    if isinstance(column, Categorical):
+        number = {word: i for i, word in enumerate(column.words)}
+        block = np.zeros((len(values), len(column.words)), dtype=np.float32)
+        for row, word in enumerate(_words(values)):
+            if word in number:
+                block[row, number[word]] = 1
+        return block
+    if not _is_numeric(values.type):
+        raise DataError(f"column {column.name!r} of {origin} must hold numbers, as in training; it holds {values.type}")
+    numbers = _numbers(values)
+    gaps = np.isnan(numbers)
+    z = np.where(gaps, 0.0, (numbers - column.mean) / column.std).astype(np.float32)
+    return np.stack([z, gaps.astype(np.float32)], axis=1) if column.gaps else z[:, None]
+
+
+def _is_numeric(kind: pa.DataType) -> bool:
+    t = pa.types
+    tests = (t.is_integer, t.is_floating, t.is_boolean, t.is_decimal, t.is_temporal, t.is_null)
+    return any(test(kind) for test in tests)
+
+
+def _numbers(values: pa.ChunkedArray) -> NDArray[np.float64]:
+    """Values as float64; gaps and infinities become NaN. Dates count days, times count seconds."""
+    if pa.types.is_null(values.type):
+        return np.full(len(values), np.nan)
+    if pa.types.is_timestamp(values.type):
+        values = pc.divide(pc.cast(pc.cast(values, pa.timestamp("ms")), pa.int64()), 86_400_000.0)
+    elif pa.types.is_temporal(values.type):
+        values = pc.cast(pc.cast(values, pa.int32() if values.type.bit_width == 32 else pa.int64()), pa.float64())
+    numbers = pc.cast(values, pa.float64()).to_numpy(zero_copy_only=False).astype(np.float64)
+    return np.where(np.isfinite(numbers), numbers, np.nan)
+
+
+def _words(values: pa.ChunkedArray) -> list[str]:
+    return ["" if word is None else str(word).strip() for word in values.to_pylist()]
+
+
+def _moments(numbers: NDArray[np.float64]) -> Moments:
+    present = numbers[~np.isnan(numbers)]
+    if not len(present):
+        return Moments(0, 0.0, 0.0, len(numbers))
+    mean = float(present.mean())
+    return Moments(len(present), mean, float(((present - mean) ** 2).sum()), len(numbers) - len(present))

@@ -1,0 +1,122 @@
+"""Shifts that make groups, each a small dictionary that fits into TOML: ``{kind = "rotation", angles = [0, 90]}``.
+
+A shift splits every group it meets into as many as it has settings; shifts compose, so two rotations and two noise levels make four.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emdcfl import keys
+from emdcfl.data import transforms
+from emdcfl.errors import ConfigError, nearest
+
+Images = NDArray[np.uint8]
+Labels = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Samples that form one true group."""
+
+    name: str
+    images: Images
+    labels: Labels
+    columns: Mapping[str, Labels]
+
+    def take(self, rows: NDArray[np.int64]) -> Pool:
+        return replace(self, images=self.images[rows], labels=self.labels[rows], columns={k: v[rows] for k, v in self.columns.items()})
+
+    def where(self, mask: NDArray[np.bool_]) -> Pool:
+        return self.take(np.flatnonzero(mask))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One new group: what its name ends in, what is done to the samples, and whether that is to choose among them."""
+
+    suffix: str
+    change: Callable[[Pool], Pool]
+    chooses: bool = False
+
+
+def rotation(*, angles: Sequence[float], expand: bool = False) -> list[Setting]:
+    """Feature shift: turn by each angle (degrees, counter-clockwise)."""
+    return [Setting(f"rot{angle % 360:g}", _on_images(partial(transforms.rotate, angle=angle, expand=expand))) for angle in angles]
+
+
+def colour(*, colours: Sequence[Sequence[float]]) -> list[Setting]:
+    """Feature shift: colour grey images, each entry red, green, blue between 0 and 1."""
+    for rgb in colours:
+        if len(rgb) != 3 or not all(0 <= value <= 1 for value in rgb):
+            raise ConfigError(f"colour: expected three numbers between 0 and 1, got {list(rgb)}")
+    tints = [(float(red), float(green), float(blue)) for red, green, blue in colours]
+    return [Setting(f"colour{i}", _on_images(partial(transforms.colour, rgb=rgb))) for i, rgb in enumerate(tints, start=1)]
+
+
+def blur(*, radii: Sequence[float]) -> list[Setting]:
+    """Feature shift: Gaussian blur of each radius in pixels; 0 leaves the images as they are."""
+    return [Setting(f"blur{radius:g}", _on_images(partial(transforms.blur, radius=radius))) for radius in radii]
+
+
+def noise(*, sigmas: Sequence[float], data_seed: int) -> list[Setting]:
+    """Feature shift: Gaussian noise of each strength, as a share of full brightness."""
+
+    def change(pool: Pool, sigma: float) -> Pool:
+        rng = keys.generator(data_seed, f"{pool.name} {sigma:g}", 0, "noise")
+        return replace(pool, images=transforms.noise(pool.images, sigma, rng))
+
+    return [Setting(f"noise{sigma:g}", partial(change, sigma=sigma)) for sigma in sigmas]
+
+
+def domain(*, column: str = "domain", values: Sequence[str], vocabulary: Sequence[str]) -> list[Setting]:
+    """Feature shift: the values of a column of the source, such as PACS' domain."""
+    for value in values:
+        if value not in vocabulary:
+            raise ConfigError(f"domain: column {column!r} has no value {value!r}: {nearest(value, vocabulary)}")
+
+    def change(pool: Pool, code: int) -> Pool:
+        return pool.where(pool.columns[column] == code)
+
+    return [Setting(value, partial(change, code=list(vocabulary).index(value)), chooses=True) for value in values]
+
+
+def classes(*, groups: Sequence[Sequence[int]]) -> list[Setting]:
+    """Label shift: each group sees only these classes."""
+
+    def change(pool: Pool, labels: tuple[int, ...]) -> Pool:
+        return pool.where(np.isin(pool.labels, labels))
+
+    return [Setting("classes" + "".join(map(str, labels)), partial(change, labels=tuple(labels)), chooses=True) for labels in groups]
+
+
+def permutation(*, count: int, number_of_classes: int, data_seed: int) -> list[Setting]:
+    """Concept shift: ``count`` groups that name the same things differently; the first keeps the labels, the others permute them."""
+    orders = [np.arange(number_of_classes)]
+    rng = keys.generator(data_seed, "labels", 0, "permutation")
+    orders += [rng.permutation(number_of_classes) for _ in range(count - 1)]
+
+    def change(pool: Pool, order: Labels) -> Pool:
+        return replace(pool, labels=order[pool.labels])
+
+    return [Setting(f"labels{i}", partial(change, order=order)) for i, order in enumerate(orders, start=1)]
+
+
+SHIFTS: dict[str, Callable[..., list[Setting]]] = {
+    "rotation": rotation,
+    "colour": colour,
+    "blur": blur,
+    "noise": noise,
+    "domain": domain,
+    "classes": classes,
+    "permutation": permutation,
+}
+
+
+def _on_images(transform: Callable[[Images], Images]) -> Callable[[Pool], Pool]:
+    return lambda pool: replace(pool, images=transform(pool.images))
