@@ -1,10 +1,10 @@
 r"""Ground costs between two samples of embeddings. Imports numpy only.
 
-=============  =========================================================================================================
+===============  =========================================================================================================
 ``cosine``       :math:`1 - \cos(z, z')`, the paper's cost; zero vectors: :math:`d(0,0)=0`, :math:`d(0,z)=1`
 ``euclidean``    :math:`\lVert z - z' \rVert_2`; needs a tolerance of its own
 ``label-aware``  cosine :math:`+ \lambda\,[y \ne y']`: sees a shift of P(y|x) alone, at the price of showing the labels
-=============  =========================================================================================================
+===============  =========================================================================================================
 """
 
 from __future__ import annotations
