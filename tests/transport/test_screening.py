@@ -173,6 +173,25 @@ def test_tolerance_per_partner_and_pairs_that_never_came() -> None:
     assert found.kind[2, 0] == UNKNOWN
 
 
+def test_a_pair_may_have_a_sample_and_a_reference_distance_of_its_own() -> None:
+    rows, columns, tau = federation(1, 2, equal=True)
+    rng = np.random.default_rng(0)
+    r = rng.standard_normal((7, 5))
+    with Pool(1) as pool:
+        screen = Screen(pool, distances="all")
+        for c in range(2):
+            screen.row(c, rows[c], tau=tau[c], epsilon=0.5)
+        screen.add(0, 1, columns[0, 1] @ r, a=rows[0] @ r, tau=0.125)
+        screen.add(1, 0, columns[1, 0])
+        w = screen.finish().w
+        with pytest.raises(EmdcflError, match="tau=nan"):
+            other = Screen(pool)
+            other.row(0, rows[0], tau=0.0, epsilon=0.5)
+            other.add(0, 1, columns[0, 1], tau=float("nan"))
+    assert w[0, 1] == exact(cost_matrix(rows[0] @ r, columns[0, 1] @ r)).value - 0.125
+    assert w[1, 0] == exact(cost_matrix(rows[1], columns[1, 0])).value - tau[1]
+
+
 def test_sinkhorn_links_equal_those_of_solving_everything() -> None:
     for seed in range(4):
         rows, columns, _ = federation(seed, 4, equal=seed % 2 == 0)

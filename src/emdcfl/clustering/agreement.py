@@ -120,7 +120,7 @@ def _interval(both: Any, k: Labels, inside: float | None) -> tuple[float, float]
     within = [both[np.ix_(rows, rows)][~np.eye(len(rows), dtype=bool)] for rows in members]
     if any(np.isnan(values).any() for values in within):
         return None
-    events = _events(both, members)
+    events = _events(both, k)
     keys = np.random.Generator(np.random.Philox(0)).integers(1, 2**63, size=clusters).tolist()
     hashes, seen, partial = list(keys), Counter(keys), 0
     start: float | None = None
@@ -147,15 +147,16 @@ def _interval(both: Any, k: Labels, inside: float | None) -> tuple[float, float]
         low = events[position][0]
 
 
-def _events(both: Any, members: list[Any]) -> list[tuple[float, int, int, int]]:
+def _events(both: Any, k: Labels) -> list[tuple[float, int, int, int]]:
     """For every two clusters: (value, +1) where the first link between them appears, (value, -1) where the last one does."""
-    events = []
-    for a, rows in enumerate(members):
-        for b in range(a + 1, len(members)):
-            values = both[np.ix_(rows, members[b])]
-            if np.isnan(values).all():
-                continue
-            events.append((float(np.nanmin(values)), 1, a, b))
-            if not np.isnan(values).any():
-                events.append((float(values.max()), -1, a, b))
+    order = np.argsort(k, kind="stable")
+    starts = np.searchsorted(k[order], np.arange(int(k.max()) + 1))
+    blocks = both[np.ix_(order, order)]
+    # fmin skips NaN (a link that is not known), maximum keeps it (a link that never comes).
+    first = np.fmin.reduceat(np.fmin.reduceat(blocks, starts, axis=0), starts, axis=1)
+    last = np.maximum.reduceat(np.maximum.reduceat(blocks, starts, axis=0), starts, axis=1)
+    events: list[tuple[float, int, int, int]] = []
+    for values, change in ((first, 1), (last, -1)):
+        a, b = np.nonzero(np.triu(~np.isnan(values), k=1))
+        events += zip(values[a, b].tolist(), [change] * len(a), a.tolist(), b.tolist())
     return sorted(events)

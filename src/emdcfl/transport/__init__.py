@@ -10,10 +10,11 @@ from __future__ import annotations
 from emdcfl.transport.calibration import dual_variance, quantile, tolerance
 from emdcfl.transport.cost import COSTS, cost_matrix
 from emdcfl.transport.exact import exact
+from emdcfl.transport.pairs import EXACT, KINDS, LOWER, UNKNOWN, UPPER
 from emdcfl.transport.plan import Plan
 from emdcfl.transport.pool import Pool
 from emdcfl.transport.projection import projected_width, projection
-from emdcfl.transport.screening import EXACT, KINDS, LOWER, UNKNOWN, UPPER, Decision, Screen, decide
+from emdcfl.transport.screening import Decision, Screen, decide
 from emdcfl.transport.sinkhorn import sinkhorn, sinkhorn_batch
 from emdcfl.transport.solve import SOLVERS, solve
 

@@ -11,33 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from emdcfl.errors import ConfigError, EmdcflError, nearest
-from emdcfl.transport.bounds import refine, slack
-from emdcfl.transport.cost import COSTS, cost_matrix
-from emdcfl.transport.plan import Array
+from emdcfl.transport.cost import COSTS
+from emdcfl.transport.pairs import Client, Entry, Look, Options, Outcome, Problem, Row, look, settle
 from emdcfl.transport.pool import Pool
-from emdcfl.transport.solve import SOLVERS, solve
-
-Client = int | str
-
-# What an entry of W is.
-UNKNOWN, EXACT, LOWER, UPPER = 0, 1, 2, 3
-KINDS = ("unknown", "exact", "lower bound", "upper bound")
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One entry of W: its value (or the bound that settled it), what it is, and whether the row client accepts the column client."""
-
-    value: float
-    kind: int
-    accepts: bool | None
+from emdcfl.transport.solve import SOLVERS
 
 
 @dataclass(frozen=True)
@@ -66,37 +50,6 @@ class Decision:
     linked: NDArray[np.bool_]
     exact_solves: int
     pairs: int
-
-
-@dataclass(frozen=True)
-class _Row:
-    a: Any
-    tau: float
-    epsilon: float
-    labels: Any
-
-
-@dataclass(frozen=True)
-class _Problem:
-    """One direction of a pair, with all that is needed to decide it."""
-
-    row: _Row
-    b: Any
-    labels: Any
-    epsilon: float
-
-    def cost(self, options: _Options) -> Array:
-        labels = {"labels_a": self.row.labels, "labels_b": self.labels, "label_weight": options.label_weight}
-        return cost_matrix(self.row.a, self.b, cost=options.cost, **(labels if options.cost == "label-aware" else {}))
-
-
-@dataclass(frozen=True)
-class _Options:
-    cost: str
-    solver: str
-    reg: float
-    label_weight: float
-    all: bool
 
 
 class Screen:
@@ -140,37 +93,48 @@ class Screen:
             if name not in valid:
                 raise ConfigError(f"unknown transport {what} {name!r}; {nearest(name, valid)}")
         self._pool = pool
-        self._options = _Options(cost, solver, reg, label_weight, distances == "all")
-        self._rows: dict[Client, _Row] = {}
-        self._waiting: dict[Client, list[tuple[Client, Any, Any, float | None]]] = {}
-        self._first: dict[tuple[Client, Client], Future[_Look]] = {}
-        self._jobs: dict[tuple[Client, Client], Future[_Outcome]] = {}
+        self._options = Options(cost, solver, reg, label_weight, distances == "all")
+        self._rows: dict[Client, Row] = {}
+        self._waiting: dict[Client, list[tuple[Client, Any, Any, dict[str, Any]]]] = {}
+        self._first: dict[tuple[Client, Client], Future[Look]] = {}
+        self._jobs: dict[tuple[Client, Client], Future[Outcome]] = {}
         self._added: set[tuple[Client, Client]] = set()
 
     def row(self, client: Client, a: Any, *, tau: float, epsilon: float, labels: Any = None) -> None:
         """Give a client's own sample (the source of its whole row), its reference distance and its tolerance."""
         if client in self._rows:
             raise EmdcflError(f"expected one row sample per client, got a second one for {client!r}")
-        if not (np.isfinite(tau) and np.isfinite(epsilon)):
-            raise EmdcflError(f"expected a finite tau and tolerance from client {client!r}, got tau={tau} and epsilon={epsilon}")
-        self._rows[client] = _Row(a, float(tau), float(epsilon), labels)
-        for column, b, column_labels, own in self._waiting.pop(client, []):
-            self._start(client, column, b, column_labels, own)
+        _check(client, tau, epsilon)
+        self._rows[client] = Row(a, float(tau), float(epsilon), labels)
+        for column, b, column_labels, special in self._waiting.pop(client, []):
+            self._start(client, column, b, column_labels, special)
 
-    def add(self, row: Client, column: Client, b: Any, *, labels: Any = None, epsilon: float | None = None) -> None:
+    def add(
+        self,
+        row: Client,
+        column: Client,
+        b: Any,
+        *,
+        labels: Any = None,
+        epsilon: float | None = None,
+        tau: float | None = None,
+        a: Any = None,
+    ) -> None:
         """Give the sample of `column` under the model of `row`; before or after the row's own sample.
 
-        `epsilon` replaces the row's tolerance for this partner (for instance because its sample is smaller).
+        `epsilon`, `tau` and `a` replace the row's tolerance, reference distance and sample for this partner (because its sample is
+        smaller, or the pair has a projection of its own).
         """
         if row == column:
             raise EmdcflError(f"expected two different clients, got {row!r} twice; every client is linked to itself")
         if (row, column) in self._added:
             raise EmdcflError(f"expected one sample per ordered pair, got a second one of {column!r} for {row!r}")
         self._added.add((row, column))
+        special = {"epsilon": epsilon, "tau": tau, "a": a}
         if row in self._rows:
-            self._start(row, column, b, labels, epsilon)
+            self._start(row, column, b, labels, special)
         else:
-            self._waiting.setdefault(row, []).append((column, b, labels, epsilon))
+            self._waiting.setdefault(row, []).append((column, b, labels, special))
 
     def finish(self, clients: Sequence[Client] | None = None) -> Decision:
         """Wait for the work and return the links among `clients` (default: all that were named, sorted)."""
@@ -186,27 +150,28 @@ class Screen:
         solves = 0
         for (row, column), future in self._first.items():
             try:
-                look = future.result()
+                seen = future.result()
             except EmdcflError as error:
                 raise type(error)(f"sample of client {column!r} under the model of client {row!r}: {error}") from error
-            entries[row, column] = look.entry
-            solves += look.solved
+            entries[row, column] = seen.entry
+            solves += seen.solved
         for job in self._jobs.values():
             outcome = job.result()
             entries |= outcome.entries
             solves += outcome.solves
         return _decision(order, index, entries, solves)
 
-    def _start(self, row: Client, column: Client, b: Any, labels: Any, epsilon: float | None) -> None:
-        own = self._rows[row]
-        problem = _Problem(own, b, labels, own.epsilon if epsilon is None else float(epsilon))
-        look = self._pool.submit(_look, problem, self._options)
-        self._first[row, column] = look
+    def _start(self, row: Client, column: Client, b: Any, labels: Any, special: Mapping[str, Any]) -> None:
+        own = replace(self._rows[row], **{name: value for name, value in special.items() if value is not None})
+        _check(row, own.tau, own.epsilon)
+        problem = Problem(own, b, labels)
+        first = self._pool.submit(look, problem, self._options)
+        self._first[row, column] = first
         other = self._first.get((column, row))
         if other is not None:
             # Submitted after both looks, so a worker that waits for them waits only for work that has already begun.
             key = (row, column) if _before(row, column) else (column, row)
-            self._jobs[key] = self._pool.submit(_settle, key, *((look, other) if key == (row, column) else (other, look)), self._options)
+            self._jobs[key] = self._pool.submit(settle, key, *((first, other) if key == (row, column) else (other, first)), self._options)
 
 
 def decide(
@@ -249,85 +214,14 @@ def decide(
     return screen.finish(tuple(rows))
 
 
+def _check(client: Client, tau: float, epsilon: float) -> None:
+    if not (np.isfinite(tau) and np.isfinite(epsilon)):
+        raise EmdcflError(f"expected a finite tau and tolerance from client {client!r}, got tau={tau} and epsilon={epsilon}")
+
+
 def _before(a: Client, b: Client) -> bool:
     """A fixed order of the two directions, so that what is solved does not depend on who answered first."""
     return (isinstance(a, str), str(a)) < (isinstance(b, str), str(b))
-
-
-@dataclass
-class _Look:
-    """The first look at one direction. The problem is kept only until the pair is settled."""
-
-    entry: Entry
-    problem: _Problem | None
-    solved: int = 0
-
-
-@dataclass
-class _Outcome:
-    """What settling a pair added: entries that replace those of the first look, and the number of exact solves."""
-
-    entries: Mapping[tuple[Client, Client], Entry] = field(default_factory=dict)
-    solves: int = 0
-
-
-def _look(problem: _Problem, options: _Options) -> _Look:
-    """Row and column minima: enough for most pairs of different groups."""
-    cost = problem.cost(options)
-    if options.all:
-        return _Look(_solved(cost, problem, options), None, 1)
-    low, _ = next(refine(cost))
-    entry = _judge(low, np.inf, slack(cost), problem)
-    return _Look(entry, None if entry.accepts is False else problem)
-
-
-def _settle(key: tuple[Client, Client], one: Future[_Look], other: Future[_Look], options: _Options) -> _Outcome:
-    """Decide a pair of which no direction is refused yet: better bounds for both directions, then the exact solver."""
-    looks = {key: one.result(), key[::-1]: other.result()}
-    problems = {direction: look.problem for direction, look in looks.items() if look.problem is not None}
-    for look in looks.values():
-        look.problem = None
-    if options.all or any(look.entry.accepts is False for look in looks.values()):
-        return _Outcome()
-    costs = {direction: problem.cost(options) for direction, problem in problems.items()}
-    entries: dict[tuple[Client, Client], Entry] = {}
-    solves = 0
-    for direction, problem in problems.items():
-        entries[direction] = _bounded(costs[direction], problem, upper=options.solver == "exact")
-        if entries[direction].accepts is False:
-            return _Outcome(entries)
-    for direction, problem in problems.items():
-        if entries[direction].accepts is None:
-            entries[direction] = _solved(costs[direction], problem, options)
-            solves += 1
-            if not entries[direction].accepts:
-                break
-    return _Outcome(entries, solves)
-
-
-def _bounded(cost: Array, problem: _Problem, *, upper: bool) -> Entry:
-    """Refine the bounds until they decide, or no further."""
-    margin = slack(cost)
-    entry = Entry(np.nan, UNKNOWN, None)
-    for low, high in refine(cost, upper=upper):
-        entry = _judge(low, high, margin, problem)
-        if entry.accepts is not None:
-            break
-    return entry
-
-
-def _judge(low: float, high: float, margin: float, problem: _Problem) -> Entry:
-    tau = problem.row.tau
-    if low - margin - tau >= problem.epsilon:
-        return Entry(low - margin - tau, LOWER, False)
-    if high + margin - tau < problem.epsilon:
-        return Entry(high + margin - tau, UPPER, True)
-    return Entry(low - margin - tau, LOWER, None)
-
-
-def _solved(cost: Array, problem: _Problem, options: _Options) -> Entry:
-    w = solve(cost, solver=options.solver, reg=options.reg).value - problem.row.tau
-    return Entry(w, EXACT, bool(w < problem.epsilon))
 
 
 def _decision(
