@@ -184,9 +184,9 @@ def test_a_pair_may_have_a_sample_and_a_reference_distance_of_its_own() -> None:
         screen.add(0, 1, columns[0, 1] @ r, a=rows[0] @ r, tau=0.125)
         screen.add(1, 0, columns[1, 0])
         w = screen.finish().w
+        other = Screen(pool)
+        other.row(0, rows[0], tau=0.0, epsilon=0.5)
         with pytest.raises(EmdcflError, match="tau=nan"):
-            other = Screen(pool)
-            other.row(0, rows[0], tau=0.0, epsilon=0.5)
             other.add(0, 1, columns[0, 1], tau=float("nan"))
     assert w[0, 1] == exact(cost_matrix(rows[0] @ r, columns[0, 1] @ r)).value - 0.125
     assert w[1, 0] == exact(cost_matrix(rows[1], columns[1, 0])).value - tau[1]
