@@ -31,6 +31,7 @@ def grid(scenario: Scenario, path: str | Path, *, clients: int = 3, samples: int
     if scenario.sites[0].train.x.dim() != 4:
         raise DataError(f"scenario {scenario.name!r} holds tables, so there is no picture of it")
     rows = _rows(scenario, clients)
+    clients = max(len(sites) for _, _, sites, _ in rows)
     height = 0.62 * len(rows) + 0.5
     figure = Figure(figsize=(0.58 * clients * samples + 3.4, height), dpi=100)
     canvas: Any = FigureCanvasAgg(figure)
@@ -44,7 +45,8 @@ def grid(scenario: Scenario, path: str | Path, *, clients: int = 3, samples: int
         axis.text(-0.01, 0.5, title, transform=axis.transAxes, ha="right", va="center", fontsize=8, fontweight="bold")
         axis.text(1.01, 0.5, text, transform=axis.transAxes, ha="left", va="center", fontsize=7)
     figure.suptitle(f"{scenario.name}: {len(scenario.sites)} sites, {len(scenario.classes)} classes", fontsize=9)
-    figure.subplots_adjust(left=0.13, right=0.76, top=1 - 0.32 / height, bottom=0.02, hspace=0.08)
+    width = 0.58 * clients * samples + 3.4
+    figure.subplots_adjust(left=1.3 / width, right=1 - 2.1 / width, top=1 - 0.32 / height, bottom=0.02, hspace=0.08)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     canvas.draw()
@@ -89,7 +91,9 @@ def _strip(sites: list[Site], clients: int, samples: int, thumb: int, variant: s
         images = split.x[chosen].numpy().transpose(0, 2, 3, 1)
         step = max(1, -(-images.shape[1] // thumb))
         images = images[:, ::step, ::step]
-        blocks.append(np.pad(np.concatenate(list(images), axis=1), ((0, 0), (0, 3), (0, 0)), constant_values=255))
+        gap = max(1, images.shape[2] // 16)
+        spaced = np.pad(images, ((0, 0), (0, 0), (0, gap), (0, 0)), constant_values=255)
+        blocks.append(np.pad(np.concatenate(list(spaced), axis=1), ((0, 0), (0, 2 * gap), (0, 0)), constant_values=255))
     while len(blocks) < clients:
         blocks.append(np.full_like(blocks[0], 255))
     widest = max(block.shape[1] for block in blocks)
