@@ -82,6 +82,8 @@ class EMDCFL:
         Measure a pair once, or measure all known pairs in every round as the authors' public code does under partial participation.
     aggregate : "latest" or "participants"
         Under partial participation: average every member's latest local state, or only this round's.
+    distances : "needed" or "all"
+        Solve only what bounds leave open (the links are the same, bit for bit; entries that were only bounded are marked), or every pair.
     embedding_mode : "eval" or "train"
         Mode of the network while embedding. ``"train"`` (batch statistics, dropout) is what the authors' public code does.
     """
@@ -100,6 +102,7 @@ class EMDCFL:
     force_diagonal: bool = True
     recompute: Literal["once", "every-round"] = "once"
     aggregate: Literal["latest", "participants"] = "latest"
+    distances: Literal["needed", "all"] = "needed"
     embedding_mode: Literal["eval", "train"] = "eval"
 
     name: ClassVar[str] = "emdcfl"
@@ -156,9 +159,9 @@ class EMDCFL:
         return serve_clusters(state, found)
 
     def _pairs(self, state: EMDCFLState) -> list[tuple[str, str]]:
-        """Ordered pairs (row, column) of seen clients to measure now."""
+        """Ordered pairs (row, column) of seen clients to measure now: both directions, if one of them is unset."""
         seen = [(i, c) for i, c in enumerate(state.clients) if c in state.n]
-        unset = torch.isnan(state.W) | (self.recompute == "every-round")
+        unset = torch.isnan(state.W) | torch.isnan(state.W.T) | (self.recompute == "every-round")
         return [(c, d) for i, c in seen for j, d in seen if (i != j or not self.force_diagonal) and bool(unset[i, j])]
 
     def _fill(self, state: EMDCFLState, found: Measured) -> EMDCFLState:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +17,12 @@ from emdcfl.errors import DataError
 from emdcfl.federation import Federation
 from emdcfl.methods.exchange import ROW, project, reference
 from emdcfl.schema import Reply
-from emdcfl.transport import Pool, cost_matrix, projected_width, quantile, solve, tolerance
+from emdcfl.transport import EXACT, Decision, Pool, Screen, cost_matrix, projected_width, quantile, solve, tolerance
 
 if TYPE_CHECKING:
     from emdcfl.methods.emdcfl import EMDCFL
 
 log = logging.getLogger("emdcfl")
-
-EXACT = 1
 
 
 @dataclass(frozen=True)
@@ -43,6 +40,8 @@ class Measured:
 
     tau: dict[str, float]
     entries: dict[tuple[str, str], Entry]
+    exact_solves: int
+    problems: int
 
 
 def validation_sizes(m: Mapping[str, int], *, cap: int, at_least: int) -> dict[str, int]:
@@ -93,23 +92,37 @@ def measure(method: EMDCFL, fed: Federation, pairs: Sequence[tuple[str, str]], l
         for d, rs in columns.items()
     }
     omegas = {r: local[r][omega] for r in references.clients}
-    solved: dict[tuple[str, str], Future[float]] = {}
-    problems = _Problems(references.valid, sizes, distinct, settings)
+    problems = _Problems(references.valid, sizes, distinct, settings, method.tolerance, quantile(method.alpha, len(fed.clients)))
+    entries: dict[tuple[str, str], Entry] = {}
+    options = {name: settings[name] for name in ("cost", "solver", "reg", "label_weight")}
     with Pool() as pool:
+        screen = Screen(pool, distances=method.distances, **options)
+        for row in references.clients:
+            problems.enter(screen, row)
 
         def fold(column: str, reply: Reply) -> None:
             for row in columns[column]:
-                if row in reply["samples"]:
-                    solved[row, column] = pool.submit(problems.distance, row, column, reply)
+                if row == column:
+                    entries[row, row] = Entry(problems.own(row, reply), problems.epsilon(row, row), EXACT)
+                elif row in reply["samples"]:
+                    problems.add(screen, row, column, reply)
 
         fed.run(project, inputs, fold=fold, dims=dims, omegas=omegas, keys=keys, settings=settings)
         with fed.clock("transport"):
-            q = quantile(method.alpha, len(fed.clients))
-            entries = {
-                pair: Entry(future.result() - problems.tau(*pair), problems.epsilon(method.tolerance, q, *pair), EXACT)
-                for pair, future in solved.items()
-            }
-    return Measured({c: problems.tau(c, d) for c, d in entries}, entries)
+            found = screen.finish(fed.clients)
+    entries |= _both_ways(found, problems)
+    log.debug("%d of %d transport problems were solved exactly", found.exact_solves, found.pairs)
+    return Measured({c: problems.tau(c, d) for c, d in entries}, entries, found.exact_solves, found.pairs)
+
+
+def _both_ways(found: Decision, problems: _Problems) -> dict[tuple[str, str], Entry]:
+    """Entries of the pairs of which both directions were answered; the others stay unset and are tried again."""
+    entries = {}
+    for i, row in enumerate(map(str, found.clients)):
+        for j, column in enumerate(map(str, found.clients)):
+            if i != j and found.kind[i, j] and found.kind[j, i]:
+                entries[row, column] = Entry(float(found.w[i, j]), problems.epsilon(row, column), int(found.kind[i, j]))
+    return entries
 
 
 def _settings(method: EMDCFL) -> dict[str, Any]:
@@ -133,34 +146,54 @@ class _Problems:
     sizes: Mapping[str, int]
     distinct: list[int]
     settings: Mapping[str, Any]
+    tolerance: float | str
+    q: float
 
-    def size(self, row: str, column: str) -> int:
+    def _size(self, row: str, column: str) -> int:
         return min(self.sizes[row], self.sizes[column])
 
-    def _own(self, field: str, row: str, column: str) -> Any:
+    def _of(self, field: str, row: str, column: str) -> Any:
+        """A field of the row's reference reply: for this partner if it depends on the pair, else for all."""
         values = self.references[row][field]
         return values[column] if column in values else values[ROW]
 
     def tau(self, row: str, column: str) -> float:
-        return float(self._own("tau", row, column)[self.distinct.index(self.size(row, column))])
+        return float(self._of("tau", row, column)[self.distinct.index(self._size(row, column))])
 
-    def epsilon(self, wanted: float | str, q: float, row: str, column: str) -> float:
-        if not isinstance(wanted, str):
-            return wanted
-        m = self.size(row, column)
-        variance = float(self._own("variance", row, column)[self.distinct.index(m)])
-        return tolerance(variance, m, m, q)
+    def epsilon(self, row: str, column: str) -> float:
+        if not isinstance(self.tolerance, str):
+            return self.tolerance
+        m = self._size(row, column)
+        return tolerance(float(self._of("variance", row, column)[self.distinct.index(m)]), m, m, self.q)
 
-    def distance(self, row: str, column: str, reply: Reply) -> float:
-        m = self.size(row, column)
-        labels = (self.references[row].get("labels"), reply["labels"][:m]) if "labels" in reply else (None, None)
-        s = self.settings
+    def enter(self, screen: Screen, row: str) -> None:
+        reply = self.references[row]
+        some = next(iter(reply["samples"]))
+        screen.row(
+            row, reply["samples"][some].numpy(), tau=self.tau(row, row if some == ROW else some), epsilon=0.0, labels=self._labels(row)
+        )
+
+    def add(self, screen: Screen, row: str, column: str, reply: Reply) -> None:
+        m = self._size(row, column)
+        sample = None if ROW in self.references[row]["samples"] else self._of("samples", row, column).numpy()
+        labels = reply["labels"][:m].numpy() if "labels" in reply else None
+        own = {"epsilon": self.epsilon(row, column), "tau": self.tau(row, column), "a": sample}
+        screen.add(row, column, reply["samples"][row][:m].numpy(), labels=labels, **own)
+
+    def own(self, row: str, reply: Reply) -> float:
+        """W of a client with itself, which only counts where the diagonal is not forced."""
+        m, s = self.sizes[row], self.settings
+        labels = reply["labels"][:m].numpy() if "labels" in reply else None
         cost = cost_matrix(
-            self._own("samples", row, column),
-            reply["samples"][row][:m],
+            self._of("samples", row, row).numpy(),
+            reply["samples"][row][:m].numpy(),
             cost=s["cost"],
-            labels_a=labels[0],
-            labels_b=labels[1],
+            labels_a=self._labels(row),
+            labels_b=labels,
             label_weight=s["label_weight"],
         )
-        return solve(cost, solver=s["solver"], reg=s["reg"]).value
+        return solve(cost, solver=s["solver"], reg=s["reg"]).value - self.tau(row, row)
+
+    def _labels(self, row: str) -> Any:
+        labels = self.references[row].get("labels")
+        return None if labels is None else labels.numpy()
