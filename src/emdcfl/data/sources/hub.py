@@ -36,7 +36,8 @@ def download(repo: str, split: str, folder: Path) -> list[Path]:
     except DataError:
         raise
     except Exception as error:  # the hub library raises many kinds; they all mean that the file did not come
-        raise DataError(f"the hub cannot be reached ({type(error).__name__}: {str(error).strip().splitlines()[:1]})") from error
+        reason = next(iter(str(error).strip().splitlines()), "no reason given")
+        raise DataError(f"the hub cannot be reached ({type(error).__name__}: {reason})") from error
 
 
 def _fetch(hub: Any, repo: str, file: str, expected: str | None, folder: Path) -> Path:
