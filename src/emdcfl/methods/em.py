@@ -144,7 +144,9 @@ def step_everybody(fed: Federation, state: Mixture, round: Round, *, keep_last: 
 
     def fold(client: str, reply: Reply) -> None:
         mean.add(reply["models"], reply["n"])
-        pi[client] = reply["pi"]
+        total = float(reply["pi"].sum())
+        if abs(total - 1.0) < 1e-3:  # weights that are none would leave this client, and nobody else, without a model
+            pi[client] = reply["pi"] / total
         if "mass" in reply:
             mass[client] = reply["mass"]
         if keep_last:

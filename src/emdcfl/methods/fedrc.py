@@ -27,10 +27,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from emdcfl.errors import ConfigError
 from emdcfl.federation import Federation, Round
 from emdcfl.methods.base import Family, Serving, clusters_wanted, register
 from emdcfl.methods.em import Mixture, MixtureEval, serve_mixture, step_everybody
+from emdcfl.methods.vectors import expect
 from emdcfl.params import Layout
 
 
@@ -88,8 +88,7 @@ class FedRC:
 
     def init(self, fed: Federation, round: Round) -> FedRCState:
         """Start K components from K initial models; everybody's weights are uniform and ρ is 1."""
-        if not self.floor > 0:
-            raise ConfigError(f"expected method.floor > 0 (the logarithm of ρ is taken), got {self.floor}")
+        expect(self.floor > 0, "floor", "> 0 (the logarithm of ρ is taken)", self.floor)
         K = clusters_wanted(self.k, fed, self.name)
         models = torch.stack([fed.initial(k) for k in range(K)])
         return FedRCState(list(fed.clients), models, rho=torch.ones(K, outputs(fed.layout), dtype=torch.float64))

@@ -28,7 +28,6 @@ from torch import Tensor
 
 from emdcfl.client import Client, task
 from emdcfl.clustering import project_simplex
-from emdcfl.errors import ConfigError
 from emdcfl.federation import Federation, Round
 from emdcfl.methods.base import Family, Serving, register
 from emdcfl.methods.graph import (
@@ -36,7 +35,6 @@ from emdcfl.methods.graph import (
     Angles,
     Personal,
     Since,
-    VectorScope,
     check_graph,
     complementarity,
     pca_basis,
@@ -46,6 +44,7 @@ from emdcfl.methods.graph import (
     similarities,
     train_personal,
 )
+from emdcfl.methods.vectors import VectorScope, expect
 from emdcfl.schema import Field, Reply
 from emdcfl.tasks import TRAINED, Training, local_sgd
 
@@ -129,8 +128,7 @@ class FedSaC:
     State: ClassVar[type] = Personal
 
     def init(self, fed: Federation, round: Round) -> Personal:
-        if self.components < 1:
-            raise ConfigError(f"expected method.components >= 1, got {self.components}")
+        expect(self.components >= 1, "components", ">= 1", self.components)
         check_graph(mu=self.mu, snap=self.snap)
         return personal_start(fed)
 

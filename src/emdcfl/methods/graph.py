@@ -5,7 +5,7 @@ Every client i has a model of its own. After local training the method turns the
 answered in the round; the others keep their model. All local states of a round lie in one fresh ``(C, P)`` matrix, which becomes the
 personal models block of columns by block of columns: beside it only the old state's matrix is alive.
 
-Imports federation, client tasks, params and base; never an engine.
+Imports federation, client tasks, params, base and vectors; never an engine.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ from torch import Tensor
 
 from emdcfl import tasks
 from emdcfl.client import Task
-from emdcfl.errors import ConfigError
 from emdcfl.federation import Federation, Round
 from emdcfl.methods.base import Serving
-from emdcfl.params import CHUNK, Layout, cosines, gram
+from emdcfl.methods.vectors import VectorScope, expect, update_gram
+from emdcfl.params import CHUNK, Layout, cosines
 from emdcfl.schema import Reply
 
 Since = Literal["initial", "round"]
 Aggregate = Literal["snapshot", "in-place"]
-VectorScope = Literal["P", "F", "H", "state"]
 Angles = Literal["principal", "greedy"]
 
 
@@ -117,13 +116,9 @@ def similarities(layout: Layout, state: Personal, trained: Trained, *, since: Si
     """
     who = [state.clients[i] for i in trained.rows]
     origin = state.theta0 if since == "initial" else [state.start(c) for c in who]
-    products = gram([trained.models[i] for i in trained.rows], layout.scope("F" if scope == "state" else scope), origin=origin)
-    if scope == "state":
-        steps = torch.tensor([float(reply["steps"]) for reply in trained.replies], dtype=torch.float64)
-        before = torch.tensor([state.batches.get(c, 0.0) for c in who], dtype=torch.float64)
-        counted = steps if since == "round" else before + steps
-        products += len(layout.counters) * torch.outer(counted, counted)
-    s = cosines(products)
+    before = [state.batches.get(c, 0.0) if since == "initial" else 0.0 for c in who]
+    steps = [counted + reply["steps"] for counted, reply in zip(before, trained.replies, strict=True)]
+    s = cosines(update_gram(layout, [trained.models[i] for i in trained.rows], origin, steps, scope))
     return s if snap is None else torch.where(s > snap, torch.ones_like(s), s)
 
 
@@ -232,7 +227,5 @@ def serve_personal(state: Personal) -> Serving:
 
 
 def check_graph(*, mu: float, snap: float | None) -> None:
-    if mu < 0:
-        raise ConfigError(f"expected method.mu >= 0, got {mu}")
-    if snap is not None and not -1.0 <= snap <= 1.0:
-        raise ConfigError(f"expected method.snap to be a cosine between -1 and 1, or left out, got {snap}")
+    expect(mu >= 0, "mu", ">= 0", mu)
+    expect(snap is None or -1.0 <= snap <= 1.0, "snap", "to be a cosine between -1 and 1, or None", snap)

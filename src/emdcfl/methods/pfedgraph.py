@@ -26,14 +26,12 @@ from typing import Any, ClassVar
 import torch
 
 from emdcfl.clustering import project_simplex
-from emdcfl.errors import ConfigError
 from emdcfl.federation import Federation, Round
 from emdcfl.methods.base import Family, Serving, register
 from emdcfl.methods.graph import (
     Aggregate,
     Personal,
     Since,
-    VectorScope,
     check_graph,
     personal_start,
     personalise,
@@ -41,6 +39,7 @@ from emdcfl.methods.graph import (
     similarities,
     train_personal,
 )
+from emdcfl.methods.vectors import VectorScope, expect
 
 
 @register
@@ -90,8 +89,7 @@ class PFedGraph:
     State: ClassVar[type] = Personal
 
     def init(self, fed: Federation, round: Round) -> Personal:
-        if not self.alpha > 0:
-            raise ConfigError(f"expected method.alpha > 0, got {self.alpha}")
+        expect(self.alpha > 0, "alpha", "> 0", self.alpha)
         check_graph(mu=self.mu, snap=self.snap)
         return personal_start(fed)
 
