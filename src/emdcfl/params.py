@@ -112,6 +112,12 @@ def make_layout(module: nn.Module) -> Layout:
     """Describe where each floating tensor of ``module`` lies in θ; refuse what a flat float32 vector cannot carry."""
     head = find_head(module)
     in_head = {id(t) for t in head.parameters()} | {id(t) for t in head.buffers()}
+    own = {id(t): name for name, t in head.named_parameters()}
+    outside = [name for name, m in module.named_modules() if m is not head for t in m.parameters(recurse=False) if id(t) in own]
+    if outside:
+        raise ModelError(
+            f"the head shares a weight with {outside[0]!r}: the embedding would depend on the head, which never leaves a client; untie them"
+        )
     persistent = set(module.state_dict(keep_vars=True))
     parts: dict[tuple[int, int], list[tuple[str, Tensor, bool, bool]]] = {(h, k): [] for h in (0, 1) for k in (0, 1)}
     for name, p in module.named_parameters():
@@ -229,10 +235,13 @@ class Average:
     def add(self, theta: Tensor, weight: float) -> None:
         if not weight > 0:
             raise ValueError(f"expected a positive weight, got {weight}")
+        before = self._sum
         if self._sum is None:
-            self._sum = torch.zeros(theta.shape, dtype=torch.float64, device=theta.device)
+            self._sum = torch.empty(theta.shape, dtype=torch.float64, device=theta.device)
         for part in _chunks(theta.shape[-1]):
-            self._sum[..., part] += theta[..., part].double() * weight
+            value = theta[..., part].double() * weight
+            # the first is not added to zeros: 0.0 + (-0.0) would change the bits of a single member
+            self._sum[..., part] = value if before is None else before[..., part] + value
         self.total += weight
 
     def result(self) -> Tensor:
@@ -281,7 +290,8 @@ def gram(rows: Tensor | Sequence[Tensor], columns: slice | None = None, *, origi
     return out
 
 
-def _chunks(length: int, size: int = CHUNK) -> Iterator[slice]:
+def _chunks(length: int, size: int | None = None) -> Iterator[slice]:
+    size = CHUNK if size is None else size
     for start in range(0, length, size):
         yield slice(start, min(start + size, length))
 
