@@ -40,6 +40,8 @@ class PrivateState:
     _round: int = -1
 
     def begin(self, round: int) -> None:
+        if round == self._round:  # another task of this round, or the same one again
+            return
         if round > self._round:
             self.committed |= self._pending
         self._pending = {}
@@ -110,10 +112,13 @@ class Client:
         return self._resident[name]
 
     def sample(self, split: str, cap: int) -> Tensor:
-        """Return at most ``cap`` indices of a split, uniform without replacement, drawn once per run."""
+        """Return at most ``cap`` indices of a split, uniform without replacement, drawn once per run.
+
+        In random order, so that the first m of a larger sample are the sample of size m, not its first classes.
+        """
         n = len(self.split(split))
         chosen = self.generator(f"sample {split}", round=0).permutation(n)[: min(cap, n)]
-        return torch.from_numpy(np.sort(chosen)).to(self.network.device)
+        return torch.from_numpy(chosen).to(self.network.device)
 
     @torch.no_grad()
     def embeddings(self, state: Tensor, split: str, indices: Tensor, *, mode: Literal["eval", "train"] = "eval") -> Tensor:
