@@ -85,6 +85,8 @@ def local_sgd(
         ``theta`` after training, ``n`` samples, mean cross-entropy ``loss`` of the last epoch, number of ``steps``.
     """
     net, data = client.network, client.split("train")
+    if len(data) == 0:
+        raise DataError(f"client {client.name!r} has no training data; give it some or leave it out")
     net.load(theta)
     where = net.layout.trainable
     weights = net.theta[where]
@@ -112,7 +114,9 @@ def local_sgd(
     loss = loss_sum.item() / len(data)
     if not np.isfinite(loss):
         raise ClientError(f"the training loss became {loss}; lower the learning rate (training.lr = {training.lr:g}) or check the data")
-    return {"theta": net.theta.detach().clone(), "n": len(data), "loss": loss, "steps": steps}
+    if not bool(torch.isfinite(net.theta).all()):
+        raise ClientError(f"the model is no longer finite after training; lower the learning rate (training.lr = {training.lr:g})")
+    return {"theta": net.theta.detach().to("cpu", copy=True), "n": len(data), "loss": loss, "steps": steps}
 
 
 def _batches(order: np.ndarray[Any, Any], size: int, *, needs_two: bool, client: Client) -> Iterator[np.ndarray[Any, Any]]:
