@@ -29,6 +29,7 @@ from emdcfl.tasks import Training
 
 Inputs = Mapping[str, Any]
 Fold = Callable[[str, Reply], None]
+Verify = Callable[[str, Reply], None]
 
 
 @dataclass(frozen=True)
@@ -112,18 +113,23 @@ def participants(clients: Sequence[str], number: int | None, *, seed: int, round
 
 
 class Clock:
-    """Seconds by phase. ``with clock("transport"): …``"""
+    """Seconds by phase. ``with clock("transport"): …``; a phase inside another is not counted twice."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self._inside: list[float] = []
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
         start = time.perf_counter()
+        self._inside.append(0.0)
         try:
             yield
         finally:
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
+            spent = time.perf_counter() - start
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + spent - self._inside.pop()
+            if self._inside:
+                self._inside[-1] += spent
 
 
 class Federation(ABC):
@@ -199,7 +205,14 @@ class Federation(ABC):
         return {c: self._described[c] for c in clients if c in self._described}
 
     def run(
-        self, task: Task, inputs: Mapping[str, Inputs], *, fold: Fold | None = None, dims: Mapping[str, int] | None = None, **common: Any
+        self,
+        task: Task,
+        inputs: Mapping[str, Inputs],
+        *,
+        fold: Fold | None = None,
+        dims: Mapping[str, int] | None = None,
+        verify: Verify | None = None,
+        **common: Any,
     ) -> Replies:
         """Ask clients to run a task.
 
@@ -212,6 +225,8 @@ class Federation(ABC):
             Receives ``(client, reply)`` in client order as they come; the replies are then not kept.
         dims : mapping, optional
             Further named dimensions of the reply's schema, beside ``"P"`` and ``"d"``.
+        verify : callable, optional
+            Receives ``(client, reply)`` after the schema; a ``ClientError`` it raises makes the reply a failure like any other.
         **common
             Keyword arguments that are the same for all, sent once per worker.
         """
@@ -221,7 +236,7 @@ class Federation(ABC):
         dims = {"P": self.layout.size, "d": self.layout.embedding_width, **(dims or {})}
         with self.clock(info.phase):
             for client, outcome in self._dispatch(info, ordered, common):
-                failure = outcome if isinstance(outcome, Failure) else self._inspect(client, info, outcome, dims)
+                failure = outcome if isinstance(outcome, Failure) else self._inspect(client, info, outcome, dims, verify)
                 if failure is not None:
                     self._fail(failure, replies)
                     continue
@@ -234,9 +249,11 @@ class Federation(ABC):
                     replies.valid[client] = {}
         return replies
 
-    def _inspect(self, client: str, info: TaskInfo, reply: Reply, dims: Mapping[str, int]) -> Failure | None:
+    def _inspect(self, client: str, info: TaskInfo, reply: Reply, dims: Mapping[str, int], verify: Verify | None) -> Failure | None:
         try:
             check(reply, info.returns, dims)
+            if verify is not None:
+                verify(client, reply)
         except ClientError as error:
             return Failure(client, info.name, self.index, str(error))
         return None
