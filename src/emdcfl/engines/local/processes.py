@@ -7,6 +7,7 @@ processes of the same user on one machine; common inputs are sent once per worke
 from __future__ import annotations
 
 import multiprocessing as mp
+import signal
 from collections.abc import Iterator, Mapping
 from multiprocessing.connection import Connection
 from typing import Any
@@ -15,8 +16,8 @@ import torch
 from torch import Tensor
 
 from emdcfl.client import TASKS, TaskInfo
-from emdcfl.data.types import Scenario
-from emdcfl.engines.local.sequential import answer, pick_device, simulated_clients
+from emdcfl.data.types import Scenario, Site, Split
+from emdcfl.engines.local.sequential import answer, one_line, pick_device, simulated_clients
 from emdcfl.errors import ConfigError
 from emdcfl.federation import Failure, Federation, Inputs
 from emdcfl.keys import global_seed
@@ -51,11 +52,26 @@ class _Array:
         return torch.from_numpy(self.array)
 
 
+def _pack(site: Site) -> tuple[str, Any]:
+    """A site in transit; as tensors, every split would need its size in shared memory, of which containers have little."""
+    splits = {"train": site.train, "val": site.val, **{f"test:{name}": split for name, split in site.tests.items()}}
+    return site.name, _to_wire({name: [split.x, split.y] for name, split in splits.items()})
+
+
+def _unpack(name: str, wire: Any) -> Site:
+    splits = {key: Split(*pair) for key, pair in _from_wire(wire).items()}
+    tests = {key.removeprefix("test:"): split for key, split in splits.items() if key.startswith("test:")}
+    return Site(name, splits["train"], splits["val"], tests)
+
+
 def _serve(pipe: Connection, threads: int) -> None:
     """Run in a worker: build the clients that the first message describes, then answer requests until the pipe closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle; it closes the pipe
     torch.set_num_threads(threads)
     try:
-        scenario, names, device, options = pipe.recv()
+        scenario, sites, device, options = pipe.recv()
+        scenario = Scenario(**{**vars(scenario), "sites": tuple(_unpack(*site) for site in sites)})
+        names = [site.name for site in scenario.sites]
         import emdcfl.methods  # noqa: F401  registers the tasks that methods bring
 
         with global_seed(0):
@@ -67,8 +83,14 @@ def _serve(pipe: Connection, threads: int) -> None:
                 __import__(module)
             common = _from_wire(common)
             for name, inputs in own.items():
-                pipe.send((name, _to_wire(answer(clients[name], TASKS[task], round, {**common, **_from_wire(inputs)}))))
-    except EOFError:
+                reply = answer(clients[name], TASKS[task], round, {**common, **_from_wire(inputs)})
+                try:
+                    pipe.send((name, _to_wire(reply)))
+                except OSError:
+                    raise
+                except Exception as error:  # what cannot travel is the client's failure, not the worker's end
+                    pipe.send((name, Failure(name, task, round, f"its reply cannot be sent: {type(error).__name__}: {one_line(error)}")))
+    except (EOFError, OSError):  # the parent is gone or done
         return
 
 
@@ -102,9 +124,9 @@ class ProcessFederation(Federation):
             worker = context.Process(target=_serve, args=(there, threads), daemon=True)
             worker.start()
             there.close()
-            names = [n for n in self.clients if self._home[n] == w]
-            part = Scenario(**{**vars(scenario), "sites": tuple(s for s in scenario.sites if s.name in set(names))})
-            here.send((part, names, chosen, {"seed": self.seed, "run": run, "precision": precision}))
+            rest = Scenario(**{**vars(scenario), "sites": ()})
+            sites = [_pack(s) for s in scenario.sites if self._home[s.name] == w]
+            here.send((rest, sites, chosen, {"seed": self.seed, "run": run, "precision": precision}))
             self._pipes.append(here)
             self._workers.append(worker)
 
@@ -114,14 +136,17 @@ class ProcessFederation(Federation):
         for w, pipe in enumerate(self._pipes):
             own = {c: _to_wire(i) for c, i in inputs.items() if self._home[c] == w}
             if own:
-                pipe.send((info.name, info.run.__module__, self.index, wire, own))
+                try:
+                    pipe.send((info.name, info.run.__module__, self.index, wire, own))
+                except OSError:  # the worker is dead; reading from it says so below
+                    continue
         try:
             for client in inputs:
                 pipe = self._pipes[self._home[client]]
                 while client not in waiting:
                     try:
                         name, reply = pipe.recv()
-                    except EOFError:
+                    except (EOFError, OSError):
                         lost = [c for c in inputs if self._home[c] == self._home[client] and c not in waiting]
                         waiting |= {c: Failure(c, info.name, self.index, "its worker process died (out of memory?)") for c in lost}
                         break

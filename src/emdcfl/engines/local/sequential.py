@@ -61,9 +61,14 @@ def answer(client: Client, info: TaskInfo, round: int, inputs: Mapping[str, Any]
         client.begin(round)
         return info.run(client, **inputs)
     except EmdcflError as error:
-        return Failure(client.name, info.name, round, str(error), traceback.format_exc())
+        return Failure(client.name, info.name, round, one_line(error), traceback.format_exc())
     except Exception as error:  # a client's bug must not take the server down
-        return Failure(client.name, info.name, round, f"{type(error).__name__}: {error}", traceback.format_exc())
+        return Failure(client.name, info.name, round, f"{type(error).__name__}: {one_line(error)}", traceback.format_exc())
+
+
+def one_line(error: BaseException) -> str:
+    """Return an error's message on one line; torch's run over several."""
+    return " ".join(str(error).split())
 
 
 class SequentialFederation(Federation):
