@@ -7,13 +7,13 @@ row samples and one column's reply are held beside the problems still in the que
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from emdcfl.errors import DataError
+from emdcfl.errors import ClientError, DataError
 from emdcfl.federation import Federation
 from emdcfl.methods.exchange import ROW, project, reference
 from emdcfl.schema import Reply
@@ -81,14 +81,14 @@ def measure(method: EMDCFL, fed: Federation, pairs: Sequence[tuple[str, str]], l
     keys = {c: about[c]["key"] for c in about}
     rows = {c: [d for r, d in pairs if r == c] for c in dict.fromkeys(r for r, _ in pairs)}
     asked = {c: {"omega": local[c][omega], "partners": {d: keys[d] for d in ds}} for c, ds in rows.items()}
-    references = fed.run(reference, asked, dims=dims, sizes=distinct, settings=settings)
+    references = fed.run(reference, asked, dims=dims, verify=_row_verifier(rows, settings), sizes=distinct, settings=settings)
 
     columns: dict[str, list[str]] = {}
     for r, d in pairs:
         if r in references.valid:
             columns.setdefault(d, []).append(r)
     inputs = {
-        d: {"rows": rs, "boxes": {r: references[r]["boxes"][d] for r in rs if d in references[r]["boxes"]}, "size": sizes[d]}
+        d: {"rows": rs, "boxes": {r: references[r]["boxes"][d] for r in rs if method.projection == "row"}, "size": sizes[d]}
         for d, rs in columns.items()
     }
     omegas = {r: local[r][omega] for r in references.clients}
@@ -101,18 +101,52 @@ def measure(method: EMDCFL, fed: Federation, pairs: Sequence[tuple[str, str]], l
             problems.enter(screen, row)
 
         def fold(column: str, reply: Reply) -> None:
-            for row in columns[column]:
-                if row == column:
-                    entries[row, row] = Entry(problems.own(row, reply), problems.epsilon(row, row), EXACT)
-                elif row in reply["samples"]:
-                    problems.add(screen, row, column, reply)
+            with fed.clock("transport"):
+                for row in columns[column]:
+                    if row == column:
+                        entries[row, row] = Entry(problems.own(row, reply), problems.epsilon(row, row), EXACT)
+                    else:
+                        problems.add(screen, row, column, reply)
 
-        fed.run(project, inputs, fold=fold, dims=dims, omegas=omegas, keys=keys, settings=settings)
+        def verify(column: str, reply: Reply) -> None:
+            _verify_samples(reply, columns[column], sizes[column], settings)
+
+        fed.run(project, inputs, fold=fold, dims=dims, verify=verify, omegas=omegas, keys=keys, settings=settings)
         with fed.clock("transport"):
             found = screen.finish(fed.clients)
     entries |= _both_ways(found, problems)
     log.debug("%d of %d transport problems were solved exactly", found.exact_solves, found.pairs)
     return Measured({c: problems.tau(c, d) for c, d in entries}, entries, found.exact_solves, found.pairs)
+
+
+def _row_verifier(rows: Mapping[str, list[str]], settings: Mapping[str, Any]) -> Callable[[str, Reply], None]:
+    """Return a check that a row client's reply serves every partner it was asked for."""
+
+    def verify(row: str, reply: Reply) -> None:
+        partners = rows[row]
+        _verify_samples(reply, [ROW] if settings["projection"] == "row" else partners, None, settings)
+        for name in ("tau", "variance"):
+            _verify_names(reply[name], partners if settings["projection"] == "pair" else [ROW], name)
+        if settings["projection"] == "row":
+            _verify_names(reply["boxes"], partners, "boxes")
+
+    return verify
+
+
+def _verify_names(values: Mapping[str, Any], wanted: Sequence[str], name: str) -> None:
+    if set(values) != set(wanted):
+        raise ClientError(f"expected {name} for {', '.join(map(repr, wanted))}, got {', '.join(map(repr, values)) or 'none'}")
+
+
+def _verify_samples(reply: Reply, wanted: Sequence[str], size: int | None, settings: Mapping[str, Any]) -> None:
+    """Refuse samples that leave a partner out, differ in number from what was asked (any but none for a row), or lack their labels."""
+    _verify_names(reply["samples"], wanted, "samples")
+    counts = {len(z) for z in reply["samples"].values()}
+    if counts != ({size} if size is not None else counts & {max(counts)}) or 0 in counts:
+        raise ClientError(f"expected {'the same number of' if size is None else size} samples for every partner, got {sorted(counts)}")
+    labels = reply.get("labels")
+    if settings["cost"] == "label-aware" and (labels is None or {len(labels)} != counts):
+        raise ClientError(f"expected {max(counts)} labels beside the samples, got {'none' if labels is None else len(labels)}")
 
 
 def _both_ways(found: Decision, problems: _Problems) -> dict[tuple[str, str], Entry]:
