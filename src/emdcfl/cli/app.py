@@ -48,9 +48,14 @@ def _interrupt(*_: Any) -> NoReturn:
     raise KeyboardInterrupt
 
 
+def _explain(message: str) -> NoReturn:
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(2)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 2 an error that was explained, 130 interrupted."""
-    from emdcfl.cli import init, methods, run  # noqa: F401  each module adds its commands
+    from emdcfl.cli import data, init, methods, run, use  # noqa: F401  each module adds its commands
 
     log = logging.getLogger("emdcfl")
     if not log.handlers:
@@ -60,11 +65,11 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         code = app(args=arguments, standalone_mode=False)
     except EmdcflError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        _explain(str(error))
     except click.ClickException as error:
-        print(f"error: {error.format_message()}", file=sys.stderr)
-        sys.exit(2)
+        if error.format_message().strip():
+            _explain(error.format_message())
+        sys.exit(2)  # no arguments: the help is on the screen already
     except (KeyboardInterrupt, click.Abort):
         print("stopped; what was finished is saved, continue with --resume", file=sys.stderr)
         sys.exit(130)

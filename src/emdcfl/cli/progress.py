@@ -8,6 +8,7 @@ from typing import Self
 
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from emdcfl.experiments.scoring import Row
@@ -45,7 +46,7 @@ class Live:
             detail = f"  loss {reply['loss']:.3f}"
         elif task == "test" and reply["accuracy"]:
             detail = f"  accuracy {next(iter(reply['accuracy'].values())):.1%}"
-        self.bar.update(self.task, advance=1, description=f"{getattr(self, 'head', 'before round 1')}  {task} {client}{detail}")
+        self.bar.update(self.task, advance=1, description=f"{getattr(self, 'head', 'before round 1')}  {task} {escape(client)}{detail}")
 
     def end(self, index: int, total: int, rows: list[Row], serving: Serving) -> None:
         parts = [f"round {index:>{len(str(total))}}/{total}"]
@@ -58,4 +59,4 @@ class Live:
         if scores:
             parts.append(f"accuracy {np.mean(scores):.1%}, worst {min(scores):.1%}")
         parts.append(f"{time.perf_counter() - self.started:.0f} s")
-        self.bar.console.print("  ".join(parts), highlight=False)
+        self.bar.console.print("  ".join(parts), highlight=False, soft_wrap=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from emdcfl.experiments.scoring import Row
@@ -42,8 +43,9 @@ def show_result(console: Console, summary: Mapping[str, Any], rows: Sequence[Row
     parts = " · ".join(f"{phase} {seconds.get(phase, 0.0):.1f} s" for phase in ("train", "embed", "transport", "evaluate"))
     console.print(f"time: {parts} · total {seconds.get('total', 0.0):.1f} s", highlight=False, soft_wrap=True)
     for failure in summary["failures"][:10]:
-        console.print(f"missing: {failure['client']} in round {failure['round']} ({failure['task']}): {failure['reason']}", highlight=False)
-    console.print(f"run directory: {out}", highlight=False, soft_wrap=True)
+        text = f"missing: {failure['client']} in round {failure['round']} ({failure['task']}): {failure['reason']}"
+        console.print(text, highlight=False, soft_wrap=True, markup=False)
+    console.print(f"run directory: {out}", highlight=False, soft_wrap=True, markup=False)
 
 
 def _clusters(summary: Mapping[str, Any], rows: Sequence[Row]) -> Table:
@@ -59,9 +61,9 @@ def _clusters(summary: Mapping[str, Any], rows: Sequence[Row]) -> Table:
     for k in sorted(set(summary["clusters"])):
         at = [i for i, label in enumerate(summary["clusters"]) if label == k]
         names = [summary["clients"][i] for i in at]
-        cells = [str(k), str(len(names)), shorten(names)]
+        cells = [str(k), str(len(names)), escape(shorten(names))]
         if summary["groups"] is not None:
-            cells.append(", ".join(dict.fromkeys(str(summary["groups"][i]) for i in at)))
+            cells.append(escape(", ".join(dict.fromkeys(str(summary["groups"][i]) for i in at))))
         own = [score[n] for n in names if n in score]
         cells += [percent(sum(own) / len(own) if own else None), percent(min(own) if own else None)]
         table.add_row(*cells)
