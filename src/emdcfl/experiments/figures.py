@@ -30,7 +30,8 @@ def heatmap(distances: Distances, clients: Sequence[str], clusters: Sequence[int
 
     order = sorted(range(len(clients)), key=lambda i: (clusters[i], i))
     w = distances.W[np.ix_(order, order)]
-    ratio = w / distances.epsilon[np.ix_(order, order)]
+    with np.errstate(divide="ignore", invalid="ignore"):  # a tolerance of zero: all or nothing
+        ratio = np.clip(w / distances.epsilon[np.ix_(order, order)], -6.0, 1e6)
     kind = distances.kind[np.ix_(order, order)]
     size = float(np.clip(0.55 * len(clients) + 2.2, 5.0, 14.0))
     figure = Figure(figsize=(size + 1.2, size), layout="constrained", dpi=110)

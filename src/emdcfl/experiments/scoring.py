@@ -56,9 +56,10 @@ def score(fed: Federation, serving: Serving, losses: Mapping[str, float]) -> lis
 
 
 def accuracy(rows: Sequence[Row], variant: str, scored: Sequence[str] | None = None) -> dict[str, float | None]:
-    """Unweighted mean and minimum over clients of one test variant; clients without an answer do not count."""
+    """Unweighted mean and minimum over clients of one test variant; clients without an answer or without test samples do not count."""
     wanted = None if scored is None else set(scored)
-    values = [r["accuracy"][variant] for r in rows if r["accuracy"] and (wanted is None or r["client"] in wanted)]
+    known = [r for r in rows if r["accuracy"] and (wanted is None or r["client"] in wanted)]
+    values = [r["accuracy"][variant] for r in known if variant in r["accuracy"] and r["test_samples"][variant] > 0]
     return {"mean": float(np.mean(values)) if values else None, "worst": float(min(values)) if values else None}
 
 
