@@ -79,9 +79,10 @@ class CFLGP:
         Last round in which clusters are found anew; the method's code stops after 10 of 20 rounds. None: never.
     profile : "shared", "own_block" or "criterion"
         Where an update is filed. ``"shared"``: one vector per client, whatever model the update was made on; what the method's released
-        code amounts to. ``"own_block"``: the block of the client's own cluster (the public code of the comparison): from round 2 on
-        clusters occupy different coordinates, which locks the first clustering in. ``"criterion"``: the paper's scheme, all clients
-        are asked for an update on one model, block after block in turn; clients of other clusters train twice.
+        code amounts to. Once the cluster models have converged these updates are noise and the clusters may dissolve again, which
+        ``last_clustering`` prevents. ``"own_block"``: the block of the client's own cluster (the public code of the comparison): from
+        round 2 on clusters occupy different coordinates, which locks the first clustering in. ``"criterion"``: the paper's scheme, all
+        clients are asked for an update on one model, block after block in turn; clients of other clusters train twice.
     vector_scope : "P", "F", "H" or "state"
         What an update is taken over: trainable parameters, all floating state, the last layer, or the state with BatchNorm's
         counters (the public code of the comparison).

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.methods.scripted import Scripted, at, batch_norm_toy
+from tests.methods.toy import run, toy, truth
+
+from emdcfl.clustering import adjusted_rand
+from emdcfl.errors import ConfigError
+from emdcfl.methods import make
+from emdcfl.params import average
+
+GROUPS = {"a": (3.0, 0.0), "b": (-3.0, 2.0), "c": (-3.0, -2.0)}
+CLIENTS = ["c1", "a1", "b1", "a2", "c2", "b2", "b3", "a3", "c3"]  # groups mixed, so that positions are not client numbers
+
+
+PROBE = Scripted("z", lambda c, r, theta: theta)
+
+
+def three_ways(client, round, theta):
+    """At the common model a goes against b and c; a model that has left it (a split did that) sees b go against c."""
+    x, y = GROUPS[client[0]]
+    first = PROBE.layout.trainable.start
+    moved = abs(float(theta[first] - PROBE.initial()[first])) > 1.5
+    return at(PROBE, 0.0 if moved else x, y)
+
+
+def step_through(fed, method, rounds):
+    states = [method.init(fed, fed.begin(0))]
+    for index in range(1, rounds + 1):
+        states.append(method.step(fed, states[-1], fed.begin(index)))
+    return states
+
+
+def test_splits_twice_and_maps_second_level_members_to_clients():
+    fed = Scripted(CLIENTS, three_ways)
+    states = step_through(fed, make("cfl", epsilon1=1.5, epsilon2=1.6), 3)
+    assert states[1].sets == [CLIENTS]
+    assert sorted(map(sorted, states[2].sets)) == [["a1", "a2", "a3"], ["b1", "b2", "b3", "c1", "c2", "c3"]]
+    assert sorted(map(sorted, states[3].sets)) == [["a1", "a2", "a3"], ["b1", "b2", "b3"], ["c1", "c2", "c3"]]
+    assert all(len(path) in (1, 2) for path in states[3].paths) and not states[3].founded
+    for index, c, theta in fed.asked:
+        assert torch.equal(theta, states[index - 1].models[states[index - 1].labels.get(c, 0)])
+
+
+def test_models_are_weighted_by_size_after_a_split():
+    n = {c: 5 + 7 * i for i, c in enumerate(CLIENTS)}
+    fed = Scripted(CLIENTS, three_ways, n=n)
+    states = step_through(fed, make("cfl", epsilon1=1.5, epsilon2=1.6), 2)
+    start = states[1].models[0]
+    for members, model in zip(states[2].sets, states[2].models, strict=True):
+        assert torch.equal(model, average([start + three_ways(c, 2, start) for c in members], [n[c] for c in members]))
+
+
+@pytest.mark.parametrize(
+    ("options", "splits"),
+    [
+        ({"epsilon1": 1.001, "epsilon2": 2.9}, True),
+        ({"epsilon1": 0.999, "epsilon2": 2.9}, False),  # the mean update has norm 1
+        ({"epsilon1": 1.001, "epsilon2": 3.001}, False),  # the longest has norm 3
+        ({"epsilon1": 1.001, "epsilon2": 2.9, "first_split": 3}, False),
+    ],
+)
+def test_thresholds_are_norms_of_the_plain_mean_and_of_the_longest_update(options, splits):
+    moves = {"a": (3.0,), "b": (3.0,), "c": (-3.0,)}  # sizes would move the mean elsewhere
+    fed = Scripted("abc", lambda c, r, theta: at(PROBE, *moves[c]), n={"a": 1, "b": 1, "c": 100})
+    state = step_through(fed, make("cfl", **options), 2)[-1]
+    assert len(state.sets) == (2 if splits else 1)
+    if splits:
+        assert state.sets == [["a", "b"], ["c"]]
+
+
+def test_two_members_are_never_split():
+    fed = Scripted("ab", lambda c, r, theta: at(PROBE, 3.0 if c == "a" else -3.0))
+    assert len(step_through(fed, make("cfl"), 3)[-1].sets) == 1
+
+
+def test_relative_thresholds_follow_the_largest_mean_update():
+    moves = {1: {"a": 8.0, "b": 8.0, "c": 8.0}, 2: {"a": 3.0, "b": 3.0, "c": -3.0}}  # means 8, then 1
+    for scale in (1e-3, 1.0, 1e3):
+        fed = Scripted("abc", lambda c, r, theta, scale=scale: at(PROBE, scale * moves[r][c]))
+        states = step_through(fed, make("cfl", thresholds="relative", relative1=0.13, relative2=0.37), 2)
+        assert states[2].largest == pytest.approx(8.0 * scale, rel=1e-3)
+        assert len(states[2].sets) == 2
+        tight = make("cfl", thresholds="relative", relative1=0.12)
+        assert len(step_through(fed, tight, 2)[-1].sets) == 1
+    fed, _, _, serving = run("cfl", rounds=6, thresholds="relative", relative1=0.8, relative2=1.0)
+    assert adjusted_rand(truth(fed), serving.clusters) == 1.0
+
+
+def test_absent_at_the_split_goes_down_the_tree_when_it_returns():
+    fed = Scripted(CLIENTS, three_ways, absent={1: "c3", 2: "a1c3", 3: "a1"})
+    states = step_through(fed, make("cfl", epsilon1=1.5, epsilon2=1.6), 4)
+    assert states[2].labels["a1"] == states[2].paths.index("")  # keeps the model from before the split
+    assert torch.equal(states[2].models[states[2].labels["a1"]], states[1].models[0])
+    assert "c3" not in states[2].labels  # never seen: it will start at the root
+    assert states[3].labels["c3"] == states[3].labels["b1"] or states[3].labels["c3"] == states[3].labels["c1"]
+    assert states[4].labels["a1"] == states[4].labels["a2"]
+    assert adjusted_rand([c[0] for c in CLIENTS], [states[4].labels[c] for c in CLIENTS]) == 1.0
+    assert sorted(map(len, states[4].paths)) == [1, 2, 2]  # nobody will come through the inner nodes again
+    walked = [theta for index, c, theta in fed.asked if (index, c) == (4, "a1")]
+    assert len(walked) == 2 and torch.equal(walked[0], states[1].models[0])
+
+
+def test_a_zero_step_update_has_norm_zero_on_batch_norm_and_counters_forbid_splits():
+    fed = Scripted(CLIENTS, three_ways, steps=dict.fromkeys(CLIENTS, 710))
+    right, public = make("cfl", epsilon1=1.5, epsilon2=1.6), make("cfl", preset="reference", epsilon1=1.5, epsilon2=1.6)
+    assert len(step_through(fed, right, 3)[-1].sets) == 3
+    state = step_through(fed, public, 3)[-1]
+    assert len(state.sets) == 1 and state.largest >= 710
+    still = Scripted("abc", lambda c, r, theta: torch.zeros_like(theta), steps=dict.fromkeys("abc", 710))
+    assert step_through(still, right, 2)[-1].largest == 0.0
+
+
+def test_the_public_code_never_splits_with_batch_norm_where_the_method_does():
+    options = {"epsilon1": 1.1, "epsilon2": 1.2}
+    scenario = batch_norm_toy()
+    assert len(run("cfl", scenario, rounds=6, **options)[2].sets) > 1
+    assert len(run("cfl", scenario, rounds=6, preset="reference", **options)[2].sets) == 1
+
+
+def test_wrong_values_are_refused():
+    with pytest.raises(ConfigError, match="epsilon1 above 0, got 0"):
+        run("cfl", toy(), rounds=0, epsilon1=0.0)
