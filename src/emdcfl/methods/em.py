@@ -22,12 +22,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from emdcfl.client import Client, task
+from emdcfl.client import Client, Stages, staged_task
 from emdcfl.federation import Federation, Round
 from emdcfl.methods.base import Serving
 from emdcfl.params import Average
 from emdcfl.schema import Field, Reply
-from emdcfl.tasks import Training, local_sgd, sample_losses
+from emdcfl.tasks import Fit, Training, sample_losses
 
 SMALLEST_WEIGHT = 1e-12
 """A component's weight before the logarithm is never taken to be less: one that died out may come back."""
@@ -76,8 +76,8 @@ STEPPED = {
 }
 
 
-@task(phase="train", returns=STEPPED)
-def em_step(client: Client, *, models: Tensor, pi: Tensor, training: Mapping[str, Any], rho: Tensor | None = None) -> Reply:
+@staged_task(phase="train", returns=STEPPED)
+def em_step(client: Client, *, models: Tensor, pi: Tensor, training: Mapping[str, Any], rho: Tensor | None = None) -> Stages:
     r"""Do one EM step on the train split: responsibilities, weights :math:`\pi_c`, K trained components.
 
     Returns
@@ -91,7 +91,7 @@ def em_step(client: Client, *, models: Tensor, pi: Tensor, training: Mapping[str
     q = responsibilities(losses, pi, None if rho is None else rho.double().log()[:, y])
     weights = q.mean(1)
     options = Training(**training)
-    trained = [local_sgd(client, theta, options, sample_weights=w) for theta, w in zip(models, q.float(), strict=True)]
+    trained = yield [Fit(theta, options, sample_weights=w) for theta, w in zip(models, q.float(), strict=True)]
     reply: Reply = {
         "models": torch.stack([t["theta"] for t in trained]),
         "pi": weights,
@@ -154,7 +154,7 @@ def step_everybody(fed: Federation, state: Mixture, round: Round, *, keep_last: 
 
     inputs = {c: {"pi": state.weights(c)} for c in round.participants}
     dims = {"K": state.models.shape[0], "Y": 0 if rho is None else rho.shape[1]}
-    common = {"models": state.models, "training": fed.training.as_dict()} | ({} if rho is None else {"rho": rho})
+    common: dict[str, Any] = {"models": state.models, "training": fed.training.as_dict()} | ({} if rho is None else {"rho": rho})
     replies = fed.run(em_step, inputs, fold=fold, dims=dims, **common)
     fed.check_quorum(replies, len(inputs))
     return Stepped(mean.result() if len(replies) else state.models, pi, mass, last)
