@@ -1,3 +1,42 @@
-"""Clustered federated learning that finds the groups by itself."""
+"""Clustered federated learning that finds the groups by itself.
+
+>>> import emdcfl
+>>> scenario = emdcfl.scenarios.build("rotated-digits")
+>>> len(scenario.sites)
+8
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from emdcfl import methods
+    from emdcfl.api import Result, fit
+    from emdcfl.client import Client
+    from emdcfl.data import scenarios
+    from emdcfl.federation import Federation
+    from emdcfl.methods.emdcfl import EMDCFL
+
+__all__ = ["EMDCFL", "Client", "Federation", "Result", "fit", "methods", "scenarios"]
+
+_HOMES = {
+    "EMDCFL": "emdcfl.methods.emdcfl",
+    "Client": "emdcfl.client",
+    "Federation": "emdcfl.federation",
+    "Result": "emdcfl.api",
+    "fit": "emdcfl.api",
+    "methods": "emdcfl.methods",
+    "scenarios": "emdcfl.data.scenarios",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: ``emdcfl --version`` does not wait for torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'emdcfl' has no attribute {name!r}")
+    home = importlib.import_module(_HOMES[name])
+    return home if name in ("methods", "scenarios") else getattr(home, name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +14,7 @@ from rich.console import Console
 
 from emdcfl.cli.app import app
 from emdcfl.cli.progress import Live
-from emdcfl.cli.show import show_result
+from emdcfl.cli.show import show_result, show_worth
 from emdcfl.errors import ConfigError
 from emdcfl.experiments.config import Choice, Config, load, override
 
@@ -40,6 +41,10 @@ def run(
     scenario: Annotated[
         str | None, typer.Option(help="Who the clients are: see 'emdcfl data list'.", show_default="rotated-digits")
     ] = None,
+    data: Annotated[Path | None, typer.Option(help="Your own files instead of a scenario: a folder of sites, or one table.")] = None,
+    label: Annotated[str | None, typer.Option(help="With --data: the label column of tables.", show_default=False)] = None,
+    client: Annotated[str | None, typer.Option(help="With --data: the client column of one shared table.", show_default=False)] = None,
+    baselines: Annotated[bool, typer.Option(help="With --data: also train one model for all, and every site alone.")] = True,
     method: Annotated[str | None, typer.Option(help="See 'emdcfl methods'.", show_default="emdcfl")] = None,
     rounds: Annotated[int | None, typer.Option(help="Global rounds T.", show_default="the scenario's")] = None,
     local_epochs: Annotated[int | None, typer.Option(help="Local epochs E per round.", show_default="the scenario's")] = None,
@@ -59,9 +64,17 @@ def run(
     """Run one method on one scenario and leave a run directory."""
     from emdcfl.experiments import runner
     from emdcfl.experiments.store import RunStore
+    from emdcfl.experiments.worth import BASELINES, alongside
 
+    if data is not None and scenario is not None:
+        raise ConfigError(f"expected --data or --scenario, got both ({data} and {scenario}); leave one out")
+    if data is None and (label is not None or client is not None):
+        raise ConfigError("--label and --client describe your own tables and go with --data")
     flags: dict[str, Any] = {
-        "scenario": scenario,
+        "scenario": "folder" if data is not None else scenario,
+        "scenario.path": None if data is None else json.dumps(str(data)),
+        "scenario.label": None if label is None else json.dumps(label),
+        "scenario.client": None if client is None else json.dumps(client),
         "method": method,
         "run.rounds": rounds,
         "training.local_epochs": local_epochs,
@@ -78,17 +91,28 @@ def run(
         chosen = RunStore.read(out).config()
     else:
         chosen = build_config(config, flags, set_ or [])
-    place = out or Path("runs") / f"{chosen.scenario.name}-{chosen.method.name}-seed{chosen.run.seed}"
+    place = out or Path("runs") / f"{data.stem if data else chosen.scenario.name}-{chosen.method.name}-seed{chosen.run.seed}"
+    compare = baselines and chosen.scenario.name == "folder" and chosen.method.name not in BASELINES
     logging.getLogger("emdcfl").setLevel(logging.WARNING if quiet or as_json else logging.INFO)
     console = Console(soft_wrap=False)
     if as_json:
-        typer.echo(json.dumps(runner.run(chosen, place, resume=resume), indent=2))
-        return
-    if quiet:
         summary = runner.run(chosen, place, resume=resume)
-    else:
-        console.print(f"{chosen.method.name} on {chosen.scenario.name}, seed {chosen.run.seed}", highlight=False)
-        with Live(console) as live:
-            summary = runner.run(chosen, place, resume=resume, observer=live)
+        beside = {"baselines": alongside(place)} if compare else {}
+        typer.echo(json.dumps({**summary, **beside}, indent=2))
+        return
+    with nullcontext() if quiet else Live(console) as live:
+        say = console.print if live else _nothing
+        say(f"{chosen.method.name} on {data or chosen.scenario.name}, seed {chosen.run.seed}", highlight=False)
+        summary = runner.run(chosen, place, resume=resume, observer=live)
+        others = {}
+        if compare:
+            say("for comparison: one model for all (fedavg), then every site alone (local)", highlight=False)
+            others = alongside(place, observer=live)
     rows = [r for r in RunStore.read(place).read_metrics() if r["round"] == summary["rounds"]]
     show_result(console, summary, rows, place)
+    if others:
+        show_worth(console, summary, others)
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """Say nothing."""

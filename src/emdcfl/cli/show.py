@@ -13,6 +13,9 @@ from rich.table import Table
 
 from emdcfl.experiments.scoring import Row
 
+NOTES = 8
+"""Most notes that are printed."""
+
 
 def percent(value: float | None) -> str:
     """Write a share as a percentage with one digit, a dash for none."""
@@ -45,6 +48,10 @@ def show_result(console: Console, summary: Mapping[str, Any], rows: Sequence[Row
     for failure in summary["failures"][:10]:
         text = f"missing: {failure['client']} in round {failure['round']} ({failure['task']}): {failure['reason']}"
         console.print(text, highlight=False, soft_wrap=True, markup=False)
+    for note in summary["notes"][:NOTES]:
+        console.print(f"note: {note}", highlight=False, soft_wrap=True)
+    if len(summary["notes"]) > NOTES:
+        console.print(f"note: {len(summary['notes']) - NOTES} more notes in summary.json", highlight=False)
     console.print(f"run directory: {out}", highlight=False, soft_wrap=True, markup=False)
 
 
@@ -68,3 +75,20 @@ def _clusters(summary: Mapping[str, Any], rows: Sequence[Row]) -> Table:
         cells += [percent(sum(own) / len(own) if own else None), percent(min(own) if own else None)]
         table.add_row(*cells)
     return table
+
+
+def show_worth(console: Console, summary: Mapping[str, Any], others: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print the clustered run beside one model for all and every site alone, and say what grouping gained."""
+    from emdcfl.experiments.worth import BASELINES, verdict
+
+    table = Table(title="Is grouping worth it?", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("training")
+    table.add_column("models", justify="right")
+    table.add_column("accuracy", justify="right")
+    table.add_column("worst client", justify="right")
+    named = {f"{summary['k']} group{'s' if summary['k'] != 1 else ''} ({summary['method']})": summary}
+    named |= {f"{BASELINES[name]} ({name})": other for name, other in others.items()}
+    for what, one in named.items():
+        table.add_row(what, str(one["k"]), percent(one["accuracy"]["mean"]), percent(one["accuracy"]["worst"]))
+    console.print(table)
+    console.print(verdict(summary, others), highlight=False, soft_wrap=True)

@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from emdcfl.data.own import encoding_of
 from emdcfl.data.types import Preprocess, Scenario
 from emdcfl.errors import DataError, StoreError, nearest
 from emdcfl.experiments.figures import heatmap
 from emdcfl.experiments.files import json_text, read_tensors, write_arrays, write_file, write_tensors
 from emdcfl.experiments.scoring import model_names
+from emdcfl.experiments.scoring import served as served_states
 from emdcfl.keys import global_seed
 from emdcfl.methods.base import Serving
 from emdcfl.models import ModelRecipe
@@ -47,6 +49,7 @@ def _write_models(path: Path, scenario: Scenario, serving: Serving, clients: lis
         "model": json.dumps(scenario.model.as_dict(), sort_keys=True),
         "preprocess": json.dumps(scenario.preprocess.as_dict(), sort_keys=True),
         "input": json.dumps(list(scenario.sites[0].train.x.shape[1:])),
+        "encoding": json.dumps(encoding_of(scenario), ensure_ascii=False, sort_keys=True),
     }
     for name, theta in zip(names, serving.models, strict=True):
         write_tensors(folder / f"{name}.safetensors", network.state_dict(theta), metadata)
@@ -82,6 +85,7 @@ class Served:
     preprocess: Preprocess
     recipe: ModelRecipe
     shape: tuple[int, ...]
+    encoding: Mapping[str, Any]
     states: tuple[dict[str, Tensor], ...]
     weights: tuple[float, ...]
 
@@ -103,7 +107,8 @@ class Served:
         recipe = self.recipe
         if "weights" in recipe.options:  # what follows replaces them; do not look for the pretrained file again
             recipe = ModelRecipe(recipe.name, {**recipe.options, "weights": None})
-        module = recipe()
+        with global_seed(0):
+            module = recipe()
         module.load_state_dict(dict(state))
         return module.eval()
 
@@ -138,6 +143,7 @@ def read_served(run: Path, client: str) -> Served:
         preprocess=Preprocess.from_dict(json.loads(about["preprocess"])),
         recipe=ModelRecipe.from_dict(json.loads(about["model"])),
         shape=tuple(json.loads(about["input"])),
+        encoding=json.loads(about["encoding"]),
         states=tuple(tensors for tensors, _ in read),
         weights=tuple(weights.values()),
     )
@@ -145,8 +151,24 @@ def read_served(run: Path, client: str) -> Served:
         total = sum(served.weights)
         mixed = {n: sum(s[n].double() * w for s, w in zip(served.states, served.weights, strict=True)) / total for n in served.states[0]}
         state = {n: t.to(served.states[0][n].dtype) for n, t in mixed.items() if isinstance(t, Tensor)}
-        return Served(served.classes, served.preprocess, served.recipe, served.shape, (state,), (1.0,))
+        return replace(served, states=(state,), weights=(1.0,))
     return served
 
 
-__all__ = ["INDEX", "Served", "read_served", "read_summary", "write_outputs"]
+def serve_client(scenario: Scenario, serving: Serving, client: int) -> Served:
+    """Return what client number ``client`` is served with, straight from memory."""
+    models, weights = served_states(serving, client)
+    with global_seed(0):
+        network = Network(scenario.model)
+    return Served(
+        classes=scenario.classes,
+        preprocess=scenario.preprocess,
+        recipe=scenario.model,
+        shape=tuple(scenario.sites[0].train.x.shape[1:]),
+        encoding=encoding_of(scenario),
+        states=tuple(network.state_dict(theta) for theta in models),
+        weights=tuple(weights.tolist()),
+    )
+
+
+__all__ = ["INDEX", "Served", "read_served", "read_summary", "serve_client", "write_outputs"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import logging
 import platform
 import time
 from collections.abc import Mapping
@@ -33,8 +32,6 @@ from emdcfl.methods.base import Method, Serving
 from emdcfl.models import ModelRecipe
 from emdcfl.models.recipe import BUILDERS
 from emdcfl.tasks import Training
-
-log = logging.getLogger("emdcfl")
 
 PHASES = ("train", "embed", "transport", "evaluate")
 
@@ -71,15 +68,18 @@ def plan(config: Config) -> Plan:
     """Build the scenario and the method, and write every default into the config, so that it can be rerun as it is."""
     cls = find(config.method.name)
     device = str(pick_device(config.engine.device))
-    scenario = scenarios.build(config.scenario.name, **config.scenario.options)
+    given = dict(config.scenario.options)
+    if config.model is not None and "model" in scenarios.options(config.scenario.name):
+        given.setdefault("model", config.model.name)  # a pretrained network decides the size of people's own images
+    scenario = scenarios.build(config.scenario.name, **given)
     if config.model is not None:
         scenario = replace(scenario, model=_model(scenario.model, config.model))
     options = dict(config.method.options)
     preset = options.pop("preset", None)
     checked = check_options(cls, {**scenario.method_defaults.get(cls.name, {}), **options}, "method")
     method = make(cls.name, **checked, **({"preset": preset} if preset else {}))
-    given = {k: v for k, v in asdict(config.training).items() if v is not None}
-    training = Training(**{**{k: v for k, v in scenario.defaults.items() if k in _names(Training)}, **given})
+    explicit = {k: v for k, v in asdict(config.training).items() if v is not None}
+    training = Training(**{**{k: v for k, v in scenario.defaults.items() if k in _names(Training)}, **explicit})
     rounds = config.run.rounds or int(scenario.defaults.get("rounds", 10))
     complete = replace(
         config,
@@ -111,8 +111,6 @@ def run(config: Config, out: Path, *, resume: bool = False, observer: Observer |
     """Run (or resume) an experiment in directory ``out`` and return its summary."""
     started = time.perf_counter()
     plan_ = plan(config)
-    for text in plan_.scenario.notes:
-        log.info("%s", text)
     with plan_.federation() as fed, RunStore.open(out, plan_.config, resume=resume) as store:
         loaded: tuple[int, Any, dict[str, Any]] | None = store.load_state(plan_.method.State)
         done, state, extra = loaded if loaded is not None else (0, None, {})
@@ -181,7 +179,7 @@ def summarise(
         "clients": list(fed.clients),
         "groups": None if scenario.groups is None else [scenario.groups[c] for c in fed.clients],
         "clusters": None if clusters is None else [int(k) for k in clusters.tolist()],
-        "accuracy": {**scores[variants[0]], "variants": scores},
+        "accuracy": {**scores[variants[0]], "samples": _tested(rows, variants[0], scenario.scored), "variants": scores},
         "scored": None if scenario.scored is None else list(scenario.scored),
         "seconds": {phase: round(value, 3) for phase, value in seconds.items()},
         "failures": [{k: f[k] for k in ("round", "client", "task", "reason")} for f in failures],
@@ -189,6 +187,10 @@ def summarise(
         "config": config_hash(plan_.config),
         "versions": versions(),
     }
+
+
+def _tested(rows: list[Row], variant: str, scored: tuple[str, ...] | None) -> int:
+    return sum(r["test_samples"][variant] for r in rows if r["test_samples"] and (scored is None or r["client"] in scored))
 
 
 def versions() -> dict[str, str]:

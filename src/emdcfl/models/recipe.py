@@ -68,3 +68,28 @@ class ModelRecipe:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ModelRecipe:
         return cls(values["name"], dict(values["options"]))
+
+
+@dataclass(frozen=True)
+class FactoryRecipe(ModelRecipe):
+    """A function of one's own that returns a network. A saved run can rebuild it only if the function can be imported."""
+
+    factory: Callable[[], nn.Module] | None = None
+
+    def __call__(self) -> nn.Module:
+        assert self.factory is not None
+        module = self.factory()
+        if not isinstance(module, nn.Module):
+            raise ModelError(f"expected {self.name} to return an nn.Module, got {type(module).__name__}")
+        return module
+
+
+def recipe_of(model: str | ModelRecipe | Callable[[], nn.Module]) -> str | ModelRecipe:
+    """Return a name or a recipe as it is, and a function that builds a network as a recipe."""
+    if isinstance(model, (str, ModelRecipe)):
+        return model
+    if isinstance(model, nn.Module) or not callable(model):
+        raise ModelError(
+            f"expected a model's name or a function that builds it, got {type(model).__name__}; pass lambda: {type(model).__name__}(…)"
+        )
+    return FactoryRecipe(f"{getattr(model, '__module__', '?')}:{getattr(model, '__qualname__', type(model).__name__)}", {}, model)

@@ -1,0 +1,93 @@
+"""``emdcfl data list | show | check``: what there is to train on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from emdcfl.cli.app import app
+from emdcfl.cli.show import shorten
+from emdcfl.errors import DataError
+
+data = typer.Typer(help="Scenarios, and people's own data.", no_args_is_help=True)
+app.add_typer(data, name="data")
+
+
+@data.command("list")
+def list_(as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False) -> None:
+    """List the scenarios and their options."""
+    from emdcfl.data import scenarios
+
+    known = [{"name": n, "summary": scenarios.describe(n), "options": _plain(scenarios.options(n))} for n in scenarios.names()]
+    if as_json:
+        typer.echo(json.dumps(known, indent=2, ensure_ascii=False))
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("scenario", "what it is", "options (--set scenario.OPTION=…)"):
+        table.add_column(column, overflow="fold")
+    for s in known:
+        table.add_row(str(s["name"]), str(s["summary"]), ", ".join(s["options"]))
+    Console().print(table)
+
+
+def _plain(options: dict[str, Any]) -> dict[str, Any]:
+    """JSON values; a required option has no default."""
+    return {k: v if isinstance(v, (str, int, float, bool, list, tuple, type(None))) else "required" for k, v in options.items()}
+
+
+@data.command()
+def show(
+    scenario: Annotated[str, typer.Argument(help="See 'emdcfl data list'.")],
+    out: Annotated[Path, typer.Option(help="Picture to write.")] = Path("grid.png"),
+    scale: Annotated[str | None, typer.Option(help="smoke, small or paper, where the scenario has scales.", show_default=False)] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Scenario option, as in --set clients_per_group=3; repeatable.")] = None,
+) -> None:
+    """Draw samples of every group: rows are groups, columns samples of several clients."""
+    from emdcfl.cli.run import build_config
+    from emdcfl.data import scenarios
+    from emdcfl.data.picture import grid
+
+    settings = [s if s.startswith("scenario.") else f"scenario.{s}" for s in set_ or []]
+    config = build_config(None, {"scenario": scenario, "scenario.scale": scale}, settings)
+    built = scenarios.build(scenario, **config.scenario.options)
+    for note in built.notes:
+        typer.echo(f"note: {note}")
+    typer.echo(f"wrote {grid(built, out)}")
+
+
+@data.command()
+def check(
+    folder: Annotated[Path, typer.Argument(help="Folder of sites, or one table with a client column.")],
+    label: Annotated[str | None, typer.Option(help="Label column of tables.", show_default=False)] = None,
+    client: Annotated[str | None, typer.Option(help="Client column of one shared table.", show_default=False)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+) -> None:
+    """Say what a run would see in a folder, and what is wrong with it."""
+    from emdcfl.data.own import check_folder
+
+    report = check_folder(folder, label=label, client=client)
+    if as_json:
+        typer.echo(json.dumps(report.as_dict(), indent=2, ensure_ascii=False))
+        raise typer.Exit(0 if report.ok else 2)
+    console = Console()
+    if report.clients:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=f"{len(report.clients)} clients, {report.kind}", title_justify="left")
+        for column in ("client", "train", "val", "test", "classes"):
+            table.add_column(column, justify="left" if column in ("client", "classes") else "right", overflow="fold")
+        for c in report.clients:
+            balance = shorten([f"{k}: {v}" for k, v in c.labels.items()], 8)
+            table.add_row(c.name, *(str(c.sizes.get(s, 0)) for s in ("train", "val", "test")), balance)
+        console.print(table)
+    for note in report.notes:
+        console.print(f"note: {note}", highlight=False, soft_wrap=True)
+    for problem in report.errors:
+        console.print(f"problem: {problem}", highlight=False, soft_wrap=True)
+    if not report.ok:
+        raise DataError(f"{folder}: {len(report.errors)} problem{'s' if len(report.errors) > 1 else ''} to mend before a run")
+    console.print("ready to run", highlight=False)

@@ -1,0 +1,69 @@
+"""``emdcfl predict`` and ``emdcfl place``: what a finished run is good for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from emdcfl.cli.app import app
+from emdcfl.cli.show import percent, shorten
+
+
+@app.command()
+def predict(
+    run: Annotated[Path, typer.Argument(help="Run directory.")],
+    files: Annotated[list[Path], typer.Argument(help="Images, or tables with the run's columns.")],
+    client: Annotated[str, typer.Option(help="Whose model to use: a client of the run.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable, with all probabilities.")] = False,
+) -> None:
+    """Classify files with the model a client is served."""
+    from emdcfl.data.own import read_inputs
+    from emdcfl.experiments.outputs import read_served
+
+    served = read_served(run, client)
+    x, names = read_inputs(files, encoding=served.encoding)
+    p = served.probabilities(x)
+    best = p.argmax(1).tolist()
+    if as_json:
+        rows = [
+            {"input": n, "class": served.classes[k], "probabilities": dict(zip(served.classes, row, strict=True))}
+            for n, k, row in zip(names, best, p.tolist(), strict=True)
+        ]
+        typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+        return
+    for n, k, row in zip(names, best, p.tolist(), strict=True):
+        typer.echo(f"{n}\t{served.classes[k]}\t{row[k]:.1%}")
+
+
+@app.command()
+def place(
+    run: Annotated[Path, typer.Argument(help="Run directory with clusters.")],
+    folder: Annotated[Path, typer.Argument(help="The new site: class sub-folders of images, or a table.")],
+    name: Annotated[str | None, typer.Option(help="Name of the new site.", show_default="the folder's")] = None,
+    label: Annotated[str | None, typer.Option(help="Label column of a table.", show_default="the run's")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+) -> None:
+    """Say which group a new site belongs to, and how clearly."""
+    from emdcfl.experiments import place as placing
+
+    placement = placing.place(run, folder, name=name, label=label)
+    if as_json:
+        typer.echo(json.dumps(placing.as_dict(placement), indent=2, ensure_ascii=False))
+        return
+    console = Console()
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("cluster", "members", "distance / tolerance", "linked with", "its model's accuracy"):
+        table.add_column(column, justify="left" if column == "members" else "right")
+    for c in placement.candidates:
+        linked = f"{c.linked} of {len(c.members)}"
+        table.add_row(str(c.cluster), shorten(c.members, 6), f"{c.ratio:.2f}", linked, percent(c.accuracy))
+    for note in placement.notes:
+        console.print(f"note: {note}", highlight=False, soft_wrap=True)
+    console.print(table)
+    console.print(placement.verdict(), highlight=False, soft_wrap=True)
