@@ -1,0 +1,156 @@
+"""Values survive the wire bit for bit, and what is not a message of this program is refused in words."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import Tensor
+
+from emdcfl.engines.flower.codec import DTYPES, Encoder, Packed, decode, encode, from_bytes, pack, size, to_bytes, unpack
+from emdcfl.errors import ClientError
+
+flwr_app = pytest.importorskip("flwr.app", reason="needs the extra emdcfl[flower]")
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> Tensor:
+    dtype = DTYPES[draw(st.sampled_from(sorted(DTYPES)))]
+    shape = draw(st.lists(st.integers(0, 4), max_size=3))
+    raw = draw(st.binary(min_size=math.prod(shape) * dtype.itemsize, max_size=math.prod(shape) * dtype.itemsize))
+    if dtype is torch.bool:
+        raw = bytes(b & 1 for b in raw)
+    return from_bytes(raw, str(dtype).removeprefix("torch."), shape)
+
+
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.binary(max_size=8)
+values = st.recursive(
+    scalars | tensors(), lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4), max_leaves=12
+)
+
+
+def same(a: object, b: object) -> bool:
+    if isinstance(a, Tensor):
+        return isinstance(b, Tensor) and a.dtype == b.dtype and a.shape == b.shape and to_bytes(a) == to_bytes(b)
+    if isinstance(a, dict):
+        return isinstance(b, dict) and list(a) == list(b) and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, (list, tuple)):
+        return isinstance(b, list) and len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, float):
+        return isinstance(b, float) and (math.isnan(b) if math.isnan(a) else a == b and math.copysign(1, a) == math.copysign(1, b))
+    return type(a) is type(b) and a == b
+
+
+@settings(max_examples=150, deadline=None)
+@given(values)
+def test_what_is_sent_arrives_bit_for_bit(value: object) -> None:
+    assert same(value, decode(encode(value)))
+
+
+@settings(max_examples=30, deadline=None)
+@given(values)
+def test_flowers_own_serialisation_changes_nothing(value: object) -> None:
+    from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+
+    assert same(value, decode(recorddict_from_proto(recorddict_to_proto(encode(value)))))
+
+
+def test_a_slice_and_a_transposed_matrix_arrive_as_they_are() -> None:
+    matrix = torch.arange(12.0).view(3, 4)
+    for tensor in (matrix.T, matrix[:, 1:3], matrix[1]):
+        assert torch.equal(decode(encode({"x": tensor}))["x"], tensor)
+
+
+def test_what_arrives_can_be_written_to_and_is_not_shared() -> None:
+    theta = torch.zeros(3)
+    arrived = decode(encode(theta))
+    arrived += 1
+    assert theta.sum() == 0
+
+
+def test_a_tensor_shared_by_several_messages_is_converted_once() -> None:
+    shared, encoder = torch.ones(1000), Encoder()
+    first, second = (encoder.encode({"theta": shared, "n": i}) for i in range(2))
+    assert first["arrays"]["0"] is second["arrays"]["0"]
+
+
+def test_size_is_that_of_the_contents() -> None:
+    record = encode({"theta": torch.zeros(1000), "key": b"12345"})
+    assert 4005 <= size(record) < 4200
+
+
+@pytest.mark.parametrize("value", [object(), {1: 2}, {"a": {b"x": 1}}, torch.zeros(2, dtype=torch.complex64), {1, 2}])
+def test_what_no_task_sends_is_refused(value: object) -> None:
+    with pytest.raises(ClientError, match="expected"):
+        pack(value)
+
+
+def test_nesting_without_end_is_refused_on_both_sides() -> None:
+    value: object = 0
+    node: object = 0
+    for _ in range(50):
+        value, node = [value], {"l": [node]}
+    with pytest.raises(ClientError, match="levels"):
+        pack(value)
+    with pytest.raises(ClientError, match="levels"):
+        unpack(Packed(node))
+
+
+@pytest.mark.parametrize(
+    ("data", "dtype", "shape"),
+    [(b"1234", "float32", [2]), (b"12345678", "object", [1]), (b"", "float32", [-1]), (b"\x02", "bool", [1]), (b"1234", "float32", [1.0])],
+)
+def test_bytes_that_contradict_their_description_are_refused(data: bytes, dtype: str, shape: list[int]) -> None:
+    with pytest.raises(ClientError, match="expected"):
+        from_bytes(data, dtype, shape)
+
+
+def test_a_message_larger_than_the_limit_is_refused_before_it_is_read() -> None:
+    with pytest.raises(ClientError, match="at most 1 MB, got 4 MB"):
+        decode(encode(torch.zeros(1 << 20)), limit=1 << 20)
+
+
+def corrupt(**changes: object) -> object:
+    record = encode({"theta": torch.zeros(3), "key": b"k"})
+    for where, value in changes.items():
+        if where == "drop":
+            del record[value]
+        elif where == "skeleton":
+            record["meta"]["skeleton"] = value
+        elif where == "format":
+            record["meta"]["format"] = value
+        elif where == "array":
+            record["arrays"]["0"] = value
+        else:
+            record["blobs"]["0"] = value
+    return record
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"drop": "arrays"},
+        {"drop": "meta"},
+        {"skeleton": "{"},
+        {"skeleton": 5},
+        {"skeleton": "[" * 100000},
+        {"skeleton": json.dumps({"t": 7})},
+        {"skeleton": json.dumps({"t": True})},
+        {"skeleton": json.dumps({"t": -1})},
+        {"skeleton": json.dumps({"x": 0})},
+        {"skeleton": json.dumps({"m": 0})},
+        {"skeleton": json.dumps({"f": "1e3"})},
+        {"skeleton": json.dumps([1])},
+        {"format": 2},
+        {"blob": "text"},
+        {"array": flwr_app.Array("float32", (3,), "numpy.ndarray", b"x" * 12)},
+        {"array": flwr_app.Array("float32", (4,), "emdcfl.raw", b"x" * 12)},
+    ],
+)
+def test_a_damaged_message_is_refused_in_words(changes: dict[str, object]) -> None:
+    with pytest.raises(ClientError, match="expected"):
+        decode(corrupt(**changes))  # type: ignore[arg-type]
