@@ -37,7 +37,7 @@ def split_indices(n: int, fractions: Sequence[float], rng: np.random.Generator, 
 
 
 def stratified_indices(labels: NDArray[np.int64], fractions: Sequence[float], rng: np.random.Generator) -> tuple[Indices, ...]:
-    """Split class by class, so that every part sees every class in the same proportion where its count allows.
+    """Split class by class, so that every part sees every class in the same proportion where its count allows; the first sees them all.
 
     Rounding is carried over from class to class (largest remainder against the running total), so the parts' sizes equal those of
     ``split_indices`` up to one element.
@@ -81,7 +81,9 @@ def _largest_remainder(wanted: NDArray[np.float64], total: int) -> NDArray[np.in
     wanted = np.clip(wanted, 0, None)
     wanted = wanted * (total / wanted.sum()) if wanted.sum() > 0 else wanted
     counts = np.floor(wanted + 1e-9).astype(np.int64)
-    # Ties go to the first part: a class with one sample belongs into the training split.
     order = np.argsort(-(wanted - counts), kind="stable")
     counts[order[: total - int(counts.sum())]] += 1
+    if counts[0] == 0:  # what is not in the first part, the training split, cannot be learned
+        counts[int(np.argmax(counts))] -= 1
+        counts[0] = 1
     return counts

@@ -33,20 +33,19 @@ def rotate(images: Images, angle: float, *, expand: bool = False) -> Images:
     height, width = images.shape[-2:]
     if angle % 90 == 0 and (expand or height == width):
         return np.ascontiguousarray(np.rot90(images, round(angle / 90) % 4, axes=(-2, -1)))
-    shape, origin, inside = _rotation_map(height, width, float(angle), expand)
-    flat = images.reshape(*images.shape[:2], -1)
-    out = np.zeros((*images.shape[:2], shape[0] * shape[1]), dtype=np.uint8)
-    out[..., inside] = flat[..., origin]
+    shape, origin, outside = _rotation_map(height, width, float(angle), expand)
+    out = np.take(images.reshape(*images.shape[:2], -1), origin, axis=-1, mode="clip")
+    out[..., outside] = 0
     return out.reshape(*images.shape[:2], *shape)
 
 
 @functools.lru_cache(maxsize=32)
 def _rotation_map(height: int, width: int, angle: float, expand: bool) -> tuple[tuple[int, int], Labels, Labels]:
-    """Where every pixel of the result comes from, learned by rotating an image of pixel numbers with PIL."""
+    """Where every pixel of the result comes from, and which come from nowhere; learned by rotating an image of pixel numbers with PIL."""
     numbers = np.arange(1, height * width + 1, dtype=np.int32).reshape(height, width)
     rotated = np.asarray(Image.fromarray(numbers).rotate(angle, resample=Image.Resampling.NEAREST, expand=expand, fillcolor=0))
-    inside = np.flatnonzero(rotated.ravel()).astype(np.int64)
-    return (rotated.shape[0], rotated.shape[1]), rotated.ravel()[inside].astype(np.int64) - 1, inside
+    origin = rotated.ravel().astype(np.int64)
+    return (rotated.shape[0], rotated.shape[1]), np.maximum(origin - 1, 0), np.flatnonzero(origin == 0)
 
 
 def border(images: Images, width: int) -> Images:

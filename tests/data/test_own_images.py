@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from emdcfl.data.own import check_folder, encoding_of, load_folder, load_site, read_inputs
+from emdcfl.data.scenarios import build
+from emdcfl.errors import DataError
+
+
+def image(path: Path, *, size: tuple[int, int] = (12, 12), mode: str = "RGB", seed: int = 0, level: int | None = None) -> Path:
+    rng = np.random.default_rng(seed)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shape = (size[1], size[0], 3) if mode == "RGB" else (size[1], size[0])
+    pixels = rng.integers(0, 256, shape, dtype=np.uint8) if level is None else np.full(shape, level, np.uint8)
+    Image.fromarray(pixels).save(path)
+    return path
+
+
+def client(folder: Path, *, count: int = 12, mode: str = "RGB", size: tuple[int, int] = (12, 12)) -> None:
+    for label in ("cat", "dog"):
+        for i in range(count):
+            image(folder / label / f"{i:03}.png", mode=mode, size=size, seed=i, level=(i + (100 if label == "dog" else 0)))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("north", "south"):
+        client(tmp_path / "sites" / name)
+    return tmp_path / "sites"
+
+
+def test_folders_of_classes(folder: Path) -> None:
+    scenario = load_folder(folder)
+    assert scenario.classes == ("cat", "dog")
+    assert [(s.name, len(s.train), len(s.val), len(s.tests["test"])) for s in scenario.sites] == [("north", 14, 5, 5), ("south", 14, 5, 5)]
+    site = scenario.sites[0]
+    assert site.train.x.shape[1:] == (3, 12, 12)
+    assert torch.equal(site.train.x[:, 0, 0, 0] >= 100, site.train.y == 1)
+    assert scenario.model.as_dict() == {"name": "small_cnn", "options": {"classes": 2, "channels": 3, "size": 12}}
+    assert abs(float(scenario.preprocess(torch.cat([s.train.x for s in scenario.sites])).mean())) < 1e-4
+    assert torch.equal(load_folder(folder).sites[0].train.x, site.train.x)
+    assert not torch.equal(load_folder(folder, seed=1).sites[0].train.x, site.train.x)
+
+
+def test_train_and_test_sub_folders(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        client(tmp_path / "d" / name / "train", count=20)
+        client(tmp_path / "d" / name / "test", count=7)
+    scenario = load_folder(tmp_path / "d")
+    assert [(len(s.train) + len(s.val), len(s.tests["test"])) for s in scenario.sites] == [(40, 14)] * 2
+    assert len(scenario.sites[0].val) == 10
+
+
+def test_grey_images_stay_grey_unless_one_is_not(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        client(tmp_path / "d" / name, mode="L")
+    assert load_folder(tmp_path / "d").sites[0].train.x.shape[1] == 1
+    image(tmp_path / "d" / "b" / "cat" / "z.png", level=3)
+    assert load_folder(tmp_path / "d").sites[0].train.x.shape[1] == 3
+
+
+def test_common_size(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        client(tmp_path / "d" / name, size=(20, 20))
+        image(tmp_path / "d" / name / "cat" / "wide.png", size=(90, 40))
+    assert load_folder(tmp_path / "d").sites[0].train.x.shape[2:] == (20, 20)
+    assert load_folder(tmp_path / "d", size=8).sites[0].train.x.shape[2:] == (8, 8)
+    for name in ("a", "b"):
+        client(tmp_path / "e" / name, size=(200, 100))
+    large = load_folder(tmp_path / "e")
+    assert large.sites[0].train.x.shape[2:] == (64, 64)
+    assert large.model.name == "cnn"
+    pretrained = load_folder(tmp_path / "e", model="resnet18")
+    assert pretrained.sites[0].train.x.shape[1:] == (3, 224, 224)
+    assert pretrained.preprocess.mean == (0.485, 0.456, 0.406)
+    assert pretrained.model.options == {"classes": 2}
+
+
+def test_sixteen_bit_grey_is_scaled_not_clipped(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        for label, level in (("low", 0x1000), ("high", 0xF000)):
+            (tmp_path / name / label).mkdir(parents=True)
+            for i in range(10):
+                Image.fromarray(np.full((8, 8), level, np.uint16)).save(tmp_path / name / label / f"{i}.png")
+    scenario = load_folder(tmp_path)
+    assert sorted(scenario.sites[0].train.x.unique().tolist()) == [0x10, 0xF0]
+
+
+def test_corrupt_image_is_named_and_left_out(folder: Path) -> None:
+    bad = folder / "south" / "dog" / "broken.jpg"
+    bad.write_bytes(b"\xff\xd8\xff\xe0 this is not a picture")
+    scenario = load_folder(folder)
+    assert sum(len(s) for s in (scenario.sites[1].train, scenario.sites[1].val, scenario.sites[1].tests["test"])) == 24
+    assert any("client 'south'" in note and str(bad) in note for note in scenario.notes)
+    cut = image(folder / "south" / "dog" / "cut.png", size=(64, 64))
+    cut.write_bytes(cut.read_bytes()[:3000])
+    assert any(str(cut) in note for note in load_folder(folder).notes)
+    assert any(str(bad) in note for note in check_folder(folder).notes)
+
+
+def test_empty_client_and_stray_files(folder: Path) -> None:
+    (folder / "west").mkdir()
+    with pytest.raises(DataError, match=r"client 'west' \(.*west\) holds nothing"):
+        load_folder(folder)
+    image(folder / "west" / "stray.png")
+    with pytest.raises(DataError, match=r"client 'west' .* only files outside class folders \(stray\.png"):
+        load_folder(folder)
+    (folder / "west" / "stray.png").unlink()
+    (folder / "west" / "cat").mkdir()
+    with pytest.raises(DataError, match=r"client 'west' .* holds no images"):
+        load_folder(folder)
+    (folder / "east").mkdir()
+    errors = check_folder(folder).errors
+    assert any("'west'" in error for error in errors)
+    assert any("'east'" in error for error in errors)
+
+
+def test_all_images_unreadable(folder: Path) -> None:
+    for file in (folder / "south").rglob("*.png"):
+        file.write_bytes(b"no")
+    with pytest.raises(DataError, match=r"client 'south' .* none of its images can be read"):
+        load_folder(folder)
+
+
+def test_one_class_only(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        for i in range(12):
+            image(tmp_path / name / "cat" / f"{i}.png", seed=i)
+    with pytest.raises(DataError, match="same label 'cat'"):
+        load_folder(tmp_path)
+
+
+def test_tables_and_folders_do_not_mix(folder: Path) -> None:
+    (folder / "x.csv").write_text("a,label\n1,2\n")
+    with pytest.raises(DataError, match="both tables"):
+        load_folder(folder)
+
+
+def test_new_site_and_prediction(folder: Path, tmp_path: Path) -> None:
+    scenario = load_folder(folder)
+    client(tmp_path / "new", size=(30, 20))
+    image(tmp_path / "new" / "horse" / "1.png")
+    site, notes = load_site(tmp_path / "new", encoding=encoding_of(scenario), classes=scenario.classes)
+    assert site.train.x.shape[1:] == (3, 12, 12)
+    assert any("labels unseen in training (horse)" in note for note in notes)
+    file = image(tmp_path / "one.png", size=(40, 40), level=77)
+    x, names = read_inputs([file], encoding=encoding_of(scenario))
+    assert x.shape == (1, 3, 12, 12)
+    assert x.unique().tolist() == [77]
+    assert names == [str(file)]
+    with pytest.raises(DataError, match="not an image"):
+        read_inputs([Path(__file__)], encoding=encoding_of(scenario))
+    (tmp_path / "t.csv").write_text("a,label\n1,2\n")
+    with pytest.raises(DataError, match="holds tables, but the run was trained on images"):
+        load_site(tmp_path / "t.csv", encoding=encoding_of(scenario), classes=scenario.classes)
+
+
+def test_built_in_scenarios_read_images_at_their_shape(tmp_path: Path) -> None:
+    encoding = encoding_of(build("rotated-digits"))
+    assert encoding == {"kind": "images", "shape": [1, 8, 8]}
+    x, _ = read_inputs([image(tmp_path / "a.png", size=(8, 8), level=50)], encoding=encoding)
+    assert x.shape == (1, 1, 8, 8)

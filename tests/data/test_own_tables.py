@@ -1,0 +1,233 @@
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from emdcfl.data.own import check_folder, load_folder, load_site, read_inputs
+from emdcfl.data.own.tables import TableEncoding, pool, summarise
+from emdcfl.errors import DataError
+
+
+def rows(n: int = 60, shift: float = 0.0, seed: int = 0) -> list[dict[str, Any]]:
+    rng = np.random.default_rng(seed)
+    return [
+        {"age": round(rng.normal(50 + shift, 10), 3), "sex": rng.choice(["f", "m"]), "ward": rng.choice(["a", "b", "c"]), "label": i % 3}
+        for i in range(n)
+    ]
+
+
+def write(path: Path, table: list[dict[str, Any]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, list(table[0]))
+        writer.writeheader()
+        writer.writerows(table)
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for i, shift in enumerate((0, 0, 40)):
+        write(tmp_path / "sites" / f"site{i}.csv", rows(shift=shift, seed=i, n=60 + 20 * i))
+    return tmp_path / "sites"
+
+
+def test_one_file_per_client(folder: Path) -> None:
+    scenario = load_folder(folder)
+    assert [s.name for s in scenario.sites] == ["site0", "site1", "site2"]
+    assert [(len(s.train), len(s.val), len(s.tests["test"])) for s in scenario.sites] == [(36, 12, 12), (48, 16, 16), (60, 20, 20)]
+    assert scenario.classes == ("0", "1", "2")
+    assert scenario.groups is None
+    assert scenario.k is None
+    assert scenario.model.as_dict() == {"name": "mlp", "options": {"classes": 3, "features": 6}}
+    assert all(np.bincount(s.val.y, minlength=3).min() >= 3 for s in scenario.sites)
+
+
+def test_statistics_are_pooled_so_shifts_survive(folder: Path) -> None:
+    scenario = load_folder(folder)
+    age = torch.cat([s.train.x[:, 0] for s in scenario.sites]).double()
+    assert abs(float(age.mean())) < 1e-5
+    assert abs(float(age.std(unbiased=False)) - 1) < 1e-5
+    assert float(scenario.sites[2].train.x[:, 0].mean()) - float(scenario.sites[0].train.x[:, 0].mean()) > 1
+
+
+def test_pooled_moments_equal_those_of_all_rows_together() -> None:
+    rng = np.random.default_rng(0)
+    parts = [rng.normal(1e9 + 1000 * i, 3 + i, 50 + i) for i in range(4)]
+    encoding = pool([summarise(pa.table({"x": part}), ["x"], []) for part in parts], "y")
+    together = np.concatenate(parts)
+    column = encoding.columns[0]
+    assert column.mean == pytest.approx(together.mean(), rel=1e-15)
+    assert column.std == pytest.approx(together.std(), rel=1e-9)
+
+
+def test_one_table_with_a_client_column(tmp_path: Path) -> None:
+    table = [{**row, "hospital": f"h{i % 4}"} for i, row in enumerate(rows(200))]
+    path = write(tmp_path / "all.csv", table)
+    scenario = load_folder(path, client="hospital")
+    assert [s.name for s in scenario.sites] == ["h0", "h1", "h2", "h3"]
+    assert sum(len(s.train) + len(s.val) + len(s.tests["test"]) for s in scenario.sites) == 200
+    assert "hospital" not in [c["name"] for c in scenario.encoding["columns"]]
+    with pytest.raises(DataError, match="no client column 'hopital': did you mean 'hospital'"):
+        load_folder(path, client="hopital")
+    with pytest.raises(DataError, match="say which column names the client"):
+        load_folder(path)
+
+
+def test_given_splits_are_kept(tmp_path: Path) -> None:
+    for client in ("a", "b"):
+        write(tmp_path / "d" / client / "train.csv", rows(50))
+        write(tmp_path / "d" / client / "test.csv", rows(30, seed=1))
+    scenario = load_folder(tmp_path / "d")
+    assert [(len(s.train) + len(s.val), len(s.tests["test"])) for s in scenario.sites] == [(50, 30)] * 2
+
+
+def test_gaps_and_categories(tmp_path: Path) -> None:
+    for client in ("a", "b"):
+        table: list[dict[str, Any]] = rows(60)
+        table[0]["age"] = ""
+        table[1]["sex"] = ""
+        write(tmp_path / "d" / f"{client}.csv", table)
+    scenario = load_folder(tmp_path / "d")
+    columns = scenario.encoding["columns"]
+    assert [c["name"] for c in columns] == ["age", "sex", "ward"]
+    assert columns[0]["gaps"]
+    assert columns[1]["words"] == ["f", "m"]
+    every = torch.cat([s.x for site in scenario.sites for s in (site.train, site.val, site.tests["test"])])
+    gap = every[every[:, 1] == 1]
+    assert gap.shape == (2, 7)
+    assert torch.all(gap[:, 0] == 0)
+    assert sorted(every[:, 2:4].sum(dim=1).unique().tolist()) == [0, 1]
+
+
+def test_parquet_tsv_and_dates(tmp_path: Path) -> None:
+    days = np.datetime64("2024-01-01") + np.arange(60)
+    for client in ("a", "b"):
+        (tmp_path / "d").mkdir(exist_ok=True)
+        pq.write_table(
+            pa.table({"when": pa.array(days), "ok": pa.array([True, False] * 30), "y": ["p", "q"] * 30}),
+            tmp_path / "d" / f"{client}.parquet",
+        )
+    scenario = load_folder(tmp_path / "d")
+    assert scenario.classes == ("p", "q")
+    assert scenario.sites[0].train.x.shape[1] == 2
+    assert float(scenario.sites[0].train.x.abs().max()) < 3
+
+
+def test_encoding_survives_json(folder: Path) -> None:
+    scenario = load_folder(folder)
+    again = TableEncoding.from_dict(scenario.encoding)
+    assert again.as_dict() == scenario.encoding
+    assert again.width == 6
+
+
+def test_new_site_and_prediction(folder: Path, tmp_path: Path) -> None:
+    scenario = load_folder(folder)
+    new = rows(80, seed=9)
+    new[0]["ward"] = "unheard of"
+    new[1]["label"] = 7
+    path = write(tmp_path / "new.csv", new)
+    site, notes = load_site(path, encoding=scenario.encoding, classes=scenario.classes)
+    assert site.name == "new"
+    assert len(site.train) + len(site.val) + len(site.tests["test"]) == 79
+    assert any("labels unseen in training (7)" in note and "new.csv" in note for note in notes)
+    x, names = read_inputs([path], encoding=scenario.encoding)
+    assert x.shape == (80, 6)
+    assert float(x[0, 3:].sum()) == 0
+    assert names[0] == f"{path}:1"
+    unlabelled = write(tmp_path / "u.csv", [{"sex": "f", "age": 50, "ward": "a"}])
+    assert read_inputs([unlabelled], encoding=scenario.encoding)[0].shape == (1, 6)
+    lacking = write(tmp_path / "lacking.csv", [{"sex": "f"}])
+    with pytest.raises(DataError, match=r"lacking\.csv lacks the columns age, ward"):
+        read_inputs([lacking], encoding=scenario.encoding)
+    with pytest.raises(DataError, match="no such file"):
+        read_inputs([tmp_path / "none.csv"], encoding=scenario.encoding)
+
+
+def test_missing_label_column(folder: Path) -> None:
+    with pytest.raises(DataError, match=r"client 'site0': .*site0\.csv has no label column 'lable': did you mean 'label'"):
+        load_folder(folder, label="lable")
+    write(folder / "site1.csv", [{"age": 1, "sex": "f", "ward": "a"}] * 30)
+    with pytest.raises(DataError, match=r"client 'site1': .*site1\.csv: say which column holds the label"):
+        load_folder(folder)
+
+
+def test_missing_feature_column(folder: Path) -> None:
+    write(folder / "site1.csv", [{"age": i, "sex": "f", "label": i % 2} for i in range(30)])
+    with pytest.raises(DataError, match=r"client 'site1' .*site1\.csv.* lacks the column 'ward' that client 'site0'"):
+        load_folder(folder)
+
+
+def test_measurements_and_identifiers_are_not_classes(tmp_path: Path) -> None:
+    for client in ("a", "b"):
+        write(tmp_path / "d" / f"{client}.csv", [{"x": i, "y": i + 0.5} for i in range(60)])
+        write(tmp_path / "e" / f"{client}.csv", [{"x": f"{client}{i}" * 2, "y": i % 2} for i in range(300)])
+    with pytest.raises(DataError, match=r"client 'a' .* label column 'y' has 60 different values"):
+        load_folder(tmp_path / "d")
+    with pytest.raises(DataError, match=r"column 'x' has .* different texts .* looks like an identifier"):
+        load_folder(tmp_path / "e")
+
+
+def test_warnings_name_file_and_client(folder: Path) -> None:
+    table: list[dict[str, Any]] = rows(60)
+    table[0]["label"] = 9
+    table[1]["label"] = ""
+    write(folder / "site0.csv", table)
+    scenario = load_folder(folder)
+    assert any("client 'site0'" in n and "site0.csv" in n and "only one sample of class 9" in n for n in scenario.notes)
+    assert any("client 'site0'" in n and "1 rows without a label" in n for n in scenario.notes)
+    assert any("client 'site2'" in n and "20 validation samples; below 64" in n for n in scenario.notes)
+
+
+def test_labels_unseen_in_training_are_left_out(tmp_path: Path) -> None:
+    for client in ("a", "b"):
+        write(tmp_path / "d" / client / "train.csv", rows(50))
+        write(tmp_path / "d" / client / "test.csv", [*rows(30), {**rows(1)[0], "label": 5}])
+    scenario = load_folder(tmp_path / "d")
+    assert len(scenario.sites[0].tests["test"]) == 30
+    assert any("client 'b'" in n and "1 test samples with labels unseen in training (5)" in n for n in scenario.notes)
+
+
+def test_one_client_too_few_rows_and_empty_folders(tmp_path: Path) -> None:
+    write(tmp_path / "d" / "a.csv", rows(60))
+    with pytest.raises(DataError, match="one client only \\('a'\\)"):
+        load_folder(tmp_path / "d")
+    write(tmp_path / "d" / "b.csv", rows(5))
+    with pytest.raises(DataError, match=r"client 'b' \(.*b\.csv\) has 5 samples; at least 10"):
+        load_folder(tmp_path / "d")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="holds no clients"):
+        load_folder(tmp_path / "empty")
+    with pytest.raises(DataError, match="no such file or folder"):
+        load_folder(tmp_path / "nowhere")
+    (tmp_path / "d" / "b.csv").write_bytes(b"")
+    with pytest.raises(DataError, match=r"cannot read the table .*b\.csv"):
+        load_folder(tmp_path / "d")
+
+
+def test_check_reports_sizes_and_balance(folder: Path) -> None:
+    report = check_folder(folder)
+    assert report.ok
+    assert report.as_dict()["clients"][0] == {
+        "name": "site0",
+        "sizes": {"train": 36, "val": 12, "test": 12},
+        "labels": {"0": 20, "1": 20, "2": 20},
+    }
+    assert report.kind == "table"
+    assert report.model["name"] == "mlp"
+
+
+def test_check_names_everything_wrong_at_once(folder: Path) -> None:
+    write(folder / "site0.csv", [{"age": 1}] * 20)
+    write(folder / "site2.csv", [{"age": 2}] * 20)
+    report = check_folder(folder)
+    assert not report.ok
+    assert any("site0.csv" in error for error in report.errors)
+    assert any("site2.csv" in error for error in report.errors)
