@@ -4,15 +4,19 @@ A task is a plain function ``f(client, **inputs) -> dict`` of tensors, numbers, 
 live. The built-in ones are in ``tasks.py``; a method adds its own with the same decorator, in its own file. Tasks know neither the
 engine nor the method that asks.
 
+A task whose heavy work an engine may do for many clients at once is a generator: it yields a list of ``Work`` and is sent the list of
+results. Called directly, or by an engine that does not care, it is an ordinary task.
+
 May import: data types, params, schema, keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import functools
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -144,18 +148,27 @@ class Client:
             yield
 
 
+class Work(Protocol):
+    """A piece of a task that an engine may do for many clients at once; called, it does it for one."""
+
+    def __call__(self, client: Client) -> Reply: ...
+
+
 Task = Callable[..., Reply]
 AnyTask = TypeVar("AnyTask", bound=Task)
+Stages = Generator[list[Work], list[Reply], Reply]
+Q = ParamSpec("Q")
 
 
 @dataclass(frozen=True)
 class TaskInfo:
-    """How a task is known to engines: its name, the phase its time is booked on, and the schema of its reply."""
+    """How a task is known to engines: its name, the phase its time is booked on, the schema of its reply, and its stages if it has any."""
 
     name: str
     run: Task
     phase: str
     returns: Mapping[str, Field]
+    stages: Callable[..., Stages] | None = None
 
 
 TASKS: dict[str, TaskInfo] = {}
@@ -165,10 +178,35 @@ def task(*, phase: str, returns: Mapping[str, Field]) -> Callable[[AnyTask], Any
     """Register a function ``f(client, **inputs) -> dict`` as a task under its own name."""
 
     def register(function: AnyTask) -> AnyTask:
-        name = function.__name__
-        if name in TASKS and TASKS[name].run.__module__ != function.__module__:
-            raise ValueError(f"a task named {name!r} exists already, in {TASKS[name].run.__module__}")
-        TASKS[name] = TaskInfo(name, function, phase, returns)
+        _register(TaskInfo(function.__name__, function, phase, returns))
         return function
 
     return register
+
+
+def staged_task(*, phase: str, returns: Mapping[str, Field]) -> Callable[[Callable[Q, Stages]], Callable[Q, Reply]]:
+    """Register a generator that yields lists of ``Work`` and returns its reply; what comes back is an ordinary task."""
+
+    def register(stages: Callable[Q, Stages]) -> Callable[Q, Reply]:
+        @functools.wraps(stages)
+        def run(*args: Q.args, **kwargs: Q.kwargs) -> Reply:
+            client: Any = args[0]
+            running = stages(*args, **kwargs)
+            try:
+                works = next(running)
+                while True:
+                    works = running.send([work(client) for work in works])
+            except StopIteration as finished:
+                reply: Reply = finished.value
+                return reply
+
+        _register(TaskInfo(run.__name__, run, phase, returns, stages))
+        return run
+
+    return register
+
+
+def _register(info: TaskInfo) -> None:
+    if info.name in TASKS and TASKS[info.name].run.__module__ != info.run.__module__:
+        raise ValueError(f"a task named {info.name!r} exists already, in {TASKS[info.name].run.__module__}")
+    TASKS[info.name] = info

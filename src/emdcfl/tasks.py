@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from emdcfl.client import EVALUATION_BATCH, LOSS_BATCH, Client, task
+from emdcfl.client import EVALUATION_BATCH, LOSS_BATCH, Client, Stages, staged_task, task
 from emdcfl.errors import ClientError, DataError
 from emdcfl.params import Entry, Network
 from emdcfl.privacy.exchange import public_key
@@ -44,7 +44,21 @@ def describe(client: Client) -> Reply:
 TRAINED = {"theta": Field(torch.float32, ("P",)), "n": Field(int, low=1), "loss": Field(float), "steps": Field(int, low=1)}
 
 
-@task(phase="train", returns=TRAINED)
+@dataclass(frozen=True)
+class Fit:
+    """Local SGD as a piece of work: the arguments of ``local_sgd``."""
+
+    theta: Tensor
+    training: Training
+    prox: Mapping[str, Any] | None = None
+    cosine: Mapping[str, Any] | None = None
+    sample_weights: Tensor | None = None
+
+    def __call__(self, client: Client) -> Reply:
+        return local_sgd(client, self.theta, self.training, prox=self.prox, cosine=self.cosine, sample_weights=self.sample_weights)
+
+
+@staged_task(phase="train", returns=TRAINED)
 def train(
     client: Client,
     *,
@@ -53,9 +67,10 @@ def train(
     prox: Mapping[str, Any] | None = None,
     cosine: Mapping[str, Any] | None = None,
     sample_weights: Tensor | None = None,
-) -> Reply:
+) -> Stages:
     """Run E epochs of SGD on the train split from ``theta``; see ``local_sgd``."""
-    return local_sgd(client, theta, Training(**training), prox=prox, cosine=cosine, sample_weights=sample_weights)
+    (reply,) = yield [Fit(theta, Training(**training), prox, cosine, sample_weights)]
+    return reply
 
 
 def local_sgd(
@@ -99,7 +114,7 @@ def local_sgd(
     with client.mode(training=True):
         for _ in range(training.local_epochs):
             loss_sum.zero_()
-            for batch in _batches(rng.permutation(len(data)), training.batch_size, needs_two=bool(net.layout.counters), client=client):
+            for batch in batches(rng.permutation(len(data)), training.batch_size, needs_two=bool(net.layout.counters), client=client):
                 index = torch.from_numpy(batch).to(device)
                 losses = F.cross_entropy(net.module(client.preprocess(data.x[index])), data.y[index], reduction="none")
                 net.grad.zero_()
@@ -119,7 +134,7 @@ def local_sgd(
     return {"theta": net.theta.detach().to("cpu", copy=True), "n": len(data), "loss": loss, "steps": steps}
 
 
-def _batches(order: np.ndarray[Any, Any], size: int, *, needs_two: bool, client: Client) -> Iterator[np.ndarray[Any, Any]]:
+def batches(order: np.ndarray[Any, Any], size: int, *, needs_two: bool, client: Client) -> Iterator[np.ndarray[Any, Any]]:
     """Cut a permutation into batches; a last batch of one joins its predecessor where BatchNorm would fail on it."""
     cuts = list(range(size, len(order), size))
     if needs_two and len(order) % size == 1:

@@ -26,7 +26,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from emdcfl.client import Client, task
+from emdcfl.client import Client, Stages, staged_task
 from emdcfl.clustering import project_simplex
 from emdcfl.federation import Federation, Round
 from emdcfl.methods.base import Family, Serving, register
@@ -45,11 +45,11 @@ from emdcfl.methods.graph import (
     train_personal,
 )
 from emdcfl.methods.vectors import VectorScope, expect
-from emdcfl.schema import Field, Reply
-from emdcfl.tasks import TRAINED, Training, local_sgd
+from emdcfl.schema import Field
+from emdcfl.tasks import TRAINED, Fit, Training
 
 
-@task(phase="train", returns={**TRAINED, "basis": Field(torch.float32, (None, "d"))})
+@staged_task(phase="train", returns={**TRAINED, "basis": Field(torch.float32, (None, "d"))})
 def train_and_basis(
     client: Client,
     *,
@@ -58,9 +58,9 @@ def train_and_basis(
     components: int,
     mode: Literal["eval", "train"],
     cosine: Mapping[str, Any] | None = None,
-) -> Reply:
+) -> Stages:
     """Train as ``train`` does, and add the first principal directions of the train embeddings under the new state."""
-    reply = local_sgd(client, theta, Training(**training), cosine=cosine)
+    (reply,) = yield [Fit(theta, Training(**training), cosine=cosine)]
     everything = torch.arange(reply["n"], device=client.network.device)
     return {**reply, "basis": pca_basis(client.embeddings(reply["theta"], "train", everything, mode=mode), components)}
 

@@ -26,13 +26,13 @@ import torch
 from torch import Tensor
 
 from emdcfl import tasks
-from emdcfl.client import LOSS_BATCH, Client, task
+from emdcfl.client import LOSS_BATCH, Client, Stages, staged_task
 from emdcfl.errors import ConfigError
 from emdcfl.federation import Federation, Round
 from emdcfl.methods.base import Family, Serving, clusters_wanted, register
 from emdcfl.params import average
 from emdcfl.schema import Field, Reply
-from emdcfl.tasks import TRAINED, Training, local_sgd
+from emdcfl.tasks import TRAINED, Fit, Training
 
 Votes = Literal["sample", "batch"]
 
@@ -71,7 +71,7 @@ def batch_votes(table: Tensor, n: int) -> Tensor:
     return torch.zeros(K, dtype=torch.float64).index_add_(0, table.argmin(0), sizes)
 
 
-@task(phase="train", returns={**TRAINED, "a": Field(torch.float64, ("K",), low=0)})
+@staged_task(phase="train", returns={**TRAINED, "a": Field(torch.float64, ("K",), low=0)})
 def soft_train(
     client: Client,
     *,
@@ -80,7 +80,7 @@ def soft_train(
     method: Mapping[str, Any],
     a: Tensor | None = None,
     own: Tensor | None = None,
-) -> Reply:
+) -> Stages:
     """Count the votes (unless given), mix the cluster models by them and train near the mix."""
     if a is None:
         by_sample = method["votes"] == "sample"
@@ -89,7 +89,8 @@ def soft_train(
         a = smooth(counts, smoothing=method["smoothing"], votes=method["votes"])
     mix = average(models[a > 0], a[a > 0].tolist())
     prox = {"anchor": mix, "mu": method["lam"]} if method["lam"] > 0 else None
-    return {**local_sgd(client, mix if own is None else own, Training(**training), prox=prox), "a": a}
+    (reply,) = yield [Fit(mix if own is None else own, Training(**training), prox)]
+    return {**reply, "a": a}
 
 
 @dataclass(frozen=True)
