@@ -1,0 +1,106 @@
+"""The scenario of the core's tests: two groups of two sites, small enough for a run in a fraction of a second.
+
+Importing this module registers it as ``tiny``, so that a config, a worker process or a child script can name it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from tests.methods.toy import CLASSES, FEATURES, samples
+from torch import Tensor, nn
+
+from emdcfl.client import Client
+from emdcfl.data.scenarios.registry import scenario
+from emdcfl.data.types import Preprocess, Scenario, Site
+from emdcfl.engines.local import SequentialFederation
+from emdcfl.experiments.config import Choice, Config, RunConfig
+from emdcfl.keys import NodeSecret, generator, global_seed
+from emdcfl.models.recipe import ModelRecipe, register
+from emdcfl.params import Network
+from emdcfl.tasks import Training
+
+TRAINING = Training(local_epochs=2, batch_size=16, lr=0.05, momentum=0.9, weight_decay=1e-4)
+
+
+@scenario("tiny", "two groups of points on a turned circle; for tests")
+def tiny(
+    *,
+    groups: int = 2,
+    clients_per_group: int = 2,
+    n: Sequence[int] = (80,),
+    val: Sequence[int] = (70,),
+    test: int = 40,
+    model: str = "mlp",
+    sort: bool = False,
+) -> Scenario:
+    """Build it; ``n`` and ``val`` are repeated over the clients, ``sort`` orders the validation samples by class."""
+    sites, truth = [], {}
+    for i in range(groups * clients_per_group):
+        name, group = f"site-{i}", i // clients_per_group
+        counts = {"train": n[i % len(n)], "val": val[i % len(val)], "test": test}
+        draw = {split: samples(size, group, generator(7, name, 0, split)) for split, size in counts.items()}
+        if sort:
+            order = draw["val"].y.sort(stable=True).indices
+            draw["val"] = type(draw["val"])(draw["val"].x[order], draw["val"].y[order])
+        sites.append(Site(name, draw["train"], draw["val"], {"test": draw["test"]}))
+        truth[name] = f"group-{group}"
+    options = {"features": FEATURES, "classes": CLASSES} | ({"hidden": [8]} if model == "mlp" else {})
+    return Scenario(
+        "tiny",
+        tuple(sites),
+        tuple("abcd"[:CLASSES]),
+        Preprocess(),
+        ModelRecipe(model, options),
+        groups=truth,
+        k=groups,
+        defaults={"rounds": 3, "local_epochs": 2, "batch_size": 16, "lr": 0.05},
+    )
+
+
+@register
+def tiny_bn(*, features: int, classes: int) -> nn.Module:
+    """Build a network with BatchNorm."""
+    return nn.Sequential(nn.Linear(features, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, classes))
+
+
+@register
+def tiny_dropout(*, features: int, classes: int) -> nn.Module:
+    """Build a network that draws from torch's global generator while it trains."""
+    return nn.Sequential(nn.Linear(features, 8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, classes))
+
+
+def federation(scenario_: Scenario | None = None, *, participants: int | None = None, **options: Any) -> SequentialFederation:
+    """Build a sequential federation."""
+    options = {"training": TRAINING, "device": "cpu", "number": participants, **options}
+    return SequentialFederation(tiny() if scenario_ is None else scenario_, **options)
+
+
+def client(scenario_: Scenario | None = None, index: int = 0, *, seed: int = 0, precision: str = "fp32") -> Client:
+    """Build one client with a network of its own."""
+    chosen = tiny() if scenario_ is None else scenario_
+    with global_seed(1):
+        network = Network(chosen.model)
+    site = chosen.sites[index]
+    return Client(site, network, chosen.preprocess, seed=seed, secret=NodeSecret.simulated(seed, site.name), precision=precision)
+
+
+def config(*, method: str = "emdcfl", rounds: int = 3, seed: int = 0, participants: int | None = None, **options: Any) -> Config:
+    """Build a config of the tiny scenario; options go to the method."""
+    return Config(
+        run=RunConfig(seed=seed, rounds=rounds, participants=participants), scenario=Choice("tiny"), method=Choice(method, options)
+    )
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors agree in type, shape and every bit."""
+    return a.dtype == b.dtype and a.shape == b.shape and a.contiguous().view(torch.uint8).equal(b.contiguous().view(torch.uint8))
+
+
+if __name__ == "__main__":  # the command line, with the tiny scenario known to it
+    from emdcfl.cli import main
+
+    main(sys.argv[1:])
