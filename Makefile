@@ -6,7 +6,7 @@ PYTEST_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS ?= dev
+EXTRAS ?= dev,vision
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -28,7 +28,7 @@ install: $(STAMP)  ## create .venv with the pinned versions
 
 demo: $(STAMP)  ## find four groups of sites among eight, without being told there are four
 	@rm -rf runs/demo
-	$(BIN)/emdcfl run --scenario rotated-digits --out runs/demo
+	$(BIN)/emdcfl run --scenario rotated-digits --set method.distances=all --out runs/demo
 
 test: lint  ## lint, then all tests and doctests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) $(PYTEST_ARGS)
@@ -43,7 +43,7 @@ format: $(STAMP)  ## let ruff rewrite what it can
 	$(BIN)/ruff format .
 
 bench: $(STAMP)  ## run every script in benchmarks/
-	@set -e; for script in $(sort $(wildcard benchmarks/bench_*.py)); do echo "== $$script"; $(BIN)/python $$script; done
+	@set -e; for script in $(sort $(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python $$script; done
 
 clean:  ## remove the environment, caches, builds and runs
 	rm -rf $(VENV) build dist runs .mypy_cache .pytest_cache .ruff_cache .hypothesis
