@@ -84,8 +84,15 @@ def _check_tensor(name: str, value: Any, field: Field, dims: Mapping[str, int]) 
     sizes = [dims[s] if isinstance(s, str) else s for s in field.shape]
     if value.dim() != len(sizes) or any(want is not None and want != have for want, have in zip(sizes, value.shape, strict=True)):
         raise ClientError(f"expected {name} of shape {tuple('any' if s is None else s for s in sizes)}, got {tuple(value.shape)}")
-    # A finite sum has finite terms, and costs a tenth of looking at each of them; only a sum that overflows needs the look.
-    if value.is_floating_point() and not math.isfinite(value.sum().item()) and not bool(torch.isfinite(value).all()):
+    if value.is_floating_point() and not finite(value):
         raise ClientError(f"{name} holds values that are not finite")
     if field.low is not None and value.numel() and value.min().item() < field.low:
         raise ClientError(f"expected {name} >= {field.low:g}, got {value.min().item():g}")
+
+
+def finite(value: Tensor) -> bool:
+    """Say whether all numbers are finite.
+
+    A finite sum has finite terms and costs a tenth of looking at each of them; only a sum that overflows needs the look.
+    """
+    return math.isfinite(value.sum().item()) or bool(torch.isfinite(value).all())

@@ -18,7 +18,7 @@ from emdcfl.client import EVALUATION_BATCH, LOSS_BATCH, Client, Stages, staged_t
 from emdcfl.errors import ClientError, DataError
 from emdcfl.params import Entry, Network
 from emdcfl.privacy.exchange import public_key
-from emdcfl.schema import Field, Reply
+from emdcfl.schema import Field, Reply, finite
 
 
 @dataclass(frozen=True)
@@ -126,12 +126,16 @@ def local_sgd(
                     weights.sub_(velocity, alpha=training.lr)
                     loss_sum += losses.sum()
                 steps += 1
-    loss = loss_sum.item() / len(data)
+    return trained(net.theta.detach(), len(data), loss_sum.item() / len(data), steps, training)
+
+
+def trained(theta: Tensor, n: int, loss: float, steps: int, training: Training) -> Reply:
+    """Return the reply of a training, the state copied to the CPU, or refuse one that diverged."""
     if not np.isfinite(loss):
         raise ClientError(f"the training loss became {loss}; lower the learning rate (training.lr = {training.lr:g}) or check the data")
-    if not bool(torch.isfinite(net.theta).all()):
+    if not finite(theta):
         raise ClientError(f"the model is no longer finite after training; lower the learning rate (training.lr = {training.lr:g})")
-    return {"theta": net.theta.detach().to("cpu", copy=True), "n": len(data), "loss": loss, "steps": steps}
+    return {"theta": theta.to("cpu", copy=True), "n": n, "loss": loss, "steps": steps}
 
 
 def batches(order: np.ndarray[Any, Any], size: int, *, needs_two: bool, client: Client) -> Iterator[np.ndarray[Any, Any]]:
