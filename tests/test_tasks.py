@@ -163,6 +163,7 @@ def test_divergence_is_reported_with_advice() -> None:
     with pytest.raises(ClientError, match=r"the training loss became (nan|inf); lower the learning rate \(training.lr = 1e\+30\)"):
         local_sgd(c, start(c), wild)
     last_step = Training(local_epochs=1, batch_size=80, lr=1e38, weight_decay=1e3)
+    c = client()
     with pytest.raises(ClientError, match=r"no longer finite after training; lower the learning rate"):
         local_sgd(c, start(c), last_step)
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import multiprocessing as mp
 import signal
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from emdcfl.client import TASKS, TaskInfo
+from emdcfl.client import TASKS, Client, TaskInfo
 from emdcfl.data.types import Scenario, Site, Split
 from emdcfl.engines.local.sequential import answer, one_line, pick_device, simulated_clients
 from emdcfl.errors import ConfigError
@@ -68,30 +69,44 @@ def _serve(pipe: Connection, threads: int) -> None:
     """Run in a worker: build the clients that the first message describes, then answer requests until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle; it closes the pipe
     torch.set_num_threads(threads)
-    try:
-        scenario, sites, device, options = pipe.recv()
-        scenario = Scenario(**{**vars(scenario), "sites": tuple(_unpack(*site) for site in sites)})
-        names = [site.name for site in scenario.sites]
-        import emdcfl.methods  # noqa: F401  registers the tasks that methods bring
-
-        with global_seed(0):
-            network = Network(scenario.model, device)
-        clients = simulated_clients(scenario, names, network, **options)
+    clients: dict[str, Client] = {}
+    broken = ""
+    with suppress(EOFError, OSError):  # the parent is gone or done
+        first = pipe.recv()
+        try:
+            clients = _clients(*first)
+        except Exception as error:  # said when somebody asks
+            broken = f"its worker could not start: {type(error).__name__}: {one_line(error)}"
         while True:
             task, module, round, common, own = pipe.recv()
-            if task not in TASKS:
-                __import__(module)
             common = _from_wire(common)
             for name, inputs in own.items():
+                if broken:
+                    pipe.send((name, Failure(name, task, round, broken)))
+                    continue
+                if task not in TASKS:
+                    __import__(module)
                 reply = answer(clients[name], TASKS[task], round, {**common, **_from_wire(inputs)})
-                try:
-                    pipe.send((name, _to_wire(reply)))
-                except OSError:
-                    raise
-                except Exception as error:  # what cannot travel is the client's failure, not the worker's end
-                    pipe.send((name, Failure(name, task, round, f"its reply cannot be sent: {type(error).__name__}: {one_line(error)}")))
-    except (EOFError, OSError):  # the parent is gone or done
-        return
+                _send(pipe, name, task, round, reply)
+
+
+def _clients(scenario: Scenario, sites: list[tuple[str, Any]], device: torch.device, options: Mapping[str, Any]) -> dict[str, Client]:
+    import emdcfl.methods  # noqa: F401  registers the tasks that methods bring
+
+    whole = Scenario(**{**vars(scenario), "sites": tuple(_unpack(*site) for site in sites)})
+    with global_seed(0):
+        network = Network(whole.model, device)
+    return simulated_clients(whole, [site.name for site in whole.sites], network, **options)
+
+
+def _send(pipe: Connection, name: str, task: str, round: int, reply: Reply | Failure) -> None:
+    """Send a reply; what cannot travel is the client's failure, not the worker's end."""
+    try:
+        pipe.send((name, _to_wire(reply)))
+    except OSError:
+        raise
+    except Exception as error:
+        pipe.send((name, Failure(name, task, round, f"its reply cannot be sent: {type(error).__name__}: {one_line(error)}")))
 
 
 class ProcessFederation(Federation):

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+import torch
+from tests.tiny import TRAINING, same_bits, tiny
+from torch import Tensor
+
+from emdcfl import tasks
+from emdcfl.client import Client, task
+from emdcfl.engines.local import ProcessFederation, SequentialFederation, make_federation
+from emdcfl.engines.local.sequential import intra_op_threads, pick_device
+from emdcfl.errors import ClientError, ConfigError
+from emdcfl.methods import make
+from emdcfl.schema import Field, Reply
+
+OPTIONS: dict[str, Any] = {"training": TRAINING, "device": "cpu"}
+
+
+@task(phase="evaluate", returns={"value": Field(int), "optional": Field(str, optional=True)})
+def misbehave(client: Client, *, how: str) -> Reply:
+    """Answer, or do something that no client should."""
+    if client.name == "site-1":
+        if how == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "raise":
+            raise Unpicklable("two\nlines")
+        if how == "send":
+            return {"value": 1, "optional": lambda: None}
+    return {"value": torch.get_num_threads()}
+
+
+class Unpicklable(Exception):
+    """An error that cannot travel between processes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.hook = lambda: None
+
+    def __reduce__(self) -> str:
+        raise TypeError("cannot be pickled")
+
+
+def leaves(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [leaf for item in value.values() for leaf in leaves(item)]
+    if isinstance(value, (list, tuple)):
+        return [leaf for item in value for leaf in leaves(item)]
+    return [value]
+
+
+def play(fed: Any, name: str, rounds: int) -> tuple[Any, Any]:
+    method = make(name)
+    state = method.init(fed, fed.begin(0))
+    for index in range(1, rounds + 1):
+        state = method.step(fed, state, fed.begin(index))
+    return state, fed.run(tasks.test, {c: {} for c in fed.clients}, models=state.models[:1], weights=torch.ones(1)).valid
+
+
+def test_worker_processes_give_the_same_bits() -> None:
+    scenario = tiny(model="tests.tiny:tiny_bn", clients_per_group=2, n=(80, 49), val=(70, 20))
+    with SequentialFederation(scenario, number=3, **OPTIONS) as fed:
+        expected, scores = play(fed, "emdcfl", 3)
+    with ProcessFederation(scenario, workers=2, number=3, **OPTIONS) as fed:
+        got, others = play(fed, "emdcfl", 3)
+    assert scores == others
+    a, b = leaves(vars(expected)), leaves(vars(got))
+    assert len(a) == len(b)
+    for x, y in zip(a, b, strict=True):
+        assert same_bits(x, y) if isinstance(x, Tensor) else x == y
+    assert torch.isfinite(expected.W).any()
+
+
+def test_trouble_in_a_worker_has_a_name() -> None:
+    with ProcessFederation(tiny(), workers=2, on_failure="continue", threads=2, **OPTIONS) as fed:
+        fed.begin(2)
+        everybody: dict[str, dict[str, Any]] = {c: {} for c in fed.clients}
+        assert fed.run(misbehave, everybody, how="well").column("value") == dict.fromkeys(fed.clients, 2)  # threads
+
+        raised = fed.run(misbehave, everybody, how="raise")
+        assert raised.clients == ("site-0", "site-2", "site-3")
+        assert str(raised.failures["site-1"]) == "client 'site-1' failed in round 2 (misbehave): Unpicklable: two lines"
+
+        unsent = fed.run(misbehave, everybody, how="send")
+        assert unsent.clients == ("site-0", "site-2", "site-3")
+        assert "its reply cannot be sent" in unsent.failures["site-1"].reason
+
+        for _ in range(2):  # when it dies, and when it is dead
+            dead = fed.run(misbehave, everybody, how="die")
+            assert dead.clients == ("site-0", "site-2")
+            assert list(dead.failures) == ["site-1", "site-3"]  # the two that lived there
+            assert all("worker process died" in f.reason for f in dead.failures.values())
+        fed.on_failure = "stop"
+        with pytest.raises(ClientError, match="client 'site-1' failed"):
+            fed.run(misbehave, everybody, how="die")
+    assert fed._workers == []
+
+
+def test_a_worker_that_cannot_start_says_why(capfd: pytest.CaptureFixture[str]) -> None:
+    message = r"client 'site-0' failed .* its worker could not start: ModelError: unknown model 'tiny_bn'"
+    fed = ProcessFederation(tiny(model="tiny_bn"), workers=1, **OPTIONS)  # the name is registered in this process alone
+    with fed, pytest.raises(ClientError, match=message):
+        fed.train({"site-0": fed.initial()})
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_sequential_tasks_use_the_threads_asked_for_and_give_them_back() -> None:
+    fed = SequentialFederation(tiny(), threads=2, **OPTIONS)
+    assert fed.run(misbehave, {"site-0": {}}, how="well")["site-0"]["value"] == 2
+    assert torch.get_num_threads() == 1
+    with intra_op_threads(2):
+        assert torch.get_num_threads() == 2
+    assert torch.get_num_threads() == 1
+
+
+def test_devices_that_are_not_there_are_named() -> None:
+    assert pick_device("cpu") == torch.device("cpu")
+    assert pick_device("auto").type in ("cpu", "cuda")
+    for name, message in (
+        ("gpu", "unknown device 'gpu'; expected auto, cpu, cuda or cuda:N"),
+        ("meta", "unsupported device 'meta'"),
+        ("cuda:99", r"device 'cuda:99' is not here: torch sees \d+ CUDA devices; use --device cpu"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            pick_device(name)
+
+
+def test_engines_by_name() -> None:
+    assert isinstance(make_federation(tiny(), workers=1, **OPTIONS), SequentialFederation)
+    with pytest.raises(ConfigError, match="unknown engine 'sequentail': did you mean 'sequential'"):
+        make_federation(tiny(), engine="sequentail", **OPTIONS)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_runs_partial_participation_and_agrees_with_the_cpu() -> None:
+    results = {}
+    for device in ("cpu", "cuda"):
+        with SequentialFederation(tiny(clients_per_group=3), training=TRAINING, device=device, number=2) as fed:
+            state, _ = play(fed, "emdcfl", 3)
+            results[device] = state
+            assert make("emdcfl").serve(state).models.device.type == "cpu"
+    assert results["cpu"].labels == results["cuda"].labels
+    torch.testing.assert_close(results["cpu"].models, results["cuda"].models, rtol=1e-3, atol=1e-4)
