@@ -139,7 +139,7 @@ def pca_basis(z: Tensor, r: int) -> Tensor:
     basis = vectors[:, order[spanned]].T
     largest = basis.gather(1, basis.abs().argmax(1, keepdim=True)) if len(basis) else basis[:, :1]
     signed: Tensor = basis * largest.sign()
-    return signed.float()
+    return signed.float().contiguous()  # the order in memory decides the last bits of products, and no message carries it
 
 
 def complementarity(bases: Sequence[Tensor], angles: Angles = "principal") -> Tensor:

@@ -33,26 +33,32 @@ def public_key(secret: NodeSecret) -> bytes:
     return _private(secret).public_key().public_bytes_raw()
 
 
-def _agreed(secret: NodeSecret, partner: bytes, *context: object) -> bytes:
+def shared_key(shared: bytes, *context: object) -> bytes:
+    """Derive the key for one purpose from an X25519 secret (HKDF-SHA-256)."""
+    return HKDF(algorithm=SHA256(), length=KEY, salt=None, info=digest("emdcfl", *context)).derive(shared)
+
+
+def agreed_key(secret: NodeSecret, partner: bytes, *context: object) -> bytes:
+    """Return the key that this node and the holder of ``partner`` derive alike for one purpose."""
     if len(partner) != KEY:
         raise ClientError(f"expected a public key of {KEY} bytes, got {len(partner)}")
     try:
         shared = _private(secret).exchange(X25519PublicKey.from_public_bytes(partner))
     except ValueError as error:  # a low-order point would make the "secret" a constant
         raise ClientError(f"a partner's public key is not usable: {error}") from error
-    return HKDF(algorithm=SHA256(), length=KEY, salt=None, info=digest("emdcfl", *context)).derive(shared)
+    return shared_key(shared, *context)
 
 
 def seal(secret: NodeSecret, partner: bytes, message: bytes, *, context: tuple[object, ...]) -> bytes:
     """Encrypt ``message`` for the holder of ``partner``; both sides must name the same ``context`` (run, sender, receiver)."""
     nonce = os.urandom(NONCE)
-    return nonce + ChaCha20Poly1305(_agreed(secret, partner, "seal", *context)).encrypt(nonce, message, None)
+    return nonce + ChaCha20Poly1305(agreed_key(secret, partner, "seal", *context)).encrypt(nonce, message, None)
 
 
 def open_sealed(secret: NodeSecret, partner: bytes, box: bytes, *, context: tuple[object, ...]) -> bytes:
     """Decrypt what ``seal`` made; a forged, damaged or misdirected box is refused."""
     try:
-        return ChaCha20Poly1305(_agreed(secret, partner, "seal", *context)).decrypt(box[:NONCE], box[NONCE:], None)
+        return ChaCha20Poly1305(agreed_key(secret, partner, "seal", *context)).decrypt(box[:NONCE], box[NONCE:], None)
     except (InvalidTag, ValueError) as error:
         raise ClientError(
             f"a sealed projection seed could not be opened for {context}: it was forged, damaged or meant for another node"
@@ -61,4 +67,4 @@ def open_sealed(secret: NodeSecret, partner: bytes, box: bytes, *, context: tupl
 
 def pair_seed(secret: NodeSecret, partner: bytes, *, context: tuple[object, ...]) -> bytes:
     """Return the 32-byte seed two nodes derive alike without sending anything (``projection="pair"``)."""
-    return _agreed(secret, partner, "pair", *context)
+    return agreed_key(secret, partner, "pair", *context)

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -134,9 +135,11 @@ def from_bytes(data: bytes, dtype: str, shape: Sequence[int]) -> Tensor:
         raise ClientError(f"expected {expected} bytes for {dtype} of shape {tuple(shape)}, got {len(data)}")
     if kind is torch.bool and set(bytes(data)) - {0, 1}:
         raise ClientError("expected truth values as bytes 0 and 1, got others")
-    if not expected:
-        return torch.empty(tuple(shape), dtype=kind)
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(kind).reshape(tuple(shape))
+    # Torch's own memory is aligned; a buffer that is not may change the last bits of a matrix product.
+    tensor = torch.empty(tuple(shape), dtype=kind)
+    if expected:
+        tensor.view(-1).view(torch.uint8).numpy()[:] = np.frombuffer(data, dtype=np.uint8)
+    return tensor
 
 
 class Encoder:

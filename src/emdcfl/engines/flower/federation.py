@@ -1,0 +1,264 @@
+"""A federation whose clients are Flower nodes. A task is a ``query.<task>`` message; everything else is as in one process.
+
+Every request has its own deadline. Replies are matched by message id, never by node; whatever goes wrong becomes a failure that names the
+client. Tasks may be repeated without harm (their randomness is keyed, a node's private state is committed by the next round), so a request
+whose node vanished is sent again if the client is back.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from emdcfl.client import TaskInfo
+from emdcfl.engines.flower import codec
+from emdcfl.engines.flower.directory import HELLO, Directory
+from emdcfl.engines.flower.split import join, merge_inputs, parts
+from emdcfl.errors import ClientError
+from emdcfl.federation import Failure, Federation, Inputs
+from emdcfl.privacy.trust import KeyList
+from emdcfl.schema import Reply
+
+if TYPE_CHECKING:
+    from flwr.app import Message, RecordDict
+    from flwr.serverapp import Grid
+
+log = logging.getLogger("emdcfl")
+
+LOST = (3, 4, 5, 8)
+"""Flower's error codes for a message, reply, node or client process that is gone: worth another try if the client is back."""
+
+
+@dataclass(frozen=True)
+class Wire:
+    """How requests travel.
+
+    Attributes
+    ----------
+    deadline : float
+        Seconds a request may take, training included.
+    part_mb : float
+        Largest request for embedding models of partners, in MB; larger ones go in several parts.
+    reply_mb : float
+        Largest reply that is read.
+    poll : float
+        Seconds between looks for replies.
+    attempts : int
+        How often a request is sent if its node is lost.
+    wait : float
+        Seconds to wait for missing clients before round 1.
+    """
+
+    deadline: float = 600.0
+    part_mb: float = 256.0
+    reply_mb: float = 2048.0
+    poll: float = 0.2
+    attempts: int = 2
+    wait: float = 60.0
+
+
+class FlowerFederation(Federation):
+    """Clients behind a Flower ``Grid``.
+
+    Parameters
+    ----------
+    grid : Grid
+        What a ``ServerApp`` is given.
+    clients : sequence of str
+        Names of all clients that may take part, connected or not.
+    factory : callable
+        Builds the network.
+    job : mapping
+        What a node needs to know about the run, sent with every request (see ``node.py``).
+    wire : Wire, optional
+    keys : KeyList, optional
+        Which key may use which name; by default the first key seen in this run.
+    **options
+        Those of ``Federation``.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        clients: Sequence[str],
+        factory: Callable[[], nn.Module],
+        *,
+        job: Mapping[str, Any],
+        wire: Wire | None = None,
+        keys: KeyList | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(clients, factory, **options)
+        self.wire, self.job = wire or Wire(), dict(job)
+        self.traffic: dict[str, list[int]] = {}
+        self._post = Post(grid, self.wire)
+        self.directory = Directory(grid, keys or KeyList(), self._hello)
+        self._unanswered: set[str] = set()
+
+    def _hello(self, requests: Mapping[int, Any]) -> Mapping[int, Any]:
+        encoder = codec.Encoder()
+        messages = {node: (node, encoder.encode(value)) for node, value in requests.items()}
+        return dict(self._post.exchange(f"query.{HELLO}", messages, group="", deadline=min(60.0, self.wire.deadline)))
+
+    def gather(self) -> None:
+        """Wait for the clients before the first round, and say who is missing."""
+        end = time.monotonic() + self.wire.wait
+        while True:
+            self.directory.refresh()
+            missing = [c for c in self.clients if c not in self.directory.nodes]
+            if not missing or time.monotonic() >= end:
+                break
+            time.sleep(min(2.0, max(0.1, self.wire.poll)))
+        if missing:
+            log.warning("not connected: %s; the run goes on without them until they are", ", ".join(missing))
+
+    def _dispatch(self, info: TaskInfo, inputs: Mapping[str, Inputs], common: Inputs) -> Iterator[tuple[str, Reply | Failure]]:
+        if info.phase == "train":  # a new try: whoever did not answer before is asked again
+            self._unanswered.clear()
+        full = {client: merge_inputs(info.name, own, common) for client, own in inputs.items()}
+        cut = list(parts(info.name, full, int(self.wire.part_mb * codec.MEGABYTE)))
+        if len(cut) == 1:
+            yield from in_order(list(inputs), self._ask(info, cut[0]))
+            return
+        answers: dict[str, list[Reply]] = {client: [] for client in inputs}
+        failed: dict[str, Failure] = {}
+        for part in cut:
+            for client, outcome in self._ask(info, {c: own for c, own in part.items() if c not in failed}):
+                if isinstance(outcome, Failure):
+                    failed[client] = outcome
+                else:
+                    answers[client].append(outcome)
+        for client in inputs:
+            yield client, failed[client] if client in failed else self._join(client, info, answers.pop(client))
+
+    def _join(self, client: str, info: TaskInfo, replies: list[Reply]) -> Reply | Failure:
+        try:
+            return join(replies)
+        except ClientError as error:
+            return self._failure(client, info, str(error))
+
+    def _ask(self, info: TaskInfo, requests: Mapping[str, Inputs]) -> Iterator[tuple[str, Reply | Failure]]:
+        """Ask clients, twice where a node was lost; yield outcomes as they come."""
+        encoder, end = codec.Encoder(), time.monotonic() + self.wire.deadline
+        waiting = dict(requests)
+        for attempt in range(self.wire.attempts):
+            self.directory.refresh()
+            nodes = self.directory.nodes
+            last = attempt == self.wire.attempts - 1
+            lost: dict[str, str] = {}
+            messages: dict[str, tuple[int, RecordDict]] = {}
+            for client, own in waiting.items():
+                if client in self._unanswered:
+                    yield client, self._failure(client, info, "it did not answer an earlier request of this round")
+                elif client not in nodes:
+                    lost[client] = self.directory.refused.get(client, "no node with this name is connected")
+                else:
+                    envelope = {"task": info.name, "round": self.index, "client": client, "job": self.job, "inputs": own}
+                    messages[client] = nodes[client], encoder.encode(envelope)
+            for client, outcome in self._exchange(info, messages, end):
+                if isinstance(outcome, _LostError) and not last:
+                    lost[client] = str(outcome)
+                else:
+                    yield client, self._open(client, info, outcome)
+            if not lost:
+                return
+            if last or not messages:  # nobody was asked: another look at once would find the same
+                for client, reason in lost.items():
+                    yield client, self._failure(client, info, reason)
+                return
+            waiting = {client: requests[client] for client in lost}
+
+    def _exchange(self, info: TaskInfo, messages: Mapping[str, tuple[int, RecordDict]], end: float) -> Iterator[tuple[str, Any]]:
+        count = self.traffic.setdefault(info.name, [0, 0, 0])
+        count[0] += sum(codec.size(record) for _, record in messages.values())
+        before = self._post.received
+        remaining = max(0.0, end - time.monotonic())
+        for client, outcome in self._post.exchange(f"query.{info.name}", messages, group=str(self.index), deadline=remaining):
+            if isinstance(outcome, _LateError):
+                self._unanswered.add(client)
+            yield client, outcome
+        count[1] += self._post.received - before
+        count[2] += len(messages)
+
+    def _open(self, client: str, info: TaskInfo, outcome: Any) -> Reply | Failure:
+        """Take the reply out of its envelope, or say why there is none."""
+        if isinstance(outcome, ClientError):
+            return self._failure(client, info, str(outcome))
+        if not isinstance(outcome, dict) or outcome.get("client") != client:
+            who = outcome.get("client") if isinstance(outcome, dict) else None
+            self.directory.forget(client)
+            return self._failure(client, info, f"expected an answer of client {client!r}, got one in the name of {who!r}")
+        if isinstance(outcome.get("failure"), str):
+            return self._failure(client, info, outcome["failure"])
+        reply = outcome.get("reply")
+        return reply if isinstance(reply, dict) else self._failure(client, info, "expected a reply or a failure in its answer, got neither")
+
+    def _failure(self, client: str, info: TaskInfo, reason: str) -> Failure:
+        return Failure(client, info.name, self.index, reason)
+
+
+class _LostError(ClientError):
+    """The node, the message or the reply is gone."""
+
+
+class _LateError(ClientError):
+    """No reply within the deadline."""
+
+
+class Post:
+    """Sends records to nodes and collects the decoded replies."""
+
+    def __init__(self, grid: Grid, wire: Wire) -> None:
+        self.grid, self.wire = grid, wire
+        self.received = 0
+
+    def exchange(
+        self, kind: str, requests: Mapping[Any, tuple[int, RecordDict]], *, group: str, deadline: float
+    ) -> Iterator[tuple[Any, Any]]:
+        """Yield ``(key, value or ClientError)`` for every request as replies come; the rest when the deadline has passed."""
+        from flwr.app import Message
+
+        waiting: dict[str, Any] = {}
+        end = time.monotonic() + deadline
+        for key, (node, record) in requests.items():
+            message = Message(content=record, dst_node_id=node, message_type=kind, group_id=group, ttl=max(1.0, deadline))
+            (identity,) = self.grid.push_messages([message]) or (None,)
+            if identity is None:
+                yield key, ClientError("the request could not be handed to Flower; see the SuperLink's log")
+            else:
+                waiting[identity] = key
+        while waiting and time.monotonic() < end:
+            for reply in self.grid.pull_messages(list(waiting)):
+                key = waiting.pop(reply.metadata.reply_to_message_id, None)
+                if key is not None:
+                    yield key, self._read(reply)
+            if waiting:
+                time.sleep(self.wire.poll)
+        for key in waiting.values():
+            yield key, _LateError(f"no answer within {deadline:.0f} s")
+
+    def _read(self, message: Message) -> Any:
+        if message.has_error():
+            reason = " ".join(str(message.error.reason or "no reason given").split())
+            text = f"Flower reports error {message.error.code}: {reason}"
+            return _LostError(text) if message.error.code in LOST else ClientError(text)
+        self.received += codec.size(message.content)
+        try:
+            return codec.decode(message.content, limit=int(self.wire.reply_mb * codec.MEGABYTE))
+        except ClientError as error:
+            return error
+
+
+def in_order(clients: list[str], outcomes: Iterator[tuple[str, Reply | Failure]]) -> Iterator[tuple[str, Reply | Failure]]:
+    """Yield outcomes in the order of ``clients``, each as soon as those before it are there."""
+    early: dict[str, Reply | Failure] = {}
+    for client in clients:
+        while client not in early:
+            name, outcome = next(outcomes)
+            early[name] = outcome
+        yield client, early.pop(client)

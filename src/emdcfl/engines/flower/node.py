@@ -1,0 +1,188 @@
+"""A node: one client's data, secret and private state on its own machine, between messages that may each be a new process.
+
+A node's *home* is a folder::
+
+    node.toml            what it serves, and how
+    secret.key           32 bytes of the operating system's entropy, mode 600; made on first use, never sent
+    partners.toml        fingerprints of the partners' keys (trust = "first-use" or "pinned")
+    state/<run>/…        what a method keeps at home, by run and client
+
+The *job* comes with every request: the run's name, seed and precision, the network's recipe, the preprocessing, and how data are read.
+
+May import: client, data, keys, params, privacy.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Protocol
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from emdcfl.client import Client, PrivateState
+from emdcfl.data import scenarios
+from emdcfl.data.own import load_site
+from emdcfl.data.types import Preprocess, Site
+from emdcfl.engines.flower.codec import Packed, pack, unpack
+from emdcfl.engines.local.sequential import pick_device
+from emdcfl.errors import ClientError, ConfigError, DataError, nearest
+from emdcfl.keys import NodeSecret, digest, global_seed
+from emdcfl.models.recipe import ModelRecipe
+from emdcfl.params import Network
+from emdcfl.privacy.nodekeys import load_secret
+from emdcfl.privacy.trust import KeyList
+
+log = logging.getLogger("emdcfl")
+
+
+class Node(Protocol):
+    """What the task server needs of a node."""
+
+    name: str
+    secret: NodeSecret
+    partners: KeyList
+    withheld: frozenset[str]
+    details: bool
+
+    def client(self, job: Mapping[str, Any]) -> Client:
+        """Return the client for a run."""
+        ...
+
+    def keep(self, client: Client) -> None:
+        """Store what the client keeps at home."""
+        ...
+
+
+@dataclass(frozen=True)
+class NodeConfig:
+    """``node.toml``.
+
+    Attributes
+    ----------
+    data : str
+        Folder or table of this site (own-data formats), relative to the node's home; or ``"scenario"``: this client's share of a built-in
+        scenario, for trials.
+    label : str or None
+        Label column of a table, where it is not called as at the other sites.
+    device : str
+        ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+    trust : str
+        What to make of partners' keys that the server relays: ``relay``, ``first-use`` or ``pinned`` (``privacy.trust``).
+    withhold : list of str
+        Tasks this node refuses. ``embed`` and ``deposit`` would hand out embeddings or samples that are not projected.
+    details : bool
+        Whether the server may read the text of unexpected errors; it could quote data. The node's log has it either way.
+    """
+
+    data: str = "scenario"
+    label: str | None = None
+    device: str = "auto"
+    trust: str = "relay"
+    withhold: list[str] = field(default_factory=lambda: ["embed", "deposit"])
+    details: bool = False
+
+
+class HomeNode:
+    """A node with a home folder."""
+
+    def __init__(self, name: str, home: str | Path) -> None:
+        self.name, self.home = name, Path(home)
+        self.config = read_config(self.home / "node.toml")
+        self.secret = load_secret(self.home / "secret.key")
+        self.partners = KeyList(self.home / "partners.toml", self.config.trust)
+        self.withheld = frozenset(self.config.withhold)
+        self.details = self.config.details
+
+    @property
+    def data(self) -> Path:
+        """Where this site's files are."""
+        return self.home / self.config.data
+
+    def client(self, job: Mapping[str, Any]) -> Client:
+        """Build the client: its site, a network, and what it kept at home in this run."""
+        site, preprocess = self._site(job), Preprocess.from_dict(job["preprocess"])
+        with global_seed(0):
+            network = Network(ModelRecipe.from_dict(job["model"]), pick_device(self.config.device))
+        seed, run, precision = int(job["seed"]), str(job["run"]), str(job["precision"])
+        client = Client(site, network, preprocess, seed=seed, secret=self.secret, run=run, precision=precision)
+        client.state = read_state(self._state(run))
+        return client
+
+    def _site(self, job: Mapping[str, Any]) -> Site:
+        data = job["data"]
+        if self.config.data == "scenario":
+            if "scenario" not in data:
+                raise DataError(
+                    f"node {self.name!r} serves a share of a scenario, but the run asks for own files; set data in its node.toml"
+                )
+            scenario = scenarios.build(data["scenario"], **data["options"])
+            names = [site.name for site in scenario.sites]
+            if self.name not in names:
+                raise DataError(f"scenario {scenario.name!r} has no client {self.name!r}: {nearest(self.name, names)}")
+            return scenario.sites[names.index(self.name)]
+        if "encoding" not in data:
+            raise DataError(f"node {self.name!r} serves its own files, but the run asks for a scenario; run it with --scenario nodes")
+        how = {"encoding": data["encoding"], "classes": data["classes"], "seed": int(data["seed"])}
+        site, notes = load_site(self.data, name=self.name, label=self.config.label, **how)
+        for note in notes:
+            log.info("%s", note)
+        return site
+
+    def keep(self, client: Client) -> None:
+        """Store the client's private state, in one step."""
+        write_state(self._state(client.run), client.state)
+
+    def _state(self, run: str) -> Path:
+        return self.home / "state" / digest(run).hex()[:16] / f"{digest(self.name).hex()[:16]}.safetensors"
+
+
+def read_config(path: Path) -> NodeConfig:
+    """Read ``node.toml``; a missing file means the defaults."""
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return NodeConfig()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot read the node's config: {error}") from error
+    valid = {f.name: f for f in fields(NodeConfig)}
+    for key, value in raw.items():
+        if key not in valid:
+            raise ConfigError(f"{path}: unknown key {key!r}: {nearest(key, valid)}")
+        wanted = bool if key == "details" else list if key == "withhold" else str
+        if not isinstance(value, wanted):
+            raise ConfigError(f"{path}: {key} must be {wanted.__name__}, got {value!r}")
+    return NodeConfig(**raw)
+
+
+def write_state(path: Path, state: PrivateState) -> None:
+    """Write a private state; a client that keeps nothing leaves no file."""
+    if not state.committed and not state._pending:
+        return
+    packed = pack({"committed": state.committed, "pending": state._pending, "round": state._round})
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    temporary = path.with_suffix(".tmp")
+    blobs = [base64.b64encode(blob).decode() for blob in packed.blobs]
+    tensors = {str(i): tensor.detach().cpu().contiguous() for i, tensor in enumerate(packed.tensors)}
+    save_file(tensors, temporary, {"skeleton": json.dumps(packed.skeleton), "blobs": json.dumps(blobs)})
+    temporary.replace(path)
+
+
+def read_state(path: Path) -> PrivateState:
+    """Read a private state back; empty if there is none."""
+    if not path.exists():
+        return PrivateState()
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = file.metadata()
+            tensors = [file.get_tensor(str(i)) for i in range(len(file.keys()))]
+        value = unpack(Packed(json.loads(about["skeleton"]), tensors, [base64.b64decode(b) for b in json.loads(about["blobs"])]))
+        return PrivateState(value["committed"], value["pending"], value["round"])
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError, ClientError) as error:
+        raise DataError(f"{path}: the private state kept here is damaged ({error}); delete it, and this client starts afresh") from error

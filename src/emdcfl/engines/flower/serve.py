@@ -1,0 +1,110 @@
+"""The node's side of every message: open the envelope, run the task, close the envelope. Never lets an error take the node down."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import emdcfl
+from emdcfl.client import TASKS
+from emdcfl.engines.flower import codec
+from emdcfl.engines.flower.directory import HELLO
+from emdcfl.engines.flower.node import Node
+from emdcfl.engines.local.sequential import answer, intra_op_threads
+from emdcfl.errors import ClientError, EmdcflError
+from emdcfl.federation import Failure
+from emdcfl.privacy.exchange import public_key
+from emdcfl.privacy.nodekeys import prove
+
+if TYPE_CHECKING:
+    from flwr.app import Context, Message
+    from flwr.clientapp import ClientApp
+
+log = logging.getLogger("emdcfl")
+
+Open = Callable[["Context"], Node]
+Answer = Callable[[Node, Any], dict[str, Any]]
+
+RELAYED = ("partners", "keys")
+"""Inputs in which the server relays partners' public keys."""
+
+
+def hello(node: Node, request: Any) -> dict[str, Any]:
+    """Say who this is, and prove it."""
+    key = public_key(node.secret)
+    proof = prove(node.secret, request["challenge"], request["nonce"], node.name)
+    return {"name": node.name, "key": key, "proof": proof, "version": emdcfl.__version__}
+
+
+def perform(node: Node, request: Any) -> dict[str, Any]:
+    """Run the task of a request; the answer holds a ``reply`` or a ``failure``, and the name of the client that gave it."""
+    task, round, job = request["task"], int(request["round"]), request["job"]
+    if task in node.withheld:
+        return _failed(node, f"client {node.name!r} does not answer {task!r}: node.toml withholds it")
+    if request["client"] != node.name:
+        return _failed(node, f"the request is for client {request['client']!r}, but this node is {node.name!r}")
+    try:
+        check_relayed(node, request["inputs"])
+        with intra_op_threads(int(job["threads"])):
+            client = node.client(job)
+            outcome = answer(client, TASKS[task], round, request["inputs"])
+            if not isinstance(outcome, Failure):
+                node.keep(client)
+    except EmdcflError as error:
+        return _failed(node, str(error))
+    if isinstance(outcome, Failure):
+        log.error("%s\n%s", outcome, outcome.traceback)
+        expected = _is_ours(outcome.traceback)
+        return _failed(node, outcome.reason if node.details or expected else outcome.reason.partition(":")[0] + " (see the node's log)")
+    return {"client": node.name, "reply": outcome}
+
+
+def _failed(node: Node, reason: str) -> dict[str, Any]:
+    return {"client": node.name, "failure": reason}
+
+
+def _is_ours(traceback: str) -> bool:
+    """Whether the error is one of ours, whose text was written to be read; others may quote data."""
+    return traceback.rstrip().rsplit("\n", 1)[-1].startswith("emdcfl.errors.")
+
+
+def check_relayed(node: Node, inputs: Mapping[str, Any]) -> None:
+    """Compare the partners' keys in a request with this node's list."""
+    for name in RELAYED:
+        keys = inputs.get(name)
+        if isinstance(keys, dict) and all(isinstance(key, bytes) for key in keys.values()):
+            node.partners.check_all({partner: key for partner, key in keys.items() if partner != node.name})
+
+
+def make_app(open_node: Open, **more: Answer) -> ClientApp:
+    """Return a ``ClientApp`` that answers ``hello``, every registered task, and ``more``, each as ``query.<name>``.
+
+    Parameters
+    ----------
+    open_node : callable
+        From Flower's ``Context`` (it has the node's config) to the node.
+    """
+    from flwr.clientapp import ClientApp
+
+    app = ClientApp()
+    answers: dict[str, Answer] = {HELLO: hello, **dict.fromkeys(TASKS, perform), **more}
+    for name, function in answers.items():
+        app.query(name)(_handler(open_node, function))
+    return app
+
+
+def _handler(open_node: Open, function: Answer) -> Callable[[Message, Context], Message]:
+    def handle(message: Message, context: Context) -> Message:
+        from flwr.app import Message
+
+        node = open_node(context)
+        try:
+            content = function(node, codec.decode(message.content))
+        except (EmdcflError, KeyError, TypeError, ValueError) as error:  # a malformed request
+            reason = str(error) if isinstance(error, ClientError) else f"malformed request ({type(error).__name__})"
+            log.exception("a request could not be answered")
+            content = _failed(node, reason)
+        return Message(content=codec.encode(content), reply_to=message)
+
+    return handle

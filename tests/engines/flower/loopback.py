@@ -1,0 +1,159 @@
+"""A Flower grid in this process: the same ``ClientApp`` objects, the same serialised messages, no network.
+
+``TaskIdentity`` is Flower's own record of which task a process runs; in a deployment Flower fills it in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs the extra emdcfl[flower]")
+
+from flwr.app import Context, Error, Message, RecordDict  # noqa: E402
+from flwr.clientapp import ClientApp  # noqa: E402
+from flwr.common.serde import message_from_proto, message_to_proto  # noqa: E402
+from flwr.serverapp import Grid  # noqa: E402
+from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
+
+import emdcfl.methods  # noqa: E402, F401  registers the tasks that methods bring
+from emdcfl.client import Client  # noqa: E402
+from emdcfl.data.types import Scenario  # noqa: E402
+from emdcfl.engines.flower.federation import FlowerFederation, Wire  # noqa: E402
+from emdcfl.engines.flower.serve import make_app  # noqa: E402
+from emdcfl.engines.local.sequential import simulated_clients  # noqa: E402
+from emdcfl.keys import NodeSecret, global_seed  # noqa: E402
+from emdcfl.params import Network  # noqa: E402
+from emdcfl.privacy.trust import KeyList  # noqa: E402
+
+TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+
+RUN = "run"
+QUICK = Wire(deadline=5.0, poll=0.001, wait=0.0)
+
+
+@dataclass
+class MemoryNode:
+    """A node whose client lives in this process."""
+
+    held: Client
+    partners: KeyList = field(default_factory=lambda: KeyList(trust="relay"))
+    withheld: frozenset[str] = frozenset()
+    details: bool = True
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        self.name = self.name or self.held.name
+
+    @property
+    def secret(self) -> NodeSecret:
+        return self.held.secret
+
+    def client(self, job: Mapping[str, Any]) -> Client:
+        return self.held
+
+    def keep(self, client: Client) -> None:
+        """Nothing to do: the client stays in memory."""
+
+
+Handle = Callable[[Message, Callable[[Message], Message]], Message | None]
+
+
+class LoopbackGrid(Grid):
+    """Nodes by id. ``tamper[node id](message, answer)`` may answer in the node's place, or return ``None`` for never."""
+
+    def __init__(self, nodes: Mapping[int, MemoryNode]) -> None:
+        self.nodes = dict(nodes)
+        self.online = set(nodes)
+        self.tamper: dict[int, Handle] = {}
+        self.log: list[tuple[Message, Message | None]] = []
+        self._apps: dict[int, ClientApp] = {}
+        self._replies: dict[str, Message] = {}
+        self._count = 0
+
+    def set_run(self, run: Any) -> None:
+        """Not used."""
+
+    @property
+    def run(self) -> Any:
+        return None
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        raise NotImplementedError
+
+    def get_node_ids(self) -> Iterable[int]:
+        return sorted(self.online)
+
+    def _answer(self, message: Message) -> Message:
+        node = message.metadata.dst_node_id
+        if node not in self._apps:
+            self._apps[node] = make_app(lambda context: self.nodes[context.node_id])
+        context = Context(run_id=1, node_id=node, node_config={}, state=RecordDict(), run_config={})
+        try:
+            return self._apps[node](_copy(message), context)
+        except Exception as error:  # as Flower does
+            return Message(Error(code=2, reason=f"{type(error)}:<'{error}'>"), reply_to=message)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        identities = []
+        for message in messages:
+            self._count += 1
+            identity = f"message-{self._count}"
+            message.metadata.__dict__["_message_id"] = identity
+            node = message.metadata.dst_node_id
+            if node not in self.online:
+                reply: Message | None = Message(Error(code=5, reason="node unavailable"), reply_to=message)
+            elif node in self.tamper:
+                reply = self.tamper[node](message, self._answer)
+            else:
+                reply = self._answer(message)
+            self.log.append((message, reply))
+            if reply is not None:
+                self._replies[identity] = reply
+            identities.append(identity)
+        return identities
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return [_copy(self._replies.pop(i)) for i in list(message_ids) if i in self._replies]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        return self.pull_messages(self.push_messages(messages))
+
+
+def _copy(message: Message) -> Message:
+    """Through Flower's own bytes and back."""
+    return message_from_proto(type(message_to_proto(message)).FromString(message_to_proto(message).SerializeToString()))
+
+
+def job(scenario: Scenario, *, seed: int = 0) -> dict[str, Any]:
+    return {
+        "run": RUN,
+        "seed": seed,
+        "precision": "fp32",
+        "threads": 1,
+        "model": scenario.model.as_dict(),
+        "preprocess": scenario.preprocess.as_dict(),
+        "data": {"scenario": scenario.name, "options": {}},
+    }
+
+
+def loopback(scenario: Scenario, *, seed: int = 0) -> LoopbackGrid:
+    """One node per client, each with a network of its own and the simulation's secret."""
+    nodes = {}
+    for i, site in enumerate(scenario.sites):
+        with global_seed(0):
+            network = Network(scenario.model)
+        nodes[100 + i] = MemoryNode(simulated_clients(scenario, [site.name], network, seed=seed, run=RUN, precision="fp32")[site.name])
+    return LoopbackGrid(nodes)
+
+
+def federation(
+    scenario: Scenario, grid: LoopbackGrid | None = None, *, wire: Wire = QUICK, keys: KeyList | None = None, **options: Any
+) -> FlowerFederation:
+    grid = loopback(scenario, seed=options.get("seed", 0)) if grid is None else grid
+    clients = [site.name for site in scenario.sites]
+    about = {"truth": scenario.groups, "k": scenario.k, **options}
+    return FlowerFederation(grid, clients, scenario.model, job=job(scenario, seed=options.get("seed", 0)), wire=wire, keys=keys, **about)
