@@ -104,7 +104,7 @@ class Result:
         """Return class probabilities, one column per entry of ``scenario.classes``."""
         served = self._served(client)
         like = self.scenario.sites[0].train.x
-        inputs = torch.as_tensor(np.asarray(x)).to(like.dtype)
+        inputs = torch.as_tensor(np.ascontiguousarray(x)).to(like.dtype)
         if inputs.shape[1:] != like.shape[1:] and inputs.numel() == inputs.shape[0] * like[0].numel():
             inputs = inputs.reshape(-1, *like.shape[1:])  # (N, H, W) for (N, 1, H, W)
         return served.probabilities(inputs)
