@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from tests.tiny import federation, same_bits
+
+from emdcfl.errors import ConfigError
+from emdcfl.methods import METHODS, find, make
+from emdcfl.methods.base import Clustered, average_sets, clusters_wanted, serve_clusters
+
+T = torch.arange(12.0).reshape(4, 3)
+STATE = Clustered(["a", "b", "c", "d"], torch.full((3,), 9.0), n={"a": 1, "b": 3, "c": 2})
+
+
+def test_methods_are_found_by_name_and_mistakes_get_a_hint() -> None:
+    assert {"emdcfl", "oracle", "fedavg", "local"} <= set(METHODS)
+    with pytest.raises(ConfigError, match="unknown method 'emdclf': did you mean 'emdcfl'"):
+        find("emdclf")
+    with pytest.raises(ConfigError, match="emdcfl has no option 'tolerence': did you mean 'tolerance'"):
+        make("emdcfl", tolerence=1)
+    with pytest.raises(ConfigError, match="unknown preset 'paper'"):
+        make("emdcfl", preset="paper")
+
+
+def test_every_method_says_what_it_is() -> None:
+    for name, cls in METHODS.items():
+        assert cls.name == name and cls.citation and cls.family in ("global", "hard", "soft", "personal", "alone")
+        assert dataclasses.is_dataclass(cls) and dataclasses.is_dataclass(cls.State)
+        assert all(f.default is not dataclasses.MISSING or f.default_factory is not dataclasses.MISSING for f in dataclasses.fields(cls))
+        assert set(cls.reference) <= {f.name for f in dataclasses.fields(cls)}
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            cls().name = "x"  # type: ignore[misc]
+
+
+def test_the_reference_preset_turns_the_switches_and_own_options_win() -> None:
+    method = make("emdcfl", preset="reference", projection="row")
+    assert (method.force_diagonal, method.recompute, method.projection) == (False, "every-round", "row")  # type: ignore[attr-defined]
+
+
+def test_sets_average_by_size_and_may_overlap() -> None:
+    local = {"a": T[0], "b": T[1], "c": T[2]}
+    state = average_sets(STATE, [["a", "b"], ["b", "c"]], {"a": 0, "b": 0, "c": 1}, local, keep=False)
+    torch.testing.assert_close(state.models, torch.stack([(T[0] + 3 * T[1]) / 4, (3 * T[1] + 2 * T[2]) / 5]))
+    assert state.latest == {} and STATE.sets == []
+
+
+def test_the_absent_count_with_their_latest_state_or_not_at_all() -> None:
+    before = dataclasses.replace(
+        STATE, latest={"a": T[0], "b": T[1], "c": T[2]}, labels={"a": 0, "b": 0, "c": 1}, models=torch.stack([T[0], T[3]])
+    )
+    sets, labels = [["a", "b"], ["c"]], {"a": 0, "b": 0, "c": 1}
+    latest = average_sets(before, sets, labels, {"a": T[3]}, keep=True)
+    torch.testing.assert_close(latest.models[0], (T[3] + 3 * T[1]) / 4)
+    assert same_bits(latest.latest["a"], T[3]) and same_bits(latest.latest["b"], T[1])
+    present = average_sets(before, sets, labels, {"a": T[3]}, keep=True, members="participants")
+    assert same_bits(present.models[0], T[3])
+    assert same_bits(present.models[1], before.models[1])  # nobody was there: the model stays
+
+
+def test_the_unseen_are_served_theta0_each_alone() -> None:
+    state = dataclasses.replace(STATE, labels={"b": 0}, sets=[["b"]], models=T[:1])
+    serving = serve_clusters(state)
+    assert serving.clusters is not None and serving.clusters.tolist() == [0, 1, 2, 3]
+    assert serving.models[serving.weights.argmax(1)].tolist() == [[9.0] * 3, T[0].tolist(), [9.0] * 3, [9.0] * 3]
+    nobody = serve_clusters(STATE)
+    assert nobody.models.shape == (1, 3) and nobody.weights.shape == (4, 1)
+
+
+def test_clusters_are_numbered_by_first_appearance() -> None:
+    state = dataclasses.replace(STATE, labels={"a": 1, "b": 0, "c": 1, "d": 0}, models=T[:2])
+    serving = serve_clusters(state)
+    assert serving.clusters is not None and serving.clusters.tolist() == [0, 1, 0, 1]
+    assert serving.weights.argmax(1).tolist() == [1, 0, 1, 0]
+
+
+def test_k_comes_from_the_method_or_the_scenario() -> None:
+    fed = federation()
+    assert clusters_wanted(None, fed, "x") == 2 and clusters_wanted(3, fed, "x") == 3
+    with pytest.raises(ConfigError, match=r"expected method.k between 1 and 4 .* got 5"):
+        clusters_wanted(5, fed, "x")
+    fed.k = None
+    with pytest.raises(ConfigError, match="x must be told the number of clusters"):
+        clusters_wanted(None, fed, "x")
