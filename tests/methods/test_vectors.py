@@ -8,9 +8,10 @@ import torch
 from tests.methods.scripted import Scripted, direct, same
 from tests.methods.toy import accuracies, federation, play, run, toy, truth
 
-from emdcfl.clustering import adjusted_rand
+from emdcfl.clustering import adjusted_rand, cut
 from emdcfl.methods import make
 from emdcfl.methods.vectors import sets_of, update_gram
+from emdcfl.params import squared_distances
 
 HARD = {
     "cfl": {"epsilon1": 0.9, "epsilon2": 1.2},
@@ -51,6 +52,15 @@ def test_counters_count_only_in_the_whole_state():
     assert update_gram(fed.layout, theta[None], theta, [710], "state").item() == 710**2
     with pytest.raises(ValueError, match="steps"):
         update_gram(fed.layout, theta[None], theta, None, "state")
+
+
+def test_equal_states_have_equal_rows():
+    fed = Scripted("a", lambda c, r, theta: theta)
+    thetas = [1e3 * torch.randn(fed.layout.size, generator=torch.Generator().manual_seed(i % 3)) for i in range(40)]
+    G = update_gram(fed.layout, thetas, None, None, "P")
+    assert torch.equal(G, G.T)
+    D = squared_distances(G).sqrt().numpy()
+    assert cut(D, 1.0).tolist() == [i % 3 for i in range(40)]
 
 
 def test_sets_leave_out_clients_without_a_label():
