@@ -96,9 +96,9 @@ def test_names_must_differ() -> None:
 
 def test_replies_come_in_client_order_and_stack() -> None:
     fed = federation()
-    replies = fed.run(tasks.evaluate, {c: {} for c in reversed(fed.clients)}, models=fed.initial()[None])
+    replies = fed.evaluate(fed.clients[::-1], fed.initial()[None])
     assert replies.clients == fed.clients and len(replies) == 4
-    assert replies.stack("losses").shape == (4, 1)
+    assert replies.stack("table").shape == (4, 1, 1)
     assert list(replies.column("n")) == list(fed.clients)
     assert replies["site-1"] is replies.valid["site-1"]
 
@@ -240,3 +240,21 @@ def test_the_servers_generators_are_keyed() -> None:
     a, b = Round(1, ("x",), 0), Round(2, ("x",), 0)
     assert a.generator("k").random() == Round(1, (), 0).generator("k").random() != b.generator("k").random()
     assert len(Replies()) == 0
+
+
+def test_a_table_of_the_wrong_size_is_refused_at_the_door() -> None:
+    class Lying(SequentialFederation):
+        def _dispatch(self, info, inputs, common):
+            for client, reply in super()._dispatch(info, inputs, common):
+                if client == "site-2" and "table" in reply:
+                    reply = {**reply, "table": reply["table"][:, :1]}
+                if client == "site-3" and "table" in reply:
+                    reply = {**reply, "table": reply["table"][:1]}
+                yield client, reply
+
+    fed = Lying(tiny(val=(70,)), training=tasks.Training(), on_failure="continue")
+    replies = fed.evaluate(fed.clients, torch.stack([fed.initial(), fed.initial(1)]), reduction="per_sample")
+    assert "site-2" not in replies.valid
+    assert "70 columns" in replies.failures["site-2"].reason
+    assert "shape (2, 'any')" in replies.failures["site-3"].reason
+    assert replies.clients == ("site-0", "site-1")

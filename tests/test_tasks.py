@@ -134,7 +134,7 @@ def test_a_reply_depends_on_no_other_client(model: str) -> None:
     everybody.begin(1)
     replies = everybody.train(dict.fromkeys(reversed(everybody.clients), theta))
     assert same_bits(replies["site-2"]["theta"], expected)
-    everybody.run(tasks.evaluate, {c: {} for c in everybody.clients}, models=theta[None])
+    everybody.evaluate(everybody.clients, theta[None])
     assert same_bits(everybody.train({"site-2": theta})["site-2"]["theta"], expected)
     torch.rand(7)  # nor on torch's global generator
     assert same_bits(everybody.train({"site-3": theta, "site-2": theta})["site-2"]["theta"], expected)
@@ -183,17 +183,17 @@ def test_reductions_of_evaluate_agree() -> None:
     table = tasks.evaluate(c, models=models, reduction="per_sample")["table"]
     assert table.shape == (2, 70)
     mean = tasks.evaluate(c, models=models)
-    torch.testing.assert_close(mean["losses"], table.mean(1))
+    torch.testing.assert_close(mean["table"][:, 0], table.mean(1))
     batches = tasks.evaluate(c, models=models, reduction="per_batch")["table"]
     assert batches.shape == (2, 2)
     torch.testing.assert_close(batches, torch.stack([table[:, :64].mean(1), table[:, 64:].mean(1)], 1))
-    counts = tasks.evaluate(c, models=models, reduction="argmin_counts")["counts"]
+    counts = tasks.evaluate(c, models=models, reduction="argmin_counts")["table"][:, 0]
     assert counts.tolist() == [(table[0] <= table[1]).sum().item(), (table[1] < table[0]).sum().item()]
     c.network.load(models[1])
     right = (c.network.module(c.split("val").x).argmax(1) == c.split("val").y).float().mean()
     assert mean["accuracy"][1].item() == pytest.approx(right.item()) and mean["n"] == 70
     for reduction in ("mean", "per_batch", "per_sample", "argmin_counts"):
-        check(tasks.evaluate(c, models=models, reduction=reduction), TASKS["evaluate"].returns, {})  # type: ignore[arg-type]
+        check(tasks.evaluate(c, models=models, reduction=reduction), TASKS["evaluate"].returns, {"K": 2})  # type: ignore[arg-type]
     assert tasks.evaluate(c, models=models, split="train")["n"] == 80
 
 

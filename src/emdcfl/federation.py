@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from emdcfl import tasks
-from emdcfl.client import TASKS, Task, TaskInfo
+from emdcfl.client import LOSS_BATCH, TASKS, Task, TaskInfo
 from emdcfl.errors import ClientError, ConfigError, QuorumError
 from emdcfl.keys import generator, global_seed, keyed_int
 from emdcfl.params import Layout, Network
@@ -197,6 +197,11 @@ class Federation(ABC):
         with global_seed(keyed_int(self.seed, "", 0, f"initial model {index}")):
             return Network(self._factory).theta.clone()
 
+    def network(self) -> Network:
+        """Return a network of the server's own, for what it computes itself; its weights mean nothing until a state is loaded."""
+        with global_seed(0):
+            return Network(self._factory)
+
     def describe(self, clients: Sequence[str]) -> dict[str, Reply]:
         """Return sizes and public keys of the clients, asking each of them once per run."""
         unknown = [c for c in clients if c not in self._described]
@@ -283,6 +288,19 @@ class Federation(ABC):
                 common[name] = value
         replies = self.run(task, inputs, fold=fold, **common)
         self.check_quorum(replies, len(starts))
+        return replies
+
+    def evaluate(self, clients: Sequence[str], models: Tensor, *, split: str = "val", reduction: tasks.Reduction = "mean") -> Replies:
+        """Have clients score K states on a split; see ``tasks.evaluate`` for the reductions."""
+        replies = self.run(
+            tasks.evaluate, {c: {} for c in clients}, dims={"K": len(models)}, models=models, split=split, reduction=reduction
+        )
+        for client, reply in list(replies.valid.items()):
+            columns = {"per_batch": -(-reply["n"] // LOSS_BATCH), "per_sample": reply["n"]}.get(reduction, 1)
+            if reply["table"].shape[1] != columns:
+                del replies.valid[client]
+                reason = f"expected a table of {columns} columns for {reply['n']} samples, got {reply['table'].shape[1]}"
+                self._fail(Failure(client, "evaluate", self.index, reason), replies)
         return replies
 
     def check_quorum(self, replies: Replies, asked: int) -> None:

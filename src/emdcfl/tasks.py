@@ -129,11 +129,11 @@ def local_sgd(
     return trained(net.theta.detach(), len(data), loss_sum.item() / len(data), steps, training)
 
 
-def trained(theta: Tensor, n: int, loss: float, steps: int, training: Training) -> Reply:
+def trained(theta: Tensor, n: int, loss: float, steps: int, training: Training, *, known_finite: bool = False) -> Reply:
     """Return the reply of a training, the state copied to the CPU, or refuse one that diverged."""
     if not np.isfinite(loss):
         raise ClientError(f"the training loss became {loss}; lower the learning rate (training.lr = {training.lr:g}) or check the data")
-    if not finite(theta):
+    if not known_finite and not finite(theta):
         raise ClientError(f"the model is no longer finite after training; lower the learning rate (training.lr = {training.lr:g})")
     return {"theta": theta.to("cpu", copy=True), "n": n, "loss": loss, "steps": steps}
 
@@ -205,24 +205,22 @@ def sample_losses(client: Client, theta: Tensor, split: str) -> tuple[Tensor, Te
 
 
 EVALUATED = {
-    "losses": Field(torch.float32, (None,), optional=True),
-    "table": Field(torch.float32, (None, None), optional=True),
-    "counts": Field(torch.int64, (None,), low=0, optional=True),
-    "accuracy": Field(torch.float32, (None,), low=0),
+    "table": Field(torch.float32, ("K", None), low=0),
+    "accuracy": Field(torch.float32, ("K",), low=0),
     "n": Field(int, low=1),
 }
 
 
 @task(phase="evaluate", returns=EVALUATED)
 def evaluate(client: Client, *, models: Tensor, split: str = "val", reduction: Reduction = "mean") -> Reply:
-    """Score K states on a split in fixed order.
+    """Score K states on a split in fixed order, in evaluation mode.
 
     Returns
     -------
     dict
-        ``accuracy`` (K,), ``n``, and by ``reduction``: ``mean`` → ``losses`` (K,), each sample counting alike; ``per_batch`` →
-        ``table`` (K, batches of 64); ``per_sample`` → ``table`` (K, n); ``argmin_counts`` → ``counts`` (K,), how many samples each
-        state explains best.
+        ``accuracy`` (K,), ``n``, and the losses as ``table``: by ``reduction``, ``mean`` → (K, 1), each sample counting alike;
+        ``per_batch`` → (K, batches of 64); ``per_sample`` → (K, n); ``argmin_counts`` → (K, 1), how many samples each state explains
+        best.
     """
     if len(client.split(split)) == 0:
         raise DataError(f"client {client.name!r} has no {split} data to score models on; give it a validation share")
@@ -230,13 +228,13 @@ def evaluate(client: Client, *, models: Tensor, split: str = "val", reduction: R
     table = torch.stack([losses for losses, _ in scored])
     reply: Reply = {"accuracy": torch.stack([correct.float().mean() for _, correct in scored]), "n": table.shape[1]}
     if reduction == "mean":
-        reply["losses"] = table.double().mean(1).float()
+        reply["table"] = table.double().mean(1, keepdim=True).float()
     elif reduction == "per_batch":
         reply["table"] = torch.stack([part.mean(1) for part in table.split(LOSS_BATCH, dim=1)], dim=1)
     elif reduction == "per_sample":
         reply["table"] = table
     else:
-        reply["counts"] = torch.bincount(table.argmin(0), minlength=table.shape[0])
+        reply["table"] = torch.bincount(table.argmin(0), minlength=table.shape[0])[:, None].float()
     return reply
 
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 from tests.methods.toy import TRAINING, accuracies, federation, run, toy
 
-from emdcfl import tasks
 from emdcfl.errors import ConfigError
 from emdcfl.methods import make
 from emdcfl.methods.fedsoft import batch_votes, smooth
@@ -40,7 +39,8 @@ def test_one_round_is_the_paper():
     method = make("fedsoft", lam=0.3)
     before = method.init(fed, fed.begin(0))
     after = method.step(fed, before, fed.begin(1))
-    counts = fed.run(tasks.evaluate, {c: {} for c in fed.clients}, models=before.models, reduction="argmin_counts").column("counts")
+    replies = fed.evaluate(fed.clients, before.models, reduction="argmin_counts")
+    counts = {c: table[:, 0] for c, table in replies.column("table").items()}
     a = {c: torch.where(counts[c] > 0, counts[c].double(), 64e-4) for c in fed.clients}
     mix = {c: average(before.models, a[c].tolist()) for c in fed.clients}
     local = fed.train(mix, prox={c: {"anchor": mix[c], "mu": 0.3} for c in fed.clients})

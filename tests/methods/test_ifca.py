@@ -7,7 +7,6 @@ import pytest
 import torch
 from tests.methods.toy import TRAINING, accuracies, federation, play, run, toy
 
-from emdcfl import tasks
 from emdcfl.data.types import Site, Split
 from emdcfl.errors import ConfigError
 from emdcfl.methods import make
@@ -35,8 +34,8 @@ def test_given_perfect_models_it_keeps_them():
 def test_one_round_is_argmin_of_validation_loss_then_fedavg_inside():
     fed, method, before = perfect()
     after = method.step(fed, before, fed.begin(1))
-    scores = fed.run(tasks.evaluate, {c: {} for c in fed.clients}, models=before.models)
-    assert {c: int(scores[c]["losses"].argmin()) for c in fed.clients} == after.labels
+    scores = fed.evaluate(fed.clients, before.models)
+    assert {c: int(scores[c]["table"].argmin()) for c in fed.clients} == after.labels
     local = fed.train({c: before.models[after.labels[c]] for c in fed.clients})
     for k in range(3):
         members = [c for c in fed.clients if after.labels[c] == k]

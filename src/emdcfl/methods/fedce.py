@@ -27,7 +27,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emdcfl import tasks
 from emdcfl.client import LOSS_BATCH
 from emdcfl.errors import ConfigError
 from emdcfl.federation import Federation, Round
@@ -79,7 +78,7 @@ class FedCE:
         return FedCEState(list(fed.clients), fed.initial(), models=torch.stack([fed.initial(i) for i in range(K)]))
 
     def step(self, fed: Federation, state: FedCEState, round: Round) -> FedCEState:
-        scores = fed.run(tasks.evaluate, {c: {} for c in round.participants}, models=state.models, split="val", reduction="per_batch")
+        scores = fed.evaluate(round.participants, state.models, reduction="per_batch")
         credits = {c: self.credit(reply["table"], reply["n"]) for c, reply in scores.valid.items()}
         replies = fed.train({c: state.models[best] for c, (best, _) in credits.items()})
         replies.failures |= scores.failures

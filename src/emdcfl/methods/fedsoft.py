@@ -85,7 +85,7 @@ def soft_train(
     if a is None:
         by_sample = method["votes"] == "sample"
         scored = tasks.evaluate(client, models=models, split=method["split"], reduction="argmin_counts" if by_sample else "per_batch")
-        counts = scored["counts"] if by_sample else batch_votes(scored["table"], scored["n"])
+        counts = scored["table"][:, 0] if by_sample else batch_votes(scored["table"], scored["n"])
         a = smooth(counts, smoothing=method["smoothing"], votes=method["votes"])
     mix = average(models[a > 0], a[a > 0].tolist())
     prox = {"anchor": mix, "mu": method["lam"]} if method["lam"] > 0 else None

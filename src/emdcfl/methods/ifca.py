@@ -25,7 +25,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emdcfl import tasks
 from emdcfl.errors import ConfigError
 from emdcfl.federation import Federation, Replies, Round
 from emdcfl.methods.base import Clustered, Family, Serving, clusters_wanted, register, serve_clusters
@@ -101,10 +100,8 @@ class IFCA:
 
     def _assign(self, fed: Federation, clients: Sequence[str], models: Tensor) -> tuple[dict[str, int], Replies]:
         """Return π(c) of those who answered; the smallest k among equals."""
-        by_sample = self.loss_mean == "sample"
-        reduction = "mean" if by_sample else "per_batch"
-        replies = fed.run(tasks.evaluate, {c: {} for c in clients}, models=models, split=self.split, reduction=reduction)
-        losses = {c: reply["losses"] if by_sample else reply["table"].double().mean(1) for c, reply in replies.valid.items()}
+        replies = fed.evaluate(clients, models, split=self.split, reduction="mean" if self.loss_mean == "sample" else "per_batch")
+        losses = {c: reply["table"].double().mean(1) for c, reply in replies.valid.items()}
         return {c: int(np.argmin(values.numpy())) for c, values in losses.items()}, replies
 
     def _restart(self, fed: Federation, round: Round, models: Tensor) -> Tensor:
