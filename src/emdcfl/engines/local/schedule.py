@@ -1,0 +1,106 @@
+"""The batches of many trainings as arrays: step t of every training in one row, exactly the batches ``local_sgd`` would take.
+
+Trainings are sorted by their number of steps, longest first, so that those still at work at step t are the first ``active[t]`` rows.
+A batch shorter than the widest of its step is filled up with a sample of the client's own and weight zero.
+
+May import: client, tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from emdcfl.client import Client
+from emdcfl.tasks import Fit, batches
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What F trainings do at each of their S steps, widest batch B.
+
+    Attributes
+    ----------
+    rows : list of int
+        Which training each row is.
+    index : (S, F, B) int64 tensor
+        Train index of every sample, counted from the client's first.
+    scale : (S, F, B) tensor
+        :math:`w_s / |b|`, zero where a batch is filled up.
+    last : (S, F, B) bool tensor
+        Samples of the last epoch, whose losses are reported.
+    sizes : (S, F) int array
+        Batch sizes, zero for a training that is over.
+    active : list of int
+        Trainings at work at each step.
+    """
+
+    rows: list[int]
+    index: Tensor
+    scale: Tensor
+    last: Tensor
+    sizes: Array
+    active: list[int]
+
+    @property
+    def steps(self) -> list[int]:
+        """Number of steps of every row."""
+        counts: list[int] = (self.sizes > 0).sum(0).tolist()
+        return counts
+
+
+def schedule(fits: Sequence[tuple[Client, Fit]], *, needs_two: bool) -> Schedule:
+    """Lay out trainings that share epochs and batch size."""
+    training, epochs = fits[0][1].training, fits[0][1].training.local_epochs
+    by_length: dict[int, list[int]] = {}
+    for i, (client, _) in enumerate(fits):
+        by_length.setdefault(len(client.site.train), []).append(i)
+    cuts = {n: _sizes(fits[members[0]][0], n, training.batch_size, needs_two=needs_two) for n, members in by_length.items()}
+    lengths = sorted(by_length, key=lambda n: (-len(cuts[n]), -n))
+    steps, width = epochs * len(cuts[lengths[0]]), max(int(sizes.max()) for sizes in cuts.values())
+    shape = (steps, len(fits), width)
+    index, scale, last = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.float32), np.zeros(shape, dtype=bool)
+    sizes = np.zeros(shape[:2], dtype=np.int64)
+    rows: list[int] = []
+    for n in lengths:
+        here, members, per_epoch = slice(len(rows), len(rows) + len(by_length[n])), by_length[n], len(cuts[n])
+        s, there = epochs * per_epoch, np.arange(width) < cuts[n][:, None]
+        filled = np.zeros((len(members), epochs, per_epoch, width), dtype=np.int64)
+        filled[:, :, there] = _orders([fits[i][0] for i in members], n, epochs)
+        index[:s, here] = filled.reshape(len(members), s, width).transpose(1, 0, 2)
+        sizes[:s, here] = np.tile(cuts[n], epochs)[:, None]
+        scale[:s, here] = np.tile(there / cuts[n][:, None].astype(np.float32), (epochs, 1))[:, None]
+        last[s - per_epoch : s, here] = there[:, None]
+        rows += members
+    for row, i in enumerate(rows):
+        weights = fits[i][1].sample_weights
+        if weights is not None:
+            scale[:, row] *= weights.cpu().numpy()[index[:, row]]
+    active = (sizes > 0).sum(1).tolist()
+    return Schedule(rows, torch.from_numpy(index), torch.from_numpy(scale), torch.from_numpy(last), sizes, active)
+
+
+def _sizes(client: Client, n: int, batch_size: int, *, needs_two: bool) -> Array:
+    """Return the batch sizes of one epoch."""
+    return np.array([len(b) for b in batches(np.empty(n), batch_size, needs_two=needs_two, client=client)])
+
+
+def _orders(clients: Sequence[Client], n: int, epochs: int) -> Array:
+    """Return the shuffled train indices ``(clients, epochs, n)``, drawn as ``local_sgd`` draws them."""
+    orders, known = np.empty((len(clients), epochs, n), dtype=np.int64), dict[str, int]()
+    for row, client in enumerate(clients):
+        if client.name in known:  # several trainings of one client see the same batches
+            orders[row] = orders[known[client.name]]
+            continue
+        known[client.name] = row
+        rng = client.generator("shuffle")
+        for epoch in range(epochs):
+            orders[row, epoch] = rng.permutation(n)
+    return orders

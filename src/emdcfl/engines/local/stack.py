@@ -1,0 +1,102 @@
+"""The states of many trainings as stacked tensors, the network mapped over them, and one SGD step for all rows.
+
+Every tensor of the network is kept as one contiguous ``(F, *shape)`` block. Blocks live as long as the engine: fresh memory of this
+size costs more than the arithmetic of a small step.
+
+May import: params, tasks, terms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import functional_call, vmap
+
+from emdcfl.engines.local.buffers import Buffers
+from emdcfl.engines.local.terms import Terms
+from emdcfl.params import Network
+from emdcfl.tasks import Training
+
+
+@dataclass
+class Stack:
+    """F states, tensor by tensor in the order of the layout, and the velocities of the trained ones."""
+
+    network: Network
+    tensors: list[Tensor]
+    velocity: list[Tensor]
+
+    @classmethod
+    def load(cls, network: Network, states: Sequence[Tensor], buffers: Buffers) -> Stack:
+        entries, device = network.layout.entries, network.device
+        tensors = [buffers(e.name, len(states), *e.shape, device=device) for e in entries]
+        shared = all(state is states[0] for state in states)
+        rows = states[0].to(device)[None] if shared else torch.stack(list(states), out=_matrix(states, buffers)).to(device)
+        for e, tensor in zip(entries, tensors, strict=True):
+            tensor.copy_(rows[:, e.slice].view(-1, *e.shape))
+        velocity = [buffers(f"velocity {e.name}", len(states), *e.shape, device=device).zero_() for e in entries if e.trainable]
+        return cls(network, tensors, velocity).ready()
+
+    def ready(self) -> Stack:
+        """Mark what is trained."""
+        for e, tensor in zip(self.network.layout.entries, self.tensors, strict=True):
+            tensor.requires_grad_(e.trainable)
+        return self
+
+    @property
+    def trained(self) -> list[Tensor]:
+        """The trainable tensors, in the order of the layout."""
+        return [t for e, t in zip(self.network.layout.entries, self.tensors, strict=True) if e.trainable]
+
+    def rows(self, rows: slice | Tensor) -> Stack:
+        """Return some of the trainings: a view of the first ones, or a copy of chosen ones (see ``put``)."""
+        if isinstance(rows, slice) and rows.stop == len(self.tensors[0]):
+            return self
+        tensors, velocity = [t.detach()[rows] for t in self.tensors], [v[rows] for v in self.velocity]
+        return Stack(self.network, tensors, velocity).ready()
+
+    def put(self, rows: slice | Tensor, part: Stack) -> None:
+        """Write a part back if it was a copy."""
+        if isinstance(rows, slice):
+            return
+        with torch.no_grad():
+            for mine, new in zip(self.tensors + self.velocity, part.tensors + part.velocity, strict=True):
+                mine[rows] = new
+
+    def gradients(self, x: Tensor, y: Tensor, scale: Tensor, *, low: bool) -> tuple[Tensor, Sequence[Tensor]]:
+        r"""Return cross-entropies ``(F, b)`` and the gradients of :math:`\sum_s \text{scale}_s \ell_s`; BatchNorm's statistics move."""
+        module, entries = self.network.module, self.network.layout.entries
+
+        def one(state: dict[str, Tensor], batch: Tensor) -> Any:
+            return functional_call(module, state, (batch,))
+
+        mapped: Callable[..., Tensor] = vmap(one)
+        with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=low):
+            logits = mapped({e.name: t for e, t in zip(entries, self.tensors, strict=True)}, x)
+            losses = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
+        return losses.detach(), torch.autograd.grad((losses * scale).sum(), self.trained)
+
+    @torch.no_grad()
+    def step(self, gradients: Sequence[Tensor], terms: Terms, rows: slice | Tensor, training: Training) -> None:
+        """One step of SGD with momentum, as in ``local_sgd``."""
+        w, g = self.trained, list(gradients)
+        terms.add_gradient(w, g, rows)
+        torch._foreach_add_(g, w, alpha=training.weight_decay)
+        torch._foreach_mul_(self.velocity, training.momentum)
+        torch._foreach_add_(self.velocity, g)
+        torch._foreach_add_(w, self.velocity, alpha=-training.lr)
+
+    @torch.no_grad()
+    def flat(self, buffers: Buffers) -> Tensor:
+        """Return Θ ``(F, P)`` in memory that the next stack will use again."""
+        out = buffers("theta", len(self.tensors[0]), self.network.layout.size, device=self.network.device)
+        return torch.cat([t.flatten(1) for t in self.tensors], 1, out=out)
+
+
+def _matrix(states: Sequence[Tensor], buffers: Buffers) -> Tensor:
+    return buffers("theta", len(states), len(states[0]), device=states[0].device)

@@ -1,0 +1,86 @@
+r"""The extra terms of the training loss for many clients at once: row f of every matrix is one training.
+
+The formulas are those of ``tasks.local_sgd``: :math:`\frac\mu2\|w - a\|^2`, :math:`\mu\sum_l\|w_l - a_l\|` and :math:`-\mu\cos(w, a)`.
+
+May import: params, tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from emdcfl.params import Layout
+from emdcfl.tasks import Fit
+
+Anchors = list[Tensor]
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Anchors, tensor by tensor ``(F, *shape)``, and strengths ``(F,)``; ``None`` where the trainings have no such term."""
+
+    prox: tuple[Anchors, Tensor] | None
+    by_layer: bool
+    cosine: tuple[Anchors, Tensor] | None
+
+    def add_gradient(self, w: Sequence[Tensor], g: Sequence[Tensor], rows: slice | Tensor) -> None:
+        """Add the gradient of the terms at ``w`` to ``g``; both hold the given rows."""
+        if self.prox is not None:
+            mu = self.prox[1][rows]
+            for weight, gradient, anchor in zip(w, g, self.prox[0], strict=True):
+                difference = weight - anchor[rows]
+                if self.by_layer:
+                    norm = _columns(_norm(difference), weight)
+                    difference = torch.where(norm > 0, difference / norm, 0.0)
+                gradient.addcmul_(difference, _columns(mu, weight))
+        if self.cosine is not None:
+            _add_cosine(w, g, [a[rows] for a in self.cosine[0]], self.cosine[1][rows])
+
+
+def _add_cosine(w: Sequence[Tensor], g: Sequence[Tensor], a: Sequence[Tensor], mu: Tensor) -> None:
+    norm_w = torch.stack([_norm(t) for t in w]).norm(dim=0).clamp_min(1e-12)
+    norm_a = torch.stack([_norm(t) for t in a]).norm(dim=0).clamp_min(1e-12)
+    product = torch.stack([(t * s).flatten(1).sum(1) for t, s in zip(w, a, strict=True)]).sum(0)
+    along, across = mu * product / (norm_w.pow(3) * norm_a), -mu / (norm_w * norm_a)
+    for weight, gradient, anchor in zip(w, g, a, strict=True):
+        gradient.addcmul_(anchor, _columns(across, weight)).addcmul_(weight, _columns(along, weight))
+
+
+def _norm(t: Tensor) -> Tensor:
+    norms: Tensor = torch.linalg.vector_norm(t.flatten(1), dim=1)
+    return norms
+
+
+def _columns(values: Tensor, like: Tensor) -> Tensor:
+    """One value per row, shaped to multiply ``like``."""
+    return values.view(-1, *[1] * (like.dim() - 1))
+
+
+def kind(fit: Fit) -> tuple[str | None, bool]:
+    """What terms a training has; trainings of one kind can be stacked."""
+    return (None if fit.prox is None else str(fit.prox.get("kind", "squared")), fit.cosine is not None)
+
+
+def make_terms(fits: Sequence[Fit], start: Sequence[Tensor], layout: Layout) -> Terms:
+    """Stack the terms of trainings of one kind; ``start`` holds their trainable tensors, the anchors of terms that name none."""
+    name, cosine = kind(fits[0])
+    entries = [e for e in layout.entries if e.trainable]
+
+    def stacked(terms: Sequence[Mapping[str, Any]]) -> tuple[Anchors, Tensor]:
+        anchors = [t.detach().clone() for t in start]
+        for row, term in enumerate(terms):
+            if "anchor" in term:
+                for e, anchor in zip(entries, anchors, strict=True):
+                    anchor[row].copy_(term["anchor"][e.slice].view(e.shape))
+        return anchors, torch.tensor([float(term["mu"]) for term in terms], device=start[0].device)
+
+    return Terms(
+        stacked([fit.prox or {} for fit in fits]) if name is not None else None,
+        name != "squared",
+        stacked([fit.cosine or {} for fit in fits]) if cosine else None,
+    )
