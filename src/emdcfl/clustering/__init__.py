@@ -6,7 +6,7 @@ from emdcfl.clustering.agreement import Link, Margins, adjusted_rand, margins
 from emdcfl.clustering.kmeans import kmeans
 from emdcfl.clustering.linkage import LINKAGES, bipartition, cut
 from emdcfl.clustering.matching import match_labels
-from emdcfl.clustering.neighbourhoods import components, links, neighbourhoods, per_pair
+from emdcfl.clustering.neighbourhoods import components, joined, links, neighbourhoods, per_pair
 from emdcfl.clustering.simplex import project_simplex
 from emdcfl.clustering.spectral import edc, gram_features
 
@@ -20,6 +20,7 @@ __all__ = [
     "cut",
     "edc",
     "gram_features",
+    "joined",
     "kmeans",
     "links",
     "margins",

@@ -87,6 +87,41 @@ def neighbourhoods(m: Any) -> tuple[Labels, Sets]:
     return first_appearance(found), list(dict.fromkeys(found))
 
 
+def joined(m: Any, labels: Any) -> tuple[Labels, Sets]:
+    """Clusters when newcomers meet clusters that stay as they are.
+
+    A newcomer joins the first cluster whose every compared member it is linked with (the one where it was compared with most, if there
+    are several), else it founds one, which later newcomers may join.
+
+    Parameters
+    ----------
+    m : (C, C) array_like
+        Links: 1 linked, 0 refused, NaN not compared.
+    labels : (C,) array_like of int
+        Cluster of each client that has one, -1 for newcomers.
+
+    Examples
+    --------
+    >>> joined([[1, 1, 1, 0], [1, 1, 1, 0], [1, 1, 1, 0], [0, 0, 0, 1]], [0, 0, -1, -1])
+    (array([0, 0, 0, 1]), [(0, 1, 2), (3,)])
+    """
+    x = square(m, "the links").astype(np.float64)
+    kept = np.asarray(labels, dtype=np.int64)
+    if kept.shape != (len(x),):
+        raise DataError(f"expected one label per client (-1 for newcomers), got {kept.shape} for {len(x)} clients")
+    sets = [[int(c) for c in np.flatnonzero(kept == k)] for k in range(int(kept.max(initial=-1)) + 1)]
+    for c in map(int, np.flatnonzero(kept < 0)):
+        compared = [[d for d in members if not np.isnan(x[c, d])] for members in sets]
+        fitting = [k for k, members in enumerate(compared) if members and all(x[c, d] for d in members)]
+        if fitting:
+            sets[max(fitting, key=lambda k: len(compared[k]))].append(c)
+        else:
+            sets.append([c])
+    found = [tuple(sorted(members)) for members in sets if members]
+    where = {c: i for i, members in enumerate(found) for c in members}
+    return np.array([where[c] for c in range(len(x))], dtype=np.int64), found
+
+
 def components(m: Any) -> tuple[Labels, Sets]:
     """Connected components of the links (taken as undirected); same return values as :func:`neighbourhoods`.
 

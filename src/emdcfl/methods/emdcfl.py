@@ -22,28 +22,18 @@ Zhang, Williams, Toni. *Clustered Federated Learning via Embedding Distributions
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from emdcfl.clustering import components, links, neighbourhoods
+from emdcfl.clustering import components, joined, links, neighbourhoods
 from emdcfl.errors import ConfigError
 from emdcfl.federation import Federation, Round
-from emdcfl.methods.base import Clustered, Distances, Family, Serving, average_sets, register, serve_clusters
-from emdcfl.methods.measure import Measured, measure
+from emdcfl.methods.base import Family, Serving, average_sets, register, serve_clusters
+from emdcfl.methods.pairing import EMDCFLState, compare, empty_state
 
-
-@dataclass(frozen=True)
-class EMDCFLState(Clustered):
-    """``Clustered``, and the matrices of ``Distances`` (NaN where a pair is not known yet)."""
-
-    W: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
-    tau: Tensor = field(default_factory=lambda: torch.zeros(0))
-    epsilon: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
-    kind: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.int8))
+Sets = list[list[str]]
 
 
 @register
@@ -58,6 +48,9 @@ class EMDCFL:
         (``transport.calibration``).
     alpha : float
         Family-wise error of ``tolerance="auto"`` over all ordered pairs.
+    average_blocks : bool
+        With ``tolerance="auto"``: average W over as many equal blocks of the partner's data, train and validation, as ``max_samples``
+        hold. Nothing changes where a client has ``max_samples`` validation samples; smaller clients gain power.
     projection_ratio : float
         Width of the projection over the embedding width; the paper uses 0.9.
     projection : "row", "pair" or "fresh"
@@ -74,6 +67,15 @@ class EMDCFL:
     solver : "exact" or "sinkhorn"
     sinkhorn_reg : float
         Entropic regularisation; the paper uses 0.1.
+    pairing : "all" or "representatives"
+        Compare every pair, or clients with one member per known cluster, with spot checks: O(C·K) exchanges, the same clusters
+        where the links are a union of cliques (``representatives.py``).
+    exchange : "peer" or "server-samples"
+        Models travel to the partners, or every client deposits a raw sample with the server once, which embeds it under each model: O(C)
+        models on the wire instead of O(C²), at the price that the server sees those samples and unprojected embeddings.
+    joining : "regroup" or "keep"
+        When clients appear in later rounds: neighbourhoods of all links anew (the paper), or clusters stay and a newcomer joins the one
+        whose compared members it is all linked with, or founds one.
     grouping : "neighbourhoods" or "components"
         Clusters are clients with equal neighbourhoods (the paper's rule), or connected components of the links.
     force_diagonal : bool
@@ -89,7 +91,8 @@ class EMDCFL:
     """
 
     tolerance: float | Literal["auto"] = 0.025
-    alpha: float = 0.01
+    alpha: float = 0.005
+    average_blocks: bool = True
     projection_ratio: float = 0.9
     projection: Literal["row", "pair", "fresh"] = "row"
     max_samples: int = 512
@@ -98,6 +101,9 @@ class EMDCFL:
     label_weight: float = 1.0
     solver: Literal["exact", "sinkhorn"] = "exact"
     sinkhorn_reg: float = 0.1
+    pairing: Literal["all", "representatives"] = "all"
+    exchange: Literal["peer", "server-samples"] = "peer"
+    joining: Literal["regroup", "keep"] = "regroup"
     grouping: Literal["neighbourhoods", "components"] = "neighbourhoods"
     force_diagonal: bool = True
     recompute: Literal["once", "every-round"] = "once"
@@ -120,15 +126,7 @@ class EMDCFL:
     def init(self, fed: Federation, round: Round) -> EMDCFLState:
         """Algorithm 1, lines 2–3: everybody holds θ⁰ and is alone; W is empty."""
         self._check()
-        C = len(fed.clients)
-        return EMDCFLState(
-            list(fed.clients),
-            fed.initial(),
-            W=torch.full((C, C), torch.nan, dtype=torch.float64),
-            tau=torch.full((C,), torch.nan, dtype=torch.float64),
-            epsilon=torch.full((C, C), torch.nan, dtype=torch.float64),
-            kind=torch.zeros(C, C, dtype=torch.int8),
-        )
+        return empty_state(fed)
 
     def step(self, fed: Federation, state: EMDCFLState, round: Round) -> EMDCFLState:
         """Algorithm 1, lines 5–21."""
@@ -138,41 +136,38 @@ class EMDCFL:
         state = replace(state, n={**state.n, **replies.column("n")})
 
         # Lines 10–19: every pair of known clients whose W is still unset, in both directions.
-        pairs = self._pairs(state)
-        if pairs:
-            state = self._fill(state, measure(self, fed, pairs, local))
+        state = compare(self, fed, state, local, round)
 
         # Line 20: Neighbourhoods(M).
-        seen = [i for i, c in enumerate(state.clients) if c in state.n]
-        M = links(state.W[seen][:, seen].numpy(), state.epsilon[seen][:, seen].numpy(), force_diagonal=self.force_diagonal)
-        labels, members = (neighbourhoods if self.grouping == "neighbourhoods" else components)(M)
-        sets = [[state.clients[seen[j]] for j in s] for s in members]
-        assigned = {state.clients[i]: int(label) for i, label in zip(seen, labels, strict=True)}
+        sets, labels = self._groups(state)
 
         # Line 21: AggregateModels.
         keep = not fed.everyone_answers
-        return average_sets(state, sets, assigned, replies.column("theta"), keep=keep, members=self.aggregate)
+        return average_sets(state, sets, labels, replies.column("theta"), keep=keep, members=self.aggregate)
 
     def serve(self, state: EMDCFLState) -> Serving:
         """Serve every client its cluster's model."""
-        found = Distances(state.W.numpy(), state.tau.numpy(), state.epsilon.numpy(), state.kind.numpy())
-        return serve_clusters(state, found)
+        return serve_clusters(state, state.distances())
 
-    def _pairs(self, state: EMDCFLState) -> list[tuple[str, str]]:
-        """Ordered pairs (row, column) of seen clients to measure now: both directions, if one of them is unset."""
-        seen = [(i, c) for i, c in enumerate(state.clients) if c in state.n]
-        unset = torch.isnan(state.W) | torch.isnan(state.W.T) | (self.recompute == "every-round")
-        return [(c, d) for i, c in seen for j, d in seen if (i != j or not self.force_diagonal) and bool(unset[i, j])]
+    @property
+    def several_blocks(self) -> bool:
+        """Whether W is a mean over blocks. Not if pairs are measured again: by then the models have seen the partners' train data."""
+        return self.tolerance == "auto" and self.average_blocks and self.recompute == "once"
 
-    def _fill(self, state: EMDCFLState, found: Measured) -> EMDCFLState:
-        where = {c: i for i, c in enumerate(state.clients)}
-        new = replace(state, W=state.W.clone(), tau=state.tau.clone(), epsilon=state.epsilon.clone(), kind=state.kind.clone())
-        for c, value in found.tau.items():
-            new.tau[where[c]] = value
-        for (c, d), entry in found.entries.items():
-            at = where[c], where[d]
-            new.W[at], new.epsilon[at], new.kind[at] = entry.W, entry.epsilon, entry.kind
-        return new
+    def _groups(self, state: EMDCFLState) -> tuple[Sets, dict[str, int]]:
+        """From links to the members each cluster averages over, and to each client's cluster."""
+        seen = [i for i, c in enumerate(state.clients) if c in state.n]
+        W = state.W[seen][:, seen].numpy()
+        M = links(W, state.epsilon[seen][:, seen].numpy(), force_diagonal=self.force_diagonal)
+        names = [state.clients[i] for i in seen]
+        if self.joining == "keep" and state.labels:
+            found, members = joined(np.where(np.isnan(W), np.nan, M), [state.labels.get(c, -1) for c in names])
+            before = [*state.sets, *([] for _ in range(len(members) - len(state.sets)))]
+            sets = [[*old, *(names[j] for j in new if names[j] not in old)] for old, new in zip(before, members, strict=True)]
+        else:
+            found, members = (neighbourhoods if self.grouping == "neighbourhoods" else components)(M)
+            sets = [[names[j] for j in s] for s in members]
+        return sets, {c: int(label) for c, label in zip(names, found, strict=True)}
 
     def _check(self) -> None:
         limits: list[tuple[str, Any, bool, str]] = [
@@ -187,6 +182,13 @@ class EMDCFL:
             ("max_samples", self.max_samples, self.max_samples >= 2, "at least 2"),
             ("min_validation", self.min_validation, self.min_validation >= 1, "at least 1"),
             ("sinkhorn_reg", self.sinkhorn_reg, self.sinkhorn_reg > 0, "above 0"),
+            ("exchange", self.exchange, self.exchange == "peer" or self.embedding_mode == "eval", "'peer' with embedding_mode 'train'"),
+            (
+                "pairing",
+                self.pairing,
+                self.pairing == "all" or (self.force_diagonal and self.recompute == "once"),
+                "'all' where the diagonal is not forced or pairs are measured again",
+            ),
         ]
         for name, got, fine, expected in limits:
             if not fine:

@@ -1,9 +1,9 @@
 r"""The client side of EMD-CFL: what a client computes at home and what it lets out, projected.
 
-Two tasks. ``reference`` answers for the client as *row*: its train sample under its own model, projected, with the reference
+Three tasks. ``reference`` answers for the client as *row*: its train sample under its own model, projected, with the reference
 distance :math:`\tau_c` and its variance, and the seed of its projection sealed for each partner. ``project`` answers for the client as
-*column*: its validation sample embedded by each partner's :math:`\omega` and projected with that partner's :math:`R`. The server holds
-neither R nor its seed.
+*column*: its sample embedded by each partner's :math:`\omega` and projected with that partner's :math:`R`. The server holds neither R
+nor its seed. ``deposit`` replaces ``project`` where the server may see raw samples (``exchange="server-samples"``).
 
 Modes of projection:
 
@@ -11,13 +11,18 @@ Modes of projection:
 ``row``       one :math:`R_c` per row client, for its whole row and for :math:`\tau_c`; the noise of R cancels in W
 ``pair``      one R per pair, derived by both from their shared key; :math:`\tau` is computed under each of them
 ``fresh``     one R per ordered pair and a square R for :math:`\tau`, as the authors' public code does
+``none``      no projection: the server embeds deposited samples itself, so there is nothing left to hide behind R
 ============  ==========================================================================================================
+
+A column sample larger than the validation size m consists of several blocks of m. Its further blocks come from the client's train split
+too: the partner's model has never seen either split, so for the partner both are fresh draws from the client's law.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -40,7 +45,15 @@ REFERENCE = {
 
 
 @task(phase="embed", returns=REFERENCE)
-def reference(client: Client, *, omega: Tensor, partners: Mapping[str, bytes], sizes: list[int], settings: Mapping[str, Any]) -> Reply:
+def reference(
+    client: Client,
+    *,
+    omega: Tensor,
+    partners: Mapping[str, bytes],
+    sizes: list[int],
+    settings: Mapping[str, Any],
+    again: bool = False,
+) -> Reply:
     r"""Return :math:`Z_{c|c}R` (train sample), and :math:`\tau_c` with the variance of its dual potential for each validation size.
 
     Parameters
@@ -53,22 +66,28 @@ def reference(client: Client, *, omega: Tensor, partners: Mapping[str, bytes], s
         Numbers of validation samples at which τ is wanted; those above what the client has are answered at what it has.
     settings : mapping
         ``projection, ratio, cap, cost, label_weight, solver, reg, mode``.
+    again : bool
+        The server has this client's sample and τ already; it asks only for what new partners need.
     """
+    reply: Reply = {"samples": {}, "tau": {}, "variance": {}, "boxes": {}}
+    if settings["projection"] == "row":
+        reply["boxes"] = {name: _sealed(client, name, key) for name, key in partners.items()}
+    if again:
+        return reply
     chosen = client.sample("train", settings["cap"])
-    held_out = client.sample("val", max(sizes))
+    held_out = _draw(client, "val", max(sizes))
     z = client.embeddings(omega, "train", chosen, mode=settings["mode"])
     v = client.embeddings(omega, "val", held_out, mode=settings["mode"])
     labels = client.split("train").y[chosen].cpu(), client.split("val").y[held_out].cpu()
     p = projected_width(settings["ratio"], z.shape[1])
-    reply: Reply = {"samples": {}, "tau": {}, "variance": {}, "boxes": {}}
     if settings["cost"] == "label-aware":
         reply["labels"] = labels[0]
-    if settings["projection"] == "row":
-        seed = client.secret.derive("projection", client.run, client.name)
-        r = _matrix(seed, z.shape[1], p)
-        reply["samples"][ROW] = z @ r
-        reply["tau"][ROW], reply["variance"][ROW] = _calibrate(z @ r, v @ r, labels, sizes, settings)
-        reply["boxes"] = {name: seal(client.secret, key, seed, context=(client.run, client.name, name)) for name, key in partners.items()}
+    if settings["projection"] in ("row", "none"):
+        if settings["projection"] == "row":
+            r = _matrix(_own_seed(client), z.shape[1], p)
+            z, v = z @ r, v @ r
+        reply["samples"][ROW] = z
+        reply["tau"][ROW], reply["variance"][ROW] = _calibrate(z, v, labels, sizes, settings)
         return reply
     if settings["projection"] == "fresh":
         square = _matrix(client.secret.derive("square projection", client.run, client.name), z.shape[1], z.shape[1])
@@ -91,23 +110,93 @@ def project(
     rows: list[str],
     boxes: Mapping[str, bytes],
     size: int,
+    held_out: bool,
     omegas: Mapping[str, Tensor],
     keys: Mapping[str, bytes],
     settings: Mapping[str, Any],
 ) -> Reply:
-    r"""Return :math:`Z_{c|c'}R_{c'}` for each row client c': the validation sample embedded by the partner's model, projected."""
-    chosen = client.sample("val", size)
+    r"""Return :math:`Z_{c|c'}R_{c'}` for each row client c': the client's sample embedded by the partner's model, projected.
+
+    Parameters
+    ----------
+    size : int
+        Samples wanted.
+    held_out : bool
+        Take them from the validation split alone, or from both splits.
+    """
+    chosen = _column(client, size, held_out=held_out)
     reply: Reply = {"samples": {}}
     if settings["cost"] == "label-aware":
-        reply["labels"] = client.split("val").y[chosen].cpu()
+        reply["labels"] = chosen.labels(client)
     for row in rows:
         if settings["projection"] == "row":
             seed = open_sealed(client.secret, keys[row], boxes[row], context=(client.run, row, client.name))
         else:
             seed = _pair(client, row, keys[row], row, settings)
-        z = client.embeddings(omegas[row], "val", chosen, mode=settings["mode"])
+        z = chosen.embed(client, omegas[row], settings["mode"])
         reply["samples"][row] = z @ _matrix(seed, z.shape[1], projected_width(settings["ratio"], z.shape[1]))
     return reply
+
+
+DEPOSITED = {
+    "inputs": Field(torch.float32, (None, None)),
+    "shape": Field(torch.int64, (None,), low=1),
+    "labels": Field(torch.int64, (None,), low=0, optional=True),
+}
+
+
+@task(phase="embed", returns=DEPOSITED)
+def deposit(client: Client, *, size: int, held_out: bool, settings: Mapping[str, Any]) -> Reply:
+    """Return the client's raw sample as the network would see it, flattened, for the server to embed under every model."""
+    x, y = _column(client, size, held_out=held_out).raw(client)
+    reply: Reply = {"inputs": x.flatten(1), "shape": torch.tensor(x.shape[1:])}
+    if settings["cost"] == "label-aware":
+        reply["labels"] = y
+    return reply
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A client's sample as column: indices of both splits, and the random order in which they are shown."""
+
+    val: Tensor
+    train: Tensor
+    order: Tensor
+
+    def embed(self, client: Client, omega: Tensor, mode: Literal["eval", "train"]) -> Tensor:
+        parts = [client.embeddings(omega, name, index, mode=mode) for name, index in self._parts()]
+        return torch.cat(parts)[self.order]
+
+    def labels(self, client: Client) -> Tensor:
+        return torch.cat([client.split(name).y[index].cpu() for name, index in self._parts()])[self.order]
+
+    def raw(self, client: Client) -> tuple[Tensor, Tensor]:
+        x = torch.cat([client.preprocess(client.split(name).x[index]).float().cpu() for name, index in self._parts()])
+        return x[self.order], self.labels(client)
+
+    def _parts(self) -> list[tuple[str, Tensor]]:
+        return [(name, index) for name, index in (("val", self.val), ("train", self.train)) if len(index)]
+
+
+def _column(client: Client, size: int, *, held_out: bool) -> _Column:
+    val = client.sample("val", size)
+    train = client.sample("train", 0 if held_out else size - len(val))
+    order = client.generator("order of the column sample", round=0).permutation(len(val) + len(train))
+    return _Column(val, train, torch.from_numpy(order))
+
+
+def _draw(client: Client, split: str, size: int) -> Tensor:
+    """A sample in random order, so that its first entries are a sample too, whatever order the data are stored in."""
+    chosen = client.sample(split, size)
+    return chosen[torch.from_numpy(client.generator(f"order of the {split} sample", round=0).permutation(len(chosen))).to(chosen.device)]
+
+
+def _own_seed(client: Client) -> bytes:
+    return client.secret.derive("projection", client.run, client.name)
+
+
+def _sealed(client: Client, partner: str, key: bytes) -> bytes:
+    return seal(client.secret, key, _own_seed(client), context=(client.run, client.name, partner))
 
 
 def _matrix(seed: bytes, d: int, p: int) -> Tensor:

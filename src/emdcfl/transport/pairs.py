@@ -5,13 +5,14 @@ The functions here run on the workers of a :class:`~emdcfl.transport.screening.S
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from emdcfl.errors import DataError
 from emdcfl.transport.bounds import refine, slack
 from emdcfl.transport.cost import cost_matrix
 from emdcfl.transport.plan import Array
@@ -45,19 +46,31 @@ class Row:
 
 @dataclass(frozen=True)
 class Problem:
-    """One direction of a pair, with all that is needed to decide it."""
+    """One direction of a pair, with all that is needed to decide it.
+
+    The partner's sample may consist of several equal `blocks`; T is then the mean over the blocks of the transport value.
+    """
 
     row: Row
     b: Any
     labels: Any
+    blocks: int = 1
 
     @property
     def epsilon(self) -> float:
         return self.row.epsilon
 
-    def cost(self, options: Options) -> Array:
-        labels = {"labels_a": self.row.labels, "labels_b": self.labels, "label_weight": options.label_weight}
-        return cost_matrix(self.row.a, self.b, cost=options.cost, **(labels if options.cost == "label-aware" else {}))
+    def costs(self, options: Options) -> list[Array]:
+        """One cost matrix per block."""
+        b = np.asarray(self.b)
+        if len(b) % self.blocks or not len(b):
+            raise DataError(f"expected {self.blocks} equal blocks of samples, got {len(b)} samples")
+        parts = np.split(b, self.blocks)
+        if options.cost != "label-aware":
+            return [cost_matrix(self.row.a, part, cost=options.cost) for part in parts]
+        labels = [None] * self.blocks if self.labels is None else np.split(np.asarray(self.labels), self.blocks)
+        shared = {"cost": options.cost, "labels_a": self.row.labels, "label_weight": options.label_weight}
+        return [cost_matrix(self.row.a, part, labels_b=own, **shared) for part, own in zip(parts, labels, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -90,11 +103,11 @@ class Outcome:
 
 def look(problem: Problem, options: Options) -> Look:
     """Row and column minima: enough for most pairs of different groups."""
-    cost = problem.cost(options)
+    costs = problem.costs(options)
     if options.all:
-        return Look(_solved(cost, problem, options), None, 1)
-    low, _ = next(refine(cost))
-    entry = _judge(low, np.inf, slack(cost), problem)
+        return Look(_solved(costs, problem, options), None, len(costs))
+    low = float(np.mean([next(refine(cost))[0] for cost in costs]))
+    entry = _judge(low, np.inf, max(map(slack, costs)), problem)
     return Look(entry, None if entry.accepts is False else problem)
 
 
@@ -106,7 +119,7 @@ def settle(key: tuple[Client, Client], one: Future[Look], other: Future[Look], o
         seen.problem = None
     if options.all or any(seen.entry.accepts is False for seen in looks.values()):
         return Outcome()
-    costs = {direction: problem.cost(options) for direction, problem in problems.items()}
+    costs = {direction: problem.costs(options) for direction, problem in problems.items()}
     entries: dict[tuple[Client, Client], Entry] = {}
     solves = 0
     for direction, problem in problems.items():
@@ -116,21 +129,34 @@ def settle(key: tuple[Client, Client], one: Future[Look], other: Future[Look], o
     for direction, problem in problems.items():
         if entries[direction].accepts is None:
             entries[direction] = _solved(costs[direction], problem, options)
-            solves += 1
+            solves += len(costs[direction])
             if not entries[direction].accepts:
                 break
     return Outcome(entries, solves)
 
 
-def _bounded(cost: Array, problem: Problem, *, upper: bool) -> Entry:
+def _bounded(costs: list[Array], problem: Problem, *, upper: bool) -> Entry:
     """Refine the bounds until they decide, or no further."""
-    margin = slack(cost)
+    margin = max(map(slack, costs))
     entry = Entry(np.nan, UNKNOWN, None)
-    for low, high in refine(cost, upper=upper):
+    for bounds in _together([refine(cost, upper=upper) for cost in costs]):
+        low, high = np.mean(bounds, axis=0).tolist()
         entry = _judge(low, high, margin, problem)
         if entry.accepts is not None:
             break
     return entry
+
+
+def _together(iterators: list[Iterator[tuple[float, float]]]) -> Iterator[list[tuple[float, float]]]:
+    """Step all iterators at once, repeating the last bounds of those that have ended, until all have."""
+    last = [next(one) for one in iterators]
+    yield list(last)
+    while True:
+        steps = [next(one, None) for one in iterators]
+        if all(step is None for step in steps):
+            return
+        last = [before if step is None else step for before, step in zip(last, steps, strict=True)]
+        yield list(last)
 
 
 def _judge(low: float, high: float, margin: float, problem: Problem) -> Entry:
@@ -142,6 +168,7 @@ def _judge(low: float, high: float, margin: float, problem: Problem) -> Entry:
     return Entry(low - margin - tau, LOWER, None)
 
 
-def _solved(cost: Array, problem: Problem, options: Options) -> Entry:
-    w = solve(cost, solver=options.solver, reg=options.reg).value - problem.row.tau
+def _solved(costs: list[Array], problem: Problem, options: Options) -> Entry:
+    values = [solve(cost, solver=options.solver, reg=options.reg).value for cost in costs]
+    w = (values[0] if len(values) == 1 else float(np.mean(values))) - problem.row.tau
     return Entry(w, EXACT, bool(w < problem.epsilon))

@@ -39,7 +39,7 @@ class Decision:
     linked : (C, C) bool array
         The adjacency, with a true diagonal. A pair with a direction that was never added is not linked.
     exact_solves : int
-        Problems the solver was run for.
+        Times the solver was run (once per block of a problem that bounds left open).
     pairs : int
         Ordered pairs that were added.
     """
@@ -95,7 +95,7 @@ class Screen:
         self._pool = pool
         self._options = Options(cost, solver, reg, label_weight, distances == "all")
         self._rows: dict[Client, Row] = {}
-        self._waiting: dict[Client, list[tuple[Client, Any, Any, dict[str, Any]]]] = {}
+        self._waiting: dict[Client, list[tuple[Client, Any, Any, int, dict[str, Any]]]] = {}
         self._first: dict[tuple[Client, Client], Future[Look]] = {}
         self._jobs: dict[tuple[Client, Client], Future[Outcome]] = {}
         self._added: set[tuple[Client, Client]] = set()
@@ -106,8 +106,8 @@ class Screen:
             raise EmdcflError(f"expected one row sample per client, got a second one for {client!r}")
         _check(client, tau, epsilon)
         self._rows[client] = Row(a, float(tau), float(epsilon), labels)
-        for column, b, column_labels, special in self._waiting.pop(client, []):
-            self._start(client, column, b, column_labels, special)
+        for column, b, column_labels, blocks, special in self._waiting.pop(client, []):
+            self._start(client, column, b, column_labels, blocks, special)
 
     def add(
         self,
@@ -119,11 +119,13 @@ class Screen:
         epsilon: float | None = None,
         tau: float | None = None,
         a: Any = None,
+        blocks: int = 1,
     ) -> None:
         """Give the sample of `column` under the model of `row`; before or after the row's own sample.
 
         `epsilon`, `tau` and `a` replace the row's tolerance, reference distance and sample for this partner (because its sample is
-        smaller, or the pair has a projection of its own).
+        smaller, or the pair has a projection of its own). With `blocks` > 1 the sample is cut into that many equal blocks and the
+        transport value is their mean.
         """
         if row == column:
             raise EmdcflError(f"expected two different clients, got {row!r} twice; every client is linked to itself")
@@ -132,9 +134,9 @@ class Screen:
         self._added.add((row, column))
         special = {"epsilon": epsilon, "tau": tau, "a": a}
         if row in self._rows:
-            self._start(row, column, b, labels, special)
+            self._start(row, column, b, labels, blocks, special)
         else:
-            self._waiting.setdefault(row, []).append((column, b, labels, special))
+            self._waiting.setdefault(row, []).append((column, b, labels, blocks, special))
 
     def finish(self, clients: Sequence[Client] | None = None) -> Decision:
         """Wait for the work and return the links among `clients` (default: all that were named, sorted)."""
@@ -161,10 +163,10 @@ class Screen:
             solves += outcome.solves
         return _decision(order, index, entries, solves)
 
-    def _start(self, row: Client, column: Client, b: Any, labels: Any, special: Mapping[str, Any]) -> None:
+    def _start(self, row: Client, column: Client, b: Any, labels: Any, blocks: int, special: Mapping[str, Any]) -> None:
         own = replace(self._rows[row], **{name: value for name, value in special.items() if value is not None})
         _check(row, own.tau, own.epsilon)
-        problem = Problem(own, b, labels)
+        problem = Problem(own, b, labels, blocks)
         first = self._pool.submit(look, problem, self._options)
         self._first[row, column] = first
         other = self._first.get((column, row))
