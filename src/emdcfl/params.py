@@ -235,13 +235,13 @@ class Average:
     def add(self, theta: Tensor, weight: float) -> None:
         if not weight > 0:
             raise ValueError(f"expected a positive weight, got {weight}")
-        before = self._sum
-        if self._sum is None:
-            self._sum = torch.empty(theta.shape, dtype=torch.float64, device=theta.device)
-        for part in _chunks(theta.shape[-1]):
-            value = theta[..., part].double() * weight
-            # the first is not added to zeros: 0.0 + (-0.0) would change the bits of a single member
-            self._sum[..., part] = value if before is None else before[..., part] + value
+        if self._sum is None:  # not added to zeros: 0.0 + (-0.0) would change the bits of a single member
+            self._sum = theta.double() * weight
+        elif theta.shape[-1] <= CHUNK:
+            self._sum.add_(theta, alpha=weight)
+        else:
+            for part in _chunks(theta.shape[-1]):
+                self._sum[..., part].add_(theta[..., part], alpha=weight)
         self.total += weight
 
     def result(self) -> Tensor:
@@ -287,7 +287,7 @@ def gram(rows: Tensor | Sequence[Tensor], columns: slice | None = None, *, origi
         if origins:
             block -= torch.stack([row[cols] for row in origins])
         out += (block @ block.T).cpu()
-    return out
+    return (out + out.T) / 2  # matrix kernels may round the two halves differently, and linkages refuse that
 
 
 def _chunks(length: int, size: int | None = None) -> Iterator[slice]:
