@@ -48,32 +48,40 @@ class Plan:
     def federation(self) -> Federation:
         """Start the engine the config names."""
         engine, run = self.config.engine, self.config.run
-        return make_federation(
-            self.scenario,
-            engine=engine.name,
-            workers=engine.workers,
-            device=engine.device,
-            threads=engine.threads,
-            precision=engine.precision,
-            run=config_hash(self.config)[:16],
-            training=self.training,
-            seed=run.seed,
-            number=run.participants,
-            on_failure=engine.on_failure,
-            quorum=engine.quorum,
-        )
+        common: dict[str, Any] = {
+            "threads": engine.threads,
+            "precision": engine.precision,
+            "run": config_hash(self.config)[:16],
+            "training": self.training,
+            "seed": run.seed,
+            "number": run.participants,
+            "on_failure": engine.on_failure,
+            "quorum": engine.quorum,
+        }
+        if engine.name == "flower":  # imported where it is used: an optional dependency
+            from emdcfl.engines.flower.session import connect
+
+            return connect(self.scenario, (self.config.scenario.name, self.config.scenario.options), **common)
+        return make_federation(self.scenario, engine=engine.name, workers=engine.workers, device=engine.device, **common)
 
 
-def plan(config: Config) -> Plan:
-    """Build the scenario and the method, and write every default into the config, so that it can be rerun as it is."""
-    cls = find(config.method.name)
-    device = str(pick_device(config.engine.device))
+def build_scenario(config: Config) -> Scenario:
+    """Build the scenario a config names, with the network it asks for."""
     given = dict(config.scenario.options)
     if config.model is not None and "model" in scenarios.options(config.scenario.name):
         given.setdefault("model", config.model.name)  # a pretrained network decides the size of people's own images
     scenario = scenarios.build(config.scenario.name, **given)
-    if config.model is not None:
-        scenario = replace(scenario, model=_model(scenario.model, config.model))
+    return scenario if config.model is None else replace(scenario, model=_model(scenario.model, config.model))
+
+
+def plan(config: Config, scenario: Scenario | None = None) -> Plan:
+    """Build the scenario and the method, and write every default into the config, so that it can be rerun as it is.
+
+    ``scenario`` is what ``build_scenario`` returned for this config, where several plans share it.
+    """
+    cls = find(config.method.name)
+    device = str(pick_device(config.engine.device))
+    scenario = build_scenario(config) if scenario is None else scenario
     options = dict(config.method.options)
     preset = options.pop("preset", None)
     checked = check_options(cls, {**scenario.method_defaults.get(cls.name, {}), **options}, "method")
@@ -107,10 +115,12 @@ def _model(default: ModelRecipe, wanted: Choice) -> ModelRecipe:
     return ModelRecipe(wanted.name, {**shared, **options})
 
 
-def run(config: Config, out: Path, *, resume: bool = False, observer: Observer | None = None) -> dict[str, Any]:
+def run(
+    config: Config, out: Path, *, resume: bool = False, observer: Observer | None = None, scenario: Scenario | None = None
+) -> dict[str, Any]:
     """Run (or resume) an experiment in directory ``out`` and return its summary."""
     started = time.perf_counter()
-    plan_ = plan(config)
+    plan_ = plan(config, scenario)
     with plan_.federation() as fed, RunStore.open(out, plan_.config, resume=resume) as store:
         loaded: tuple[int, Any, dict[str, Any]] | None = store.load_state(plan_.method.State)
         done, state, extra = loaded if loaded is not None else (0, None, {})

@@ -1,0 +1,131 @@
+"""``emdcfl compare``: many methods, many seeds, one table."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table as RichTable
+
+from emdcfl.cli.app import app
+from emdcfl.cli.run import build_config
+from emdcfl.cli.show import percent
+from emdcfl.errors import ClientError, ConfigError
+from emdcfl.experiments.compare import Done, Outcome, compare, configs, describe_failures, parse_methods, parse_seeds
+from emdcfl.experiments.results import Results, read_results
+from emdcfl.experiments.tables import METRICS, Table, build, write_tables
+
+
+@app.command("compare")
+def compare_(
+    scenario: Annotated[str | None, typer.Option(help="See 'emdcfl data list'; left out with --merge, nothing is run.")] = None,
+    methods: Annotated[str, typer.Option(help="all, or a,b,c; options after colons, as in emdcfl:tolerance=0.025.")] = "all",
+    seeds: Annotated[str, typer.Option(help="As in 0,1,2 or 0-4.")] = "0,1,2",
+    out: Annotated[Path, typer.Option(help="Folder of results.jsonl and the tables.")] = Path("runs/compare"),
+    scale: Annotated[str | None, typer.Option(help="smoke, small or paper, where the scenario has scales.", show_default=False)] = None,
+    config: Annotated[Path | None, typer.Option(help="Config file (TOML) to start from.", show_default=False)] = None,
+    time_limit: Annotated[float | None, typer.Option(help="Seconds after which no run begins.", show_default=False)] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, each in a process of its own.")] = 1,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.", show_default="auto")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Any key of all runs, as in --set run.rounds=5; repeatable.")] = None,
+    keep_runs: Annotated[bool, typer.Option("--keep-runs", help="Keep run directories; an interrupted run then goes on.")] = False,
+    merge: Annotated[list[Path] | None, typer.Option(help="Take in another results.jsonl (or its folder); repeatable.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the table at the end.")] = False,
+) -> None:
+    """Run methods × seeds on a scenario, as far as they are missing in --out, and write table.md, table.tex and table.csv."""
+    settings = set_ or []
+    refused = next((s for s in settings if s.strip().startswith("method")), None)
+    if refused is not None:
+        raise ConfigError(f"--set {refused}: options of a method go with its name, as in --methods emdcfl:tolerance=0.03")
+    if scenario is None and config is None and not merge:
+        raise ConfigError("expected --scenario (what to run) or --merge (what to take in), got neither; see 'emdcfl data list'")
+    wanted = []
+    if scenario is not None or config is not None:
+        base = build_config(config, {"scenario": scenario, "scenario.scale": scale, "engine.device": device}, settings)
+        wanted = configs(base, parse_methods(methods), parse_seeds(seeds))
+    logging.getLogger("emdcfl").setLevel(logging.WARNING if quiet else logging.INFO)
+    console = Console()
+    try:
+        with Screen(console, quiet=quiet) as screen:
+            outcome = compare(wanted, out, jobs=jobs, time_limit=time_limit, keep_runs=keep_runs, merge=merge or [], on_row=screen.note)
+    except KeyboardInterrupt:
+        print(f"stopped; finished runs are saved in {out}, the same command goes on from there", file=sys.stderr)
+        raise typer.Exit(130) from None
+    conclude(console, out, outcome)
+
+
+def conclude(console: Console, out: Path, outcome: Outcome) -> None:
+    """Write the tables, print them, and say what is missing."""
+    results = read_results(out) if (out / "results.jsonl").exists() else []
+    if results:
+        for one in rich_tables(write_tables(results, out)):
+            console.print(one)
+    done = f"{outcome.found + outcome.ran} of {outcome.found + outcome.ran + outcome.left + len(outcome.failed)} runs are there"
+    left = f", {outcome.left} left by the time limit: start again to go on" if outcome.left else ""
+    console.print(f"{done} ({outcome.ran} run now){left}; tables and results in {out}", highlight=False, soft_wrap=True)
+    if outcome.failed:
+        raise ClientError(describe_failures(outcome.failed))
+
+
+class Screen:
+    """The table as it fills, on a terminal; one line per finished run elsewhere."""
+
+    def __init__(self, console: Console, *, quiet: bool = False) -> None:
+        self.console, self.quiet = console, quiet
+        self.live = Live(console=console, transient=True, auto_refresh=False) if console.is_terminal and not quiet else None
+
+    def __enter__(self) -> Screen:
+        if self.live is not None:
+            self.live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.live is not None:
+            self.live.stop()
+
+    def note(self, done: Done, results: Results, ended: int, total: int) -> None:
+        """Show a run that ended."""
+        if self.quiet or done.row is None:
+            return
+        row: dict[str, Any] = done.row
+        scores = ", ".join(f"{v} {percent(s['mean'])}" for v, s in row["accuracy"]["variants"].items())
+        ari = "" if row["ari"] is None else f", ARI {row['ari']:.2f}"
+        self.console.print(
+            f"[{ended}/{total}] {done.job}: {scores}, worst {percent(row['accuracy']['worst'])}{ari}, {row['seconds']['total']:.0f} s",
+            highlight=False, markup=False, soft_wrap=True,
+        )  # fmt: skip
+        if self.live is not None:
+            tables = rich_tables(build(results.rows))
+            self.live.update(tables[-1], refresh=True)
+
+
+def rich_tables(table: Table) -> list[RichTable]:
+    """Return one terminal table per scenario."""
+    found = []
+    for column in table.columns:
+        shown = RichTable(title=column.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+        shown.add_column("method")
+        for metric in column.metrics:
+            shown.add_column(METRICS[metric], justify="right")
+            if table.has_paper(column.key, metric):
+                shown.add_column("paper", justify="right", style="dim")
+        shown.add_column("seeds", justify="right")
+        for label in table.rows:
+            cells = [table.cells.get((label, column.key, metric)) for metric in column.metrics]
+            if not any(cells):
+                continue
+            texts = []
+            for metric, cell in zip(column.metrics, cells, strict=True):
+                bold = label in table.best(column.key, metric)
+                texts.append("–" if cell is None else f"[bold]{cell.text(metric)}[/]" if bold else cell.text(metric))
+                if table.has_paper(column.key, metric):
+                    texts.append("–" if cell is None or cell.paper is None else cell.paper.text())
+            shown.add_row(label, *texts, str(max(c.n for c in cells if c)))
+        found.append(shown)
+    return found
