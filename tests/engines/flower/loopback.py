@@ -13,21 +13,21 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs the extra emdcfl[flower]")
 
-from flwr.app import Context, Error, Message, RecordDict  # noqa: E402
-from flwr.clientapp import ClientApp  # noqa: E402
-from flwr.common.serde import message_from_proto, message_to_proto  # noqa: E402
-from flwr.serverapp import Grid  # noqa: E402
-from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
 
-import emdcfl.methods  # noqa: E402, F401  registers the tasks that methods bring
-from emdcfl.client import Client  # noqa: E402
-from emdcfl.data.types import Scenario  # noqa: E402
-from emdcfl.engines.flower.federation import FlowerFederation, Wire  # noqa: E402
-from emdcfl.engines.flower.serve import make_app  # noqa: E402
-from emdcfl.engines.local.sequential import simulated_clients  # noqa: E402
-from emdcfl.keys import NodeSecret, global_seed  # noqa: E402
-from emdcfl.params import Network  # noqa: E402
-from emdcfl.privacy.trust import KeyList  # noqa: E402
+import emdcfl.methods  # noqa: F401  registers the tasks that methods bring
+from emdcfl.client import Client
+from emdcfl.data.types import Scenario
+from emdcfl.engines.flower.federation import FlowerFederation, Wire
+from emdcfl.engines.flower.serve import make_app
+from emdcfl.engines.local.sequential import simulated_clients
+from emdcfl.keys import NodeSecret, global_seed
+from emdcfl.params import Network
+from emdcfl.privacy.trust import KeyList
 
 TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
 

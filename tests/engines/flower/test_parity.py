@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests.engines.flower import loopback
+from tests.methods import toy
 from torch import Tensor
 
 from emdcfl.engines.flower.codec import to_bytes
 from emdcfl.engines.flower.federation import Wire
 from emdcfl.methods import METHODS, make
-from tests.engines.flower import loopback
-from tests.methods import toy
 
 SCENARIO = toy.toy(groups=2, per_group=2, n=48)
 TRAINING = toy.Training(local_epochs=1, batch_size=16, lr=0.05)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("emdcfl")
 
 Open = Callable[["Context"], Node]
-Answer = Callable[[Node, Any], dict[str, Any]]
+Answer = Callable[[Any, Any], dict[str, Any]]  # from the node and the decoded request
 
 RELAYED = ("partners", "keys")
 """Inputs in which the server relays partners' public keys."""

@@ -1,0 +1,31 @@
+"""The ``ClientApp``: one client's node. Its name and home folder come from the node's config, its data from that folder.
+
+``flower-supernode … --node-config 'name="hospital-3" home="/srv/emdcfl"'``
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import emdcfl.methods  # noqa: F401  registers the tasks that methods bring
+from emdcfl.engines.flower.node import HomeNode
+from emdcfl.engines.flower.serve import make_app
+from emdcfl.engines.flower.survey import look
+from emdcfl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from flwr.app import Context
+
+logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+
+
+def open_node(context: Context) -> HomeNode:
+    """Return the node that this process speaks for."""
+    name, home = context.node_config.get("name"), context.node_config.get("home")
+    if not isinstance(name, str) or not name or not isinstance(home, str):
+        raise ConfigError('expected name and home in the node\'s config; start it with --node-config \'name="site-1" home="/folder"\'')
+    return HomeNode(name, home)
+
+
+app = make_app(open_node, survey=look)

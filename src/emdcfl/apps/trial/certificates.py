@@ -1,0 +1,95 @@
+"""Certificates for TLS and keys for node authentication, made with ``cryptography`` alone."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+DAYS = 825
+"""Validity; longer ones are refused by some TLS libraries."""
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Write a file that only its owner can read."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(content)
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    pkcs8 = serialization.PrivateFormat.PKCS8
+    return key.private_bytes(serialization.Encoding.PEM, pkcs8, serialization.NoEncryption())
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+def make_certificates(folder: Path, hosts: Sequence[str] = ("localhost", "127.0.0.1")) -> None:
+    """Write ``ca.crt``, ``ca.key``, ``server.pem`` and ``server.key``: an authority of this federation and the SuperLink's certificate."""
+    start = datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=5)
+    end = start + datetime.timedelta(days=DAYS)
+    authority, server = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
+    issuer = _name("emdcfl federation")
+
+    def builder(subject: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+        base = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key)
+        return base.serial_number(x509.random_serial_number()).not_valid_before(start).not_valid_after(end)
+
+    usage = x509.KeyUsage(
+        digital_signature=True,
+        key_cert_sign=True,
+        crl_sign=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    identifier = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
+    root = (
+        builder(issuer, authority.public_key())
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(identifier, critical=False)
+        .sign(authority, hashes.SHA384())
+    )
+    names = [x509.IPAddress(ipaddress.ip_address(h)) if _is_address(h) else x509.DNSName(h) for h in hosts]
+    leaf = (
+        builder(_name(hosts[0]), server.public_key())
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
+        .sign(authority, hashes.SHA384())
+    )
+    write_private(folder / "ca.key", _pem(authority))
+    write_private(folder / "server.key", _pem(server))
+    (folder / "ca.crt").write_bytes(root.public_bytes(serialization.Encoding.PEM))
+    (folder / "server.pem").write_bytes(leaf.public_bytes(serialization.Encoding.PEM))
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def make_node_key(folder: Path) -> None:
+    """Write ``auth.key`` and ``auth.pub``: the key (ECDSA P-384) a node signs its requests to the SuperLink with."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    openssh = serialization.PrivateFormat.OpenSSH
+    write_private(folder / "auth.key", key.private_bytes(serialization.Encoding.PEM, openssh, serialization.NoEncryption()))
+    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    (folder / "auth.pub").write_bytes(public + b"\n")

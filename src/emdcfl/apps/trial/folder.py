@@ -1,0 +1,236 @@
+"""The folder of a trial federation: everything that would lie on several machines, side by side.
+
+::
+
+    federation.toml           names, ports, deadlines
+    run.toml                  a config for 'emdcfl run' that fits these nodes
+    certificates/             ca.crt, server.pem, server.key (and ca.key, to issue more)
+    app/pyproject.toml        the Flower app: where the code is, not the code itself
+    flwr/config.toml          the connection, for the flwr command (FLWR_HOME)
+    server/                   the SuperLink's database, the list that binds names to keys
+    nodes/<name>/             node.toml, auth.key, secret.key, state: what a node's machine would hold
+    start.sh                  the commands that 'emdcfl federation up' runs, to read and to adapt
+    logs/  jobs/              what the processes say; one folder per submitted run
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import socket
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+import emdcfl
+from emdcfl.apps.trial.certificates import make_certificates, make_node_key
+from emdcfl.data import scenarios
+from emdcfl.data.own.layout import discover
+from emdcfl.errors import ConfigError
+from emdcfl.privacy.exchange import public_key
+from emdcfl.privacy.nodekeys import fingerprint, load_secret
+
+HOST = "127.0.0.1"
+CONNECTION = "trial"
+MOST = 64
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A trial federation's folder, read."""
+
+    path: Path
+    port: int
+    nodes: Mapping[str, int]
+    deadline: float
+    wait: float
+
+    @classmethod
+    def read(cls, path: str | Path) -> Trial:
+        """Read ``federation.toml`` of a folder that ``create`` wrote."""
+        folder = Path(path).resolve()
+        try:
+            raw = tomllib.loads((folder / "federation.toml").read_text(encoding="utf-8"))
+            return cls(folder, int(raw["port"]), dict(raw["nodes"]), float(raw["deadline"]), float(raw["wait"]))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{folder}: not a federation ({error}); make one with: emdcfl federation init {path} --nodes 4") from error
+
+    def home(self, node: str) -> Path:
+        """A node's own folder."""
+        return self.path / "nodes" / node
+
+    def program(self, name: str) -> str:
+        """Path of one of Flower's commands, of the environment this program runs in."""
+        found = Path(sys.executable).parent / name
+        if not found.exists():
+            raise ConfigError(f"{name} is not installed beside {sys.executable}; install it with: pip install 'emdcfl[flower]'")
+        return str(found)
+
+    def link_command(self) -> list[str]:
+        """The SuperLink's command line."""
+        c = self.path / "certificates"
+        tls = ["--ssl-ca-certfile", f"{c}/ca.crt", "--ssl-certfile", f"{c}/server.pem", "--ssl-keyfile", f"{c}/server.key"]
+        where = ["--host", HOST, "--port", str(self.port), "--database", str(self.path / "server" / "link.db")]
+        return [self.program("flower-superlink"), *tls, *where, "--enable-supernode-auth", "--disable-runtime-dependency-installation"]
+
+    def node_command(self, node: str) -> list[str]:
+        """A SuperNode's command line."""
+        home = self.home(node)
+        identity = [
+            "--root-certificates",
+            str(self.path / "certificates" / "ca.crt"),
+            "--auth-supernode-private-key",
+            str(home / "auth.key"),
+        ]
+        where = ["--superlink", f"{HOST}:{self.port}", "--host", HOST, "--port", str(self.nodes[node])]
+        return [self.program("flower-supernode"), *identity, *where, "--node-config", f'name="{node}" home="{home}"']
+
+    def environment(self, node: str | None = None) -> dict[str, str]:
+        """Variables for a process of the federation."""
+        home = self.path / "flwr" if node is None else self.home(node) / "flwr"
+        quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+        # Flower finds its own helper programs by name.
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+        return {**quiet, "PATH": path, "FLWR_HOME": str(home), "OMP_NUM_THREADS": "1"}
+
+
+def create(path: str | Path, *, nodes: int | None = None, data: str | Path | None = None, deadline: float = 600.0) -> Trial:
+    """Write the folder of a federation of ``nodes`` clients of ``rotated-digits``, or one per client of the folder ``data``."""
+    folder = Path(path).resolve()
+    if folder.exists() and any(folder.iterdir()):
+        raise ConfigError(f"{path}: exists and is not empty; choose another folder")
+    if data is None:
+        options = _digits(4 if nodes is None else nodes)
+        names = [site.name for site in scenarios.build("rotated-digits", **options).sites]
+        run: dict[str, Any] = {"scenario": {"name": "rotated-digits", **options}}
+        sources = dict.fromkeys(names, "scenario")
+    else:
+        layout = discover(Path(data))
+        sources = {client.name: str(_source(layout.kind, client.parts).resolve()) for client in layout.clients}
+        names = list(sources)
+        if nodes not in (None, len(names)):
+            raise ConfigError(f"{data} holds {len(names)} clients, got --nodes {nodes}; leave it out")
+        run = {"scenario": {"name": "nodes"}}
+    _check(names)
+    ports = free_ports(len(names) + 1)
+    make_certificates(_made(folder / "certificates"))
+    for name in names:
+        home = _made(folder / "nodes" / name)
+        make_node_key(home)
+        load_secret(home / "secret.key")
+        (home / "node.toml").write_text(_NODE.format(data=sources[name]), encoding="utf-8")
+    numbers = {"port": ports[0], "deadline": deadline, "wait": 60.0, "nodes": dict(zip(names, ports[1:], strict=True))}
+    (folder / "federation.toml").write_text(tomli_w.dumps(numbers), encoding="utf-8")
+    run["engine"] = {"name": "flower", "on_failure": "continue"}
+    (folder / "run.toml").write_text(tomli_w.dumps(run), encoding="utf-8")
+    (_made(folder / "app") / "pyproject.toml").write_text(_APP.format(version=emdcfl.__version__), encoding="utf-8")
+    connection = {"address": f"{HOST}:{ports[0]}", "root-certificates": str(folder / "certificates" / "ca.crt")}
+    (_made(folder / "flwr") / "config.toml").write_text(
+        tomli_w.dumps({"superlink": {"default": CONNECTION, CONNECTION: connection}}), encoding="utf-8"
+    )
+    for name in ("server", "logs", "jobs"):
+        _made(folder / name)
+    trial = Trial.read(folder)
+    _write_start(trial)
+    return trial
+
+
+def fingerprints(trial: Trial) -> dict[str, str]:
+    """Fingerprint of every node's key, for pinning."""
+    return {node: fingerprint(public_key(load_secret(trial.home(node) / "secret.key"))) for node in trial.nodes}
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _digits(nodes: int) -> dict[str, int]:
+    """Rotations and clients per rotation that make so many clients; two or more per rotation where possible."""
+    if not 2 <= nodes <= MOST:
+        raise ConfigError(f"expected between 2 and {MOST} nodes on one machine, got {nodes}")
+    groups = next((g for g in (4, 3, 2) if nodes % g == 0 and nodes // g >= 2), 1)
+    return {"groups": groups, "clients_per_group": nodes // groups}
+
+
+def _source(kind: str, parts: Mapping[str, Path]) -> Path:
+    """A client's folder or table, from its parts."""
+    first = next(iter(parts.values()))
+    return first if len(parts) == 1 else first.parent
+
+
+def _check(names: Sequence[str]) -> None:
+    for name in names:
+        if not re.fullmatch(r"[\w.-]+", name):
+            raise ConfigError(f"client name {name!r} cannot name a node: use letters, digits, '.', '-' and '_' only")
+
+
+def free_ports(number: int) -> list[int]:
+    """Ports of this machine that nobody listens on now."""
+    sockets = [socket.socket() for _ in range(number)]
+    try:
+        for s in sockets:
+            s.bind((HOST, 0))
+        return [int(s.getsockname()[1]) for s in sockets]
+    finally:
+        for s in sockets:
+            s.close()
+
+
+def _write_start(trial: Trial) -> None:
+    """Write the commands as a script to read, and to take apart for several machines."""
+    lines = ["#!/bin/sh", "# What 'emdcfl federation up' does, command by command. On real machines each node runs its own line.", "set -e"]
+    lines += [f"export {key}={shlex.quote(value)}" for key, value in trial.environment().items()]
+    lines += [f"{shlex.join(trial.link_command())} &", "sleep 5"]
+    for node in trial.nodes:
+        key = str(trial.home(node) / "auth.pub")
+        lines.append(f"{shlex.join([trial.program('flwr'), 'supernode', 'register', key, CONNECTION])} || true")
+    for node in trial.nodes:
+        lines.append(f"FLWR_HOME={shlex.quote(trial.environment(node)['FLWR_HOME'])} {shlex.join(trial.node_command(node))} &")
+    lines.append("wait")
+    path = trial.path / "start.sh"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    path.chmod(0o755)
+
+
+_NODE = """\
+# What this node serves. See docs/deploy.md.
+data = "{data}"        # folder or table of this site; "scenario" for its share of a built-in scenario (trials)
+device = "auto"
+trust = "first-use"    # partners' keys, relayed by the server: "relay", "first-use", or "pinned" in partners.toml
+withhold = ["embed", "deposit"]    # tasks that would hand out what is not projected
+details = false        # true: the server may read the text of unexpected errors, which may quote data
+"""
+
+_APP = """\
+[project]
+name = "emdcfl-app"
+version = "{version}"
+description = "emdcfl as a Flower app; the code is what is installed on the server and on the nodes"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "emdcfl"
+
+[tool.flwr.app.components]
+serverapp = "emdcfl.apps.server:app"
+clientapp = "emdcfl.apps.client:app"
+
+[tool.flwr.app.config]
+config = ""
+out = "runs/flower"
+resume = false
+keys = ""
+trust = "first-use"
+deadline = 600.0
+part-mb = 256.0
+wait = 60.0
+job = ""
+"""

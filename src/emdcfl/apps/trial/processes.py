@@ -1,0 +1,159 @@
+"""Start, look at and stop the processes of a trial federation, known by process id and start time in ``processes.json``."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from emdcfl.apps.trial.folder import CONNECTION, HOST, Trial
+from emdcfl.errors import ConfigError
+
+LINK = "superlink"
+PATIENCE = 60.0
+
+
+def up(trial: Trial) -> list[str]:
+    """Start what is not running: the SuperLink, then the nodes, registered first. Returns the names of what was started."""
+    running = {name for name, pid in _recorded(trial).items() if pid is not None}
+    started = []
+    if LINK not in running:
+        if _listens(trial.port):
+            raise ConfigError(f"port {trial.port} of {HOST} is taken by another program; stop it, or make a new federation")
+        start(trial, LINK)
+        started.append(LINK)
+    _until_listening(trial)
+    register(trial)
+    for node in trial.nodes:
+        if node not in running:
+            start(trial, node)
+            started.append(node)
+    return started
+
+
+def start(trial: Trial, name: str) -> int:
+    """Start one process, detached from this one; its output goes to ``logs/<name>.log``."""
+    node = None if name == LINK else name
+    command = trial.link_command() if node is None else trial.node_command(node)
+    with (trial.path / "logs" / f"{name}.log").open("ab") as log:
+        process = subprocess.Popen(
+            command,
+            env={**os.environ, **trial.environment(node)},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            cwd=trial.path,
+        )
+    known = _known(trial)
+    known[name] = {"pid": process.pid, "started": _start_time(process.pid)}
+    _write(trial, known)
+    return process.pid
+
+
+def register(trial: Trial) -> None:
+    """Tell the SuperLink the nodes' public keys; those it knows stay as they are."""
+    done = trial.path / "server" / "registered.json"
+    known = set(json.loads(done.read_text(encoding="utf-8"))) if done.exists() else set()
+    for node in trial.nodes:
+        if node in known:
+            continue
+        result = flwr(trial, ["supernode", "register", str(trial.home(node) / "auth.pub"), CONNECTION])
+        if result.returncode != 0 and "already" not in (result.stdout + result.stderr).lower():
+            raise ConfigError(f"node {node!r} could not be registered: {_last_line(result)}; see {trial.path}/logs/{LINK}.log")
+        known.add(node)
+    done.write_text(json.dumps(sorted(known)), encoding="utf-8")
+
+
+def flwr(trial: Trial, arguments: list[str], *, timeout: float = 120.0) -> subprocess.CompletedProcess[str]:
+    """Run the ``flwr`` command against this federation."""
+    environment = {**os.environ, **trial.environment(), "NO_COLOR": "1", "COLUMNS": "200"}
+    command = [trial.program("flwr"), *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, check=False, cwd=trial.path)
+
+
+def _last_line(result: subprocess.CompletedProcess[str]) -> str:
+    lines = [line.strip(" │╭╮╰╯─") for line in (result.stderr + "\n" + result.stdout).splitlines() if line.strip(" │╭╮╰╯─")]
+    return lines[-1] if lines else f"exit code {result.returncode}"
+
+
+def status(trial: Trial) -> dict[str, str]:
+    """Say of each process whether it runs, and of each node whether the SuperLink sees it."""
+    recorded = _recorded(trial)
+    said = {name: "running" if recorded.get(name) is not None else "stopped" for name in (LINK, *trial.nodes)}
+    if said[LINK] != "running":
+        return said
+    listed = flwr(trial, ["supernode", "list", CONNECTION, "--format", "json"])
+    online = listed.stdout.count('"online"')
+    said[LINK] += f", {online} of {len(trial.nodes)} nodes online" if listed.returncode == 0 else ", not answering"
+    return said
+
+
+def down(trial: Trial) -> list[str]:
+    """Stop everything that ``up`` started, nodes first; returns what was stopped."""
+    recorded = {name: pid for name, pid in _recorded(trial).items() if pid is not None}
+    order = [name for name in recorded if name != LINK] + [name for name in recorded if name == LINK]
+    for name in order:
+        _signal(recorded[name], signal.SIGTERM)
+    end = time.monotonic() + 20
+    while time.monotonic() < end and any(pid is not None for pid in _recorded(trial).values()):
+        time.sleep(0.2)
+    for pid in _recorded(trial).values():
+        if pid is not None:
+            _signal(pid, signal.SIGKILL)
+    _write(trial, {})
+    return order
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, number)  # every process was started as the leader of its own group
+
+
+def _known(trial: Trial) -> dict[str, Any]:
+    path = trial.path / "processes.json"
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+
+
+def _write(trial: Trial, known: Mapping[str, Any]) -> None:
+    temporary = trial.path / ".processes.json"
+    temporary.write_text(json.dumps(known), encoding="utf-8")
+    temporary.replace(trial.path / "processes.json")
+
+
+def _recorded(trial: Trial) -> dict[str, int | None]:
+    """Name → process id, or ``None`` where that process is gone (and its number perhaps another's)."""
+    return {name: entry["pid"] if _start_time(entry["pid"]) == entry["started"] != "" else None for name, entry in _known(trial).items()}
+
+
+def _start_time(pid: int) -> str:
+    """When a process began, in the kernel's ticks; empty if it is gone or only waits to be collected."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()
+    except (OSError, IndexError):
+        return ""
+    return "" if fields[0] == "Z" else fields[19]
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as s:
+        s.settimeout(1.0)
+        return s.connect_ex((HOST, port)) == 0
+
+
+def _until_listening(trial: Trial) -> None:
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        if _listens(trial.port):
+            return
+        if _recorded(trial).get(LINK) is None:
+            raise ConfigError(f"the SuperLink ended at once; see {trial.path}/logs/{LINK}.log")
+        time.sleep(0.2)
+    raise ConfigError(f"the SuperLink does not listen on port {trial.port} after {PATIENCE:.0f} s; see {trial.path}/logs/{LINK}.log")

@@ -1,0 +1,95 @@
+"""Submit a run to a trial federation and follow it: ``emdcfl run --engine flower --federation DIR``."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from emdcfl.apps.trial.folder import CONNECTION, Trial
+from emdcfl.apps.trial.processes import flwr
+from emdcfl.errors import ConfigError, EmdcflError
+from emdcfl.experiments.config import Config, dump
+
+Event = dict[str, Any]
+POLL = 0.5
+CHECK = 20.0
+"""Seconds between questions to the SuperLink whether the run still exists."""
+
+
+def submit(
+    trial: Trial, config: Config, out: Path, *, resume: bool = False, trust: str = "first-use", watch: Callable[[Event], None] | None = None
+) -> dict[str, Any]:
+    """Run a config over the federation; return its outcome (``ok``, ``error``, ``traffic``).
+
+    Raises
+    ------
+    EmdcflError
+        The run ended with an error, which is the message.
+    """
+    number = 1 + max([int(p.name) for p in (trial.path / "jobs").iterdir() if p.name.isdigit()], default=0)
+    job = trial.path / "jobs" / str(number)
+    job.mkdir(parents=True)
+    options = {
+        "config": dump(config),
+        "out": str(out.resolve()),
+        "resume": resume,
+        "keys": str(trial.path / "server" / "clients.toml"),
+        "trust": trust,
+        "deadline": trial.deadline,
+        "wait": trial.wait,
+        "job": str(job),
+    }
+    (job / "run-config.toml").write_text(tomli_w.dumps(options), encoding="utf-8")
+    result = flwr(trial, ["run", str(trial.path / "app"), CONNECTION, "--run-config", str(job / "run-config.toml"), "--format", "json"])
+    found = re.search(r'"run-id":\s*"?(\d+)', result.stdout)
+    if result.returncode != 0 or found is None:
+        text = " ".join((result.stdout + result.stderr).split())[-300:]
+        raise ConfigError(f"the run could not be submitted; is the federation up (emdcfl federation up {trial.path})? Flower says: {text}")
+    return follow(trial, job, found.group(1), watch or (lambda event: None))
+
+
+def follow(trial: Trial, job: Path, run: str, watch: Callable[[Event], None]) -> dict[str, Any]:
+    """Show what the server's journal says until the run has ended."""
+    position, checked = 0, time.monotonic()
+    while True:
+        ended = (job / "outcome.json").exists()
+        events, position = _new_events(job / "progress.jsonl", position)
+        for event in events:
+            watch(event)
+        if ended:
+            outcome: dict[str, Any] = json.loads((job / "outcome.json").read_text(encoding="utf-8"))
+            if not outcome["ok"]:
+                raise EmdcflError(str(outcome["error"]))
+            return outcome
+        if time.monotonic() - checked > CHECK:
+            checked = time.monotonic()
+            state = _state(trial, run)
+            if state is not None and state.startswith("finished") and not (job / "outcome.json").exists():
+                raise EmdcflError(
+                    f"run {run} ended without a result ({state}); see {trial.path}/logs/superlink.log, then use --resume to continue it"
+                )
+        time.sleep(POLL)
+
+
+def _new_events(path: Path, position: int) -> tuple[list[Event], int]:
+    """Return the complete lines after a position, and the position after them."""
+    if not path.exists():
+        return [], position
+    with path.open("rb") as file:
+        file.seek(position)
+        content = file.read()
+    complete = content[: content.rfind(b"\n") + 1]
+    return [json.loads(line) for line in complete.splitlines()], position + len(complete)
+
+
+def _state(trial: Trial, run: str) -> str | None:
+    """What the SuperLink says of a run, ``None`` if it does not answer."""
+    result = flwr(trial, ["list", CONNECTION, "--run-id", run, "--format", "json"])
+    found = re.search(r'"status":\s*"([^"]+)"', result.stdout)
+    return found.group(1) if result.returncode == 0 and found else None

@@ -1,0 +1,120 @@
+"""``emdcfl federation init | up | status | down``: a real federation on this machine; and ``emdcfl run --engine flower`` over it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from emdcfl.cli.app import app
+from emdcfl.errors import ConfigError
+from emdcfl.experiments.config import Config
+
+log = logging.getLogger("emdcfl")
+
+federation = typer.Typer(
+    help="A federation of separate processes on this machine: TLS, authenticated nodes.", no_args_is_help=True, add_completion=False
+)
+app.add_typer(federation, name="federation")
+
+Folder = Annotated[Path, typer.Argument(help="Folder of the federation.", show_default=False)]
+
+
+def _needs_flower() -> None:
+    try:
+        import flwr  # noqa: F401
+    except ImportError as error:
+        raise ConfigError("this needs Flower, which is not installed; install it with: pip install 'emdcfl[flower]'") from error
+
+
+@federation.command()
+def init(
+    folder: Folder,
+    nodes: Annotated[int | None, typer.Option(help="How many nodes, each a client of rotated-digits.", show_default="4")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Your own files: one node per client of this folder, reading its own part.", show_default=False)
+    ] = None,
+    deadline: Annotated[float, typer.Option(help="Seconds a node may take to answer one request.")] = 600.0,
+) -> None:
+    """Write certificates, node keys, configs and a start script."""
+    _needs_flower()
+    from emdcfl.apps.trial.folder import create, fingerprints
+
+    trial = create(folder, nodes=nodes, data=data, deadline=deadline)
+    for node, print_ in fingerprints(trial).items():
+        typer.echo(f"{node:<20} {print_}")
+    typer.echo(f"wrote {folder}; next: emdcfl federation up {folder}")
+
+
+@federation.command()
+def up(folder: Folder) -> None:
+    """Start the SuperLink and the nodes; those that run stay as they are."""
+    _needs_flower()
+    from emdcfl.apps import trial
+
+    started = trial.up(trial.Trial.read(folder))
+    typer.echo(f"started {', '.join(started)}" if started else "everything is running already")
+    typer.echo(f"next: emdcfl run {folder}/run.toml --federation {folder}")
+
+
+@federation.command()
+def status(folder: Folder) -> None:
+    """Say what runs."""
+    _needs_flower()
+    from emdcfl.apps import trial
+
+    for name, text in trial.status(trial.Trial.read(folder)).items():
+        typer.echo(f"{name:<20} {text}")
+
+
+@federation.command()
+def down(folder: Folder) -> None:
+    """Stop everything that 'up' started."""
+    _needs_flower()
+    from emdcfl.apps import trial
+
+    stopped = trial.down(trial.Trial.read(folder))
+    typer.echo(f"stopped {', '.join(stopped)}" if stopped else "nothing was running")
+
+
+def runner_over(folder: Path | None) -> Callable[..., dict[str, Any]]:
+    """Return a stand-in for ``runner.run`` that submits the config to a federation and follows it."""
+    if folder is None:
+        raise ConfigError("engine 'flower' needs a federation: add --federation DIR (make one with: emdcfl federation init DIR --nodes 4)")
+    _needs_flower()
+    from emdcfl.apps import trial
+    from emdcfl.experiments.outputs import read_summary
+
+    there = trial.Trial.read(folder)
+
+    def run(config: Config, out: Path, *, resume: bool = False, observer: Any = None) -> dict[str, Any]:
+        engine = replace(config.engine, name="flower", workers=1)
+        trial.submit(there, replace(config, engine=engine), out, resume=resume, watch=lambda event: _show(event, observer))
+        return read_summary(out)
+
+    return run
+
+
+def _show(event: dict[str, Any], observer: Any) -> None:
+    """Pass a line of the server's journal on to the observer of this terminal."""
+    import torch
+
+    from emdcfl.methods.base import Serving
+
+    kind = event["event"]
+    if kind == "log":
+        log.log(logging.getLevelName(event["level"]), "%s", event["text"])
+    elif observer is None:
+        return
+    elif kind == "begin":
+        observer.begin(event["round"], event["total"], tuple(event["participants"]))
+    elif kind == "reply":
+        accuracy = {} if event["accuracy"] is None else {"test": event["accuracy"]}
+        observer.reply(event["task"], event["client"], {"loss": event["loss"], "accuracy": accuracy})
+    elif kind == "end":
+        clusters = None if event["clusters"] is None else torch.tensor(event["clusters"])
+        observer.end(event["round"], event["total"], event["rows"], Serving(torch.zeros(0, 0), torch.zeros(0, 0), clusters=clusters))
