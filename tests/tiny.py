@@ -5,8 +5,10 @@ Importing this module registers it as ``tiny``, so that a config, a worker proce
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -98,6 +100,21 @@ def config(*, method: str = "emdcfl", rounds: int = 3, seed: int = 0, participan
 def same_bits(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors agree in type, shape and every bit."""
     return a.dtype == b.dtype and a.shape == b.shape and a.contiguous().view(torch.uint8).equal(b.contiguous().view(torch.uint8))
+
+
+def contents(run: Path) -> dict[str, Any]:
+    """Return every file of a run directory as something to compare, without the times and the lock."""
+    found: dict[str, Any] = {}
+    for path in sorted(p for p in run.rglob("*") if p.is_file() and p.name != ".lock"):
+        name = path.relative_to(run).as_posix()
+        found[name] = path.read_bytes()
+        if name == "summary.json":
+            found[name] = {k: v for k, v in json.loads(found[name]).items() if k != "seconds"}
+        elif name.startswith("state/round-"):
+            body = json.loads(found[name])["body"]
+            body["extra"]["$dict"].pop("seconds")
+            found[name] = body
+    return found
 
 
 if __name__ == "__main__":  # the command line, with the tiny scenario known to it

@@ -61,7 +61,7 @@ class Rounds:
         text = files.json_text(body, str(target))
         files.write_file(target, [f'{{"sha256":"{_checksum(text)}","body":{text}}}\n'.encode()])
         self._references[round] = references
-        self._forget_others(round)
+        self.forget_others(round)
 
     def _is_whole(self, address: str) -> bool:
         if not self._tensor_path(address).exists():
@@ -73,7 +73,7 @@ class Rounds:
                 return False
         return True
 
-    def _forget_others(self, newest: int) -> None:
+    def forget_others(self, newest: int) -> None:
         """Delete rounds other than the last two up to the newest, then the tensors that no kept round refers to."""
         kept = sorted(round for round in self.numbers() if round <= newest)[-KEEP:]
         for round in self.numbers():

@@ -215,7 +215,10 @@ class RunStore:
 
         If the newest round is damaged and ``fallback`` holds, the one before it is taken, with a warning in the log.
         """
-        return self._rounds.load(cls, fallback=fallback)
+        loaded = self._rounds.load(cls, fallback=fallback)
+        if loaded is not None and self._lock is not None:
+            self._rounds.forget_others(loaded[0])  # a kill right after a commit leaves an older round
+        return loaded
 
     def rounds(self) -> list[int]:
         """The committed rounds, damaged or not, in order."""
