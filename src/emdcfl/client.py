@@ -143,7 +143,8 @@ class Client:
     @contextmanager
     def mode(self, training: bool) -> Iterator[None]:
         self.network.module.train(training)
-        low = torch.autocast(self.network.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16")
+        # no cache: it would keep the low-precision weights of the first step for all steps of the block
+        low = torch.autocast(self.network.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=False)
         with global_seed(keyed_int(self.seed, self.name, self.round, "dropout")), low:
             yield
 
