@@ -99,7 +99,7 @@ def config(*, method: str = "emdcfl", rounds: int = 3, seed: int = 0, participan
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors agree in type, shape and every bit."""
-    return a.dtype == b.dtype and a.shape == b.shape and a.contiguous().view(torch.uint8).equal(b.contiguous().view(torch.uint8))
+    return a.dtype == b.dtype and a.shape == b.shape and a.reshape(-1).view(torch.uint8).equal(b.reshape(-1).view(torch.uint8))
 
 
 def contents(run: Path) -> dict[str, Any]:

@@ -23,6 +23,9 @@ app = typer.Typer(
 )
 
 
+INTERRUPTED = 130
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"emdcfl {emdcfl.__version__}")
@@ -55,7 +58,7 @@ def _explain(message: str) -> NoReturn:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 2 an error that was explained, 130 interrupted."""
-    from emdcfl.cli import compare, data, federation, init, methods, run, use  # noqa: F401  each module adds its commands
+    from emdcfl.cli import compare, data, federation, init, methods, report, run, use  # noqa: F401  each module adds its commands
 
     log = logging.getLogger("emdcfl")
     if not log.handlers:
@@ -71,8 +74,9 @@ def main(arguments: list[str] | None = None) -> None:
             _explain(error.format_message())
         sys.exit(2)  # no arguments: the help is on the screen already
     except (KeyboardInterrupt, click.Abort):
-        print("stopped; what was finished is saved, continue with --resume", file=sys.stderr)
-        sys.exit(130)
+        code = INTERRUPTED
     except BrokenPipeError:
         sys.exit(141)
+    if code == INTERRUPTED:  # typer turns the key press into this code by itself
+        print("stopped; what was finished is saved, continue with --resume", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)

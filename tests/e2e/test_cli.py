@@ -1,0 +1,213 @@
+"""What the command line prints and how it ends. Processes cost seconds, so most cases call ``main`` in this one."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import signal
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import tests.tiny
+from tests.e2e.shell import emdcfl
+
+from emdcfl import __version__
+from emdcfl.cli import main
+from emdcfl.experiments import runner
+
+
+@dataclass(frozen=True)
+class Ended:
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[object]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    handler = signal.getsignal(signal.SIGTERM)
+
+    def call(*arguments: object) -> Ended:
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main([str(a) for a in arguments])
+        return Ended(int(ended.value.code or 0), *capfd.readouterr())
+
+    yield call
+    signal.signal(signal.SIGTERM, handler)
+    log = logging.getLogger("emdcfl")
+    log.handlers.clear()
+    log.setLevel(logging.NOTSET)
+
+
+def refused(ended: Ended, *words: str) -> None:
+    """Exit code 2, one line that names the culprit, no traceback, nothing else."""
+    assert ended.code == 2, ended
+    lines = ended.err.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("error: "), ended.err
+    assert "Traceback" not in ended.err
+    for word in words:
+        assert word in lines[0], lines[0]
+
+
+QUICK = ("run", "--scenario", "tiny", "--rounds", 1, "--local-epochs", 1, "--device", "cpu")
+
+
+def test_version_in_a_process_of_its_own(tmp_path: Path) -> None:
+    done = emdcfl("--version", cwd=tmp_path, module="emdcfl")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"emdcfl {__version__}\n", "")
+
+
+def test_no_arguments_show_the_help(cli) -> None:
+    ended = cli()
+    assert "Usage" in ended.out and ended.err == "" and ended.code == 2
+    assert cli("--help").code == 0
+
+
+def test_init_then_run_that_file(cli, tmp_path: Path) -> None:
+    written = cli("init", "first.toml")
+    assert written.code == 0 and "emdcfl run first.toml" in written.out
+    refused(cli("init", "first.toml"), "first.toml exists already")
+    ended = cli("run", "first.toml", "--scenario", "tiny", "--rounds", 1, "--lr", 0.01, "--seed", 3, "--out", "out", "--quiet")
+    assert ended.code == 0, ended.err
+    config = tomllib.loads((tmp_path / "out" / "config.toml").read_text())
+    assert config["scenario"]["name"] == "tiny" and config["run"] == {"seed": 3, "rounds": 1, "evaluate_every": 1}
+    assert config["training"]["lr"] == 0.01 and config["training"]["momentum"] == 0.9
+
+
+def test_flags_win_over_the_file_and_set_over_both(cli, tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text('[run]\nrounds = 9\nseed = 5\n[scenario]\nname = "tiny"\n[method]\nname = "emdcfl"\ntolerance = 0.5\n')
+    assert cli("run", "c.toml", "--rounds", 1, "--set", "method.tolerance=0.03", "--out", "a", "--quiet").code == 0
+    config = tomllib.loads((tmp_path / "a" / "config.toml").read_text())
+    assert (config["run"]["rounds"], config["run"]["seed"], config["method"]["tolerance"]) == (1, 5, 0.03)
+    assert cli("run", "c.toml", "--rounds", 1, "--method", "fedavg", "--out", "b", "--quiet").code == 0  # the file's options were emdcfl's
+    assert tomllib.loads((tmp_path / "b" / "config.toml").read_text())["method"] == {"name": "fedavg"}
+
+
+def test_progress_is_one_plain_line_per_round_where_there_is_no_terminal(cli) -> None:
+    ended = cli(*QUICK[:3], "--rounds", 2, "--set", "method.distances=all", "--out", "run")
+    assert ended.code == 0 and ended.err == ""
+    lines = ended.out.splitlines()
+    assert [
+        bool(re.match(r"round [12]/2  \d clusters?  train loss [\d.]+  accuracy [\d.]+%, worst [\d.]+%  \d+ s$", x)) for x in lines[1:3]
+    ] == [True] * 2
+    assert "\x1b" not in ended.out and "\r" not in ended.out
+    text = ended.out
+    assert "Clusters found" in text and "site-0, site-1" in text and "group-0" in text
+    assert re.search(r"accuracy [\d.]+%, worst client [\d.]+%; K = \d, ARI = -?\d\.\d\d", text)
+    assert re.search(r"time: train [\d.]+ s · embed [\d.]+ s · transport [\d.]+ s · evaluate [\d.]+ s · total [\d.]+ s", text)
+    assert "run directory: run" in text
+
+
+def test_quiet_leaves_the_result_and_json_nothing_but_json(cli, tmp_path: Path) -> None:
+    quiet = cli(*QUICK, "--out", "quiet", "--quiet")
+    assert quiet.code == 0 and "round 1/1" not in quiet.out and "ARI" in quiet.out and quiet.err == ""
+    as_json = cli(*QUICK, "--out", "json", "--json")
+    summary = json.loads(as_json.out)
+    assert as_json.code == 0 and as_json.err == ""
+    assert summary == json.loads((tmp_path / "json" / "summary.json").read_text())
+    assert len(summary["clusters"]) == 4
+
+
+def test_resume_from_the_folder_alone(cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save = runner.RunStore.save_state
+
+    def stop_after_two(self, index: int, *rest: object) -> None:
+        save(self, index, *rest)
+        if index == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner.RunStore, "save_state", stop_after_two)
+    arguments = ("run", "--scenario", "tiny", "--rounds", 3, "--seed", 2)
+    stopped = cli(*arguments, "--out", "run", "--quiet")
+    assert stopped.code == 130 and "--resume" in stopped.err and "Traceback" not in stopped.err
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    refused(cli(*arguments, "--out", "run"), "already holds this run", "--resume")
+    assert cli("run", "--out", "run", "--resume", "--quiet").code == 0
+    assert cli(*arguments, "--out", "whole", "--quiet").code == 0
+    assert tests.tiny.contents(tmp_path / "run") == tests.tiny.contents(tmp_path / "whole")
+    assert cli("run", "--out", "run", "--resume", "--quiet").code == 0  # finished: shown again
+    refused(cli("run", "--out", "nowhere", "--resume"), "nowhere", "not a run directory")
+
+
+BAD = {
+    "method": (("run", "--method", "emdclf"), ("unknown method 'emdclf'", "did you mean 'emdcfl'")),
+    "scenario": (("run", "--scenario", "rotated-digit"), ("unknown scenario 'rotated-digit'", "did you mean 'rotated-digits'")),
+    "key of the method": (("run", "--set", "method.tolerence=0.03"), ("tolerence", "did you mean 'tolerance'")),
+    "key of a table": (("run", "--set", "training.learning_rate=0.03"), ("learning_rate",)),
+    "table": (("run", "--set", "traning.lr=0.03"), ("traning", "did you mean 'training'")),
+    "option of the scenario": (("run", "--scenario", "tiny", "--set", "scenario.grops=3"), ("grops", "did you mean 'groups'")),
+    "device": (("run", "--device", "gpu"), ("gpu", "cpu")),
+    "absent device": (("run", "--device", "cuda:77"), ("cuda:77", "--device cpu")),
+    "participants": (("run", "--scenario", "tiny", "--participants", 5), ("participants", "between 1 and 4", "got 5")),
+    "no participants": (("run", "--scenario", "tiny", "--participants", 0), ("participants", "0")),
+    "rounds": (("run", "--rounds", 0), ("rounds", "at least 1")),
+    "rounds in words": (("run", "--rounds", "many"), ("--rounds", "many")),
+    "value of an option": (("run", "--scenario", "tiny", "--set", "method.solver=quick"), ("solver", "quick", "sinkhorn")),
+    "range of an option": (("run", "--scenario", "tiny", "--set", "method.projection_ratio=2"), ("projection_ratio", "2")),
+    "setting without a value": (("run", "--set", "rounds"), ("--set rounds", "table.key=value")),
+    "config file": (("run", "missing.toml"), ("missing.toml", "emdcfl init")),
+    "no validation data": (("run", "--scenario", "tiny", "--set", "scenario.val=[70, 0]"), ("'site-1'", "validation")),
+    "NaN loss": (("run", "--scenario", "tiny", "--lr", "1e30"), ("'site-0'", "round 1", "loss became", "learning rate")),
+    "flag": (("run", "--nope"), ("--nope",)),
+    "command": (("rnu",), ("rnu",)),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_bad_input_is_one_line_that_names_the_culprit(cli, kind: str) -> None:
+    arguments, words = BAD[kind]
+    refused(cli(*arguments, *(("--quiet",) if arguments[0] == "run" else ())), *words)
+
+
+def test_folders_and_states_that_do_not_fit(cli, tmp_path: Path) -> None:
+    assert cli(*QUICK, "--out", "run", "--quiet").code == 0
+    refused(cli(*QUICK, "--seed", 1, "--out", "run", "--resume"), "run", "run.seed", "0 there, 1 here")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "holiday.jpg").touch()
+    refused(cli(*QUICK, "--out", "other"), "other", "holiday.jpg")
+    (tmp_path / "file").touch()
+    refused(cli(*QUICK, "--out", "file"), "file")
+    state = tmp_path / "run" / "state" / "round-1.json"
+    state.write_bytes(state.read_bytes()[:-100])
+    ended = cli("run", "--out", "run", "--resume")
+    assert ended.code == 2 and "Traceback" not in ended.err
+    assert "round-1.json: truncated or damaged" in ended.err.splitlines()[-1] and ended.err.splitlines()[-1].startswith("error: ")
+
+
+def test_errors_in_a_process_of_its_own(tmp_path: Path) -> None:
+    done = emdcfl("run", "--scenario", "tiny", "--lr", "1e30", "--out", "run", cwd=tmp_path)
+    refused(Ended(done.returncode, done.stdout, done.stderr), "'site-0'", "round 1")
+
+
+def test_methods_are_listed_and_described(cli) -> None:
+    listed = cli("methods")
+    assert listed.code == 0 and all(name in listed.out for name in ("emdcfl", "oracle", "fedavg", "local"))
+    described = json.loads(cli("methods", "emdcfl", "--json").out)
+    assert described["fields"]["tolerance"] == {"type": "float or 'auto'", "default": 0.025}
+    assert "Clustered Federated Learning via Embedding Distributions" in cli("methods", "emdcfl").out
+    refused(cli("methods", "emdclf"), "did you mean 'emdcfl'")
+
+
+def test_names_in_brackets_reach_the_table(cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import replace
+
+    build = runner.scenarios.build
+
+    def odd(name: str, **options: object):
+        scenario = build(name, **options)
+        names = ["[red]a[/]", "[/b]", "c [x]", "d"]
+        sites = tuple(replace(site, name=n) for site, n in zip(scenario.sites, names, strict=True))
+        return replace(scenario, sites=sites, groups=dict(zip(names, "wxyz", strict=True)))
+
+    monkeypatch.setattr(runner.scenarios, "build", odd)
+    ended = cli(*QUICK, "--out", "run", "--method", "oracle")
+    assert ended.code == 0, ended.err
+    assert all(name in ended.out for name in ("[red]a[/]", "[/b]", "c [x]"))
