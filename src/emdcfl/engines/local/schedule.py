@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from emdcfl.client import Client
+from emdcfl.engines.local.shuffles import shuffles
 from emdcfl.tasks import Fit, batches
 
 Array = np.ndarray[Any, Any]
@@ -73,7 +74,7 @@ def schedule(fits: Sequence[tuple[Client, Fit]], *, needs_two: bool) -> Schedule
         here, members, per_epoch = slice(len(rows), len(rows) + len(by_length[n])), by_length[n], len(cuts[n])
         s, there = epochs * per_epoch, np.arange(width) < cuts[n][:, None]
         filled = np.zeros((len(members), epochs, per_epoch, width), dtype=np.int64)
-        filled[:, :, there] = _orders([fits[i][0] for i in members], n, epochs)
+        filled[:, :, there] = shuffles([fits[i][0] for i in members], n, epochs)
         index[:s, here] = filled.reshape(len(members), s, width).transpose(1, 0, 2)
         sizes[:s, here] = np.tile(cuts[n], epochs)[:, None]
         scale[:s, here] = np.tile(there / cuts[n][:, None].astype(np.float32), (epochs, 1))[:, None]
@@ -90,17 +91,3 @@ def schedule(fits: Sequence[tuple[Client, Fit]], *, needs_two: bool) -> Schedule
 def _sizes(client: Client, n: int, batch_size: int, *, needs_two: bool) -> Array:
     """Return the batch sizes of one epoch."""
     return np.array([len(b) for b in batches(np.empty(n), batch_size, needs_two=needs_two, client=client)])
-
-
-def _orders(clients: Sequence[Client], n: int, epochs: int) -> Array:
-    """Return the shuffled train indices ``(clients, epochs, n)``, drawn as ``local_sgd`` draws them."""
-    orders, known = np.empty((len(clients), epochs, n), dtype=np.int64), dict[str, int]()
-    for row, client in enumerate(clients):
-        if client.name in known:  # several trainings of one client see the same batches
-            orders[row] = orders[known[client.name]]
-            continue
-        known[client.name] = row
-        rng = client.generator("shuffle")
-        for epoch in range(epochs):
-            orders[row, epoch] = rng.permutation(n)
-    return orders
