@@ -1,0 +1,83 @@
+"""``emdcfl sweep``: which tolerances, projections, costs and solvers recover the groups."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from emdcfl.cli.app import app
+from emdcfl.cli.run import build_config
+from emdcfl.errors import ConfigError
+from emdcfl.experiments import plots
+from emdcfl.experiments.files import write_file
+from emdcfl.experiments.snapshot import Request, take
+from emdcfl.experiments.sweep import EPSILONS, RATIOS, Setting, sweep, write_sweep
+
+
+def _numbers(text: str, option: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"{option} {text}: expected numbers with commas between, as in 0.1,0.5,0.9") from None
+
+
+@app.command("sweep")
+def sweep_(
+    scenario: Annotated[str, typer.Option(help="See 'emdcfl data list'.")] = "rotated-digits",
+    out: Annotated[Path, typer.Option(help="Folder of the embeddings and results.")] = Path("runs/sweep"),
+    ratios: Annotated[str, typer.Option(help="Widths of the projection over that of the embedding.")] = ",".join(map(str, RATIOS)),
+    epsilons: Annotated[str, typer.Option(help="Tolerances.")] = ",".join(f"{e:g}" for e in EPSILONS),
+    costs: Annotated[str, typer.Option(help="cosine, euclidean, label-aware.")] = "cosine",
+    solvers: Annotated[str, typer.Option(help="exact, sinkhorn.")] = "exact,sinkhorn",
+    reg: Annotated[float, typer.Option(help="Regularisation of Sinkhorn.")] = 0.1,
+    samples: Annotated[int, typer.Option(min=2, help="Most samples per side.")] = 512,
+    seed: Annotated[int, typer.Option(help="Everything random follows from it.")] = 0,
+    scale: Annotated[str | None, typer.Option(help="smoke, small or paper, where the scenario has scales.", show_default=False)] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.", show_default="auto")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Any key, as in --set training.local_epochs=5; repeatable.")] = None,
+) -> None:
+    """Train every client once, keep the embeddings, and measure distances in many ways; later calls train nothing."""
+    config = build_config(None, {"scenario": scenario, "scenario.scale": scale, "run.seed": seed, "engine.device": device}, set_ or [])
+    settings = [
+        Setting(ratio, cost.strip(), solver.strip(), reg, seed)
+        for cost in costs.split(",")
+        for solver in solvers.split(",")
+        for ratio in _numbers(ratios, "--ratios")
+    ]
+    console = Console()
+    request = Request(config, samples)
+    snapshot = take(request, out / "snapshots" / request.key())
+    for note in snapshot.notes:
+        console.print(f"note: {note}", highlight=False, soft_wrap=True)
+    records = sweep(snapshot, settings, _numbers(epsilons, "--epsilons"))
+    records = [{"scenario": config.scenario.name, **r} for r in records]
+    write_sweep(records, out)
+    kinds = list(dict.fromkeys((r["cost"], r["solver"]) for r in records))
+    maps = [(f"{cost}, {solver}", [r for r in records if (r["cost"], r["solver"]) == (cost, solver)]) for cost, solver in kinds]
+    write_file(out / "ari.png", [plots.ari_maps(maps, title=f"ARI on {config.scenario.name}")])
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("cost", "solver", "dim(R)/dim(Z)", "ARI 1 for", "ARI, automatic", "median tau"):
+        table.add_column(column, justify="left" if column in ("cost", "solver") else "right")
+    for r in records:
+        table.add_row(r["cost"], r["solver"], f"{r['ratio']:g}", right_tolerances(r), f"{r['auto']:.2f}", f"{r['tau']:.4f}")
+    console.print(table)
+    console.print(f"maps and numbers in {out}: ari.png, sweep.csv, sweep.json", highlight=False, soft_wrap=True)
+
+
+def right_tolerances(record: dict[str, object]) -> str:
+    """Say for which tolerances the true groups come out.
+
+    Examples
+    --------
+    >>> right_tolerances({"low": 0.01, "high": 0.05}), right_tolerances({"low": 0.06, "high": 0.05})
+    ('0.0100 < ε ≤ 0.0500', 'none')
+    """
+    low, high = record["low"], record["high"]
+    if isinstance(low, float) and isinstance(high, float):
+        return f"{low:.4f} < ε ≤ {high:.4f}" if low < high else "none"
+    return f"ε > {low:.4f}" if isinstance(low, float) else f"ε ≤ {high:.4f}" if isinstance(high, float) else "any"

@@ -1,0 +1,125 @@
+"""Figures of comparisons and sweeps: panels of matrices between clients, maps of ARI over tolerance and projection. No pyplot state."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A matrix between clients and their groups, in which they are laid out."""
+
+    title: str
+    matrix: Array
+    groups: Sequence[str] | None = None
+
+
+def _figure(columns: int, rows: int, width: float, height: float) -> tuple[Any, Any]:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width * columns, height * rows), layout="constrained", dpi=110)
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def _png(figure: Any) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def matrices(panels: Sequence[Panel], *, label: str, title: str, columns: int = 5) -> bytes:
+    """Draw matrices side by side, each with a colour scale of its own and lines between groups; return PNG bytes."""
+    columns = min(columns, len(panels))
+    rows = -(-len(panels) // columns)
+    figure, axes = _figure(columns, rows, 3.0, 2.9)
+    for axis in axes.flat[len(panels) :]:
+        axis.set_axis_off()
+    for axis, panel in zip(axes.flat, panels, strict=False):
+        shown = np.array(panel.matrix, dtype=float)
+        np.fill_diagonal(shown, np.nan)  # a client's distance from itself would only stretch the scale
+        axis.set_facecolor("0.85")
+        image = axis.imshow(shown, cmap="RdBu_r", interpolation="nearest")
+        axis.set_title(panel.title, fontsize=9)
+        axis.set_xticks([])
+        axis.set_yticks([])
+        for border in _borders(panel.groups):
+            axis.axhline(border, color="black", linewidth=0.8)
+            axis.axvline(border, color="black", linewidth=0.8)
+        bar = figure.colorbar(image, ax=axis, shrink=0.75)
+        bar.ax.tick_params(labelsize=6)
+    figure.suptitle(f"{title}\n{label}", fontsize=10)
+    return _png(figure)
+
+
+def _borders(groups: Sequence[str] | None) -> list[float]:
+    if groups is None:
+        return []
+    return [i - 0.5 for i in range(1, len(groups)) if groups[i] != groups[i - 1]]
+
+
+def ari_maps(maps: Sequence[tuple[str, Sequence[dict[str, Any]]]], *, title: str, columns: int = 2) -> bytes:
+    """Draw ARI over tolerance (across) and projection ratio (up), one map per title; the last column is the automatic tolerance."""
+    columns = min(columns, len(maps))
+    rows = -(-len(maps) // columns)
+    figure, axes = _figure(columns, rows, 5.6, 2.6)
+    image = None
+    for axis in axes.flat[len(maps) :]:
+        axis.set_axis_off()
+    for axis, (name, records) in zip(axes.flat, maps, strict=False):
+        ordered = sorted(records, key=lambda r: r["ratio"])
+        values = np.array([[*r["ari"], r["auto"]] for r in ordered])
+        image = axis.imshow(values, cmap="viridis", vmin=0.0, vmax=1.0, aspect="auto", origin="lower", interpolation="nearest")
+        ticks = [f"{e:g}" for e in ordered[0]["epsilons"]]
+        axis.set_xticks(range(len(ticks) + 1), [*ticks, "auto"], rotation=90, fontsize=6)
+        axis.set_yticks(range(len(ordered)), [f"{r['ratio']:g}" for r in ordered], fontsize=7)
+        axis.axvline(len(ticks) - 0.5, color="white", linewidth=2)
+        axis.set_xlabel("tolerance ε", fontsize=8)
+        axis.set_ylabel("dim(R) / dim(Z)", fontsize=8)
+        axis.set_title(name, fontsize=9)
+    if image is not None:
+        figure.colorbar(image, ax=axes, label="ARI", shrink=0.8)
+    figure.suptitle(title, fontsize=10)
+    return _png(figure)
+
+
+def overview(points: Sequence[tuple[str, Array]], panel: Panel, linked: Array, clusters: Sequence[int], names: Sequence[str]) -> bytes:
+    """Draw the algorithm on a small federation: samples in one client's embedding, distances, mutual links, clusters."""
+    figure, axes = _figure(4, 1, 3.4, 3.6)
+    first, second, third, fourth = axes.flat
+    for name, xy in points:
+        first.scatter(xy[:, 0], xy[:, 1], s=6, alpha=0.6, label=name)
+    first.legend(fontsize=6, loc="best")
+    first.set_title("1. embed under one client's model", fontsize=9)
+    first.set_xticks([])
+    first.set_yticks([])
+    shown = np.array(panel.matrix, dtype=float)
+    np.fill_diagonal(shown, np.nan)
+    second.imshow(shown, cmap="RdBu_r", interpolation="nearest")
+    second.set_title("2. distances W, each row its own model", fontsize=9)
+    third.imshow(linked, cmap="Greys", vmin=0, vmax=1.4, interpolation="nearest")
+    third.set_title("3. link where both accept", fontsize=9)
+    for axis in (second, third):
+        axis.set_xticks(range(len(names)), names, rotation=90, fontsize=6)
+        axis.set_yticks(range(len(names)), names, fontsize=6)
+    angles = 2 * np.pi * np.arange(len(names)) / len(names)
+    xy = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    for i, j in zip(*np.nonzero(np.triu(linked, 1)), strict=True):
+        fourth.plot(xy[[i, j], 0], xy[[i, j], 1], color="0.4", linewidth=1)
+    fourth.scatter(xy[:, 0], xy[:, 1], c=list(clusters), cmap="tab10", vmin=0, vmax=9, s=120, zorder=2)
+    for (x, y), name in zip(xy, names, strict=True):
+        fourth.annotate(name, (1.25 * x, 1.25 * y), ha="center", va="center", fontsize=6)
+    fourth.set_xlim(-1.6, 1.6)
+    fourth.set_ylim(-1.6, 1.6)
+    fourth.set_aspect("equal")
+    fourth.set_axis_off()
+    fourth.set_title("4. equal neighbourhoods: one model each", fontsize=9)
+    return _png(figure)

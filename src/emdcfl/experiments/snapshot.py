@@ -1,0 +1,165 @@
+"""Every client after its first local training, as far as distances between clients need it: embeddings on the disk, Gram matrices, angles.
+
+::
+
+    snapshot.npz               clients, groups, Gram matrices of the updates (all parameters, head), angles between raw data
+    rows/<number>.safetensors  client's train sample and everybody's validation sample, embedded by that client's model; labels
+
+Taken once, it serves every distance, projection, cost, solver and tolerance without training again. A simulation sees raw embeddings;
+no server does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from emdcfl import tasks
+from emdcfl.data.types import Scenario
+from emdcfl.engines.local.sequential import simulated_clients
+from emdcfl.errors import ConfigError
+from emdcfl.experiments import runner
+from emdcfl.experiments.compare import shared_scenario
+from emdcfl.experiments.config import Choice, Config, as_dict
+from emdcfl.experiments.files import read_arrays, read_tensors, write_arrays, write_tensors
+from emdcfl.federation import Federation
+from emdcfl.methods.pacfl import data_subspace, smallest_angle
+from emdcfl.methods.vectors import update_gram
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to take.
+
+    Attributes
+    ----------
+    config : Config
+        Scenario, network, training and seed; its method does not matter.
+    cap : int
+        Most samples per side.
+    per_group : int or None
+        Only the first clients of every group.
+    trained : bool
+        Without it every client still holds the initial model, which shows that the pipes hold and nothing else.
+    """
+
+    config: Config
+    cap: int = 512
+    per_group: int | None = None
+    trained: bool = True
+
+    def key(self) -> str:
+        """Return a short hash of everything that decides the content; the engine does not."""
+        tables = {k: v for k, v in as_dict(self.config).items() if k not in ("engine", "method")}
+        tables["run"] = {"seed": self.config.run.seed}
+        text = json.dumps([tables, self.cap, self.per_group, self.trained], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One client's view: its train sample and everybody's validation sample (C, m, d) under its model, with labels."""
+
+    train: Array
+    val: Array
+    train_labels: Array
+    val_labels: Array
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A snapshot on the disk."""
+
+    folder: Path
+    clients: tuple[str, ...]
+    groups: tuple[str, ...] | None
+    full: Array
+    head: Array
+    angles: Array
+    notes: tuple[str, ...]
+
+    def row(self, number: int) -> Row:
+        """Read one client's embeddings."""
+        tensors, _ = read_tensors(_row_path(self.folder, number))
+        return Row(*(tensors[name].numpy() for name in ("train", "val", "train_labels", "val_labels")))
+
+
+def _row_path(folder: Path, number: int) -> Path:
+    return folder / "rows" / f"{number}.safetensors"
+
+
+def take(request: Request, folder: Path) -> Snapshot:
+    """Take the snapshot in ``folder``, or read the one that is there; rows that an interruption left are kept."""
+    if not (folder / "snapshot.npz").exists():
+        _take(request, folder)
+    arrays = read_arrays(folder / "snapshot.npz")
+    about = json.loads(bytes(arrays["about"]).decode())
+    if about["key"] != request.key():
+        raise ConfigError(f"{folder}: holds a snapshot of other settings; choose another --out")
+    groups = None if about["groups"] is None else tuple(about["groups"])
+    return Snapshot(folder, tuple(about["clients"]), groups, arrays["full"], arrays["head"], arrays["angles"], tuple(about["notes"]))
+
+
+def _take(request: Request, folder: Path) -> None:
+    (folder / "rows").mkdir(parents=True, exist_ok=True)
+    config = replace(request.config, method=Choice("fedavg"), run=replace(request.config.run, participants=None))
+    plan_ = runner.plan(config, _chosen(shared_scenario(config), request.per_group))
+    scenario = plan_.scenario
+    names = [site.name for site in scenario.sites]
+    m = min(request.cap, *(len(site.val) for site in scenario.sites))
+    if m < 2:
+        raise ConfigError(f"{scenario.name}: expected at least 2 validation samples at every client, got {m}")
+    with plan_.federation() as fed:
+        fed.begin(1)
+        initial = fed.initial()
+        states = fed.train(dict.fromkeys(names, initial)).column("theta") if request.trained else dict.fromkeys(names, initial)
+        labels = _labels(plan_.config.run.seed, scenario, fed, request.cap, m)
+        for number, name in enumerate(names):
+            if not _row_path(folder, number).exists():
+                write_tensors(_row_path(folder, number), {**_embed(fed, name, states[name], request.cap, m), **labels[name], **labels[""]})
+        thetas = [states[name] for name in names]
+        grams = {scope: update_gram(fed.layout, thetas, initial, scope=scope).numpy() for scope in ("P", "H")}
+        bases = fed.run(data_subspace, {name: {} for name in names}).column("basis")
+    angles = np.array([[smallest_angle(bases[a], bases[b]) for b in names] for a in names])
+    notes = [*scenario.notes, *([] if request.trained else ["plumbing only: the networks were not trained"])]
+    groups = None if scenario.groups is None else [scenario.groups[name] for name in names]
+    about: Mapping[str, Any] = {"key": request.key(), "clients": names, "groups": groups, "notes": notes}
+    text = np.frombuffer(json.dumps(about).encode(), dtype=np.uint8)
+    write_arrays(folder / "snapshot.npz", {"about": text, "full": grams["P"], "head": grams["H"], "angles": angles})
+
+
+def _chosen(scenario: Scenario, per_group: int | None) -> Scenario:
+    if per_group is None or scenario.groups is None:
+        return scenario
+    seen: dict[str, int] = {}
+    kept = []
+    for site in scenario.sites:
+        group = scenario.groups[site.name]
+        seen[group] = seen.get(group, 0) + 1
+        if seen[group] <= per_group:
+            kept.append(site)
+    return replace(scenario, sites=tuple(kept))
+
+
+def _embed(fed: Federation, name: str, theta: Tensor, cap: int, m: int) -> dict[str, Tensor]:
+    own = fed.run(tasks.embed, {name: {}}, theta=theta, split="train", cap=cap)
+    everybody = fed.run(tasks.embed, {c: {} for c in fed.clients}, theta=theta, split="val", cap=m)
+    return {"train": own[name]["embeddings"], "val": everybody.stack("embeddings")}
+
+
+def _labels(seed: int, scenario: Scenario, fed: Federation, cap: int, m: int) -> dict[str, dict[str, Tensor]]:
+    """Labels of the samples ``embed`` draws: the train sample's by client, the validation samples' of all under ``""``."""
+    clients = simulated_clients(scenario, list(fed.clients), fed.network(), seed=seed, run="labels", precision="fp32")
+    found = {c: {"train_labels": client.site.train.y[client.sample("train", cap)]} for c, client in clients.items()}
+    val = torch.stack([client.site.val.y[client.sample("val", m)] for client in clients.values()])
+    return {**found, "": {"val_labels": val}}
