@@ -72,15 +72,20 @@ class Preprocess:
     size: int | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
+        z = self.resized(x)
+        shape = (1, -1) + (1,) * (z.dim() - 2)
+        mean = torch.tensor(self.mean, dtype=torch.float32, device=z.device).view(shape)
+        std = torch.tensor(self.std, dtype=torch.float32, device=z.device).view(shape)
+        return (z - mean) / std
+
+    def resized(self, x: Tensor) -> Tensor:
+        """Return the scaled, resized and cut sample in float32, before mean and std."""
         z = x.to(torch.float32)
         if self.scale != 1.0:
             z = z * self.scale
         if self.size is not None and z.shape[-2:] != (self.size, self.size):
             z = _resize_and_crop(z, self.size)
-        shape = (1, -1) + (1,) * (z.dim() - 2)
-        mean = torch.tensor(self.mean, dtype=torch.float32, device=z.device).view(shape)
-        std = torch.tensor(self.std, dtype=torch.float32, device=z.device).view(shape)
-        return (z - mean) / std
+        return z
 
     def as_dict(self) -> dict[str, Any]:
         return {"mean": list(self.mean), "std": list(self.std), "scale": self.scale, "size": self.size}

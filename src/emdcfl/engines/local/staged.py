@@ -21,8 +21,6 @@ from emdcfl.federation import Failure, Inputs
 from emdcfl.schema import Reply
 
 Outcome = Reply | Exception
-HELD = 1 << 25
-"""Numbers of model state that may be in work between two replies (128 MiB), so that a fold never meets all clients' states at once."""
 
 
 def attempt(client: Client, work: Work) -> Outcome:
@@ -74,7 +72,15 @@ class Script:
 
 
 class StagedFederation(SequentialFederation):
-    """Every client in this process; works of many clients are computed together by ``_compute``."""
+    """Every client in this process; works of many clients are computed together by ``_compute``.
+
+    Attributes
+    ----------
+    held : int
+        Numbers of model state that may be in work between two replies, so that a fold never meets all clients' states at once.
+    """
+
+    held = 1 << 25
 
     @abstractmethod
     def _compute(self, works: Sequence[tuple[Client, Work]]) -> list[Outcome]:
@@ -86,7 +92,7 @@ class StagedFederation(SequentialFederation):
             yield from super()._dispatch(info, inputs, common)
             return
         names = list(inputs)
-        together = max(1, HELD // max(1, self.layout.size))
+        together = max(1, self.held // max(1, self.layout.size))
         for begin in range(0, len(names), together):
             scripts = [Script(self._clients[n], info.name, self.index, []) for n in names[begin : begin + together]]
             with intra_op_threads(self.threads):
