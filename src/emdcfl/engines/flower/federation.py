@@ -95,7 +95,7 @@ class FlowerFederation(Federation):
     ) -> None:
         super().__init__(clients, factory, **options)
         self.wire, self.job = wire or Wire(), dict(job)
-        self.traffic: dict[str, list[int]] = {}
+        self.traffic: dict[str, list[int]] = {}  # task → bytes sent, bytes received, requests
         self._post = Post(grid, self.wire)
         self.directory = Directory(grid, keys or KeyList(), self._hello)
         self._unanswered: set[str] = set()
@@ -176,14 +176,13 @@ class FlowerFederation(Federation):
     def _exchange(self, info: TaskInfo, messages: Mapping[str, tuple[int, RecordDict]], end: float) -> Iterator[tuple[str, Any]]:
         count = self.traffic.setdefault(info.name, [0, 0, 0])
         count[0] += sum(codec.size(record) for _, record in messages.values())
-        before = self._post.received
+        count[2] += len(messages)
         remaining = max(0.0, end - time.monotonic())
         for client, outcome in self._post.exchange(f"query.{info.name}", messages, group=str(self.index), deadline=remaining):
             if isinstance(outcome, _LateError):
                 self._unanswered.add(client)
+            count[1] += self._post.take_received()
             yield client, outcome
-        count[1] += self._post.received - before
-        count[2] += len(messages)
 
     def _open(self, client: str, info: TaskInfo, outcome: Any) -> Reply | Failure:
         """Take the reply out of its envelope, or say why there is none."""
@@ -215,7 +214,12 @@ class Post:
 
     def __init__(self, grid: Grid, wire: Wire) -> None:
         self.grid, self.wire = grid, wire
-        self.received = 0
+        self._received = 0
+
+    def take_received(self) -> int:
+        """Return the bytes received since this was last asked."""
+        received, self._received = self._received, 0
+        return received
 
     def exchange(
         self, kind: str, requests: Mapping[Any, tuple[int, RecordDict]], *, group: str, deadline: float
@@ -232,11 +236,13 @@ class Post:
                 yield key, ClientError("the request could not be handed to Flower; see the SuperLink's log")
             else:
                 waiting[identity] = key
-        while waiting and time.monotonic() < end:
+        while waiting:
             for reply in self.grid.pull_messages(list(waiting)):
                 key = waiting.pop(reply.metadata.reply_to_message_id, None)
                 if key is not None:
                     yield key, self._read(reply)
+            if time.monotonic() >= end:
+                break
             if waiting:
                 time.sleep(self.wire.poll)
         for key in waiting.values():
@@ -247,7 +253,7 @@ class Post:
             reason = " ".join(str(message.error.reason or "no reason given").split())
             text = f"Flower reports error {message.error.code}: {reason}"
             return _LostError(text) if message.error.code in LOST else ClientError(text)
-        self.received += codec.size(message.content)
+        self._received += codec.size(message.content)
         try:
             return codec.decode(message.content, limit=int(self.wire.reply_mb * codec.MEGABYTE))
         except ClientError as error:

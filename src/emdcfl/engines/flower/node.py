@@ -5,6 +5,7 @@ A node's *home* is a folder::
     node.toml            what it serves, and how
     secret.key           32 bytes of the operating system's entropy, mode 600; made on first use, never sent
     partners.toml        fingerprints of the partners' keys (trust = "first-use" or "pinned")
+    state/site/…         this site's samples as the network takes them, so that files are decoded once
     state/<run>/…        what a method keeps at home, by run and client
 
 The *job* comes with every request: the run's name, seed and precision, the network's recipe, the preprocessing, and how data are read.
@@ -16,7 +17,6 @@ from __future__ import annotations
 
 import base64
 import json
-import logging
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -27,10 +27,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from emdcfl.client import Client, PrivateState
-from emdcfl.data import scenarios
-from emdcfl.data.own import load_site
 from emdcfl.data.types import Preprocess, Site
 from emdcfl.engines.flower.codec import Packed, pack, unpack
+from emdcfl.engines.flower.site import read_site
 from emdcfl.engines.local.sequential import pick_device
 from emdcfl.errors import ClientError, ConfigError, DataError, nearest
 from emdcfl.keys import NodeSecret, digest, global_seed
@@ -38,8 +37,6 @@ from emdcfl.models.recipe import ModelRecipe
 from emdcfl.params import Network
 from emdcfl.privacy.nodekeys import load_secret
 from emdcfl.privacy.trust import KeyList
-
-log = logging.getLogger("emdcfl")
 
 
 class Node(Protocol):
@@ -116,24 +113,8 @@ class HomeNode:
         return client
 
     def _site(self, job: Mapping[str, Any]) -> Site:
-        data = job["data"]
-        if self.config.data == "scenario":
-            if "scenario" not in data:
-                raise DataError(
-                    f"node {self.name!r} serves a share of a scenario, but the run asks for own files; set data in its node.toml"
-                )
-            scenario = scenarios.build(data["scenario"], **data["options"])
-            names = [site.name for site in scenario.sites]
-            if self.name not in names:
-                raise DataError(f"scenario {scenario.name!r} has no client {self.name!r}: {nearest(self.name, names)}")
-            return scenario.sites[names.index(self.name)]
-        if "encoding" not in data:
-            raise DataError(f"node {self.name!r} serves its own files, but the run asks for a scenario; run it with --scenario nodes")
-        how = {"encoding": data["encoding"], "classes": data["classes"], "seed": int(data["seed"])}
-        site, notes = load_site(self.data, name=self.name, label=self.config.label, **how)
-        for note in notes:
-            log.info("%s", note)
-        return site
+        cache = self.home / "state" / "site"
+        return read_site(self.name, self.config.data, self.data, job["data"], label=self.config.label, cache=cache)
 
     def keep(self, client: Client) -> None:
         """Store the client's private state, in one step."""

@@ -1,0 +1,108 @@
+"""A node's site, read once: every message may be a new process, and decoding thousands of images for each would cost more than training.
+
+The cache lies in the node's home, readable by its owner alone. Its name is a digest of what was asked for and of the files' names, sizes
+and times, so that changed files are read again; only the newest is kept.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from emdcfl.data.own import load_site
+from emdcfl.data.types import Site, Split
+from emdcfl.errors import DataError, nearest
+from emdcfl.keys import digest
+
+log = logging.getLogger("emdcfl")
+
+SCENARIO = "scenario"
+
+
+def read_site(name: str, source: str, path: Path, data: Mapping[str, Any], *, label: str | None, cache: Path) -> Site:
+    """Return the site of a node.
+
+    Parameters
+    ----------
+    name : str
+        The client's.
+    source : str
+        ``"scenario"``, or anything else for files at ``path``.
+    data : mapping
+        Of the job: a scenario's name and options, or encoding, classes and seed of own files.
+    label : str or None
+        Label column, where this site calls it by another name.
+    cache : Path
+        Folder to keep the site in.
+    """
+    if source == SCENARIO and "scenario" not in data:
+        raise DataError(f"node {name!r} serves a share of a scenario, but the run asks for own files; set data in its node.toml")
+    if source != SCENARIO and "encoding" not in data:
+        raise DataError(f"node {name!r} serves its own files, but the run asks for a scenario; run it with --scenario nodes")
+    files = "" if source == SCENARIO else _listing(path)
+    kept = cache / f"{digest(name, label, json.dumps(data, sort_keys=True), files).hex()[:32]}.safetensors"
+    site = _cached(name, kept)
+    if site is None:
+        site = _share(name, data) if source == SCENARIO else _own(name, path, data, label)
+        _keep(site, kept)
+    return site
+
+
+def _share(name: str, data: Mapping[str, Any]) -> Site:
+    from emdcfl.data import scenarios  # imports every source of data, which other nodes do not need
+
+    scenario = scenarios.build(data["scenario"], **data["options"])
+    names = [site.name for site in scenario.sites]
+    if name not in names:
+        raise DataError(f"scenario {scenario.name!r} has no client {name!r}: {nearest(name, names)}")
+    return scenario.sites[names.index(name)]
+
+
+def _own(name: str, path: Path, data: Mapping[str, Any], label: str | None) -> Site:
+    site, notes = load_site(path, name=name, label=label, encoding=data["encoding"], classes=data["classes"], seed=int(data["seed"]))
+    for note in notes:
+        log.info("%s", note)
+    return site
+
+
+def _listing(path: Path) -> str:
+    """Names, sizes and times of all files below a path."""
+    found = sorted(path.rglob("*")) if path.is_dir() else [path]
+    entries = [(str(p.relative_to(path)), p.stat().st_size, p.stat().st_mtime_ns) for p in found if p.is_file()]
+    return json.dumps(entries)
+
+
+def _cached(name: str, path: Path) -> Site | None:
+    try:
+        with safe_open(path, framework="pt") as file:
+            variants = json.loads(file.metadata()["tests"])
+            splits = {part: Split(file.get_tensor(f"{part}/x"), file.get_tensor(f"{part}/y")) for part in ("train", "val", *variants)}
+    except FileNotFoundError:
+        return None
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        log.warning("%s: the copy of this site's data is damaged (%s); it is made again", path, error)
+        return None
+    return Site(name, splits["train"], splits["val"], {variant.removeprefix("test:"): splits[variant] for variant in variants})
+
+
+def _keep(site: Site, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    splits = {"train": site.train, "val": site.val, **{f"test:{variant}": split for variant, split in site.tests.items()}}
+    tensors = {f"{part}/{axis}": getattr(split, axis).contiguous() for part, split in splits.items() for axis in ("x", "y")}
+    if len({t.data_ptr() for t in tensors.values() if t.numel()}) < len([t for t in tensors.values() if t.numel()]):
+        tensors = {key: torch.clone(t) for key, t in tensors.items()}  # two variants may share memory, which the format does not allow
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    save_file(tensors, temporary, {"tests": json.dumps([part for part in splits if part.startswith("test:")])})
+    temporary.chmod(0o600)
+    temporary.replace(path)
+    for old in path.parent.glob("*.safetensors"):
+        if old != path:
+            old.unlink(missing_ok=True)

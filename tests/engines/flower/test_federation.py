@@ -1,0 +1,267 @@
+"""What can go wrong between a server and its nodes, over an in-process grid: the round goes on, and the account says who and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, Error, Message, RecordDict
+from tests.engines.flower import loopback
+from tests.engines.flower.loopback import LoopbackGrid, MemoryNode
+from tests.methods import toy
+
+from emdcfl import tasks
+from emdcfl.engines.flower import codec
+from emdcfl.engines.flower.federation import FlowerFederation, Wire
+from emdcfl.errors import ClientError, QuorumError
+from emdcfl.experiments.loop import play
+from emdcfl.keys import NodeSecret
+from emdcfl.methods import make
+from emdcfl.privacy.exchange import public_key
+from emdcfl.privacy.nodekeys import fingerprint
+from emdcfl.privacy.trust import KeyList
+
+SCENARIO = toy.toy(groups=2, per_group=2, n=48)
+TRAINING = toy.Training(local_epochs=1, batch_size=16, lr=0.05)
+SHORT = Wire(deadline=0.3, poll=0.01, wait=0.0)
+
+
+def fed_of(grid: LoopbackGrid, **options: Any) -> FlowerFederation:
+    return loopback.federation(SCENARIO, grid, training=TRAINING, **{"on_failure": "continue", "wire": SHORT, **options})
+
+
+def train(fed: FlowerFederation, index: int = 1) -> Any:
+    fed.begin(index)
+    theta = fed.initial()
+    return fed.train(dict.fromkeys(fed.clients, theta))
+
+
+Tamper = Callable[[Message, Callable[[Message], Message]], Message | None]
+
+
+def changed(change: Callable[[dict[str, Any]], Any]) -> Tamper:
+    """Let the node answer, then change what it said."""
+
+    def tamper(message: Message, answer: Callable[[Message], Message]) -> Message | None:
+        reply = answer(message)
+        if message.metadata.message_type == "query.hello":
+            return reply
+        return Message(content=codec.encode(change(codec.decode(reply.content))), reply_to=message)
+
+    return tamper
+
+
+def with_reply(**fields: Any) -> Tamper:
+    return changed(lambda said: {**said, "reply": {**said["reply"], **fields}})
+
+
+def junk(message: Message, answer: Callable[[Message], Message]) -> Message | None:
+    if message.metadata.message_type == "query.hello":
+        return answer(message)
+    return Message(
+        content=RecordDict({"junk": ArrayRecord({"0": Array("uint8", (1 << 20,), "numpy.ndarray", b"x" * (1 << 20))})}), reply_to=message
+    )
+
+
+def never(message: Message, answer: Callable[[Message], Message]) -> Message | None:
+    return answer(message) if message.metadata.message_type == "query.hello" else None
+
+
+def crash(message: Message, answer: Callable[[Message], Message]) -> Message | None:
+    if message.metadata.message_type == "query.hello":
+        return answer(message)
+    return Message(Error(code=2, reason="<class 'MemoryError'>:<''>"), reply_to=message)
+
+
+P = 8 * 8 + 8 + 8 * 4 + 4
+BAD = {
+    "NaN": (with_reply(theta=torch.full((P,), torch.nan)), "not finite"),
+    "shape": (with_reply(theta=torch.zeros(3)), "expected theta of shape"),
+    "dtype": (with_reply(theta=torch.zeros(P, dtype=torch.float64)), "expected theta as torch.float32"),
+    "field": (with_reply(extra=1), "fields"),
+    "zero samples": (with_reply(n=0), "expected n >= 1"),
+    "other name": (changed(lambda said: {**said, "client": "site-0"}), "in the name of 'site-0'"),
+    "no reply": (changed(lambda said: {"client": said["client"]}), "neither"),
+    "text": (changed(lambda said: "hello"), "in the name of None"),
+    "junk": (junk, "expected a message of this program"),
+    "silence": (never, "no answer within"),
+    "crash": (crash, "error 2"),
+}
+
+
+@pytest.mark.parametrize("kind", sorted(BAD))
+def test_a_bad_answer_is_refused_and_the_rest_goes_on(kind: str) -> None:
+    grid = loopback.loopback(SCENARIO)
+    grid.tamper[103], expected = BAD[kind]
+    fed = fed_of(grid)
+    replies = train(fed)
+    assert replies.clients == ("site-0", "site-1", "site-2")
+    assert expected in replies.failures["site-3"].reason
+    assert [f.client for f in fed.failures] == ["site-3"]
+
+
+def test_a_reply_over_the_limit_is_refused() -> None:
+    grid = loopback.loopback(SCENARIO)
+    grid.tamper[103] = with_reply(theta=torch.zeros(1 << 20))
+    replies = train(fed_of(grid, wire=replace(SHORT, reply_mb=1.0)))
+    assert "at most 1 MB" in replies.failures["site-3"].reason
+
+
+def test_a_failure_at_home_is_told_in_one_line() -> None:
+    grid = loopback.loopback(SCENARIO)
+    empty = SCENARIO.sites[3].train
+    grid.nodes[103].held.site = replace(SCENARIO.sites[3], train=replace(empty, x=empty.x[:0], y=empty.y[:0]))
+    replies = train(fed_of(grid))
+    assert "has no training data" in replies.failures["site-3"].reason
+    assert "\n" not in replies.failures["site-3"].reason
+
+
+def test_the_text_of_an_unexpected_error_stays_on_the_node() -> None:
+    grid = loopback.loopback(SCENARIO)
+    grid.nodes[103].details = False
+    grid.nodes[103].held.preprocess = lambda x: (_ for _ in ()).throw(ValueError("patient 4711"))  # type: ignore[assignment]
+    reason = train(fed_of(grid)).failures["site-3"].reason
+    assert reason == "ValueError (see the node's log)"
+
+
+def test_stop_means_stop_with_the_clients_name() -> None:
+    grid = loopback.loopback(SCENARIO)
+    grid.tamper[103] = crash
+    with pytest.raises(ClientError, match="client 'site-3' failed in round 1"):
+        train(fed_of(grid, on_failure="stop"))
+
+
+def test_below_the_quorum_the_round_does_not_count() -> None:
+    grid = loopback.loopback(SCENARIO)
+    for node in (101, 102, 103):
+        grid.tamper[node] = crash
+    with pytest.raises(QuorumError, match="got 1"):
+        train(fed_of(grid))
+
+
+def test_a_silent_node_is_waited_for_once_a_round_and_asked_again_in_the_next() -> None:
+    grid = loopback.loopback(SCENARIO)
+    grid.tamper[103] = never
+    fed = fed_of(grid)
+    train(fed)
+    fed.run(tasks.describe, {c: {} for c in fed.clients})
+    assert fed.failures[-1].reason == "it did not answer an earlier request of this round"
+    del grid.tamper[103]
+    assert len(train(fed, 2)) == 4
+
+
+def test_a_lost_node_that_is_back_under_another_id_is_asked_again() -> None:
+    grid = loopback.loopback(SCENARIO)
+    fed = fed_of(grid)
+
+    def die(message: Message, answer: Callable[[Message], Message]) -> Message | None:
+        if message.metadata.message_type == "query.hello":
+            return answer(message)
+        grid.online.remove(103)
+        grid.nodes[203] = grid.nodes[103]
+        grid.online.add(203)
+        return Message(Error(code=5, reason="node unavailable"), reply_to=message)
+
+    grid.tamper[103] = die
+    replies = train(fed)
+    assert replies.clients == fed.clients
+    assert fed.directory.nodes["site-3"] == 203
+    assert not fed.failures
+
+
+def test_a_node_that_is_gone_is_missing_and_one_that_joins_later_takes_part() -> None:
+    grid = loopback.loopback(SCENARIO)
+    grid.online.remove(103)
+    fed = fed_of(grid)
+    assert train(fed).failures["site-3"].reason == "no node with this name is connected"
+    grid.online.add(103)
+    assert train(fed, 2).clients == fed.clients
+
+
+def test_an_old_id_that_has_not_expired_yields_to_the_new_one() -> None:
+    grid = loopback.loopback(SCENARIO)
+    fed = fed_of(grid)
+    train(fed)
+    grid.tamper[103] = never  # dead, but still listed
+    grid.nodes[203] = grid.nodes[103]
+    grid.online.add(203)
+    assert train(fed, 2).clients == fed.clients
+
+
+def impostor(name: str) -> MemoryNode:
+    other = loopback.loopback(SCENARIO, seed=99).nodes[103]
+    return MemoryNode(other.held, name=name)
+
+
+def test_a_forged_name_is_noticed_and_the_true_client_served() -> None:
+    grid = loopback.loopback(SCENARIO)
+    grid.nodes[50] = impostor("site-0")
+    fed = fed_of(grid)
+    train(fed)
+    grid.online.add(50)
+    assert train(fed, 2).clients == fed.clients
+    assert fed.directory.nodes["site-0"] == 100
+
+
+def test_a_pinned_list_refuses_an_impostor_that_comes_first() -> None:
+    grid = loopback.loopback(SCENARIO)
+    grid.nodes[50] = impostor("site-0")
+    grid.online = {50, 101, 102, 103}
+    keys = KeyList(trust="relay")
+    keys.trust, keys.known = "pinned", {n.name: fingerprint(public_key(n.secret)) for i, n in grid.nodes.items() if i != 50}
+    fed = fed_of(grid, keys=keys)
+    assert "another node uses its name" in train(fed).failures["site-0"].reason
+
+
+def test_a_stolen_public_key_is_not_enough() -> None:
+    grid = loopback.loopback(SCENARIO)
+    true_key = public_key(grid.nodes[100].secret)
+    grid.nodes[50] = impostor("site-0")
+    grid.online = {50, 101, 102, 103}
+
+    def steal(message: Message, answer: Callable[[Message], Message]) -> Message | None:
+        said = codec.decode(answer(message).content)
+        return Message(content=codec.encode({**said, "key": true_key} if "proof" in said else said), reply_to=message)
+
+    grid.tamper[50] = steal
+    assert "does not hold the key" in train(fed_of(grid)).failures["site-0"].reason
+
+
+def test_a_whole_run_survives_a_node_that_comes_and_goes() -> None:
+    grid = loopback.loopback(SCENARIO)
+    fed = fed_of(grid)
+    told = []
+    for finished in play(fed, make("emdcfl"), rounds=4):
+        told.append(sorted({f.client for f in fed.failures}))
+        fed.failures.clear()
+        grid.online = {100, 101, 102} if finished.index == 1 else {100, 101, 102, 103}
+    assert told == [[], ["site-3"], [], []]
+    assert all(row["accuracy"] is not None for row in finished.rows)
+
+
+def test_node_keys_swapped_by_the_relay_are_noticed_by_the_nodes() -> None:
+    grid = loopback.loopback(SCENARIO)
+    true = {node.name: fingerprint(public_key(node.secret)) for node in grid.nodes.values()}
+    for node in grid.nodes.values():
+        node.partners.trust, node.partners.known = "pinned", true
+    fed = fed_of(grid)
+    evil = public_key(NodeSecret.random())
+    fed._described = {
+        c: {"n": 48, "m": 64, "key": evil if c == "site-1" else public_key(grid.nodes[100 + i].secret)} for i, c in enumerate(fed.clients)
+    }
+    method = make("emdcfl")
+    method.step(fed, method.init(fed, fed.begin(0)), fed.begin(1))
+    noticed = {f.client for f in fed.failures if "shows the key" in f.reason and "'site-1'" in f.reason}
+    assert noticed == {"site-0", "site-2", "site-3"}
+
+
+def test_bytes_are_counted_by_task() -> None:
+    fed = fed_of(loopback.loopback(SCENARIO))
+    train(fed)
+    sent, received, requests = fed.traffic["train"]
+    assert requests == 4
+    assert 4 * 4 * P < sent < 4 * (4 * P + 1500)
+    assert 4 * 4 * P < received < 4 * (4 * P + 500)

@@ -1,0 +1,207 @@
+"""A node at home: its secret, its config, its data and what it keeps between messages that are each a new process."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+pytest.importorskip("flwr", reason="needs the extra emdcfl[flower]")
+
+from tests.engines.flower import loopback
+from tests.engines.flower.loopback import LoopbackGrid
+
+from emdcfl.client import PrivateState
+from emdcfl.data import scenarios
+from emdcfl.data.own import load_folder
+from emdcfl.engines.flower.federation import Wire
+from emdcfl.engines.flower.node import HomeNode, read_config, read_state, write_state
+from emdcfl.engines.flower.serve import make_app
+from emdcfl.engines.flower.session import Session, connect, session
+from emdcfl.engines.flower.survey import look
+from emdcfl.engines.local.sequential import SequentialFederation
+from emdcfl.errors import ConfigError, DataError
+from emdcfl.privacy.trust import KeyList
+from emdcfl.tasks import Training
+
+QUICK = Wire(deadline=30, poll=0.01, wait=0.0)
+
+
+def home(folder: Path, **values: Any) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [f"{key} = {str(value).lower() if isinstance(value, bool) else repr(value)}" for key, value in values.items()]
+    (folder / "node.toml").write_text("\n".join(lines), encoding="utf-8")
+    return folder
+
+
+def test_a_new_node_draws_a_secret_and_keeps_it(tmp_path: Path) -> None:
+    first, second = (HomeNode("a", home(tmp_path)) for _ in range(2))
+    assert first.secret._secret == second.secret._secret
+    assert stat.S_IMODE((tmp_path / "secret.key").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("dat = 'x'", "did you mean 'data'"),
+        ("details = 'yes'", "must be bool"),
+        ("withhold = 'embed'", "must be list"),
+        ("data = ", "cannot read"),
+        ("trust = 'blind'", "expected trust to be one of"),
+    ],
+)
+def test_a_mistake_in_node_toml_is_told(tmp_path: Path, text: str, expected: str) -> None:
+    (tmp_path / "node.toml").write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=expected):
+        HomeNode("a", tmp_path)
+
+
+def test_without_node_toml_the_defaults_protect(tmp_path: Path) -> None:
+    config = read_config(tmp_path / "node.toml")
+    assert {"embed", "deposit"} <= set(config.withhold)
+    assert not config.details
+
+
+def test_private_state_survives_a_restart_and_a_repeated_round(tmp_path: Path) -> None:
+    path = tmp_path / "state" / "x.safetensors"
+    state = PrivateState()
+    state.begin(1)
+    state.put("own", {"theta": torch.arange(3.0), "note": b"\x00\x01", "n": 4})
+    write_state(path, state)
+    again = read_state(path)
+    again.begin(1)
+    assert again.get("own") is None
+    write_state(path, again)
+    later = read_state(path)
+    later.begin(2)
+    kept = later.get("own")
+    assert torch.equal(kept["theta"], torch.arange(3.0))
+    assert (kept["note"], kept["n"]) == (b"\x00\x01", 4)
+
+
+def test_nothing_to_keep_leaves_no_file_and_damage_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    write_state(path, PrivateState())
+    assert not path.exists()
+    path.write_bytes(b"damaged")
+    with pytest.raises(DataError, match="damaged"):
+        read_state(path)
+
+
+JOB = {"run": "r", "seed": 0, "precision": "fp32", "threads": 1}
+
+
+def digits_job() -> dict[str, Any]:
+    scenario = scenarios.build("rotated-digits", groups=2)
+    data = {"scenario": "rotated-digits", "options": {"groups": 2}}
+    return {**JOB, "model": scenario.model.as_dict(), "preprocess": scenario.preprocess.as_dict(), "data": data}
+
+
+def test_a_share_of_a_scenario_is_read_once_and_then_kept(tmp_path: Path) -> None:
+    node = HomeNode("rot90-1", home(tmp_path))
+    first = node.client(digits_job())
+    (kept,) = (tmp_path / "state" / "site").iterdir()
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    second = node.client(digits_job())
+    for split in ("train", "val", "test:test"):
+        assert torch.equal(first.split(split).x, second.split(split).x)
+        assert torch.equal(first.split(split).y, second.split(split).y)
+    kept.write_bytes(b"damaged")
+    assert torch.equal(node.client(digits_job()).split("train").x, first.split("train").x)
+
+
+def test_a_client_that_the_scenario_does_not_have_is_told(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="has no client 'rot90-7'"):
+        HomeNode("rot90-7", home(tmp_path)).client(digits_job())
+
+
+def test_a_node_with_files_does_not_serve_a_scenario(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="--scenario nodes"):
+        HomeNode("a", home(tmp_path, data="here")).client(digits_job())
+
+
+class HomeGrid(LoopbackGrid):
+    """Nodes with homes: every message opens its node anew, as a new process would."""
+
+    def __init__(self, homes: dict[int, tuple[str, Path]]) -> None:
+        super().__init__({})
+        self.online = set(homes)
+        for node, (name, folder) in homes.items():
+            self._apps[node] = make_app(lambda context, name=name, folder=folder: HomeNode(name, folder), survey=look)
+
+
+def images(folder: Path, shift: int) -> None:
+    rng = np.random.default_rng(shift)
+    for label in ("cat", "dog"):
+        (folder / label).mkdir(parents=True)
+        for i in range(20):
+            pixels = rng.integers(0, 120, (12, 12)) + (100 if label == "dog" else 0) + shift
+            Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / label / f"{i}.png")
+
+
+def table(path: Path, shift: float) -> None:
+    rng = np.random.default_rng(int(shift * 10))
+    rows = ["age,ward,label"]
+    for i in range(60):
+        label = i % 2
+        rows.append(f"{'' if i == 7 else round(40 + 5 * label + shift + rng.normal(), 3)},{'north' if i % 3 else 'south'},{label}")
+    path.write_text("\n".join(rows), encoding="utf-8")
+
+
+def own(tmp_path: Path, kind: str) -> Path:
+    data = tmp_path / "data"
+    data.mkdir()
+    for i, name in enumerate(("a", "b", "c")):
+        images(data / name, 10 * i) if kind == "images" else table(data / f"{name}.csv", float(i))
+    return data
+
+
+@pytest.mark.parametrize("kind", ["images", "tables"])
+def test_nodes_with_their_own_files_agree_with_one_folder_read_in_one_place(tmp_path: Path, kind: str) -> None:
+    data = own(tmp_path, kind)
+    places = {name: data / name if kind == "images" else data / f"{name}.csv" for name in ("a", "b", "c")}
+    grid = HomeGrid({i: (name, home(tmp_path / f"home-{name}", data=str(path))) for i, (name, path) in enumerate(places.items(), start=1)})
+    whole = load_folder(data)
+    with session(Session(grid, QUICK, KeyList())):
+        surveyed = scenarios.build("nodes", clients=["a", "b", "c"])
+        assert surveyed.classes == whole.classes
+        assert surveyed.encoding == whole.encoding
+        assert surveyed.model == whole.model
+        assert np.allclose(surveyed.preprocess.mean, whole.preprocess.mean)
+        assert np.allclose(surveyed.preprocess.std, whole.preprocess.std)
+        training = Training(local_epochs=1, batch_size=8, lr=0.01)
+        options = {"threads": 1, "precision": "fp32", "run": "r", "training": training, "seed": 0}
+        flower = connect(surveyed, ("nodes", {}), **options)
+        local = SequentialFederation(whole, device="cpu", **options)
+        results = []
+        for fed in (flower, local):
+            fed.begin(1)
+            results.append(fed.train(dict.fromkeys(fed.clients, fed.initial())).stack("theta"))
+    assert torch.allclose(results[0], results[1], atol=1e-6)
+
+
+def test_nodes_of_different_kinds_and_a_missing_folder_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    images(tmp_path / "i", 0)
+    table(tmp_path / "t.csv", 0.0)
+    homes = {1: ("i", home(tmp_path / "h1", data=str(tmp_path / "i"))), 2: ("t", home(tmp_path / "h2", data=str(tmp_path / "t.csv")))}
+    with session(Session(HomeGrid(homes), QUICK, KeyList())), pytest.raises(DataError, match="i images, t table"):
+        scenarios.build("nodes")
+    homes[2] = ("t", home(tmp_path / "h2", data="nowhere"))
+    with session(Session(HomeGrid(homes), QUICK, KeyList())), pytest.raises(DataError, match="at least two nodes"):
+        scenarios.build("nodes")
+    assert "no such file or folder" in caplog.text
+
+
+def test_outside_a_federation_the_engine_says_how_to_start(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="emdcfl run --engine flower --federation"):
+        connect(loopback_scenario(), ("rotated-digits", {}), run="r", threads=1, precision="fp32", seed=0)
+
+
+def loopback_scenario() -> Any:
+    assert loopback.RUN
+    return scenarios.build("rotated-digits")

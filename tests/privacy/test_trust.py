@@ -1,0 +1,96 @@
+"""Node secrets on disk, fingerprints, proofs, and lists that bind names to keys."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from emdcfl.errors import ClientError, ConfigError
+from emdcfl.keys import NodeSecret
+from emdcfl.privacy.exchange import public_key
+from emdcfl.privacy.nodekeys import Challenge, fingerprint, load_secret, prove
+from emdcfl.privacy.trust import KeyList
+
+A, B = bytes(range(32)), bytes(range(1, 33))
+
+
+def test_a_secret_is_made_once_and_is_nobody_elses(tmp_path: Path) -> None:
+    path = tmp_path / "home" / "secret.key"
+    secret = load_secret(path)
+    assert load_secret(path)._secret == secret._secret
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert load_secret(tmp_path / "other.key")._secret != secret._secret
+
+
+def test_a_secret_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "secret.key"
+    load_secret(path)
+    path.chmod(0o644)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        load_secret(path)
+
+
+@pytest.mark.parametrize("text", ["", "zz", "00" * 31])
+def test_a_damaged_secret_is_never_replaced_silently(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "secret.key"
+    path.write_text(text)
+    path.chmod(0o600)
+    with pytest.raises(ConfigError, match="restore it"):
+        load_secret(path)
+    assert path.read_text() == text
+
+
+def test_only_the_holder_of_a_key_can_prove_it() -> None:
+    mine, other, challenge = NodeSecret.random(), NodeSecret.random(), Challenge()
+    proof = prove(mine, challenge.public, challenge.nonce, "a")
+    assert challenge.holds(public_key(mine), "a", proof)
+    assert not challenge.holds(public_key(mine), "b", proof)
+    assert not challenge.holds(public_key(other), "a", proof)
+    assert not Challenge().holds(public_key(mine), "a", proof)
+    assert not challenge.holds(public_key(mine), "a", prove(other, challenge.public, challenge.nonce, "a"))
+    assert not challenge.holds(bytes(32), "a", proof)
+    assert not challenge.holds(b"short", "a", proof)
+
+
+def test_first_use_remembers_across_processes_and_refuses_a_change(tmp_path: Path) -> None:
+    path = tmp_path / "clients.toml"
+    KeyList(path).check("a", A)
+    again = KeyList(path)
+    again.check("a", A)
+    with pytest.raises(ClientError, match="client 'a' shows the key"):
+        again.check("a", B)
+    again.check("b", B)
+    assert set(KeyList(path).known) == {"a", "b"}
+
+
+def test_one_bad_key_of_many_is_not_remembered(tmp_path: Path) -> None:
+    keys = KeyList(tmp_path / "clients.toml")
+    keys.check("a", A)
+    with pytest.raises(ClientError):
+        keys.check_all({"c": B, "a": B})
+    assert set(keys.known) == {"a"}
+
+
+def test_pinned_knows_only_its_list(tmp_path: Path) -> None:
+    path = tmp_path / "clients.toml"
+    path.write_text(f'a = "{fingerprint(A)}"\n')
+    keys = KeyList(path, "pinned")
+    keys.check("a", A)
+    with pytest.raises(ClientError, match="no key is pinned for client 'b'"):
+        keys.check("b", B)
+
+
+def test_pinned_without_a_list_and_a_damaged_list_are_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="needs a list"):
+        KeyList(tmp_path / "none.toml", "pinned")
+    (tmp_path / "bad.toml").write_text("a = 3")
+    with pytest.raises(ConfigError, match="SHA256"):
+        KeyList(tmp_path / "bad.toml")
+
+
+def test_relay_takes_what_comes() -> None:
+    keys = KeyList(trust="relay")
+    keys.check("a", A)
+    keys.check("a", B)
