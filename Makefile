@@ -11,10 +11,10 @@ EXTRAS ?= dev,vision
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format bench clean
+.PHONY: help install demo test test-faults lint format bench clean
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # The build backend comes first and from the constraints too, so that nothing unpinned is fetched into a hidden build environment.
 $(STAMP): pyproject.toml constraints.txt
@@ -32,6 +32,9 @@ demo: $(STAMP)  ## find four groups of sites among eight, without being told the
 
 test: lint  ## lint, then all tests and doctests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) $(PYTEST_ARGS)
+
+test-faults: $(STAMP)  ## kill, stop and forge nodes of a real federation on this machine (about half an hour)
+	OMP_NUM_THREADS=1 EMDCFL_FAULTS=1 $(BIN)/python -m pytest tests/faults -v $(PYTEST_ARGS)
 
 lint: $(STAMP)  ## ruff (rules and format) and mypy --strict
 	$(BIN)/ruff check .

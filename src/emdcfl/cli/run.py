@@ -55,6 +55,8 @@ def run(
     scale: Annotated[str | None, typer.Option(help="smoke, small or paper, where the scenario has scales.", show_default=False)] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.", show_default="auto")] = None,
     workers: Annotated[int | None, typer.Option(help="Worker processes; the bits stay the same.", show_default="1")] = None,
+    engine: Annotated[str | None, typer.Option(help="sequential, or flower over --federation.", show_default="sequential")] = None,
+    federation: Annotated[Path | None, typer.Option(help="Run over the nodes of this federation; see 'emdcfl federation'.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Any key, as in --set method.tolerance=0.03; repeatable.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run directory.", show_default="runs/SCENARIO-METHOD-seedS")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out from its last complete round.")] = False,
@@ -65,6 +67,7 @@ def run(
     from emdcfl.experiments import runner
     from emdcfl.experiments.store import RunStore
     from emdcfl.experiments.worth import BASELINES, alongside
+    from emdcfl.report import write_report
 
     if data is not None and scenario is not None:
         raise ConfigError(f"expected --data or --scenario, got both ({data} and {scenario}); leave one out")
@@ -85,25 +88,35 @@ def run(
         "scenario.scale": scale,
         "engine.device": device,
         "engine.workers": workers,
+        "engine.name": "flower" if engine is None and federation is not None else engine,
     }
-    given = config is not None or bool(set_) or any(value is not None for value in flags.values())
+    if flags["engine.name"] == "flower" and config is None:  # nodes come and go; a config file says itself what then happens
+        flags["engine.on_failure"] = "continue"
+    where = ("engine.name", "engine.on_failure")  # a run is resumed with its own config wherever its clients are
+    given = config is not None or bool(set_) or any(value is not None for key, value in flags.items() if key not in where)
     if resume and out is not None and not given:
         chosen = RunStore.read(out).config()
     else:
         chosen = build_config(config, flags, set_ or [])
     place = out or Path("runs") / f"{data.stem if data else chosen.scenario.name}-{chosen.method.name}-seed{chosen.run.seed}"
     compare = baselines and chosen.scenario.name == "folder" and chosen.method.name not in BASELINES
+    play = runner.run
+    if chosen.engine.name == "flower":
+        from emdcfl.cli.federation import runner_over
+
+        play = runner_over(federation)
     logging.getLogger("emdcfl").setLevel(logging.WARNING if quiet or as_json else logging.INFO)
     console = Console(soft_wrap=False)
     if as_json:
-        summary = runner.run(chosen, place, resume=resume)
+        summary = play(chosen, place, resume=resume)
         beside = {"baselines": alongside(place)} if compare else {}
+        write_report(place)
         typer.echo(json.dumps({**summary, **beside}, indent=2))
         return
     with nullcontext() if quiet else Live(console) as live:
         say = console.print if live else _nothing
         say(f"{chosen.method.name} on {data or chosen.scenario.name}, seed {chosen.run.seed}", highlight=False)
-        summary = runner.run(chosen, place, resume=resume, observer=live)
+        summary = play(chosen, place, resume=resume, observer=live)
         others = {}
         if compare:
             say("for comparison: one model for all (fedavg), then every site alone (local)", highlight=False)
@@ -112,6 +125,7 @@ def run(
     show_result(console, summary, rows, place)
     if others:
         show_worth(console, summary, others)
+    console.print(f"report: {write_report(place)}", highlight=False, soft_wrap=True, markup=False)
 
 
 def _nothing(*_: Any, **__: Any) -> None:

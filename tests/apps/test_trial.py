@@ -1,0 +1,145 @@
+"""The folder of a trial federation, its certificates, and what the server app makes of its options; no process is started."""
+
+from __future__ import annotations
+
+import json
+import re
+import ssl
+import stat
+import tomllib
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs the extra emdcfl[flower]")
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+
+import emdcfl
+from emdcfl.apps import trial
+from emdcfl.apps.server import Journal, read_config
+from emdcfl.apps.trial.folder import fingerprints
+from emdcfl.apps.trial.processes import _recorded, _start_time, _write
+from emdcfl.apps.trial.submit import _new_events
+from emdcfl.data import scenarios
+from emdcfl.errors import ConfigError
+from emdcfl.experiments.config import dump, load
+
+ROOT = Path(emdcfl.__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> trial.Trial:
+    return trial.create(tmp_path_factory.mktemp("trial") / "federation", nodes=4)
+
+
+def test_the_certificate_is_valid_for_loopback_and_signed_by_the_authority(four: trial.Trial) -> None:
+    folder = four.path / "certificates"
+    authority, server = (x509.load_pem_x509_certificate((folder / name).read_bytes()) for name in ("ca.crt", "server.pem"))
+    server.verify_directly_issued_by(authority)
+    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["localhost"]
+    assert [str(a) for a in names.get_values_for_type(x509.IPAddress)] == ["127.0.0.1"]
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "server.pem", folder / "server.key")
+    ssl.create_default_context(cafile=str(folder / "ca.crt"))
+
+
+def test_private_files_are_readable_by_their_owner_alone(four: trial.Trial) -> None:
+    private = [four.path / "certificates" / "ca.key", four.path / "certificates" / "server.key"]
+    private += [four.home(node) / name for node in four.nodes for name in ("auth.key", "secret.key")]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in private} == {0o600}
+
+
+def test_every_node_has_keys_of_its_own(four: trial.Trial) -> None:
+    publics = set()
+    for node in four.nodes:
+        key = load_ssh_private_key((four.home(node) / "auth.key").read_bytes(), None)
+        public = load_ssh_public_key((four.home(node) / "auth.pub").read_bytes())
+        assert isinstance(key, ec.EllipticCurvePrivateKey)
+        assert key.public_key() == public
+        publics.add((four.home(node) / "auth.pub").read_bytes())
+    assert len(publics) == len(set(fingerprints(four).values())) == 4
+
+
+def test_the_run_config_fits_the_nodes(four: trial.Trial) -> None:
+    chosen = load(four.path / "run.toml")
+    built = scenarios.build(chosen.scenario.name, **chosen.scenario.options)
+    assert [site.name for site in built.sites] == list(four.nodes) == ["rot0-1", "rot0-2", "rot90-1", "rot90-2"]
+    assert (chosen.engine.name, chosen.engine.on_failure) == ("flower", "continue")
+
+
+def test_ports_differ_and_the_script_starts_every_node(four: trial.Trial) -> None:
+    assert len({four.port, *four.nodes.values()}) == 5
+    script = (four.path / "start.sh").read_text()
+    assert script.count("flower-supernode") == 4
+    assert script.count("supernode register") == 4
+    assert "--enable-supernode-auth" in script
+    assert "--insecure" not in script
+
+
+def test_a_folder_of_own_data_gives_one_node_per_client(tmp_path: Path) -> None:
+    for name in ("north", "south"):
+        (tmp_path / "data").mkdir(exist_ok=True)
+        (tmp_path / "data" / f"{name}.csv").write_text("x,label\n1,a\n")
+    there = trial.create(tmp_path / "federation", data=tmp_path / "data")
+    assert list(there.nodes) == ["north", "south"]
+    assert tomllib.loads((there.home("north") / "node.toml").read_text())["data"] == str((tmp_path / "data" / "north.csv").resolve())
+    assert load(there.path / "run.toml").scenario.name == "nodes"
+
+
+def test_mistakes_are_told(four: trial.Trial, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="not empty"):
+        trial.create(four.path, nodes=4)
+    with pytest.raises(ConfigError, match="between 2 and 64"):
+        trial.create(tmp_path / "one", nodes=1)
+    with pytest.raises(ConfigError, match="emdcfl federation init"):
+        trial.Trial.read(tmp_path / "nothing")
+
+
+def test_a_process_number_that_was_given_to_another_is_not_taken_for_ours(four: trial.Trial) -> None:
+    import os
+
+    _write(four, {"superlink": {"pid": os.getpid(), "started": "1"}, "rot0-1": {"pid": os.getpid(), "started": _start_time(os.getpid())}})
+    try:
+        assert _recorded(four) == {"superlink": None, "rot0-1": os.getpid()}
+    finally:
+        _write(four, {})
+    assert trial.status(four) == dict.fromkeys(("superlink", *four.nodes), "stopped")
+
+
+def test_the_server_reads_a_config_as_text_or_file_and_runs_it_over_flower(four: trial.Trial) -> None:
+    from_file = read_config(str(four.path / "run.toml"))
+    from_text = read_config(dump(from_file))
+    assert from_file == from_text
+    assert read_config("").engine.name == "flower"
+
+
+def test_the_journal_is_read_line_by_line_as_it_grows(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.begin(1, 2, ("a",))
+    events, position = _new_events(tmp_path / "progress.jsonl", 0)
+    assert [e["event"] for e in events] == ["begin"]
+    journal.reply("train", "a", {"loss": 0.5, "theta": "not written"})
+    with (tmp_path / "progress.jsonl").open("a") as file:
+        file.write('{"event": "half')
+    events, position = _new_events(tmp_path / "progress.jsonl", position)
+    assert [(e["event"], e["loss"]) for e in events] == [("reply", 0.5)]
+    assert _new_events(tmp_path / "progress.jsonl", position)[0] == []
+    journal.outcome(ok=True)
+    assert json.loads((tmp_path / "outcome.json").read_text()) == {"ok": True}
+
+
+def test_the_project_and_the_trials_app_take_the_same_options(four: trial.Trial) -> None:
+    project = ROOT / "pyproject.toml"
+    if not project.exists():
+        pytest.skip("not run from a source tree")
+    ours, theirs = (tomllib.loads(p.read_text())["tool"]["flwr"]["app"] for p in (project, four.path / "app" / "pyproject.toml"))
+    assert ours["config"] == theirs["config"]
+    assert ours["components"] == theirs["components"]
+    version = tomllib.loads(project.read_text())["project"]["version"]
+    assert version == emdcfl.__version__
+    documented = re.findall(r"^``([\w-]+)``", (ROOT / "src/emdcfl/apps/server.py").read_text(), re.M)
+    assert set(documented) == set(ours["config"])

@@ -1,0 +1,60 @@
+"""The real thing on loopback: a SuperLink, four SuperNodes, TLS, node authentication; and the models of the local engine, byte for byte."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs the extra emdcfl[flower]")
+
+from tests.apps.trial_runs import config, federation, log_of, over_flower
+
+from emdcfl.apps import trial
+from emdcfl.apps.trial.certificates import make_node_key
+from emdcfl.apps.trial.processes import start
+from emdcfl.experiments import runner
+
+pytestmark = pytest.mark.slow
+
+
+def add_unregistered(there: trial.Trial) -> trial.Trial:
+    """Add a node with a key of its own that the SuperLink was never told of; it claims a client's name."""
+    from dataclasses import replace
+
+    from emdcfl.apps.trial.folder import free_ports
+
+    home = there.home("intruder")
+    home.mkdir()
+    make_node_key(home)
+    return replace(there, nodes={**there.nodes, "intruder": free_ports(1)[0]})
+
+
+def test_four_nodes_find_two_clusters_with_the_bytes_of_the_local_engine(tmp_path: Path) -> None:
+    given = config()
+    with federation(tmp_path / "federation") as there:
+        wider = add_unregistered(there)
+        start(wider, "intruder")
+        events: list[dict[str, object]] = []
+        outcome = trial.submit(there, over_flower(given), tmp_path / "flower", watch=events.append)
+        end = time.monotonic() + 60
+        while "intruder" in trial.status(wider) and trial.status(wider)["intruder"] == "running" and time.monotonic() < end:
+            time.sleep(1)
+        refused = log_of(there, "intruder")
+        assert trial.status(wider)["intruder"] == "stopped", refused
+        assert "regist" in refused.lower() or "auth" in refused.lower() or "permission" in refused.lower(), refused
+    local = runner.run(given, tmp_path / "local")
+    summary = json.loads((tmp_path / "flower" / "summary.json").read_text())
+    assert summary["clusters"] == local["clusters"] == [0, 0, 1, 1]
+    assert summary["ari"] == 1.0
+    assert summary["failures"] == []
+    models = sorted(p.name for p in (tmp_path / "local" / "models").iterdir())
+    assert models == ["cluster-0.safetensors", "cluster-1.safetensors", "index.json"]
+    for name in models:
+        assert (tmp_path / "flower" / "models" / name).read_bytes() == (tmp_path / "local" / "models" / name).read_bytes()
+    assert sorted(p.name for p in (tmp_path / "flower").iterdir()) == sorted(p.name for p in (tmp_path / "local").iterdir())
+    assert [e["round"] for e in events if e["event"] == "end"] == [1, 2, 3]
+    assert outcome["traffic"]["train"]["requests"] == 12
+    assert set((tmp_path / "federation" / "server" / "clients.toml").read_text().split()) >= {"rot0-1", "rot90-2"}
