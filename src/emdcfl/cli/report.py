@@ -1,0 +1,26 @@
+"""``emdcfl report``: one HTML page to look at, of a run or a comparison."""
+
+from __future__ import annotations
+
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from emdcfl.cli.app import app
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="Run directory, or folder of a comparison.")],
+    out: Annotated[Path | None, typer.Option(help="File to write.", show_default="report.html in the folder")] = None,
+    open_: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
+) -> None:
+    """Write one self-contained page: verdict, map, heat map, margins, accuracy, cost."""
+    from emdcfl.report import write_report
+
+    place = write_report(folder, out)
+    typer.echo(str(place))
+    if open_:
+        webbrowser.open(place.resolve().as_uri())

@@ -1,0 +1,266 @@
+"""The drawings of one run: the map of clients, how the pairs lie about the tolerance, accuracy by round. Imports reading, gaps and svg."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+
+from emdcfl.report.gaps import LOWER, UPPER, Edge, Gaps, classical_mds
+from emdcfl.report.reading import Run
+from emdcfl.report.svg import Array, Scale, bent, chart, mark, number, percent, plural, shape_path, tag, ticks, visible
+
+WIDTH = 380.0
+NAMED = 24
+"""Up to this many clients each has its name on the map."""
+LINKS = 300
+"""Up to this many links are drawn on the map."""
+TIGHTEST = 14
+"""Most clients in the drawing of margins: those closest to the tolerance."""
+SIGNS = {LOWER: "≥ ", UPPER: "≤ "}
+
+
+def client_map(run: Run) -> tuple[Markup, float]:
+    """Draw clients as points whose distances in the plane follow W; return the drawing and the share of variance it shows."""
+    gaps, labels = run.gaps, run.clusters
+    assert gaps is not None and labels is not None
+    points, share = classical_mds(gaps.symmetric())
+    r = 6.0 if len(points) <= NAMED else 4.2 if len(points) <= 100 else 3.4
+    x, y, unit, height = _fit(points, r)
+    parts: list[Markup] = [tag("rect", x=0.5, y=0.5, width=WIDTH - 1, height=height - 1, rx=6, class_="frame")]
+    linked = np.argwhere(np.triu(gaps.deciding < 1, 1))
+    if len(linked) <= LINKS:
+        parts += [tag("line", x1=x[a], y1=y[a], x2=x[b], y2=y[b], class_="link") for a, b in linked]
+    names = _place_names(run.clients, x, y, r, height) if len(x) <= NAMED else _place_clusters(run, x, y)
+    for i, client in enumerate(run.clients):
+        lines = [visible(client), f"cluster {labels[i]}"]
+        if run.groups is not None:
+            lines.append(f"true group {visible(run.groups[i])}")
+        if (accuracy := run.accuracy_of(client, run.variants[0])) is not None:
+            lines.append(f"accuracy {percent(accuracy)}")
+        shape = run.shapes[run.groups[i]] if run.groups is not None else "circle"
+        parts.append(mark("path", "\n".join(lines), d=shape_path(shape, x[i], y[i], r), class_=f"point {run.colours[labels[i]]}"))
+    epsilon = gaps.tolerance
+    if epsilon is not None and epsilon > 0 and unit * epsilon <= 200:
+        x0, y0 = 14.0, height - 14
+        parts.append(tag("path", d=f"M{x0:.1f} {y0 - 3:.1f}v6m0 -3h{unit * epsilon:.1f}m0 -3v6", class_="ruler"))
+        parts.append(tag("text", f"tolerance {epsilon:.3g}", x=x0 + max(unit * epsilon, 0.0) + 7, y=y0 + 3.5, class_="small muted"))
+    return chart(WIDTH, height, f"Map of {plural(len(x), 'client')}: the farther apart, the more their data differ", *parts, *names), share
+
+
+def _fit(points: Array, r: float) -> tuple[list[float], list[float], float, float]:
+    """Turn coordinates into a frame, one scale for both axes; return x, y, units per distance and the height of the frame."""
+    across, down = 46.0, 46.0
+    low, high = points.min(axis=0), points.max(axis=0)
+    span = np.maximum(high - low, 1e-12)
+    unit = 0.0 if float(span.max()) <= 1e-12 else float(min((WIDTH - 2 * across) / span[0], (340.0 - 2 * down) / span[1]))
+    height = min(max(float(span[1]) * unit + 2 * down, 240.0), 340.0)
+    placed = (points - (low + high) / 2) * unit * np.array([1.0, -1.0]) + np.array([WIDTH / 2, height / 2])
+    placed = np.clip(_apart(placed, 1.9 * r), r + 3, np.array([WIDTH, height]) - r - 3)
+    return placed[:, 0].tolist(), placed[:, 1].tolist(), unit, height
+
+
+def _apart(points: Array, least: float, times: int = 80) -> Array:
+    """Push points that would cover each other apart, so that each can be seen and pointed at."""
+    angle = np.pi * (3 - np.sqrt(5)) * np.arange(len(points))  # tells points at the same place where to go
+    p = points + 1e-3 * np.stack([np.cos(angle), np.sin(angle)], axis=1)
+    for _ in range(times):
+        step = p[:, None] - p[None]
+        far = np.linalg.norm(step, axis=2)
+        np.fill_diagonal(far, np.inf)
+        lack = np.clip(least - far, 0.0, None)
+        if not lack.any():
+            break
+        p = p + 0.35 * (step / far[:, :, None] * lack[:, :, None]).sum(axis=1) / np.maximum((lack > 0).sum(axis=1), 1)[:, None] ** 0.5
+    return np.asarray(p)
+
+
+def _place_names(clients: Sequence[str], x: list[float], y: list[float], r: float, height: float) -> list[Markup]:
+    """Write each name where it covers neither a point nor another name; leave out those for which there is no room."""
+    taken = [(a - r, b - r, a + r, b + r) for a, b in zip(x, y, strict=True)]
+    parts = []
+    for i, client in enumerate(clients):
+        text = visible(client, 18)
+        wide, high, gap = 5.9 * len(text), 10.0, r + 4
+        offsets = [(gap, -5), (-gap - wide, -5), (-wide / 2, -gap - high), (-wide / 2, gap)]
+        offsets += [(s * 6 - (wide if s < 0 else 0), t) for t in (-gap - high - 3, gap + 3, -gap - 20, gap + 12) for s in (1, -1)]
+        for dx, dy in offsets:
+            box = (x[i] + dx, y[i] + dy, x[i] + dx + wide, y[i] + dy + high)
+            inside = box[0] > 4 and box[2] < WIDTH - 4 and box[1] > 4 and box[3] < height - 24
+            if inside and not any(box[0] < o[2] and o[0] < box[2] and box[1] < o[3] and o[1] < box[3] for o in taken):
+                taken.append(box)
+                parts.append(tag("text", text, x=box[0], y=box[3] - 1.5, class_="small name", aria_hidden="true"))
+                break
+    return parts
+
+
+def _place_clusters(run: Run, x: list[float], y: list[float]) -> list[Markup]:
+    """Write the number of each coloured cluster of two or more above it."""
+    assert run.clusters is not None
+    parts = []
+    for k, colour in run.colours.items():
+        at = [i for i, label in enumerate(run.clusters) if label == k]
+        if colour != "kx" and len(at) > 1:
+            a, b = float(np.median([x[i] for i in at])), min(y[i] for i in at)
+            parts.append(tag("text", str(k), x=a, y=max(b - 8, 14.0), class_="badge", aria_hidden="true"))
+    return parts
+
+
+def _ratio_axis(gaps: Gaps, start: float, y: float, top: float) -> tuple[Scale, list[Markup]]:
+    """Axis in units of the tolerance, with the tolerance marked."""
+    known = gaps.deciding[~np.isnan(gaps.deciding)]
+    low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 2.0)
+    scale = Scale(min(low * 1.05, 0.0), max(high * 1.05, 1.5), start, WIDTH - 10, bent)
+    parts, last = [], -1e9
+    at = scale(1.0)
+    for value in (0, 0.25, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500):
+        place = scale(value)
+        clear = place - last > 30 and abs(place - at) > 30
+        if value <= scale.high and (clear or value == 1):
+            last = place
+            parts.append(tag("line", x1=place, x2=place, y1=top, y2=y, class_="tolerance" if value == 1 else "grid"))
+            parts.append(
+                tag("text", f"{value:g}×", x=place, y=y + 13, class_="small strong middle" if value == 1 else "small muted middle")
+            )
+    return scale, parts
+
+
+def pair_histogram(run: Run) -> Markup:
+    """Draw how many pairs lie where: pairs of one cluster above the axis, pairs of two clusters below."""
+    gaps = run.gaps
+    assert gaps is not None
+    top, middle, bottom = 16.0, 74.0, 132.0
+    scale, parts = _ratio_axis(gaps, 10.0, bottom, top)
+    edges = np.linspace(bent(scale.low), bent(scale.high), 49)
+    values = [float(np.copysign(v * v, v)) for v in edges]
+    bars = []
+    for same, what in ((True, "inside clusters"), (False, "between clusters")):
+        found = np.clip(gaps.pairs(same=same), scale.low, scale.high)
+        counts, _ = np.histogram([bent(v) for v in found], bins=edges)
+        for i in np.flatnonzero(counts).tolist():
+            tall = max(52.0 * float(counts[i]) / max(int(counts.max()), 1), 2.0)
+            tip = f"{plural(int(counts[i]), 'pair')} {what}\n{number(values[i])} to {number(values[i + 1])} × tolerance"
+            place, wide = scale(values[i]), max(scale(values[i + 1]) - scale(values[i]) - 1, 1.0)
+            up = middle - 1 - tall if same else middle + 1
+            bars.append(mark("rect", tip, x=place + 0.5, y=up, width=wide, height=tall, rx=1, class_="inside" if same else "outside"))
+    parts.append(tag("line", x1=10, x2=WIDTH - 10, y1=middle, y2=middle, class_="axis"))
+    parts.append(tag("text", "same cluster", x=WIDTH - 12, y=top + 6, class_="small end name ink-inside"))
+    parts.append(tag("text", "different clusters", x=12, y=bottom - 4, class_="small name ink-outside"))
+    return chart(WIDTH, 152, "Pairs of clients by distance, in units of the tolerance", *parts, *bars)
+
+
+def margin_rows(run: Run) -> tuple[Markup, int]:
+    """Draw, for the clients closest to the tolerance, their farthest partner inside and nearest client outside; and say how many."""
+    gaps = run.gaps
+    assert gaps is not None
+    tight = sorted(range(len(run.clients)), key=lambda i: (gaps.tightness(i), i))[:TIGHTEST]
+    tight = [i for i in tight if np.isfinite(gaps.tightness(i))]
+    bottom = 8 + 18.0 * len(tight)
+    scale, parts = _ratio_axis(gaps, 108.0, bottom, 4.0)
+    for row, i in enumerate(tight):
+        y = 8 + 18.0 * row + 9
+        inside, outside = gaps.edge(i, same=True), gaps.edge(i, same=False)
+        parts.append(tag("text", visible(run.clients[i], 16), x=97, y=y + 3.5, class_="small end"))
+        if inside is not None and outside is not None:
+            parts.append(tag("line", x1=scale(inside.ratio), x2=scale(outside.ratio), y1=y, y2=y, class_="span"))
+        if inside is not None:
+            parts.append(_edge_mark(run, inside, i, scale, y, "farthest in its own cluster", "inside"))
+        if outside is not None:
+            parts.append(_edge_mark(run, outside, i, scale, y, "nearest in another cluster", "outside"))
+    return chart(WIDTH, bottom + 20, "Margins of the clients closest to the tolerance", *parts), len(tight)
+
+
+def _edge_mark(run: Run, edge: Edge, client: int, scale: Scale, y: float, what: str, class_: str) -> Markup:
+    """A dot for a value, a triangle pointing to where the value may lie for a bound."""
+    x, r = scale(edge.ratio), 4.2
+    side = {LOWER: 1, UPPER: -1}.get(edge.kind)
+    outline = (
+        shape_path("circle", x, y, r) if side is None else f"M{x + side * 1.5 * r:.2f} {y:.2f}l{-side * 2 * r:.2f} {-r:.2f}v{2 * r:.2f}Z"
+    )
+    value = f"{SIGNS.get(edge.kind, '')}{number(edge.ratio)} × tolerance"
+    tip = f"{visible(run.clients[client])}\n{what}: {visible(run.clients[edge.other])}\n{value}"
+    return mark("path", tip, d=outline, class_=class_)
+
+
+def round_lines(run: Run, variant: str) -> Markup | None:
+    """Draw accuracy by round: mean, worst client, clusters where there are few, and the baselines where there are any."""
+    from emdcfl.experiments.worth import BASELINES
+
+    lines: list[tuple[str, str, dict[int, float]]] = []
+    if run.clusters is not None and 1 < len(run.colours) <= 10:
+        for k, colour in run.colours.items():
+            members = [c for c, label in zip(run.clients, run.clusters, strict=True) if label == k]
+            lines.append((f"cluster {k}", f"line {colour}", _by_round(run, variant, members)[0]))
+    for name, other in run.baselines.items():
+        lines.append((BASELINES.get(name, name), f"line baseline {name}", _by_round(other, variant)[0]))
+    mean, worst = _by_round(run, variant)
+    lines += [("worst client", "line worst", worst), ("mean", "line mean", mean)]
+    lines = [(name, style, values) for name, style, values in lines if values]
+    if not lines:
+        return None
+    return _draw_lines(lines, f"Accuracy by round, {visible(variant)}")
+
+
+def _by_round(run: Run, variant: str, clients: Sequence[str] | None = None) -> tuple[dict[int, float], dict[int, float]]:
+    scored = run.summary.get("scored")
+    wanted = set(clients if clients is not None else scored if scored is not None else run.clients)
+    found: dict[int, list[float]] = {}
+    for row in run.rows:
+        score = (row.get("accuracy") or {}).get(variant)
+        if score is not None and row["client"] in wanted and (row.get("test_samples") or {}).get(variant, 1):
+            found.setdefault(int(row["round"]), []).append(float(score))
+    return {t: float(np.mean(v)) for t, v in found.items()}, {t: min(v) for t, v in found.items()}
+
+
+def _draw_lines(lines: list[tuple[str, str, dict[int, float]]], label: str) -> Markup:
+    height, values = 230.0, [v for _, _, found in lines for v in found.values()]
+    rounds = sorted({t for _, _, found in lines for t in found})
+    low = max(0.0, min(values) - max(0.02, 0.08 * (max(values) - min(values))))
+    y = Scale(low, min(1.0, max(values) + 0.01), height - 24, 10.0)
+    x = Scale(rounds[0], rounds[-1], 46.0, WIDTH - 14)
+    parts: list[Markup] = []
+    for value in ticks(low, y.high, 5):
+        parts.append(tag("line", x1=40, x2=WIDTH - 8, y1=y(value), y2=y(value), class_="grid"))
+        parts.append(
+            tag(
+                "text",
+                f"{100 * value:.0f} %" if y.high - low > 0.06 else f"{100 * value:.1f} %",
+                x=35,
+                y=y(value) + 3.5,
+                class_="small muted end",
+            )
+        )
+    for t in ticks(rounds[0], rounds[-1], 8):
+        if t == int(t):
+            parts.append(tag("text", str(int(t)), x=x(t), y=height - 8, class_="small muted middle"))
+    marks: list[Markup] = []
+    for name, style, found in lines:
+        path = "M" + "L".join(f"{x(t):.1f} {y(v):.1f}" for t, v in sorted(found.items()))
+        parts.append(tag("path", d=path, class_=style))
+        for t, v in sorted(found.items()):
+            marks.append(
+                mark("circle", f"{name}\nround {t}: {percent(v)}", cx=x(t), cy=y(v), r=3.2, class_=style.replace("line", "dot", 1))
+            )
+    return chart(WIDTH, height, label, *parts, *marks)
+
+
+def heat_data(run: Run, most: int = 500) -> dict[str, Any]:
+    """Return what the page needs to draw the heat map: clients by cluster, W to four digits, tolerances, kinds."""
+    gaps = run.gaps
+    assert gaps is not None and run.clusters is not None
+    order = run.order
+    if len(order) > most:
+        order = [order[i] for i in np.linspace(0, len(order) - 1, most).round().astype(int).tolist()]
+    w, e, kind = (a[np.ix_(order, order)] for a in (gaps.W, gaps.epsilon, gaps.kind))
+    per_row = [next((v for v in row if v == v), None) for row in e.tolist()]
+    shared = all(v != v or v == per_row[i] for i, row in enumerate(e.tolist()) for v in row)
+    return {
+        "names": [visible(run.clients[i]) for i in order],
+        "clusters": [run.clusters[i] for i in order],
+        "colours": [run.colours[run.clusters[i]] for i in order],
+        "w": [None if v != v else float(f"{v:.4g}") for v in w.ravel().tolist()],
+        "epsilon": [float(f"{v:.4g}") if v is not None and v == v else None for v in (per_row if shared else e.ravel().tolist())],
+        "kind": "".join(str(int(k)) for k in kind.ravel()),
+    }

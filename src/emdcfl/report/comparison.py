@@ -1,0 +1,187 @@
+"""The page of a comparison: the table of methods, and their accuracy and ARI drawn. Imports experiments (results, tables) and svg."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from emdcfl.errors import StoreError
+from emdcfl.experiments.results import RESULTS, Result
+from emdcfl.experiments.tables import METRICS, Cell, Column, Table, build
+from emdcfl.report.svg import Scale, chart, mark, plural, shape_path, tag, ticks, visible
+
+WIDTH = 380.0
+STYLES = {"mean": "strong-dot", "clean": "strong-dot", "worst": "weak-dot", "backdoor": "weak-dot", "ari": "strong-dot"}
+
+
+def read_rows(folder: Path) -> tuple[list[Result], int]:
+    """Return the rows of ``results.jsonl``, each config once, and the number of lines that could not be used."""
+    try:
+        lines = (folder / RESULTS).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as error:
+        raise StoreError(f"{folder / RESULTS}: cannot read: {error.strerror}") from error
+    found: dict[str, Result] = {}
+    unusable = 0
+    for line in filter(str.strip, lines):
+        row = _usable(line)
+        if row is None:
+            unusable += 1
+        else:
+            found.setdefault(str(row["config"]), row)
+    return list(found.values()), unusable
+
+
+def _usable(line: str) -> Result | None:
+    """Read a row, filling in what a row of an older or shorter form leaves out; none if it is no result at all."""
+    try:
+        row = json.loads(line)
+        method, accuracy = str(row["method"]), dict(row["accuracy"])
+        seconds, settings = row.get("seconds"), dict(row.get("settings") or {})
+        scenario, seed = str(row.get("scenario", "scenario")), int(row.get("seed", 0))
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+    known = settings.get("run") or {}
+    return {
+        **row,
+        "method": method,
+        "scenario": scenario,
+        "seed": seed,
+        "config": row.get("config") or f"{scenario} {method} {seed} {json.dumps(settings, sort_keys=True)}",
+        "ari": row.get("ari"),
+        "accuracy": {"mean": None, "worst": None, "variants": {}, **accuracy},
+        "seconds": {"total": math.nan, **(seconds if isinstance(seconds, dict) else {} if seconds is None else {"total": seconds})},
+        "settings": {
+            **settings,
+            "scenario": settings.get("scenario") or {"name": scenario},
+            "method": settings.get("method") or {"name": method},
+            "training": settings.get("training") or {},
+            "run": {**known, "rounds": known.get("rounds", row.get("rounds"))},
+        },
+    }
+
+
+def comparison_context(folder: Path) -> dict[str, Any]:
+    """Return everything the template of a comparison shows."""
+    rows, unusable = read_rows(folder)
+    table = build(rows)
+    blocks = [_block(table, column) for column in table.columns]
+    methods, seeds = {r["method"] for r in rows}, {r["seed"] for r in rows}
+    versions = list(dict.fromkeys(json.dumps(r["versions"], sort_keys=True) for r in rows if isinstance(r.get("versions"), dict)))
+    total = sum(t for r in rows if math.isfinite(t := float(r["seconds"]["total"])))
+    return {
+        "title": "Comparison of methods",
+        "headline": _headline(table, len(methods)),
+        "facts": [
+            ("finished runs", str(len(rows))),
+            ("methods", str(len(methods))),
+            ("scenarios", str(len(table.columns))),
+            ("seeds", ", ".join(map(str, sorted(seeds))) if len(seeds) <= 5 else str(len(seeds))),
+        ],
+        "blocks": blocks,
+        "total": total,
+        "unusable": unusable,
+        "hardware": sorted({str(r["hardware"]) for r in rows if r.get("hardware")}),
+        "commits": sorted({str(r["commit"]) for r in rows if r.get("commit")}),
+        "versions": [json.loads(v) for v in versions],
+        "failures": [(r["scenario"], r["method"], r["seed"], r["failures"]) for r in rows if r.get("failures")],
+    }
+
+
+def _headline(table: Table, methods: int) -> str:
+    if not table.columns:
+        return "No finished run yet"
+    if methods == 1:
+        return f"{table.rows[0]} on {plural(len(table.columns), 'scenario')}"
+    leaders = [(c, sorted(table.best(c.key, c.metrics[0]), key=table.rows.index)) for c in table.columns]
+    if len(leaders) == 1:
+        column, best = leaders[0]
+        named = " and ".join(best[:3]) + (f" and {len(best) - 3} more" if len(best) > 3 else "")
+        cell = table.cells.get((best[0], column.key, column.metrics[0])) if best else None
+        return (
+            f"{named} {'leads' if len(best) == 1 else 'lead'} on {column.title}" + (f" with {cell.mean:.1f} %" if cell else "")
+            if best
+            else column.title
+        )
+    wins: dict[str, int] = {}
+    for _, best in leaders:
+        for label in best:
+            wins[label] = wins.get(label, 0) + 1
+    if not wins:
+        return plural(methods, "method")
+    top = max(wins, key=lambda label: wins[label])
+    return f"{top} is best, alone or with others, on {wins[top]} of {plural(len(leaders), 'scenario')}"
+
+
+def _block(table: Table, column: Column) -> dict[str, Any]:
+    """One scenario: its rows for the table and its drawings."""
+    labels = [label for label in table.rows if any((label, column.key, m) in table.cells for m in column.metrics)]
+    shown = [m for m in column.metrics if any(_finite(table.cells.get((label, column.key, m))) for label in labels)]
+    rows: list[dict[str, Any]] = []
+    for label in labels:
+        cells = [table.cells.get((label, column.key, m)) for m in shown]
+        numbers = [
+            {
+                "text": cell.text(m) if cell is not None and _finite(cell) else "–",
+                "value": cell.mean if cell is not None and _finite(cell) else None,
+                "best": label in table.best(column.key, m),
+                "paper": None if cell is None or cell.paper is None else cell.paper.text(),
+            }
+            for m, cell in zip(shown, cells, strict=True)
+        ]
+        rows.append(
+            {"label": label, "reference": label in table.reference, "cells": numbers, "seeds": max((c.n for c in cells if c), default=0)}
+        )
+    accuracy = [m for m in shown if m in ("mean", "worst", "clean", "backdoor")]
+    return {
+        "title": column.title,
+        "heads": [METRICS.get(m, m) for m in shown],
+        "rows": rows,
+        "paper": any(c["paper"] for r in rows for c in r["cells"]),
+        "accuracy": _dots(table, column, labels, accuracy, " %", "Accuracy by method"),
+        "accuracy_names": [METRICS[m] for m in accuracy],
+        "ari": _dots(table, column, labels, ["ari"], "", "ARI by method") if "ari" in shown else None,
+    }
+
+
+def _finite(cell: Cell | None) -> bool:
+    return cell is not None and math.isfinite(cell.mean)
+
+
+def _dots(table: Table, column: Column, labels: list[str], metrics: list[str], unit: str, title: str) -> Markup | None:
+    """Draw a row per method, a dot per metric with a bar of one standard deviation."""
+    cells: Mapping[tuple[str, str], Cell] = {
+        (label, m): cell
+        for label in labels
+        for m in metrics
+        if (cell := table.cells.get((label, column.key, m))) is not None and _finite(cell)
+    }
+    labels = [label for label in labels if any((label, m) in cells for m in metrics)]
+    if not cells:
+        return None
+    low = min(c.mean - (c.std or 0.0) for c in cells.values())
+    high = max(c.mean + (c.std or 0.0) for c in cells.values())
+    full = 100.0 if unit else 1.0
+    room = 0.05 * max(high - low, 0.1 * full)
+    bottom = 10 + 18.0 * len(labels)
+    x = Scale(low - room if unit else min(low, 0.0), min(high + room, full) if high <= full else high + room, 124.0, WIDTH - 16)
+    parts: list[Markup] = []
+    for value in ticks(x.low, x.high, 5):
+        parts.append(tag("line", x1=x(value), x2=x(value), y1=4, y2=bottom, class_="grid"))
+        parts.append(tag("text", f"{value:g}{unit}", x=x(value), y=bottom + 14, class_="small muted middle"))
+    for i, label in enumerate(labels):
+        y = 10 + 18.0 * i + 9
+        parts.append(tag("text", visible(label, 18), x=114, y=y + 3.5, class_="small end"))
+        for m in reversed(metrics):
+            cell = cells.get((label, m))
+            if cell is None:
+                continue
+            if cell.std:
+                parts.append(tag("line", x1=x(cell.mean - cell.std), x2=x(cell.mean + cell.std), y1=y, y2=y, class_="span"))
+            tip = f"{visible(label)}\n{METRICS.get(m, m)} {cell.text(m)}{unit}\n{plural(cell.n, 'seed')}"
+            parts.append(mark("path", tip, d=shape_path("circle", x(cell.mean), y, 4.2), class_=STYLES[m]))
+    return chart(WIDTH, bottom + 22, f"{title}, {visible(column.title)}", *parts)

@@ -1,0 +1,209 @@
+"""From a folder to its page: read, draw, put into the template, write in one step. Imports the rest of report, jinja2 and files."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import logging
+from importlib.resources import files as resources
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+import emdcfl
+from emdcfl.errors import StoreError
+from emdcfl.experiments.files import write_file
+from emdcfl.experiments.results import RESULTS
+from emdcfl.report import charts, words
+from emdcfl.report.comparison import comparison_context
+from emdcfl.report.reading import Run, read_run
+from emdcfl.report.svg import number, percent, plural, shape_path, visible
+
+log = logging.getLogger("emdcfl")
+NAME = "report.html"
+PHASES = ("train", "embed", "transport", "evaluate")
+
+
+def write_report(folder: Path, out: Path | None = None) -> Path:
+    """Write the page of a run directory or comparison folder and return its path (``report.html`` inside unless ``out`` says otherwise)."""
+    text = render(folder)
+    place = folder / NAME if out is None else out / NAME if out.is_dir() else out
+    if not place.parent.is_dir():
+        raise StoreError(f"{place}: the folder {place.parent} does not exist; make it first, or choose another --out")
+    write_file(place, [text.encode("utf-8", "replace")])
+    return place
+
+
+def render(folder: Path) -> str:
+    """Return the page of a run directory (has ``summary.json``) or of a comparison (has ``results.jsonl``)."""
+    if not folder.is_dir():
+        raise StoreError(f"{folder}: no such folder; give one that 'emdcfl run --out' or 'emdcfl compare --out' wrote")
+    if (folder / RESULTS).is_file() and not (folder / "summary.json").is_file():
+        return _fill("comparison.html", comparison_context(folder))
+    return _fill("run.html", run_context(read_run(folder)))
+
+
+def _fill(template: str, context: dict[str, Any]) -> str:
+    environment = Environment(
+        loader=PackageLoader("emdcfl.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {"percent": percent, "number": number, "visible": visible, "seconds": seconds, "bytes": byte_count}
+    environment.globals |= {"plural": plural, "shape_path": shape_path}
+    folder = resources("emdcfl.report") / "templates"
+    style, script = (Markup((folder / name).read_text(encoding="utf-8")) for name in ("style.css", "report.js"))
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    page = {"style": style, "script": script, "policy": policy, "version": emdcfl.__version__}
+    return environment.get_template(template).render(**page, **context) + "\n"
+
+
+def script_json(value: Any) -> Markup:
+    """JSON that cannot end the script element it stands in."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+
+
+def run_context(run: Run) -> dict[str, Any]:
+    """Return everything the template of a run shows."""
+    s = run.summary
+    drawn: dict[str, Any] = {"map": None, "histogram": None, "rows": None, "heat": None}
+    if run.gaps is not None and len(run.clients) > 1:
+        drawn["map"], drawn["share"] = charts.client_map(run)
+        drawn["histogram"] = charts.pair_histogram(run)
+        drawn["rows"], drawn["tight"] = charts.margin_rows(run)
+        drawn["heat"] = script_json(charts.heat_data(run))
+    return {
+        "title": f"{s['method']} on {s['scenario']}",
+        "run": run,
+        "summary": s,
+        "headline": words.headline(run),
+        "sentences": words.sentences(run),
+        "facts": _facts(run),
+        "drawn": drawn,
+        "rounds": [(v, drawing) for v in run.variants if (drawing := charts.round_lines(run, v)) is not None],
+        "clusters": _clusters(run),
+        "table": _table(run),
+        "worth": _worth(run),
+        "cost": _cost(s),
+        "failures": list(s.get("failures") or []),
+        "notes": [str(n) for n in s.get("notes") or []],
+        "config": {t: v for t, v in run.config.items() if isinstance(v, dict)},
+        "pairs": None if run.gaps is None else run.gaps.count(),
+    }
+
+
+def _facts(run: Run) -> list[tuple[str, str]]:
+    s = run.summary
+    several = len(run.variants) > 1
+    facts = [("groups" if run.clusters is not None else "models", str(s.get("k", "–")))]
+    for variant in run.variants:
+        score, name = s["accuracy"]["variants"][variant], f"{variant} " if several else ""
+        facts += [(f"{name}accuracy", percent(score.get("mean"))), (f"{name}worst client", percent(score.get("worst")))]
+    if s.get("ari") is not None:
+        facts.append(("ARI", f"{s['ari']:.2f}"))
+    if (s.get("seconds") or {}).get("total") is not None:
+        facts.append(("time", seconds(s["seconds"]["total"])))
+    return facts
+
+
+def _clusters(run: Run) -> list[dict[str, Any]]:
+    if run.clusters is None:
+        return []
+    found, largest = [], max(run.clusters.count(k) for k in run.colours)
+    for k, colour in run.colours.items():
+        at = [i for i, label in enumerate(run.clusters) if label == k]
+        scores = [a for i in at if (a := run.accuracy_of(run.clients[i], run.variants[0])) is not None]
+        found.append(
+            {
+                "k": k,
+                "colour": colour,
+                "members": [run.clients[i] for i in at],
+                "share": 100 * len(at) / largest,
+                "groups": [] if run.groups is None else list(dict.fromkeys(run.groups[i] for i in at)),
+                "mean": sum(scores) / len(scores) if scores else None,
+                "worst": min(scores, default=None),
+            }
+        )
+    return found
+
+
+def _table(run: Run) -> list[dict[str, Any]]:
+    """One row per client, in the order of clusters."""
+    rows = []
+    for i in run.order:
+        client, row = run.clients[i], run.last.get(run.clients[i])
+        edges = {} if run.gaps is None else {side: run.gaps.edge(i, same=side == "inside") for side in ("inside", "outside")}
+        rows.append(
+            {
+                "client": client,
+                "cluster": None if run.clusters is None else run.clusters[i],
+                "colour": "kx" if run.clusters is None else run.colours[run.clusters[i]],
+                "group": None if run.groups is None else run.groups[i],
+                "accuracy": {v: run.accuracy_of(client, v) for v in run.variants},
+                "baselines": {name: b.accuracy_of(client, run.variants[0]) for name, b in run.baselines.items()},
+                "samples": None if row is None else (row.get("test_samples") or {}).get(run.variants[0]),
+                "loss": None if row is None else row.get("train_loss"),
+                **{side: None if edge is None else (charts.SIGNS.get(edge.kind, ""), edge.ratio) for side, edge in edges.items()},
+            }
+        )
+    return rows
+
+
+def _worth(run: Run) -> list[tuple[str, Any, float | None, float | None]]:
+    from emdcfl.experiments.worth import BASELINES
+
+    if not run.baselines:
+        return []
+    named = {f"{plural(int(run.summary.get('k') or 0), 'group')} ({run.summary['method']})": run}
+    named |= {f"{BASELINES.get(name, name)} ({name})": other for name, other in run.baselines.items()}
+    scores = {what: r.summary["accuracy"] for what, r in named.items()}
+    return [(what, r.summary.get("k"), scores[what].get("mean"), scores[what].get("worst")) for what, r in named.items()]
+
+
+def _cost(summary: dict[str, Any]) -> dict[str, Any]:
+    """Where the time went, and what was sent, as far as the run says."""
+    spent = {str(k): float(v) for k, v in (summary.get("seconds") or {}).items() if isinstance(v, int | float)}
+    total = max(spent.pop("total", 0.0), sum(spent.values()))
+    phases = [(name, spent[name]) for name in (*PHASES, *(n for n in spent if n not in PHASES)) if name in spent]
+    phases.append(("other", max(total - sum(v for _, v in phases), 0.0)))
+    sent = summary.get("bytes")
+    sent = {"in all": sent} if isinstance(sent, int | float) else sent if isinstance(sent, dict) else {}
+    return {
+        "total": total,
+        "phases": [(name, value, 100 * value / total if total else 0.0) for name, value in phases],
+        "bytes": {str(k): float(v) for k, v in sent.items() if isinstance(v, int | float)},
+    }
+
+
+def seconds(value: float | None) -> str:
+    """Write a duration for people.
+
+    Examples
+    --------
+    >>> seconds(0.328), seconds(74.2), seconds(7300)
+    ('0.33 s', '74 s', '2 h 2 min')
+    """
+    if value is None:
+        return "–"
+    if value < 120:
+        return f"{value:.2f} s" if value < 1 else f"{value:.1f} s" if value < 10 else f"{value:.0f} s"
+    minutes = round(value / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def byte_count(value: float) -> str:
+    """Write a number of bytes for people.
+
+    Examples
+    --------
+    >>> byte_count(512), byte_count(3_400_000)
+    ('512 B', '3.4 MB')
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.3g} TB"
