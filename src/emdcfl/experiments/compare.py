@@ -151,12 +151,13 @@ class Done:
 
 @dataclass
 class Outcome:
-    """What a comparison did: runs found finished, run now, failed, and left for the next time."""
+    """What a comparison did: runs found finished, run now, failed, and left for the next time; and the keys of all that were wanted."""
 
     found: int = 0
     ran: int = 0
     failed: list[Done] = field(default_factory=list)
     left: int = 0
+    keys: list[str] = field(default_factory=list)
 
 
 def compare(
@@ -195,7 +196,7 @@ def compare(
             results.add(read_results(path))
         queue = _queue(wanted)
         missing = [job for job in queue if job.key not in results.known()]
-        outcome = Outcome(found=len(queue) - len(missing))
+        outcome = Outcome(found=len(queue) - len(missing), keys=[job.key for job in queue])
         keep = out / "runs" if keep_runs else None
         timely = _timely(missing, results, started, time_limit)
         ended = parallel(timely, jobs, keep) if jobs > 1 else _serial(timely, keep, observer)

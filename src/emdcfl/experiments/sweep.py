@@ -59,7 +59,7 @@ class Matrix:
     m: int
 
     def automatic(self, alpha: float = ALPHA) -> Array:
-        """Return every client's own tolerance (``transport.calibration``)."""
+        """Return every client's own tolerance (``transport.calibration``), from one validation sample per pair."""
         q = quantile(alpha, len(self.tau))
         return np.array([tolerance(float(v), self.m, self.m, q) for v in self.variance])
 

@@ -84,7 +84,7 @@ def build(results: Sequence[Result]) -> Table:
     for key, rows in by_column.items():
         metrics = _metrics(rows)
         columns.append(Column(key, titles[key], metrics))
-        for label, members in _rows(rows).items():
+        for label, members in by_label(rows).items():
             methods[label] = members[0]["method"]
             for metric in metrics:
                 cell = _cell(members, metric)
@@ -105,7 +105,7 @@ def _row_settings(row: Result) -> dict[str, Any]:
     return _flat({"method": settings["method"], "training": settings["training"], "rounds": settings["run"]["rounds"]})
 
 
-def _rows(results: Sequence[Result]) -> dict[str, list[Result]]:
+def by_label(results: Sequence[Result]) -> dict[str, list[Result]]:
     """Group the results of one column by method and settings, one per seed."""
     groups: dict[str, list[Result]] = {}
     for row in results:
