@@ -58,7 +58,7 @@ def _explain(message: str) -> NoReturn:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 2 an error that was explained, 130 interrupted."""
-    from emdcfl.cli import compare, data, federation, init, methods, report, run, sweep, use  # noqa: F401  each module adds its commands
+    from emdcfl.cli import compare, data, federation, init, methods, report, reproduce, run, sweep, use  # noqa: F401  each module adds its commands
 
     log = logging.getLogger("emdcfl")
     if not log.handlers:
