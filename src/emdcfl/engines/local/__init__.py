@@ -1,23 +1,59 @@
-"""Clients simulated on this machine: ``sequential`` (the reference) and the same over worker processes."""
+"""Clients simulated on this machine.
+
+``sequential`` is the reference, one client after the other, also spread over worker processes with the same bits; ``vmapped`` stacks the
+trainings of many clients (small models, CPU); ``graphed`` captures SGD steps as CUDA graphs. ``auto`` is one of them by a fixed
+rule (``choose``).
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from emdcfl.data.types import Scenario
+from emdcfl.engines.local.choose import choose
 from emdcfl.engines.local.processes import ProcessFederation
-from emdcfl.engines.local.sequential import SequentialFederation
+from emdcfl.engines.local.sequential import SequentialFederation, pick_device
 from emdcfl.errors import ConfigError, nearest
 from emdcfl.federation import Federation
 
-ENGINES = ("sequential",)
+ENGINES = ("auto", "sequential", "vmapped", "graphed")
+
+
+def resolve(
+    engine: str, scenario: Scenario, *, device: str = "auto", batch_size: int, workers: int = 1, participants: int | None = None
+) -> str:
+    """Return the engine's own name: ``auto`` becomes what it stands for, and what cannot be is refused."""
+    if engine not in ENGINES:
+        raise ConfigError(f"unknown engine {engine!r}: {nearest(engine, ENGINES)}")
+    chosen = pick_device(device)
+    if engine in ("vmapped", "graphed") and workers > 1:
+        raise ConfigError(f"the {engine} engine works in one process, got workers = {workers}; use 'sequential', or one worker")
+    if engine == "graphed" and chosen.type != "cuda":
+        raise ConfigError(f"the graphed engine needs a CUDA device, got {chosen}; use 'auto' or --device cuda")
+    if engine != "auto":
+        return engine
+    return choose(scenario, device=chosen, batch_size=batch_size, workers=workers, participants=participants)
 
 
 def make_federation(scenario: Scenario, *, engine: str = "sequential", workers: int = 1, **options: Any) -> Federation:
-    """Start an engine by name; several workers spread its clients over processes, with the same bits."""
-    if engine not in ENGINES:
-        raise ConfigError(f"unknown engine {engine!r}: {nearest(engine, ENGINES)}")
+    """Start an engine by name; several workers spread the sequential engine's clients over processes, with the same bits."""
+    name = resolve(
+        engine,
+        scenario,
+        device=options.get("device", "auto"),
+        batch_size=options["training"].batch_size,
+        workers=workers,
+        participants=options.get("number"),
+    )
+    if name == "vmapped":
+        from emdcfl.engines.local.vmapped import VmappedFederation
+
+        return VmappedFederation(scenario, **options)
+    if name == "graphed":
+        from emdcfl.engines.local.graphed import GraphedFederation
+
+        return GraphedFederation(scenario, **options)
     return ProcessFederation(scenario, workers=workers, **options) if workers > 1 else SequentialFederation(scenario, **options)
 
 
-__all__ = ["ENGINES", "ProcessFederation", "SequentialFederation", "make_federation"]
+__all__ = ["ENGINES", "ProcessFederation", "SequentialFederation", "choose", "make_federation", "resolve"]

@@ -26,7 +26,6 @@ from emdcfl.engines.local.staged import Outcome, StagedFederation, attempt
 from emdcfl.errors import ConfigError, EmdcflError
 from emdcfl.federation import Failure, Inputs
 from emdcfl.keys import global_seed
-from emdcfl.params import Network
 from emdcfl.schema import Reply
 from emdcfl.tasks import Fit, batches, trained
 
@@ -34,6 +33,9 @@ log = logging.getLogger("emdcfl")
 
 LANES = 4
 """Streams: enough to fill the GPU with steps of a small network (measured); a large one fills it alone."""
+
+KNOWN = 8
+"""Start states kept on the GPU while clients train."""
 
 SHARE = 0.5
 """Part of the free GPU memory that models may take while clients are embedded."""
@@ -100,20 +102,32 @@ class GraphedFederation(StagedFederation):
         lanes = self._make_lanes([(client, fit) for _, client, fit in fits])
         queue, finished = list(reversed(fits)), dict[int, tuple[Client, Fit, int, Tensor, Tensor]]()
         running: dict[int, tuple[int, Client, Fit]] = {}
+        starts: dict[tuple[int, int], Tensor] = {}
         while queue or running:
             for number, lane in enumerate(lanes):
                 if lane.left == 0 and number in running:
                     i, client, fit = running.pop(number)
                     with torch.cuda.stream(lane.stream):
-                        finished[i] = (client, fit, len(lane.sizes), lane.network.theta.clone(), lane.total.clone())
+                        finished[i] = (client, fit, len(lane.sizes), lane.theta(), lane.total.clone())
                 if lane.left == 0 and queue:
                     running[number] = queue.pop()
-                    lane.begin(*running[number][1:])
+                    _, client, fit = running[number]
+                    lane.begin(client, fit, self._start(fit.theta, starts))
                     lane.capture()
                 if lane.left:
                     lane.advance()
         torch.cuda.synchronize(self._device)
         return {i: _outcome(*result) for i, result in finished.items()}
+
+    def _start(self, theta: Tensor, known: dict[tuple[int, int], Tensor]) -> Tensor:
+        """Return a state on the GPU; clients of one cluster start from one state, and it travels once."""
+        key = (theta.data_ptr(), theta.numel())
+        if key not in known:
+            if len(known) == KNOWN:
+                known.pop(next(iter(known)))
+            known[key] = theta.to(self._device)
+            torch.cuda.current_stream(self._device).synchronize()
+        return known[key]
 
     def _make_lanes(self, fits: Sequence[tuple[Client, Fit]]) -> list[Lane]:
         """Return lanes wide and long enough for every client's training."""
@@ -132,9 +146,10 @@ class GraphedFederation(StagedFederation):
             self._lanes = []
             for _ in range(min(self._number, len(self.clients))):
                 with global_seed(0):
-                    network = Network(self._scenario.model.untrained(), self._device)
-                network.module.train(True)
-                self._lanes.append(Lane(network, samples, steps=steps, width=width, low=self._low))
+                    module = self._scenario.model.untrained()().to(self._device)
+                module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+                module.train(True)
+                self._lanes.append(Lane(module, self.layout, samples, steps=steps, width=width, low=self._low))
         return self._lanes
 
     @contextmanager

@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from emdcfl.client import Client
 from emdcfl.data.types import Preprocess
 from emdcfl.engines.local.schedule import schedule
 from emdcfl.engines.local.terms import Terms, kind, make_terms
-from emdcfl.params import Network
+from emdcfl.params import Layout
 from emdcfl.tasks import Fit, Training
 
 WARM_UP = 3
@@ -52,8 +52,8 @@ class Samples:
     def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Gather inputs and labels; images in channels-last order, which convolutions on tensor cores want."""
         z = (self.preprocess.resized(self.x.index_select(0, index)) - self.mean) / self.std
-        if z.dim() == 4:
-            z = z.contiguous(memory_format=torch.channels_last)
+        if z.dim() == 4:  # not contiguous(): that leaves the strides of single-channel images, and the whole network, as they are
+            z = z.to(memory_format=torch.channels_last)
         return z, self.y.index_select(0, index)
 
 
@@ -78,8 +78,10 @@ class Lane:
 
     Parameters
     ----------
-    network : Network
-        This lane's own, on the GPU.
+    module : Module
+        This lane's own, on the GPU, convolutions in channels-last order.
+    layout : Layout
+        Where its tensors lie in θ.
     samples : Samples
         Shared by all lanes.
     steps, width : int
@@ -88,28 +90,41 @@ class Lane:
         Forward and backward passes in bfloat16.
     """
 
-    def __init__(self, network: Network, samples: Samples, *, steps: int, width: int, low: bool) -> None:
-        device = network.device
-        self.network, self.samples, self.low = network, samples, low
+    def __init__(self, module: nn.Module, layout: Layout, samples: Samples, *, steps: int, width: int, low: bool) -> None:
+        device = samples.x.device
+        self.module, self.layout, self.samples, self.low = module, layout, samples, low
         self.stream = torch.cuda.Stream(device)
         self.plan = Plan.empty(steps, width, device)
         self.counter = torch.zeros(1, dtype=torch.int64, device=device)
         self.total = torch.zeros((), device=device)
-        entries = [e for e in network.layout.entries if e.trainable]
-        named = dict(network.module.named_parameters())
-        self.weights = [named[e.name] for e in entries]
-        where = network.layout.trainable
-        self._velocity = torch.zeros(where.stop - where.start, device=device)
-        self.velocity = [self._velocity[e.start - where.start : e.stop - where.start].view(e.shape) for e in entries]
+        tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+        self.tensors = [tensors[e.name] for e in layout.entries]
+        self.weights = [tensors[e.name] for e in layout.entries if e.trainable]
+        self.velocity = [torch.zeros_like(w, requires_grad=False) for w in self.weights]
         self.terms: dict[object, Terms] = {}
         self.graphs: dict[object, torch.cuda.CUDAGraph] = {}
         self.sizes: list[int] = []
-        self.left, self.key = 0, (None, False, None)  # type: tuple[int, Any]
+        self.left = 0
+        self.key: tuple[object, Training] = (None, Training())
 
-    def begin(self, client: Client, fit: Fit) -> None:
-        """Load a training: start state, plan, anchors; on this lane's stream."""
-        batch_norm = bool(self.network.layout.counters)
-        plan = schedule([(client, fit)], needs_two=batch_norm)
+    @torch.no_grad()
+    def load(self, theta: Tensor) -> None:
+        """Start from a state, with a fresh optimiser."""
+        for e, tensor in zip(self.layout.entries, self.tensors, strict=True):
+            tensor.copy_(theta[e.slice].view(e.shape))
+        for velocity in self.velocity:
+            velocity.zero_()
+        self.counter.zero_()
+        self.total.zero_()
+
+    @torch.no_grad()
+    def theta(self) -> Tensor:
+        """Return the state, flat."""
+        return torch.cat([tensor.reshape(-1) for tensor in self.tensors])
+
+    def begin(self, client: Client, fit: Fit, start: Tensor) -> None:
+        """Load a training: start state (on the GPU already), plan, anchors; on this lane's stream."""
+        plan = schedule([(client, fit)], needs_two=bool(self.layout.counters))
         steps, _, width = plan.index.shape
         with torch.cuda.stream(self.stream), torch.no_grad():
             for mine, new in (
@@ -119,11 +134,9 @@ class Lane:
             ):
                 mine[:steps, :width].copy_(new[:, 0], non_blocking=False)
             self.plan.scale[:, width:], self.plan.last[:, width:] = 0.0, 0.0
-            self.network.load(fit.theta)
-            self._velocity.zero_()
-            self.counter.zero_()
-            self.total.zero_()
-            terms = make_terms([fit], [w.detach()[None] for w in self.weights], self.network.layout)
+            start.record_stream(self.stream)
+            self.load(start)
+            terms = make_terms([fit], [w.detach()[None] for w in self.weights], self.layout)
             self._keep(kind(fit), terms)
         self.sizes = plan.sizes[:, 0].tolist()
         self.left, self.key = steps, (kind(fit), fit.training)
@@ -141,7 +154,7 @@ class Lane:
 
     def width(self, t: int) -> int:
         """Columns of the plan that step t needs: filled-up batches are as wide as all, except under BatchNorm."""
-        return self.sizes[t] if self.network.layout.counters else self.plan.index.shape[1]
+        return self.sizes[t] if self.layout.counters else self.plan.index.shape[1]
 
     def advance(self) -> None:
         """Launch the next step."""
@@ -156,28 +169,31 @@ class Lane:
 
     def step(self, width: int) -> None:
         """One SGD step, as in ``local_sgd``: what the graph holds."""
-        (name, training), module = self.key, self.network.module
+        name, training = self.key
         index = self.plan.index.index_select(0, self.counter)[0, :width]
         scale, last = (t.index_select(0, self.counter)[0, :width] for t in (self.plan.scale, self.plan.last))
         with torch.autocast("cuda", dtype=torch.bfloat16, enabled=self.low, cache_enabled=False):
             x, y = self.samples.batch(index)
-            losses = F.cross_entropy(module(x), y, reduction="none")
+            losses = F.cross_entropy(self.module(x), y, reduction="none")
             objective = (losses * scale).sum()
         gradients = torch.autograd.grad(objective, self.weights)
         with torch.no_grad():
+            # the fused kernel wants weight, gradient and velocity in one order
+            gradients = tuple(
+                g if g.stride() == w.stride() else torch.empty_like(w).copy_(g) for w, g in zip(self.weights, gradients, strict=True)
+            )
             self.terms[name].add_gradient([w[None] for w in self.weights], [g[None] for g in gradients], slice(0, 1))
             fused_sgd(self.weights, list(gradients), self.velocity, training)
             self.total += (losses.detach() * last).sum()
             self.counter += 1
 
     def capture(self) -> None:
-        """Capture the step of the training that was begun, for full batches; its own state is untouched afterwards."""
-        width = max(self.sizes) if self.network.layout.counters else self.plan.index.shape[1]
+        """Capture the step of the training that was begun, for full batches; afterwards it stands where it began."""
+        width = max(self.sizes) if self.layout.counters else self.plan.index.shape[1]
         if (self.key, width) in self.graphs or len(self.sizes) < 2:
             return
-        with torch.cuda.stream(self.stream), torch.no_grad():
-            kept = self.network.theta.clone()
         with torch.cuda.stream(self.stream):
+            kept = self.theta()
             for _ in range(WARM_UP):
                 self.counter.zero_()
                 self.step(width)
@@ -185,11 +201,8 @@ class Lane:
         self.stream.synchronize()
         with torch.cuda.graph(graph, stream=self.stream):
             self.step(width)
-        with torch.cuda.stream(self.stream), torch.no_grad():
-            self.network.theta.copy_(kept)
-            self._velocity.zero_()
-            self.counter.zero_()
-            self.total.zero_()
+        with torch.cuda.stream(self.stream):
+            self.load(kept)
         self.graphs[self.key, width] = graph
 
 

@@ -1,0 +1,49 @@
+"""Which engine ``auto`` is: a fixed rule from measurements, so that the same config gives the same engine everywhere.
+
+On a GPU, graphs. On a CPU, stacking clients pays while a step is small: what a step costs beside its arithmetic (a millisecond of
+Python and operator calls per client) is then paid once for all of them. The table behind the limit is in
+``docs/results/performance.md``.
+
+May import: data types, params, keys.
+"""
+
+from __future__ import annotations
+
+import statistics
+
+import torch
+
+from emdcfl.data.types import Scenario
+from emdcfl.keys import global_seed
+from emdcfl.params import Network
+
+SMALL_STEP = 1.0e7
+"""Multiply-adds of one client's forward pass over one batch up to which a stack is faster than one client after the other."""
+
+FEWEST = 4
+"""Clients from which a stack is worth its set-up."""
+
+
+def multiply_adds(scenario: Scenario) -> float:
+    """Return the multiply-adds of one sample's forward pass."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with global_seed(0):
+        network = Network(scenario.model.untrained())
+    network.module.train(False)
+    sample = next(site.train.x[:1] for site in scenario.sites if len(site.train))
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        network.module(scenario.preprocess(sample))
+    return float(counter.get_total_flops()) / 2
+
+
+def choose(scenario: Scenario, *, device: torch.device, batch_size: int, workers: int = 1, participants: int | None = None) -> str:
+    """Return the engine for a scenario: ``"graphed"``, ``"vmapped"`` or ``"sequential"`` (also over several worker processes)."""
+    if workers > 1:
+        return "sequential"
+    if device.type == "cuda":
+        return "graphed"
+    if (participants or len(scenario.sites)) < FEWEST:
+        return "sequential"
+    batch = min(batch_size, statistics.median(len(site.train) for site in scenario.sites))
+    return "vmapped" if multiply_adds(scenario) * batch <= SMALL_STEP else "sequential"
