@@ -13,7 +13,7 @@ from tests.tiny import TRAINING, SequentialFederation, federation, same_bits, ti
 from emdcfl import tasks
 from emdcfl.client import Client, TaskInfo, task
 from emdcfl.errors import ClientError, ConfigError, QuorumError
-from emdcfl.federation import Clock, Failure, Inputs, Replies, Round, participants
+from emdcfl.federation import ByClient, Clock, Failure, Inputs, Replies, Round, participants
 from emdcfl.methods import METHODS, make
 from emdcfl.schema import Field, Reply
 
@@ -184,7 +184,7 @@ def test_options_for_all_and_per_client() -> None:
     theta = fed.initial()
     starts = dict.fromkeys(fed.clients, theta)
     plain = fed.train(starts)
-    pulled = fed.train(starts, prox={"site-0": {"anchor": theta, "mu": 5.0}})
+    pulled = fed.train(starts, prox=ByClient({"site-0": {"anchor": theta, "mu": 5.0}}))
     assert same_bits(pulled["site-1"]["theta"], plain["site-1"]["theta"])
     assert (pulled["site-0"]["theta"] - theta).norm() < 0.9 * (plain["site-0"]["theta"] - theta).norm()
     everybody = fed.train(starts, prox={"anchor": theta, "mu": 5.0})

@@ -32,6 +32,10 @@ Fold = Callable[[str, Reply], None]
 Verify = Callable[[str, Reply], None]
 
 
+class ByClient(dict[str, Any]):
+    """An option of ``Federation.train`` that differs by client; a client it does not name goes without."""
+
+
 @dataclass(frozen=True)
 class Failure:
     """A client that did not answer, or whose reply was refused."""
@@ -270,7 +274,7 @@ class Federation(ABC):
             raise ClientError(str(failure))
 
     def train(self, starts: Mapping[str, Tensor], *, task: Task = tasks.train, fold: Fold | None = None, **options: Any) -> Replies:
-        """Train every client of ``starts`` from its state; options go to the task (per client if a dict by client name).
+        """Train every client of ``starts`` from its state; options go to the task, those in a ``ByClient`` to their clients alone.
 
         Raises
         ------
@@ -280,7 +284,7 @@ class Federation(ABC):
         inputs: dict[str, dict[str, Any]] = {c: {"theta": theta} for c, theta in starts.items()}
         common: dict[str, Any] = {"training": self.training.as_dict()}
         for name, value in options.items():
-            if isinstance(value, Mapping) and value and set(value) <= set(self.clients):
+            if isinstance(value, ByClient):
                 for c in inputs:
                     if c in value:
                         inputs[c][name] = value[c]

@@ -18,7 +18,7 @@ from emdcfl.engines.local.chain import find_chain
 from emdcfl.engines.local.sequential import SequentialFederation
 from emdcfl.engines.local.shuffles import philox_keys, shuffles
 from emdcfl.engines.local.vmapped import VmappedFederation
-from emdcfl.federation import Replies
+from emdcfl.federation import ByClient, Replies
 from emdcfl.keys import global_seed
 from emdcfl.models.recipe import ModelRecipe
 from emdcfl.params import Network
@@ -63,11 +63,15 @@ def scenario(model: str, sizes: list[int] = SIZES) -> Scenario:
     return base if model == "mlp" else replace(base, model=ModelRecipe(f"{__name__}:{model}"))
 
 
+def wrapped(values: Any) -> Any:
+    return ByClient(values) if isinstance(values, dict) else values
+
+
 def train(engine: type[SequentialFederation], world: Scenario, options: Mapping[str, Any], **settings: Any) -> tuple[Any, Replies]:
     fed = engine(world, training=settings.pop("training", TRAINING), device="cpu", **settings)
     fed.begin(3)
     thetas = {c: fed.initial(i) for i, c in enumerate(fed.clients)}
-    chosen = {name: make(fed, thetas) if callable(make) else make for name, make in options.items()}
+    chosen = {name: wrapped(make(fed, thetas)) if callable(make) else make for name, make in options.items()}
     return fed, fed.train(thetas, **chosen)
 
 

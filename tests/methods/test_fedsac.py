@@ -14,6 +14,7 @@ from tests.methods.toy import accuracies, federation, play, run, toy
 
 from emdcfl.clustering import project_simplex
 from emdcfl.errors import ConfigError
+from emdcfl.federation import ByClient
 from emdcfl.methods import make
 from emdcfl.methods.fedsac import train_and_basis
 from emdcfl.methods.graph import complementarity, pca_basis
@@ -80,7 +81,7 @@ def test_a_round_follows_the_equations(options: dict[str, Any]) -> None:
     state, _ = play(fed, method, 1)
     new = method.step(fed, state, fed.begin(2))
     terms = {c: {"anchor": theta, "mu": 0.01} for c, theta in by_name(state).items()}
-    local = fed.train(by_name(state), cosine=terms).stack("theta")
+    local = fed.train(by_name(state), cosine=ByClient(terms)).stack("theta")
     bases = []
     for theta, client in zip(local, fed._clients.values(), strict=True):
         z = client.embeddings(theta, "train", torch.arange(len(client.site.train)))

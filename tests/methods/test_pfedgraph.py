@@ -15,6 +15,7 @@ from torch import nn
 from emdcfl.clustering import project_simplex
 from emdcfl.data.types import Scenario
 from emdcfl.errors import ConfigError
+from emdcfl.federation import ByClient
 from emdcfl.methods import make
 from emdcfl.methods.graph import Personal, Trained, mix_rows, personal_start, similarities, train_personal
 from emdcfl.models.recipe import ModelRecipe
@@ -93,7 +94,7 @@ def test_a_round_follows_the_equations() -> None:
     method = make("pfedgraph", snap=None)
     state, _ = play(fed, method, 1)
     new = method.step(fed, state, fed.begin(2))
-    replies = fed.train(by_name(state), cosine={c: {"anchor": theta, "mu": 0.01} for c, theta in by_name(state).items()})
+    replies = fed.train(by_name(state), cosine=ByClient({c: {"anchor": theta, "mu": 0.01} for c, theta in by_name(state).items()}))
     local = replies.stack("theta").double()
     updates = (local - state.theta0.double())[:, fed.layout.trainable].numpy()
     unit = updates / np.linalg.norm(updates, axis=1, keepdims=True)

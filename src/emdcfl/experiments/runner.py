@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import platform
 import time
 from collections.abc import Mapping
@@ -15,13 +16,14 @@ import numpy as np
 import torch
 
 import emdcfl
+from emdcfl import keys
 from emdcfl.data import scenarios
 from emdcfl.data.types import Scenario
-from emdcfl.engines.local import make_federation
+from emdcfl.engines.local import make_federation, resolve
 from emdcfl.engines.local.sequential import pick_device
 from emdcfl.errors import ConfigError, nearest
 from emdcfl.experiments.checks import check_options
-from emdcfl.experiments.config import Choice, Config, config_hash
+from emdcfl.experiments.config import Choice, Config, as_dict, config_hash
 from emdcfl.experiments.loop import Finished, Observer, play
 from emdcfl.experiments.outputs import write_outputs
 from emdcfl.experiments.scoring import Row, accuracy, agreement
@@ -45,13 +47,18 @@ class Plan:
     method: Method
     training: Training
 
+    @property
+    def name(self) -> str:
+        """What nodes derive their protective randomness for: the data and the seed, so that no other setting changes a projection."""
+        return keys.digest(json.dumps(as_dict(self.config)["scenario"], sort_keys=True), self.config.run.seed).hex()[:16]
+
     def federation(self) -> Federation:
         """Start the engine the config names."""
         engine, run = self.config.engine, self.config.run
         common: dict[str, Any] = {
             "threads": engine.threads,
             "precision": engine.precision,
-            "run": config_hash(self.config)[:16],
+            "run": self.name,
             "training": self.training,
             "seed": run.seed,
             "number": run.participants,
@@ -95,9 +102,18 @@ def plan(config: Config, scenario: Scenario | None = None) -> Plan:
         method=Choice(cls.name, {f.name: getattr(method, f.name) for f in fields(cls) if getattr(method, f.name) is not None}),  # type: ignore[arg-type]
         model=Choice(scenario.model.name, dict(scenario.model.options)),
         training=replace(config.training, **{k: v for k, v in asdict(training).items() if k in _names(type(config.training))}),
-        engine=replace(config.engine, device=device),
+        engine=replace(config.engine, device=device, name=_engine(config, scenario, training, device)),
     )
     return Plan(complete, scenario, method, training)
+
+
+def _engine(config: Config, scenario: Scenario, training: Training, device: str) -> str:
+    """Return the engine's own name, so that a config says what ran even where ``auto`` was asked for."""
+    engine, participants = config.engine, config.run.participants
+    if engine.name == "flower":
+        return engine.name
+    options = {"device": device, "batch_size": training.batch_size, "workers": engine.workers, "participants": participants}
+    return resolve(engine.name, scenario, **options)
 
 
 def _names(cls: Any) -> set[str]:
@@ -176,7 +192,7 @@ def summarise(
 ) -> dict[str, Any]:
     """Return what ``summary.json`` holds."""
     scenario, clusters = plan_.scenario, serving.clusters
-    variants = list(scenario.sites[0].tests)
+    variants = list(scenario.sites[0].tests) or ["test"]
     scores = {v: accuracy(rows, v, scenario.scored) for v in variants}
     return {
         "method": plan_.config.method.name,

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from emdcfl import tasks
 from emdcfl.client import Task
-from emdcfl.federation import Federation, Round
+from emdcfl.federation import ByClient, Federation, Round
 from emdcfl.methods.base import Serving
 from emdcfl.methods.vectors import VectorScope, expect, update_gram
 from emdcfl.params import CHUNK, Layout, cosines
@@ -97,8 +97,8 @@ def train_personal(
         models[index[client]] = reply["theta"]
         replies[client] = {name: value for name, value in reply.items() if name != "theta"}
 
-    terms = {c: {"mu": mu} for c in starts if mu and (first_round_term or c in state.batches)}
-    fed.train(starts, task=task, fold=fold, **options, **({"cosine": terms} if terms else {}))
+    terms = ByClient({c: {"mu": mu} for c in starts if mu and (first_round_term or c in state.batches)})
+    fed.train(starts, task=task, fold=fold, cosine=terms, **options)
     return Trained(models, [index[c] for c in replies], list(replies.values()))
 
 
