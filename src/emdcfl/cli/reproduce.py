@@ -15,7 +15,7 @@ from rich.table import Table
 
 from emdcfl.cli.app import app
 from emdcfl.cli.compare import Screen
-from emdcfl.errors import ConfigError, nearest
+from emdcfl.errors import ClientError, ConfigError, EmdcflError, nearest
 from emdcfl.experiments.compare import parse_seeds
 from emdcfl.experiments.config import Config
 from emdcfl.experiments.reproduce import SCALES, Context, chosen, listing, reproduce
@@ -47,12 +47,17 @@ def reproduce_(
     numbers = SCALES[scale].seeds if seeds is None else tuple(parse_seeds(seeds))
     engine = replace(Config().engine, device=device)
     made = []
+    failed: dict[str, str] = {}
     for spec in chosen(names):
         with Screen(console, quiet=quiet or as_json) as screen:
             context = Context(spec, SCALES[scale], out, numbers, engine, jobs, time_limit, random_weights, on_row=screen.note)
             context.say = (lambda text: None) if quiet or as_json else (lambda text: console.print(text, highlight=False, soft_wrap=True))
             try:
                 about = reproduce(context)
+            except EmdcflError as error:
+                failed[spec.name] = str(error)
+                print(f"warning: {spec.name}: {error}", file=sys.stderr)
+                continue
             except KeyboardInterrupt:
                 print(f"stopped; what was finished is in {out}, the same command goes on from there", file=sys.stderr)
                 raise typer.Exit(130) from None
@@ -64,6 +69,9 @@ def reproduce_(
                 console.print(f"  note: {note}", highlight=False, soft_wrap=True)
     if as_json:
         typer.echo(json.dumps(made, indent=2, ensure_ascii=False))
+    if failed:
+        name, reason = next(iter(failed.items()))
+        raise ClientError(f"{len(failed)} of {len(made) + len(failed)} could not be made: {', '.join(failed)} ({name}: {reason})")
 
 
 def _list(out: Path, *, as_json: bool) -> None:
