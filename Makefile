@@ -6,12 +6,12 @@ PYTEST_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS ?= dev,vision
+EXTRAS ?= dev,vision,flower
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-faults lint format bench clean
+.PHONY: help install demo test test-browser test-faults lint format bench clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ test: lint  ## lint, then all tests and doctests
 
 test-faults: $(STAMP)  ## kill, stop and forge nodes of a real federation on this machine (about half an hour)
 	OMP_NUM_THREADS=1 EMDCFL_FAULTS=1 $(BIN)/python -m pytest tests/faults -v $(PYTEST_ARGS)
+
+test-browser: $(STAMP)  ## the report in a headless Chromium; skipped where none is on the PATH
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/e2e/test_browser.py -rs $(PYTEST_ARGS)
 
 lint: $(STAMP)  ## ruff (rules and format) and mypy --strict
 	$(BIN)/ruff check .

@@ -52,7 +52,7 @@ def client_map(run: Run) -> tuple[Markup, float]:
 
 def _fit(points: Array, r: float) -> tuple[list[float], list[float], float, float]:
     """Turn coordinates into a frame, one scale for both axes; return x, y, units per distance and the height of the frame."""
-    across, down = 46.0, 46.0
+    across, down = (66.0 if len(points) <= NAMED else 34.0), 46.0  # names need room at the sides
     low, high = points.min(axis=0), points.max(axis=0)
     span = np.maximum(high - low, 1e-12)
     unit = 0.0 if float(span.max()) <= 1e-12 else float(min((WIDTH - 2 * across) / span[0], (340.0 - 2 * down) / span[1]))

@@ -133,7 +133,7 @@ def ticks(low: float, high: float, most: int = 5) -> list[float]:
 
 def percent(value: float | None) -> str:
     """Write a share as a percentage with one digit, a dash for none."""
-    return "–" if value is None else f"{100 * value:.1f} %"
+    return "–" if value is None else f"{100 * value:.1f}\u00a0%"
 
 
 def number(value: float | None) -> str:

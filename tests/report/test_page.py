@@ -1,0 +1,226 @@
+"""The page of a run or comparison: what it says, that it holds everything it needs, and that names cannot break out of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.report.fabricate import make_baselines, make_comparison, make_run, result
+
+from emdcfl.errors import StoreError
+from emdcfl.experiments.files import write_arrays
+from emdcfl.report import render, write_report
+from emdcfl.report.reading import read_run
+from emdcfl.report.words import headline, sentences
+
+EVIL = [
+    '<script>alert("x")</script>',
+    '"><img src=x onerror=alert(1)>',
+    "</script><b>",
+    "{{ 7 * 7 }}",
+    "a&amp;b",
+    "'onmouseover='x",
+    "\u202egnp.exe",
+    "\ud800x",
+]
+
+
+class Page(HTMLParser):
+    """Elements and attributes of a page, and its visible text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.scripts: list[str] = []
+        self._inside = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attributes)))
+        self._inside = tag
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "script":
+            self.scripts.append(data)
+        elif self._inside != "style":
+            self.text += data
+
+
+def said(folder: Path) -> dict[str, str]:
+    return dict(sentences(read_run(folder)))
+
+
+def test_a_clear_run(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    make_baselines(run)
+    page = Page(render(run))
+    assert headline(read_run(run)) == "4 groups among 8 clients, clearly separated" and "4 groups among 8 clients" in page.text
+    told = said(run)
+    assert "exactly the true ones" in told["Truth"] and told["Borderline"].startswith("Nobody:")
+    assert told["Worth it"].startswith("Grouping pays: +") and "points against one model for all" in told["Worth it"]
+    assert "same groups; it was 0.025" in told["How sure"]
+    for name in read_run(run).clients:
+        assert name in page.text
+
+
+def test_needs_nothing_from_outside(tmp_path: Path) -> None:
+    text = render(make_run(tmp_path / "run", bounded=True))
+    page = Page(text)
+    for tag, attributes in page.elements:
+        assert tag not in ("link", "img", "iframe", "object", "embed", "base", "form")
+        assert not {"src", "srcset", "action", "onclick", "onload", "onerror"} & attributes.keys()
+        assert attributes.get("href") is None or str(attributes["href"]).startswith("#")
+    assert not re.search(r"url\(|@import|https?://", text)
+    policy = next(a["content"] for t, a in page.elements if t == "meta" and a.get("http-equiv"))
+    assert policy is not None and policy.startswith("default-src 'none'") and "script-src 'sha256-" in policy
+
+
+def test_policy_admits_the_pages_own_script(tmp_path: Path) -> None:
+    import base64
+    import hashlib
+
+    page = Page(render(make_run(tmp_path / "run")))
+    policy = str(next(a["content"] for t, a in page.elements if t == "meta" and a.get("http-equiv")))
+    digest = base64.b64encode(hashlib.sha256(page.scripts[-1].encode()).digest()).decode()
+    assert f"'sha256-{digest}'" in policy
+
+
+def test_names_are_text(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", names=EVIL, groups=4, scenario="<i>s</i>", method="<u>m</u>", notes=["<b>n</b>"])
+    summary = json.loads((run / "summary.json").read_text())
+    summary["groups"] = [f"<em>{g}</em>" for g in summary["groups"]]
+    summary["failures"] = [{"round": 1, "client": EVIL[0], "task": "train", "reason": "<img src=x onerror=alert(1)>"}]
+    summary["versions"] = {"<s>": "<s>"}
+    (run / "summary.json").write_text(json.dumps(summary))
+    (run / "config.toml").write_text('[method]\nname = "<script>alert(1)</script>"\n')
+    place = write_report(run)
+    page = Page(place.read_text(encoding="utf-8"))
+    tags = [tag for tag, _ in page.elements]
+    assert tags.count("script") == 2 and not {"img", "i2", "u", "em", "s"} & set(tags)
+    assert not any(name.startswith("on") for _, attributes in page.elements for name in attributes)
+    assert EVIL[0] in page.text and "{{ 7 * 7 }}" in page.text and "49" not in re.findall(r"\{\{.*?\}\}|\b49\b", page.text)
+    assert "\u202e" not in page.text
+    data = json.loads(next(s for s in page.scripts if s.startswith("{")))
+    assert data["names"][0] == EVIL[0]
+
+
+def test_borderline_overlap_and_bounds_are_told(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", clients=4, groups=2)
+    w = np.array([[np.nan, 0.024, 0.5, 0.5], [0.02, np.nan, 0.5, 0.5], [0.5, 0.5, np.nan, 0.001], [0.5, 0.5, 0.001, np.nan]])
+    epsilon = np.where(np.isnan(w), np.nan, 0.025)
+    arrays = {"W": w, "tau": np.zeros(4), "epsilon": epsilon, "kind": np.where(np.isnan(w), 0, 1).astype(np.int8)}
+    write_arrays(run / "distances.npz", arrays)
+    assert headline(read_run(run)).endswith("with 2 borderline clients")
+    assert said(run)["Borderline"].startswith("group0-site0 and group0-site1:")
+    write_arrays(run / "distances.npz", {**arrays, "kind": np.where(np.isnan(w), 0, 3).astype(np.int8)})
+    assert headline(read_run(run)) == "2 groups among 4 clients" and "only bounded" in said(run)["Borderline"]
+    w[1, 2] = w[2, 1] = 0.01
+    write_arrays(run / "distances.npz", {**arrays, "W": w})
+    assert headline(read_run(run)).endswith("but they overlap") and "1 pair of different groups is linked" in said(run)["How sure"]
+
+
+def test_wrong_groups_are_told(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", ari=0.5, clusters=[0, 0, 0, 0, 1, 1, 2, 3])
+    assert said(run)["Truth"] == "Agreement with the true groups: ARI 0.50; 1 cluster mixes true groups; 1 true group is split (g3)."
+    assert said(run)["Alone"] == "group3-site6 and group3-site7 fit no group."
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"method": "fedavg", "clusters": None, "ari": None, "k": 1}, "One model for all 8 clients"),
+        ({"method": "local", "clusters": None, "ari": None, "k": 8}, "8 clients, each trained alone"),
+        ({"method": "fedem", "clusters": None, "ari": None, "k": 3}, "3 models, mixed for each of 8 clients"),
+        ({"groups": None, "ari": None}, "4 groups among 8 clients, clearly separated"),
+    ],
+)
+def test_runs_of_all_kinds_have_a_page(tmp_path: Path, changes: dict[str, Any], expected: str) -> None:
+    run = make_run(tmp_path / "run", **{k: v for k, v in changes.items() if k == "method"})
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps({**summary, **changes}))
+    if changes.get("clusters", 0) is None:
+        (run / "distances.npz").unlink()
+    assert expected in Page(render(run)).text
+
+
+@pytest.mark.parametrize("clients", [1, 2, 3, 30, 520])
+def test_any_number_of_clients(tmp_path: Path, clients: int) -> None:
+    run = make_run(tmp_path / "run", clients=clients, groups=min(clients, 14), rounds=1, unset=0.2 if clients > 3 else 0)
+    page = Page(render(run))
+    assert sum(tag == "tr" for tag, _ in page.elements) == clients + 1
+    numbers = " ".join(str(v) for _, a in page.elements for k, v in a.items() if k in ("d", "x", "y", "x1", "cx", "width"))
+    assert "nan" not in numbers and "inf" not in numbers
+
+
+def test_untested_clients_and_an_unfinished_run(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", finished=False)
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    kept = [r if r["client"] != "group0-site0" else {**r, "accuracy": None, "test_samples": None, "train_loss": None} for r in rows]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in kept) + '{"round": 6, "cli')
+    text = Page(render(run)).text
+    assert "This run is not finished" in text
+    (run / "metrics.jsonl").unlink()
+    (run / "config.toml").unlink()
+    (run / "distances.npz").unlink()
+    assert "4 groups among 8 clients" in Page(render(run)).text
+
+
+def test_bytes_where_known(tmp_path: Path) -> None:
+    assert "3.4 MB" in Page(render(make_run(tmp_path / "a", bytes={"up": 3.4e6}))).text
+    assert "Sent" not in Page(render(make_run(tmp_path / "b"))).text
+
+
+def test_a_comparison(tmp_path: Path) -> None:
+    old = {"method": "pacfl", "seed": 0, "scenario": "rotated-mnist", "accuracy": {"mean": 0.9, "worst": 0.8}, "seconds": 3}
+    folder = make_comparison(tmp_path / "cmp", ["{cut off", "[]", json.dumps(old)])
+    text = Page(render(folder)).text
+    assert "EMD-CFL leads on" in text and "98.10 ± 0.20" in text and "PACFL" in text
+    assert "2 lines of results.jsonl could not be read" in text
+
+
+def test_a_comparison_over_scenarios_and_an_empty_one(tmp_path: Path) -> None:
+    more = [json.dumps(result(m, 0, mean, 0.5, scenario="pacs")) for m, mean in (("emdcfl", 0.9), ("fedavg", 0.95))]
+    assert "of 2 scenarios" in Page(render(make_comparison(tmp_path / "cmp", more))).text
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / "results.jsonl").write_text("")
+    assert "No finished run yet" in Page(render(tmp_path / "none")).text
+
+
+def test_same_run_same_page(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    assert render(run) == render(run)
+
+
+def test_errors_name_the_folder(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="no such folder"):
+        render(tmp_path / "nowhere")
+    with pytest.raises(StoreError, match="not a run directory"):
+        render(tmp_path)
+    run = make_run(tmp_path / "run")
+    with pytest.raises(StoreError, match="does not exist"):
+        write_report(run, tmp_path / "missing" / "report.html")
+    write_arrays(run / "distances.npz", {"W": np.zeros((2, 2))})
+    with pytest.raises(StoreError, match="expected W of shape"):
+        render(run)
+
+
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from emdcfl.cli import main
+
+    run = make_run(tmp_path / "run")
+    with pytest.raises(SystemExit) as stopped:
+        main(["report", str(run), "--out", str(tmp_path / "page.html")])
+    assert stopped.value.code == 0 and (tmp_path / "page.html").read_text().startswith("<!doctype html>")
+    assert capsys.readouterr().out.strip() == str(tmp_path / "page.html")
+    with pytest.raises(SystemExit) as stopped:
+        main(["report", str(tmp_path / "nowhere")])
+    assert stopped.value.code == 2
