@@ -265,3 +265,18 @@ def test_bytes_are_counted_by_task() -> None:
     assert requests == 4
     assert 4 * 4 * P < sent < 4 * (4 * P + 1500)
     assert 4 * 4 * P < received < 4 * (4 * P + 500)
+
+
+def test_the_bytes_of_a_run_are_those_of_the_formula() -> None:
+    from emdcfl.apps.sizing import bytes_of_run
+    from emdcfl.models.recipe import ModelRecipe
+
+    big = replace(SCENARIO, model=ModelRecipe("mlp", {"features": toy.FEATURES, "classes": toy.CLASSES, "hidden": [300, 64]}))
+    fed = loopback.federation(big, training=TRAINING)
+    for _ in play(fed, make("emdcfl"), rounds=2):
+        pass
+    size, width = fed.layout, 57
+    expected = bytes_of_run(clients=4, parameters=size.size, embedding=size.embedding.stop, width=width, train=48, validation=64, rounds=2)
+    sent, received = (sum(count[i] for count in fed.traffic.values()) for i in (0, 1))
+    assert sent == pytest.approx(expected.sent, rel=0.05)
+    assert received == pytest.approx(expected.received, rel=0.05)

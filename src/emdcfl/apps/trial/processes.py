@@ -133,6 +133,12 @@ def _recorded(trial: Trial) -> dict[str, int | None]:
     return {name: entry["pid"] if _start_time(entry["pid"]) == entry["started"] != "" else None for name, entry in _known(trial).items()}
 
 
+def identity(trial: Trial, name: str) -> tuple[int, str] | None:
+    """Process id and start time of a process that runs; ``None`` if it does not."""
+    entry = _known(trial).get(name)
+    return (entry["pid"], entry["started"]) if entry and _start_time(entry["pid"]) == entry["started"] != "" else None
+
+
 def _start_time(pid: int) -> str:
     """When a process began, in the kernel's ticks; empty if it is gone or only waits to be collected."""
     try:

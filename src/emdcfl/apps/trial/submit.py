@@ -12,7 +12,7 @@ from typing import Any
 import tomli_w
 
 from emdcfl.apps.trial.folder import CONNECTION, Trial
-from emdcfl.apps.trial.processes import flwr
+from emdcfl.apps.trial.processes import LINK, flwr, identity
 from emdcfl.errors import ConfigError, EmdcflError
 from emdcfl.experiments.config import Config, dump
 
@@ -56,7 +56,7 @@ def submit(
 
 def follow(trial: Trial, job: Path, run: str, watch: Callable[[Event], None]) -> dict[str, Any]:
     """Show what the server's journal says until the run has ended."""
-    position, checked = 0, time.monotonic()
+    position, checked, link = 0, time.monotonic(), identity(trial, LINK)
     while True:
         ended = (job / "outcome.json").exists()
         events, position = _new_events(job / "progress.jsonl", position)
@@ -67,6 +67,8 @@ def follow(trial: Trial, job: Path, run: str, watch: Callable[[Event], None]) ->
             if not outcome["ok"]:
                 raise EmdcflError(str(outcome["error"]))
             return outcome
+        if not ended and identity(trial, LINK) != link:
+            raise EmdcflError(f"the SuperLink ended during the run; start it again (emdcfl federation up {trial.path}) and use --resume")
         if time.monotonic() - checked > CHECK:
             checked = time.monotonic()
             state = _state(trial, run)
