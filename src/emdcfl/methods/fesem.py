@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from emdcfl.clustering import gram_features, kmeans
-from emdcfl.federation import Federation, Replies, Round
+from emdcfl.federation import ByClient, Federation, Replies, Round
 from emdcfl.keys import keyed_int
 from emdcfl.methods.base import Clustered, Family, Serving, clusters_wanted, register, serve_clusters
 from emdcfl.methods.vectors import VectorScope, average_present, expect, sets_of, update_gram
@@ -99,7 +99,7 @@ class FeSEM:
     def _train(self, fed: Federation, state: FeSEMState, clients: Sequence[str]) -> tuple[Replies, dict[str, float]]:
         """Train from each client's cluster model, pulled towards it; return also where each client's counters now stand."""
         pulled = [c for c in clients if c in state.labels] if self.mu > 0 else []
-        prox = {c: {"mu": self.mu, "kind": self.prox} for c in pulled} or None
+        prox = ByClient({c: {"mu": self.mu, "kind": self.prox} for c in pulled})
         replies = fed.train({c: state.start(c) for c in clients}, prox=prox)
         began = {c: state.counters[state.labels[c]] if c in state.labels else 0.0 for c in replies.clients}
         return replies, {c: began[c] + replies[c]["steps"] for c in replies.clients}
