@@ -11,7 +11,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from emdcfl.experiments.outputs import read_reading
 from emdcfl.experiments.scoring import Row
+
+MOST_SENTENCES = 9
+"""Sentences about the clusters printed; all of them are in ``reading.json``."""
 
 NOTES = 8
 """Most notes that are printed."""
@@ -42,6 +46,11 @@ def show_result(console: Console, summary: Mapping[str, Any], rows: Sequence[Row
         line.append(f"K = {summary['k']}, ")
         line.append(f"ARI = {summary['ari']:.2f}" if summary["ari"] is not None else "no true groups to compare with")
     console.print("".join(line).rstrip("; ,"), highlight=False, soft_wrap=True)
+    reading = read_reading(out)
+    for sentence in reading["sentences"][:MOST_SENTENCES] if reading else []:
+        console.print(f"  {sentence}", highlight=False, soft_wrap=True)
+    for doubt in reading["doubts"] if reading else []:
+        console.print(f"  [yellow]doubt:[/] {doubt}", highlight=False, soft_wrap=True)
     seconds = summary["seconds"]
     parts = " · ".join(f"{phase} {seconds.get(phase, 0.0):.1f} s" for phase in ("train", "embed", "transport", "evaluate"))
     console.print(f"time: {parts} · total {seconds.get('total', 0.0):.1f} s", highlight=False, soft_wrap=True)

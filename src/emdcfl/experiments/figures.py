@@ -66,6 +66,50 @@ def heatmap(distances: Distances, clients: Sequence[str], clusters: Sequence[int
     return buffer.getvalue()
 
 
+def margin_plot(distances: Distances, clients: Sequence[str], clusters: Sequence[int]) -> bytes:
+    """Draw how many pairs lie how far apart, inside clusters and between them, with the tolerance; return PNG bytes.
+
+    A pair counts with the direction that decides, max(W, Wᵀ), in multiples of its tolerance where clients have their own. Counts are
+    logarithmic, so that one stray pair is seen. Pairs that were only bounded are drawn at their bound, hatched.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    epsilon = distances.epsilon[np.isfinite(distances.epsilon)]
+    calibrated = bool(epsilon.size and epsilon.max() > epsilon.min())
+    values = distances.W / distances.epsilon if calibrated else distances.W
+    tolerance = 1.0 if calibrated or not epsilon.size else float(epsilon[0])
+    i, j = np.triu_indices(len(clients), 1)
+    both = np.maximum(values[i, j], values[j, i])
+    decides = np.where(values[i, j] >= values[j, i], distances.kind[i, j], distances.kind[j, i])
+    same = np.asarray(clusters)[i] == np.asarray(clusters)[j]
+    figure = Figure(figsize=(7.5, 4.2), layout="constrained", dpi=110)
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    known = both[np.isfinite(both)]
+    if known.size:
+        # What is far beyond the tolerance is not interesting in detail; the last bin takes it.
+        top = float(min(known.max(), 8 * tolerance))
+        bins = np.linspace(min(float(known.min()), 0.0), max(top, 1.5 * tolerance), 50).tolist()
+        for where, name, colour in ((same, "inside clusters", "tab:blue"), (~same, "between clusters", "tab:red")):
+            for exact, hatch in ((True, None), (False, "////")):
+                chosen = both[where & np.isfinite(both) & ((decides == 1) == exact)]
+                if chosen.size:
+                    label = name if exact else f"{name}, bound"
+                    style = {"color": colour, "alpha": 0.75} if exact else {"edgecolor": colour, "facecolor": "none", "hatch": hatch}
+                    axes.hist(np.minimum(chosen, bins[-1]), bins=bins, label=label, **style)
+        axes.set_yscale("log")
+        axes.set_ylim(0.5, None)
+    axes.axvline(tolerance, color="black", linestyle="--", label="tolerance" if calibrated else f"tolerance {tolerance:g}")
+    axes.set_xlabel("max(W, Wᵀ) / tolerance" if calibrated else "max(W, Wᵀ)")
+    axes.set_ylabel("pairs of clients")
+    axes.set_title("How clearly clusters are separated")
+    axes.legend(loc="upper right", fontsize=8)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", metadata={"Software": None})
+    return buffer.getvalue()
+
+
 def _annotate(axes: Any, w: Array, ratio: Array, kind: Array) -> None:
     marks = {2: "≥", 3: "≤"}
     for i, j in np.ndindex(w.shape):

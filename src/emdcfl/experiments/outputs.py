@@ -1,4 +1,4 @@
-"""What a run leaves for people: ``summary.json``, ``distances.npz``, ``heatmap.png``, ``models/``; and how to read the models again."""
+"""What a run leaves for people: ``summary.json``, ``distances.npz``, pictures, ``reading.json``, ``models/``, and how to read them."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ from torch import Tensor, nn
 from emdcfl.data.own import encoding_of
 from emdcfl.data.types import Preprocess, Scenario
 from emdcfl.errors import DataError, StoreError, nearest
-from emdcfl.experiments.figures import heatmap
+from emdcfl.experiments.figures import heatmap, margin_plot
 from emdcfl.experiments.files import json_text, read_tensors, write_arrays, write_file, write_tensors
 from emdcfl.experiments.scoring import model_names
 from emdcfl.experiments.scoring import served as served_states
 from emdcfl.keys import global_seed
 from emdcfl.methods.base import Serving
+from emdcfl.methods.reading import read
 from emdcfl.models import ModelRecipe
 from emdcfl.params import Network
 
 INDEX = "models/index.json"
+READING = "reading.json"
 
 
 def write_outputs(path: Path, scenario: Scenario, serving: Serving, summary: Mapping[str, Any]) -> None:
@@ -34,7 +36,10 @@ def write_outputs(path: Path, scenario: Scenario, serving: Serving, summary: Map
     if serving.distances is not None and serving.clusters is not None:
         d = serving.distances
         write_arrays(path / "distances.npz", {"W": d.W, "tau": d.tau, "epsilon": d.epsilon, "kind": d.kind})
-        write_file(path / "heatmap.png", [heatmap(d, clients, serving.clusters.tolist())])
+        clusters = serving.clusters.tolist()
+        write_file(path / "heatmap.png", [heatmap(d, clients, clusters)])
+        write_file(path / "margins.png", [margin_plot(d, clients, clusters)])
+        write_file(path / READING, [json_text(read(d, clients, clusters).as_dict(), READING, indent=2).encode() + b"\n"])
     write_file(path / "summary.json", [json_text(summary, "summary.json", indent=2).encode() + b"\n"])
 
 
@@ -116,6 +121,11 @@ class Served:
 def read_summary(run: Path) -> dict[str, Any]:
     """Read ``summary.json`` of a run directory."""
     return _read_json(run / "summary.json", f"{run} is not a run directory that has finished a round")
+
+
+def read_reading(run: Path) -> dict[str, Any] | None:
+    """Read what a run's distances say about its clusters (``methods.reading``); None where the method has no distances."""
+    return _read_json(run / READING, f"{run} has no reading") if (run / READING).exists() else None
 
 
 def _read_json(path: Path, otherwise: str) -> dict[str, Any]:

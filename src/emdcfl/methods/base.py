@@ -35,7 +35,8 @@ class Distances:
     epsilon : array
         Tolerance each entry of W was compared with.
     kind : array of int8
-        0 unset, 1 exact, 2 lower bound (refused without a solve), 3 upper bound (accepted without a solve).
+        0 unset, 1 exact, 2 lower bound (refused without a solve), 3 upper bound (accepted without a solve), 4 inferred (not compared:
+        it follows from a representative; W is NaN).
     """
 
     W: np.ndarray[Any, Any]

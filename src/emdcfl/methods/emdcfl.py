@@ -50,7 +50,8 @@ class EMDCFL:
         Family-wise error of ``tolerance="auto"`` over all ordered pairs.
     average_blocks : bool
         With ``tolerance="auto"``: average W over as many equal blocks of the partner's data, train and validation, as ``max_samples``
-        hold. Nothing changes where a client has ``max_samples`` validation samples; smaller clients gain power.
+        hold. More power for small clients, but only honest where validation samples are plain random draws: a split stratified by class is
+        less noisy than a random block, so that partners of the same law look farther away than they are.
     projection_ratio : float
         Width of the projection over the embedding width; the paper uses 0.9.
     projection : "row", "pair" or "fresh"
@@ -92,7 +93,7 @@ class EMDCFL:
 
     tolerance: float | Literal["auto"] = 0.025
     alpha: float = 0.005
-    average_blocks: bool = True
+    average_blocks: bool = False
     projection_ratio: float = 0.9
     projection: Literal["row", "pair", "fresh"] = "row"
     max_samples: int = 512

@@ -1,0 +1,123 @@
+"""Embeddings of really trained clients, made once and cached outside the repository: the cases of ``transport.py``.
+
+Every client trains briefly from one initial model; its train sample and every partner's validation sample are embedded by its model and
+projected by its own R, as in a run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from emdcfl.data import scenarios
+from emdcfl.data.types import Scenario, Site, Split
+from emdcfl.engines.local import make_federation
+from emdcfl.models.recipe import ModelRecipe
+from emdcfl.tasks import Training
+from emdcfl.transport import cost_matrix, dual_variance, exact, projected_width, projection
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Projected samples of C clients: what the server of EMD-CFL holds after round 1."""
+
+    name: str
+    rows: dict[int, np.ndarray[Any, Any]]
+    columns: dict[Pair, np.ndarray[Any, Any]]
+    own: dict[int, np.ndarray[Any, Any]]
+    tau: dict[int, float]
+    variance: dict[int, float]
+    truth: list[int]
+
+
+def cache_dir() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    path = Path(base) / "emdcfl" / "benchmarks"
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def digits(per_group: int = 2) -> Case:
+    """Rotated digits at the sizes they have, trained as a run trains them."""
+    scenario = scenarios.build("rotated-digits", clients_per_group=per_group)
+    return _cached(scenario, {"case": "digits", "per_group": per_group, "epochs": 10}, Training(10, 32, 0.02))
+
+
+def mnist(per_group: int = 10, size: int = 512, epochs: int = 3, model: str = "small_cnn") -> Case:
+    """Rotated MNIST: 40 clients in 4 groups, 512 train and 512 validation images each."""
+    key = {"case": "mnist", "per_group": per_group, "size": size, "epochs": epochs, "model": model}
+    if (cache_dir() / _file(key)).exists():
+        return _cached(None, key, Training())
+    full = scenarios.build("rotated-mnist", data_root=os.environ["EMDCFL_DATA"])
+    sites = []
+    for i, site in enumerate(full.sites):
+        if i % 10 < per_group:
+            cut = {name: Split(split.x[:size], split.y[:size]) for name, split in (("train", site.train), ("val", site.val))}
+            sites.append(Site(site.name, cut["train"], cut["val"], site.tests))
+    assert full.groups is not None
+    scenario = Scenario(
+        name="mnist",
+        sites=tuple(sites),
+        classes=full.classes,
+        preprocess=full.preprocess,
+        model=ModelRecipe(model, {"channels": 1, "classes": 10, "size": 28}),
+        groups={s.name: full.groups[s.name] for s in sites},
+    )
+    return _cached(scenario, key, Training(epochs, 32, 0.02))
+
+
+def _file(key: dict[str, Any]) -> str:
+    return f"{key['case']}-{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:12]}.npz"
+
+
+def _cached(scenario: Scenario | None, key: dict[str, Any], training: Training) -> Case:
+    path = cache_dir() / _file(key)
+    if not path.exists():
+        assert scenario is not None
+        print(f"training the clients of {key} once, cached in {path}", file=sys.stderr)
+        arrays = _embed(scenario, training)
+        partial = path.with_suffix(".part.npz")
+        np.savez(partial, **arrays)
+        partial.replace(path)
+    with np.load(path, allow_pickle=False) as read:
+        every = read["columns"]
+        columns = {(r, c): block for r, row in enumerate(every) for c, block in enumerate(row) if r != c}
+        own = {c: every[c][c] for c in range(len(every))}
+        rows, tau, variance = (dict(enumerate(read[name])) for name in ("rows", "tau", "variance"))
+        return Case(key["case"], rows, columns, own, tau, variance, read["truth"].tolist())
+
+
+def _embed(scenario: Scenario, training: Training) -> dict[str, Any]:
+    with make_federation(scenario, engine="sequential", device="cpu", training=training, seed=0) as fed:
+        fed.begin(1)
+        start = fed.initial()
+        theta = fed.train(dict.fromkeys(fed.clients, start)).column("theta")
+        clients = fed._clients  # type: ignore[attr-defined]  # a benchmark may look behind the door
+        n, m = (min(len(getattr(s, split)) for s in scenario.sites) for split in ("train", "val"))
+        d = fed.layout.embedding_width
+        rows, columns, tau, variance = [], [], [], []
+        for name, client in clients.items():
+            r = projection(client.secret.derive("projection", client.run, name), d, projected_width(0.9, d))
+
+            def embed(of: str, split: str, size: int, name: str = name, r: Any = r) -> Any:
+                other = clients[of]
+                return other.embeddings(theta[name], split, other.sample(split, size)).numpy() @ r
+
+            rows.append(embed(name, "train", n))
+            columns.append([embed(other, "val", m) for other in clients])
+            plan = exact(cost_matrix(rows[-1], columns[-1][len(rows) - 1]), duals=True)
+            tau.append(plan.value)
+            variance.append(dual_variance(plan.g))
+    assert scenario.groups is not None
+    order = list(dict.fromkeys(scenario.groups.values()))
+    truth = np.array([order.index(scenario.groups[s.name]) for s in scenario.sites])
+    return {"rows": np.stack(rows), "columns": np.array(columns), "tau": np.array(tau), "variance": np.array(variance), "truth": truth}

@@ -1,0 +1,182 @@
+"""Which tolerances find the groups: the interval of fixed ε and the calibrated tolerance, one JSON line per scenario and seed.
+
+    python -m benchmarks.tolerance --out tolerance.jsonl                                   # what a CPU does in minutes
+    python -m benchmarks.tolerance --out paper.jsonl --scale paper --device cuda           # paper scale, round 1
+    python -m benchmarks.tolerance --out t.jsonl --scenarios rotated-digits --per-group 2,3,5 --seeds 0,1,2,3,4
+
+Lines that are in the file already are not computed again, so an interrupted run continues. Every line: one local training from θ⁰, all
+pairs solved exactly, with single validation samples and with ``average_blocks``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import platform
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from emdcfl.clustering import adjusted_rand, links, margins, neighbourhoods
+from emdcfl.data import scenarios
+from emdcfl.data.types import Scenario
+from emdcfl.engines.local import make_federation
+from emdcfl.methods.base import Distances
+from emdcfl.methods.emdcfl import EMDCFL
+from emdcfl.methods.measure import Comparison, Measured
+from emdcfl.methods.reading import doubts
+from emdcfl.models.recipe import ModelRecipe
+from emdcfl.tasks import Training
+from emdcfl.transport import quantile
+
+CPU = "rotated-digits,mnist-base,rotated-mnist-min,rotated-mnist,rotated-mnist-two,backdoor-mnist"
+
+
+def distances(found: Measured, clients: tuple[str, ...]) -> Distances:
+    at, size = {c: i for i, c in enumerate(clients)}, len(clients)
+    w, epsilon, tau = np.full((size, size), np.nan), np.full((size, size), np.nan), np.zeros(size)
+    for (c, d), entry in found.entries.items():
+        w[at[c], at[d]], epsilon[at[c], at[d]] = entry.W, entry.epsilon
+    for c, value in found.tau.items():
+        tau[at[c]] = value
+    return Distances(w, tau, epsilon, np.ones((size, size), np.int8))
+
+
+def extremes(w: Any, truth: list[int]) -> dict[str, float | None]:
+    """Largest value inside a true group and smallest between groups, in the direction that decides."""
+    both = np.fmax(w, w.T)
+    same = np.equal.outer(truth, truth)
+    inside, outside = both[same & ~np.eye(len(truth), dtype=bool)], both[~same]
+    return {
+        "in": round(float(np.nanmax(inside)), 4) if inside.size else None,
+        "out": round(float(np.nanmin(outside)), 4) if outside.size else None,
+    }
+
+
+def build(name: str, options: argparse.Namespace, per_group: int | None, seed: int) -> Scenario:
+    if name == "rotated-digits":
+        return scenarios.build(name, clients_per_group=per_group or 2, data_seed=seed)
+    scenario = scenarios.build(name, scale=options.scale, data_seed=seed)
+    if options.model:
+        keep = {k: v for k, v in scenario.model.options.items() if k in ("channels", "classes", "size")}
+        scenario = replace(scenario, model=ModelRecipe(options.model, keep))
+    return scenario
+
+
+def row(name: str, options: argparse.Namespace, per_group: int | None, seed: int) -> dict[str, Any]:
+    """Train once, measure both ways."""
+    scenario = build(name, options, per_group, seed)
+    assert scenario.groups is not None
+    order = list(dict.fromkeys(scenario.groups.values()))
+    truth = [order.index(scenario.groups[s.name]) for s in scenario.sites]
+    keep = {k: scenario.defaults[k] for k in ("local_epochs", "batch_size", "lr") if k in scenario.defaults}
+    training = Training(**{**keep, **({"local_epochs": options.epochs} if options.epochs else {})})
+    settings = {"device": options.device, "precision": options.precision, "workers": options.workers, "engine": options.engine}
+    started = time.perf_counter()
+    with make_federation(scenario, training=training, seed=seed, **settings) as fed:
+        fed.begin(1)
+        local = fed.train(dict.fromkeys(fed.clients, fed.initial())).column("theta")
+        trained = time.perf_counter() - started
+        pairs = [(c, d) for c in fed.clients for d in fed.clients if c != d]
+        base = EMDCFL(tolerance="auto", distances="all", alpha=options.alpha)
+        single = distances(Comparison(base, fed, local).measure(pairs), fed.clients)
+        comparison = Comparison(replace(base, average_blocks=True), fed, local)
+        several = distances(comparison.measure(pairs), fed.clients)
+        clients, q = fed.clients, quantile(options.alpha, len(fed.clients))
+        blocks = max(comparison._wanted(c) // comparison.sizes[c] for c in clients)
+
+    def ari(w: Any, epsilon: Any) -> float:
+        return round(adjusted_rand(truth, neighbourhoods(links(w, epsilon))[0]), 3)
+
+    interval = margins(np.where(np.isnan(single.W), -np.inf, single.W), truth)["interval"]
+    ends = None if interval is None else [None if not np.isfinite(x) else round(float(x), 4) for x in interval]
+    labels = neighbourhoods(links(single.W, single.epsilon))[0].tolist()
+    return {
+        "scenario": name,
+        "scale": "full" if name == "rotated-digits" else options.scale,
+        "per_group": per_group,
+        "seed": seed,
+        "clients": len(clients),
+        "validation": max(comparison.sizes.values()),
+        "training": training.as_dict(),
+        "model": scenario.model.as_dict(),
+        "precision": options.precision,
+        "W": extremes(single.W, truth),
+        "fixed_interval": ends,
+        "ari_at_0.025": ari(single.W, 0.025),
+        "alpha": options.alpha,
+        "q": round(q, 2),
+        "auto_epsilon": [round(float(f(single.epsilon)), 4) for f in (np.nanmin, np.nanmax)],
+        "tau": round(float(single.tau.mean()), 4),
+        "epsilon_over_tau": round(float(np.nanmedian(single.epsilon / single.tau[:, None])), 2),
+        "standard_errors": extremes(single.W / single.epsilon * q, truth),
+        "auto_clusters": max(labels) + 1,
+        "auto_ari": ari(single.W, single.epsilon),
+        "doubts": doubts(single, clients, labels),
+        "blocks": {
+            "number": blocks,
+            "standard_errors": extremes(several.W / several.epsilon * q, truth),
+            "ari": ari(several.W, several.epsilon),
+        },
+        "train_s": round(trained, 1),
+        "total_s": round(time.perf_counter() - started, 1),
+        "commit": _commit(),
+        "hardware": _hardware(options.device),
+    }
+
+
+def _commit() -> str:
+    asked = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return asked.stdout.strip() or "unknown"
+
+
+def _hardware(device: str) -> str:
+    return torch.cuda.get_device_name() if device.startswith("cuda") else f"{platform.processor() or platform.machine()} CPU"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--scenarios", default=CPU)
+    parser.add_argument("--per-group", default="2", help="clients per rotation of rotated-digits")
+    parser.add_argument("--seeds", default="0", help="run and data seeds")
+    parser.add_argument("--scale", default="small", help="smoke, small or paper; not for rotated-digits")
+    parser.add_argument("--model", help="another network than the scenario's, such as small_cnn")
+    parser.add_argument("--epochs", type=int, help="local epochs, default the scale's")
+    parser.add_argument("--alpha", type=float, default=EMDCFL().alpha)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--precision", default="fp32")
+    parser.add_argument("--engine", default="sequential")
+    parser.add_argument("--workers", type=int, default=1)
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.ERROR)
+    done = set()
+    if options.out.exists():
+        for line in options.out.read_text().splitlines():
+            old = json.loads(line)
+            done.add((old["scenario"], old["scale"], old["per_group"], old["seed"], old["alpha"], old["model"]["name"]))
+    for name in options.scenarios.split(","):
+        sizes: list[int | None] = [int(x) for x in options.per_group.split(",")] if name == "rotated-digits" else [None]
+        for per_group in sizes:
+            for seed in map(int, options.seeds.split(",")):
+                scale = "full" if name == "rotated-digits" else options.scale
+                model = build(name, options, per_group, seed).model.name if done else ""
+                if (name, scale, per_group, seed, options.alpha, model) in done:
+                    continue
+                found = row(name, options, per_group, seed)
+                with options.out.open("a") as file:
+                    file.write(json.dumps(found) + "\n")
+                print(
+                    json.dumps({k: found[k] for k in ("scenario", "per_group", "seed", "fixed_interval", "auto_ari", "total_s")}),
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,223 @@
+"""How fast links are decided: a plain loop over all pairs against ours, and how both ways of pairing grow with the number of clients.
+
+    python -m benchmarks.transport --json                # digits; with EMDCFL_DATA also MNIST
+    python -m benchmarks.transport --json --growth       # C = 40 … 640, all pairs and representatives
+
+The baseline is one thread over ``ot.dist`` (cosine) and ``ot.emd2`` for every ordered pair. Both sides get the same samples and
+reference distances, are run in turn (median of three), and their adjacency is compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+import ot
+from benchmarks.embeddings import Case, digits, mnist
+
+from emdcfl.clustering import adjusted_rand, links, neighbourhoods
+from emdcfl.methods.emdcfl import EMDCFL
+from emdcfl.methods.representatives import Pair, by_representatives
+from emdcfl.transport import Decision, Pool, Screen, cost_matrix, decide, dual_variance, exact, quantile, tolerance
+
+EPSILON = 0.025
+ALPHA = EMDCFL().alpha
+REPEATS = 3
+BATCH = 4096
+OMEGA = 3_285_888
+"""Numbers in the embedding part of the paper's CNN: what one exchange of a model costs on the wire."""
+
+
+def plain(case: Case) -> np.ndarray[Any, Any]:
+    """The loop everybody writes first; zero vectors are given the cost the paper's rule gives them."""
+    w = np.zeros((len(case.rows), len(case.rows)))
+    for (r, c), b in case.columns.items():
+        a = case.rows[r]
+        with np.errstate(all="ignore"):
+            cost = ot.dist(a, b, metric="cosine")
+        if np.isnan(cost).any():
+            zero_a, zero_b = ~a.any(axis=1), ~b.any(axis=1)
+            cost[zero_a, :], cost[:, zero_b] = 1.0, 1.0
+            cost[np.ix_(zero_a, zero_b)] = 0.0
+        w[r, c] = ot.emd2([], [], cost, numItermax=10**6) - case.tau[r]
+    return w
+
+
+def ours(case: Case, epsilon: float | dict[int, float], pool: Pool) -> Decision:
+    return decide(case.rows, case.columns, tau=case.tau, epsilon=epsilon, pool=pool)
+
+
+def timed(function: Any, *args: Any) -> tuple[float, Any]:
+    start = time.perf_counter()
+    value = function(*args)
+    return time.perf_counter() - start, value
+
+
+def race(case: Case, repeats: int = REPEATS) -> dict[str, Any]:
+    """Run baseline and ours in turn; ours also with calibrated tolerances, whose adjacency is compared with the same plain loop."""
+    clients, m = len(case.rows), len(case.columns[0, 1])
+    q = quantile(ALPHA, clients)
+    calibrated = {c: tolerance(case.variance[c], m, m, q) for c in case.rows}
+    seconds: dict[str, list[float]] = {"baseline": [], "ours": [], "calibrated": []}
+    with Pool() as pool:
+        ours(case, EPSILON, pool)  # loads what is loaded once
+        for _ in range(repeats):
+            t, w = timed(plain, case)
+            seconds["baseline"].append(t)
+            t, found = timed(ours, case, EPSILON, pool)
+            seconds["ours"].append(t)
+            t, auto = timed(ours, case, calibrated, pool)
+            seconds["calibrated"].append(t)
+    middle = {name: statistics.median(values) for name, values in seconds.items()}
+    epsilon = np.array([calibrated[c] for c in range(clients)])
+    return {
+        "case": f"{case.name}: {clients} clients, {len(case.rows[0])} x {m} samples of width {case.rows[0].shape[1]}",
+        "baseline_s": round(middle["baseline"], 3),
+        "ours_s": round(middle["ours"], 3),
+        "speedup": round(middle["baseline"] / middle["ours"], 1),
+        "exact_solves": found.exact_solves,
+        "pairs": found.pairs,
+        "same_adjacency": bool(np.array_equal(found.linked, links(w, EPSILON))),
+        "ari": adjusted_rand(case.truth, neighbourhoods(found.linked)[0]),
+        "calibrated": {
+            "ours_s": round(middle["calibrated"], 3),
+            "speedup": round(middle["baseline"] / middle["calibrated"], 1),
+            "exact_solves": auto.exact_solves,
+            "same_adjacency": bool(np.array_equal(auto.linked, links(w, epsilon))),
+            "ari": adjusted_rand(case.truth, neighbourhoods(auto.linked)[0]),
+        },
+        "workers": pool.workers,
+        "load": round(os.getloadavg()[0], 1),
+    }
+
+
+class Crowd:
+    """As many clients as one likes, drawn from the clients of a real case: each is a random subsample of one of them.
+
+    Samples are taken when they are asked for, in batches, so that memory does not grow with the number of pairs.
+    """
+
+    def __init__(self, case: Case, clients: int, size: int, omega: int) -> None:
+        self.case, self.size, self.omega = case, size, omega
+        rng = np.random.default_rng(clients)
+        base = rng.permutation(np.arange(clients) % len(case.rows))
+        self.base = {f"c{i:04d}": int(b) for i, b in enumerate(base)}
+        limits = len(case.rows[0]), len(case.own[0])
+        self.chosen = {c: [np.sort(rng.permutation(n)[:size]) for n in limits] for c in self.base}
+        self.truth = [case.truth[b] for b in self.base.values()]
+        self.rows = {c: case.rows[b][self.chosen[c][0]] for c, b in self.base.items()}
+        plans = {c: exact(cost_matrix(self.rows[c], self.column(c, c)), duals=True) for c in self.base}
+        q = quantile(ALPHA, clients)
+        self.tau = {c: plan.value for c, plan in plans.items()}
+        self.epsilon = {c: tolerance(dual_variance(plan.g), size, size, q) for c, plan in plans.items()}
+        self.solves = self.pairs = self.bytes = 0
+
+    def column(self, row: str, column: str) -> np.ndarray[Any, Any]:
+        r, c = self.base[row], self.base[column]
+        sample = self.case.own[r] if r == c else self.case.columns[r, c]
+        return sample[self.chosen[column][1]]
+
+    def compare(self, pairs: Sequence[Pair], pool: Pool) -> dict[Pair, bool | None]:
+        """Both directions of each pair; counts exact solves and the bytes of models and samples that would travel."""
+        linked: dict[Pair, bool | None] = {}
+        for start in range(0, len(pairs), BATCH):
+            part, screen = pairs[start : start + BATCH], Screen(pool)
+            for c in sorted({c for pair in part for c in pair}):
+                screen.row(c, self.rows[c], tau=self.tau[c], epsilon=self.epsilon[c])
+            for c, d in part:
+                screen.add(c, d, self.column(c, d))
+                screen.add(d, c, self.column(d, c))
+            found = screen.finish()
+            at = {c: i for i, c in enumerate(found.clients)}
+            linked |= {(c, d): bool(found.linked[at[c], at[d]]) for c, d in part}
+            self.solves += found.exact_solves
+            self.pairs += found.pairs
+            self.bytes += found.pairs * 4 * (self.omega + self.size * self.rows[part[0][0]].shape[1])
+        return linked
+
+
+def growth(case: Case, clients: int, pairing: str, size: int) -> dict[str, Any]:
+    """Cluster a crowd with one way of pairing."""
+    crowd = Crowd(case, clients, size, OMEGA)
+    names = list(crowd.base)
+    with Pool() as pool:
+        start = time.perf_counter()
+        if pairing == "all":
+            pairs = list(itertools.combinations(names, 2))
+            links_ = crowd.compare(pairs, pool)
+        else:
+            found = by_representatives(names, [], lambda asked: crowd.compare(asked, pool), np.random.default_rng(0))
+            links_ = {**found.links, **found.inferred()}
+        seconds = time.perf_counter() - start
+    at = {c: i for i, c in enumerate(names)}
+    m = np.eye(clients, dtype=bool)
+    for (c, d), linked in links_.items():
+        m[at[c], at[d]] = m[at[d], at[c]] = bool(linked)
+    labels, _ = neighbourhoods(m)
+    return {
+        "case": f"{case.name}, clients subsampled to {size} x {size}",
+        "pairing": pairing,
+        "clients": clients,
+        "problems": crowd.pairs,
+        "exact_solves": crowd.solves,
+        "bytes": crowd.bytes,
+        "seconds": round(seconds, 2),
+        "clusters": int(labels.max()) + 1,
+        "ari": round(adjusted_rand(crowd.truth, labels), 3),
+        "checked_again": len(found.concerned) if pairing == "representatives" else None,
+        "load": round(os.getloadavg()[0], 1),
+    }
+
+
+def exponent(rows: Sequence[dict[str, Any]], of: str) -> float:
+    """Slope of log(value) over log(C)."""
+    x, y = np.log([r["clients"] for r in rows]), np.log([max(r[of], 1e-9) for r in rows])
+    return round(float(np.polyfit(x, y, 1)[0]), 2)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one JSON object per line (the default is the same, indented)")
+    parser.add_argument("--cases", default="digits,mnist", help="mnist needs EMDCFL_DATA")
+    parser.add_argument("--model", default="small_cnn", help="network of the MNIST clients; cnn is the paper's (slow on a CPU)")
+    parser.add_argument("--repeats", type=int, default=REPEATS)
+    parser.add_argument("--growth", action="store_true", help="only the growth with the number of clients")
+    parser.add_argument("--sizes", default="40,80,160,320,640", help="numbers of clients for --growth")
+    parser.add_argument("--samples", type=int, default=128, help="samples a side for --growth")
+    options = parser.parse_args()
+
+    def show(row: dict[str, Any]) -> None:
+        print(json.dumps(row, indent=None if options.json else 2), flush=True)
+
+    wanted = options.cases.split(",")
+    if not os.environ.get("EMDCFL_DATA") and "mnist" in wanted:
+        print("EMDCFL_DATA is not set: digits only", file=sys.stderr)
+        wanted = ["digits"]
+    cases = {"digits": digits, "mnist": lambda: mnist(model=options.model)}
+    if not options.growth:
+        for name in wanted:
+            show(race(cases[name](), options.repeats))
+        return
+    case = cases[wanted[-1]]()
+    for pairing in ("representatives", "all"):
+        rows = []
+        for clients in map(int, options.sizes.split(",")):
+            rows.append(growth(case, clients, pairing, min(options.samples, len(case.own[0]))))
+            show(rows[-1])
+        if len(rows) > 1:
+            show({"pairing": pairing, "exponents": {of: exponent(rows, of) for of in ("problems", "exact_solves", "bytes", "seconds")}})
+
+
+if __name__ == "__main__":
+    main()
