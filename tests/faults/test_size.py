@@ -58,9 +58,8 @@ def test_a_model_of_45_megabytes_over_four_nodes(tmp_path: Path) -> None:
     )
     sent = sum(entry["sent"] for entry in outcome["traffic"].values())
     received = sum(entry["received"] for entry in outcome["traffic"].values())
-    print(
-        f"sent {sent / 1e6:.1f} MB (formula {expected.sent / 1e6:.1f}), received {received / 1e6:.1f} MB (formula {expected.received / 1e6:.1f})"
-    )
+    for what, got, formula in (("sent", sent, expected.sent), ("received", received, expected.received)):
+        print(f"{what} {got / 1e6:.1f} MB, by the formula {formula / 1e6:.1f} MB")
     assert sent == pytest.approx(expected.sent, rel=0.05)
     assert received == pytest.approx(expected.received, rel=0.05)
 
