@@ -107,9 +107,9 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 def contents(run: Path) -> dict[str, Any]:
-    """Return every file of a run directory as something to compare, without the times and the lock."""
+    """Return every file of a run directory as something to compare, without the times, the lock and the page that shows the times."""
     found: dict[str, Any] = {}
-    for path in sorted(p for p in run.rglob("*") if p.is_file() and p.name != ".lock"):
+    for path in sorted(p for p in run.rglob("*") if p.is_file() and p.name not in (".lock", "report.html")):
         name = path.relative_to(run).as_posix()
         found[name] = path.read_bytes()
         if name == "summary.json":
