@@ -9,9 +9,9 @@ import logging
 from typing import TYPE_CHECKING
 
 import emdcfl.methods  # noqa: F401  registers the tasks that methods bring
+from emdcfl.engines.flower.look import look
 from emdcfl.engines.flower.node import HomeNode
 from emdcfl.engines.flower.serve import make_app
-from emdcfl.engines.flower.survey import look
 from emdcfl.errors import ConfigError
 
 if TYPE_CHECKING:
