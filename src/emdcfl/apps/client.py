@@ -17,11 +17,10 @@ from emdcfl.errors import ConfigError
 if TYPE_CHECKING:
     from flwr.app import Context
 
-logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-
 
 def open_node(context: Context) -> HomeNode:
-    """Return the node that this process speaks for."""
+    """Return the node that this process speaks for; from here on its log goes where the SuperNode's does."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     name, home = context.node_config.get("name"), context.node_config.get("home")
     if not isinstance(name, str) or not name or not isinstance(home, str):
         raise ConfigError('expected name and home in the node\'s config; start it with --node-config \'name="site-1" home="/folder"\'')

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+
+pytest.importorskip("flwr", reason="needs the extra emdcfl[flower]")
+
 from flwr.app import Array, ArrayRecord, Error, Message, RecordDict
 from tests.engines.flower import loopback
 from tests.engines.flower.loopback import LoopbackGrid, MemoryNode
