@@ -1,0 +1,93 @@
+"""``emdcfl federation`` and ``emdcfl run --engine flower`` as far as they go without starting a process."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs the extra emdcfl[flower]")
+
+from emdcfl.apps import trial
+from emdcfl.cli.app import main
+from emdcfl.cli.federation import _show, runner_over
+from emdcfl.errors import EmdcflError
+from emdcfl.experiments.config import Config
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """The command line sets up its log and its signal; put both back."""
+    log, before = logging.getLogger("emdcfl"), signal.getsignal(signal.SIGTERM)
+    handlers, level = list(log.handlers), log.level
+    yield
+    log.handlers, log.level = handlers, level
+    signal.signal(signal.SIGTERM, before)
+
+
+def emdcfl(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    return int(ended.value.code or 0)
+
+
+def test_init_says_fingerprints_and_what_comes_next(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "fed"
+    assert emdcfl("federation", "init", str(folder), "--nodes", "2") == 0
+    said = capsys.readouterr().out
+    assert said.count("SHA256:") == 2
+    assert f"emdcfl federation up {folder}" in said
+    assert emdcfl("federation", "status", str(folder)) == 0
+    assert capsys.readouterr().out.count("stopped") == 3
+    assert emdcfl("federation", "down", str(folder)) == 0
+    assert "nothing was running" in capsys.readouterr().out
+
+
+def test_a_run_over_flower_needs_a_federation(capsys: pytest.CaptureFixture[str]) -> None:
+    assert emdcfl("run", "--engine", "flower") == 2
+    assert "add --federation DIR" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_no_federation_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert emdcfl("run", "--federation", str(tmp_path)) == 2
+    assert "emdcfl federation init" in capsys.readouterr().err
+
+
+def test_a_federation_that_is_not_up_is_told(tmp_path: Path) -> None:
+    trial.create(tmp_path / "fed", nodes=2)
+    with pytest.raises(EmdcflError, match="is the federation up"):
+        runner_over(tmp_path / "fed")(Config(), tmp_path / "out")
+
+
+class Seen:
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def begin(self, *values: Any) -> None:
+        self.calls.append(("begin", *values))
+
+    def reply(self, *values: Any) -> None:
+        self.calls.append(("reply", *values))
+
+    def end(self, index: int, total: int, rows: Any, serving: Any) -> None:
+        self.calls.append(("end", index, total, rows, serving.clusters.tolist()))
+
+
+def test_the_servers_journal_reaches_the_terminals_observer(caplog: pytest.LogCaptureFixture) -> None:
+    seen = Seen()
+    caplog.set_level(logging.INFO, "emdcfl")
+    for event in (
+        {"event": "begin", "round": 1, "total": 2, "participants": ["a", "b"]},
+        {"event": "reply", "task": "train", "client": "a", "loss": 0.5, "accuracy": None},
+        {"event": "log", "level": "WARNING", "text": "not connected: b"},
+        {"event": "end", "round": 1, "total": 2, "rows": [], "clusters": [0, 1]},
+    ):
+        _show(event, seen)
+    assert seen.calls[0] == ("begin", 1, 2, ("a", "b"))
+    assert seen.calls[1] == ("reply", "train", "a", {"loss": 0.5, "accuracy": {}})
+    assert seen.calls[2] == ("end", 1, 2, [], [0, 1])
+    assert "not connected: b" in caplog.text
