@@ -222,10 +222,9 @@ def test_command_line_refuses_what_it_cannot_mean(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_two_processes_killed_and_started_again(tmp_path: Path) -> None:
     """A real signal to a real command with two workers; what was finished is not run again, and no worker is left."""
-    arguments = [
-        "compare", "--scenario", "rotated-digits", "--methods", "oracle,fedavg,local", "--seeds", "0", "--jobs", "2",
-        "--out", str(tmp_path), "--set", "scenario.groups=2", "--set", "scenario.clients_per_group=1", "--set", "run.rounds=1", "--set", "training.local_epochs=1",
-    ]  # fmt: skip
+    settings = ("scenario.groups=2", "scenario.clients_per_group=1", "run.rounds=1", "training.local_epochs=1")
+    wanted = ["--scenario", "rotated-digits", "--methods", "oracle,fedavg,local", "--seeds", "0", "--jobs", "2", "--out", str(tmp_path)]
+    arguments = ["compare", *wanted, *(word for setting in settings for word in ("--set", setting))]
     first = start(arguments)
     deadline = time.monotonic() + 120
     while not lines(tmp_path) and time.monotonic() < deadline:
