@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import numpy as np
@@ -112,6 +113,17 @@ def test_rotated_digits_are_found_without_a_tolerance() -> None:
     assert scenario.groups is not None and serving.clusters is not None
     groups = list(dict.fromkeys(scenario.groups.values()))
     assert adjusted_rand([groups.index(scenario.groups[c]) for c in fed.clients], serving.clusters.tolist()) == 1.0
+
+
+def test_low_power_is_a_warning_and_not_a_guess(caplog: pytest.LogCaptureFixture) -> None:
+    """Twelve validation samples: tolerances as wide as the reference distance."""
+    with caplog.at_level(logging.WARNING, logger="emdcfl"):
+        for val in (12, 200):
+            fed = federation(tiny(n=(200,), val=(val,)))
+            method = make("emdcfl", tolerance="auto", min_validation=2, distances="all")
+            method.step(fed, method.init(fed, fed.begin(0)), fed.begin(1))
+            assert ("low power" in caplog.text) is (val == 12)
+            caplog.clear()
 
 
 def test_concept_shift_is_seen_by_the_label_aware_cost_alone() -> None:

@@ -70,9 +70,11 @@ def test_two_directions_that_only_together_refuse_are_a_doubt() -> None:
 
 
 def test_a_tolerance_as_wide_as_tau_is_low_power() -> None:
-    (text,) = doubts(block(epsilon=None, tau=0.02 / LOW_POWER - 1e-4), NAMES, CLUSTERS)
+    near = {"epsilon": None, "outside": 0.05}
+    (text,) = doubts(block(**near, tau=0.02 / LOW_POWER - 1e-4), NAMES, CLUSTERS)  # type: ignore[arg-type]
     assert text.startswith("low power: the tolerance of a, b, c, d")
-    assert not doubts(block(epsilon=None, tau=0.02 / LOW_POWER + 1e-4), NAMES, CLUSTERS)  # half of the clients only
+    assert not doubts(block(**near, tau=0.02 / LOW_POWER + 1e-4), NAMES, CLUSTERS)  # type: ignore[arg-type]  # half of the clients only
+    assert not doubts(block(epsilon=None, outside=0.1, tau=0.01), NAMES, CLUSTERS)  # clusters far apart
 
 
 def test_pairs_never_compared_do_not_count() -> None:

@@ -31,7 +31,7 @@ from emdcfl.clustering import components, joined, links, neighbourhoods
 from emdcfl.errors import ConfigError
 from emdcfl.federation import Federation, Round
 from emdcfl.methods.base import Family, Serving, average_sets, register, serve_clusters
-from emdcfl.methods.pairing import EMDCFLState, compare, empty_state
+from emdcfl.methods.pairing import EMDCFLState, compare, empty_state, warn_of_doubts
 
 Sets = list[list[str]]
 
@@ -137,10 +137,12 @@ class EMDCFL:
         state = replace(state, n={**state.n, **replies.column("n")})
 
         # Lines 10–19: every pair of known clients whose W is still unset, in both directions.
-        state = compare(self, fed, state, local, round)
+        before, state = state, compare(self, fed, state, local, round)
 
         # Line 20: Neighbourhoods(M).
         sets, labels = self._groups(state)
+        if self.tolerance == "auto" and state is not before:
+            warn_of_doubts(state, labels)
 
         # Line 21: AggregateModels.
         keep = not fed.everyone_answers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -12,10 +13,13 @@ from torch import Tensor
 from emdcfl.federation import Federation, Round
 from emdcfl.methods.base import Clustered, Distances
 from emdcfl.methods.measure import Comparison, Measured, Pair
+from emdcfl.methods.reading import doubts
 from emdcfl.methods.representatives import by_representatives
 
 if TYPE_CHECKING:
     from emdcfl.methods.emdcfl import EMDCFL
+
+log = logging.getLogger("emdcfl")
 
 INFERRED = 4
 """Kind of an entry that was not compared but follows from a representative: W is -inf (accepted) or inf (refused)."""
@@ -55,6 +59,13 @@ def compare(method: EMDCFL, fed: Federation, state: EMDCFLState, local: Mapping[
     if method.pairing == "all":
         return _filled(state, comparison.measure(pairs))
     return _with_representatives(comparison, state, round)
+
+
+def warn_of_doubts(state: EMDCFLState, labels: Mapping[str, int]) -> None:
+    """Say why the clusters should not be called certain, where there is a reason."""
+    clusters = [labels.get(c, -1 - i) for i, c in enumerate(state.clients)]  # clients never seen are alone
+    for doubt in doubts(state.distances(), state.clients, clusters):
+        log.warning("%s", doubt)
 
 
 def _unset(method: EMDCFL, state: EMDCFLState) -> list[Pair]:

@@ -22,6 +22,9 @@ from emdcfl.methods.base import Distances
 LOW_POWER = 0.75
 """Share of a client's own train-to-validation distance above which its calibrated tolerance is too wide to tell groups apart."""
 
+CLEAR = 2.0
+"""Multiple of the tolerance from which clusters are apart whatever the power is."""
+
 MARKS = {2: "≥ ", 3: "≤ "}
 MOST_NAMES = 4
 
@@ -90,7 +93,8 @@ def doubts(distances: Distances, clients: Sequence[str], clusters: Sequence[int]
 
     *Not transitive*: two clients are linked and yet in different clusters. *Both directions together*: each direction stays under its
     tolerance, but not their sum; under the null hypothesis :math:`(W/\epsilon + W^\top/\epsilon^\top)/\sqrt2` has at most the variance of
-    one of them, so it is a test of the same level. *Low power*: calibrated tolerances above ``LOW_POWER`` of τ for half of the clients.
+    one of them, so it is a test of the same level. *Low power*: calibrated tolerances above ``LOW_POWER`` of τ for most clients, and
+    no gap of ``CLEAR`` tolerances between the clusters that were found.
     """
     k = np.asarray(clusters)
     m = links(distances.W, distances.epsilon)
@@ -113,7 +117,8 @@ def doubts(distances: Distances, clients: Sequence[str], clusters: Sequence[int]
     finite = np.where(np.isfinite(distances.epsilon), distances.epsilon, np.nan)
     rows = [i for i in range(len(k)) if np.isfinite(finite[i]).any() and distances.tau[i] > 0]
     wide = [i for i in rows if np.nanmax(finite[i]) > LOW_POWER * distances.tau[i]]
-    if 2 * len(wide) > len(rows):
+    outside = margins(ratio, clusters)["outside"]
+    if 2 * len(wide) > len(rows) and (outside is None or outside < CLEAR):
         worst = max(wide, key=lambda i: float(np.nanmax(finite[i]) / distances.tau[i]))
         share = float(np.nanmax(finite[worst]) / distances.tau[worst])
         reasons.append(

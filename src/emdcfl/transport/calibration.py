@@ -69,7 +69,7 @@ def quantile(alpha: float, clients: int) -> float:
     from scipy.special import ndtri
 
     if not 0 < alpha < 1:
-        raise ConfigError(f"expected alpha between 0 and 1, got {alpha}; 0.01 is usual")
+        raise ConfigError(f"expected alpha between 0 and 1, got {alpha}; 0.005 is usual")
     if clients < 1:
         raise ConfigError(f"expected at least one client, got {clients}")
     return float(-ndtri(alpha / max(1, clients * (clients - 1))))
