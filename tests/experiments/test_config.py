@@ -66,7 +66,7 @@ def test_dump_does_not_depend_on_key_order() -> None:
 
 
 def test_hash_is_stable_over_versions_and_sees_every_setting() -> None:
-    assert config_hash(Config()) == "432400f2023ce3fb1059c2ffb555ce5d1d317f2b95165dafadd3b7355c8ac098"
+    assert config_hash(Config()) == "f6afd6cc26507ccbc0039324d3f41cb989130ee20480dab891ce97c61494248f"
     hashes = {
         config_hash(override(Config(), {key: value}))
         for key, value in {

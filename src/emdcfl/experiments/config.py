@@ -76,10 +76,10 @@ class TrainingConfig:
 class EngineConfig:
     """Where client tasks run, and what happens when one fails."""
 
-    name: str = "sequential"
+    name: str = "auto"
     workers: int = 1
     device: str = "auto"
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Literal["fp32", "tf32", "bf16"] = "fp32"
     threads: int = 1
     on_failure: Literal["stop", "continue"] = "stop"
     quorum: float = 0.5
@@ -288,10 +288,10 @@ momentum = 0.9
 weight_decay = 1e-6
 
 [engine]
-name = "sequential"
-workers = 1                 # processes; the result is the same, bit for bit
+name = "auto"               # "sequential" (the reference), "vmapped", "graphed" (CUDA); auto picks one by a fixed rule
+workers = 1                 # processes of the sequential engine; their number does not change its bits
 device = "auto"             # "cpu", "cuda", "cuda:1"; auto takes a GPU if there is one
-precision = "fp32"          # "bf16" is faster on a GPU and less exact
+precision = "fp32"          # "bf16", or "tf32" on a GPU, is faster and less exact
 threads = 1                 # per client task; other numbers may change the last bits
 on_failure = "stop"         # "continue": a client that fails sits the round out
 quorum = 0.5                # share of the drawn clients that must have trained for a round to count

@@ -9,6 +9,7 @@ import platform
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -112,8 +113,8 @@ def _engine(config: Config, scenario: Scenario, training: Training, device: str)
     engine, participants = config.engine, config.run.participants
     if engine.name == "flower":
         return engine.name
-    options = {"device": device, "batch_size": training.batch_size, "workers": engine.workers, "participants": participants}
-    return resolve(engine.name, scenario, **options)
+    size, workers = training.batch_size, engine.workers
+    return resolve(engine.name, scenario, device=device, batch_size=size, workers=workers, participants=participants)
 
 
 def _names(cls: Any) -> set[str]:
@@ -221,14 +222,12 @@ def _tested(rows: list[Row], variant: str, scored: tuple[str, ...] | None) -> in
 
 def versions() -> dict[str, str]:
     """Return what the numbers depend on."""
-    import ot
-    import sklearn
-
+    # asked of the installation: importing the packages takes seconds
     return {
         "emdcfl": emdcfl.__version__,
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "numpy": np.__version__,
-        "scikit-learn": sklearn.__version__,
-        "POT": ot.__version__,
+        "scikit-learn": version("scikit-learn"),
+        "POT": version("POT"),
     }

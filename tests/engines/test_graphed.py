@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.methods.toy import CLASSES, FEATURES, TRAINING, play, toy
+from torch import nn
+
+from emdcfl.engines.local.graphed import GraphedFederation, _draws, _moved, _tensors
+from emdcfl.engines.local.sequential import SequentialFederation
+from emdcfl.errors import ConfigError
+from emdcfl.methods import METHODS, make
+from emdcfl.models.recipe import ModelRecipe
+
+SIZES = [96, 80, 77, 96, 33, 50, 96, 96, 12]
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def noisy() -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, CLASSES))
+
+
+def norms() -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES))
+
+
+def test_without_a_gpu_it_says_what_to_do() -> None:
+    with pytest.raises(ConfigError, match="--device cuda"):
+        GraphedFederation(toy(), training=TRAINING, device="cpu")
+
+
+def test_networks_that_draw_are_noticed() -> None:
+    assert _draws(noisy())
+    assert not _draws(norms())
+    assert not _draws(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.0)))
+
+
+def test_models_are_found_and_moved_wherever_they_are_in_a_request() -> None:
+    request = {"a": torch.zeros(3), "b": {"c": torch.ones(2)}, "d": 4, "e": [1]}
+    assert sum(t.numel() for t in _tensors(request)) == 5
+    moved = _moved(request, torch.device("meta"))
+    assert moved["b"]["c"].device.type == moved["a"].device.type == "meta"
+    assert (moved["d"], moved["e"]) == (4, [1])
+
+
+@needs_cuda
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_every_method_gives_the_models_and_clusters_of_the_reference(name: str) -> None:
+    served = []
+    for engine in (SequentialFederation, GraphedFederation, GraphedFederation):
+        fed = engine(toy(n=SIZES), training=TRAINING, device="cuda")
+        served.append(play(fed, make(name), 3)[1])
+    reference, fast, again = served
+    torch.testing.assert_close(fast.models, reference.models, rtol=1e-3, atol=1e-4)
+    if fast.clusters is not None:
+        assert torch.equal(fast.clusters, reference.clusters)
+    assert torch.equal(fast.models, again.models)
+
+
+@needs_cuda
+def test_batch_norm_meets_true_batches(caplog: pytest.LogCaptureFixture) -> None:
+    world = replace(toy(n=SIZES), model=ModelRecipe(f"{__name__}:norms"))
+    trained = []
+    with caplog.at_level(logging.WARNING, logger="emdcfl"):
+        for engine in (SequentialFederation, GraphedFederation):
+            fed = engine(world, training=TRAINING, device="cuda")
+            fed.begin(1)
+            trained.append(fed.train({c: fed.initial() for c in fed.clients}).stack("theta"))
+    assert not caplog.records
+    torch.testing.assert_close(trained[1], trained[0], rtol=1e-3, atol=1e-4)
+
+
+@needs_cuda
+def test_dropout_trains_as_in_the_reference_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    world = replace(toy(n=SIZES), model=ModelRecipe(f"{__name__}:noisy"))
+    with caplog.at_level(logging.WARNING, logger="emdcfl"):
+        fed = GraphedFederation(world, training=TRAINING, device="cuda")
+        fed.begin(1)
+        first = fed.train({c: fed.initial() for c in fed.clients}).stack("theta")
+        fed.train({c: fed.initial() for c in fed.clients})
+    assert len(caplog.records) == 1
+    reference = SequentialFederation(world, training=TRAINING, device="cuda")
+    reference.begin(1)
+    expected = reference.train({c: reference.initial() for c in reference.clients}).stack("theta")
+    torch.testing.assert_close(first, expected, rtol=1e-3, atol=1e-4)
