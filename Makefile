@@ -11,7 +11,7 @@ EXTRAS ?= dev,vision,flower
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-browser test-faults lint format bench clean
+.PHONY: help install demo test test-browser test-faults smoke lint format bench clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ test-faults: $(STAMP)  ## kill, stop and forge nodes of a real federation on thi
 
 test-browser: $(STAMP)  ## the report in a headless Chromium; skipped where none is on the PATH
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/e2e/test_browser.py -rs $(PYTEST_ARGS)
+
+smoke: $(STAMP)  ## every table and figure of the paper at smoke scale (plumbing; needs EMDCFL_DATA)
+	OMP_NUM_THREADS=1 $(BIN)/emdcfl reproduce all --scale smoke --jobs $(JOBS) --out runs/smoke
 
 lint: $(STAMP)  ## ruff (rules and format) and mypy --strict
 	$(BIN)/ruff check .

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +18,8 @@ from emdcfl.cli.progress import Live
 from emdcfl.cli.show import show_result, show_worth
 from emdcfl.errors import ConfigError
 from emdcfl.experiments.config import Choice, Config, load, override
+from emdcfl.experiments.loop import Observer
+from emdcfl.experiments.tracker import TensorBoard, Tracking
 
 
 def build_config(config: Path | None, flags: dict[str, Any], settings: list[str]) -> Config:
@@ -60,6 +63,7 @@ def run(
     set_: Annotated[list[str] | None, typer.Option("--set", help="Any key, as in --set method.tolerance=0.03; repeatable.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run directory.", show_default="runs/SCENARIO-METHOD-seedS")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out from its last complete round.")] = False,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write scalars for TensorBoard into --out.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the result.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON and nothing else.")] = False,
 ) -> None:
@@ -108,7 +112,8 @@ def run(
     logging.getLogger("emdcfl").setLevel(logging.WARNING if quiet or as_json else logging.INFO)
     console = Console(soft_wrap=False)
     if as_json:
-        summary = play(chosen, place, resume=resume)
+        with _tracked(place if tensorboard else None) as watch:
+            summary = play(chosen, place, resume=resume, observer=watch(None))
         beside = {"baselines": alongside(place)} if compare else {}
         write_report(place)
         typer.echo(json.dumps({**summary, **beside}, indent=2))
@@ -116,7 +121,8 @@ def run(
     with nullcontext() if quiet else Live(console) as live:
         say = console.print if live else _nothing
         say(f"{chosen.method.name} on {data or chosen.scenario.name}, seed {chosen.run.seed}", highlight=False)
-        summary = play(chosen, place, resume=resume, observer=live)
+        with _tracked(place if tensorboard else None) as watch:
+            summary = play(chosen, place, resume=resume, observer=watch(live))
         others = {}
         if compare:
             say("for comparison: one model for all (fedavg), then every site alone (local)", highlight=False)
@@ -126,6 +132,19 @@ def run(
     if others:
         show_worth(console, summary, others)
     console.print(f"report: {write_report(place)}", highlight=False, soft_wrap=True, markup=False)
+
+
+@contextmanager
+def _tracked(place: Path | None) -> Iterator[Callable[[Observer | None], Observer | None]]:
+    """Give a function that lets TensorBoard, if wanted, watch a run beside another observer."""
+    if place is None:
+        yield lambda observer: observer
+        return
+    board = TensorBoard(place / "tensorboard")
+    try:
+        yield lambda observer: Tracking(board, observer)
+    finally:
+        board.close()
 
 
 def _nothing(*_: Any, **__: Any) -> None:
