@@ -86,8 +86,9 @@ class Scale:
     note: str = ""
 
 
+PLUMBING = "plumbing only: a tiny network, 2 rounds of 1 epoch and a few samples show that the pipes hold, no results"
 SCALES = {
-    "smoke": Scale("smoke", (0,), 24, (0.5, 0.9), "plumbing only: a tiny network and a few samples show that the pipes hold, not results"),
+    "smoke": Scale("smoke", (0,), 24, (0.5, 0.9), PLUMBING),
     "small": Scale("small", (0,), 128, (0.1, 0.5, 0.9), "a small part of the paper's data and training; its numbers are of the full size"),
     "paper": Scale("paper", (0, 1, 2), 512, (0.1, 0.25, 0.5, 0.75, 0.9)),
 }
@@ -142,7 +143,7 @@ class Context:
         """Take the snapshot of a scenario, or find it."""
         request = Request(self.config(scenario, model), self.scale.samples)
         if model is not None and self.scale.name == "smoke":  # minutes per image batch without a GPU: one client a group, untrained
-            request = Request(request.config, 2, per_group=1, trained=False)
+            request = Request(request.config, 8, per_group=1, trained=False)
         if model is not None and self.random:
             self.note(f"plumbing only: {model['name']} with random weights")
         self.say(f"snapshot of {scenario}{'' if model is None else ' with ' + str(model['name'])}")

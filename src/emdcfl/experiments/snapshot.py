@@ -124,9 +124,14 @@ def _take(request: Request, folder: Path) -> None:
         initial = fed.initial()
         states = fed.train(dict.fromkeys(names, initial)).column("theta") if request.trained else dict.fromkeys(names, initial)
         labels = _labels(plan_.config.run.seed, scenario, fed, request.cap, m)
+        val: Tensor | None = None
         for number, name in enumerate(names):
-            if not _row_path(folder, number).exists():
-                write_tensors(_row_path(folder, number), {**_embed(fed, name, states[name], request.cap, m), **labels[name], **labels[""]})
+            if _row_path(folder, number).exists():
+                continue
+            own = fed.run(tasks.embed, {name: {}}, theta=states[name], split="train", cap=request.cap)
+            if val is None or request.trained:  # untrained, all rows have one model
+                val = fed.run(tasks.embed, {c: {} for c in names}, theta=states[name], split="val", cap=m).stack("embeddings")
+            write_tensors(_row_path(folder, number), {"train": own[name]["embeddings"], "val": val, **labels[name], **labels[""]})
         thetas = [states[name] for name in names]
         grams = {scope: update_gram(fed.layout, thetas, initial, scope=scope).numpy() for scope in ("P", "H")}
         bases = fed.run(data_subspace, {name: {} for name in names}).column("basis")
@@ -149,12 +154,6 @@ def _chosen(scenario: Scenario, per_group: int | None) -> Scenario:
         if seen[group] <= per_group:
             kept.append(site)
     return replace(scenario, sites=tuple(kept))
-
-
-def _embed(fed: Federation, name: str, theta: Tensor, cap: int, m: int) -> dict[str, Tensor]:
-    own = fed.run(tasks.embed, {name: {}}, theta=theta, split="train", cap=cap)
-    everybody = fed.run(tasks.embed, {c: {} for c in fed.clients}, theta=theta, split="val", cap=m)
-    return {"train": own[name]["embeddings"], "val": everybody.stack("embeddings")}
 
 
 def _labels(seed: int, scenario: Scenario, fed: Federation, cap: int, m: int) -> dict[str, dict[str, Tensor]]:
