@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 import torch
@@ -199,6 +200,7 @@ def _sealed(client: Client, partner: str, key: bytes) -> bytes:
     return seal(client.secret, key, _own_seed(client), context=(client.run, client.name, partner))
 
 
+@lru_cache(maxsize=64)  # a simulated node answers for many clients, and drawing R costs more than applying it
 def _matrix(seed: bytes, d: int, p: int) -> Tensor:
     return torch.from_numpy(projection(seed, d, p))
 
