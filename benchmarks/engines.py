@@ -62,8 +62,8 @@ def cnn(clients: int = 20, samples: int = 300) -> Scenario:
     from emdcfl.data.sources import load
 
     source = load("mnist")
-    need = min(len(source.y), clients * samples)
-    x, y = torch.from_numpy(np.array(source.x[:need])), torch.from_numpy(np.array(source.y[:need]))
+    need = min(len(source.labels), clients * samples)
+    x, y = torch.from_numpy(np.array(source.images[:need])), torch.from_numpy(np.array(source.labels[:need]))
     recipe = ModelRecipe("cnn", {"channels": 1, "classes": 10, "size": 28})
     return scenario("cnn", x, y, clients=clients, samples=samples, recipe=recipe, preprocess=Preprocess((0.1307,), (0.3081,), 1 / 255))
 
@@ -87,7 +87,8 @@ def bare(world: Scenario, training: Training, *, device: str = "cpu") -> Contest
                     F.cross_entropy(net(world.preprocess(x[batch])), y[batch]).backward()
                     optimiser.step()
             for k, v in net.state_dict().items():
-                mean[k] += v * (len(y) / total)
+                if v.is_floating_point():  # not BatchNorm's counters
+                    mean[k] += v * (len(y) / total)
         state["theta"] = mean
         if device != "cpu":
             torch.cuda.synchronize()
