@@ -57,8 +57,10 @@ def run(
     participants: Annotated[int | None, typer.Option(help="Clients drawn per round.", show_default="all")] = None,
     scale: Annotated[str | None, typer.Option(help="smoke, small or paper, where the scenario has scales.", show_default=False)] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.", show_default="auto")] = None,
-    workers: Annotated[int | None, typer.Option(help="Worker processes; the bits stay the same.", show_default="1")] = None,
-    engine: Annotated[str | None, typer.Option(help="sequential, or flower over --federation.", show_default="sequential")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Worker processes of the sequential engine; the bits stay the same.", show_default="1")
+    ] = None,
+    engine: Annotated[str | None, typer.Option(help="auto, sequential, vmapped, graphed or flower.", show_default="sequential")] = None,
     federation: Annotated[Path | None, typer.Option(help="Run over the nodes of this federation; see 'emdcfl federation'.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Any key, as in --set method.tolerance=0.03; repeatable.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run directory.", show_default="runs/SCENARIO-METHOD-seedS")] = None,
