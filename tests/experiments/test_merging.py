@@ -9,7 +9,8 @@ import pytest
 
 from emdcfl.experiments import runner
 from emdcfl.experiments.config import Choice, Config, RunConfig, TrainingConfig
-from emdcfl.experiments.merging import merging_costs, merging_line
+from emdcfl.experiments.merging import merging_costs, merging_line, write_merging
+from emdcfl.report import write_report
 
 CONFIG = Config(
     run=RunConfig(rounds=1),
@@ -39,7 +40,12 @@ def test_every_pair_of_clusters_respects_its_bound(run: Path) -> None:
 
 
 def test_line_for_the_report(run: Path, tmp_path: Path) -> None:
+    assert merging_line(run) is None
+    write_merging(run)
     line = merging_line(run)
     assert line is not None and "at most" in line and "W1 =" in line
+    page = write_report(run, tmp_path / "report.html").read_text(encoding="utf-8")
+    assert line in page
     runner.run(replace(CONFIG, method=Choice("fedavg")), tmp_path / "fedavg")
+    write_merging(tmp_path / "fedavg")
     assert merging_line(tmp_path / "fedavg") is None

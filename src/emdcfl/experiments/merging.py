@@ -19,11 +19,13 @@ from torch import Tensor
 from emdcfl import tasks, theory
 from emdcfl.client import Client
 from emdcfl.engines.local.sequential import simulated_clients
+from emdcfl.experiments.files import json_text, read_json, write_file
 from emdcfl.experiments.runner import plan
 from emdcfl.experiments.store import RunStore
 from emdcfl.federation import Federation
 from emdcfl.params import average
 
+FILE = "merging.json"
 SAMPLES = 256
 """Most samples per cluster: exact transport grows with their square."""
 
@@ -92,7 +94,15 @@ def _sample(fed: Federation, clients: dict[str, Client], members: Sequence[str],
     return theory.Sample(z, y)
 
 
+def write_merging(run: Path) -> None:
+    """Evaluate all pairs of clusters and keep them in ``merging.json`` of the run directory, where the report finds them."""
+    found = [pair.as_dict() for pair in merging_costs(run)]
+    write_file(run / FILE, [json_text(found, FILE, indent=2).encode() + b"\n"])
+
+
 def merging_line(run: Path) -> str | None:
-    """Return one sentence on the pair of clusters that are nearest to each other, for the report; ``None`` where there is none."""
-    costs = merging_costs(run)
-    return costs[0].sentence() if costs else None
+    """Return the sentence on the pair of clusters nearest to each other, for the report; ``None`` where nothing was evaluated."""
+    if not (run / FILE).exists():
+        return None
+    pairs = read_json(run / FILE)
+    return str(pairs[0]["sentence"]) if pairs else None

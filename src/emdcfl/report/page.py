@@ -16,6 +16,7 @@ from markupsafe import Markup
 import emdcfl
 from emdcfl.errors import StoreError
 from emdcfl.experiments.files import write_file
+from emdcfl.experiments.merging import merging_line
 from emdcfl.experiments.results import RESULTS
 from emdcfl.report import charts, words
 from emdcfl.report.comparison import comparison_context
@@ -89,7 +90,7 @@ def run_context(run: Run) -> dict[str, Any]:
         "worth": _worth(run),
         "cost": _cost(s),
         "failures": list(s.get("failures") or []),
-        "notes": [str(n) for n in s.get("notes") or []],
+        "notes": [*filter(None, [merging_line(run.path)]), *(str(n) for n in s.get("notes") or [])],
         "config": {t: v for t, v in run.config.items() if isinstance(v, dict)},
         "pairs": None if run.gaps is None else run.gaps.count(),
     }
