@@ -29,7 +29,8 @@ def build_config(config: Path | None, flags: dict[str, Any], settings: list[str]
         name = flags.pop(kind, None)
         if name is not None and name != getattr(base, kind).name:  # another scenario or method: the file's options are not its own
             base = replace(base, scenario=Choice(name)) if kind == "scenario" else replace(base, method=Choice(name))
-    changes = {key: str(value) for key, value in flags.items() if value is not None}
+    base = override(base, {key: str(value) for key, value in flags.items() if value is not None}, "command line")
+    changes = {}
     for setting in settings:
         key, sign, value = setting.partition("=")
         if not sign:
@@ -60,7 +61,7 @@ def run(
     workers: Annotated[
         int | None, typer.Option(help="Worker processes of the sequential engine; the bits stay the same.", show_default="1")
     ] = None,
-    engine: Annotated[str | None, typer.Option(help="auto, sequential, vmapped, graphed or flower.", show_default="sequential")] = None,
+    engine: Annotated[str | None, typer.Option(help="auto, sequential, vmapped, graphed or flower.", show_default="auto")] = None,
     federation: Annotated[Path | None, typer.Option(help="Run over the nodes of this federation; see 'emdcfl federation'.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Any key, as in --set method.tolerance=0.03; repeatable.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run directory.", show_default="runs/SCENARIO-METHOD-seedS")] = None,
@@ -75,15 +76,8 @@ def run(
     from emdcfl.experiments.worth import BASELINES, alongside
     from emdcfl.report import write_report
 
-    if data is not None and scenario is not None:
-        raise ConfigError(f"expected --data or --scenario, got both ({data} and {scenario}); leave one out")
-    if data is None and (label is not None or client is not None):
-        raise ConfigError("--label and --client describe your own tables and go with --data")
     flags: dict[str, Any] = {
-        "scenario": "folder" if data is not None else scenario,
-        "scenario.path": None if data is None else json.dumps(str(data)),
-        "scenario.label": None if label is None else json.dumps(label),
-        "scenario.client": None if client is None else json.dumps(client),
+        **_whose_data(scenario, data, label, client),
         "method": method,
         "run.rounds": rounds,
         "training.local_epochs": local_epochs,
@@ -113,27 +107,35 @@ def run(
         play = runner_over(federation)
     logging.getLogger("emdcfl").setLevel(logging.WARNING if quiet or as_json else logging.INFO)
     console = Console(soft_wrap=False)
-    if as_json:
-        with _tracked(place if tensorboard else None) as watch:
-            summary = play(chosen, place, resume=resume, observer=watch(None))
-        beside = {"baselines": alongside(place)} if compare else {}
-        write_report(place)
-        typer.echo(json.dumps({**summary, **beside}, indent=2))
-        return
-    with nullcontext() if quiet else Live(console) as live:
+    with nullcontext() if quiet or as_json else Live(console) as live, _tracked(place if tensorboard else None) as watch:
         say = console.print if live else _nothing
         say(f"{chosen.method.name} on {data or chosen.scenario.name}, seed {chosen.run.seed}", highlight=False)
-        with _tracked(place if tensorboard else None) as watch:
-            summary = play(chosen, place, resume=resume, observer=watch(live))
-        others = {}
+        summary = play(chosen, place, resume=resume, observer=watch(live))
         if compare:
             say("for comparison: one model for all (fedavg), then every site alone (local)", highlight=False)
-            others = alongside(place, observer=live)
+        others = alongside(place, observer=live) if compare else {}
+    report = write_report(place)
+    if as_json:
+        typer.echo(json.dumps({**summary, **({"baselines": others} if others else {})}, indent=2))
+        return
     rows = [r for r in RunStore.read(place).read_metrics() if r["round"] == summary["rounds"]]
     show_result(console, summary, rows, place)
     if others:
         show_worth(console, summary, others)
-    console.print(f"report: {write_report(place)}", highlight=False, soft_wrap=True, markup=False)
+    console.print(f"report: {report}", highlight=False, soft_wrap=True, markup=False)
+
+
+def _whose_data(scenario: str | None, data: Path | None, label: str | None, client: str | None) -> dict[str, str | None]:
+    """Settings that name a scenario, or people's own files."""
+    if data is not None and scenario is not None:
+        raise ConfigError(f"expected --data or --scenario, got both ({data} and {scenario}); leave one out")
+    if data is None:
+        if label is not None or client is not None:
+            raise ConfigError("--label and --client describe your own tables and go with --data")
+        return {"scenario": scenario}
+    columns = {"scenario.label": label, "scenario.client": client}
+    quoted = {key: None if name is None else json.dumps(name) for key, name in columns.items()}
+    return {"scenario": "folder", "scenario.path": json.dumps(str(data)), **quoted}
 
 
 @contextmanager

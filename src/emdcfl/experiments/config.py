@@ -218,7 +218,7 @@ def config_hash(config: Config) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def override(config: Config, settings: Mapping[str, str]) -> Config:
+def override(config: Config, settings: Mapping[str, str], where: str = "--set") -> Config:
     """Apply ``--set`` settings: dotted key → value as TOML, or a string where it is not TOML.
 
     Examples
@@ -242,7 +242,7 @@ def override(config: Config, settings: Mapping[str, str]) -> Config:
             if not isinstance(target, dict):
                 raise ConfigError(f"--set {key}: {step!r} is a value, not a table")
         target[path[-1]] = text if path == ["name"] else _value(text)
-    return from_dict(raw, "--set")
+    return from_dict(raw, where)
 
 
 def _value(text: str) -> Any:
