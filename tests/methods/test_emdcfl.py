@@ -200,7 +200,7 @@ def test_what_travels_is_the_formula() -> None:
 def test_full_participation_measures_once() -> None:
     fed = Recording(tiny())
     play(fed, 3)
-    assert set(fed.tasks(1)) == {"train", "describe", "reference", "project"}
+    assert set(fed.tasks(1)) == {"train", "reference", "project"}
     assert set(fed.tasks(2)) == set(fed.tasks(3)) == {"train"}
     again = Recording(tiny())
     play(again, 2, recompute="every-round")
@@ -290,13 +290,13 @@ def test_a_client_missing_in_round_one_is_compared_later() -> None:
 
 
 class Silent(SequentialFederation):
-    """One client does not answer one task in one round."""
+    """One client does not answer one task up to and including one round."""
 
     task, client, when = "project", "site-1", 1
 
     def _dispatch(self, info: TaskInfo, inputs: Mapping[str, Inputs], common: Inputs) -> Iterator[tuple[str, Reply | Failure]]:
         for name, reply in super()._dispatch(info, inputs, common):
-            silent = (info.name, name, self.index) == (self.task, self.client, self.when)
+            silent = (info.name, name) == (self.task, self.client) and self.index <= self.when
             yield name, Failure(name, info.name, self.index, "silent") if silent else reply
 
 
@@ -427,3 +427,10 @@ def test_step_changes_nothing_so_that_a_round_can_be_repeated() -> None:
     for k, v in vars(state).items():
         assert same_bits(v, before[k]) if isinstance(v, Tensor) else repr(v) == before[k]
     assert same_bits(results[0].models, results[1].models) and same_bits(results[0].W.nan_to_num(), results[1].W.nan_to_num())
+
+
+def test_a_site_without_validation_data_is_told_before_anybody_trains() -> None:
+    fed = Recording(tiny(val=(70, 70, 0, 70)))
+    with pytest.raises(DataError, match="'site-2' has no validation data"):
+        make("emdcfl").init(fed, fed.begin(0))
+    assert set(fed.tasks(0)) == {"describe"}
