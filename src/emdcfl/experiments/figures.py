@@ -87,6 +87,7 @@ def margin_plot(distances: Distances, clients: Sequence[str], clusters: Sequence
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     known = both[np.isfinite(both)]
+    quantity = "max(W, Wᵀ) / tolerance" if calibrated else "max(W, Wᵀ)"
     if known.size:
         # What is far beyond the tolerance is not interesting in detail; the last bin takes it.
         top = float(min(known.max(), 8 * tolerance))
@@ -98,13 +99,15 @@ def margin_plot(distances: Distances, clients: Sequence[str], clusters: Sequence
                     label = name if exact else f"{name}, bound"
                     style = {"color": colour, "alpha": 0.75} if exact else {"edgecolor": colour, "facecolor": "none", "hatch": hatch}
                     axes.hist(np.minimum(chosen, bins[-1]), bins=bins, label=label, **style)
+        if known.max() > bins[-1]:
+            quantity += f"; the last bar holds everything from {bins[-2]:.3g} up"
         axes.set_yscale("log")
         axes.set_ylim(0.5, None)
     axes.axvline(tolerance, color="black", linestyle="--", label="tolerance" if calibrated else f"tolerance {tolerance:g}")
-    axes.set_xlabel("max(W, Wᵀ) / tolerance" if calibrated else "max(W, Wᵀ)")
+    axes.set_xlabel(quantity)
     axes.set_ylabel("pairs of clients")
     axes.set_title("How clearly clusters are separated")
-    axes.legend(loc="upper right", fontsize=8)
+    figure.legend(loc="outside lower center", ncols=5, fontsize=8, frameon=False)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", metadata={"Software": None})
     return buffer.getvalue()
