@@ -24,6 +24,7 @@ import tomli_w
 
 from emdcfl.errors import ConfigError, nearest
 from emdcfl.experiments.checks import NONE, check_options
+from emdcfl.experiments.template import template
 
 __all__ = [
     "Choice",
@@ -253,47 +254,3 @@ def _value(text: str) -> Any:
     value = parsed["value"]
     # more keys: the text had a line break in it; a date has no meaning here
     return value if len(parsed) == 1 and isinstance(value, (bool, int, float, str, list, dict)) else text
-
-
-def template() -> str:
-    """The commented config that ``emdcfl init`` writes. As it stands, it is the defaults."""
-    return _TEMPLATE
-
-
-_TEMPLATE = """\
-# A run of emdcfl. Start it with: emdcfl run THIS-FILE --out runs/first
-# Lines that begin with "# key =" show what may be set; left out, the default named beside them holds.
-
-[run]
-seed = 0                    # the same seed gives the same bytes
-# rounds = 20               # default: the scenario's
-# participants = 4          # clients drawn per round; default: all
-evaluate_every = 1          # test the models every so many rounds (the last round always)
-
-[scenario]
-name = "rotated-digits"     # who the clients are and what they hold; further keys are options of the scenario
-
-[method]
-name = "emdcfl"             # or fedavg, oracle, local; further keys are options of the method
-# tolerance = 0.025         # emdcfl: two clients are linked when their distance W is below this, both ways
-
-# [model]                   # default: the scenario's
-# name = "cnn"              # a built-in model, or "package.module:function"; further keys are its options
-
-[training]
-# local_epochs = 5          # default: the scenario's
-# batch_size = 32           # default: the scenario's
-# lr = 0.01                 # default: the scenario's
-momentum = 0.9
-weight_decay = 1e-6
-
-[engine]
-name = "auto"               # "sequential" (the reference), "vmapped", "graphed" (CUDA); auto picks one by a fixed rule
-workers = 1                 # processes of the sequential engine; their number does not change its bits
-device = "auto"             # "cpu", "cuda", "cuda:1"; auto takes a GPU if there is one
-precision = "fp32"          # "bf16", or "tf32" on a GPU, is faster and less exact
-threads = 1                 # per client task; other numbers may change the last bits
-on_failure = "stop"         # "continue": a client that fails sits the round out
-quorum = 0.5                # share of the drawn clients that must have trained for a round to count
-retries = 2                 # how often a round below the quorum is tried again
-"""
