@@ -40,7 +40,7 @@ def compare_(
 ) -> None:
     """Run methods × seeds on a scenario, as far as they are missing in --out, and write table.md, table.tex and table.csv."""
     settings = set_ or []
-    refused = next((s for s in settings if s.strip().startswith("method")), None)
+    refused = next((s for s in settings if s.strip().startswith(("method", "privacy"))), None)
     if refused is not None:
         raise ConfigError(f"--set {refused}: options of a method go with its name, as in --methods emdcfl:tolerance=0.03")
     if scenario is None and config is None and not merge:

@@ -2,7 +2,8 @@
 
 Six tables: ``[run] [scenario] [method] [model] [training] [engine]``. In ``[scenario]``, ``[method]`` and ``[model]`` there is a ``name``,
 and every other key is an option of that scenario, method or model; ``check_options`` compares the options with what it declares. A key that
-is left out has its default; where the default is ``None``, the scenario decides (participants: all).
+is left out has its default; where the default is ``None``, the scenario decides (participants: all). A seventh, ``[privacy]``, is another
+way to write the method's ``privacy_`` options: ``privacy.epsilon`` is ``method.privacy_epsilon``, and wins over it.
 
 Imports errors and checks only.
 """
@@ -101,6 +102,7 @@ class Config:
 
 TABLES = tuple(f.name for f in dataclasses.fields(Config))
 CHOICES = ("scenario", "method", "model")
+PRIVACY = "privacy"
 Table = TypeVar("Table", RunConfig, TrainingConfig, EngineConfig)
 
 RANGES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
@@ -124,10 +126,12 @@ RANGES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 def from_dict(raw: Mapping[str, Any], where: str = "config") -> Config:
     """Build and check a config from its tables. ``where`` (a file name, say) begins the error messages."""
     for table, values in raw.items():
-        if table not in TABLES:
-            raise ConfigError(f"{where}: unknown table [{table}]: {nearest(table, TABLES)}")
+        if table not in (*TABLES, PRIVACY):
+            raise ConfigError(f"{where}: unknown table [{table}]: {nearest(table, (*TABLES, PRIVACY))}")
         if not isinstance(values, Mapping):
             raise ConfigError(f"{where}: {table} must be a table, [{table}], got {values!r} ({type(values).__name__})")
+    if PRIVACY in raw:
+        raw = {**raw, "method": {**raw.get("method", {}), **{f"{PRIVACY}_{key}": value for key, value in raw[PRIVACY].items()}}}
     return Config(
         run=_table(RunConfig, "run", raw, where),
         scenario=_choice("scenario", raw, where, Config().scenario.name),
@@ -231,8 +235,8 @@ def override(config: Config, settings: Mapping[str, str], where: str = "--set") 
     raw: dict[str, Any] = as_dict(config)
     for key, text in settings.items():
         table, *path = key.split(".")
-        if table not in TABLES:
-            raise ConfigError(f"--set {key}: unknown table {table!r}: {nearest(table, TABLES)}")
+        if table not in (*TABLES, PRIVACY):
+            raise ConfigError(f"--set {key}: unknown table {table!r}: {nearest(table, (*TABLES, PRIVACY))}")
         if not path and table in CHOICES:
             path = ["name"]
         if not path or not all(path):

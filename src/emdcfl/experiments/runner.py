@@ -23,6 +23,7 @@ from emdcfl.data.types import Scenario
 from emdcfl.engines.local import make_federation, resolve
 from emdcfl.engines.local.sequential import pick_device
 from emdcfl.errors import ConfigError, nearest
+from emdcfl.experiments import shield
 from emdcfl.experiments.checks import check_options
 from emdcfl.experiments.config import Choice, Config, as_dict, config_hash
 from emdcfl.experiments.loop import Finished, Observer, play
@@ -92,6 +93,10 @@ def plan(config: Config, scenario: Scenario | None = None) -> Plan:
     scenario = build_scenario(config) if scenario is None else scenario
     options = dict(config.method.options)
     preset = options.pop("preset", None)
+    uncovered = next((key for key in options if key.startswith("privacy_") and key not in _names(cls)), None)
+    if uncovered is not None:
+        key = uncovered.replace("_", ".", 1)
+        raise ConfigError(f"expected {key} with a method that adds noise (emdcfl), got {cls.name}: it would be ignored; leave [privacy] out")
     checked = check_options(cls, {**scenario.method_defaults.get(cls.name, {}), **options}, "method")
     method = make(cls.name, **checked, **({"preset": preset} if preset else {}))
     explicit = {k: v for k, v in asdict(config.training).items() if v is not None}
@@ -156,9 +161,10 @@ def run(
             failures += [{**asdict(f)} for f in fed.failures]
             fed.failures.clear()
             seconds = _seconds(before, fed, time.perf_counter() - started)
-            store.append_metrics(finished.rows)
-            store.save_state(finished.index, finished.state, {"seconds": seconds, "rows": rows, "failures": failures})
-            summary = _conclude(store, plan_, fed, finished, rows, seconds, failures)
+            with shield.unbroken():  # a round that was played is saved, even if somebody asks to stop just now
+                store.append_metrics(finished.rows)
+                store.save_state(finished.index, finished.state, {"seconds": seconds, "rows": rows, "failures": failures})
+                summary = _conclude(store, plan_, fed, finished, rows, seconds, failures)
         return summary
 
 

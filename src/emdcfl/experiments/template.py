@@ -25,6 +25,10 @@ name = "rotated-digits"     # who the clients are and what they hold; further ke
 name = "emdcfl"             # or fedavg, oracle, local; further keys are options of the method
 # tolerance = 0.025         # emdcfl: two clients are linked when their distance W is below this, both ways
 
+# [privacy]                 # emdcfl: Gaussian noise on what clients send of their embeddings (docs/privacy.md); default: none
+# epsilon = 64              # (epsilon, delta)-differential privacy per record and release
+# delta = 1e-5
+
 # [model]                   # default: the scenario's
 # name = "cnn"              # a built-in model, or "package.module:function"; further keys are its options
 

@@ -31,6 +31,7 @@ from emdcfl.clustering import components, joined, links, neighbourhoods
 from emdcfl.errors import ConfigError
 from emdcfl.federation import Federation, Round
 from emdcfl.methods.base import Family, Serving, average_sets, register, serve_clusters
+from emdcfl.methods.disclosure import check_noise, say_budget
 from emdcfl.methods.pairing import EMDCFLState, compare, empty_state, warn_of_doubts
 from emdcfl.methods.problems import validation_sizes
 
@@ -90,6 +91,9 @@ class EMDCFL:
         Solve only what bounds leave open (the links are the same, bit for bit; entries that were only bounded are marked), or every pair.
     embedding_mode : "eval" or "train"
         Mode of the network while embedding. ``"train"`` (batch statistics, dropout) is what the authors' public code does.
+    privacy_epsilon, privacy_delta : float
+        :math:`(\varepsilon, \delta)` per record and per release of Gaussian noise on the projected embeddings, ``[privacy]`` in a config
+        (``disclosure.py``, ``docs/privacy.md``). ``None``: no noise.
     """
 
     tolerance: float | Literal["auto"] = 0.025
@@ -112,6 +116,8 @@ class EMDCFL:
     aggregate: Literal["latest", "participants"] = "latest"
     distances: Literal["needed", "all"] = "needed"
     embedding_mode: Literal["eval", "train"] = "eval"
+    privacy_epsilon: float | None = None
+    privacy_delta: float = 1e-5
 
     name: ClassVar[str] = "emdcfl"
     family: ClassVar[Family] = "hard"
@@ -128,6 +134,7 @@ class EMDCFL:
     def init(self, fed: Federation, round: Round) -> EMDCFLState:
         """Algorithm 1, lines 2–3: everybody holds θ⁰ and is alone; W is empty."""
         self._check()
+        say_budget(self, fed)
         about = fed.describe(fed.clients)  # a site without validation data is told before anybody trains
         validation_sizes({c: reply["m"] for c, reply in about.items()}, cap=self.max_samples, at_least=self.min_validation)
         return empty_state(fed)
@@ -149,7 +156,7 @@ class EMDCFL:
 
         # Line 21: AggregateModels.
         keep = not fed.everyone_answers
-        return average_sets(state, sets, labels, replies.column("theta"), keep=keep, members=self.aggregate)
+        return average_sets(state, sets, labels, replies.column("theta"), keep=keep, members=self.aggregate, guard=fed.guard)
 
     def serve(self, state: EMDCFLState) -> Serving:
         """Serve every client its cluster's model."""
@@ -199,3 +206,4 @@ class EMDCFL:
         for name, got, fine, expected in limits:
             if not fine:
                 raise ConfigError(f"expected method.{name} {expected}, got {got}")
+        check_noise(self)

@@ -16,11 +16,15 @@ Modes of projection:
 
 A column sample larger than the validation size m consists of several blocks of m. Its further blocks come from the client's train split
 too: the partner's model has never seen either split, so for the partner both are fresh draws from the client's law.
+
+With privacy noise (``epsilon`` in the settings) every projected vector is scaled to unit length and released with Gaussian noise
+(``privacy.noise``). :math:`\tau_c` and its variance are computed from released vectors alone, so that they cost nothing more, and so that
+train, validation and partner's sample are draws from laws smoothed alike: what the noise adds to W it adds to τ.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -29,6 +33,9 @@ import torch
 from torch import Tensor
 
 from emdcfl.client import Client, task
+from emdcfl.errors import ClientError
+from emdcfl.keys import digest
+from emdcfl.privacy import noise
 from emdcfl.privacy.exchange import open_sealed, pair_seed, seal
 from emdcfl.schema import Field, Reply
 from emdcfl.transport import cost_matrix, dual_variance, projected_width, projection, solve
@@ -66,10 +73,11 @@ def reference(
     sizes : list of int
         Numbers of validation samples at which τ is wanted; those above what the client has are answered at what it has.
     settings : mapping
-        ``projection, ratio, cap, cost, label_weight, solver, reg, mode``.
+        ``projection, ratio, cap, cost, label_weight, solver, reg, mode, epsilon, delta``.
     again : bool
         The server has this client's sample and τ already; it asks only for what new partners need.
     """
+    _refuse_uncovered(settings)
     reply: Reply = {"samples": {}, "tau": {}, "variance": {}, "boxes": {}}
     if settings["projection"] == "row":
         reply["boxes"] = {name: _sealed(client, name, key) for name, key in partners.items()}
@@ -80,24 +88,28 @@ def reference(
     z = client.embeddings(omega, "train", chosen, mode=settings["mode"])
     v = client.embeddings(omega, "val", held_out, mode=settings["mode"])
     labels = client.split("train").y[chosen].cpu(), client.split("val").y[held_out].cpu()
-    p = projected_width(settings["ratio"], z.shape[1])
+    d, p = z.shape[1], projected_width(settings["ratio"], z.shape[1])
     if settings["cost"] == "label-aware":
         reply["labels"] = labels[0]
+
+    def hidden(seed: bytes, p: int) -> tuple[Tensor, Tensor]:
+        sides = (("train", chosen, z), ("val", held_out, v))
+        own, fresh = (_hidden(client, omega, seed, p, [(name, i) for i in index.tolist()], x, settings) for name, index, x in sides)
+        return own, fresh
+
     if settings["projection"] in ("row", "none"):
-        if settings["projection"] == "row":
-            r = _matrix(_own_seed(client), z.shape[1], p)
-            z, v = z @ r, v @ r
-        reply["samples"][ROW] = z
-        reply["tau"][ROW], reply["variance"][ROW] = _calibrate(z, v, labels, sizes, settings)
+        a, b = hidden(_own_seed(client), p) if settings["projection"] == "row" else (z, v)
+        reply["samples"][ROW] = a
+        reply["tau"][ROW], reply["variance"][ROW] = _calibrate(a, b, labels, sizes, settings)
         return reply
     if settings["projection"] == "fresh":
-        square = _matrix(client.secret.derive("square projection", client.run, client.name), z.shape[1], z.shape[1])
-        reply["tau"][ROW], reply["variance"][ROW] = _calibrate(z @ square, v @ square, labels, sizes, settings)
+        square = client.secret.derive("square projection", client.run, client.name)
+        reply["tau"][ROW], reply["variance"][ROW] = _calibrate(*hidden(square, d), labels, sizes, settings)
     for name, key in partners.items():
-        r = _matrix(_pair(client, name, key, client.name, settings), z.shape[1], p)
-        reply["samples"][name] = z @ r
+        a, b = hidden(_pair(client, name, key, client.name, settings), p)
+        reply["samples"][name] = a
         if settings["projection"] == "pair":
-            reply["tau"][name], reply["variance"][name] = _calibrate(z @ r, v @ r, labels, sizes, settings)
+            reply["tau"][name], reply["variance"][name] = _calibrate(a, b, labels, sizes, settings)
     return reply
 
 
@@ -125,6 +137,7 @@ def project(
     held_out : bool
         Take them from the validation split alone, or from both splits.
     """
+    _refuse_uncovered(settings)
     chosen = _column(client, size, held_out=held_out)
     reply: Reply = {"samples": {}}
     if settings["cost"] == "label-aware":
@@ -135,7 +148,8 @@ def project(
         else:
             seed = _pair(client, row, keys[row], row, settings)
         z = chosen.embed(client, omegas[row], settings["mode"])
-        reply["samples"][row] = z @ _matrix(seed, z.shape[1], projected_width(settings["ratio"], z.shape[1]))
+        p = projected_width(settings["ratio"], z.shape[1])
+        reply["samples"][row] = _hidden(client, omegas[row], seed, p, chosen.records(), z, settings)
     return reply
 
 
@@ -149,6 +163,7 @@ DEPOSITED = {
 @task(phase="embed", returns=DEPOSITED)
 def deposit(client: Client, *, size: int, held_out: bool, settings: Mapping[str, Any]) -> Reply:
     """Return the client's raw sample as the network would see it, flattened, for the server to embed under every model."""
+    _refuse_uncovered(settings)
     x, y = _column(client, size, held_out=held_out).raw(client)
     reply: Reply = {"inputs": x.flatten(1), "shape": torch.tensor(x.shape[1:])}
     if settings["cost"] == "label-aware":
@@ -170,6 +185,10 @@ class _Column:
 
     def labels(self, client: Client) -> Tensor:
         return torch.cat([client.split(name).y[index].cpu() for name, index in self._parts()])[self.order]
+
+    def records(self) -> list[noise.Record]:
+        every = [(name, i) for name, index in self._parts() for i in index.tolist()]
+        return [every[i] for i in self.order.tolist()]
 
     def raw(self, client: Client) -> tuple[Tensor, Tensor]:
         x = torch.cat([client.preprocess(client.split(name).x[index]).float().cpu() for name, index in self._parts()])
@@ -203,6 +222,26 @@ def _sealed(client: Client, partner: str, key: bytes) -> bytes:
 @lru_cache(maxsize=64)  # a simulated node answers for many clients, and drawing R costs more than applying it
 def _matrix(seed: bytes, d: int, p: int) -> Tensor:
     return torch.from_numpy(projection(seed, d, p))
+
+
+def _hidden(
+    client: Client, omega: Tensor, seed: bytes, p: int, records: Sequence[noise.Record], z: Tensor, settings: Mapping[str, Any]
+) -> Tensor:
+    """Project embeddings; where privacy noise is asked for, release them at unit length with noise."""
+    projected = z @ _matrix(seed, z.shape[1], p)
+    if settings["epsilon"] is None:
+        return projected
+    model, input_ = omega.detach().cpu().numpy().tobytes(), repr(client.preprocess)
+    query = digest(client.run, client.name, model, repr(client.network.module), input_, client.precision, seed, p)
+    sigma = noise.gaussian_sigma(settings["epsilon"], settings["delta"])
+    return torch.from_numpy(noise.released(projected.numpy(), records, sigma=sigma, secret=client.secret, query=query))
+
+
+def _refuse_uncovered(settings: Mapping[str, Any]) -> None:
+    """Whatever a server asks for: a node that adds noise sends nothing beside it that the noise does not cover."""
+    for name, uncovered in (("cost", "label-aware"), ("mode", "train"), ("projection", "none")):
+        if settings["epsilon"] is not None and settings[name] == uncovered:
+            raise ClientError(f"expected a request that privacy noise covers, got {name} {settings[name]!r}; see docs/privacy.md")
 
 
 def _pair(client: Client, partner: str, key: bytes, row: str, settings: Mapping[str, Any]) -> bytes:

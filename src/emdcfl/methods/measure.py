@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from emdcfl.federation import Federation
+from emdcfl.methods.disclosure import noise_epsilon
 from emdcfl.methods.exchange import deposit, project, reference
 from emdcfl.methods.problems import Problems, validation_sizes
 from emdcfl.methods.verify import columns_verifier, deposits_verifier, rows_verifier
@@ -214,4 +215,6 @@ def _settings(method: EMDCFL) -> dict[str, Any]:
         "solver": method.solver,
         "reg": method.sinkhorn_reg,
         "mode": method.embedding_mode,
+        "epsilon": noise_epsilon(method),
+        "delta": method.privacy_delta,
     }
