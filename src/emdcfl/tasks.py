@@ -35,13 +35,23 @@ class Training:
         return asdict(self)
 
 
-@task(phase="evaluate", returns={"n": Field(int, low=1), "m": Field(int, low=0), "key": Field(bytes)})
+@task(phase="evaluate", returns={"n": Field(int, low=1, high="max_n"), "m": Field(int, low=0, high="max_n"), "key": Field(bytes)})
 def describe(client: Client) -> Reply:
     """Sizes of the train and validation splits, and the node's public key."""
     return {"n": len(client.site.train), "m": len(client.site.val), "key": public_key(client.secret)}
 
 
-TRAINED = {"theta": Field(torch.float32, ("P",)), "n": Field(int, low=1), "loss": Field(float), "steps": Field(int, low=1)}
+LARGEST_LOSS = 1e6
+"""Of a training or a test; a model that does worse has diverged."""
+
+LARGEST_STEPS = 10**9
+
+TRAINED = {
+    "theta": Field(torch.float32, ("P",)),
+    "n": Field(int, low=1, high="max_n"),
+    "loss": Field(float, low=-1e-3, high=LARGEST_LOSS),
+    "steps": Field(int, low=1, high=LARGEST_STEPS),
+}
 
 
 @dataclass(frozen=True)
@@ -56,6 +66,19 @@ class Fit:
 
     def __call__(self, client: Client) -> Reply:
         return local_sgd(client, self.theta, self.training, prox=self.prox, cosine=self.cosine, sample_weights=self.sample_weights)
+
+
+@dataclass(frozen=True)
+class Embed:
+    """Embedding as a piece of work: the arguments of ``Client.embeddings``. The result ``z`` lies where the engine computes."""
+
+    state: Tensor
+    split: str
+    indices: Tensor
+    mode: Literal["eval", "train"] = "eval"
+
+    def __call__(self, client: Client) -> Reply:
+        return {"z": client.embeddings(self.state, self.split, self.indices, mode=self.mode)}
 
 
 @staged_task(phase="train", returns=TRAINED)
@@ -114,7 +137,7 @@ def local_sgd(
     with client.mode(training=True):
         for _ in range(training.local_epochs):
             loss_sum.zero_()
-            for batch in batches(rng.permutation(len(data)), training.batch_size, needs_two=bool(net.layout.counters), client=client):
+            for batch in batches(rng.permutation(len(data)), training.batch_size, needs_two=net.layout.batch_statistics, client=client):
                 index = torch.from_numpy(batch).to(device)
                 losses = F.cross_entropy(net.module(client.preprocess(data.x[index])), data.y[index], reduction="none")
                 net.grad.zero_()
@@ -206,8 +229,8 @@ def sample_losses(client: Client, theta: Tensor, split: str) -> tuple[Tensor, Te
 
 EVALUATED = {
     "table": Field(torch.float32, ("K", None), low=0),
-    "accuracy": Field(torch.float32, ("K",), low=0),
-    "n": Field(int, low=1),
+    "accuracy": Field(torch.float32, ("K",), low=0, high=1),
+    "n": Field(int, low=1, high="max_n"),
 }
 
 
@@ -244,7 +267,11 @@ def embed(client: Client, *, theta: Tensor, split: str = "val", cap: int = 512, 
     return {"embeddings": client.embeddings(theta, split, client.sample(split, cap), mode=mode)}
 
 
-TESTED = {"accuracy": Field(float, low=0, each=True), "loss": Field(float, each=True), "n": Field(int, low=0, each=True)}
+TESTED = {
+    "accuracy": Field(float, low=0, high=1, each=True),
+    "loss": Field(float, low=-1e-3, high=LARGEST_LOSS, each=True),  # rounding may lift a probability over 1
+    "n": Field(int, low=0, high="max_n", each=True),
+}
 
 
 @task(phase="evaluate", returns=TESTED)

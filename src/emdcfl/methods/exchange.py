@@ -27,21 +27,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from emdcfl.client import Client, task
+from emdcfl.client import Client, Stages, staged_task, task
 from emdcfl.errors import ClientError
 from emdcfl.keys import digest
 from emdcfl.privacy import noise
 from emdcfl.privacy.exchange import open_sealed, pair_seed, seal
 from emdcfl.schema import Field, Reply
+from emdcfl.tasks import Embed
 from emdcfl.transport import cost_matrix, dual_variance, projected_width, projection, solve
 
 ROW = "*"
 """Key under which a row client files what is the same for all its partners."""
+
+ROWS_AT_ONCE = 64
+"""Partners' models under which a column client embeds before it projects: bounds what is held unprojected."""
 
 REFERENCE = {
     "samples": Field(torch.float32, (None, "p"), each=True),
@@ -52,7 +56,7 @@ REFERENCE = {
 }
 
 
-@task(phase="embed", returns=REFERENCE)
+@staged_task(phase="embed", returns=REFERENCE)
 def reference(
     client: Client,
     *,
@@ -61,7 +65,7 @@ def reference(
     sizes: list[int],
     settings: Mapping[str, Any],
     again: bool = False,
-) -> Reply:
+) -> Stages:
     r"""Return :math:`Z_{c|c}R` (train sample), and :math:`\tau_c` with the variance of its dual potential for each validation size.
 
     Parameters
@@ -85,8 +89,8 @@ def reference(
         return reply
     chosen = client.sample("train", settings["cap"])
     held_out = _draw(client, "val", max(sizes))
-    z = client.embeddings(omega, "train", chosen, mode=settings["mode"])
-    v = client.embeddings(omega, "val", held_out, mode=settings["mode"])
+    found = yield [Embed(omega, "train", chosen, settings["mode"]), Embed(omega, "val", held_out, settings["mode"])]
+    z, v = (embedded["z"] for embedded in found)
     labels = client.split("train").y[chosen].cpu(), client.split("val").y[held_out].cpu()
     d, p = z.shape[1], projected_width(settings["ratio"], z.shape[1])
     if settings["cost"] == "label-aware":
@@ -97,26 +101,29 @@ def reference(
         own, fresh = (_hidden(client, omega, seed, p, [(name, i) for i in index.tolist()], x, settings) for name, index, x in sides)
         return own, fresh
 
+    wanted: dict[str, Calibrate] = {}
     if settings["projection"] in ("row", "none"):
-        a, b = hidden(_own_seed(client), p) if settings["projection"] == "row" else (z, v)
+        a, b = hidden(_own_seed(client), p) if settings["projection"] == "row" else (z.cpu(), v.cpu())
         reply["samples"][ROW] = a
-        reply["tau"][ROW], reply["variance"][ROW] = _calibrate(a, b, labels, sizes, settings)
-        return reply
-    if settings["projection"] == "fresh":
-        square = client.secret.derive("square projection", client.run, client.name)
-        reply["tau"][ROW], reply["variance"][ROW] = _calibrate(*hidden(square, d), labels, sizes, settings)
-    for name, key in partners.items():
-        a, b = hidden(_pair(client, name, key, client.name, settings), p)
-        reply["samples"][name] = a
-        if settings["projection"] == "pair":
-            reply["tau"][name], reply["variance"][name] = _calibrate(a, b, labels, sizes, settings)
+        wanted[ROW] = Calibrate(a, b, labels, sizes, settings)
+    else:
+        if settings["projection"] == "fresh":
+            square = client.secret.derive("square projection", client.run, client.name)
+            wanted[ROW] = Calibrate(*hidden(square, d), labels, sizes, settings)
+        for name, key in partners.items():
+            a, b = hidden(_pair(client, name, key, client.name, settings), p)
+            reply["samples"][name] = a
+            if settings["projection"] == "pair":
+                wanted[name] = Calibrate(a, b, labels, sizes, settings)
+    for name, found_here in zip(wanted, (yield list(wanted.values())), strict=True):
+        reply["tau"][name], reply["variance"][name] = found_here["tau"], found_here["variance"]
     return reply
 
 
 PROJECTED = {"samples": Field(torch.float32, (None, "p"), each=True), "labels": Field(torch.int64, (None,), low=0, optional=True)}
 
 
-@task(phase="embed", returns=PROJECTED)
+@staged_task(phase="embed", returns=PROJECTED)
 def project(
     client: Client,
     *,
@@ -127,7 +134,7 @@ def project(
     omegas: Mapping[str, Tensor],
     keys: Mapping[str, bytes],
     settings: Mapping[str, Any],
-) -> Reply:
+) -> Stages:
     r"""Return :math:`Z_{c|c'}R_{c'}` for each row client c': the client's sample embedded by the partner's model, projected.
 
     Parameters
@@ -142,15 +149,22 @@ def project(
     reply: Reply = {"samples": {}}
     if settings["cost"] == "label-aware":
         reply["labels"] = chosen.labels(client)
-    for row in rows:
-        if settings["projection"] == "row":
-            seed = open_sealed(client.secret, keys[row], boxes[row], context=(client.run, row, client.name))
-        else:
-            seed = _pair(client, row, keys[row], row, settings)
-        z = chosen.embed(client, omegas[row], settings["mode"])
-        p = projected_width(settings["ratio"], z.shape[1])
-        reply["samples"][row] = _hidden(client, omegas[row], seed, p, chosen.records(), z, settings)
+    for start in range(0, len(rows), ROWS_AT_ONCE):
+        some = rows[start : start + ROWS_AT_ONCE]
+        seeds = {row: _seed_of(client, row, keys[row], boxes, settings) for row in some}
+        found = iter((yield [work for row in some for work in chosen.works(omegas[row], settings["mode"])]))
+        for row in some:
+            z = chosen.joined([next(found)["z"] for _ in chosen.parts()])
+            p = projected_width(settings["ratio"], z.shape[1])
+            reply["samples"][row] = _hidden(client, omegas[row], seeds[row], p, chosen.records(), z, settings)
     return reply
+
+
+def _seed_of(client: Client, row: str, key: bytes, boxes: Mapping[str, bytes], settings: Mapping[str, Any]) -> bytes:
+    """The seed of the projection that belongs to a row: from the box the row client sealed, or derived by both."""
+    if settings["projection"] == "row":
+        return open_sealed(client.secret, key, boxes[row], context=(client.run, row, client.name))
+    return _pair(client, row, key, row, settings)
 
 
 DEPOSITED = {
@@ -179,22 +193,24 @@ class _Column:
     train: Tensor
     order: Tensor
 
-    def embed(self, client: Client, omega: Tensor, mode: Literal["eval", "train"]) -> Tensor:
-        parts = [client.embeddings(omega, name, index, mode=mode) for name, index in self._parts()]
-        return torch.cat(parts)[self.order]
+    def works(self, omega: Tensor, mode: Literal["eval", "train"]) -> list[Embed]:
+        return [Embed(omega, name, index, mode) for name, index in self.parts()]
+
+    def joined(self, parts: Sequence[Tensor]) -> Tensor:
+        return torch.cat(list(parts))[self.order.to(parts[0].device)]
 
     def labels(self, client: Client) -> Tensor:
-        return torch.cat([client.split(name).y[index].cpu() for name, index in self._parts()])[self.order]
+        return torch.cat([client.split(name).y[index].cpu() for name, index in self.parts()])[self.order]
 
     def records(self) -> list[noise.Record]:
-        every = [(name, i) for name, index in self._parts() for i in index.tolist()]
+        every = [(name, i) for name, index in self.parts() for i in index.tolist()]
         return [every[i] for i in self.order.tolist()]
 
     def raw(self, client: Client) -> tuple[Tensor, Tensor]:
-        x = torch.cat([client.preprocess(client.split(name).x[index]).float().cpu() for name, index in self._parts()])
+        x = torch.cat([client.preprocess(client.split(name).x[index]).float().cpu() for name, index in self.parts()])
         return x[self.order], self.labels(client)
 
-    def _parts(self) -> list[tuple[str, Tensor]]:
+    def parts(self) -> list[tuple[str, Tensor]]:
         return [(name, index) for name, index in (("val", self.val), ("train", self.train)) if len(index)]
 
 
@@ -220,15 +236,15 @@ def _sealed(client: Client, partner: str, key: bytes) -> bytes:
 
 
 @lru_cache(maxsize=64)  # a simulated node answers for many clients, and drawing R costs more than applying it
-def _matrix(seed: bytes, d: int, p: int) -> Tensor:
-    return torch.from_numpy(projection(seed, d, p))
+def _matrix(seed: bytes, d: int, p: int, device: torch.device) -> Tensor:
+    return torch.from_numpy(projection(seed, d, p)).to(device)
 
 
 def _hidden(
     client: Client, omega: Tensor, seed: bytes, p: int, records: Sequence[noise.Record], z: Tensor, settings: Mapping[str, Any]
 ) -> Tensor:
     """Project embeddings; where privacy noise is asked for, release them at unit length with noise."""
-    projected = z @ _matrix(seed, z.shape[1], p)
+    projected = (z @ _matrix(seed, z.shape[1], p, z.device)).cpu()
     if settings["epsilon"] is None:
         return projected
     model, input_ = omega.detach().cpu().numpy().tobytes(), repr(client.preprocess)
@@ -251,14 +267,27 @@ def _pair(client: Client, partner: str, key: bytes, row: str, settings: Mapping[
     return pair_seed(client.secret, key, context=(client.run, first, second, direction))
 
 
-def _calibrate(z: Tensor, v: Tensor, labels: tuple[Tensor, Tensor], sizes: list[int], settings: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-    """τ and the variance of its dual potential, at each validation size."""
-    taus, variances = [], []
-    for size in sizes:
-        cost = cost_matrix(
-            z, v[:size], cost=settings["cost"], labels_a=labels[0], labels_b=labels[1][:size], label_weight=settings["label_weight"]
-        )
-        plan = solve(cost, solver=settings["solver"], reg=settings["reg"], duals=True)
-        taus.append(plan.value)
-        variances.append(dual_variance(plan.g) if cost.shape[1] > 1 else 0.0)
-    return torch.tensor(taus, dtype=torch.float64), torch.tensor(variances, dtype=torch.float64)
+@dataclass(frozen=True)
+class Calibrate:
+    """A piece of work: τ and the variance of its dual potential, at each validation size. Needs neither network nor data."""
+
+    z: Tensor
+    v: Tensor
+    labels: tuple[Tensor, Tensor]
+    sizes: list[int]
+    settings: Mapping[str, Any]
+
+    threads: ClassVar[bool] = True
+
+    def __call__(self, client: Client) -> Reply:
+        options, (labels_a, labels_b) = self.settings, self.labels
+        taus, variances = [], []
+        for size in self.sizes:
+            weight = options["label_weight"]
+            cost = cost_matrix(
+                self.z, self.v[:size], cost=options["cost"], labels_a=labels_a, labels_b=labels_b[:size], label_weight=weight
+            )
+            plan = solve(cost, solver=options["solver"], reg=options["reg"], duals=True)
+            taus.append(plan.value)
+            variances.append(dual_variance(plan.g) if cost.shape[1] > 1 else 0.0)
+        return {"tau": torch.tensor(taus, dtype=torch.float64), "variance": torch.tensor(variances, dtype=torch.float64)}
