@@ -3,29 +3,37 @@
 Engines implement ``_dispatch``; everything a method may rely on is here: typed helpers, replies checked at the door, failures kept
 apart and named, the quorum, the time each phase took, and who takes part in a round. A method never knows which engine serves it.
 
-May import: client, tasks, params, schema, keys.
+A reply that breaks the task's schema is more than a missing one: its sender is quarantined, for the round at first and for the run after
+``trust.max_faults`` rounds. Whoever is quarantined is not asked and counts as not participating.
+
+May import: client, tasks, params, replies, rounds, schema, keys, traffic, trust.
 """
 
 from __future__ import annotations
 
-import time
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any, Literal
 
-import numpy as np
-import torch
 from torch import Tensor, nn
 
 from emdcfl import tasks
 from emdcfl.client import LOSS_BATCH, TASKS, Task, TaskInfo
 from emdcfl.errors import ClientError, ConfigError, QuorumError
-from emdcfl.keys import generator, global_seed, keyed_int
+from emdcfl.keys import global_seed, keyed_int
 from emdcfl.params import Layout, Network
+from emdcfl.replies import Failure, Replies, brief
+from emdcfl.rounds import Clock, Round, participants
 from emdcfl.schema import Reply, check
 from emdcfl.tasks import Training
+from emdcfl.traffic import Traffic
+from emdcfl.trust import Guard, Trust
+
+__all__ = ["ByClient", "Clock", "Failure", "Federation", "Inputs", "Replies", "Reply", "Round", "participants"]
+
+log = logging.getLogger("emdcfl")
 
 Inputs = Mapping[str, Any]
 Fold = Callable[[str, Reply], None]
@@ -34,106 +42,6 @@ Verify = Callable[[str, Reply], None]
 
 class ByClient(dict[str, Any]):
     """An option of ``Federation.train`` that differs by client; a client it does not name goes without."""
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A client that did not answer, or whose reply was refused."""
-
-    client: str
-    task: str
-    round: int
-    reason: str
-    traceback: str = ""
-
-    def __str__(self) -> str:
-        return f"client {self.client!r} failed in round {self.round} ({self.task}): {self.reason}"
-
-
-@dataclass
-class Replies:
-    """Valid replies by client, in client order, and the failures beside them.
-
-    Examples
-    --------
-    >>> replies = Replies({"a": {"n": 1}, "b": {"n": 3}})
-    >>> replies.clients, replies.column("n")
-    (('a', 'b'), {'a': 1, 'b': 3})
-    """
-
-    valid: dict[str, Reply] = field(default_factory=dict)
-    failures: dict[str, Failure] = field(default_factory=dict)
-
-    @property
-    def clients(self) -> tuple[str, ...]:
-        return tuple(self.valid)
-
-    def __getitem__(self, client: str) -> Reply:
-        return self.valid[client]
-
-    def __len__(self) -> int:
-        return len(self.valid)
-
-    def column(self, name: str) -> dict[str, Any]:
-        """Return one field of every reply, by client."""
-        return {client: reply[name] for client, reply in self.valid.items()}
-
-    def stack(self, name: str) -> Tensor:
-        """Return a tensor field of every reply as one matrix, rows in client order."""
-        return torch.stack([reply[name] for reply in self.valid.values()])
-
-
-@dataclass(frozen=True)
-class Round:
-    """One round: its number (1, 2, …; 0 for ``init``), who takes part, and generators of its own."""
-
-    index: int
-    participants: tuple[str, ...]
-    seed: int
-
-    def generator(self, purpose: str) -> np.random.Generator:
-        """Return the server's generator for one purpose in this round."""
-        return generator(self.seed, "", self.index, purpose)
-
-
-def participants(clients: Sequence[str], number: int | None, *, seed: int, round: int) -> tuple[str, ...]:
-    """Draw who takes part: all, or ``number`` uniformly without replacement.
-
-    The draw depends on seed and round alone, so every method meets the same clients.
-
-    Examples
-    --------
-    >>> participants(["a", "b", "c"], None, seed=0, round=1)
-    ('a', 'b', 'c')
-    >>> len(participants(["a", "b", "c"], 2, seed=0, round=1))
-    2
-    """
-    if number is None or number == len(clients):
-        return tuple(clients)
-    if not 1 <= number <= len(clients):
-        raise ConfigError(f"expected participants between 1 and {len(clients)} (the number of clients), got {number}")
-    chosen = generator(seed, "", round, "participants").choice(len(clients), size=number, replace=False)
-    return tuple(clients[i] for i in sorted(chosen))
-
-
-class Clock:
-    """Seconds by phase. ``with clock("transport"): …``; a phase inside another is not counted twice."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._inside: list[float] = []
-
-    @contextmanager
-    def __call__(self, phase: str) -> Iterator[None]:
-        start = time.perf_counter()
-        self._inside.append(0.0)
-        try:
-            yield
-        finally:
-            spent = time.perf_counter() - start
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + spent - self._inside.pop()
-            if self._inside:
-                self._inside[-1] += spent
 
 
 class Federation(ABC):
@@ -156,6 +64,8 @@ class Federation(ABC):
         Smallest share of the asked clients that must return a valid ``train`` reply.
     truth : mapping, optional
         True group of every client, for Oracle and for scoring. No other method looks at it.
+    trust : Trust, optional
+        How much a single client is believed.
     """
 
     def __init__(
@@ -170,13 +80,14 @@ class Federation(ABC):
         quorum: float = 0.5,
         truth: Mapping[str, str] | None = None,
         k: int | None = None,
+        trust: Trust | None = None,
     ) -> None:
         if len(set(clients)) != len(clients):
             raise ConfigError("expected client names to differ, got the same name twice")
         self.clients = tuple(clients)
         self.training, self.seed, self.number = training, seed, number
         self.on_failure, self.quorum, self.truth, self.k = on_failure, quorum, truth, k
-        self.clock = Clock()
+        self.clock, self.guard, self.carried = Clock(), Guard(trust), Traffic()
         self.index = 0
         self.failures: list[Failure] = []
         self.observer: Callable[[str, str, Reply], None] = lambda task, client, reply: None
@@ -192,9 +103,17 @@ class Federation(ABC):
         return self.number in (None, len(self.clients)) and self.on_failure == "stop"
 
     def begin(self, index: int) -> Round:
-        """Enter a round and say who takes part."""
+        """Enter a round, or try it again, and say who takes part: those drawn, without whoever is quarantined for the run."""
         self.index = index
-        return Round(index, participants(self.clients, self.number, seed=self.seed, round=index), self.seed)
+        self.guard.ledger.begin(index)
+        drawn = participants(self.clients, self.number, seed=self.seed, round=index)
+        here = tuple(c for c in drawn if not self.guard.ledger.banned(c))
+        if not here:  # the rest is drawn from: a run of few participants must not end where it happens to draw the banned
+            rest = [c for c in self.clients if not self.guard.ledger.banned(c)]
+            if not rest:
+                raise QuorumError(f"expected clients for round {index}, got none: all are quarantined; see 'quarantined' in summary.json")
+            here = participants(rest, min(len(drawn), len(rest)), seed=self.seed, round=index)
+        return Round(index, here, self.seed)
 
     def initial(self, index: int = 0) -> Tensor:
         """Return initial model number ``index``; for pretrained networks only the heads differ between numbers."""
@@ -240,16 +159,22 @@ class Federation(ABC):
             Keyword arguments that are the same for all, sent once per worker.
         """
         info = TASKS[task.__name__]
-        ordered = {c: inputs[c] for c in self.clients if c in inputs}
-        replies = Replies()
-        dims = {"P": self.layout.size, "d": self.layout.embedding_width, **(dims or {})}
+        replies, ordered = Replies(), {}
+        for c in self.clients:
+            if c in inputs and (out := self.guard.ledger.out(c)) is not None:
+                replies.failures[c] = Failure(c, info.name, self.index, out)  # on record already, with the reply that was refused
+            elif c in inputs:
+                ordered[c] = inputs[c]
+        dims = {"P": self.layout.size, "d": self.layout.embedding_width, "max_n": self.guard.policy.max_n, **(dims or {})}
         with self.clock(info.phase):
+            self.carried.sent(info.phase, ordered, common)
             for client, outcome in self._dispatch(info, ordered, common):
                 failure = outcome if isinstance(outcome, Failure) else self._inspect(client, info, outcome, dims, verify)
                 if failure is not None:
                     self._fail(failure, replies)
                     continue
                 assert not isinstance(outcome, Failure)
+                self.carried.received(info.phase, outcome)
                 self.observer(info.name, client, outcome)
                 if fold is None:
                     replies.valid[client] = outcome
@@ -264,14 +189,22 @@ class Federation(ABC):
             if verify is not None:
                 verify(client, reply)
         except ClientError as error:
-            return Failure(client, info.name, self.index, str(error))
+            return Failure(client, info.name, self.index, str(error), violation=True)
         return None
 
     def _fail(self, failure: Failure, replies: Replies) -> None:
+        failure = replace(failure, reason=brief(failure.reason))
         self.failures.append(failure)
         replies.failures[failure.client] = failure
         if self.on_failure == "stop":
             raise ClientError(str(failure))
+        if failure.violation:
+            self.guard.ledger.fault(failure.client, failure.task, failure.reason)
+            log.warning("%s; it is not asked again in this round", failure)
+
+    def accuse(self, client: str, task: str, reason: str) -> None:
+        """Treat a client as one whose reply broke the rules, where a method found out later."""
+        self._fail(Failure(client, task, self.index, reason, violation=True), Replies())
 
     def train(self, starts: Mapping[str, Tensor], *, task: Task = tasks.train, fold: Fold | None = None, **options: Any) -> Replies:
         """Train every client of ``starts`` from its state; options go to the task, those in a ``ByClient`` to their clients alone.
@@ -304,7 +237,7 @@ class Federation(ABC):
             if reply["table"].shape[1] != columns:
                 del replies.valid[client]
                 reason = f"expected a table of {columns} columns for {reply['n']} samples, got {reply['table'].shape[1]}"
-                self._fail(Failure(client, "evaluate", self.index, reason), replies)
+                self._fail(Failure(client, "evaluate", self.index, reason, violation=True), replies)
         return replies
 
     def check_quorum(self, replies: Replies, asked: int) -> None:
@@ -318,6 +251,10 @@ class Federation(ABC):
     @abstractmethod
     def _dispatch(self, info: TaskInfo, inputs: Mapping[str, Inputs], common: Inputs) -> Iterator[tuple[str, Reply | Failure]]:
         """Yield ``(client, reply or failure)`` in the order of ``inputs``."""
+
+    def memory(self) -> dict[str, float]:
+        """Return GiB of accelerator memory ``allocated`` now and at its ``peak``; nothing where the engine computes on the CPU."""
+        return {}
 
     def close(self) -> None:  # noqa: B027  most engines hold nothing
         """Let go of workers and connections."""

@@ -32,6 +32,8 @@ class Field:
         Sizes, names of dimensions, or ``None`` for any size (tensors only).
     low : float or None
         Smallest value allowed.
+    high : float, str or None
+        Largest value allowed; a name refers to a dimension, as in shapes.
     each : bool
         The field is a dict from name to such a value.
     optional : bool
@@ -41,6 +43,7 @@ class Field:
     kind: torch.dtype | type
     shape: tuple[int | str | None, ...] = ()
     low: float | None = None
+    high: float | str | None = None
     each: bool = False
     optional: bool = False
 
@@ -68,13 +71,13 @@ def _check_value(name: str, value: Any, field: Field, dims: Mapping[str, int]) -
         _check_tensor(name, value, field, dims)
         return
     if field.kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
+        value = float(value) if abs(value) < 10**300 else math.inf
     if type(value) is not field.kind:
         raise ClientError(f"expected {name} to be {field.kind.__name__}, got {type(value).__name__}")
     if isinstance(value, float) and not math.isfinite(value):
         raise ClientError(f"{name} is not finite ({value})")
-    if field.low is not None and isinstance(value, (int, float)) and value < field.low:
-        raise ClientError(f"expected {name} >= {field.low:g}, got {value}")
+    if isinstance(value, (int, float)):
+        _check_range(name, value, value, field, dims)
 
 
 def _check_tensor(name: str, value: Any, field: Field, dims: Mapping[str, int]) -> None:
@@ -86,8 +89,21 @@ def _check_tensor(name: str, value: Any, field: Field, dims: Mapping[str, int]) 
         raise ClientError(f"expected {name} of shape {tuple('any' if s is None else s for s in sizes)}, got {tuple(value.shape)}")
     if value.is_floating_point() and not finite(value):
         raise ClientError(f"{name} holds values that are not finite")
-    if field.low is not None and value.numel() and value.min().item() < field.low:
-        raise ClientError(f"expected {name} >= {field.low:g}, got {value.min().item():g}")
+    if value.numel() and (field.low is not None or field.high is not None):
+        _check_range(name, value.min().item(), value.max().item(), field, dims)
+
+
+def _check_range(name: str, smallest: float, largest: float, field: Field, dims: Mapping[str, int]) -> None:
+    if field.low is not None and smallest < field.low:
+        raise ClientError(f"expected {name} >= {field.low:g}, got {_shown(smallest)}")
+    high = dims[field.high] if isinstance(field.high, str) else field.high
+    if high is not None and largest > high:
+        raise ClientError(f"expected {name} <= {high:g}, got {_shown(largest)}")
+
+
+def _shown(value: float) -> str:
+    # an integer beyond the range of floats cannot be formatted as one, and its digits could fill a page
+    return f"{value:g}" if isinstance(value, float) else str(value) if abs(value) < 10**15 else "a huge integer"
 
 
 def finite(value: Tensor) -> bool:

@@ -17,6 +17,9 @@ from emdcfl.experiments.scoring import Row
 MOST_SENTENCES = 9
 """Sentences about the clusters printed; all of them are in ``reading.json``."""
 
+MOST_FAULTS = 10
+"""Most failures, quarantines and flags that are printed; all are in ``summary.json``."""
+
 NOTES = 8
 """Most notes that are printed."""
 
@@ -54,9 +57,16 @@ def show_result(console: Console, summary: Mapping[str, Any], rows: Sequence[Row
     seconds = summary["seconds"]
     parts = " · ".join(f"{phase} {seconds.get(phase, 0.0):.1f} s" for phase in ("train", "embed", "transport", "evaluate"))
     console.print(f"time: {parts} · total {seconds.get('total', 0.0):.1f} s", highlight=False, soft_wrap=True)
-    for failure in summary["failures"][:10]:
+    for failure in summary["failures"][:MOST_FAULTS]:
         text = f"missing: {failure['client']} in round {failure['round']} ({failure['task']}): {failure['reason']}"
         console.print(text, highlight=False, soft_wrap=True, markup=False)
+    for entry in summary.get("quarantined", [])[:MOST_FAULTS]:
+        text = f"quarantined for the {entry['for']}: {entry['client']} in round {entry['round']} ({entry['task']}): {entry['reason']}"
+        console.print(text, highlight=False, soft_wrap=True, markup=False)
+    for flag in summary.get("flags", [])[:MOST_FAULTS]:
+        text = f"stands out: {flag['what']} of {flag['client']}, {flag['value']:.3g} against a median of {flag['typical']:.3g}"
+        rounds = f" (in {flag['times']} rounds from round {flag['first']} on)" if flag["times"] > 1 else f" (round {flag['first']})"
+        console.print(text + rounds, highlight=False, soft_wrap=True, markup=False)
     for note in summary["notes"][:NOTES]:
         console.print(f"note: {note}", highlight=False, soft_wrap=True)
     if len(summary["notes"]) > NOTES:

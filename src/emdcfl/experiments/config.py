@@ -1,11 +1,12 @@
 """The configuration of a run: dataclasses, and the TOML they are read from and written to.
 
-Six tables: ``[run] [scenario] [method] [model] [training] [engine]``. In ``[scenario]``, ``[method]`` and ``[model]`` there is a ``name``,
-and every other key is an option of that scenario, method or model; ``check_options`` compares the options with what it declares. A key that
-is left out has its default; where the default is ``None``, the scenario decides (participants: all). A seventh, ``[privacy]``, is another
-way to write the method's ``privacy_`` options: ``privacy.epsilon`` is ``method.privacy_epsilon``, and wins over it.
+Seven tables: ``[run] [scenario] [method] [model] [training] [engine] [trust]``. In ``[scenario]``, ``[method]`` and ``[model]`` there is
+a ``name``, and every other key is an option of that scenario, method or model; ``check_options`` compares the options with what it
+declares. A key that is left out has its default; where the default is ``None``, the scenario decides (participants: all). An eighth,
+``[privacy]``, is another way to write the method's ``privacy_`` options: ``privacy.epsilon`` is ``method.privacy_epsilon``, and wins
+over it.
 
-Imports errors and checks only.
+Imports errors, checks, the template and the policy of ``trust``.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ import tomli_w
 from emdcfl.errors import ConfigError, nearest
 from emdcfl.experiments.checks import NONE, check_options
 from emdcfl.experiments.template import template
+from emdcfl.trust.policy import RANGES as TRUST_RANGES
+from emdcfl.trust.policy import Trust
 
 __all__ = [
     "Choice",
@@ -33,6 +36,7 @@ __all__ = [
     "EngineConfig",
     "RunConfig",
     "TrainingConfig",
+    "Trust",
     "as_dict",
     "check_options",
     "config_hash",
@@ -98,12 +102,13 @@ class Config:
     model: Choice | None = None
     training: TrainingConfig = field(default_factory=TrainingConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
+    trust: Trust = field(default_factory=Trust)
 
 
 TABLES = tuple(f.name for f in dataclasses.fields(Config))
 CHOICES = ("scenario", "method", "model")
 PRIVACY = "privacy"
-Table = TypeVar("Table", RunConfig, TrainingConfig, EngineConfig)
+Table = TypeVar("Table", RunConfig, TrainingConfig, EngineConfig, Trust)
 
 RANGES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "run.seed": (lambda v: 0 <= v < 2**63, "from 0 to 2^63 - 1"),
@@ -120,6 +125,7 @@ RANGES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "engine.threads": (lambda v: v >= 1, "at least 1"),
     "engine.quorum": (lambda v: 0 < v <= 1, "above 0 and at most 1"),
     "engine.retries": (lambda v: v >= 0, "at least 0"),
+    **TRUST_RANGES,
 }
 
 
@@ -139,6 +145,7 @@ def from_dict(raw: Mapping[str, Any], where: str = "config") -> Config:
         model=_choice("model", raw, where, None) if raw.get("model") else None,
         training=_table(TrainingConfig, "training", raw, where),
         engine=_table(EngineConfig, "engine", raw, where),
+        trust=_table(Trust, "trust", raw, where),
     )
 
 

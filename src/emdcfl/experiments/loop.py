@@ -98,4 +98,5 @@ def _persistent(fed: Federation, method: Method, state: Any, round: Round, retri
             if attempt == retries:
                 raise
             log.warning("round %d is repeated (%d of %d): %s", round.index, attempt + 1, retries, error)
+            round = fed.begin(round.index)
     raise AssertionError("unreachable")

@@ -48,4 +48,13 @@ threads = 1                 # per client task; other numbers may change the last
 on_failure = "stop"         # "continue": a client that fails sits the round out
 quorum = 0.5                # share of the drawn clients that must have trained for a round to count
 retries = 2                 # how often a round below the quorum is tried again
+
+[trust]                     # how much a single client is believed; docs/privacy.md explains
+max_faults = 3              # rounds with a reply refused at the door before a client is left out for good
+max_n = 100000000           # most samples a client may claim
+max_share = 1.0             # largest share of an average one client may have, whatever it claims
+aggregate = "mean"          # "trimmed-mean" or "median": coordinate by coordinate inside a cluster, without n
+trim = 0.2                  # share that "trimmed-mean" cuts off at each end
+# clip = 2.0                # updates longer than this many times their cluster's median are shortened; default: not
+flag = 6.0                  # robust z-score from which values that stand out are flagged; 0: never
 """

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from emdcfl.errors import ConfigError, nearest
 from emdcfl.federation import Federation, Round
-from emdcfl.params import average
+from emdcfl.trust import Guard
 
 Family = Literal["global", "hard", "soft", "personal", "alone"]
 
@@ -192,6 +192,7 @@ def average_sets(
     *,
     keep: bool,
     members: Literal["latest", "participants"] = "latest",
+    guard: Guard | None = None,
 ) -> AnyClustered:
     r"""Return the state with every cluster's model :math:`\theta_k = \sum_{c\in S_k} n_c\theta_c / \sum_{c\in S_k} n_c`.
 
@@ -203,14 +204,18 @@ def average_sets(
         Whether to keep the local states for rounds in which a member is absent.
     members : "latest" or "participants"
         Average over every member's latest state, or over this round's only (a cluster without any keeps its model).
+    guard : Guard, optional
+        The federation's: it looks at this round's updates, averages under its policy, and leaves out whoever is quarantined for the run.
     """
+    guard = guard or Guard()
+    local = guard.tempered(local, {c: state.start(c) for c in local}, [sets[labels[c]] for c in local])
     known = {**state.latest, **local}
     source = local if members == "participants" else known
     models = []
     for i, members_of_set in enumerate(sets):
-        present = [c for c in members_of_set if c in source]
+        present = [c for c in members_of_set if c in source and not guard.ledger.banned(c)]
         if present:
-            models.append(average([source[c] for c in present], [float(state.n[c]) for c in present]))
+            models.append(guard.average([source[c] for c in present], [float(state.n[c]) for c in present]))
         else:
             owner = next(c for c, label in labels.items() if label == i)
             models.append(state.start(owner))

@@ -169,19 +169,21 @@ class CFL:
 
     def _advance(self, fed: Federation, tree: Tree, path: str, members: list[str], replies: Replies, round: Round, largest: float) -> float:
         """Average a cluster, or split it and average its parts; return the largest mean update seen."""
-        local, steps = [replies[c]["theta"] for c in members], [float(replies[c]["steps"]) for c in members]
-        G = update_gram(fed.layout, local, tree.models[path], steps, self.vector_scope)
+        start = tree.models[path]
+        sent = fed.guard.tempered({c: replies[c]["theta"] for c in members}, dict.fromkeys(members, start), [members])
+        local, steps = list(sent.values()), [float(replies[c]["steps"]) for c in members]
+        G = update_gram(fed.layout, local, start, steps, self.vector_scope)
         mean, top = float(G.sum().clamp_min(0).sqrt()) / len(members), float(G.diagonal().max().sqrt())
         largest = max(largest, mean)
         n = [replies[c]["n"] for c in members]
         if not (len(members) > 2 and round.index >= self.first_split and self._disagree(mean, top, largest)):
-            tree.models[path] = average(local, n)
+            tree.models[path] = fed.guard.average(local, n)
             return largest
         side = bipartition((1 - cosines(G)).numpy(), "complete")
         for half in (0, 1):
             part = [i for i in range(len(members)) if side[i] == half]
             child = f"{path}{half}"
-            tree.models[child] = average([local[i] for i in part], [n[i] for i in part])
+            tree.models[child] = fed.guard.average([local[i] for i in part], [n[i] for i in part])
             tree.founded[child] = average([local[i] for i in part], [1.0] * len(part))
             tree.founded_steps[child] = sum(steps[i] for i in part) / len(part)
             tree.at |= {members[i]: child for i in part}

@@ -130,7 +130,7 @@ class CFLGP:
         state = replace(state, n={**state.n, **replies.column("n")})
         labels = self._labels(fed, state, update, replies, due, share, round)
         sets = sets_of(state.clients, labels, k)
-        models = average_present(state, sets, replies.column("theta"), state.models)
+        models = average_present(state, sets, replies.column("theta"), state.models, fed.guard)
         replies.valid.clear()  # each state is let go as soon as its profile has taken it in
         state = replace(state, labels=labels, sets=sets, models=models, clustered=state.clustered or due)
         over = self.last_clustering is not None and round.index >= self.last_clustering and len(labels) == len(state.clients)

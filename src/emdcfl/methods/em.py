@@ -25,9 +25,8 @@ from torch import Tensor
 from emdcfl.client import Client, Stages, staged_task
 from emdcfl.federation import Federation, Round
 from emdcfl.methods.base import Serving
-from emdcfl.params import Average
 from emdcfl.schema import Field, Reply
-from emdcfl.tasks import Fit, Training, sample_losses
+from emdcfl.tasks import LARGEST_LOSS, LARGEST_STEPS, Fit, Training, sample_losses
 
 SMALLEST_WEIGHT = 1e-12
 """A component's weight before the logarithm is never taken to be less: one that died out may come back."""
@@ -70,9 +69,9 @@ STEPPED = {
     "models": Field(torch.float32, ("K", "P")),
     "pi": Field(torch.float64, ("K",), low=0),
     "mass": Field(torch.float64, ("K", "Y"), low=0, optional=True),
-    "n": Field(int, low=1),
-    "loss": Field(float),
-    "steps": Field(int, low=1),
+    "n": Field(int, low=1, high="max_n"),
+    "loss": Field(float, low=-1e-3, high=LARGEST_LOSS),
+    "steps": Field(int, low=1, high=LARGEST_STEPS),
 }
 
 
@@ -139,11 +138,11 @@ class Stepped:
 
 def step_everybody(fed: Federation, state: Mixture, round: Round, *, keep_last: bool, rho: Tensor | None = None) -> Stepped:
     r"""Ask the participants for an EM step and average component by component, :math:`\theta_k = \sum_c n_c\theta_{ck}/\sum_c n_c`."""
-    mean = Average()
+    mean = fed.guard.mean()
     pi, mass, last = dict(state.pi), {}, dict(state.last)
 
     def fold(client: str, reply: Reply) -> None:
-        mean.add(reply["models"], reply["n"])
+        mean.add(reply["models"], reply["n"], client=client, start=state.models)
         total = float(reply["pi"].sum())
         if abs(total - 1.0) < 1e-3:  # weights that are none would leave this client, and nobody else, without a model
             pi[client] = reply["pi"] / total

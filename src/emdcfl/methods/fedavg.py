@@ -19,7 +19,6 @@ from torch import Tensor
 
 from emdcfl.federation import Federation, Round
 from emdcfl.methods.base import Family, Serving, register
-from emdcfl.params import Average
 from emdcfl.schema import Reply
 
 
@@ -47,10 +46,10 @@ class FedAvg:
         return GlobalState(list(fed.clients), fed.initial())
 
     def step(self, fed: Federation, state: GlobalState, round: Round) -> GlobalState:
-        mean = Average()
+        mean = fed.guard.mean()
 
         def fold(client: str, reply: Reply) -> None:
-            mean.add(reply["theta"], reply["n"])
+            mean.add(reply["theta"], reply["n"], client=client, start=state.theta)
 
         fed.train(dict.fromkeys(round.participants, state.theta), fold=fold)
         return GlobalState(state.clients, mean.result())

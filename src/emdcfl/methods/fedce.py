@@ -31,7 +31,7 @@ from emdcfl.client import LOSS_BATCH
 from emdcfl.errors import ConfigError
 from emdcfl.federation import Federation, Round
 from emdcfl.methods.base import Clustered, Family, Serving, clusters_wanted, register, serve_clusters
-from emdcfl.params import average
+from emdcfl.trust import Guard
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,9 @@ class FedCE:
         h = {**state.h, **{c: state.h.get(c, 0) + credits[c][1] for c in replies.clients}}
         labels = {**state.labels, **{c: credits[c][0] for c in replies.clients}}
         sets = [[c for c in state.clients if labels.get(c) == k] for k in range(len(state.models))]
-        models = self._ensembles(replies.column("theta"), h)
+        starts = {c: state.models[credits[c][0]] for c in replies.clients}
+        local = fed.guard.tempered(replies.column("theta"), starts, [replies.clients])
+        models = self._ensembles(local, h, fed.guard)
         return replace(state, sets=sets, labels=labels, models=models, n={**state.n, **replies.column("n")}, h=h)
 
     def serve(self, state: FedCEState) -> Serving:
@@ -109,7 +111,7 @@ class FedCE:
                 gained[int(np.argmin(L[: k + 1]))] += 1.0
         return best, gained
 
-    def _ensembles(self, local: Mapping[str, Tensor], h: Mapping[str, Tensor]) -> Tensor:
+    def _ensembles(self, local: Mapping[str, Tensor], h: Mapping[str, Tensor], guard: Guard) -> Tensor:
         r"""Return :math:`\theta_k = \sum_c \alpha_{ck}\theta_c` for every k."""
         H = torch.stack([h[c] for c in local])
         alpha = torch.exp(H - H.max(dim=0).values)  # the largest is 1 whatever h has grown to
@@ -117,5 +119,5 @@ class FedCE:
         models = []
         for column in alpha.T.tolist():
             members = [(theta, a) for theta, a in zip(thetas, column, strict=True) if a > 0]
-            models.append(average([theta for theta, _ in members], [a for _, a in members]))
+            models.append(guard.average([theta for theta, _ in members], [a for _, a in members]))
         return torch.stack(models)

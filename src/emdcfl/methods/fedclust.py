@@ -82,7 +82,7 @@ class FedClust:
         local = replies.column("theta")
         if founded and self.aggregate == "first-round":
             local = {c: theta for c, theta in local.items() if labels[c] >= len(state.sets)}
-        models = average_present(state, sets, local, state.models) if sets else state.models
+        models = average_present(state, sets, local, state.models, fed.guard) if sets else state.models
         return self._remember(replace(state, labels=labels, sets=sets, models=models), newcomers, replies)
 
     def serve(self, state: FedClustState) -> Serving:

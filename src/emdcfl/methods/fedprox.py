@@ -19,7 +19,6 @@ from emdcfl.errors import ConfigError
 from emdcfl.federation import Federation, Round
 from emdcfl.methods.base import Family, Serving, register
 from emdcfl.methods.fedavg import FedAvg, GlobalState
-from emdcfl.params import Average
 from emdcfl.schema import Reply
 
 
@@ -54,10 +53,10 @@ class FedProx:
         return GlobalState(list(fed.clients), fed.initial())
 
     def step(self, fed: Federation, state: GlobalState, round: Round) -> GlobalState:
-        mean = Average()
+        mean = fed.guard.mean()
 
         def fold(client: str, reply: Reply) -> None:
-            mean.add(reply["theta"], reply["n"])
+            mean.add(reply["theta"], reply["n"], client=client, start=state.theta)
 
         # The anchor is where training starts, so it need not be sent.
         fed.train(dict.fromkeys(round.participants, state.theta), fold=fold, prox={"mu": self.mu, "kind": self.prox})

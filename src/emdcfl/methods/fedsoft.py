@@ -28,7 +28,7 @@ from torch import Tensor
 from emdcfl import tasks
 from emdcfl.client import LOSS_BATCH, Client, Stages, staged_task
 from emdcfl.errors import ConfigError
-from emdcfl.federation import Federation, Round
+from emdcfl.federation import Federation, Replies, Round
 from emdcfl.methods.base import Family, Serving, clusters_wanted, register
 from emdcfl.params import average
 from emdcfl.schema import Field, Reply
@@ -87,10 +87,14 @@ def soft_train(
         scored = tasks.evaluate(client, models=models, split=method["split"], reduction="argmin_counts" if by_sample else "per_batch")
         counts = scored["table"][:, 0] if by_sample else batch_votes(scored["table"], scored["n"])
         a = smooth(counts, smoothing=method["smoothing"], votes=method["votes"])
-    mix = average(models[a > 0], a[a > 0].tolist())
+    mix = _mix(models, a)
     prox = {"anchor": mix, "mu": method["lam"]} if method["lam"] > 0 else None
     (reply,) = yield [Fit(mix if own is None else own, Training(**training), prox)]
     return {**reply, "a": a}
+
+
+def _mix(models: Tensor, a: Tensor) -> Tensor:
+    return average(models[a > 0], a[a > 0].tolist())
 
 
 @dataclass(frozen=True)
@@ -164,10 +168,11 @@ class FedSoft:
         )
         fed.check_quorum(replies, len(round.participants))
         models = []
+        local = fed.guard.tempered(replies.column("theta"), self._starts(state, replies), [replies.clients])
         for k, old in enumerate(state.models):
             weight = {c: self._weight(reply, k) for c, reply in replies.valid.items()}
             members = [c for c, w in weight.items() if w > 0]
-            models.append(average([replies[c]["theta"] for c in members], [weight[c] for c in members]) if members else old)
+            models.append(fed.guard.average([local[c] for c in members], [weight[c] for c in members]) if members else old)
         own, a = {**state.own, **replies.column("theta")}, {**state.a, **replies.column("a")}
         return replace(state, models=torch.stack(models), own=own, a=a)
 
@@ -183,6 +188,12 @@ class FedSoft:
         if client in state.own and self.start == "own":
             inputs["own"] = state.own[client]
         return inputs
+
+    def _starts(self, state: FedSoftState, replies: Replies) -> dict[str, Tensor]:
+        """What each client trained from: its own model, or the mix its votes make."""
+        own = state.own if self.start == "own" else {}
+        mixed = {c: reply["a"] for c, reply in replies.valid.items() if c not in own and bool((reply["a"] > 0).any())}
+        return {**{c: own[c] for c in replies.clients if c in own}, **{c: _mix(state.models, a) for c, a in mixed.items()}}
 
     def _weight(self, reply: Reply, k: int) -> float:
         """What a client counts for in cluster k."""

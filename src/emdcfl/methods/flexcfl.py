@@ -32,7 +32,7 @@ from emdcfl.federation import Federation, Replies, Round
 from emdcfl.keys import keyed_int
 from emdcfl.methods.base import Clustered, Family, Serving, clusters_wanted, register, serve_clusters
 from emdcfl.methods.vectors import VectorScope, average_present, expect, sets_of, update_gram
-from emdcfl.params import CHUNK, Layout, average, cosines
+from emdcfl.params import CHUNK, Layout, cosines
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class FlexCFL:
             return self._cold_start(fed, state, replies, round)
         labels = self._place(fed, state, replies)
         sets = sets_of(state.clients, labels, len(state.sets))
-        models = average_present(state, sets, replies.column("theta"), state.models)
+        models = average_present(state, sets, replies.column("theta"), state.models, fed.guard)
         moved = {c: torch.tensor([began[c] + replies[c]["steps"]]) for c in replies.clients}
         counters = average_present(state, sets, moved, torch.tensor(state.counters)[:, None])
         joined = inter_group(fed.layout, torch.cat([models, counters], dim=1), self.eta_g, self.inter, self.vector_scope)
@@ -108,7 +108,8 @@ class FlexCFL:
         found = kmeans(edc(G.numpy(), k), k, seed=keyed_int(fed.seed, "", round.index, "k-means"), max_iter=20)
         labels = {c: int(label) for c, label in zip(local, found, strict=True)}
         sets = sets_of(state.clients, labels, max(labels.values()) + 1)
-        models = torch.stack([average([local[c] for c in members], [1.0] * len(members)) for members in sets])
+        local = fed.guard.tempered(local, dict.fromkeys(local, state.theta0), sets)
+        models = torch.stack([fed.guard.average([local[c] for c in members], [1.0] * len(members)) for members in sets])
         mean_steps = [sum(steps[c] for c in members) / len(members) for members in sets]
         state = replace(state, labels=labels, sets=sets, models=models, counters=[float(int(s)) for s in mean_steps])
         return self._forget(replace(state, cold=models, cold_steps=mean_steps))

@@ -28,7 +28,6 @@ from torch import Tensor
 from emdcfl.errors import ConfigError
 from emdcfl.federation import Federation, Replies, Round
 from emdcfl.methods.base import Clustered, Family, Serving, clusters_wanted, register, serve_clusters
-from emdcfl.params import Average
 from emdcfl.schema import Reply
 
 log = logging.getLogger("emdcfl")
@@ -80,11 +79,12 @@ class IFCA:
 
     def step(self, fed: Federation, state: Clustered, round: Round) -> Clustered:
         chosen, scores = self._assign(fed, round.participants, state.models)
-        means = [Average() for _ in state.models]
+        means = [fed.guard.mean() for _ in state.models]
         n: dict[str, int] = {}
 
         def fold(client: str, reply: Reply) -> None:
-            means[chosen[client]].add(reply["theta"], reply["n"])
+            k = chosen[client]
+            means[k].add(reply["theta"], reply["n"], client=client, start=state.models[k])
             n[client] = reply["n"]
 
         replies = fed.train({c: state.models[k] for c, k in chosen.items()}, fold=fold)

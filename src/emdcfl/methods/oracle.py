@@ -52,7 +52,7 @@ class Oracle:
         sets = [[c for c in seen if fed.truth[c] == group] for group in order]
         labels = {c: order.index(fed.truth[c]) for c in seen}
         keep = not fed.everyone_answers
-        return average_sets(state, sets, labels, replies.column("theta"), keep=keep, members=self.aggregate)
+        return average_sets(state, sets, labels, replies.column("theta"), keep=keep, members=self.aggregate, guard=fed.guard)
 
     def serve(self, state: Clustered) -> Serving:
         return serve_clusters(state)

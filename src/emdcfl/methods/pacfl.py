@@ -143,7 +143,7 @@ class PACFL:
         fed.check_quorum(replies, len(round.participants))
         state = replace(state, n={**state.n, **replies.column("n")})
         sets = [[c for c in state.clients if labels.get(c) == k] for k in range(max(labels.values()) + 1)]
-        return average_sets(state, sets, labels, replies.column("theta"), keep=False, members="participants")
+        return average_sets(state, sets, labels, replies.column("theta"), keep=False, members="participants", guard=fed.guard)
 
     def serve(self, state: PACFLState) -> Serving:
         return serve_clusters(state)

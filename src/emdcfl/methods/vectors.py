@@ -18,6 +18,7 @@ from torch import Tensor
 from emdcfl.errors import ConfigError
 from emdcfl.methods.base import Clustered
 from emdcfl.params import Layout, Scope, average, gram
+from emdcfl.trust import Guard
 
 VectorScope = Literal["P", "F", "H", "state"]
 """Trainable parameters, all floating state, the head, or all floating state and BatchNorm's integer counters."""
@@ -84,15 +85,25 @@ def sets_of(clients: Sequence[str], labels: Mapping[str, int], k: int) -> list[l
     return out
 
 
-def average_present(state: Clustered, sets: Sequence[Sequence[str]], local: Mapping[str, Tensor], previous: Tensor) -> Tensor:
+def average_present(
+    state: Clustered,
+    sets: Sequence[Sequence[str]],
+    local: Mapping[str, Tensor],
+    previous: Tensor,
+    guard: Guard | None = None,
+) -> Tensor:
     r"""Return one model per set, :math:`\theta_k = \sum_{c\in S_k} n_c\theta_c / \sum_{c\in S_k} n_c` over this round's members.
 
-    A set none of whose members answered keeps its row of ``previous``; sets beyond its rows are new and have members.
+    A set none of whose members answered keeps its row of ``previous``; sets beyond its rows are new and have members. With the federation's
+    ``guard``, its policy decides how states become one; what is not a state trained in this round goes without.
     """
+    if guard is not None:
+        local = guard.tempered(local, {c: state.start(c) for c in local}, sets)
+    merge = average if guard is None else guard.average
     models = []
     for k, members in enumerate(sets):
         present = [c for c in members if c in local]
-        models.append(average([local[c] for c in present], [state.n[c] for c in present]) if present else previous[k])
+        models.append(merge([local[c] for c in present], [float(state.n[c]) for c in present]) if present else previous[k])
     return torch.stack(models)
 
 

@@ -90,6 +90,8 @@ def run_context(run: Run) -> dict[str, Any]:
         "worth": _worth(run),
         "cost": _cost(s),
         "failures": list(s.get("failures") or []),
+        "quarantined": list(s.get("quarantined") or []),
+        "flags": list(s.get("flags") or []),
         "notes": [*filter(None, [merging_line(run.path)]), *(str(n) for n in s.get("notes") or [])],
         "config": {t: v for t, v in run.config.items() if isinstance(v, dict)},
         "pairs": None if run.gaps is None else run.gaps.count(),
@@ -170,13 +172,25 @@ def _cost(summary: dict[str, Any]) -> dict[str, Any]:
     total = max(spent.pop("total", 0.0), sum(spent.values()))
     phases = [(name, spent[name]) for name in (*PHASES, *(n for n in spent if n not in PHASES)) if name in spent]
     phases.append(("other", max(total - sum(v for _, v in phases), 0.0)))
-    sent = summary.get("bytes")
-    sent = {"in all": sent} if isinstance(sent, int | float) else sent if isinstance(sent, dict) else {}
     return {
         "total": total,
         "phases": [(name, value, 100 * value / total if total else 0.0) for name, value in phases],
-        "bytes": {str(k): float(v) for k, v in sent.items() if isinstance(v, int | float)},
+        "sent": _sent(summary.get("bytes")),
     }
+
+
+def _sent(counted: Any) -> list[tuple[str, float, float]]:
+    """(phase, bytes to clients, bytes to the server), phases in which nothing travelled left out, with their sum at the end."""
+    counted = counted if isinstance(counted, dict) else {}
+    ways = {
+        str(phase): [float(v.get(way) or 0) for way in ("to_clients", "to_server")] for phase, v in counted.items() if isinstance(v, dict)
+    }
+    rows = [
+        (phase, *ways[phase])
+        for phase in sorted(ways, key=lambda p: (PHASES.index(p) if p in PHASES else len(PHASES), p))
+        if any(ways[phase])
+    ]
+    return [*rows, ("in all", sum(r[1] for r in rows), sum(r[2] for r in rows))] if rows else []
 
 
 def seconds(value: float | None) -> str:

@@ -1,0 +1,161 @@
+r"""The guard of a federation: quarantine, flags, and averages under the policy.
+
+Methods average through it (``fed.guard.mean()``, ``fed.guard.average``). With the default policy that is ``params.Average``, bit for bit;
+otherwise, over the k members of an average,
+
+1. weights are capped: nobody has more than ``max_share`` of their sum;
+2. updates :math:`\Delta_c = \theta_c - \theta_c^{start}` longer than ``clip`` times the median :math:`\|\Delta\|` are shortened to it;
+3. the states become one by weighted mean, or by trimmed mean or median of each coordinate.
+
+None of this helps where liars are the majority of a cluster, and two members have no majority.
+
+Imports ledger, policy, robust and params.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+from torch import Tensor
+
+from emdcfl.params import Average, average
+from emdcfl.trust.ledger import Ledger
+from emdcfl.trust.policy import Trust
+from emdcfl.trust.robust import MEMBERS, capped_weights, cut, distance, outliers, shortened, trimmed_mean
+
+log = logging.getLogger("emdcfl")
+
+NORM_FACTOR = 3.0
+"""Times the median norm from which an update may be flagged: clients of very different size do differ by as much as two."""
+
+SANITY_FACTOR = 5.0
+"""Times the median from which a reference distance may be flagged. Groups with easier and harder data differ by less."""
+
+
+class Guard:
+    """What a federation believes of its clients."""
+
+    def __init__(self, policy: Trust | None = None) -> None:
+        self.policy = policy or Trust()
+        self.ledger = Ledger(self.policy.max_faults)
+
+    def mean(self) -> TrustedMean:
+        """Return a running average under the policy."""
+        return TrustedMean(self)
+
+    def average(self, thetas: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+        """Return the members' states as one: weights capped, then the mean, trimmed mean or median."""
+        policy = self.policy
+        if policy.aggregate == "mean":
+            return average(thetas, capped_weights(weights, policy.max_share))
+        return trimmed_mean(thetas, cut(len(thetas), policy.trim if policy.aggregate == "trimmed-mean" else 0.5))
+
+    def tempered(self, local: Mapping[str, Tensor], starts: Mapping[str, Tensor], groups: Collection[Sequence[str]]) -> dict[str, Tensor]:
+        """Return this round's states with long updates flagged and, under ``clip``, shortened.
+
+        Parameters
+        ----------
+        local, starts : mapping
+            Client → what it sent, and what it had trained from.
+        groups : collection of lists
+            Who is compared with whom. A client in several groups is shortened to the shortest of their limits.
+        """
+        out = dict(local)
+        if not self._looks:
+            return out
+        norms = {c: distance(local[c], starts[c]) for c in local if c in starts}
+        for group in groups:
+            for c, scale in self.scales({c: norms[c] for c in group if c in norms}).items():
+                shorter = shortened(local[c], starts[c], scale)
+                if distance(shorter, starts[c]) < distance(out[c], starts[c]):
+                    out[c] = shorter
+        return out
+
+    @property
+    def _looks(self) -> bool:
+        return self.policy.flag > 0 or self.policy.clip is not None
+
+    def scales(self, norms: Mapping[str, float]) -> dict[str, float]:
+        """Flag the norms that stand out among a cluster's, and say by what to shorten those that ``clip`` does not allow."""
+        if len(norms) < MEMBERS:
+            return {}
+        middle = float(np.median(list(norms.values())))
+        found = outliers(list(norms.values()), z=self.policy.flag, factor=NORM_FACTOR)
+        for (c, norm), out in zip(norms.items(), found, strict=True):
+            if out:
+                self.flag(c, "update norm", norm, middle)
+        if self.policy.clip is None:
+            return {}
+        limit = self.policy.clip * middle
+        return {c: limit / norm for c, norm in norms.items() if norm > limit}
+
+    def sane(self, values: Mapping[str, float], what: str, *, factor: float = SANITY_FACTOR) -> dict[str, float]:
+        """Return what replaces values far above the others', by client: the largest that is not; empty if none is.
+
+        Parameters
+        ----------
+        values : mapping
+            Client → a value that would buy links if it were large.
+        what : str
+            Its name, for the flag.
+        """
+        found = outliers(list(values.values()), z=self.policy.flag, factor=factor)
+        if not any(found):
+            return {}
+        kept = max(v for v, out in zip(values.values(), found, strict=True) if not out)
+        middle = float(np.median(list(values.values())))
+        high = {c: v for (c, v), out in zip(values.items(), found, strict=True) if out}
+        for c, value in high.items():
+            self.flag(c, what, value, middle)
+        return dict.fromkeys(high, kept)
+
+    def flag(self, client: str, what: str, value: float, typical: float) -> None:
+        """Note and log that a client's value stands out."""
+        log.warning("round %d: %s of client %r is %.3g, the others' median %.3g", self.ledger.round, what, client, value, typical)
+        self.ledger.flag(client, what, value, typical)
+
+
+class TrustedMean:
+    """A running average under a policy; states are kept only where the policy needs them all at once.
+
+    Examples
+    --------
+    >>> import torch
+    >>> mean = Guard(Trust(aggregate="median")).mean()
+    >>> for name, value in (("a", 1.0), ("b", 2.0), ("c", 1e6)):
+    ...     mean.add(torch.tensor([value]), 1, client=name)
+    >>> mean.result()
+    tensor([2.])
+    """
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+        self._running = Average()
+        self._kept: list[tuple[str, Tensor, float]] = []
+        self._starts: dict[str, Tensor] = {}
+        self._norms: dict[str, float] = {}
+
+    @property
+    def total(self) -> float:
+        """Sum of the weights so far; 0 while nothing was added."""
+        return self._running.total or sum(weight for _, _, weight in self._kept)
+
+    def add(self, theta: Tensor, weight: float, *, client: str, start: Tensor | None = None) -> None:
+        """Add a client's state; ``start`` is what it trained from, where its update is to be looked at."""
+        if start is not None and self._guard._looks:
+            self._norms[client] = distance(theta, start)
+            self._starts[client] = start
+        if self._guard.policy.plain:
+            self._running.add(theta, weight)
+        else:
+            self._kept.append((client, theta, float(weight)))
+
+    def result(self) -> Tensor:
+        """Return the average; flags are noted here, when all members are known."""
+        scales = self._guard.scales(self._norms)
+        if self._guard.policy.plain:
+            return self._running.result()
+        thetas = [shortened(t, self._starts[c], scales[c]) if c in scales else t for c, t, _ in self._kept]
+        return self._guard.average(thetas, [w for _, _, w in self._kept])

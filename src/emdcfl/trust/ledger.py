@@ -1,0 +1,124 @@
+"""The account of a run's clients: replies refused at the door, who is left out because of them, and values that stand out.
+
+Everything is plain numbers and text, so that a run stores it with its state and goes on from it. A fault counts once per round and a flag
+once per round, however often the round is repeated.
+
+Imports nothing of this package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A reply refused at the door."""
+
+    round: int
+    task: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A value of a client that stands out among the others'.
+
+    Attributes
+    ----------
+    client, what : str
+        Whose value, and what it is.
+    first, last, times : int
+        First and last round in which it did, and in how many.
+    value, typical : float
+        The largest one seen, and the median it was compared with then.
+    """
+
+    client: str
+    what: str
+    first: int
+    last: int
+    times: int
+    value: float
+    typical: float
+
+
+class Ledger:
+    """Faults and flags by client.
+
+    Parameters
+    ----------
+    max_faults : int
+        Rounds with a fault after which a client is left out for good.
+
+    Examples
+    --------
+    >>> ledger = Ledger(max_faults=2)
+    >>> ledger.begin(1); ledger.fault("a", "train", "theta is not finite"); ledger.fault("a", "train", "again, in a repeated round")
+    >>> ledger.banned("a"), ledger.out("a")
+    (False, 'quarantined for this round: theta is not finite')
+    >>> ledger.begin(2); ledger.out("a"); ledger.fault("a", "train", "theta is not finite"); ledger.banned("a")
+    True
+    """
+
+    def __init__(self, max_faults: int) -> None:
+        self.max_faults, self.round = max_faults, 0
+        self.faults: dict[str, list[Fault]] = {}
+        self.flags: dict[tuple[str, str], Flag] = {}
+        self._now: dict[str, str] = {}
+
+    def begin(self, round: int) -> None:
+        """Enter a round, or try it again: whoever is not banned is asked again."""
+        self.round = round
+        self._now.clear()
+
+    def fault(self, client: str, task: str, reason: str) -> None:
+        """Note a reply refused at the door; the client is not asked again in this try of the round."""
+        self._now.setdefault(client, reason)
+        known = self.faults.setdefault(client, [])
+        if all(fault.round != self.round for fault in known):
+            known.append(Fault(self.round, task, reason))
+
+    def banned(self, client: str) -> bool:
+        """Whether the client is left out for the rest of the run."""
+        return len(self.faults.get(client, ())) >= self.max_faults
+
+    def out(self, client: str) -> str | None:
+        """Say why a client is not to be asked now; ``None`` if it is."""
+        if self.banned(client):
+            return f"quarantined for the run after {self.max_faults} rounds with a refused reply: {self.faults[client][-1].reason}"
+        return f"quarantined for this round: {self._now[client]}" if client in self._now else None
+
+    def flag(self, client: str, what: str, value: float, typical: float) -> None:
+        """Note that a value of a client stands out."""
+        old = self.flags.get((client, what))
+        if old is None:
+            self.flags[client, what] = Flag(client, what, self.round, self.round, 1, value, typical)
+            return
+        times = old.times + (self.round != old.last)
+        largest = (value, typical) if value > old.value else (old.value, old.typical)
+        self.flags[client, what] = Flag(client, what, old.first, self.round, times, *largest)
+
+    def quarantined(self) -> list[dict[str, Any]]:
+        """Who was left out, for how long and why, in order of the rounds: what a summary lists."""
+        found = []
+        for client, faults in self.faults.items():
+            for i, fault in enumerate(faults):
+                span = "run" if i + 1 >= self.max_faults else "round"
+                found.append({"client": client, "round": fault.round, "task": fault.task, "reason": fault.reason, "for": span})
+        return sorted(found, key=lambda entry: entry["round"])
+
+    def flagged(self) -> list[dict[str, Any]]:
+        """What stood out: what a summary lists."""
+        return [asdict(flag) for flag in self.flags.values()]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything a run needs to go on."""
+        return {"faults": {c: [asdict(f) for f in faults] for c, faults in self.faults.items()}, "flags": self.flagged()}
+
+    def restore(self, stored: Mapping[str, Any]) -> None:
+        """Go on from what ``as_dict`` returned."""
+        self.faults = {c: [Fault(**f) for f in faults] for c, faults in stored.get("faults", {}).items()}
+        self.flags = {(f["client"], f["what"]): Flag(**f) for f in stored.get("flags", [])}

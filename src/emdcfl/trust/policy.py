@@ -1,0 +1,63 @@
+"""The table ``[trust]`` of a config: how much a single client is believed.
+
+The defaults change nothing in the numbers of an honest run: they quarantine, flag, and cut back reference distances no honest client sends.
+
+Imports nothing of this package, so that the config may import it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Aggregate = Literal["mean", "trimmed-mean", "median"]
+
+
+@dataclass(frozen=True)
+class Trust:
+    r"""How much a single client is believed.
+
+    Parameters
+    ----------
+    max_faults : int
+        Rounds in which a client's reply was refused at the door before it is left out for the rest of the run.
+    max_n : int
+        Largest number of samples a client may claim; more is refused at the door.
+    max_share : float
+        Largest share of an average that one client may have, whatever n it claims. 1 leaves n as claimed; a share below 1/k means
+        equal weights among k members.
+    aggregate : "mean", "trimmed-mean" or "median"
+        How a cluster's states become one: the mean weighted by n; coordinate by coordinate without the extremes; or the median. The
+        last two ignore n.
+    trim : float
+        Share of the members cut off at each end by ``"trimmed-mean"``, rounded up, at most all but the middle.
+    clip : float or None
+        Updates longer than this many times the median of their cluster are shortened to it.
+    flag : float
+        Robust z-score, :math:`|x - \mathrm{med}| / (1.4826\,\mathrm{MAD})`, above which an update's norm, a reference distance or a
+        variance is flagged; it must also be several times the median. 0 flags nothing.
+    """
+
+    max_faults: int = 3
+    max_n: int = 100_000_000
+    max_share: float = 1.0
+    aggregate: Aggregate = "mean"
+    trim: float = 0.2
+    clip: float | None = None
+    flag: float = 6.0
+
+    @property
+    def plain(self) -> bool:
+        """Whether averages are the ordinary weighted means."""
+        return self.aggregate == "mean" and self.clip is None and self.max_share >= 1
+
+
+RANGES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "trust.max_faults": (lambda v: v >= 1, "at least 1"),
+    "trust.max_n": (lambda v: 1 <= v < 2**29, "from 1 to 2^29 - 1 (weights are exact up to there)"),
+    "trust.max_share": (lambda v: 0 < v <= 1, "above 0 and at most 1"),
+    "trust.trim": (lambda v: 0 <= v < 0.5, "at least 0 and below 0.5"),
+    "trust.clip": (lambda v: v >= 1, "at least 1 (times the median norm)"),
+    "trust.flag": (lambda v: v >= 0, "at least 0"),
+}

@@ -1,0 +1,119 @@
+r"""Statistics that one liar among honest members cannot move far: outliers by median and MAD, capped weights, trimmed means.
+
+.. math:: z_i = \frac{x_i - \mathrm{med}(x)}{1.4826\ \mathrm{med}|x - \mathrm{med}(x)|}
+
+Yin, Chen, Ramchandran, Bartlett. *Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates.* ICML 2018 (trimmed mean and
+median by coordinate).
+
+Imports numpy, torch and params only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from emdcfl.params import CHUNK
+
+MEMBERS = 3
+"""Fewer values have no majority to compare with."""
+
+NORMAL = 1.4826
+"""MAD of a normal sample times this is its standard deviation."""
+
+
+def outliers(values: Sequence[float], *, z: float, factor: float) -> list[bool]:
+    """Say which values are far above the others: ``z`` robust standard deviations, and ``factor`` times the median.
+
+    The factor keeps values that agree almost exactly, whose MAD is next to nothing, from being outliers of each other.
+
+    Examples
+    --------
+    >>> outliers([1.0, 1.1, 0.9, 12.0], z=6, factor=3)
+    [False, False, False, True]
+    >>> outliers([1.0, 1.0, 1.0, 1.2], z=6, factor=3)
+    [False, False, False, False]
+    """
+    x = np.asarray(values, dtype=np.float64)
+    if len(x) < MEMBERS or z <= 0:
+        return [False] * len(x)
+    middle = float(np.median(x))
+    if middle <= 0:  # most are zero: there is no scale to compare with
+        return [False] * len(x)
+    spread = NORMAL * float(np.median(np.abs(x - middle)))
+    return [bool(v > middle + z * spread and v > factor * middle) for v in x]
+
+
+def capped_weights(weights: Sequence[float], share: float) -> list[float]:
+    r"""Return :math:`\min(w_i, c)` with the largest c for which nobody has more than ``share`` of the sum; equal weights if none does.
+
+    Examples
+    --------
+    >>> capped_weights([10.0, 10.0, 10.0, 1000.0], 0.4)
+    [10.0, 10.0, 10.0, 20.0]
+    >>> capped_weights([1.0, 9.0], 0.3)
+    [1.0, 1.0]
+    """
+    w = [float(v) for v in weights]
+    if share >= 1 or max(w, default=0.0) <= share * math.fsum(w):
+        return w
+    if share * len(w) <= 1:
+        return [1.0] * len(w)
+    ordered = sorted(w, reverse=True)
+    for j in range(1, len(w)):
+        cap = share * math.fsum(ordered[j:]) / (1 - j * share)
+        if cap >= ordered[j]:
+            return [min(v, cap) for v in w]
+    raise AssertionError("unreachable: with share * members > 1 some cap fits")
+
+
+def cut(members: int, trim: float) -> int:
+    """How many of ``members`` a trimmed mean leaves out at each end; a median leaves out all but the middle (``trim`` of one half).
+
+    Examples
+    --------
+    >>> [cut(k, 0.2) for k in (1, 2, 3, 5, 6, 10)], [cut(k, 0.5) for k in (1, 2, 4, 5)]
+    ([0, 0, 1, 1, 2, 2], [0, 0, 1, 2])
+    """
+    return min(math.ceil(trim * members - 1e-9), (members - 1) // 2)
+
+
+def trimmed_mean(thetas: Sequence[Tensor], ends: int) -> Tensor:
+    r"""Return, coordinate by coordinate, the mean of the values that are left without the ``ends`` smallest and largest.
+
+    In float64, chunk by chunk; with ``ends = (k - 1) // 2`` it is the median.
+
+    Examples
+    --------
+    >>> trimmed_mean([torch.tensor([1.0, 5.0]), torch.tensor([2.0, -9.0]), torch.tensor([99.0, 6.0])], 1)
+    tensor([2., 5.])
+    """
+    k = len(thetas)
+    if not 0 <= 2 * ends < k:
+        raise ValueError(f"expected to leave out fewer than {k} states, got {2 * ends}")
+    out = torch.empty_like(thetas[0])
+    flat, rows = out.view(-1), [theta.reshape(-1) for theta in thetas]
+    width = max(1, CHUNK // k)
+    for start in range(0, flat.shape[0], width):
+        part = slice(start, start + width)
+        block = torch.stack([row[part] for row in rows]).double().sort(dim=0).values
+        flat[part] = block[ends : k - ends].mean(0).to(out.dtype)
+    return out
+
+
+def distance(theta: Tensor, start: Tensor) -> float:
+    """Return the Euclidean norm of an update in float64, chunk by chunk."""
+    a, b, total = theta.reshape(-1), start.reshape(-1), 0.0
+    for at in range(0, a.shape[0], CHUNK):
+        part = slice(at, at + CHUNK)
+        total += float((a[part].double() - b[part].double()).square().sum())
+    return math.sqrt(total)
+
+
+def shortened(theta: Tensor, start: Tensor, scale: float) -> Tensor:
+    """Return ``start + scale * (theta - start)``."""
+    return (start.double() + scale * (theta.double() - start.double())).to(theta.dtype)
