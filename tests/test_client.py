@@ -82,6 +82,24 @@ def test_embeddings_in_training_mode_use_batch_statistics_and_leave_the_running_
     assert not torch.allclose(z, c.embeddings(theta, "val", index))
 
 
+@pytest.mark.parametrize(("size", "last"), [(129, 65), (65, 65), (130, 2), (64, 64)])
+def test_embeddings_in_training_mode_never_meet_a_batch_of_one(size: int, last: int) -> None:
+    c = client(tiny(model="tiny_bn", val=(130,)))
+    theta, index = c.network.theta.clone(), torch.arange(size)
+    z = c.embeddings(theta, "val", index, mode="train")
+    assert len(z) == size
+    assert same_bits(z[-last:], c.embeddings(theta, "val", index[-last:], mode="train"))
+
+
+def test_networks_without_batch_norm_keep_their_batches_in_training_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    c = client(tiny(val=(130,)))
+    seen: list[int] = []
+    embed = c.network.embed
+    monkeypatch.setattr(c.network, "embed", lambda x: (seen.append(len(x)), embed(x))[1])
+    c.embeddings(c.network.theta.clone(), "val", torch.arange(129), mode="train")
+    assert seen == [64, 64, 1]
+
+
 def test_bf16_computes_in_half_precision_and_keeps_float32_states() -> None:
     full, half = client(), client(precision="bf16")
     index = torch.arange(20)

@@ -50,6 +50,20 @@ def test_layout_gives_every_part_as_one_slice() -> None:
     assert [e.start for e in layout.entries[1:]] == [e.stop for e in layout.entries[:-1]]
 
 
+def test_layers_that_normalise_by_their_batch_are_noticed_whether_they_track_or_not() -> None:
+    tail = nn.Linear(4, 2)
+    for layer, expected in (
+        (nn.BatchNorm1d(4), True),
+        (nn.BatchNorm1d(4, track_running_stats=False), True),
+        (nn.BatchNorm1d(4, affine=False, track_running_stats=False), True),
+        (nn.InstanceNorm1d(4, track_running_stats=True), True),  # what it tracks is a mean over the batch
+        (nn.InstanceNorm1d(4), False),
+        (nn.LayerNorm(4), False),
+        (nn.GroupNorm(2, 4), False),
+    ):
+        assert make_layout(nn.Sequential(nn.Linear(3, 4), layer, tail)).batch_statistics is expected
+
+
 def test_theta_is_the_module_and_back() -> None:
     net = Network(Convolutional)
     theta = rows(1, net.layout.size)[0]

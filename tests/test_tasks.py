@@ -146,6 +146,8 @@ def test_batchnorm_never_sees_a_batch_of_one() -> None:
     assert reply["steps"] == 2  # 16 and 17
     plain = client(tiny(n=(33,)))
     assert local_sgd(plain, start(plain), Training(local_epochs=1, batch_size=16))["steps"] == 3
+    untracked = client(tiny(model="tiny_untracked", n=(33,)))
+    assert local_sgd(untracked, start(untracked), Training(local_epochs=1, batch_size=16))["steps"] == 2
     lonely = client(tiny(model="tiny_bn", n=(1,)))
     with pytest.raises(DataError, match="client 'site-0' has one training sample in a batch, and BatchNorm needs two"):
         local_sgd(lonely, start(lonely), TRAINING)

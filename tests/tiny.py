@@ -70,6 +70,12 @@ def tiny_bn(*, features: int, classes: int) -> nn.Module:
 
 
 @register
+def tiny_untracked(*, features: int, classes: int) -> nn.Module:
+    """Build a network whose BatchNorm keeps no running statistics."""
+    return nn.Sequential(nn.Linear(features, 6), nn.BatchNorm1d(6, track_running_stats=False), nn.ReLU(), nn.Linear(6, classes))
+
+
+@register
 def tiny_dropout(*, features: int, classes: int) -> nn.Module:
     """Build a network that draws from torch's global generator while it trains."""
     return nn.Sequential(nn.Linear(features, 8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, classes))

@@ -134,8 +134,11 @@ class Client:
         net.load(state)
         statistics = net.theta.clone() if mode == "train" else None
         size = LOSS_BATCH if mode == "train" else EVALUATION_BATCH
+        batches = list(indices.split(size))
+        if mode == "train" and net.layout.batch_statistics and len(batches) > 1 and len(batches[-1]) == 1:
+            batches[-2:] = [torch.cat(batches[-2:])]  # as in training: BatchNorm fails on a batch of one
         with self.mode(mode == "train"):
-            parts = [net.embed(self.preprocess(data.x[batch])) for batch in indices.split(size)]
+            parts = [net.embed(self.preprocess(data.x[batch])) for batch in batches]
         if statistics is not None:  # running statistics moved while embedding; the next load may bring only ω
             net.theta.copy_(statistics)
         return torch.cat(parts).float().cpu()

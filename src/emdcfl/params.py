@@ -58,11 +58,14 @@ class Layout:
         Names of BatchNorm's integer counters, which stay outside θ.
     embedding_width : int
         Number of inputs of the head, ``dim Z``.
+    batch_statistics : bool
+        A layer normalises by its batch while training: batches must not be filled up, and need two samples.
     """
 
     entries: tuple[Entry, ...]
     counters: tuple[str, ...]
     embedding_width: int
+    batch_statistics: bool = False
 
     @property
     def size(self) -> int:
@@ -136,7 +139,10 @@ def make_layout(module: nn.Module) -> Layout:
         start += t.numel()
     if not any(e.trainable for e in entries):
         raise ModelError(f"expected a network with trainable parameters, got {type(module).__name__} with none")
-    return Layout(tuple(entries), tuple(_counters(module)), head.in_features)
+    # not told by the counters: a BatchNorm that tracks no running statistics has none, and uses the batch's even in evaluation
+    statistics = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
+    counters = tuple(_counters(module))
+    return Layout(tuple(entries), counters, head.in_features, statistics or bool(counters))
 
 
 def _counters(module: nn.Module) -> Iterator[str]:

@@ -32,6 +32,10 @@ def norms() -> nn.Module:
     return nn.Sequential(nn.Linear(FEATURES, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES))
 
 
+def untracked() -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.ReLU(), nn.Linear(8, CLASSES))
+
+
 def noisy() -> nn.Module:
     return nn.Sequential(nn.Linear(FEATURES, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, CLASSES))
 
@@ -88,7 +92,7 @@ TERMS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("model", ["mlp", "norms", "smooth", "frozen", "Residual"])
+@pytest.mark.parametrize("model", ["mlp", "norms", "untracked", "smooth", "frozen", "Residual"])
 @pytest.mark.parametrize("terms", sorted(TERMS))
 def test_every_client_takes_its_own_steps(model: str, terms: str, caplog: pytest.LogCaptureFixture) -> None:
     world = scenario(model)
@@ -158,8 +162,9 @@ def test_a_client_batch_norm_cannot_train_fails_alone() -> None:
     assert fast.clients == ("site-0", "site-2")
 
 
-def test_a_last_batch_of_one_joins_its_predecessor_under_batch_norm() -> None:
-    world = scenario("norms", [33, 17, 32])
+@pytest.mark.parametrize("model", ["norms", "untracked"])
+def test_a_last_batch_of_one_joins_its_predecessor_under_batch_norm(model: str) -> None:
+    world = scenario(model, [33, 17, 32])
     _, slow = train(SequentialFederation, world, {})
     _, fast = train(VmappedFederation, world, {})
     assert fast.column("steps") == slow.column("steps") == {"site-0": 8, "site-1": 4, "site-2": 8}

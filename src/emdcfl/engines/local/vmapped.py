@@ -120,7 +120,7 @@ class VmappedFederation(StagedFederation):
 def fit_stacked(fits: Sequence[tuple[Client, Fit]], pool: Pool, buffers: Buffers, chain: Chain | None = None) -> list[Outcome]:
     """Train several clients together; all share the training settings and the kind of terms."""
     network, training, low = fits[0][0].network, fits[0][1].training, fits[0][0].precision == "bf16"
-    batch_norm = bool(network.layout.counters)
+    batch_norm = network.layout.batch_statistics
     plan = schedule(fits, needs_two=batch_norm)
     ordered = [fits[row] for row in plan.rows]
     stack = Stack.load(network, [fit.theta for _, fit in ordered], buffers)
