@@ -32,6 +32,7 @@ from emdcfl.errors import ConfigError
 from emdcfl.federation import Federation, Round
 from emdcfl.methods.base import Family, Serving, average_sets, register, serve_clusters
 from emdcfl.methods.disclosure import check_noise, say_budget
+from emdcfl.methods.measure import comparable
 from emdcfl.methods.pairing import EMDCFLState, compare, empty_state, warn_of_doubts
 from emdcfl.methods.problems import validation_sizes
 
@@ -135,7 +136,7 @@ class EMDCFL:
         """Algorithm 1, lines 2–3: everybody holds θ⁰ and is alone; W is empty."""
         self._check()
         say_budget(self, fed)
-        about = fed.describe(fed.clients)  # a site without validation data is told before anybody trains
+        about = comparable(fed, fed.clients)  # a site without validation data is told before anybody trains
         validation_sizes({c: reply["m"] for c, reply in about.items()}, cap=self.max_samples, at_least=self.min_validation)
         return empty_state(fed)
 

@@ -3,7 +3,8 @@ r"""The client side of EMD-CFL: what a client computes at home and what it lets 
 Three tasks. ``reference`` answers for the client as *row*: its train sample under its own model, projected, with the reference
 distance :math:`\tau_c` and its variance, and the seed of its projection sealed for each partner. ``project`` answers for the client as
 *column*: its sample embedded by each partner's :math:`\omega` and projected with that partner's :math:`R`. The server holds neither R
-nor its seed. ``deposit`` replaces ``project`` where the server may see raw samples (``exchange="server-samples"``).
+nor its seed. Whom a client cannot serve, because the partner's key or box is unusable, it names under ``refused``, and serves the others.
+``deposit`` replaces ``project`` where the server may see raw samples (``exchange="server-samples"``).
 
 Modes of projection:
 
@@ -24,10 +25,10 @@ train, validation and partner's sample are draws from laws smoothed alike: what 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -35,6 +36,7 @@ from torch import Tensor
 from emdcfl.client import Client, Stages, staged_task, task
 from emdcfl.errors import ClientError
 from emdcfl.keys import digest
+from emdcfl.methods.drawing import column, draw
 from emdcfl.privacy import noise
 from emdcfl.privacy.exchange import open_sealed, pair_seed, seal
 from emdcfl.schema import Field, Reply
@@ -53,6 +55,7 @@ REFERENCE = {
     "tau": Field(torch.float64, ("sizes",), low=-1e-6, each=True),
     "variance": Field(torch.float64, ("sizes",), low=0.0, each=True),
     "boxes": Field(bytes, each=True),
+    "refused": Field(str, each=True),
 }
 
 
@@ -82,13 +85,13 @@ def reference(
         The server has this client's sample and τ already; it asks only for what new partners need.
     """
     _refuse_uncovered(settings)
-    reply: Reply = {"samples": {}, "tau": {}, "variance": {}, "boxes": {}}
+    reply: Reply = {"samples": {}, "tau": {}, "variance": {}, "boxes": {}, "refused": {}}
     if settings["projection"] == "row":
-        reply["boxes"] = {name: _sealed(client, name, key) for name, key in partners.items()}
+        reply["boxes"], reply["refused"] = _where_possible(partners, lambda name: _sealed(client, name, partners[name]))
     if again:
         return reply
     chosen = client.sample("train", settings["cap"])
-    held_out = _draw(client, "val", max(sizes))
+    held_out = draw(client, "val", max(sizes))
     found = yield [Embed(omega, "train", chosen, settings["mode"]), Embed(omega, "val", held_out, settings["mode"])]
     z, v = (embedded["z"] for embedded in found)
     labels = client.split("train").y[chosen].cpu(), client.split("val").y[held_out].cpu()
@@ -110,8 +113,9 @@ def reference(
         if settings["projection"] == "fresh":
             square = client.secret.derive("square projection", client.run, client.name)
             wanted[ROW] = Calibrate(*hidden(square, d), labels, sizes, settings)
-        for name, key in partners.items():
-            a, b = hidden(_pair(client, name, key, client.name, settings), p)
+        seeds, reply["refused"] = _where_possible(partners, lambda name: _pair(client, name, partners[name], client.name, settings))
+        for name, seed in seeds.items():
+            a, b = hidden(seed, p)
             reply["samples"][name] = a
             if settings["projection"] == "pair":
                 wanted[name] = Calibrate(a, b, labels, sizes, settings)
@@ -120,7 +124,11 @@ def reference(
     return reply
 
 
-PROJECTED = {"samples": Field(torch.float32, (None, "p"), each=True), "labels": Field(torch.int64, (None,), low=0, optional=True)}
+PROJECTED = {
+    "samples": Field(torch.float32, (None, "p"), each=True),
+    "labels": Field(torch.int64, (None,), low=0, optional=True),
+    "refused": Field(str, each=True),
+}
 
 
 @staged_task(phase="embed", returns=PROJECTED)
@@ -145,19 +153,31 @@ def project(
         Take them from the validation split alone, or from both splits.
     """
     _refuse_uncovered(settings)
-    chosen = _column(client, size, held_out=held_out)
+    chosen = column(client, size, held_out=held_out)
     reply: Reply = {"samples": {}}
     if settings["cost"] == "label-aware":
         reply["labels"] = chosen.labels(client)
-    for start in range(0, len(rows), ROWS_AT_ONCE):
-        some = rows[start : start + ROWS_AT_ONCE]
-        seeds = {row: _seed_of(client, row, keys[row], boxes, settings) for row in some}
+    seeds, reply["refused"] = _where_possible(rows, lambda row: _seed_of(client, row, keys[row], boxes, settings))
+    for start in range(0, len(seeds), ROWS_AT_ONCE):
+        some = list(seeds)[start : start + ROWS_AT_ONCE]
         found = iter((yield [work for row in some for work in chosen.works(omegas[row], settings["mode"])]))
         for row in some:
             z = chosen.joined([next(found)["z"] for _ in chosen.parts()])
             p = projected_width(settings["ratio"], z.shape[1])
             reply["samples"][row] = _hidden(client, omegas[row], seeds[row], p, chosen.records(), z, settings)
     return reply
+
+
+def _where_possible(names: Iterable[str], make: Callable[[str], bytes]) -> tuple[dict[str, bytes], dict[str, str]]:
+    """Make something for every partner; for those whose key or box is unusable say why, so that it does not cost the others theirs."""
+    made: dict[str, bytes] = {}
+    refused: dict[str, str] = {}
+    for name in names:
+        try:
+            made[name] = make(name)
+        except ClientError as error:
+            refused[name] = str(error)
+    return made, refused
 
 
 def _seed_of(client: Client, row: str, key: bytes, boxes: Mapping[str, bytes], settings: Mapping[str, Any]) -> bytes:
@@ -178,53 +198,11 @@ DEPOSITED = {
 def deposit(client: Client, *, size: int, held_out: bool, settings: Mapping[str, Any]) -> Reply:
     """Return the client's raw sample as the network would see it, flattened, for the server to embed under every model."""
     _refuse_uncovered(settings)
-    x, y = _column(client, size, held_out=held_out).raw(client)
+    x, y = column(client, size, held_out=held_out).raw(client)
     reply: Reply = {"inputs": x.flatten(1), "shape": torch.tensor(x.shape[1:])}
     if settings["cost"] == "label-aware":
         reply["labels"] = y
     return reply
-
-
-@dataclass(frozen=True)
-class _Column:
-    """A client's sample as column: indices of both splits, and the random order in which they are shown."""
-
-    val: Tensor
-    train: Tensor
-    order: Tensor
-
-    def works(self, omega: Tensor, mode: Literal["eval", "train"]) -> list[Embed]:
-        return [Embed(omega, name, index, mode) for name, index in self.parts()]
-
-    def joined(self, parts: Sequence[Tensor]) -> Tensor:
-        return torch.cat(list(parts))[self.order.to(parts[0].device)]
-
-    def labels(self, client: Client) -> Tensor:
-        return torch.cat([client.split(name).y[index].cpu() for name, index in self.parts()])[self.order]
-
-    def records(self) -> list[noise.Record]:
-        every = [(name, i) for name, index in self.parts() for i in index.tolist()]
-        return [every[i] for i in self.order.tolist()]
-
-    def raw(self, client: Client) -> tuple[Tensor, Tensor]:
-        x = torch.cat([client.preprocess(client.split(name).x[index]).float().cpu() for name, index in self.parts()])
-        return x[self.order], self.labels(client)
-
-    def parts(self) -> list[tuple[str, Tensor]]:
-        return [(name, index) for name, index in (("val", self.val), ("train", self.train)) if len(index)]
-
-
-def _column(client: Client, size: int, *, held_out: bool) -> _Column:
-    val = client.sample("val", size)
-    train = client.sample("train", 0 if held_out else size - len(val))
-    order = client.generator("order of the column sample", round=0).permutation(len(val) + len(train))
-    return _Column(val, train, torch.from_numpy(order))
-
-
-def _draw(client: Client, split: str, size: int) -> Tensor:
-    """A sample in random order, so that its first entries are a sample too, whatever order the data are stored in."""
-    chosen = client.sample(split, size)
-    return chosen[torch.from_numpy(client.generator(f"order of the {split} sample", round=0).permutation(len(chosen))).to(chosen.device)]
 
 
 def _own_seed(client: Client) -> bytes:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from emdcfl.federation import Federation
+from emdcfl.methods.complaints import Complaints
 from emdcfl.methods.disclosure import noise_epsilon
 from emdcfl.methods.exchange import deposit, project, reference
 from emdcfl.methods.problems import Problems, validation_sizes
@@ -23,6 +24,7 @@ from emdcfl.methods.verify import columns_verifier, deposits_verifier, rows_veri
 from emdcfl.params import Network
 from emdcfl.schema import Reply
 from emdcfl.transport import EXACT, Pool, Screen, projected_width, quantile
+from emdcfl.trust.guard import SANITY_FACTOR
 
 if TYPE_CHECKING:
     from emdcfl.methods.emdcfl import EMDCFL
@@ -71,7 +73,7 @@ class Comparison:
 
     def __init__(self, method: EMDCFL, fed: Federation, local: Mapping[str, Tensor]) -> None:
         self.method, self.fed, self.local = method, fed, local
-        self.about = fed.describe([c for c in fed.clients if c in local])
+        self.about = comparable(fed, [c for c in fed.clients if c in local])
         m = {c: self.about[c]["m"] for c in self.about}
         self.sizes = validation_sizes(m, cap=method.max_samples, at_least=method.min_validation)
         small = [c for c in self.sizes if m[c] < method.min_validation]
@@ -82,6 +84,7 @@ class Comparison:
         ratio = 1.0 if self.settings["projection"] == "none" else method.projection_ratio
         self.dims = {"p": projected_width(ratio, fed.layout.embedding_width), "sizes": len(set(self.sizes.values()))}
         self.references: dict[str, Reply] = {}
+        self.complaints = Complaints(fed)
         self.problems = Problems(
             self.references,
             self.sizes,
@@ -98,7 +101,7 @@ class Comparison:
         answered = self._rows(pairs)
         columns: dict[str, list[str]] = {}
         for r, d in pairs:
-            if r in answered:
+            if r in answered and d not in answered[r]["refused"]:
                 columns.setdefault(d, []).append(r)
         entries: dict[Pair, Entry] = {}
         epsilon: dict[Pair, float] = {}
@@ -110,8 +113,9 @@ class Comparison:
                 problems.enter(screen, row)
 
             def fold(column: str, reply: Reply) -> None:
+                self.complaints.heard(column, "project", reply["samples"], reply.get("refused", {}))
                 with self.fed.clock("transport"):
-                    for row in columns[column]:
+                    for row in (r for r in columns[column] if r in reply["samples"]):
                         if row == column:
                             entries[row, row] = Entry(problems.own(row, reply), problems.epsilon(row, row), EXACT)
                         else:
@@ -120,17 +124,20 @@ class Comparison:
             sent = self._columns(columns, answered, fold)
             with self.fed.clock("transport"):
                 found = screen.finish(self.fed.clients)
+        self.complaints.settle()
         where = {c: i for i, c in enumerate(self.fed.clients)}
         for (row, column), tolerance in epsilon.items():
             i, j = where[row], where[column]
+            if self.fed.guard.ledger.out(row) or self.fed.guard.ledger.out(column):
+                continue
             if found.kind[i, j] and found.kind[j, i]:  # a pair with one direction stays unset and is tried again
                 entries[row, column] = Entry(float(found.w[i, j]), tolerance, int(found.kind[i, j]))
         log.debug("%d exact solves for %d transport problems", found.exact_solves, found.pairs)
         tau = {c: problems.tau(c, d) for c, d in entries}
         return Measured(tau, entries, found.exact_solves, found.pairs, sent)
 
-    def _rows(self, pairs: Sequence[Pair]) -> dict[str, dict[str, bytes]]:
-        """Ask the row clients; returns those that answered, with the sealed seeds for their partners."""
+    def _rows(self, pairs: Sequence[Pair]) -> dict[str, Reply]:
+        """Ask the row clients; returns the boxes they sealed for their partners, and the partners they refused."""
         per_pair = self.settings["projection"] in ("pair", "fresh")
         rows: dict[str, list[str]] = {}
         for r, d in pairs:
@@ -149,7 +156,20 @@ class Comparison:
         for c, reply in replies.valid.items():
             if not asked[c]["again"]:
                 self.references[c] = reply
-        return {c: reply["boxes"] for c, reply in replies.valid.items()}
+            self.complaints.heard(c, "reference", [d for d in rows[c] if d not in reply["refused"]], reply["refused"])
+        self._sanity()
+        useful = [c for c in replies.valid if self.references[c]["samples"]]
+        return {c: {name: replies[c][name] for name in ("boxes", "refused")} for c in useful}
+
+    def _sanity(self) -> None:
+        """Cut back reference distances and variances far above the others': they would link their row with everybody, on its side."""
+        for field, what, factor in (("tau", "reference distance", SANITY_FACTOR), ("variance", "variance", SANITY_FACTOR**2)):
+            for s, size in enumerate(self.problems.distinct):
+                rows = {c: reply for c, reply in self.references.items() if self.sizes[c] >= size and reply[field]}
+                largest = {c: max(float(values[s]) for values in reply[field].values()) for c, reply in rows.items()}
+                for c, limit in self.fed.guard.sane(largest, what, factor=factor).items():
+                    cut = {name: torch.cat([v[:s], v[s : s + 1].clamp(max=limit), v[s + 1 :]]) for name, v in rows[c][field].items()}
+                    self.references[c] = {**self.references[c], field: cut}
 
     def _columns(self, columns: Mapping[str, list[str]], answered: Mapping[str, Any], fold: Callable[[str, Reply], None]) -> int:
         """Ask the column clients, or embed what they deposit; returns the bytes that travelled."""
@@ -172,7 +192,7 @@ class Comparison:
         inputs = {
             d: {
                 "rows": rs,
-                "boxes": {r: answered[r][d] for r in rs if self.settings["projection"] == "row"},
+                "boxes": {r: answered[r]["boxes"][d] for r in rs if self.settings["projection"] == "row"},
                 "size": sizes[d],
                 "held_out": sizes[d] <= self.sizes[d],
             }
@@ -203,6 +223,16 @@ class Comparison:
             self._network.load(omegas[row])
             samples[row] = torch.cat([self._network.embed(part) for part in x.split(EMBEDDED_AT_ONCE)]).float()
         return {"samples": samples, **({"labels": reply["labels"]} if "labels" in reply else {})}
+
+
+def comparable(fed: Federation, clients: Sequence[str]) -> dict[str, Reply]:
+    """Describe the clients; where a run goes on without those that fail, leave out who has nothing to be compared with."""
+    about = fed.describe(clients)
+    empty = [c for c, reply in about.items() if reply["m"] < 1]
+    if fed.on_failure == "stop" or not empty:
+        return about
+    log.warning("%s: no validation data; not compared with anybody, and served alone", ", ".join(empty))
+    return {c: reply for c, reply in about.items() if c not in empty}
 
 
 def _settings(method: EMDCFL) -> dict[str, Any]:

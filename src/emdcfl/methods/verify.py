@@ -8,6 +8,7 @@ from typing import Any
 
 from emdcfl.errors import ClientError
 from emdcfl.methods.exchange import ROW
+from emdcfl.privacy.exchange import BOX
 from emdcfl.schema import Reply
 
 Verify = Callable[[str, Reply], None]
@@ -17,22 +18,43 @@ def rows_verifier(asked: Mapping[str, Mapping[str, Any]], settings: Mapping[str,
     """Return a check that a row client's reply serves every partner it was asked for (and nothing it was not asked for again)."""
 
     def verify(row: str, reply: Reply) -> None:
-        partners, again = list(asked[row]["partners"]), asked[row]["again"]
-        shared = settings["projection"] in ("row", "none")
+        again, mode = asked[row]["again"], settings["projection"]
+        partners = _unrefused(reply, list(asked[row]["partners"]))
         if again:
             _names(reply["samples"], [], "samples")
         else:
-            _samples(reply, [ROW] if shared else partners, None, settings)
-        for name in ("tau", "variance"):
-            _names(reply[name], [] if again else partners if settings["projection"] == "pair" else [ROW], name)
-        _names(reply["boxes"], partners if settings["projection"] == "row" else [], "boxes")
+            _samples(reply, [ROW] if mode in ("row", "none") else partners, None, settings)
+        for name, limit in zip(("tau", "variance"), _largest(settings), strict=True):
+            _names(reply[name], [] if again else partners if mode == "pair" else [ROW], name)
+            found = max((float(values.max()) for values in reply[name].values() if values.numel()), default=0.0)
+            if found > limit:
+                raise ClientError(f"expected {name} <= {limit:g} with the {settings['cost']} cost, got {found:g}")
+        _names(reply["boxes"], partners if mode == "row" else [], "boxes")
+        if any(len(box) != BOX for box in reply["boxes"].values()):
+            raise ClientError(f"expected boxes of {BOX} bytes, got {sorted({len(box) for box in reply['boxes'].values()})}")
 
     return verify
 
 
+def _largest(settings: Mapping[str, Any]) -> tuple[float, float]:
+    """Largest τ, and variance of a dual potential, that the ground cost allows: its diameter, and the diameter squared."""
+    if settings["cost"] == "euclidean":
+        return math.inf, math.inf
+    diameter = 2.0 + (settings["label_weight"] if settings["cost"] == "label-aware" else 0.0)
+    return diameter + 1e-6, diameter**2
+
+
+def _unrefused(reply: Reply, asked: Sequence[str]) -> list[str]:
+    """Those of the partners asked about whom the client does not name as unusable."""
+    stranger = next((name for name in reply["refused"] if name not in asked), None)
+    if stranger is not None:
+        raise ClientError(f"expected refused to name partners it was asked about, got {stranger!r}")
+    return [name for name in asked if name not in reply["refused"]]
+
+
 def columns_verifier(columns: Mapping[str, Sequence[str]], sizes: Mapping[str, int], settings: Mapping[str, Any]) -> Verify:
     """Return a check that a column client answers for every row it was asked for, with as many samples."""
-    return lambda column, reply: _samples(reply, columns[column], sizes[column], settings)
+    return lambda column, reply: _samples(reply, _unrefused(reply, columns[column]), sizes[column], settings)
 
 
 def deposits_verifier(sizes: Mapping[str, int], settings: Mapping[str, Any]) -> Verify:
@@ -53,11 +75,15 @@ def _names(values: Mapping[str, Any], wanted: Sequence[str], name: str) -> None:
 
 
 def _samples(reply: Reply, wanted: Sequence[str], size: int | None, settings: Mapping[str, Any]) -> None:
-    """Refuse samples that leave a partner out, differ in number from what was asked (any but none for a row), or lack their labels."""
+    """Refuse samples that leave a partner out, differ in number from what was asked (for a row: 1 to the cap), or lack their labels."""
     _names(reply["samples"], wanted, "samples")
+    if not wanted:
+        return
     counts = {len(z) for z in reply["samples"].values()}
-    if counts != ({size} if size is not None else counts & {max(counts)}) or 0 in counts:
-        raise ClientError(f"expected {'the same number of' if size is None else size} samples for every partner, got {sorted(counts)}")
+    most = max(counts)
+    if counts != {most if size is None else size} or not 0 < most <= max(size or 0, settings["cap"]):
+        expected = f"the same number (1 to {settings['cap']}) of" if size is None else size
+        raise ClientError(f"expected {expected} samples for every partner, got {sorted(counts)}")
     _labels(reply, counts, settings)
 
 

@@ -22,6 +22,10 @@ from emdcfl.keys import NodeSecret, digest
 
 NONCE = 12
 KEY = 32
+TAG = 16
+
+BOX = NONCE + KEY + TAG
+"""Bytes of a sealed seed: all that the server, which cannot open it, can check."""
 
 
 def _private(secret: NodeSecret) -> X25519PrivateKey:
