@@ -91,6 +91,7 @@ class Client:
         self.site, self.name, self.network, self.preprocess = site, site.name, network, preprocess
         self.seed, self.secret, self.run, self.precision = seed, secret, run, precision
         self.state = PrivateState()
+        self.most_epsilon: float | None = None  # the largest ε per release its operator lets embeddings leave with; None: any, or no noise
         self.round = 0
         self._resident: dict[str, Split] = {}
 

@@ -66,6 +66,7 @@ class Plan:
             "number": run.participants,
             "on_failure": engine.on_failure,
             "quorum": engine.quorum,
+            "trust": self.config.trust,
         }
         if engine.name == "flower":  # imported where it is used: an optional dependency
             from emdcfl.engines.flower.session import connect
@@ -96,9 +97,13 @@ def plan(config: Config, scenario: Scenario | None = None) -> Plan:
     uncovered = next((key for key in options if key.startswith("privacy_") and key not in _names(cls)), None)
     if uncovered is not None:
         key = uncovered.replace("_", ".", 1)
-        raise ConfigError(f"expected {key} with a method that adds noise (emdcfl), got {cls.name}: it would be ignored; leave [privacy] out")
+        raise ConfigError(
+            f"expected {key} with a method that adds noise (emdcfl), got {cls.name}: it would be ignored; leave [privacy] out"
+        )
     checked = check_options(cls, {**scenario.method_defaults.get(cls.name, {}), **options}, "method")
     method = make(cls.name, **checked, **({"preset": preset} if preset else {}))
+    if cls.family == "personal" and not config.trust.plain:
+        raise ConfigError(f"expected trust.max_share, clip and aggregate at their defaults with {cls.name}: it averages along a graph")
     explicit = {k: v for k, v in asdict(config.training).items() if v is not None}
     training = Training(**{**{k: v for k, v in scenario.defaults.items() if k in _names(Training)}, **explicit})
     rounds = config.run.rounds or int(scenario.defaults.get("rounds", 10))
@@ -150,6 +155,8 @@ def run(
         before = dict(extra.get("seconds", {}))
         rows: list[Row] = list(extra.get("rows", []))
         failures: list[dict[str, Any]] = list(extra.get("failures", []))
+        fed.guard.ledger.restore(extra.get("trust", {}))
+        fed.carried.restore(extra.get("bytes", {}))
         rounds = plan_.config.run.rounds
         assert rounds is not None
         if loaded is not None and done >= rounds:
@@ -163,7 +170,9 @@ def run(
             seconds = _seconds(before, fed, time.perf_counter() - started)
             with shield.unbroken():  # a round that was played is saved, even if somebody asks to stop just now
                 store.append_metrics(finished.rows)
-                store.save_state(finished.index, finished.state, {"seconds": seconds, "rows": rows, "failures": failures})
+                kept = {"seconds": seconds, "rows": rows, "failures": failures, "trust": fed.guard.ledger.as_dict()}
+                kept["bytes"] = fed.carried.bytes
+                store.save_state(finished.index, finished.state, kept)
                 summary = _conclude(store, plan_, fed, finished, rows, seconds, failures)
         return summary
 
@@ -215,7 +224,11 @@ def summarise(
         "accuracy": {**scores[variants[0]], "samples": _tested(rows, variants[0], scenario.scored), "variants": scores},
         "scored": None if scenario.scored is None else list(scenario.scored),
         "seconds": {phase: round(value, 3) for phase, value in seconds.items()},
+        "bytes": fed.carried.bytes,
+        **({"memory": {name: round(gib, 3) for name, gib in memory.items()}} if (memory := fed.memory()) else {}),
         "failures": [{k: f[k] for k in ("round", "client", "task", "reason")} for f in failures],
+        "quarantined": fed.guard.ledger.quarantined(),
+        "flags": fed.guard.ledger.flagged(),
         "notes": list(scenario.notes),
         "config": config_hash(plan_.config),
         "versions": versions(),

@@ -35,6 +35,7 @@ from emdcfl.methods.disclosure import check_noise, say_budget
 from emdcfl.methods.measure import comparable
 from emdcfl.methods.pairing import EMDCFLState, compare, empty_state, warn_of_doubts
 from emdcfl.methods.problems import validation_sizes
+from emdcfl.privacy.noise import DELTA
 
 Sets = list[list[str]]
 
@@ -118,7 +119,7 @@ class EMDCFL:
     distances: Literal["needed", "all"] = "needed"
     embedding_mode: Literal["eval", "train"] = "eval"
     privacy_epsilon: float | None = None
-    privacy_delta: float = 1e-5
+    privacy_delta: float = DELTA
 
     name: ClassVar[str] = "emdcfl"
     family: ClassVar[Family] = "hard"

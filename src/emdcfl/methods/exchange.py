@@ -84,7 +84,7 @@ def reference(
     again : bool
         The server has this client's sample and τ already; it asks only for what new partners need.
     """
-    _refuse_uncovered(settings)
+    _refuse_uncovered(client, settings)
     reply: Reply = {"samples": {}, "tau": {}, "variance": {}, "boxes": {}, "refused": {}}
     if settings["projection"] == "row":
         reply["boxes"], reply["refused"] = _where_possible(partners, lambda name: _sealed(client, name, partners[name]))
@@ -152,7 +152,7 @@ def project(
     held_out : bool
         Take them from the validation split alone, or from both splits.
     """
-    _refuse_uncovered(settings)
+    _refuse_uncovered(client, settings)
     chosen = column(client, size, held_out=held_out)
     reply: Reply = {"samples": {}}
     if settings["cost"] == "label-aware":
@@ -197,7 +197,7 @@ DEPOSITED = {
 @task(phase="embed", returns=DEPOSITED)
 def deposit(client: Client, *, size: int, held_out: bool, settings: Mapping[str, Any]) -> Reply:
     """Return the client's raw sample as the network would see it, flattened, for the server to embed under every model."""
-    _refuse_uncovered(settings)
+    _refuse_uncovered(client, settings)
     x, y = column(client, size, held_out=held_out).raw(client)
     reply: Reply = {"inputs": x.flatten(1), "shape": torch.tensor(x.shape[1:])}
     if settings["cost"] == "label-aware":
@@ -227,15 +227,27 @@ def _hidden(
         return projected
     model, input_ = omega.detach().cpu().numpy().tobytes(), repr(client.preprocess)
     query = digest(client.run, client.name, model, repr(client.network.module), input_, client.precision, seed, p)
-    sigma = noise.gaussian_sigma(settings["epsilon"], settings["delta"])
+    sigma = _sigma(settings["epsilon"], settings["delta"])
     return torch.from_numpy(noise.released(projected.numpy(), records, sigma=sigma, secret=client.secret, query=query))
 
 
-def _refuse_uncovered(settings: Mapping[str, Any]) -> None:
-    """Whatever a server asks for: a node that adds noise sends nothing beside it that the noise does not cover."""
+def _refuse_uncovered(client: Client, settings: Mapping[str, Any]) -> None:
+    """Whatever a server asks for: nothing beside the noise that it does not cover, and no less noise than the node's operator wants."""
+    epsilon, most = settings["epsilon"], client.most_epsilon
     for name, uncovered in (("cost", "label-aware"), ("mode", "train"), ("projection", "none")):
-        if settings["epsilon"] is not None and settings[name] == uncovered:
+        if epsilon is not None and settings[name] == uncovered:
             raise ClientError(f"expected a request that privacy noise covers, got {name} {settings[name]!r}; see docs/privacy.md")
+    if most is not None and (epsilon is None or _sigma(epsilon, settings["delta"]) < _sigma(most, noise.DELTA)):
+        asked = "none" if epsilon is None else f"({epsilon:g}, {settings['delta']:g})"
+        raise ClientError(
+            f"client {client.name!r} sends embeddings only with privacy noise of epsilon {most:g} or less (delta {noise.DELTA:g}), "
+            f"got a request with {asked}; set privacy.epsilon"
+        )
+
+
+@lru_cache(maxsize=16)  # one search per run, not one per matrix
+def _sigma(epsilon: float, delta: float) -> float:
+    return noise.gaussian_sigma(epsilon, delta)
 
 
 def _pair(client: Client, partner: str, key: bytes, row: str, settings: Mapping[str, Any]) -> bytes:

@@ -40,6 +40,9 @@ Record = tuple[str, int]
 SENSITIVITY = 2.0
 """Largest distance between two vectors of at most unit length: what replacing one record changes in a release."""
 
+DELTA = 1e-5
+"""δ where none is said."""
+
 BITS = 52
 GRID_BITS = 10
 HALVINGS = 200

@@ -52,6 +52,8 @@ def test_a_new_node_draws_a_secret_and_keeps_it(tmp_path: Path) -> None:
         ("dat = 'x'", "did you mean 'data'"),
         ("details = 'yes'", "must be bool"),
         ("withhold = 'embed'", "must be list"),
+        ("privacy_epsilon = true", "must be a number above 0"),
+        ("privacy_epsilon = -4", "must be a number above 0"),
         ("data = ", "cannot read"),
         ("trust = 'blind'", "expected trust to be one of"),
     ],
@@ -114,6 +116,11 @@ def test_a_share_of_a_scenario_is_read_once_and_then_kept(tmp_path: Path) -> Non
         assert torch.equal(first.split(split).y, second.split(split).y)
     kept.write_bytes(b"damaged")
     assert torch.equal(node.client(digits_job()).split("train").x, first.split("train").x)
+
+
+def test_the_least_noise_of_node_toml_reaches_the_client(tmp_path: Path) -> None:
+    assert HomeNode("rot90-1", home(tmp_path / "some", privacy_epsilon=4)).client(digits_job()).most_epsilon == 4
+    assert HomeNode("rot90-1", home(tmp_path / "none")).client(digits_job()).most_epsilon is None
 
 
 def test_a_client_that_the_scenario_does_not_have_is_told(tmp_path: Path) -> None:

@@ -52,7 +52,10 @@ def test_the_same_bits_where_some_sit_out(name: str) -> None:
     both(name, participants=3)
 
 
-@pytest.mark.parametrize("options", [{"projection": "pair"}, {"preset": "reference"}, {"cost": "label-aware"}, {"tolerance": "auto"}])
+WAYS = ({"projection": "pair"}, {"preset": "reference"}, {"cost": "label-aware"}, {"tolerance": "auto"}, {"privacy_epsilon": 64.0})
+
+
+@pytest.mark.parametrize("options", WAYS)
 def test_every_way_of_comparing_gives_the_same_bits(options: dict[str, Any]) -> None:
     both("emdcfl", rounds=2, **options)
 

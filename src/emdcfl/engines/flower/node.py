@@ -74,6 +74,8 @@ class NodeConfig:
         What to make of partners' keys that the server relays: ``relay``, ``first-use`` or ``pinned`` (``privacy.trust``).
     withhold : list of str
         Tasks this node refuses. ``embed`` and ``deposit`` would hand out embeddings or samples that are not projected.
+    privacy_epsilon : float or None
+        Embeddings leave this node only with noise of this ε per release (δ = 1e-5) or more noise than that, whatever the server asks for.
     details : bool
         Whether the server may read the text of unexpected errors; it could quote data. The node's log has it either way.
     """
@@ -83,6 +85,7 @@ class NodeConfig:
     device: str = "auto"
     trust: str = "relay"
     withhold: list[str] = field(default_factory=lambda: ["embed", "deposit"])
+    privacy_epsilon: float | None = None
     details: bool = False
 
 
@@ -109,7 +112,7 @@ class HomeNode:
             network = Network(ModelRecipe.from_dict(job["model"]), pick_device(self.config.device))
         seed, run, precision = int(job["seed"]), str(job["run"]), str(job["precision"])
         client = Client(site, network, preprocess, seed=seed, secret=self.secret, run=run, precision=precision)
-        client.state = read_state(self._state(run))
+        client.state, client.most_epsilon = read_state(self._state(run)), self.config.privacy_epsilon
         return client
 
     def _site(self, job: Mapping[str, Any]) -> Site:
@@ -136,9 +139,10 @@ def read_config(path: Path) -> NodeConfig:
     for key, value in raw.items():
         if key not in valid:
             raise ConfigError(f"{path}: unknown key {key!r}: {nearest(key, valid)}")
-        wanted = bool if key == "details" else list if key == "withhold" else str
-        if not isinstance(value, wanted):
-            raise ConfigError(f"{path}: {key} must be {wanted.__name__}, got {value!r}")
+        wanted = {"details": bool, "withhold": list, "privacy_epsilon": float}.get(key, str)
+        number = wanted is float and isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not (isinstance(value, wanted) or number) or (number and not value > 0):
+            raise ConfigError(f"{path}: {key} must be {'a number above 0' if wanted is float else wanted.__name__}, got {value!r}")
     return NodeConfig(**raw)
 
 

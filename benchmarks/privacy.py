@@ -1,0 +1,222 @@
+"""How much privacy noise the groups survive: one JSON line per scenario, seed, projection ratio, sample size, cost and ε.
+
+    python -m benchmarks.privacy --out privacy.jsonl                                              # rotated digits, seeds 0 to 4
+    python -m benchmarks.privacy --out mnist.jsonl --scenarios rotated-mnist --seeds 0,1,2        # small scale: 128 validation images
+    python -m benchmarks.privacy --out large.jsonl --scenarios rotated-mnist-512 --samples 512,256,128,64
+    python -m benchmarks.privacy --table privacy.jsonl mnist.jsonl large.jsonl                    # the tables of docs/results/privacy.md
+
+Every client trains once from θ⁰; embeddings are kept, and the comparison itself is the product's: the clients' tasks, their noise, the
+exact solver on all pairs. Lines that are in the file already are not computed again, so an interrupted run continues.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from benchmarks.tolerance import _commit, _hardware, distances, extremes
+from torch import Tensor
+
+from emdcfl.client import Client
+from emdcfl.clustering import adjusted_rand, links, neighbourhoods
+from emdcfl.data import scenarios
+from emdcfl.data.types import Scenario, Site, Split
+from emdcfl.engines.local import make_federation
+from emdcfl.keys import digest
+from emdcfl.methods.disclosure import releases
+from emdcfl.methods.emdcfl import EMDCFL
+from emdcfl.methods.measure import Comparison
+from emdcfl.methods.reading import doubts
+from emdcfl.privacy.noise import gaussian_sigma, total_epsilon
+from emdcfl.tasks import Training
+from emdcfl.transport import quantile
+
+EPSILONS = "0.5,1,2,4,8,16,32,64,128,256,512,1024,inf"
+KEY = ("scenario", "seed", "ratio", "samples", "cost", "epsilon")
+TRAIN, VALIDATION, PER_GROUP = 600, 512, 3
+
+
+def build(name: str, seed: int) -> Scenario:
+    """Digits with two clients per rotation; MNIST at small scale; or as small, with 512 validation images instead of 128."""
+    if name == "rotated-digits":
+        return scenarios.build(name, clients_per_group=2, data_seed=seed)
+    if name != "rotated-mnist-512":
+        return scenarios.build(name, scale="small", data_seed=seed)
+    small, full = (scenarios.build("rotated-mnist", scale=scale, data_seed=seed) for scale in ("small", "paper"))
+    assert full.groups is not None
+    names = {s.name for s in small.sites}
+    sites = tuple(
+        Site(s.name, Split(s.train.x[:TRAIN], s.train.y[:TRAIN]), Split(s.val.x[:VALIDATION], s.val.y[:VALIDATION]), s.tests)
+        for s in full.sites
+        if s.name in names
+    )
+    return replace(small, sites=sites)
+
+
+class Remembered:
+    """A client's embeddings, computed once per model and split: noise, projection and sample size do not change them."""
+
+    def __init__(self, client: Client) -> None:
+        self.client, self.compute, self.known = client, client.embeddings, dict[tuple[bytes, str], Tensor]()
+
+    def __call__(self, state: Tensor, split: str, indices: Tensor, *, mode: str = "eval") -> Tensor:
+        key = digest(state.numpy().tobytes()), split
+        if key not in self.known:
+            self.known[key] = self.compute(state, split, torch.arange(len(self.client.split(split))), mode="eval")
+        return self.known[key][indices]
+
+
+def settings(options: argparse.Namespace) -> Iterator[tuple[float, int, str, float | None]]:
+    for cost in options.costs.split(","):
+        for ratio in map(float, options.ratios.split(",")):
+            for samples in map(int, options.samples.split(",")):
+                for epsilon in map(float, options.epsilons.split(",")):
+                    yield ratio, samples, cost, None if math.isinf(epsilon) else epsilon
+
+
+def lines(name: str, seed: int, options: argparse.Namespace, done: set[tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
+    """Train once, then measure under every setting that is missing."""
+    wanted = [s for s in settings(options) if (name, seed, *s) not in done]
+    if not wanted:
+        return
+    scenario = build(name, seed)
+    assert scenario.groups is not None
+    order = list(dict.fromkeys(scenario.groups.values()))
+    truth = [order.index(scenario.groups[s.name]) for s in scenario.sites]
+    training = Training(**{k: scenario.defaults[k] for k in ("local_epochs", "batch_size", "lr") if k in scenario.defaults})
+    with make_federation(scenario, training=training, seed=seed, device="cpu", engine="sequential") as fed:
+        fed.begin(1)
+        local = fed.train(dict.fromkeys(fed.clients, fed.initial())).column("theta")
+        for client in fed._clients.values():  # type: ignore[attr-defined]  # a benchmark may look behind the door
+            client.embeddings = Remembered(client)
+        for ratio, samples, cost, epsilon in wanted:
+            options_ = {"projection_ratio": ratio, "max_samples": samples, "cost": cost, "privacy_epsilon": epsilon}
+            method = EMDCFL(tolerance="auto", distances="all", min_validation=min(64, samples), **options_)
+            yield {
+                **dict(zip(KEY, (name, seed, ratio, samples, cost, epsilon), strict=True)),
+                "training": training.as_dict(),
+                "model": scenario.model.as_dict(),
+                **measured(method, fed, local, truth),
+                "commit": _commit(),
+                "hardware": _hardware("cpu"),
+            }
+
+
+def measured(method: EMDCFL, fed: Any, local: dict[str, Tensor], truth: list[int]) -> dict[str, Any]:
+    """W of all pairs under one setting, and the groups they give under a calibrated and under a fixed tolerance."""
+    started = time.perf_counter()
+    clients, epsilon, delta = fed.clients, method.privacy_epsilon, method.privacy_delta
+    comparison = Comparison(method, fed, local)
+    found = distances(comparison.measure([(c, d) for c in clients for d in clients if c != d]), clients)
+    q, p = quantile(method.alpha, len(clients)), comparison.dims["p"]
+    sigma = 0.0 if epsilon is None else gaussian_sigma(epsilon, delta)
+    z = found.W / found.epsilon * q
+    same = np.equal.outer(truth, truth) & ~np.eye(len(truth), dtype=bool)
+
+    def ari(tolerance: Any) -> float:
+        return round(adjusted_rand(truth, neighbourhoods(links(found.W, tolerance))[0]), 3)
+
+    counts = releases(method, len(clients))
+    return {
+        "clients": len(clients),
+        "validation": max(comparison.sizes.values()),
+        "p": p,
+        "delta": None if epsilon is None else delta,
+        "sigma": round(sigma, 4),
+        "shrink": round(1 + p * sigma**2, 2),
+        "releases": {"train": counts.train, "val": counts.val},
+        "total": None if epsilon is None else {k: round(total_epsilon(epsilon, delta, getattr(counts, k)), 2) for k in ("train", "val")},
+        "ari_auto": ari(found.epsilon),
+        "ari_fixed": ari(0.025),
+        "ari_shrunk": ari(0.025 / (1 + p * sigma**2)),
+        "tau": round(float(found.tau.mean()), 4),
+        "W": extremes(found.W, truth),
+        "W_in_mean": round(float(found.W[same].mean()), 5),
+        "q": round(q, 2),
+        "standard_errors": extremes(z, truth),
+        "z_in": [round(float(z[same].mean()), 2), round(float(z[same].std()), 2)],
+        "doubts": [text.partition(":")[0] for text in doubts(found, clients, neighbourhoods(links(found.W, found.epsilon))[0].tolist())],
+        "seconds": round(time.perf_counter() - started, 1),
+    }
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Mean ARI over the seeds, ε down, and below each heading the setting."""
+    parts = []
+    kinds = list(dict.fromkeys((r["scenario"], r["cost"], r["samples"]) for r in rows))
+    for scenario, cost, samples in kinds:
+        here = [r for r in rows if (r["scenario"], r["cost"], r["samples"]) == (scenario, cost, samples)]
+        ratios = sorted({r["ratio"] for r in here}, reverse=True)
+        first, seeds = here[0], sorted({r["seed"] for r in here})
+        about = f"{first['clients']} clients, {max(r['validation'] for r in here)} validation samples, seeds {', '.join(map(str, seeds))}"
+        parts.append(f"\n{scenario}, {cost}, max_samples {samples}: {about}\n")
+        shown = [f"ratio {ratio} (p = {next(r['p'] for r in here if r['ratio'] == ratio)}): σ√p" for ratio in ratios]
+        heads = " | ".join(f"{s} | auto | 0.025 | z in / out" for s in shown)
+        parts.append(f"| ε per release | total, validation record | σ | {heads} |")
+        parts.append("| --- " * (3 + 4 * len(ratios)) + "|")
+        for epsilon in dict.fromkeys(r["epsilon"] for r in here):
+            parts.append(_row([r for r in here if r["epsilon"] == epsilon], epsilon, ratios))
+    return "\n".join(parts)
+
+
+def _row(rows: Sequence[dict[str, Any]], epsilon: float | None, ratios: Sequence[float]) -> str:
+    first = rows[0]
+    cells = ["∞", "∞", "0"] if epsilon is None else [f"{epsilon:g}", f"{first['total']['val']:.0f}", f"{first['sigma']:.2f}"]
+    for ratio in ratios:
+        mine = [r for r in rows if r["ratio"] == ratio]
+        if not mine:
+            cells += [""] * 4
+            continue
+        inside, outside = max(r["standard_errors"]["in"] for r in mine), min(r["standard_errors"]["out"] for r in mine)
+        cells.append(f"{mine[0]['sigma'] * math.sqrt(mine[0]['p']):.2f}")
+        cells += [_spread([r[key] for r in mine]) for key in ("ari_auto", "ari_fixed")]
+        cells.append(f"{inside:.1f} / {outside:.1f}")
+    return "| " + " | ".join(cells) + " |"
+
+
+def _spread(values: Sequence[float]) -> str:
+    right = sum(v == 1.0 for v in values)
+    return f"{np.mean(values):.2f} ({right}/{len(values)})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--table", type=Path, nargs="+", help="print tables of these files instead")
+    parser.add_argument("--scenarios", default="rotated-digits")
+    parser.add_argument("--seeds", default="0,1,2,3,4", help="run and data seeds")
+    parser.add_argument("--epsilons", default=EPSILONS, help="per record and release")
+    parser.add_argument("--ratios", default="0.9,0.1", help="projection ratios")
+    parser.add_argument("--samples", default="512", help="max_samples")
+    parser.add_argument("--costs", default="cosine")
+    options = parser.parse_args()
+    if options.table:
+        print(table([row for path in options.table for row in read(path)]))
+        return
+    if options.out is None:
+        parser.error("expected --out or --table")
+    logging.basicConfig(level=logging.ERROR)
+    done = {tuple(row[key] for key in KEY) for row in read(options.out)}
+    for name in options.scenarios.split(","):
+        for seed in map(int, options.seeds.split(",")):
+            for found in lines(name, seed, options, done):
+                with options.out.open("a") as file:
+                    file.write(json.dumps(found) + "\n")
+                print(json.dumps({k: found[k] for k in (*KEY, "ari_auto", "ari_fixed", "seconds")}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
