@@ -7,6 +7,7 @@ rule (``choose``).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from emdcfl.data.types import Scenario
@@ -35,8 +36,13 @@ def resolve(
     return choose(scenario, device=chosen, batch_size=batch_size, workers=workers, participants=participants)
 
 
-def make_federation(scenario: Scenario, *, engine: str = "sequential", workers: int = 1, **options: Any) -> Federation:
-    """Start an engine by name; several workers spread the sequential engine's clients over processes, with the same bits."""
+def make_federation(
+    scenario: Scenario, *, engine: str = "sequential", workers: int = 1, gpu: Mapping[str, Any] | None = None, **options: Any
+) -> Federation:
+    """Start an engine by name; several workers spread the sequential engine's clients over processes, with the same bits.
+
+    ``gpu`` holds options of the graphed engine alone.
+    """
     name = resolve(
         engine,
         scenario,
@@ -52,7 +58,7 @@ def make_federation(scenario: Scenario, *, engine: str = "sequential", workers: 
     if name == "graphed":
         from emdcfl.engines.local.graphed import GraphedFederation
 
-        return GraphedFederation(scenario, **options)
+        return GraphedFederation(scenario, **(gpu or {}), **options)
     return ProcessFederation(scenario, workers=workers, **options) if workers > 1 else SequentialFederation(scenario, **options)
 
 

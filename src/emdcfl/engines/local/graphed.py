@@ -1,11 +1,12 @@
 """Training on one GPU: SGD steps as CUDA graphs, several clients at a time on streams of their own.
 
-Train data lie on the GPU as stored; a launch is one whole step (``lanes``). Runs are repeatable bit for bit with
+Train data lie on the GPU as stored; a launch is several whole steps (``lanes``), and a few threads launch (``driving``). Embeddings
+that many clients want of one model are computed together (``embedding``). Runs are repeatable bit for bit with
 ``deterministic=True`` (the default), which fixes the algorithms of cuDNN and cuBLAS; results are those of the sequential engine up
 to rounding. Networks with dropout, and those whose step cannot be captured, train eagerly, one client after the other, with one
-warning.
+warning; a step that cannot be compiled is captured as it is.
 
-May import: client, tasks, params, the staged engine, lanes.
+May import: client, tasks, params, the staged engine, lanes, driving, embedding.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -21,21 +22,27 @@ from torch import Tensor, nn
 
 from emdcfl.client import Client, TaskInfo, Work
 from emdcfl.data.types import Scenario
+from emdcfl.engines.local.choose import multiply_adds
+from emdcfl.engines.local.driving import drive
+from emdcfl.engines.local.embedding import embed_together, groups
 from emdcfl.engines.local.lanes import Lane, Samples
-from emdcfl.engines.local.staged import Outcome, StagedFederation, attempt
+from emdcfl.engines.local.staged import Outcome, StagedFederation, attempt_all
 from emdcfl.errors import ConfigError, EmdcflError
 from emdcfl.federation import Failure, Inputs
 from emdcfl.keys import global_seed
 from emdcfl.schema import Reply
-from emdcfl.tasks import Fit, batches, trained
+from emdcfl.tasks import Embed, Fit, batches
 
 log = logging.getLogger("emdcfl")
 
-LANES = 4
-"""Streams: enough to fill the GPU with steps of a small network (measured); a large one fills it alone."""
+LANES, LANES_LARGE = 12, 2
+"""Streams: enough to fill the GPU with steps of a small network (measured); a large one fills it nearly alone."""
 
-KNOWN = 8
-"""Start states kept on the GPU while clients train."""
+LARGE_STEP = 3.0e10
+"""Multiply-adds of a step's forward pass from which a network is large."""
+
+COMPILED = 60_000
+"""Steps of a run from which compiling them pays for the half minute it takes."""
 
 SHARE = 0.5
 """Part of the free GPU memory that models may take while clients are embedded."""
@@ -46,24 +53,38 @@ class GraphedFederation(StagedFederation):
 
     Parameters
     ----------
-    lanes : int
-        Clients trained at the same time, each with a network and a stream of its own.
+    lanes : int, optional
+        Clients trained at the same time, each with a network and a stream of its own. By the size of the network if left out.
     deterministic : bool
         Fix the algorithms, so that the same run gives the same bits; ``False`` lets cuDNN pick the fastest.
+    fuse : "auto", "yes" or "no"
+        Compile the step. ``"auto"``: where the run has enough steps to pay for it.
+    rounds : int
+        Rounds of the run, for ``"auto"``.
     precision : "fp32", "tf32" or "bf16"
     """
 
     held = 1 << 28
 
     def __init__(
-        self, scenario: Scenario, *, lanes: int = LANES, deterministic: bool = True, precision: str = "fp32", **options: Any
+        self,
+        scenario: Scenario,
+        *,
+        lanes: int | None = None,
+        deterministic: bool = True,
+        fuse: str = "auto",
+        rounds: int = 1,
+        precision: str = "fp32",
+        **options: Any,
     ) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts; equal bits on several streams need it
         super().__init__(scenario, precision=precision, **options)
         self._device = next(iter(self._clients.values())).network.device
         if self._device.type != "cuda":
             raise ConfigError("the graphed engine needs a CUDA device; use --engine auto or --device cuda")
-        self._scenario, self._number, self._low = scenario, lanes, precision == "bf16"
+        large = multiply_adds(scenario) * self.training.batch_size >= LARGE_STEP
+        self._scenario, self._number, self._low = scenario, lanes or (LANES_LARGE if large else LANES), precision == "bf16"
+        self._fused = fuse == "yes" or (fuse == "auto" and rounds * _steps(self) >= COMPILED)
         self._deterministic, self._tf32 = deterministic, precision == "tf32"
         self._lanes: list[Lane] = []
         self._capturable = not _draws(next(iter(self._clients.values())).network.module)
@@ -85,53 +106,41 @@ class GraphedFederation(StagedFederation):
         return moved
 
     def _compute(self, works: Sequence[tuple[Client, Work]]) -> list[Outcome]:
-        fits = [(i, client, work) for i, (client, work) in enumerate(works) if isinstance(work, Fit)]
-        results: dict[int, Outcome] = {}
-        if self._capturable and fits:
+        results = self._fits([(i, client, work) for i, (client, work) in enumerate(works) if isinstance(work, Fit)])
+        results |= self._embeds([(i, client, work) for i, (client, work) in enumerate(works) if isinstance(work, Embed)])
+        rest = [i for i in range(len(works)) if i not in results]
+        results |= zip(rest, attempt_all([works[i] for i in rest]), strict=True)
+        return [results[i] for i in range(len(works))]
+
+    def _fits(self, fits: Sequence[tuple[int, Client, Fit]]) -> dict[int, Outcome]:
+        """Train on the lanes; nothing comes back from what cannot be captured, or where one client's training is at fault."""
+        while self._capturable and fits:
             try:
-                results = self._train(fits)
-            except EmdcflError:  # one client's: the way below says whose
-                pass
-            except Exception as error:  # capture fails in many ways
-                self._capturable, self._lanes = False, []
-                log.warning("clients are trained one after the other: %s", str(error).splitlines()[0] if str(error) else type(error))
-        return [results[i] if i in results else attempt(client, work) for i, (client, work) in enumerate(works)]
+                return drive(self._make_lanes([(client, fit) for _, client, fit in fits]), fits, self._device)
+            except EmdcflError:  # one client's: the plain way says whose
+                break
+            except Exception as error:  # capture and compilation fail in many ways
+                text, self._lanes = str(error).splitlines()[0] if str(error) else type(error).__name__, []
+                if self._fused:
+                    self._fused = False
+                    log.warning("training steps are not compiled: %s", text)
+                else:
+                    self._capturable = False
+                    log.warning("clients are trained one after the other: %s", text)
+        return {}
 
-    def _train(self, fits: Sequence[tuple[int, Client, Fit]]) -> dict[int, Outcome]:
-        """Feed the lanes until every training is done; a lane that finishes takes the next one."""
-        lanes = self._make_lanes([(client, fit) for _, client, fit in fits])
-        queue, finished = list(reversed(fits)), dict[int, tuple[Client, Fit, int, Tensor, Tensor]]()
-        running: dict[int, tuple[int, Client, Fit]] = {}
-        starts: dict[tuple[int, int], Tensor] = {}
-        while queue or running:
-            for number, lane in enumerate(lanes):
-                if lane.left == 0 and number in running:
-                    i, client, fit = running.pop(number)
-                    with torch.cuda.stream(lane.stream):
-                        finished[i] = (client, fit, len(lane.sizes), lane.theta(), lane.total.clone())
-                if lane.left == 0 and queue:
-                    running[number] = queue.pop()
-                    _, client, fit = running[number]
-                    lane.begin(client, fit, self._start(fit.theta, starts))
-                    lane.capture()
-                if lane.left:
-                    lane.advance()
-        torch.cuda.synchronize(self._device)
-        return {i: _outcome(*result) for i, result in finished.items()}
-
-    def _start(self, theta: Tensor, known: dict[tuple[int, int], Tensor]) -> Tensor:
-        """Return a state on the GPU; clients of one cluster start from one state, and it travels once."""
-        key = (theta.data_ptr(), theta.numel())
-        if key not in known:
-            if len(known) == KNOWN:
-                known.pop(next(iter(known)))
-            known[key] = theta.to(self._device)
-            torch.cuda.current_stream(self._device).synchronize()
-        return known[key]
+    def _embeds(self, works: Sequence[tuple[int, Client, Embed]]) -> dict[int, Outcome]:
+        """Embed model by model; a group in which something fails is left to the plain way, which says whose fault it was."""
+        results: dict[int, Outcome] = {}
+        for members in groups([(client, work) for _, client, work in works]):
+            with suppress(Exception):
+                found = embed_together([works[k][1:] for k in members])
+                results |= {works[k][0]: {"z": z} for k, z in zip(members, found, strict=True)}
+        return results
 
     def _make_lanes(self, fits: Sequence[tuple[Client, Fit]]) -> list[Lane]:
         """Return lanes wide and long enough for every client's training."""
-        needs_two = bool(self.layout.counters)
+        needs_two = self.layout.batch_statistics
         shapes = []
         for fit in {id(f): f for _, f in fits}.values():
             for client in self._clients.values():
@@ -149,7 +158,7 @@ class GraphedFederation(StagedFederation):
                     module = self._scenario.model.untrained()().to(self._device)
                 module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
                 module.train(True)
-                self._lanes.append(Lane(module, self.layout, samples, steps=steps, width=width, low=self._low))
+                self._lanes.append(Lane(module, self.layout, samples, steps=steps, width=width, low=self._low, fused=self._fused))
         return self._lanes
 
     @contextmanager
@@ -171,12 +180,11 @@ class GraphedFederation(StagedFederation):
         }
 
 
-def _outcome(client: Client, fit: Fit, steps: int, theta: Tensor, total: Tensor) -> Outcome:
-    n = len(client.site.train)
-    try:
-        return trained(theta, n, total.item() / n, steps, fit.training)
-    except EmdcflError as error:  # this client's, not the others'
-        return error
+def _steps(fed: GraphedFederation) -> int:
+    """SGD steps of a round with everybody (or the participants' share of it)."""
+    training = fed.training
+    steps = sum(training.local_epochs * -(-len(c.site.train) // training.batch_size) for c in fed._clients.values())
+    return steps * (fed.number or len(fed.clients)) // len(fed.clients)
 
 
 def _draws(module: nn.Module) -> bool:

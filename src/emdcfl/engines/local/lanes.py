@@ -1,15 +1,20 @@
-"""One CUDA stream with a network of its own, and its SGD step captured as a CUDA graph.
+"""One CUDA stream with a network of its own, and its SGD steps captured as CUDA graphs.
 
-The step reads everything from memory that stays where it is: the plan of the training (which samples at which step) lies on the GPU
+A step reads everything from memory that stays where it is: the plan of the training (which samples at which step) lies on the GPU
 beside a step counter, so that a replay needs nothing from the host. Gather, preprocessing, forward, backward and the fused
-update are one graph launch.
+update are one graph; several steps in a row are one launch. Where the step is ``fused``, its element-wise work is compiled
+(``torch.compile``) and its first convolution is a matrix product (``narrow``).
 
-May import: params, tasks, data types, schedule, terms.
+May import: params, tasks, data types, schedule, terms, narrow.
 """
 
 from __future__ import annotations
 
+import functools
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -18,6 +23,7 @@ from torch import Tensor, nn
 
 from emdcfl.client import Client
 from emdcfl.data.types import Preprocess
+from emdcfl.engines.local.narrow import multiply_narrow
 from emdcfl.engines.local.schedule import schedule
 from emdcfl.engines.local.terms import Terms, kind, make_terms
 from emdcfl.params import Layout
@@ -25,6 +31,15 @@ from emdcfl.tasks import Fit, Training
 
 WARM_UP = 3
 """Eager steps before a capture: libraries choose their algorithms and allocate workspaces in them."""
+
+STEPS = 8
+"""Steps of one launch, where as many in a row are of one width."""
+
+WORTH_IT = 3
+"""Launches of a kind in a training from which it is captured; the last, shorter batch of every epoch under BatchNorm is such a kind."""
+
+Launch = tuple[int, int]
+"""Width of the batches, and number of steps."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +70,25 @@ class Samples:
         if z.dim() == 4:  # not contiguous(): that leaves the strides of single-channel images, and the whole network, as they are
             z = z.to(memory_format=torch.channels_last)
         return z, self.y.index_select(0, index)
+
+
+def objective(module: nn.Module, samples: Samples, index: Tensor, scale: Tensor, low: bool) -> tuple[Tensor, Tensor]:
+    """Return the weighted loss of a batch, to be differentiated, and the loss of every sample."""
+    with torch.autocast("cuda", dtype=torch.bfloat16, enabled=low, cache_enabled=False):
+        x, y = samples.batch(index)
+        losses = F.cross_entropy(module(x), y, reduction="none")
+    return (losses * scale).sum(), losses.detach()
+
+
+@functools.cache
+def fused_objective() -> Callable[..., tuple[Tensor, Tensor]]:
+    """Return ``objective`` compiled, backward pass included; one compilation serves all lanes."""
+    options: dict[str, str | int | bool | Callable[..., Any]] = {}
+    import torch._inductor.config as inductor  # takes a second, and only this engine needs it
+
+    if hasattr(inductor, "deterministic"):  # kernels picked by rule, not by a stopwatch: another process must get the same bits
+        options["deterministic"] = True
+    return torch.compile(objective, dynamic=False, fullgraph=True, options=options)
 
 
 @dataclass
@@ -88,11 +122,17 @@ class Lane:
         Most steps of a training, widest batch.
     low : bool
         Forward and backward passes in bfloat16.
+    fused : bool
+        Compile the step of a full batch.
     """
 
-    def __init__(self, module: nn.Module, layout: Layout, samples: Samples, *, steps: int, width: int, low: bool) -> None:
+    def __init__(
+        self, module: nn.Module, layout: Layout, samples: Samples, *, steps: int, width: int, low: bool, fused: bool = False
+    ) -> None:
         device = samples.x.device
-        self.module, self.layout, self.samples, self.low = module, layout, samples, low
+        self.module, self.layout, self.samples, self.low, self.fused = module, layout, samples, low, fused
+        if fused:
+            multiply_narrow(module)
         self.stream = torch.cuda.Stream(device)
         self.plan = Plan.empty(steps, width, device)
         self.counter = torch.zeros(1, dtype=torch.int64, device=device)
@@ -103,8 +143,9 @@ class Lane:
         self.velocity = [torch.zeros_like(w, requires_grad=False) for w in self.weights]
         self.terms: dict[object, Terms] = {}
         self.graphs: dict[object, torch.cuda.CUDAGraph] = {}
-        self.sizes: list[int] = []
-        self.left = 0
+        self._memory: Any = None
+        self.steps = 0
+        self.launches: list[Launch] = []
         self.key: tuple[object, Training] = (None, Training())
 
     @torch.no_grad()
@@ -122,24 +163,36 @@ class Lane:
         """Return the state, flat."""
         return torch.cat([tensor.reshape(-1) for tensor in self.tensors])
 
-    def begin(self, client: Client, fit: Fit, start: Tensor) -> None:
-        """Load a training: start state (on the GPU already), plan, anchors; on this lane's stream."""
-        plan = schedule([(client, fit)], needs_two=bool(self.layout.counters))
-        steps, _, width = plan.index.shape
+    def result(self) -> tuple[Tensor, Tensor, torch.cuda.Event]:
+        """Return state and loss of the training that was launched, and the event after which they are there."""
+        with torch.cuda.stream(self.stream):
+            theta, total, done = self.theta(), self.total.clone(), torch.cuda.Event()
+            done.record(self.stream)
+        return theta, total, done
+
+    def prepare(self, client: Client, fit: Fit) -> tuple[Plan, list[int]]:
+        """Lay out a training's batches, in memory the GPU can fetch from while it works; returns them and their sizes."""
+        laid = schedule([(client, fit)], needs_two=self.layout.batch_statistics)
+        index, scale, last = laid.index[:, 0] + self.samples.first[client.name], laid.scale[:, 0].contiguous(), laid.last[:, 0].float()
+        return Plan(index.pin_memory(), scale.pin_memory(), last.pin_memory()), laid.sizes[:, 0].tolist()
+
+    def begin(self, plan: Plan, sizes: list[int], fit: Fit, start: Tensor) -> None:
+        """Load a training that was prepared: start state (on the GPU already), plan, anchors; on this lane's stream."""
+        steps, width = plan.index.shape
         with torch.cuda.stream(self.stream), torch.no_grad():
-            for mine, new in (
-                (self.plan.index, plan.index + self.samples.first[client.name]),
-                (self.plan.scale, plan.scale),
-                (self.plan.last, plan.last),
-            ):
-                mine[:steps, :width].copy_(new[:, 0], non_blocking=False)
+            for mine, new in ((self.plan.index, plan.index), (self.plan.scale, plan.scale), (self.plan.last, plan.last)):
+                if mine.shape[1] == width:
+                    mine[:steps].copy_(new, non_blocking=True)
+                else:  # not in one piece: fetched first, laid out there
+                    mine[:steps, :width].copy_(new.to(mine.device, non_blocking=True))
             self.plan.scale[:, width:], self.plan.last[:, width:] = 0.0, 0.0
             start.record_stream(self.stream)
             self.load(start)
             terms = make_terms([fit], [w.detach()[None] for w in self.weights], self.layout)
             self._keep(kind(fit), terms)
-        self.sizes = plan.sizes[:, 0].tolist()
-        self.left, self.key = steps, (kind(fit), fit.training)
+        self.steps, self.key = steps, (kind(fit), fit.training)
+        # filled-up batches are as wide as all, except under BatchNorm
+        self.launches = launches(sizes if self.layout.batch_statistics else [self.plan.index.shape[1]] * steps)
 
     def _keep(self, name: object, terms: Terms) -> None:
         """Copy anchors to where the graph looks for them."""
@@ -152,31 +205,24 @@ class Lane:
                 for a, b in zip([*old[0], old[1]], [*new[0], new[1]], strict=True):
                     a.copy_(b)
 
-    def width(self, t: int) -> int:
-        """Columns of the plan that step t needs: filled-up batches are as wide as all, except under BatchNorm."""
-        return self.sizes[t] if self.layout.counters else self.plan.index.shape[1]
-
     def advance(self) -> None:
-        """Launch the next step."""
-        width = self.width(len(self.sizes) - self.left)
-        graph = self.graphs.get((self.key, width))
+        """Launch what comes next."""
+        width, steps = self.launches.pop()
+        graph = self.graphs.get((self.key, width, steps))
         with torch.cuda.stream(self.stream):
             if graph is not None:
                 graph.replay()
             else:
-                self.step(width)
-        self.left -= 1
+                for _ in range(steps):
+                    self.step(width)
 
-    def step(self, width: int) -> None:
+    def step(self, width: int, *, fused: bool = False) -> None:
         """One SGD step, as in ``local_sgd``: what the graph holds."""
         name, training = self.key
         index = self.plan.index.index_select(0, self.counter)[0, :width]
         scale, last = (t.index_select(0, self.counter)[0, :width] for t in (self.plan.scale, self.plan.last))
-        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=self.low, cache_enabled=False):
-            x, y = self.samples.batch(index)
-            losses = F.cross_entropy(self.module(x), y, reduction="none")
-            objective = (losses * scale).sum()
-        gradients = torch.autograd.grad(objective, self.weights)
+        value, losses = (fused_objective() if fused else objective)(self.module, self.samples, index, scale, self.low)
+        gradients = torch.autograd.grad(value, self.weights)
         with torch.no_grad():
             # the fused kernel wants weight, gradient and velocity in one order
             gradients = tuple(
@@ -184,26 +230,54 @@ class Lane:
             )
             self.terms[name].add_gradient([w[None] for w in self.weights], [g[None] for g in gradients], slice(0, 1))
             fused_sgd(self.weights, list(gradients), self.velocity, training)
-            self.total += (losses.detach() * last).sum()
+            self.total += (losses * last).sum()
             self.counter += 1
 
     def capture(self) -> None:
-        """Capture the step of the training that was begun, for full batches; afterwards it stands where it began."""
-        width = max(self.sizes) if self.layout.counters else self.plan.index.shape[1]
-        if (self.key, width) in self.graphs or len(self.sizes) < 2:
+        """Capture what the training that was begun launches often and no graph holds yet; afterwards it stands where it began."""
+        counts = Counter(self.launches)
+        missing = [kind for kind, n in counts.items() if n * kind[1] >= WORTH_IT and (self.key, *kind) not in self.graphs]
+        if not missing:
             return
         with torch.cuda.stream(self.stream):
             kept = self.theta()
-            for _ in range(WARM_UP):
+        for width, steps in missing:
+            fused = self.fused and width == self._full()
+            with torch.cuda.stream(self.stream):
+                for _ in range(WARM_UP):
+                    self.counter.zero_()
+                    self.step(width, fused=fused)
                 self.counter.zero_()
-                self.step(width)
-        graph = torch.cuda.CUDAGraph()
-        self.stream.synchronize()
-        with torch.cuda.graph(graph, stream=self.stream):
-            self.step(width)
+            graph = torch.cuda.CUDAGraph()
+            self.stream.synchronize()
+            if self._memory is None:  # one for all graphs of the lane: they never run at the same time
+                self._memory = torch.cuda.graph_pool_handle()
+            # other lanes go on launching from threads of their own
+            with torch.cuda.graph(graph, pool=self._memory, stream=self.stream, capture_error_mode="thread_local"):
+                for _ in range(steps):
+                    self.step(width, fused=fused)
+            self.graphs[self.key, width, steps] = graph
         with torch.cuda.stream(self.stream):
             self.load(kept)
-        self.graphs[self.key, width] = graph
+
+    def _full(self) -> int:
+        """The width that is worth compiling for: that of a full batch."""
+        return self.key[1].batch_size if self.layout.batch_statistics else self.plan.index.shape[1]
+
+
+def launches(widths: Sequence[int], at_once: int = STEPS) -> list[Launch]:
+    """Return the launches of a training, the last one first: as many steps in a row as a launch may have, the rest one by one.
+
+    Examples
+    --------
+    >>> launches([64, 64, 64, 10, 64], at_once=2)
+    [(64, 1), (10, 1), (64, 1), (64, 2)]
+    """
+    found: list[Launch] = []
+    for width, run in groupby(widths):
+        n = len(list(run))
+        found += [(width, at_once)] * (n // at_once) + [(width, 1)] * (n % at_once)
+    return found[::-1]
 
 
 def fused_sgd(weights: list[Any], gradients: list[Tensor], velocity: list[Tensor], training: Training) -> None:

@@ -3,7 +3,7 @@
 A task with stages (``client.staged_task``) is a generator. Every client of a batch is taken to its next ``yield``, the works of all
 of them are handed to ``_compute``, and each client goes on with its own results. Tasks without stages run as in the sequential engine.
 
-May import: client, federation, the sequential engine.
+May import: client, federation, the sequential engine, and the worker threads of transport.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from emdcfl.engines.local.sequential import SequentialFederation, intra_op_threa
 from emdcfl.errors import EmdcflError
 from emdcfl.federation import Failure, Inputs
 from emdcfl.schema import Reply
+from emdcfl.transport import Pool
 
 Outcome = Reply | Exception
 
@@ -29,6 +30,16 @@ def attempt(client: Client, work: Work) -> Outcome:
         return work(client)
     except Exception as error:  # raised again inside the client's own task
         return error
+
+
+def attempt_all(works: Sequence[tuple[Client, Work]]) -> list[Outcome]:
+    """Do works one after the other; those that say they need neither network nor data (``threads``) over all cores."""
+    shared = [i for i, (_, work) in enumerate(works) if getattr(work, "threads", False)]
+    done: dict[int, Outcome] = {}
+    if len(shared) > 1:
+        with Pool() as pool:
+            done = dict(zip(shared, pool.map(lambda i: attempt(*works[i]), shared), strict=True))
+    return [done[i] if i in done else attempt(*work) for i, work in enumerate(works)]
 
 
 @dataclass

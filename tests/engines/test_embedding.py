@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.methods.toy import TRAINING, toy
+
+from emdcfl.client import Client
+from emdcfl.engines.local import embedding
+from emdcfl.engines.local.embedding import batch_size, embed_together, groups
+from emdcfl.engines.local.sequential import SequentialFederation
+from emdcfl.tasks import Embed
+
+
+@pytest.fixture
+def fed() -> SequentialFederation:
+    return SequentialFederation(toy(n=[40, 30, 50] * 3), training=TRAINING, device="cpu")
+
+
+def works(fed: SequentialFederation) -> list[tuple[Client, Embed]]:
+    """Every client's samples under two models, one of them only the embedding part."""
+    whole, part = fed.initial(0), fed.initial(1)[fed.layout.embedding]
+    clients = list(fed._clients.values())
+    return [(c, Embed(state, split, c.sample(split, 11))) for c in clients for state in (whole, part) for split in ("train", "val")]
+
+
+def test_together_is_as_one_by_one(fed: SequentialFederation, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedding, "EVALUATION_BATCH", 4)
+    monkeypatch.setattr(embedding, "LARGEST", 4)  # the cut goes through the middle of clients
+    pieces = works(fed)
+    found = groups(pieces)
+    assert sorted(len(members) for members in found) == [18, 18]
+    for members in found:
+        for k, z in zip(members, embed_together([pieces[k] for k in members]), strict=True):
+            client, work = pieces[k]
+            expected = client.embeddings(work.state, work.split, work.indices)
+            assert z.shape == (11, fed.layout.embedding_width)
+            torch.testing.assert_close(z, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_batch_statistics_are_not_mixed_between_clients(fed: SequentialFederation) -> None:
+    client, work = works(fed)[0]
+    assert groups([(client, Embed(work.state, "train", work.indices, "train"))]) == []
+
+
+def test_large_inputs_pass_in_smaller_batches() -> None:
+    assert batch_size(784) == 4096
+    assert 512 < batch_size(3 * 224 * 224) < 1024
+    assert batch_size(1 << 30) == embedding.EVALUATION_BATCH
