@@ -50,11 +50,11 @@ def cifar10(root: Path, train: int = 400, test: int = 200) -> None:
         write(root / "cifar10" / "plain_text" / f"{split}-00000-of-00001.parquet", images, labels, list("abcdefghij"), column="img")
 
 
-def pacs(root: Path, per_domain: int) -> None:
+def pacs(root: Path, per_domain: int, side: int = 227) -> None:
     rng = np.random.default_rng(2)
     domains = np.repeat(["photo", "art_painting", "cartoon", "sketch"], per_domain)
     labels = rng.integers(0, 7, len(domains))
-    grey, coloured = np.full((227, 227), 9, np.uint8), np.full((227, 227, 3), 200, np.uint8)
+    grey, coloured = np.full((side, side), 9, np.uint8), np.full((side, side, 3), 200, np.uint8)
     encoded = {domain: png(grey) if domain == "sketch" else png(coloured) for domain in set(domains.tolist())}
     images = [encoded[domain] for domain in domains.tolist()]
     write(root / "pacs" / "train.parquet", images, labels, list("abcdefg"), domain=domains.tolist())

@@ -198,6 +198,14 @@ def test_stand_in_pacs(tmp_path: Path, own_cache: None) -> None:
     assert [s.name for s in scenario.sites] == [f"{d}-{i}" for d in pacs.DOMAINS for i in (1, 2)]
     for site in scenario.sites:
         assert site.train.x.unique().tolist() == ([9] if site.name.startswith("sketch") else [200])
+    assert not any("published" in note for note in scenario.notes)
+
+
+def test_stand_in_pacs_in_another_size_says_so(tmp_path: Path, own_cache: None) -> None:
+    standins.pacs(tmp_path, per_domain=1001, side=32)
+    scenario = build("pacs", data_root=str(tmp_path), scale="smoke")
+    assert scenario.sites[0].train.x.shape[1:] == (3, 32, 32)
+    assert "images of 32×32 pixels, not the published 227×227" in scenario.notes
 
 
 @pytest.mark.parametrize("name", ["rotated-mnist", "backdoor-mnist", "rotated-cifar10-two"])

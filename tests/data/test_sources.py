@@ -87,6 +87,22 @@ def test_wrong_size_is_named(root: Path) -> None:
         sources.load("mnist", "train", root)
 
 
+def test_pacs_in_another_square_size_is_taken_as_it_is(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    standins.pacs(root, per_domain=3, side=24)
+    with caplog.at_level("INFO", logger="emdcfl"):
+        assert sources.load("pacs", "train", root).images.shape == (12, 3, 24, 24)
+    assert [r.getMessage() for r in caplog.records] == ["pacs-train: images of 24×24 pixels instead of the published 227×227"]
+
+
+def test_pacs_in_mixed_or_oblong_sizes_is_refused(root: Path) -> None:
+    sizes = [(24, 24), (30, 30)]
+    for shapes, message in ((sizes, "row 1 is 30×30 pixels, expected 24×24"), ([(24, 30)], "row 0 is 30×24 pixels, expected 227×227")):
+        images = [standins.png(np.zeros(shape, np.uint8)) for shape in shapes]
+        standins.write(root / "pacs" / "train.parquet", images, np.zeros(len(images), int), ["a"], domain=["photo"] * len(images))
+        with pytest.raises(DataError, match=message):
+            sources.load("pacs", "train", root)
+
+
 def test_cut_parquet_file_is_named(root: Path) -> None:
     (root / "mnist").mkdir(parents=True)
     (root / "mnist" / "train.parquet").write_bytes(b"PAR1 and then nothing")

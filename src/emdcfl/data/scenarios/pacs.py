@@ -45,6 +45,9 @@ def pacs(*, scale: str = "paper", data_seed: int = 0, data_root: str | None = No
     table = sources.table("pacs", "train", data_root)
     all_shares = shares(table.columns["domain"], table.vocabularies["domain"], table.labels, data_seed)
     plan, training, notes = shrink(all_shares, scale, RESNET_SCALES, PAPER_TRAINING)
+    published = sources.PUBLISHED["pacs"].shape
+    if table.shape != published:
+        notes = (*notes, f"images of {table.shape[1]}×{table.shape[2]} pixels, not the published {published[1]}×{published[2]}")
     loaded = table.load(np.concatenate([part for s in plan for part in (s.train, s.val, s.test)]))
     images, labels = torch.from_numpy(loaded.images), torch.from_numpy(loaded.labels)
     sites = []

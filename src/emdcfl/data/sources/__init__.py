@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from emdcfl.data.sources.base import Source
@@ -11,21 +12,27 @@ from emdcfl.data.sources.locate import parquet_files
 from emdcfl.data.sources.parquet import ImageTable, read_table
 from emdcfl.errors import ConfigError, nearest
 
+log = logging.getLogger("emdcfl")
+
 
 @dataclass(frozen=True)
 class Published:
-    """A public data set: its place on the hub, the shape of its images, its further text columns."""
+    """A public data set: its place on the hub, the shape of its images, its further text columns.
+
+    ``resized`` says that an edition in another square size will do, because the network's input is resized anyway.
+    """
 
     repo: str
     shape: tuple[int, int, int]
     splits: tuple[str, ...] = ("train", "test")
     text: tuple[str, ...] = ()
+    resized: bool = False
 
 
 PUBLISHED = {
     "mnist": Published("ylecun/mnist", (1, 28, 28)),
     "cifar10": Published("uoft-cs/cifar10", (3, 32, 32)),
-    "pacs": Published("flwrlabs/pacs", (3, 227, 227), splits=("train",), text=("domain",)),
+    "pacs": Published("flwrlabs/pacs", (3, 227, 227), splits=("train",), text=("domain",), resized=True),
 }
 NAMES = ("digits", *PUBLISHED)
 
@@ -37,7 +44,11 @@ def table(name: str, split: str, data_root: str | Path | None = None) -> ImageTa
     known = PUBLISHED[name]
     if split not in known.splits:
         raise ConfigError(f"{name} has no split {split!r} (valid: {', '.join(known.splits)})")
-    return read_table(f"{name}-{split}", parquet_files(name, known.repo, split, data_root), known.shape, text=known.text)
+    found = read_table(f"{name}-{split}", parquet_files(name, known.repo, split, data_root), known.shape, text=known.text)
+    if not known.resized or (side := found.side()) in (None, known.shape[1]):
+        return found
+    log.info("%s: images of %d×%d pixels instead of the published %d×%d", found.name, side, side, *known.shape[1:])
+    return replace(found, shape=(known.shape[0], side, side))
 
 
 def load(name: str, split: str = "train", data_root: str | Path | None = None) -> Source:

@@ -50,6 +50,18 @@ class ImageTable:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def side(self) -> int | None:
+        """Return the width of the first image where it is square and readable; every other one must then have the same size."""
+        batch = next((batch for _, batch in self._encoded() if len(batch)), None)
+        if batch is None:
+            return None
+        try:
+            with Image.open(io.BytesIO(batch[0].as_py() or b"")) as image:
+                width, height = image.size
+        except (OSError, ValueError, SyntaxError):  # told with its row when it is decoded
+            return None
+        return width if width == height else None
+
     def load(self, rows: NDArray[np.int64] | None = None) -> Source:
         """Return the chosen rows, in the order given, with memory-mapped images.
 
