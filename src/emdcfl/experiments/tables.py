@@ -13,7 +13,7 @@ import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from emdcfl.experiments.compare import ORDER
 from emdcfl.experiments.files import write_file
 from emdcfl.experiments.paper_values import Value, paper_value
 from emdcfl.experiments.results import Result
+from emdcfl.methods import METHODS
 
 TITLES = {
     "oracle": "Oracle", "emdcfl": "EMD-CFL", "cfl": "CFL", "pacfl": "PACFL", "fedclust": "FedClust", "ifca": "IFCA", "flexcfl": "FlexCFL",
@@ -60,8 +61,13 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[str, ...]
     cells: Mapping[tuple[str, str, str], Cell]
-    reference: frozenset[str] = frozenset()
-    """Rows that know the truth and do not compete."""
+    methods: Mapping[str, str]
+    """Method of each row."""
+
+    @property
+    def reference(self) -> set[str]:
+        """Rows that know the truth and do not compete."""
+        return {label for label, method in self.methods.items() if method == "oracle"}
 
     def best(self, column: str, metric: str) -> set[str]:
         """Labels whose cell is the best of its column at the precision shown."""
@@ -91,7 +97,7 @@ def build(results: Sequence[Result]) -> Table:
                 if cell is not None:
                     cells[label, key, metric] = cell
     order = sorted(methods, key=lambda label: (ORDER.index(methods[label]) if methods[label] in ORDER else len(ORDER), label))
-    return Table(tuple(columns), tuple(order), cells, frozenset(label for label in order if methods[label] == "oracle"))
+    return Table(tuple(columns), tuple(order), cells, methods)
 
 
 def _column_settings(row: Result) -> dict[str, Any]:
@@ -102,7 +108,17 @@ def _column_settings(row: Result) -> dict[str, Any]:
 
 def _row_settings(row: Result) -> dict[str, Any]:
     settings = row["settings"]
-    return _flat({"method": settings["method"], "training": settings["training"], "rounds": settings["run"]["rounds"]})
+    return _flat({"method": _complete(settings["method"]), "training": settings["training"], "rounds": settings["run"]["rounds"]})
+
+
+def _complete(method: Mapping[str, Any]) -> dict[str, Any]:
+    """Add options that a row does not have because they are younger than it, so that old and new rows of a method share a cell.
+
+    An option that may be ``None`` is left out of a row where it is, which says nothing about its age.
+    """
+    cls: Any = METHODS.get(str(method.get("name")))
+    known = [] if cls is None else [f for f in fields(cls) if f.default is not MISSING and "None" not in str(f.type)]
+    return {f.name: list(f.default) if isinstance(f.default, tuple) else f.default for f in known} | dict(method)
 
 
 def by_label(results: Sequence[Result]) -> dict[str, list[Result]]:
@@ -160,12 +176,12 @@ def _cell(rows: Sequence[Result], metric: str) -> Cell | None:
     return Cell(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values), paper)
 
 
-def markdown(table: Table) -> str:
+def markdown(table: Table, *, leave_out: Sequence[str] = ()) -> str:
     """Write the table for people: one block per scenario, best in bold (Oracle does not compete)."""
     blocks = []
     for column in table.columns:
         heads, keys = ["method"], []
-        for metric in column.metrics:
+        for metric in (m for m in column.metrics if m not in leave_out):
             heads.append(METRICS[metric])
             keys.append((metric, False))
             if table.has_paper(column.key, metric):

@@ -1,0 +1,223 @@
+"""The paper's comparisons at full size, on one GPU, as a queue that may be killed at any moment and started again.
+
+    EMDCFL_DATA=… python benchmarks/paper.py --out runs/paper --seconds 1800 --at-once 3
+    python benchmarks/paper.py --list --out runs/paper         # what is there, what is left, in order
+
+Every run is one ``emdcfl compare`` in a process and a folder of its own (``parts/``), and its row goes to ``results.jsonl`` when it ends.
+Runs whose row is there, or in a file of ``--done``, are not repeated; scenarios whose data are not below ``EMDCFL_DATA``, or whose
+weights are not below ``TORCH_HOME``, are left out (with ``--wait``: until they are). ``results.jsonl`` merges like any other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from emdcfl.experiments.results import Results, read_results
+
+EMDCFL = ("emdcfl:tolerance=auto", "emdcfl:tolerance=0.025")
+CORE = (*EMDCFL, "oracle", "fedavg")
+HARD = ("ifca", "pacfl", "fedclust", "cfl", "flexcfl", "fesem", "cflgp")
+SOFT = ("fedprox", "fedsoft", "fedce", "pfedgraph", "fedsac", "local")
+SLOW = ("fedem", "fedrc")
+"""Methods that train every cluster's model at every client: several times the time of the others."""
+Settings = tuple[tuple[str, Any], ...]
+ROUND_1: Settings = (("run.rounds", 1),)
+SHORT: Settings = (("run.rounds", 5), ("training.local_epochs", 2))
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One run: scenario, method with options, seed, and what differs from the scenario's own settings."""
+
+    scenario: str
+    method: str
+    seed: int = 0
+    settings: Settings = ()
+
+    @property
+    def name(self) -> str:
+        changed = "".join(f"-{key.rpartition('.')[2]}{value}" for key, value in self.settings)
+        return re.sub(r"[^A-Za-z0-9.-]", "_", f"{self.scenario}-{self.method}-seed{self.seed}{changed}")
+
+    def asks(self) -> dict[str, Any]:
+        """Return the settings by which a row is recognised, whatever else a config may hold by now."""
+        name, *options = self.method.split(":")
+        given = dict(option.split("=") for option in options)
+        asked = {"run.rounds": 10, "training.local_epochs": 10, "run.participants": None, **dict(self.settings)}
+        return {"scenario.name": self.scenario, "method.name": name, "run.seed": self.seed, **asked} | {
+            f"method.{key}": _number(value) for key, value in given.items()
+        }
+
+    def is_row(self, row: Mapping[str, Any]) -> bool:
+        """Say whether a row of results is this run's."""
+        settings = row["settings"]
+        if settings["scenario"].get("scale", "paper") != "paper":
+            return False
+        return all(settings.get(t, {}).get(k) == v for (t, k), v in ((key.split("."), v) for key, v in self.asks().items()))
+
+    def command(self, out: Path, device: str) -> list[str]:
+        """Return the command that makes the row."""
+        fixed = {"engine.name": "graphed", "engine.precision": "bf16"} if device.startswith("cuda") else {}
+        settings = [part for key, value in (fixed | dict(self.settings)).items() for part in ("--set", f"{key}={value}")]
+        chosen = ["--scenario", self.scenario, "--methods", self.method, "--seeds", str(self.seed), "--device", device]
+        return [sys.executable, "-m", "emdcfl", "compare", *chosen, *settings, "--out", str(out), "--quiet"]
+
+
+def _number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def queue() -> list[Wanted]:
+    """Return every run, cheap and important first."""
+
+    def runs(scenario: str, methods: Sequence[str], seeds: Iterable[int] = (0,), settings: Settings = ()) -> list[Wanted]:
+        return [Wanted(scenario, method, seed, settings) for seed in seeds for method in methods]
+
+    return [
+        *runs("backdoor-mnist", CORE),
+        *runs("pacs", (*CORE, *HARD)),
+        *runs("backdoor-cifar10", (*EMDCFL, "oracle"), settings=ROUND_1),
+        *runs("rotated-cifar10", EMDCFL[:1], settings=ROUND_1),
+        *runs("pacs", SOFT),
+        *runs("rotated-mnist", (*CORE, *HARD)),
+        *runs("backdoor-mnist", HARD),
+        *runs("pacs", SLOW),
+        *runs("rotated-mnist", SOFT),
+        *runs("backdoor-mnist", SOFT),
+        *runs("pacs", CORE, (1, 2)),
+        *runs("backdoor-mnist", CORE, (1, 2)),
+        *runs("rotated-mnist", CORE, (1, 2)),
+        *runs("rotated-mnist-two", (*EMDCFL, "oracle", "fedavg")),
+        *runs("rotated-mnist-min", (*EMDCFL, "oracle")),
+        *runs("mnist-base", (*EMDCFL, "oracle")),
+        *(run for n in (10, 20, 30) for run in runs("rotated-mnist", (*EMDCFL, "oracle"), settings=(("run.participants", n),))),
+        *runs("backdoor-cifar10", (*CORE, "ifca", "pacfl"), settings=SHORT),
+        *runs("rotated-cifar10", ("oracle", EMDCFL[1]), settings=ROUND_1),
+        *runs("rotated-mnist", SLOW),
+        *runs("backdoor-mnist", SLOW),
+        *runs("rotated-cifar10", (*CORE, "ifca", "pacfl"), settings=SHORT),
+    ]
+
+
+def available(run: Wanted) -> bool:
+    """Say whether data and weights of a run are there."""
+    source = next((name for name in ("mnist", "cifar10", "pacs") if name in run.scenario), None)
+    if source is None:
+        return True
+    root = Path(os.environ.get("EMDCFL_DATA", ""))
+    weights = Path(os.environ.get("TORCH_HOME", Path.home() / ".cache/torch")) / "hub/checkpoints"
+    return any((root / source).rglob("train*.parquet")) and (source == "mnist" or any(weights.glob("resnet18-*.pth")))
+
+
+class Queue:
+    """Runs in order, a few at a time, until nothing is left or the time is up."""
+
+    def __init__(self, out: Path, done: Sequence[Path], *, at_once: int, device: str) -> None:
+        self.out, self.at_once, self.device = out, at_once, device
+        self.known = [row for path in done for row in read_results(path)]
+        self.running: dict[Wanted, tuple[subprocess.Popen[bytes], float]] = {}
+        self.failed: list[Wanted] = []
+        self.took: dict[str, float] = {}
+
+    def rows(self) -> list[Any]:
+        """Return what is finished, rows of ended runs taken in first."""
+        with Results(self.out) as results:
+            for part in sorted(self.out.glob("parts/*/results.jsonl")):
+                results.add(read_results(part))
+            return [*self.known, *results.rows]
+
+    def left(self) -> list[Wanted]:
+        """Return what is neither finished nor failed, in order."""
+        rows = self.rows()
+        return [run for run in queue() if run not in self.failed and not any(run.is_row(row) for row in rows)]
+
+    def play(self, seconds: float, *, wait: bool = False) -> None:
+        """Work until the time is up; runs that have not ended by then are stopped, and begin again another time."""
+        deadline = time.monotonic() + seconds
+        left = self.left()
+        try:
+            while left and time.monotonic() < deadline:
+                for run in left:
+                    if len(self.running) < self.at_once and run not in self.running and available(run) and self._fits(run, deadline):
+                        self._start(run)
+                if not self.running and not wait:
+                    break
+                time.sleep(1)
+                if self._collect():
+                    left = self.left()
+        finally:
+            for process, _ in self.running.values():
+                process.terminate()
+            for process, _ in self.running.values():
+                process.wait()
+            self.rows()
+
+    def _fits(self, run: Wanted, deadline: float) -> bool:
+        expected = self.took.get(run.scenario, 0.0) * (4 if run.method in SLOW else 1)
+        return time.monotonic() + expected < deadline
+
+    def _start(self, run: Wanted) -> None:
+        place = self.out / "parts" / run.name
+        place.mkdir(parents=True, exist_ok=True)
+        with (place / "log").open("ab") as log:
+            process = subprocess.Popen(run.command(place, self.device), stdout=log, stderr=log)
+        self.running[run] = (process, time.monotonic())
+        say(f"begins {run.name}")
+
+    def _collect(self) -> bool:
+        """Note runs that ended; say whether any did."""
+        ended = [(run, process.returncode, begun) for run, (process, begun) in self.running.items() if process.poll() is not None]
+        for run, code, begun in ended:
+            del self.running[run]
+            took = time.monotonic() - begun
+            if any(run.is_row(row) for row in self.rows()):
+                self.took[run.scenario] = took / (4 if run.method in SLOW else 1)
+                say(f"{took:6.0f} s {run.name}")
+            else:
+                self.failed.append(run)
+                text = (self.out / "parts" / run.name / "log").read_text(errors="replace").strip()
+                say(f"failed {run.name} (code {code}): {text.splitlines()[-1] if text else 'no output'}")
+        return bool(ended)
+
+
+def say(text: str) -> None:
+    """Print a line at once, with the time of day."""
+    print(time.strftime("%H:%M:%S"), text, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/paper"))
+    parser.add_argument("--seconds", type=float, default=3600.0)
+    parser.add_argument("--at-once", type=int, default=3, help="runs at a time")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--done", type=Path, nargs="*", default=sorted(Path("docs/results/data").glob("*.jsonl")))
+    parser.add_argument("--wait", action="store_true", help="for data that are still to come")
+    parser.add_argument("--list", action="store_true", help="say what is left, and do nothing")
+    args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    work = Queue(args.out, args.done, at_once=args.at_once, device=args.device)
+    if args.list:
+        for run in work.left():
+            print(("" if available(run) else "no data: ") + " ".join(run.command(args.out / "parts" / run.name, args.device)[3:]))
+        return
+    say(f"{len(work.left())} runs left")
+    work.play(args.seconds, wait=args.wait)
+    say(f"{len(work.left())} runs left, {len(work.failed)} failed; rows in {args.out / 'results.jsonl'}")
+
+
+if __name__ == "__main__":
+    main()

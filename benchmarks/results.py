@@ -1,0 +1,130 @@
+"""The tables of ``docs/results/README.md``, made from the rows in ``docs/results/data``, ours beside the paper's.
+
+    python benchmarks/results.py                       # write the page's tables anew
+    python benchmarks/results.py --check               # say whether the page is in step; exit 1 where it is not
+    python benchmarks/results.py --take FILE           # first take in rows that 'benchmarks/paper.py' or 'emdcfl compare' made
+
+Every difference from the paper above two standard deviations is listed below its table with its sentence of
+``docs/results/differences.toml``; one without a sentence is said to have none, and fails ``--check``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from emdcfl.experiments.differences import Difference, differences, full_size
+from emdcfl.experiments.results import Result, read_results
+from emdcfl.experiments.tables import build, markdown
+
+HERE = Path(__file__).parents[1] / "docs/results"
+BEGIN, END = "<!-- tables: begin (benchmarks/results.py writes what is between these lines) -->", "<!-- tables: end -->"
+SCENARIOS = (
+    "rotated-mnist", "pacs", "backdoor-mnist", "rotated-cifar10", "backdoor-cifar10", "rotated-mnist-two", "rotated-mnist-min",
+    "mnist-base", "rotated-cifar10-two", "rotated-cifar10-min", "cifar10-base",
+)  # fmt: skip
+UNEXPLAINED = "no sentence yet"
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """What is known, or guessed, of a difference; empty lists stand for everything."""
+
+    text: str
+    scenarios: Sequence[str] = ()
+    methods: Sequence[str] = ()
+    metrics: Sequence[str] = ()
+
+    def covers(self, difference: Difference) -> bool:
+        mine = ((self.scenarios, difference.scenario.split(" ")[0]), (self.methods, difference.method), (self.metrics, difference.metric))
+        return all(not wanted or value in wanted for wanted, value in mine)
+
+
+def read_sentences(path: Path) -> list[Sentence]:
+    return [Sentence(**entry) for entry in tomllib.loads(path.read_text(encoding="utf-8")).get("difference", [])] if path.exists() else []
+
+
+def read_rows(folder: Path) -> list[Result]:
+    """Return the rows at paper scale, scenarios in the order of the page."""
+    rows = [row for path in sorted(folder.glob("*.jsonl")) for row in read_results(path)]
+    return sorted((row for row in rows if row["scenario"] in SCENARIOS), key=lambda row: SCENARIOS.index(row["scenario"]))
+
+
+def kinds(rows: Sequence[Result]) -> dict[str, list[Result]]:
+    """Divide rows into tables: what was trained alike, with as many participants."""
+    found: dict[str, list[Result]] = {}
+    for row in rows:
+        run, epochs = row["settings"]["run"], row["settings"]["training"]["local_epochs"]
+        title = row["scenario"] if run.get("participants") is None else f"{row['scenario']}, {run['participants']} participants a round"
+        rounds = "1 round" if run["rounds"] == 1 else f"{run['rounds']} rounds"
+        found.setdefault(title if full_size(row) else f"{title}: {rounds} of {epochs} local epochs", []).append(row)
+    return found
+
+
+def page(rows: Sequence[Result], sentences: Sequence[Sentence]) -> tuple[str, list[Difference]]:
+    """Return the tables with their differences, and the differences without a sentence."""
+    blocks, open_ = [], []
+    for title, members in kinds(rows).items():
+        table = markdown(build(members), leave_out=("seconds",)).split("\n", 2)[2]
+        by_text: dict[str, list[Difference]] = {}
+        for difference in differences(members):
+            said = next((s.text for s in sentences if s.covers(difference)), UNEXPLAINED)
+            by_text.setdefault(said, []).append(difference)
+        open_ += by_text.get(UNEXPLAINED, [])
+        told = [f"- {'; '.join(d.text() for d in same)}: {said}" for said, same in by_text.items()]
+        listed = "Above two standard deviations:\n\n" + "\n".join(told) + "\n" if told else ""
+        sizes = "" if full_size(members[0]) else "Not the paper's size, so the paper's value is no target here.\n\n"
+        blocks.append(f"### {title}\n\n{sizes}{table}\n{listed}".rstrip() + "\n")
+    return "\n".join(blocks), open_
+
+
+def with_tables(text: str, tables: str) -> str:
+    """Put the tables between their marks."""
+    before, rest = text.split(BEGIN)
+    return f"{before}{BEGIN}\n\n{tables}\n{END}{rest.split(END)[1]}"
+
+
+def take(source: Path, folder: Path) -> int:
+    """Add the lines of new rows, as they are, to the file of their scenario; say how many there were."""
+    read_results(source)  # whatever is damaged is an error before anything is taken
+    added = 0
+    for line in source.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        path = folder / f"{row['scenario']}.jsonl"
+        if path.exists() and any(row["config"] == known["config"] for known in read_results(path)):
+            continue
+        with path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+        added += 1
+    return added
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--take", type=Path, nargs="*", default=[])
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--folder", type=Path, default=HERE)
+    args = parser.parse_args()
+    for source in args.take:
+        print(f"{take(source, args.folder / 'data')} new rows of {source}")
+    tables, open_ = page(read_rows(args.folder / "data"), read_sentences(args.folder / "differences.toml"))
+    place = args.folder / "README.md"
+    text = place.read_text(encoding="utf-8")
+    wanted = with_tables(text, tables)
+    for difference in open_:
+        print(f"no sentence: {difference.scenario}: {difference.text()}")
+    if not args.check:
+        place.write_text(wanted, encoding="utf-8")
+        return
+    if text != wanted:
+        print(f"{place} is not what the rows give; run python benchmarks/results.py")
+    sys.exit(int(text != wanted or bool(open_)))
+
+
+if __name__ == "__main__":
+    main()

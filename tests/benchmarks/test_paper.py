@@ -1,0 +1,96 @@
+"""The queue at paper scale, and the page made from its rows."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import paper, results
+from emdcfl.experiments.compare import ORDER
+from emdcfl.experiments.results import read_results
+
+ROOT = Path(__file__).parents[2]
+DATA = ROOT / "docs/results/data"
+
+
+def test_the_page_is_what_the_rows_give_and_every_difference_has_its_sentence() -> None:
+    tables, unexplained = results.page(results.read_rows(DATA), results.read_sentences(results.HERE / "differences.toml"))
+    assert not unexplained
+    text = (results.HERE / "README.md").read_text(encoding="utf-8")
+    assert results.with_tables(text, tables) == text, "run python benchmarks/results.py"
+
+
+def test_a_difference_without_a_sentence_is_found(tmp_path: Path) -> None:
+    rows = results.read_rows(DATA)
+    assert results.page(rows, [])[1]
+    assert results.UNEXPLAINED in results.page(rows, [])[0]
+
+
+def test_the_queue_holds_every_method_and_knows_finished_rows() -> None:
+    queue = paper.queue()
+    assert len(set(queue)) == len(queue)
+    for scenario in ("pacs", "rotated-mnist", "backdoor-mnist"):
+        asked = {run.method.partition(":")[0] for run in queue if run.scenario == scenario and run.seed == 0 and not run.settings}
+        assert asked == set(ORDER)
+    row = next(r for r in read_results(DATA / "pacs.jsonl") if r["method"] == "oracle")
+    matching = [run for run in queue if run.is_row(row)]
+    assert [(r.scenario, r.method, r.seed, r.settings) for r in matching] == [("pacs", "oracle", 0, ())]
+    row["settings"]["run"]["rounds"] = 1
+    assert not any(run.is_row(row) for run in queue)
+
+
+FAKE = """
+import json, sys, time
+from pathlib import Path
+out, template = Path(sys.argv[1]), json.loads(sys.argv[2])
+time.sleep(0.2)
+(out / "results.jsonl").write_text(json.dumps(template) + chr(10))
+"""
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A queue of three runs that take a fifth of a second; the list names those begun."""
+    begun: list[str] = []
+    template = read_results(DATA / "pacs.jsonl")[0]
+
+    def command(self: paper.Wanted, out: Path, device: str) -> list[str]:
+        begun.append(self.name)
+        row: dict[str, Any] = json.loads(json.dumps(template))
+        for key, value in self.asks().items():
+            table, _, name = key.partition(".")
+            row["settings"][table][name] = value
+        row |= {"config": self.name, "seed": self.seed, "method": self.method}
+        return [sys.executable, "-c", "import sys; sys.exit('broken')" if self.seed == 2 else FAKE, str(out), json.dumps(row)]
+
+    monkeypatch.setattr(paper.Wanted, "command", command)
+    monkeypatch.setattr(paper, "queue", lambda: [paper.Wanted("rotated-digits", "oracle", seed) for seed in (0, 1, 2)])
+    return begun
+
+
+def test_each_run_once_and_a_failed_one_does_not_stop_the_rest(tmp_path: Path, fake: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    work = paper.Queue(tmp_path, [], at_once=2, device="cpu")
+    work.play(20)
+    assert {row["seed"] for row in read_results(tmp_path)} == {0, 1}
+    assert [run.seed for run in work.failed] == [2] and "broken" in capsys.readouterr().out
+    fake.clear()
+    again = paper.Queue(tmp_path, [], at_once=2, device="cpu")
+    assert [run.seed for run in again.left()] == [2]
+    again.play(20)
+    assert fake == ["rotated-digits-oracle-seed2"]
+
+
+def test_time_is_up(tmp_path: Path, fake: list[str]) -> None:
+    work = paper.Queue(tmp_path, [], at_once=1, device="cpu")
+    work.play(0.0)
+    assert fake == [] and len(work.left()) == 3
+
+
+def test_command_line() -> None:
+    command = [sys.executable, str(ROOT / "benchmarks/results.py"), "--check"]
+    assert subprocess.run(command, check=False, cwd=ROOT).returncode == 0
