@@ -1,0 +1,283 @@
+"""What one liar does to the others, and what a backdoor does to its targets.
+
+    python benchmarks/trust.py --what liars --out liars.jsonl --jobs 16
+    python benchmarks/trust.py --what backdoor --out backdoor.jsonl --jobs 6
+    python benchmarks/trust.py --table liars.jsonl backdoor.jsonl
+
+``liars``: Rotated MNIST, 2 rotations × 5 clients, at most 600/128 train/validation samples each (the small scale), every client's whole
+test slice. The first client lies in one way at a time; the mean test accuracy of the other nine is compared with that of a run in which it
+is not there. ``backdoor``: Backdoor MNIST at small scale, the targets' accuracy on clean and on triggered images.
+
+A line per run goes to ``--out``; runs already there are not repeated. Needs EMDCFL_DATA.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import multiprocessing
+import os
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, replace
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the liars are the tests'
+
+import torch
+from tests.trust.liars import LIES, LyingFederation, flipped, honest, more_samples, without
+
+from emdcfl.clustering import adjusted_rand
+from emdcfl.data import scenarios
+from emdcfl.data.scenarios.mnist import NORMALISE, shares
+from emdcfl.data.scenarios.plan import CNN_SCALES, PAPER_TRAINING, Share, shrink
+from emdcfl.data.sources import load
+from emdcfl.data.transforms import rotate
+from emdcfl.data.types import Scenario, Site, Split
+from emdcfl.engines.local import SequentialFederation
+from emdcfl.experiments.loop import play
+from emdcfl.experiments.results import commit, hardware
+from emdcfl.experiments.scoring import accuracy, agreement
+from emdcfl.methods import make
+from emdcfl.models.recipe import ModelRecipe
+from emdcfl.tasks import Training
+from emdcfl.trust import Trust
+
+ANGLES = {"rot0": 0, "rot180": 180}
+PER_GROUP = 5
+LIAR, OTHER = "rot0-1", "rot180-1"
+
+POLICIES = {
+    "defaults": Trust(),
+    "share and clip": Trust(max_share=0.25, clip=1.5),
+    "trimmed mean": Trust(aggregate="trimmed-mean", clip=1.5),
+    "median": Trust(aggregate="median"),
+}
+
+KINDS = ["absent", "honest", *LIES, "labels flipped", "labels flipped, n ×1000", "embeddings copied, labels flipped"]
+
+
+def rotated(seed: int, *, train: int | None = None) -> Scenario:
+    """Two rotations of MNIST, five clients each; ``train`` caps their train samples further."""
+    sources = {split: load("mnist", split) for split in ("train", "test")}
+    every = [s for s in shares(sources["train"].labels, sources["test"].labels, "max", seed) if s.block in ANGLES]
+    scale = {"small": replace(CNN_SCALES["small"], clients=PER_GROUP, test=10**6, train=train or CNN_SCALES["small"].train)}
+    plan, training, notes = shrink(every, "small", scale, PAPER_TRAINING)
+
+    def split(which: str, rows: Any, block: str) -> Split:
+        source = sources[which]
+        return Split(torch.from_numpy(rotate(source.images[rows], ANGLES[block])), torch.from_numpy(source.labels[rows]))
+
+    def site(s: Share) -> Site:
+        return Site(s.name, split("train", s.train, s.block), split("train", s.val, s.block), {"test": split("test", s.test, s.block)})
+
+    return Scenario(
+        "rotated-mnist (0°, 180°)",
+        tuple(map(site, plan)),
+        sources["train"].classes,
+        NORMALISE,
+        ModelRecipe("cnn", {"channels": 1, "classes": 10, "size": 28}),
+        groups={s.name: s.group for s in plan},
+        k=len(ANGLES),
+        defaults={**training, "lr": 0.01},
+        notes=notes,
+    )
+
+
+def federation(scenario: Scenario, kind: str, policy: Trust, seed: int, options: Any) -> SequentialFederation:
+    """The clients of a run; the liar and what it does follow from the kind."""
+    defaults = {**scenario.defaults, **({"local_epochs": options.epochs} if options.epochs else {})}
+    training = Training(**{k: v for k, v in defaults.items() if k != "rounds"})
+    common = {"training": training, "seed": seed, "on_failure": "continue", "device": "cpu", "trust": policy}
+    if kind == "absent":
+        return SequentialFederation(without(scenario, LIAR), **common)
+    if kind.startswith("embeddings copied"):  # it shows the other rotation's images, and trains on wrong labels of its own
+        return LyingFederation(flipped(scenario, LIAR), liar=LIAR, disguise=OTHER, **common)
+    lie = more_samples if kind.endswith("n ×1000") else LIES.get(kind, honest)
+    return LyingFederation(flipped(scenario, LIAR) if kind.startswith("labels") else scenario, liar=LIAR, lie=lie, **common)
+
+
+def lied(kind: str, policy: str, seed: int, options: Any) -> dict[str, Any]:
+    """One run with (or without) a liar."""
+    scenario = rotated(seed, train=options.train)
+    started = time.perf_counter()
+    rounds = options.rounds or int(scenario.defaults["rounds"])
+    method = make("emdcfl", tolerance=options.tolerance)
+    with federation(scenario, kind, POLICIES[policy], seed, options) as fed:
+        *_, last = play(fed, method, rounds=rounds)
+        others = [c for c in fed.clients if c != LIAR]
+        clusters = dict(zip(fed.clients, last.serving.clusters.tolist(), strict=True))  # type: ignore[union-attr]
+        reached = [c for c in others if clusters[c] == clusters.get(LIAR)]
+        groups = scenario.groups or {}
+        by_group = {g: accuracy(last.rows, "test", [c for c in others if groups[c] == g])["mean"] for g in sorted(set(groups.values()))}
+        return {
+            "accuracy": accuracy(last.rows, "test", others)["mean"],
+            "by_group": by_group,
+            "ari_of_others": adjusted_rand([list(ANGLES).index(groups[c]) for c in others], [clusters[c] for c in others]),
+            "with_liar": reached,
+            "foreign": sum(groups[c] != groups[LIAR] for c in reached),
+            "quarantined": fed.guard.ledger.quarantined(),
+            "flags": fed.guard.ledger.flagged(),
+            "rounds": rounds,
+            "training": asdict(fed.training),
+            "tolerance": options.tolerance,
+            "trust": asdict(POLICIES[policy]),
+            "train": options.train,
+            "seconds": round(time.perf_counter() - started, 1),
+        }
+
+
+BACKDOOR = {
+    "emdcfl": ("emdcfl", "defaults"),
+    "fedavg": ("fedavg", "defaults"),
+    "fedavg, median": ("fedavg", "median"),
+    "oracle": ("oracle", "defaults"),
+}
+
+
+def backdoor(kind: str, policy: str, seed: int, options: Any) -> dict[str, Any]:
+    """One run with attackers whose images carry a cue for the label."""
+    name, chosen = BACKDOOR[kind]
+    scenario = scenarios.build("backdoor-mnist", scale=options.scale, data_seed=seed)
+    defaults = {**scenario.defaults, **({"local_epochs": options.epochs} if options.epochs else {})}
+    training = Training(**{k: v for k, v in defaults.items() if k != "rounds"})
+    rounds = options.rounds or int(defaults["rounds"])
+    started = time.perf_counter()
+    method = make(name, **({"tolerance": options.tolerance} if name == "emdcfl" else {}))
+    with SequentialFederation(scenario, training=training, seed=seed, device="cpu", trust=POLICIES[chosen]) as fed:
+        *_, last = play(fed, method, rounds=rounds, evaluate_every=rounds)
+        clusters = None if last.serving.clusters is None else dict(zip(fed.clients, last.serving.clusters.tolist(), strict=True))
+        groups = scenario.groups or {}
+        targets = {clusters[c] for c in fed.clients if groups[c] == "target"} if clusters else set()
+        return {
+            **{variant: accuracy(last.rows, variant, scenario.scored)["mean"] for variant in ("clean", "backdoor")},
+            "ari": agreement(last.serving, fed.clients, groups),
+            "isolated": None if clusters is None else not any(clusters[c] in targets for c in fed.clients if groups[c] == "attacker"),
+            "flags": fed.guard.ledger.flagged(),
+            "rounds": rounds,
+            "training": asdict(training),
+            "tolerance": options.tolerance if name == "emdcfl" else None,
+            "trust": asdict(POLICIES[chosen]),
+            "scale": options.scale,
+            "notes": list(scenario.notes),
+            "seconds": round(time.perf_counter() - started, 1),
+        }
+
+
+def one(what: str, kind: str, policy: str, seed: int, options: Any) -> dict[str, Any]:
+    """Run in a process of its own."""
+    torch.set_num_threads(1)
+    logging.basicConfig(level=logging.ERROR)
+    logging.getLogger("emdcfl").setLevel(logging.ERROR)
+    found = (lied if what == "liars" else backdoor)(kind, policy, seed, options)
+    return {"what": what, "kind": kind, "policy": policy, "seed": seed, **found, "commit": commit(), "hardware": hardware("cpu")}
+
+
+def wanted(options: Any) -> list[tuple[str, str, str, int]]:
+    seeds = [int(s) for s in options.seeds.split(",")]
+    if options.what == "backdoor":
+        return [("backdoor", kind, "", seed) for seed in seeds for kind in (options.kinds or list(BACKDOOR))]
+    kinds = options.kinds or KINDS
+    return [("liars", kind, policy, seed) for seed in seeds for policy in (options.policies or list(POLICIES)) for kind in kinds]
+
+
+def read(paths: list[Path]) -> list[dict[str, Any]]:
+    lines = [line for path in paths if path.exists() for line in path.read_text(encoding="utf-8").splitlines()]
+    rows = []
+    for line in lines:
+        try:
+            rows.append(json.loads(line))
+        except ValueError:  # cut off by a kill; that run is done again
+            continue
+    return rows
+
+
+def run(options: Any) -> None:
+    """Do what is not done yet, several runs at a time."""
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    done = {(r["what"], r["kind"], r["policy"], r["seed"]) for r in read([options.out])}
+    todo = [job for job in wanted(options) if job not in done]
+    with ProcessPoolExecutor(options.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        running = {pool.submit(one, *job, options): job for job in todo}
+        for future in as_completed(running):
+            row = future.result()
+            with options.out.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            shown = {k: row[k] for k in ("kind", "policy", "seed", "accuracy", "clean", "backdoor", "seconds") if k in row}
+            print(json.dumps(shown, ensure_ascii=False), flush=True)
+
+
+def points(values: list[float]) -> str:
+    spread = f" ± {stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{mean(values):+.1f}{spread}"
+
+
+def liars_table(rows: list[dict[str, Any]]) -> list[str]:
+    """Loss of the others in points against the run without the liar, by lie and policy; worst seed in brackets."""
+    by = {(r["kind"], r["policy"], r["seed"]): r for r in rows}
+    policies = [p for p in POLICIES if any(k[1] == p for k in by)]
+    head = ["the liar", *policies, "joins the other group", "noticed"]
+    lines = [f"| {' | '.join(head)} |", "| --- |" + " --: |" * len(policies) + " --- | --- |"]
+    base = {p: [r["accuracy"] for (kind, policy, _), r in by.items() if kind == "absent" and policy == p] for p in policies}
+    lines.append("| *is not there (accuracy, %)* | " + " | ".join(f"{100 * mean(v):.1f}" if v else "–" for v in base.values()) + " | | |")
+    for kind in KINDS[1:]:
+        cells, foreign, noticed, seen = [], 0, set(), 0
+        for policy in policies:
+            pairs = [(r, by.get(("absent", policy, seed))) for (k, p, seed), r in by.items() if (k, p) == (kind, policy)]
+            gaps = [100 * (r["accuracy"] - b["accuracy"]) for r, b in pairs if b is not None]
+            cells.append(f"{points(gaps)} ({min(gaps):+.1f})" if gaps else "–")
+            foreign += sum(r["foreign"] > 0 for r, _ in pairs)
+            seen += len(pairs)
+            noticed |= {f["what"] + " flagged" for r, _ in pairs for f in r["flags"] if f["client"] == LIAR}
+            noticed |= {"quarantined" for r, _ in pairs if any(q["client"] == LIAR for q in r["quarantined"])}
+        lines.append(f"| {kind} | " + " | ".join(cells) + f" | {foreign} of {seen} runs | {', '.join(sorted(noticed)) or 'no'} |")
+    return lines
+
+
+def backdoor_table(rows: list[dict[str, Any]]) -> list[str]:
+    lines = ["| method | targets, clean | targets, triggered | gap | attackers apart | ARI |", "| --- | --: | --: | --: | --- | --: |"]
+    for kind in BACKDOOR:
+        own = [r for r in rows if r["kind"] == kind]
+        if own:
+            clean, bad = (mean(100 * r[v] for r in own) for v in ("clean", "backdoor"))
+            gap = points([100 * (r["backdoor"] - r["clean"]) for r in own])
+            apart = "–" if own[0]["isolated"] is None else f"{sum(r['isolated'] for r in own)} of {len(own)} runs"
+            ari = [r["ari"] for r in own if r["ari"] is not None]
+            lines.append(f"| {kind} | {clean:.1f} | {bad:.1f} | {gap} | {apart} | {f'{mean(ari):.2f}' if ari else '–'} |")
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--what", choices=("liars", "backdoor"), default="liars")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--table", type=Path, nargs="+", help="print tables of results instead of running")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--seeds", default="0,1,2", help="run and data seeds")
+    parser.add_argument("--kinds", nargs="+", help="lies, or rows of the backdoor table; default all")
+    parser.add_argument("--policies", nargs="+", choices=list(POLICIES))
+    parser.add_argument("--tolerance", default="auto", type=lambda text: text if text == "auto" else float(text))
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--epochs", type=int)
+    parser.add_argument("--train", type=int, help="fewer train samples per client, for a quick look")
+    parser.add_argument("--scale", default="small", help="of the backdoor scenario")
+    options = parser.parse_args()
+    if options.table:
+        rows = read(options.table)
+        for what, table in (("liars", liars_table), ("backdoor", backdoor_table)):
+            own = [r for r in rows if r["what"] == what]
+            if own:
+                print("\n".join(table(own)), end="\n\n")
+    elif options.out is None:
+        parser.error("--out says where results go")
+    else:
+        run(options)
+
+
+if __name__ == "__main__":
+    main()
