@@ -28,9 +28,10 @@ def payload(value: Any) -> int:
     """
     if isinstance(value, Tensor):
         return value.numel() * value.element_size()
-    if isinstance(value, Mapping):
-        return sum(payload(v) for v in value.values())
-    return sum(payload(v) for v in value) if isinstance(value, list | tuple) else 0
+    if isinstance(value, (int, float, str, bytes)):  # before the question below, which takes longest
+        return 0
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+    return sum(map(payload, parts))
 
 
 class Traffic:
@@ -38,6 +39,10 @@ class Traffic:
 
     def __init__(self) -> None:
         self.bytes: Bytes = {}
+
+    def restore(self, counted: Mapping[str, Mapping[str, int]]) -> None:
+        """Go on from what a resumed run had counted."""
+        self.bytes = {phase: dict(ways) for phase, ways in counted.items()}
 
     def sent(self, phase: str, inputs: Mapping[str, Mapping[str, Any]], common: Mapping[str, Any]) -> None:
         """Count one request to each client. Of a mapping that all share, a client that names ``rows`` is sent those alone."""
@@ -57,15 +62,3 @@ class Traffic:
     def _add(self, phase: str, way: str, number: int) -> None:
         counted = self.bytes.setdefault(phase, {"to_clients": 0, "to_server": 0})
         counted[way] += number
-
-
-def together(first: Mapping[str, Mapping[str, int]], second: Mapping[str, Mapping[str, int]]) -> Bytes:
-    """Add two counts.
-
-    Examples
-    --------
-    >>> together({"train": {"to_clients": 1}}, {"train": {"to_clients": 2}, "embed": {"to_server": 5}})
-    {'embed': {'to_clients': 0, 'to_server': 5}, 'train': {'to_clients': 3, 'to_server': 0}}
-    """
-    ways = ("to_clients", "to_server")
-    return {p: {w: first.get(p, {}).get(w, 0) + second.get(p, {}).get(w, 0) for w in ways} for p in sorted({*first, *second})}
