@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -26,6 +27,7 @@ from emdcfl.experiments.config import Choice, Config, RunConfig, TrainingConfig,
 from emdcfl.experiments.results import Results, as_result, read_results
 from emdcfl.experiments.tables import build, markdown
 
+ROOT = Path(__file__).parents[2]
 BASE = Config(
     run=RunConfig(rounds=1),
     scenario=Choice("rotated-digits", {"groups": 2, "clients_per_group": 1}),
@@ -113,6 +115,29 @@ def test_interrupted_anywhere_it_ends_as_if_it_had_not_been(tmp_path: Path, quic
     stopped, whole = (read_results(tmp_path / name) for name in ("stopped", "whole"))
     assert stopped == whole
     assert markdown(build(stopped)) == markdown(build(whole))
+
+
+def test_killed_at_any_moment_no_run_is_lost_or_repeated(tmp_path: Path) -> None:
+    """SIGKILL, real training: what was on the disk stays and is not run again, and the table is that of an undisturbed comparison."""
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
+    arguments = [sys.executable, "-m", "tests.experiments.crash_compare", str(tmp_path)]
+    done = subprocess.run(arguments, capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    lives = [json.loads(line) for line in done.stdout.splitlines()]
+    assert sum(life["killed"] for life in lives) >= 2 and not lives[-1]["killed"]
+    assert any(life["there"] for life in lives)  # at least one life went on from where another had ended
+    for life, after in itertools.pairwise(lives):
+        assert after["there"][: len(life["there"])] == life["there"]
+    for life in lives:
+        assert not set(life["there"]) & set(life["begun"]) and len(set(life["begun"])) == len(life["begun"])
+    whole, killed = ([{**row, "seconds": None} for row in read_results(tmp_path / name)] for name in ("whole", "killed"))
+    assert whole == killed and len(whole) == 6
+    first, second = (table_without_seconds(tmp_path / name / "table.csv") for name in ("whole", "killed"))
+    assert first == second and len(first) > 6
+
+
+def table_without_seconds(path: Path) -> list[str]:
+    return [line for line in path.read_text().splitlines() if ",seconds," not in line]
 
 
 def test_a_failure_costs_its_own_run_only(tmp_path: Path, quick: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +228,8 @@ def test_command_line(tmp_path: Path, quick: list[str]) -> None:
     assert done.exit_code == 0, done.output
     assert "[4/4] fedavg on rotated-digits, seed 1" in done.output
     assert "4 of 4 runs are there (4 run now)" in done.output
-    assert {p.name for p in tmp_path.iterdir()} >= {"results.jsonl", "table.md", "table.tex", "table.csv"}
+    assert {p.name for p in tmp_path.iterdir()} >= {"results.jsonl", "table.md", "table.tex", "table.csv", "report.html"}
+    assert "FedAvg" in (tmp_path / "report.html").read_text(encoding="utf-8")
     merged = cli("--merge", str(tmp_path), "--out", str(tmp_path / "more"))
     assert merged.exit_code == 0
     assert (tmp_path / "more" / "table.md").read_text() == (tmp_path / "table.md").read_text()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from emdcfl.experiments import runner
+from emdcfl.errors import DataError
+from emdcfl.experiments import merging, runner
 from emdcfl.experiments.config import Choice, Config, RunConfig, TrainingConfig
-from emdcfl.experiments.merging import merging_costs, merging_line, write_merging
+from emdcfl.experiments.merging import merging_costs, merging_line, write_merging, write_quick_merging
 from emdcfl.report import write_report
 
 CONFIG = Config(
@@ -49,3 +51,34 @@ def test_line_for_the_report(run: Path, tmp_path: Path) -> None:
     runner.run(replace(CONFIG, method=Choice("fedavg")), tmp_path / "fedavg")
     write_merging(tmp_path / "fedavg")
     assert merging_line(tmp_path / "fedavg") is None
+
+
+def test_quick_ones_are_evaluated_without_being_asked_for(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copied = tmp_path / "run"
+    shutil.copytree(run, copied)
+    (copied / merging.FILE).unlink(missing_ok=True)
+    monkeypatch.setattr(merging, "QUICK_CLUSTERS", 2)  # the run has three
+    write_quick_merging(copied)
+    assert merging_line(copied) is None
+    monkeypatch.setattr(merging, "QUICK_CLUSTERS", 3)
+    write_quick_merging(copied)
+    assert merging_line(copied) is not None
+    monkeypatch.setattr(merging, "write_merging", lambda _: pytest.fail("evaluated again"))
+    write_quick_merging(copied)
+
+
+def test_a_report_does_not_fail_for_want_of_the_bounds(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from emdcfl.cli import main
+
+    def missing(_: Path) -> None:
+        raise DataError("the mnist data are not here")
+
+    copied = tmp_path / "run"
+    shutil.copytree(run, copied)
+    (copied / merging.FILE).unlink(missing_ok=True)
+    monkeypatch.setattr(merging, "write_merging", missing)
+    for arguments, code in (([], 0), (["--no-theory"], 0), (["--theory"], 2)):
+        with pytest.raises(SystemExit) as stopped:
+            main(["report", str(copied), *arguments])
+        assert stopped.value.code == code
+    assert (copied / "report.html").exists()

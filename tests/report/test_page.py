@@ -175,8 +175,11 @@ def test_untested_clients_and_an_unfinished_run(tmp_path: Path) -> None:
 
 
 def test_bytes_where_known(tmp_path: Path) -> None:
-    assert "3.4 MB" in Page(render(make_run(tmp_path / "a", bytes={"up": 3.4e6}))).text
-    assert "Sent" not in Page(render(make_run(tmp_path / "b"))).text
+    counted = {"train": {"to_clients": 3_400_000, "to_server": 1_700_000}, "embed": {"to_clients": 0, "to_server": 0}}
+    text = Page(render(make_run(tmp_path / "a", bytes=counted))).text
+    assert "Sent: 5.1 MB" in text and "3.4 MB" in text and "1.7 MB" in text and "in all" in text
+    for unknown in ({}, None, 12, {"train": "many"}):
+        assert "Sent" not in Page(render(make_run(tmp_path / "b", bytes=unknown))).text
 
 
 def test_a_comparison(tmp_path: Path) -> None:

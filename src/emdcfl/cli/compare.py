@@ -38,7 +38,7 @@ def compare_(
     merge: Annotated[list[Path] | None, typer.Option(help="Take in another results.jsonl (or its folder); repeatable.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the table at the end.")] = False,
 ) -> None:
-    """Run methods × seeds on a scenario, as far as they are missing in --out, and write table.md, table.tex and table.csv."""
+    """Run methods × seeds on a scenario, as far as they are missing in --out, and write table.md, table.tex, table.csv and report.html."""
     settings = set_ or []
     refused = next((s for s in settings if s.strip().startswith(("method", "privacy"))), None)
     if refused is not None:
@@ -61,14 +61,17 @@ def compare_(
 
 
 def conclude(console: Console, out: Path, outcome: Outcome) -> None:
-    """Write the tables, print them, and say what is missing."""
+    """Write the tables and the page, print the tables, and say what is missing."""
+    from emdcfl.report import write_report
+
     results = read_results(out) if (out / "results.jsonl").exists() else []
     if results:
         for one in rich_tables(write_tables(results, out)):
             console.print(one)
+        write_report(out)
     done = f"{outcome.found + outcome.ran} of {outcome.found + outcome.ran + outcome.left + len(outcome.failed)} runs are there"
     left = f", {outcome.left} left by the time limit: start again to go on" if outcome.left else ""
-    console.print(f"{done} ({outcome.ran} run now){left}; tables and results in {out}", highlight=False, soft_wrap=True)
+    console.print(f"{done} ({outcome.ran} run now){left}; results, tables and report.html in {out}", highlight=False, soft_wrap=True)
     if outcome.failed:
         raise ClientError(describe_failures(outcome.failed))
 

@@ -15,15 +15,19 @@ from emdcfl.cli.app import app
 def report(
     folder: Annotated[Path, typer.Argument(help="Run directory, or folder of a comparison.")],
     out: Annotated[Path | None, typer.Option(help="File to write.", show_default="report.html in the folder")] = None,
-    theory: Annotated[bool, typer.Option("--theory", help="Simulated runs: also evaluate what merging clusters could cost.")] = False,
+    theory: Annotated[
+        bool | None, typer.Option(help="Simulated runs: evaluate what merging clusters could cost.", show_default="where it takes seconds")
+    ] = None,
     open_: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
 ) -> None:
     """Write one self-contained page: verdict, map, heat map, margins, accuracy, cost."""
-    from emdcfl.experiments.merging import write_merging
+    from emdcfl.experiments.merging import write_merging, write_quick_merging
     from emdcfl.report import write_report
 
     if theory:
         write_merging(folder)
+    elif theory is None and (folder / "summary.json").is_file():
+        write_quick_merging(folder)
     place = write_report(folder, out)
     typer.echo(str(place))
     if open_:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +16,7 @@ from emdcfl.cli.app import app
 from emdcfl.cli.compare import Screen
 from emdcfl.errors import ClientError, ConfigError, EmdcflError, nearest
 from emdcfl.experiments.compare import parse_seeds
-from emdcfl.experiments.config import Config
+from emdcfl.experiments.config import Config, override
 from emdcfl.experiments.reproduce import SCALES, Context, chosen, listing, reproduce
 
 
@@ -30,6 +29,7 @@ def reproduce_(
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, each in a process of its own.")] = 1,
     time_limit: Annotated[float | None, typer.Option(help="Seconds after which no run begins.", show_default=False)] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    precision: Annotated[str, typer.Option(help="fp32, tf32 or bf16, for training; see engine.precision.")] = "fp32",
     random_weights: Annotated[bool, typer.Option("--random-weights", help="Larger networks untrained: plumbing only.")] = False,
     list_: Annotated[bool, typer.Option("--list", help="Say what there is, and how long it took where.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
@@ -45,7 +45,7 @@ def reproduce_(
         raise ConfigError(f"unknown scale {scale!r}: {nearest(scale, SCALES)}")
     console = Console()
     numbers = SCALES[scale].seeds if seeds is None else tuple(parse_seeds(seeds))
-    engine = replace(Config().engine, device=device)
+    engine = override(Config(), {"engine.device": device, "engine.precision": precision}).engine
     made = []
     failed: dict[str, str] = {}
     for spec in chosen(names):
@@ -83,6 +83,6 @@ def _list(out: Path, *, as_json: bool) -> None:
     for column in ("label", "what it is", "took"):
         table.add_column(column, overflow="fold")
     for row in rows:
-        took = "; ".join(f"{t['scale']} {t['seconds']:.0f} s on {t['hardware']}" for t in row["took"])
+        took = "; ".join(f"{t['scale']} {t['seconds']:.{0 if t['seconds'] >= 10 else 1}f} s on {t['hardware']}" for t in row["took"])
         table.add_row(row["label"], row["title"], took or "–")
     Console().print(table)

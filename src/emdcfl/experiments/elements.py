@@ -19,7 +19,7 @@ from emdcfl.experiments.config import Config
 from emdcfl.experiments.paper_values import Value
 from emdcfl.experiments.paper_values import tables as paper_tables
 from emdcfl.experiments.reproduce import Context, find
-from emdcfl.experiments.results import Result, read_results
+from emdcfl.experiments.results import RESULTS, Result, read_results
 from emdcfl.experiments.snapshot import Request, Snapshot, take
 from emdcfl.keys import global_seed
 from emdcfl.models import ModelRecipe
@@ -51,9 +51,11 @@ def _wanted(context: Context) -> list[Config]:
 def _run(context: Context) -> tuple[list[Result], int]:
     """Run what the table needs and return its rows; failures are an error once everything else has run."""
     limit = context.time_limit
+    there = {row["config"] for row in _rows(context)}
     outcome = compare(_wanted(context), context.shared, jobs=context.jobs, time_limit=limit, on_row=context.on_row)
     wanted = set(outcome.keys)
-    rows = [row for row in read_results(context.shared) if row["config"] in wanted] if (context.shared / "results.jsonl").exists() else []
+    rows = [row for row in _rows(context) if row["config"] in wanted]
+    context.reused += sum(float(row["seconds"]["total"]) for row in rows if row["config"] in there)
     for row in rows:
         for note in row["notes"]:
             context.note(f"{row['scenario']}, {note}")
@@ -62,6 +64,10 @@ def _run(context: Context) -> tuple[list[Result], int]:
     if outcome.failed:
         raise ClientError(describe_failures(outcome.failed))
     return rows, outcome.left
+
+
+def _rows(context: Context) -> list[Result]:
+    return read_results(context.shared) if (context.shared / RESULTS).exists() else []
 
 
 def comparison(context: Context) -> int:

@@ -6,8 +6,9 @@ simulation only: it looks at unprojected embeddings and labels of all clients.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,20 @@ from torch import Tensor
 from emdcfl import tasks, theory
 from emdcfl.client import Client
 from emdcfl.engines.local.sequential import simulated_clients
+from emdcfl.errors import EmdcflError, StoreError
 from emdcfl.experiments.files import json_text, read_json, write_file
+from emdcfl.experiments.outputs import read_summary
 from emdcfl.experiments.runner import plan
 from emdcfl.experiments.store import RunStore
 from emdcfl.federation import Federation
 from emdcfl.params import average
 
+log = logging.getLogger("emdcfl")
+
 FILE = "merging.json"
+QUICK_CLUSTERS, QUICK_BYTES = 4, 8 << 20
+"""Up to so many clusters, with models of so many bytes, the bounds are evaluated without being asked for: seconds."""
+
 SAMPLES = 256
 """Most samples per cluster: exact transport grows with their square."""
 
@@ -61,7 +69,8 @@ def merging_costs(run: Path, *, samples: int = SAMPLES, pairs: Sequence[tuple[in
     Returns nothing for methods without clusters, and for data that are not simulated (no true groups).
     """
     store = RunStore.read(run)
-    found = plan(store.config())
+    config = store.config()
+    found = plan(replace(config, engine=replace(config.engine, name="sequential", workers=1)))  # here, however the run was made
     loaded: tuple[int, Any, dict[str, Any]] | None = store.load_state(found.method.State)
     if loaded is None or found.scenario.groups is None:
         return []
@@ -100,9 +109,26 @@ def write_merging(run: Path) -> None:
     write_file(run / FILE, [json_text(found, FILE, indent=2).encode() + b"\n"])
 
 
+def write_quick_merging(run: Path) -> None:
+    """Evaluate the pairs where that is a matter of seconds and has not been done; whatever is in the way, the report goes on without."""
+    try:
+        summary = read_summary(run)
+        clusters = set(summary.get("clusters") or ())
+        sizes = [p.stat().st_size for p in (run / "models").glob("*.safetensors")]
+        simulated = summary.get("finished") and summary.get("groups") is not None
+        quick = 2 <= len(clusters) <= QUICK_CLUSTERS and sizes and max(sizes) <= QUICK_BYTES
+        if simulated and quick and not (run / FILE).exists():
+            write_merging(run)
+    except EmdcflError as error:
+        log.info("what merging clusters could cost is left out: %s", error)
+
+
 def merging_line(run: Path) -> str | None:
     """Return the sentence on the pair of clusters nearest to each other, for the report; ``None`` where nothing was evaluated."""
     if not (run / FILE).exists():
         return None
-    pairs = read_json(run / FILE)
-    return str(pairs[0]["sentence"]) if pairs else None
+    try:
+        pairs = read_json(run / FILE)
+        return str(pairs[0]["sentence"]) if pairs else None
+    except (StoreError, KeyError, TypeError, IndexError) as error:
+        raise StoreError(f"{run / FILE}: truncated or damaged; 'emdcfl report --theory {run}' writes it again") from error

@@ -181,15 +181,12 @@ def _cost(summary: dict[str, Any]) -> dict[str, Any]:
 
 def _sent(counted: Any) -> list[tuple[str, float, float]]:
     """(phase, bytes to clients, bytes to the server), phases in which nothing travelled left out, with their sum at the end."""
-    counted = counted if isinstance(counted, dict) else {}
-    ways = {
-        str(phase): [float(v.get(way) or 0) for way in ("to_clients", "to_server")] for phase, v in counted.items() if isinstance(v, dict)
-    }
-    rows = [
-        (phase, *ways[phase])
-        for phase in sorted(ways, key=lambda p: (PHASES.index(p) if p in PHASES else len(PHASES), p))
-        if any(ways[phase])
-    ]
+    rows = []
+    for phase, ways in counted.items() if isinstance(counted, dict) else ():
+        down, up = (float(ways.get(way) or 0) for way in ("to_clients", "to_server")) if isinstance(ways, dict) else (0.0, 0.0)
+        if down or up:
+            rows.append((str(phase), down, up))
+    rows.sort(key=lambda row: PHASES.index(row[0]) if row[0] in PHASES else len(PHASES))
     return [*rows, ("in all", sum(r[1] for r in rows), sum(r[2] for r in rows))] if rows else []
 
 

@@ -70,7 +70,7 @@ def shrink(
 def _note(scale: str, caps: Scale, shares: Sequence[Share], kept: Sequence[Share], training: Mapping[str, Any]) -> str:
     return (
         f"scale {scale}: {len(kept)} of {len(shares)} clients, at most {caps.train}/{caps.val}/{caps.test} train/val/test samples each, "
-        f"rounds {caps.rounds} (paper: {training['rounds']}), local epochs {caps.local_epochs} (paper: {training['local_epochs']}); "
+        f"by default {caps.rounds} rounds (paper: {training['rounds']}) of {caps.local_epochs} epochs (paper: {training['local_epochs']}); "
         f"the construction is the same"
     )
 
