@@ -67,5 +67,6 @@ def brief(text: str, most: int = 400) -> str:
     >>> brief("two\nlines"), brief("x" * 50, 8)
     ('two lines', 'xxxxxxx…')
     """
-    line = " ".join(text.split())
-    return line if len(line) <= most else line[: most - 1] + "…"
+    head = text[: 4 * most]  # whatever its length, and whatever a terminal would make of its characters
+    line = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in " ".join(head.split()))
+    return line if len(line) <= most and len(head) == len(text) else line[: most - 1] + "…"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+import io
 import json
 import re
 import ssl
 import stat
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -18,7 +21,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
 import emdcfl
-from emdcfl.apps import trial
+from emdcfl.apps import options, trial
+from emdcfl.apps.options import Options
 from emdcfl.apps.server import Journal, read_config
 from emdcfl.apps.trial.folder import fingerprints
 from emdcfl.apps.trial.processes import _recorded, _start_time, _write
@@ -105,6 +109,7 @@ def test_a_process_number_that_was_given_to_another_is_not_taken_for_ours(four: 
     _write(four, {"superlink": {"pid": os.getpid(), "started": "1"}, "rot0-1": {"pid": os.getpid(), "started": _start_time(os.getpid())}})
     try:
         assert _recorded(four) == {"superlink": None, "rot0-1": os.getpid()}
+        assert trial.status(four)["superlink"] == f"ended by itself; see {four.path}/logs/superlink.log"
     finally:
         _write(four, {})
     assert trial.status(four) == dict.fromkeys(("superlink", *four.nodes), "stopped")
@@ -132,14 +137,42 @@ def test_the_journal_is_read_line_by_line_as_it_grows(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "outcome.json").read_text()) == {"ok": True}
 
 
-def test_the_project_and_the_trials_app_take_the_same_options(four: trial.Trial) -> None:
+def test_the_project_and_the_trials_app_take_the_options_of_the_code(four: trial.Trial) -> None:
     project = ROOT / "pyproject.toml"
     if not project.exists():
         pytest.skip("not run from a source tree")
     ours, theirs = (tomllib.loads(p.read_text())["tool"]["flwr"]["app"] for p in (project, four.path / "app" / "pyproject.toml"))
-    assert ours["config"] == theirs["config"]
+    assert ours["config"] == theirs["config"] == Options().as_dict()
+    assert Options.read(ours["config"]) == Options()
     assert ours["components"] == theirs["components"]
+    for where in ours["components"].values():
+        module, _, name = where.partition(":")
+        assert hasattr(importlib.import_module(module), name)
     version = tomllib.loads(project.read_text())["project"]["version"]
     assert version == emdcfl.__version__
-    documented = re.findall(r"^``([\w-]+)``", (ROOT / "src/emdcfl/apps/server.py").read_text(), re.M)
-    assert set(documented) == set(ours["config"])
+    assert re.findall(r"^``([\w-]+)``", options.__doc__ or "", re.M) == list(ours["config"])
+
+
+def test_the_projects_bundle_is_small_and_holds_no_code() -> None:
+    build = pytest.importorskip("flwr.cli.build")
+    if not (ROOT / "pyproject.toml").exists():
+        pytest.skip("not run from a source tree")
+    with zipfile.ZipFile(io.BytesIO(build.build_fab_from_disk(ROOT))) as bundle:
+        assert set(bundle.namelist()) == {"pyproject.toml", "LICENSE", ".info/CONTENT"}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"dedline": 5.0}, "unknown key 'dedline': did you mean 'deadline'"),
+        ({"deadline": "5"}, "expected deadline as float, got '5' (str)"),
+        ({"resume": 1}, "expected resume as bool, got 1 (int)"),
+        ({"deadline": 0}, "expected deadline of at least 1, got 0.0"),
+        ({"deadline": float("nan")}, "expected deadline of at least 1, got nan"),
+        ({"wait": -1}, "expected wait of at least 0"),
+        ({"out": ""}, "expected out to name a run directory"),
+    ],
+)
+def test_a_mistake_in_the_run_config_is_told(given: dict[str, object], expected: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(expected)):
+        Options.read(given)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -38,8 +39,12 @@ def over_flower(given: Config) -> Config:
 
 @contextmanager
 def federation(folder: Path, *, nodes: int = 4, deadline: float = 300.0, start: bool = True) -> Iterator[trial.Trial]:
-    """A running federation; its processes find this source tree whether or not it is installed."""
+    """A running federation; its processes find this source tree whether or not it is installed.
+
+    A test that is told to end (SIGTERM) stops them first.
+    """
     there = trial.create(folder, nodes=nodes, deadline=deadline)
+    ended = signal.signal(signal.SIGTERM, _leave)
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = SOURCE if not before else f"{SOURCE}{os.pathsep}{before}"
     try:
@@ -48,10 +53,15 @@ def federation(folder: Path, *, nodes: int = 4, deadline: float = 300.0, start: 
         yield there
     finally:
         trial.down(there)
+        signal.signal(signal.SIGTERM, ended)
         if before is None:
             del os.environ["PYTHONPATH"]
         else:
             os.environ["PYTHONPATH"] = before
+
+
+def _leave(*_: object) -> None:
+    raise SystemExit(143)
 
 
 def log_of(there: trial.Trial, name: str = LINK) -> str:

@@ -43,7 +43,7 @@ def test_four_nodes_find_two_clusters_with_the_bytes_of_the_local_engine(tmp_pat
         while "intruder" in trial.status(wider) and trial.status(wider)["intruder"] == "running" and time.monotonic() < end:
             time.sleep(1)
         refused = log_of(there, "intruder")
-        assert trial.status(wider)["intruder"] == "stopped", refused
+        assert trial.status(wider)["intruder"].startswith("ended by itself"), refused
         assert "Failed to activate SuperNode" in refused
         assert f"{len(there.nodes)} of" in trial.status(there)["superlink"], "the registered ones are online all the while"
     local = runner.run(given, tmp_path / "local")

@@ -1,18 +1,6 @@
 """The ``ServerApp``: reads the run's config, plays it over the connected nodes, leaves the run directory of a local run.
 
-Keys of the run config (``[tool.flwr.app.config]``, ``flwr run -c``):
-
-================  ==============================================================================================
-``config``        the run's config as TOML text, or the path of such a file; empty for the defaults
-``out``           run directory on this machine
-``resume``        continue the run in ``out`` from its last complete round
-``keys``          file that binds client names to key fingerprints; empty keeps the list in memory
-``trust``         ``first-use`` or ``pinned``: what to make of a name that the file does not know
-``deadline``      seconds a request may take
-``part-mb``       largest request for embedding models
-``wait``          seconds to wait for missing nodes before round 1
-``job``           folder for progress and outcome, read by ``emdcfl run``; empty for none
-================  ==============================================================================================
+The keys of its run config are explained in ``options.py``.
 """
 
 from __future__ import annotations
@@ -27,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from flwr.serverapp import ServerApp
 
 import emdcfl.engines.flower.survey  # noqa: F401  registers the scenario "nodes"
+from emdcfl.apps.options import Options
 from emdcfl.engines.flower.federation import Wire
 from emdcfl.engines.flower.session import Session, session
 from emdcfl.errors import EmdcflError
@@ -104,30 +93,20 @@ def read_config(value: str) -> Config:
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the config; an error that a user can act on ends the run with its one line."""
-    options = context.run_config
-    job = str(options.get("job", ""))
+    job = str(context.run_config.get("job", ""))
     journal = Journal(Path(job) if job else None)
     log.setLevel(logging.INFO)
     for handler in (logging.StreamHandler(), _Progress(journal)):
         log.addHandler(handler)
-    defaults = Wire()
-    wire = replace(
-        defaults,
-        deadline=float(options.get("deadline", defaults.deadline)),
-        part_mb=float(options.get("part-mb", defaults.part_mb)),
-        wait=float(options.get("wait", defaults.wait)),
-    )
     connected: list[Any] = []
     try:
-        keys = KeyList(str(options.get("keys", "")) or None, str(options.get("trust", "first-use")))
-        with session(Session(grid, wire, keys)) as here:
+        options = Options.read(context.run_config)
+        out = Path(options.out).resolve()
+        log.info("run directory: %s", out)
+        wire = Wire(deadline=options.deadline, part_mb=options.part_mb, reply_mb=options.reply_mb, wait=options.wait)
+        with session(Session(grid, wire, KeyList(options.keys or None, options.trust))) as here:
             connected = here.federations
-            summary = runner.run(
-                read_config(str(options.get("config", ""))),
-                Path(str(options.get("out", "runs/flower"))),
-                resume=bool(options.get("resume", False)),
-                observer=journal,
-            )
+            summary = runner.run(read_config(options.config), out, resume=options.resume, observer=journal)
     except EmdcflError as error:
         journal.outcome(ok=False, error=str(error), traffic=_traffic(connected))
         raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import fields, replace
 
 import hypothesis.strategies as st
 import pytest
@@ -12,7 +13,9 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from emdcfl.engines.flower.codec import DTYPES, Encoder, Packed, decode, encode, from_bytes, pack, size, to_bytes, unpack
+from emdcfl.engines.flower.limits import LIMITS, Limits
 from emdcfl.errors import ClientError
+from emdcfl.replies import brief
 
 flwr_app = pytest.importorskip("flwr.app", reason="needs the extra emdcfl[flower]")
 
@@ -27,7 +30,7 @@ def tensors(draw: st.DrawFn) -> Tensor:
     return from_bytes(raw, str(dtype).removeprefix("torch."), shape)
 
 
-scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.binary(max_size=8)
+scalars = st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 63) - 1) | st.floats() | st.text(max_size=8) | st.binary(max_size=8)
 values = st.recursive(
     scalars | tensors(), lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4), max_leaves=12
 )
@@ -83,7 +86,7 @@ def test_size_is_that_of_the_contents() -> None:
     assert 4005 <= size(record) < 4200
 
 
-@pytest.mark.parametrize("value", [object(), {1: 2}, {"a": {b"x": 1}}, torch.zeros(2, dtype=torch.complex64), {1, 2}])
+@pytest.mark.parametrize("value", [object(), {1: 2}, {"a": {b"x": 1}}, torch.zeros(2, dtype=torch.complex64), {1, 2}, 1 << 63])
 def test_what_no_task_sends_is_refused(value: object) -> None:
     with pytest.raises(ClientError, match="expected"):
         pack(value)
@@ -102,16 +105,27 @@ def test_nesting_without_end_is_refused_on_both_sides() -> None:
 
 @pytest.mark.parametrize(
     ("data", "dtype", "shape"),
-    [(b"1234", "float32", [2]), (b"12345678", "object", [1]), (b"", "float32", [-1]), (b"\x02", "bool", [1]), (b"1234", "float32", [1.0])],
+    [
+        (b"1234", "float32", [2]),
+        (b"12345678", "object", [1]),
+        (b"12345678", "x" * 10_000, [1]),
+        (b"", "float32", [-1]),
+        (b"", "float32", [0, 1 << 64]),
+        (b"", "float32", [0, 1 << 62, 1 << 62]),
+        (b"1234", "float32", [1] * 1000),
+        (b"\x02", "bool", [1]),
+        (b"1234", "float32", [1.0]),
+    ],
 )
 def test_bytes_that_contradict_their_description_are_refused(data: bytes, dtype: str, shape: list[int]) -> None:
-    with pytest.raises(ClientError, match="expected"):
+    with pytest.raises(ClientError, match="expected") as refused:
         from_bytes(data, dtype, shape)
+    assert one_line(refused.value)
 
 
 def test_a_message_larger_than_the_limit_is_refused_before_it_is_read() -> None:
     with pytest.raises(ClientError, match="at most 1 MB, got 4 MB"):
-        decode(encode(torch.zeros(1 << 20)), limit=1 << 20)
+        decode(encode(torch.zeros(1 << 20)), limits=Limits(size=1 << 20))
 
 
 def corrupt(**changes: object) -> object:
@@ -145,6 +159,9 @@ def corrupt(**changes: object) -> object:
         {"skeleton": json.dumps({"m": 0})},
         {"skeleton": json.dumps({"f": "1e3"})},
         {"skeleton": json.dumps([1])},
+        {"skeleton": json.dumps({"k" * 10_000: 1})},
+        {"skeleton": "9" * 10_000},
+        {"skeleton": str(1 << 63)},
         {"format": 2},
         {"blob": "text"},
         {"array": flwr_app.Array("float32", (3,), "numpy.ndarray", b"x" * 12)},
@@ -152,5 +169,89 @@ def corrupt(**changes: object) -> object:
     ],
 )
 def test_a_damaged_message_is_refused_in_words(changes: dict[str, object]) -> None:
-    with pytest.raises(ClientError, match="expected"):
+    with pytest.raises(ClientError, match="expected") as refused:
         decode(corrupt(**changes))  # type: ignore[arg-type]
+    assert one_line(refused.value)
+
+
+def one_line(error: Exception) -> bool:
+    return "\n" not in str(error) and len(str(error)) < 400 and str(error).isprintable()
+
+
+def counted(value: object) -> Limits:
+    """The smallest limits a value passes."""
+    entries, parts, name, depth = 0, [0, 0], 0, 0
+    stack = [(value, 0)]
+    while stack:
+        item, level = stack.pop()
+        if isinstance(item, (dict, list)):
+            entries, depth = entries + len(item), max(depth, level + 1)
+            name = max([name, *(len(key) for key in item)]) if isinstance(item, dict) else name
+            stack += [(inner, level + 1) for inner in (item.values() if isinstance(item, dict) else item)]
+        parts[0] += isinstance(item, Tensor)
+        parts[1] += isinstance(item, bytes)
+    record = encode(value)
+    return Limits(size(record), len(record["meta"]["skeleton"]), entries, max(parts), name, depth)
+
+
+@settings(max_examples=100, deadline=None)
+@given(values)
+def test_a_value_passes_limits_that_fit_and_is_refused_by_any_that_is_one_less(value: object) -> None:
+    fitting, record = counted(value), encode(value)
+    assert same(value, decode(record, limits=fitting))
+    for field in fields(Limits):
+        most = getattr(fitting, field.name)
+        if most:
+            with pytest.raises(ClientError, match="expected .*at most") as refused:
+                decode(record, limits=replace(fitting, **{field.name: most - 1}))
+            assert one_line(refused.value)
+
+
+def test_the_sender_keeps_to_the_limits_too() -> None:
+    for value, expected in (
+        ([0] * (LIMITS.entries + 1), "entries"),
+        ([b""] * (LIMITS.parts + 1), "byte strings"),
+        ([torch.zeros(0)] * (LIMITS.parts + 1), "tensors"),
+        ({"k" * (LIMITS.name + 1): 0}, "characters"),
+        ("x" * (LIMITS.skeleton + 1), "characters"),
+    ):
+        with pytest.raises(ClientError, match=expected):
+            encode(value)
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+junk_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["m", "l", "t", "b", "f"]) | texts, inner, max_size=2),
+    max_leaves=10,
+)
+arrays = st.builds(
+    flwr_app.Array,
+    st.sampled_from([*DTYPES, "object"]) | texts,
+    st.lists(st.integers(-1, 1 << 70) | st.integers(0, 3), max_size=3).map(tuple),
+    st.sampled_from(["emdcfl.raw", "numpy.ndarray"]) | texts,
+    st.binary(max_size=16),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    skeleton=junk_json.map(json.dumps) | texts | st.integers(0, 9),
+    format_=st.sampled_from([1, 1, 1, 2]),
+    held=st.dictionaries(st.sampled_from(["0", "1", "x"]), arrays, max_size=2),
+    blobs=st.dictionaries(st.sampled_from(["0", "1", "x"]), st.binary(max_size=4) | texts, max_size=2),
+)
+def test_whatever_arrives_is_a_value_or_a_refusal_in_one_line(skeleton: object, format_: int, held: object, blobs: object) -> None:
+    meta = flwr_app.ConfigRecord({"format": format_, "skeleton": skeleton})
+    record = flwr_app.RecordDict({"meta": meta, "arrays": flwr_app.ArrayRecord(held), "blobs": flwr_app.ConfigRecord(blobs)})
+    refusals = []
+    try:
+        decode(record)
+    except ClientError as error:
+        refusals.append(error)
+    assert all(str(error).startswith("expected") and one_line(error) for error in refusals)
+
+
+@given(st.text(), st.integers(1, 50))
+def test_a_quotation_is_short_and_printable(text: str, most: int) -> None:
+    assert brief(text, most).isprintable() and len(brief(text, most)) <= most

@@ -106,6 +106,40 @@ def test_a_bad_answer_is_refused_and_the_rest_goes_on(kind: str) -> None:
     assert [f.client for f in fed.failures] == ["site-3"]
 
 
+def test_what_a_client_says_of_its_failure_is_quoted_in_a_short_line() -> None:
+    grid = loopback.loopback(SCENARIO)
+    grid.tamper[103] = changed(lambda said: {"client": said["client"], "failure": "first\nsecond " + "x" * 100_000})
+    reason = train(fed_of(grid)).failures["site-3"].reason
+    assert reason.startswith("first second xxx") and len(reason) < 600
+
+
+def test_a_node_that_could_not_say_who_it_is_is_asked_again() -> None:
+    grid = loopback.loopback(SCENARIO)
+    fed, asked, fails = fed_of(grid), [], [True]
+
+    def shy(message: Message, answer: Callable[[Message], Message]) -> Message | None:
+        if message.metadata.message_type != "query.hello":
+            return answer(message)
+        asked.append(fed.index)
+        return Message(content=codec.encode({"failure": "its disk is full"}), reply_to=message) if fails[0] else answer(message)
+
+    grid.tamper[103] = shy
+    for index in range(1, 9):
+        assert train(fed, index).failures["site-3"].reason == "no node with this name is connected"
+    assert 2 <= len(asked) <= 5, "less and less often"
+    fails[0] = False
+    rounds = [len(train(fed, index)) for index in range(9, 15)]
+    assert rounds[-1] == 4
+
+
+def test_a_name_that_cannot_be_printed_or_ends_nowhere_is_turned_away(caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("", "a\nb", "x" * 5000):
+        grid = loopback.loopback(SCENARIO)
+        grid.nodes[103].name = name
+        assert train(fed_of(grid)).clients == ("site-0", "site-1", "site-2")
+    assert caplog.text.count("was turned away: expected a name") == 3
+
+
 def test_a_reply_over_the_limit_is_refused() -> None:
     grid = loopback.loopback(SCENARIO)
     grid.tamper[103] = with_reply(theta=torch.zeros(1 << 20))

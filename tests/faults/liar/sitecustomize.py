@@ -5,6 +5,8 @@ import os
 LIE = os.environ.get("LIE")
 
 if LIE:
+    import time
+
     import torch
 
     from emdcfl.engines.flower import serve
@@ -24,6 +26,17 @@ if LIE:
             said["reply"]["theta"] = torch.randint(0, 255, (100 << 20,), dtype=torch.uint8)
         elif LIE == "name":
             said["client"] = "rot0-1"
+        elif LIE == "late" and request["round"] == 2:
+            time.sleep(float(os.environ["LATE"]))
+        elif LIE == "many":
+            encode = serve.codec.encode
+
+            def enlarged(content):  # type: ignore[no-untyped-def]
+                record = encode({**content, "reply": {}})
+                record["meta"]["skeleton"] = '{"m":{"client":"x","reply":{"l":[' + ",".join(["0"] * 3_000_000) + "]}}}"
+                return record
+
+            serve.codec.encode = enlarged
         return said
 
     serve.perform = perform

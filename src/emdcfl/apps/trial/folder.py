@@ -29,6 +29,7 @@ from typing import Any
 import tomli_w
 
 import emdcfl
+from emdcfl.apps.options import Options
 from emdcfl.apps.trial.certificates import make_certificates, make_node_key
 from emdcfl.data import scenarios
 from emdcfl.data.own.layout import discover
@@ -129,7 +130,8 @@ def create(path: str | Path, *, nodes: int | None = None, data: str | Path | Non
     (folder / "federation.toml").write_text(tomli_w.dumps(numbers), encoding="utf-8")
     run["engine"] = {"name": "flower", "on_failure": "continue"}
     (folder / "run.toml").write_text(tomli_w.dumps(run), encoding="utf-8")
-    (_made(folder / "app") / "pyproject.toml").write_text(_APP.format(version=emdcfl.__version__), encoding="utf-8")
+    app = _APP.format(version=emdcfl.__version__, config=tomli_w.dumps(Options().as_dict()))
+    (_made(folder / "app") / "pyproject.toml").write_text(app, encoding="utf-8")
     connection = {"address": f"{HOST}:{ports[0]}", "root-certificates": str(folder / "certificates" / "ca.crt")}
     (_made(folder / "flwr") / "config.toml").write_text(
         tomli_w.dumps({"superlink": {"default": CONNECTION, CONNECTION: connection}}), encoding="utf-8"
@@ -205,6 +207,7 @@ data = "{data}"        # folder or table of this site; "scenario" for its share 
 device = "auto"
 trust = "first-use"    # partners' keys, relayed by the server: "relay", "first-use", or "pinned" in partners.toml
 withhold = ["embed", "deposit"]    # tasks that would hand out what is not projected
+# privacy_epsilon = 64   # send embeddings only with noise of this epsilon per record and release, or more noise (docs/privacy.md)
 details = false        # true: the server may read the text of unexpected errors, which may quote data
 """
 
@@ -224,13 +227,4 @@ serverapp = "emdcfl.apps.server:app"
 clientapp = "emdcfl.apps.client:app"
 
 [tool.flwr.app.config]
-config = ""
-out = "runs/flower"
-resume = false
-keys = ""
-trust = "first-use"
-deadline = 600.0
-part-mb = 256.0
-wait = 60.0
-job = ""
-"""
+{config}"""

@@ -88,6 +88,7 @@ def status(trial: Trial) -> dict[str, str]:
     """Say of each process whether it runs, and of each node whether the SuperLink sees it."""
     recorded = _recorded(trial)
     said = {name: "running" if recorded.get(name) is not None else "stopped" for name in (LINK, *trial.nodes)}
+    said |= {name: f"ended by itself; see {trial.path}/logs/{name}.log" for name in said if name in recorded and recorded[name] is None}
     if said[LINK] != "running":
         return said
     listed = flwr(trial, ["supernode", "list", CONNECTION, "--format", "json"])

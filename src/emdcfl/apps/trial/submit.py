@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import time
 from collections.abc import Callable
@@ -11,10 +12,13 @@ from typing import Any
 
 import tomli_w
 
+from emdcfl.apps.options import Options
 from emdcfl.apps.trial.folder import CONNECTION, Trial
 from emdcfl.apps.trial.processes import LINK, flwr, identity
 from emdcfl.errors import ConfigError, EmdcflError
 from emdcfl.experiments.config import Config, dump
+
+log = logging.getLogger("emdcfl")
 
 Event = dict[str, Any]
 POLL = 0.5
@@ -35,23 +39,28 @@ def submit(
     number = 1 + max([int(p.name) for p in (trial.path / "jobs").iterdir() if p.name.isdigit()], default=0)
     job = trial.path / "jobs" / str(number)
     job.mkdir(parents=True)
-    options = {
-        "config": dump(config),
-        "out": str(out.resolve()),
-        "resume": resume,
-        "keys": str(trial.path / "server" / "clients.toml"),
-        "trust": trust,
-        "deadline": trial.deadline,
-        "wait": trial.wait,
-        "job": str(job),
-    }
-    (job / "run-config.toml").write_text(tomli_w.dumps(options), encoding="utf-8")
+    options = Options(
+        config=dump(config),
+        out=str(out.resolve()),
+        resume=resume,
+        keys=str(trial.path / "server" / "clients.toml"),
+        trust=trust,
+        deadline=trial.deadline,
+        wait=trial.wait,
+        job=str(job),
+    )
+    (job / "run-config.toml").write_text(tomli_w.dumps(options.as_dict()), encoding="utf-8")
     result = flwr(trial, ["run", str(trial.path / "app"), CONNECTION, "--run-config", str(job / "run-config.toml"), "--format", "json"])
     found = re.search(r'"run-id":\s*"?(\d+)', result.stdout)
     if result.returncode != 0 or found is None:
         text = " ".join((result.stdout + result.stderr).split())[-300:]
         raise ConfigError(f"the run could not be submitted; is the federation up (emdcfl federation up {trial.path})? Flower says: {text}")
-    return follow(trial, job, found.group(1), watch or (lambda event: None))
+    run = found.group(1)
+    try:
+        return follow(trial, job, run, watch or (lambda event: None))
+    except KeyboardInterrupt:  # as in a local run: what is complete is on disk, and --resume must find nobody at work
+        stop(trial, job, run)
+        raise
 
 
 def follow(trial: Trial, job: Path, run: str, watch: Callable[[Event], None]) -> dict[str, Any]:
@@ -76,6 +85,15 @@ def follow(trial: Trial, job: Path, run: str, watch: Callable[[Event], None]) ->
                 raise EmdcflError(
                     f"run {run} ended without a result ({state}); see {trial.path}/logs/superlink.log, then use --resume to continue it"
                 )
+        time.sleep(POLL)
+
+
+def stop(trial: Trial, job: Path, run: str, *, patience: float = 60.0) -> None:
+    """Have a run stopped, and wait until its server has noticed."""
+    log.info("stopping run %s", run)
+    flwr(trial, ["stop", run, CONNECTION])
+    end = time.monotonic() + patience
+    while not (job / "outcome.json").exists() and identity(trial, LINK) is not None and time.monotonic() < end:
         time.sleep(POLL)
 
 

@@ -2,7 +2,8 @@
 
 A value is taken apart into a *skeleton* (JSON), its tensors and its byte strings. On the wire these are three records of a Flower
 ``RecordDict``; on a node's disk, one safetensors file. Tensors travel as raw little-endian bytes with dtype and shape beside them; both
-ends check that the three agree, and that nothing is larger than expected, before anything is allocated.
+ends check that the three agree, and that nothing exceeds the ``Limits``, before anything is allocated. What is refused is refused in one
+short line, whatever was sent.
 
 Tuples arrive as lists. Imports torch and errors; Flower only where a record is made.
 """
@@ -20,19 +21,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from emdcfl.engines.flower.limits import AXES, LIMITS, MEGABYTE, NUMBERS, Limits
 from emdcfl.errors import ClientError
+from emdcfl.replies import brief
 
 if TYPE_CHECKING:
     from flwr.app import Array, RecordDict
 
 FORMAT = 1
 STYPE = "emdcfl.raw"
-DEPTH = 16
-"""Levels of nesting a value may have: deep enough for every task, shallow enough that junk cannot exhaust the stack."""
-
-MEGABYTE = 1 << 20
-LIMIT = 4096 * MEGABYTE
-"""Largest message read unless told otherwise, in bytes."""
+INTEGER = 1 << 63
+"""Whole numbers stay below this in size, as in a tensor."""
 
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -45,11 +44,26 @@ DTYPES = {
 
 @dataclass
 class Packed:
-    """A value taken apart: its skeleton, its tensors, its byte strings."""
+    """A value taken apart: its skeleton, its tensors, its byte strings; ``limits`` holds on the way in and on the way out."""
 
     skeleton: Any
     tensors: list[Tensor] = field(default_factory=list)
     blobs: list[bytes] = field(default_factory=list)
+    limits: Limits = LIMITS
+    entries: int = 0
+
+    def enter(self, content: Sequence[Any] | Mapping[Any, Any], left: int) -> None:
+        """Count the entries of one more dict or list, and look at a dict's keys."""
+        self.entries += len(content)
+        if left < 1:
+            raise ClientError(f"expected at most {self.limits.depth} levels of dicts and lists in a message, got more")
+        if self.entries > self.limits.entries:
+            raise ClientError(f"expected at most {self.limits.entries} entries of dicts and lists in a message, got more")
+        for name in content if isinstance(content, Mapping) else ():
+            if not isinstance(name, str):
+                raise ClientError(f"expected text as keys in a message, got {brief(repr(name), 40)} ({type(name).__name__})")
+            if len(name) > self.limits.name:
+                raise ClientError(f"expected keys of at most {self.limits.name} characters in a message, got one of {len(name)}")
 
 
 def pack(value: Any) -> Packed:
@@ -62,15 +76,16 @@ def pack(value: Any) -> Packed:
     ({'m': {'theta': {'t': 0}, 'n': 3}}, 1)
     """
     packed = Packed(None)
-    packed.skeleton = _pack(value, packed, "value", DEPTH)
+    packed.skeleton = _pack(value, packed, "value", packed.limits.depth)
+    packed.limits.check_parts(packed.tensors, packed.blobs)
     return packed
 
 
-def _pack(value: Any, packed: Packed, where: str, depth: int) -> Any:
-    if depth == 0:
-        raise ClientError(f"expected at most {DEPTH} levels of dicts and lists in a message, got more at {where}")
-    if value is None or isinstance(value, (bool, str, int)):
+def _pack(value: Any, packed: Packed, where: str, left: int) -> Any:
+    if value is None or isinstance(value, (bool, str)):
         return value
+    if isinstance(value, int):
+        return _integer(value)
     if isinstance(value, float):
         return value if math.isfinite(value) else {"f": repr(value)}
     if isinstance(value, Tensor):
@@ -82,38 +97,46 @@ def _pack(value: Any, packed: Packed, where: str, depth: int) -> Any:
         packed.blobs.append(value)
         return {"b": len(packed.blobs) - 1}
     if isinstance(value, Mapping):
-        strange = [key for key in value if not isinstance(key, str)]
-        if strange:
-            raise ClientError(f"expected text as keys at {where}, got {strange[0]!r} ({type(strange[0]).__name__})")
-        return {"m": {key: _pack(item, packed, f"{where}.{key}", depth - 1) for key, item in value.items()}}
+        packed.enter(value, left)
+        return {"m": {key: _pack(item, packed, f"{where}.{key}", left - 1) for key, item in value.items()}}
     if isinstance(value, (list, tuple)):
-        return {"l": [_pack(item, packed, f"{where}[{i}]", depth - 1) for i, item in enumerate(value)]}
+        packed.enter(value, left)
+        return {"l": [_pack(item, packed, f"{where}[{i}]", left - 1) for i, item in enumerate(value)]}
     raise ClientError(f"expected tensors, numbers, text, bytes, dicts and lists in a message, got {type(value).__name__} at {where}")
 
 
 def unpack(packed: Packed) -> Any:
     """Put a value together again; everything in the skeleton is checked, because it came from elsewhere."""
-    return _unpack(packed.skeleton, packed, DEPTH)
+    packed.limits.check_parts(packed.tensors, packed.blobs)
+    return _unpack(packed.skeleton, packed, packed.limits.depth)
 
 
-def _unpack(node: Any, packed: Packed, depth: int) -> Any:
-    if depth == 0:
-        raise ClientError(f"expected at most {DEPTH} levels of dicts and lists in a message, got more")
-    if node is None or isinstance(node, (bool, str, int, float)):
+def _unpack(node: Any, packed: Packed, left: int) -> Any:
+    if node is None or isinstance(node, (bool, str, float)):
         return node
+    if isinstance(node, int):
+        return _integer(node)
     if not isinstance(node, dict) or len(node) != 1:
         raise ClientError(f"expected a message of this program, got a skeleton with {type(node).__name__} in it")
     ((kind, content),) = node.items()
     if kind == "m" and isinstance(content, dict):
-        return {key: _unpack(item, packed, depth - 1) for key, item in content.items()}
+        packed.enter(content, left)
+        return {key: _unpack(item, packed, left - 1) for key, item in content.items()}
     if kind == "l" and isinstance(content, list):
-        return [_unpack(item, packed, depth - 1) for item in content]
+        packed.enter(content, left)
+        return [_unpack(item, packed, left - 1) for item in content]
     if kind == "f" and content in ("nan", "inf", "-inf"):
         return float(content)
     stores: dict[str, Sequence[Any]] = {"t": packed.tensors, "b": packed.blobs}
     if kind in stores and type(content) is int and 0 <= content < len(stores[kind]):
         return stores[kind][content]
-    raise ClientError(f"expected a message of this program, got an unknown or dangling part {kind!r}")
+    raise ClientError(f"expected a message of this program, got an unknown or dangling part {brief(repr(kind), 20)}")
+
+
+def _integer(value: int) -> int:
+    if not -INTEGER <= value < INTEGER:
+        raise ClientError(f"expected whole numbers of 64 bits in a message, got one of {value.bit_length()}")
+    return value
 
 
 def to_bytes(tensor: Tensor) -> bytes:
@@ -126,9 +149,10 @@ def to_bytes(tensor: Tensor) -> bytes:
 def from_bytes(data: bytes, dtype: str, shape: Sequence[int]) -> Tensor:
     """Read what ``to_bytes`` wrote; dtype, shape and number of bytes must agree."""
     if dtype not in DTYPES:
-        raise ClientError(f"expected one of the dtypes {', '.join(DTYPES)}, got {dtype!r}")
-    if not all(type(n) is int and n >= 0 for n in shape):
-        raise ClientError(f"expected a shape of sizes from 0, got {tuple(shape)}")
+        raise ClientError(f"expected one of the dtypes {', '.join(DTYPES)}, got {brief(repr(dtype), 40)}")
+    if len(shape) > AXES or not all(type(n) is int and n >= 0 for n in shape) or math.prod(max(n, 1) for n in shape) > NUMBERS:
+        shown = brief(repr(tuple(shape[:AXES])), 80)
+        raise ClientError(f"expected a shape of at most {AXES} sizes from 0 and at most {NUMBERS} numbers, got {shown}")
     kind = DTYPES[dtype]
     expected = math.prod(shape) * kind.itemsize
     if len(data) != expected:
@@ -160,6 +184,7 @@ class Encoder:
         for i, tensor in enumerate(packed.tensors):
             arrays[str(i)] = self._array(tensor)
         text = json.dumps(packed.skeleton, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        packed.limits.check_text(text)
         meta = ConfigRecord({"format": FORMAT, "skeleton": text})
         blobs = ConfigRecord({str(i): blob for i, blob in enumerate(packed.blobs)})
         return RecordDict({"meta": meta, "arrays": arrays, "blobs": blobs})
@@ -186,39 +211,47 @@ def size(record: RecordDict) -> int:
     return total
 
 
-def decode(record: RecordDict, *, limit: int = LIMIT) -> Any:
+def decode(record: RecordDict, *, limits: Limits = LIMITS) -> Any:
     """Read a value back.
 
     Raises
     ------
     ClientError
-        The record is not of this program, is larger than ``limit`` bytes, or contradicts itself.
+        The record is not of this program, exceeds the limits, or contradicts itself.
     """
-    got = size(record)
-    if got > limit:
-        raise ClientError(f"expected a message of at most {limit / MEGABYTE:.0f} MB, got {got / MEGABYTE:.0f} MB")
     if set(record) != {"meta", "arrays", "blobs"}:
-        raise ClientError(f"expected a message of this program, got records {sorted(map(str, record))[:5]}")
+        shown = brief(", ".join(repr(str(name)[:40]) for name in list(record)[:5]))
+        raise ClientError(f"expected a message of this program, got records {shown or 'none'}")
+    total = size(record)
+    if total > limits.size:
+        raise ClientError(f"expected a message of at most {limits.size / MEGABYTE:.0f} MB, got {total / MEGABYTE:.0f} MB")
     meta, arrays, blobs = record.config_records.get("meta"), record.array_records.get("arrays"), record.config_records.get("blobs")
     if meta is None or arrays is None or blobs is None or meta.get("format") != FORMAT:
         raise ClientError(f"expected a message of format {FORMAT}, got another; is the same version of emdcfl installed everywhere?")
-    text = meta.get("skeleton")
-    if not isinstance(text, str):
-        raise ClientError(f"expected a message with a JSON skeleton, got {type(text).__name__}")
-    try:
-        skeleton = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ClientError("expected a message with a JSON skeleton, got text that is not JSON") from error
+    limits.check_parts(arrays, blobs)
+    skeleton = _skeleton(meta.get("skeleton"), limits)
     tensors = []
     for i in range(len(arrays)):
         array = arrays.get(str(i))
         if array is None or array.stype != STYPE:
-            raise ClientError(f"expected array {i} of a message in raw form, got {'none' if array is None else repr(array.stype)}")
+            raise ClientError(
+                f"expected array {i} of a message in raw form, got {'none' if array is None else brief(repr(array.stype), 40)}"
+            )
         tensors.append(from_bytes(array.data, array.dtype, list(array.shape)))
     found = [blobs.get(str(i)) for i in range(len(blobs))]
     if not all(isinstance(blob, bytes) for blob in found):
         raise ClientError("expected byte strings numbered from 0 in a message, got something else")
-    return unpack(Packed(skeleton, tensors, [blob for blob in found if isinstance(blob, bytes)]))
+    return unpack(Packed(skeleton, tensors, [blob for blob in found if isinstance(blob, bytes)], limits))
+
+
+def _skeleton(text: Any, limits: Limits) -> Any:
+    if not isinstance(text, str):
+        raise ClientError(f"expected a message with a JSON skeleton, got {type(text).__name__}")
+    limits.check_text(text)
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ClientError("expected a message with a JSON skeleton, got text that is not JSON") from error
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -10,9 +10,11 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from emdcfl.engines.flower.limits import LIMITS
 from emdcfl.errors import ClientError
 from emdcfl.privacy.nodekeys import Challenge
 from emdcfl.privacy.trust import KeyList
+from emdcfl.replies import brief
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
@@ -20,8 +22,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("emdcfl")
 
 HELLO = "hello"
-PATIENCE = 3
-"""How often a node that does not answer ``hello`` is asked again, one time per request to clients."""
+PAUSE = 8
+"""A node that does not answer ``hello`` is asked again after 1, 2, 4, … looks, at most so many: every try may cost a deadline."""
 
 Ask = Callable[[Mapping[int, Any]], Mapping[int, Any]]
 """Sends a value to each node and returns the decoded replies, or a ``ClientError`` in their place."""
@@ -39,7 +41,8 @@ class Directory:
     def __init__(self, grid: Grid, keys: KeyList, ask: Ask) -> None:
         self._grid, self._keys, self._ask = grid, keys, ask
         self._names: dict[int, str] = {}
-        self._silent: dict[int, int] = {}
+        self._looks = 0
+        self._silent: dict[int, tuple[int, int]] = {}  # node → looks to pause, look at which to ask again
         self.refused: dict[str, str] = {}
 
     @property
@@ -50,12 +53,14 @@ class Directory:
     def refresh(self) -> None:
         """Look who is connected; greet those not met before."""
         online = list(self._grid.get_node_ids())
+        self._looks += 1
+        self._silent = {node: entry for node, entry in self._silent.items() if node in online}
         gone = [node for node in self._names if node not in online]
         for node in gone:
             name = self._names.pop(node)
             if name:
                 log.info("client %r: its node %d is no longer connected", name, node)
-        new = [node for node in online if node not in self._names and self._silent.get(node, 0) < PATIENCE]
+        new = [node for node in online if node not in self._names and self._silent.get(node, (0, 0))[1] <= self._looks]
         if new:
             self._greet(new)
 
@@ -69,16 +74,18 @@ class Directory:
         challenge = Challenge()
         request = {"challenge": challenge.public, "nonce": challenge.nonce}
         for node, reply in self._ask(dict.fromkeys(new, request)).items():
-            if isinstance(reply, ClientError):
-                self._silent[node] = self._silent.get(node, 0) + 1
-                log.warning("node %d did not say who it is: %s", node, reply)
+            failed = reply.get("failure") if isinstance(reply, dict) else reply if isinstance(reply, ClientError) else None
+            if failed is not None:
+                pause = min(PAUSE, 2 * self._silent.get(node, (0, 0))[0] or 1)
+                self._silent[node] = pause, self._looks + pause
+                log.warning("node %d did not say who it is: %s", node, brief(str(failed)))
                 continue
             try:
                 name = self._recognise(challenge, reply)
             except ClientError as error:
                 self._names[node] = ""  # known, and turned away
                 claimed = reply.get("name") if isinstance(reply, dict) else None
-                if isinstance(claimed, str):
+                if isinstance(claimed, str) and len(claimed) <= LIMITS.name:
                     self.refused[claimed] = str(error)
                 log.warning("node %d was turned away: %s", node, error)
                 continue
@@ -95,6 +102,8 @@ class Directory:
         if not isinstance(reply, dict) or any(type(reply.get(field)) is not kind for field, kind in expected.items()):
             raise ClientError("expected a name, a key and a proof in the answer to hello, got something else; is it a node of emdcfl?")
         name = reply["name"]
+        if not name.isprintable() or not 0 < len(name) <= LIMITS.name:
+            raise ClientError(f"expected a name of 1 to {LIMITS.name} printable characters, got {brief(repr(name), 40)}")
         if not challenge.holds(reply["key"], name, reply["proof"]):
             raise ClientError(f"it calls itself {name!r} but does not hold the key it shows")
         self._keys.check(name, reply["key"])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -18,10 +18,12 @@ from torch import nn
 from emdcfl.client import TaskInfo
 from emdcfl.engines.flower import codec
 from emdcfl.engines.flower.directory import HELLO, Directory
+from emdcfl.engines.flower.limits import LIMITS, MEGABYTE
 from emdcfl.engines.flower.split import join, merge_inputs, parts
 from emdcfl.errors import ClientError
 from emdcfl.federation import Failure, Federation, Inputs
 from emdcfl.privacy.trust import KeyList
+from emdcfl.replies import brief
 from emdcfl.schema import Reply
 
 if TYPE_CHECKING:
@@ -60,6 +62,11 @@ class Wire:
     poll: float = 0.2
     attempts: int = 2
     wait: float = 60.0
+
+    @property
+    def greeting(self) -> float:
+        """Seconds a node may take to say who it is: less than for a task, but enough for many processes that start at once."""
+        return min(self.deadline, max(60.0, self.deadline / 4))
 
 
 class FlowerFederation(Federation):
@@ -103,7 +110,7 @@ class FlowerFederation(Federation):
     def _hello(self, requests: Mapping[int, Any]) -> Mapping[int, Any]:
         encoder = codec.Encoder()
         messages = {node: (node, encoder.encode(value)) for node, value in requests.items()}
-        return dict(self._post.exchange(f"query.{HELLO}", messages, group="", deadline=min(60.0, self.wire.deadline)))
+        return dict(self._post.exchange(f"query.{HELLO}", messages, group="", deadline=self.wire.greeting))
 
     def gather(self) -> None:
         """Wait for the clients before the first round, and say who is missing."""
@@ -121,7 +128,7 @@ class FlowerFederation(Federation):
         if info.phase == "train":  # a new try: whoever did not answer before is asked again
             self._unanswered.clear()
         full = {client: merge_inputs(info.name, own, common) for client, own in inputs.items()}
-        cut = list(parts(info.name, full, int(self.wire.part_mb * codec.MEGABYTE)))
+        cut = list(parts(info.name, full, int(self.wire.part_mb * MEGABYTE)))
         if len(cut) == 1:
             yield from in_order(list(inputs), self._ask(info, cut[0]))
             return
@@ -140,7 +147,7 @@ class FlowerFederation(Federation):
         try:
             return join(replies)
         except ClientError as error:
-            return self._failure(client, info, str(error))
+            return self._failure(client, info, str(error), violation=True)
 
     def _ask(self, info: TaskInfo, requests: Mapping[str, Inputs]) -> Iterator[tuple[str, Reply | Failure]]:
         """Ask clients, twice where a node was lost; yield outcomes as they come."""
@@ -187,18 +194,21 @@ class FlowerFederation(Federation):
     def _open(self, client: str, info: TaskInfo, outcome: Any) -> Reply | Failure:
         """Take the reply out of its envelope, or say why there is none."""
         if isinstance(outcome, ClientError):
-            return self._failure(client, info, str(outcome))
+            return self._failure(client, info, str(outcome), violation=isinstance(outcome, _RefusedError))
         if not isinstance(outcome, dict) or outcome.get("client") != client:
             who = outcome.get("client") if isinstance(outcome, dict) else None
             self.directory.forget(client)
-            return self._failure(client, info, f"expected an answer of client {client!r}, got one in the name of {who!r}")
+            reason = f"expected an answer of client {client!r}, got one in the name of {brief(repr(who), 80)}"
+            return self._failure(client, info, reason, violation=True)
         if isinstance(outcome.get("failure"), str):
-            return self._failure(client, info, outcome["failure"])
+            return self._failure(client, info, brief(outcome["failure"]))
         reply = outcome.get("reply")
-        return reply if isinstance(reply, dict) else self._failure(client, info, "expected a reply or a failure in its answer, got neither")
+        if not isinstance(reply, dict):
+            return self._failure(client, info, "expected a reply or a failure in its answer, got neither", violation=True)
+        return reply
 
-    def _failure(self, client: str, info: TaskInfo, reason: str) -> Failure:
-        return Failure(client, info.name, self.index, reason)
+    def _failure(self, client: str, info: TaskInfo, reason: str, *, violation: bool = False) -> Failure:
+        return Failure(client, info.name, self.index, reason, violation=violation)
 
 
 class _LostError(ClientError):
@@ -207,6 +217,10 @@ class _LostError(ClientError):
 
 class _LateError(ClientError):
     """No reply within the deadline."""
+
+
+class _RefusedError(ClientError):
+    """A reply that is not a message of this program, or exceeds the limits."""
 
 
 class Post:
@@ -250,14 +264,14 @@ class Post:
 
     def _read(self, message: Message) -> Any:
         if message.has_error():
-            reason = " ".join(str(message.error.reason or "no reason given").split())
+            reason = brief(str(message.error.reason or "no reason given"))
             text = f"Flower reports error {message.error.code}: {reason}"
             return _LostError(text) if message.error.code in LOST else ClientError(text)
         self._received += codec.size(message.content)
         try:
-            return codec.decode(message.content, limit=int(self.wire.reply_mb * codec.MEGABYTE))
+            return codec.decode(message.content, limits=replace(LIMITS, size=int(self.wire.reply_mb * MEGABYTE)))
         except ClientError as error:
-            return error
+            return _RefusedError(str(error))
 
 
 def in_order(clients: list[str], outcomes: Iterator[tuple[str, Reply | Failure]]) -> Iterator[tuple[str, Reply | Failure]]:

@@ -25,10 +25,11 @@ from emdcfl.data.own.tables import Moments, Summary, pool
 from emdcfl.data.scenarios.registry import scenario
 from emdcfl.data.types import Preprocess, Scenario, Site, Split
 from emdcfl.engines.flower import codec
-from emdcfl.engines.flower.directory import Directory
+from emdcfl.engines.flower.directory import HELLO, Directory
 from emdcfl.engines.flower.federation import Post
 from emdcfl.engines.flower.session import NODES, Session, current
 from emdcfl.errors import ClientError, DataError
+from emdcfl.replies import brief
 
 log = logging.getLogger("emdcfl")
 
@@ -103,7 +104,8 @@ class _Asking:
             raise DataError(f"expected at least two nodes, got {len(self.clients)} connected after {here.wire.wait:.0f} s; start them")
 
     def _hello(self, requests: Mapping[int, Any]) -> Mapping[int, Any]:
-        return dict(self._post.exchange("query.hello", {n: (n, codec.encode(r)) for n, r in requests.items()}, group="", deadline=60.0))
+        messages = {node: (node, codec.encode(request)) for node, request in requests.items()}
+        return dict(self._post.exchange(f"query.{HELLO}", messages, group="", deadline=self._here.wire.greeting))
 
     def __call__(self, question: Mapping[str, Any]) -> dict[str, Answer]:
         record = codec.encode(dict(question))
@@ -116,7 +118,7 @@ class _Asking:
             if reason is None and outcome.get("client") == client and isinstance(outcome.get("reply"), dict):
                 answers[client] = outcome["reply"]
             else:
-                log.warning("client %r did not answer the survey: %s", client, reason)
+                log.warning("client %r did not answer the survey: %s", client, brief(str(reason)))
         if len(answers) < 2:
             raise DataError(f"expected at least two nodes to describe their files, got {len(answers)}; see the warnings above")
         return {c: answers[c] for c in self.clients if c in answers}
