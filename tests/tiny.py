@@ -119,7 +119,7 @@ def contents(run: Path) -> dict[str, Any]:
         name = path.relative_to(run).as_posix()
         found[name] = path.read_bytes()
         if name == "summary.json":
-            found[name] = {k: v for k, v in json.loads(found[name]).items() if k != "seconds"}
+            found[name] = {k: v for k, v in json.loads(found[name]).items() if k not in ("seconds", "sha256")}
         elif name.startswith("state/round-"):
             body = json.loads(found[name])["body"]
             body["extra"]["$dict"].pop("seconds")

@@ -8,9 +8,22 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+LONGEST = 1500
+"""Characters of a message; what is quoted in it came from elsewhere and may be of any length."""
+
 
 class EmdcflError(Exception):
-    """Anything a user can act on."""
+    r"""Anything a user can act on. Its text is one line, whatever was quoted in it.
+
+    Examples
+    --------
+    >>> str(DataError("expected a class, got 'a\nb'"))
+    "expected a class, got 'a b'"
+    """
+
+    def __str__(self) -> str:
+        text = " ".join(super().__str__().splitlines())
+        return text if len(text) <= LONGEST else f"{text[: LONGEST - 300]} … {text[-300:]}"
 
 
 class ConfigError(EmdcflError):

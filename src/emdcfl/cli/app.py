@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import signal
 import sys
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import click
 import typer
 
 import emdcfl
 from emdcfl.errors import EmdcflError
+from emdcfl.experiments import shield
 
 app = typer.Typer(
     name="emdcfl",
@@ -23,7 +24,10 @@ app = typer.Typer(
 )
 
 
+EXPLAINED = 2
 INTERRUPTED = 130
+TERMINATED = 143
+"""Exit codes: an error that was explained, Ctrl-C, SIGTERM. After the last two a run goes on with ``--resume``."""
 
 
 def _version(wanted: bool) -> None:
@@ -47,24 +51,20 @@ class _Stderr(logging.Handler):
         print(f"{prefix}{record.getMessage()}", file=sys.stderr)
 
 
-def _interrupt(*_: Any) -> NoReturn:
-    raise KeyboardInterrupt
-
-
 def _explain(message: str) -> NoReturn:
     print(f"error: {' '.join(message.split())}", file=sys.stderr)
-    sys.exit(2)
+    sys.exit(EXPLAINED)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and exit: 0 done, 2 an error that was explained, 130 interrupted."""
+    """Run the command line and exit: 0 done, 2 an error that was explained, 130 interrupted (Ctrl-C), 143 terminated (SIGTERM)."""
     from emdcfl.cli import compare, data, federation, init, methods, report, reproduce, run, sweep, use  # noqa: F401  each module adds its commands
 
     log = logging.getLogger("emdcfl")
     if not log.handlers:
         log.addHandler(_Stderr())
     log.setLevel(logging.INFO)
-    signal.signal(signal.SIGTERM, _interrupt)
+    shield.install()
     try:
         code = app(args=arguments, standalone_mode=False)
     except EmdcflError as error:
@@ -77,6 +77,10 @@ def main(arguments: list[str] | None = None) -> None:
         code = INTERRUPTED
     except BrokenPipeError:
         sys.exit(141)
+    except OSError as error:  # a full or read-only disk, or a file nobody may read, wherever it was met
+        _explain(f"{error.filename or 'input/output'}: {error.strerror or error}; mend the cause and start again")
     if code == INTERRUPTED:  # typer turns the key press into this code by itself
+        if shield.received() == signal.SIGTERM:
+            code = TERMINATED
         print("stopped; what was finished is saved, continue with --resume", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)

@@ -74,6 +74,8 @@ def _names(target: Callable[..., Any]) -> tuple[list[str], bool]:
 def _checked(value: Any, hint: Any, where: str) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{where} must be finite, got {value}")
+    if isinstance(value, int) and abs(value) >= 2**63:  # beyond what a tensor, and at some size Python's own text, can hold
+        raise ConfigError(f"{where} must be below 2^63 in size, got a number of {value.bit_length()} bits")
     fits, result = _fit(value, hint)
     if not fits:
         raise ConfigError(f"{where} must be {describe(hint)}, got {value!r} ({type(value).__name__})")

@@ -5,6 +5,7 @@ Imports errors only.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import weakref
@@ -25,13 +26,17 @@ class Lock:
         self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             owner = os.read(self._descriptor, 20).decode(errors="replace").strip()
             os.close(self._descriptor)
             by = f" (process {owner})" if owner else ""
             raise StoreError(f"{path.parent}: in use by another emdcfl run{by}; wait for it to end, or choose another --out") from error
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+        except OSError:  # a file system without locks
+            os.close(self._descriptor)
+            raise
+        with contextlib.suppress(OSError):  # the number is for the error message only; a full disk must not stop whoever frees it
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
         _HELD.add(self)
 
     def release(self) -> None:

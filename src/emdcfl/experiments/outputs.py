@@ -16,7 +16,7 @@ from emdcfl.data.own import encoding_of
 from emdcfl.data.types import Preprocess, Scenario
 from emdcfl.errors import DataError, StoreError, nearest
 from emdcfl.experiments.figures import heatmap, margin_plot
-from emdcfl.experiments.files import json_text, read_tensors, write_arrays, write_file, write_tensors
+from emdcfl.experiments.files import json_text, make_folder, read_tensors, remove, sealed, unsealed, write_arrays, write_file, write_tensors
 from emdcfl.experiments.scoring import model_names
 from emdcfl.experiments.scoring import served as served_states
 from emdcfl.keys import global_seed
@@ -27,6 +27,7 @@ from emdcfl.params import Network
 
 INDEX = "models/index.json"
 READING = "reading.json"
+AGAIN = "resume the run to write it again"
 
 
 def write_outputs(path: Path, scenario: Scenario, serving: Serving, summary: Mapping[str, Any]) -> None:
@@ -39,13 +40,17 @@ def write_outputs(path: Path, scenario: Scenario, serving: Serving, summary: Map
         clusters = serving.clusters.tolist()
         write_file(path / "heatmap.png", [heatmap(d, clients, clusters)])
         write_file(path / "margins.png", [margin_plot(d, clients, clusters)])
-        write_file(path / READING, [json_text(read(d, clients, clusters).as_dict(), READING, indent=2).encode() + b"\n"])
-    write_file(path / "summary.json", [json_text(summary, "summary.json", indent=2).encode() + b"\n"])
+        _write_json(path / READING, read(d, clients, clusters).as_dict())
+    _write_json(path / "summary.json", summary)
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    write_file(path, [json_text(sealed(value, path.name), path.name, indent=2).encode() + b"\n"])
 
 
 def _write_models(path: Path, scenario: Scenario, serving: Serving, clients: list[str]) -> None:
     folder = path / "models"
-    folder.mkdir(exist_ok=True)
+    make_folder(folder)
     names = _file_names(model_names(serving, clients))
     with global_seed(0):  # building a module draws initial weights, which are then replaced
         network = Network(scenario.model)
@@ -57,16 +62,16 @@ def _write_models(path: Path, scenario: Scenario, serving: Serving, clients: lis
         "encoding": json.dumps(encoding_of(scenario), ensure_ascii=False, sort_keys=True),
     }
     for name, theta in zip(names, serving.models, strict=True):
-        write_tensors(folder / f"{name}.safetensors", network.state_dict(theta), metadata)
+        write_tensors(folder / f"{name}.safetensors", network.state_dict(theta), metadata, seal=True)
     for old in folder.glob("*.safetensors"):
         if old.stem not in names:
-            old.unlink()
+            remove(old)
     who: dict[str, Any] = {}
     for i, client in enumerate(clients):
         chosen = torch.nonzero(serving.weights[i] > 0).flatten().tolist()
         who[client] = {names[k]: float(serving.weights[i, k]) for k in chosen}
     index = {"mix": serving.mix, "clients": who}
-    write_file(path / INDEX, [json_text(index, INDEX, indent=2).encode() + b"\n"])
+    _write_json(path / INDEX, index)
 
 
 def _file_names(names: list[str]) -> list[str]:
@@ -133,36 +138,47 @@ def _read_json(path: Path, otherwise: str) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise StoreError(f"{otherwise}: {path.name} is missing; run 'emdcfl run --out {path.parent}' first") from error
-    except (OSError, ValueError) as error:
-        raise StoreError(f"{path}: truncated or damaged: {error}; resume the run to write it again") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise StoreError(f"{path}: truncated or damaged: {error}; {AGAIN}") from error
     if not isinstance(value, dict):
-        raise StoreError(f"{path}: expected an object, got {type(value).__name__}; resume the run to write it again")
-    return value
+        raise StoreError(f"{path}: expected an object, got {type(value).__name__}; {AGAIN}")
+    try:
+        return unsealed(value, str(path))
+    except StoreError as error:
+        raise StoreError(f"{error}; {AGAIN}") from error
 
 
 def read_served(run: Path, client: str) -> Served:
     """Read what a client of a finished run is served with."""
     index = _read_json(run / INDEX, f"{run} has no models")
-    if client not in index["clients"]:
-        raise DataError(f"{run} has no client {client!r}: {nearest(client, index['clients'])}")
-    weights: dict[str, float] = index["clients"][client]
-    read = [read_tensors(run / "models" / f"{name}.safetensors") for name in weights]
-    about = read[0][1]
-    served = Served(
-        classes=tuple(json.loads(about["classes"])),
-        preprocess=Preprocess.from_dict(json.loads(about["preprocess"])),
-        recipe=ModelRecipe.from_dict(json.loads(about["model"])),
-        shape=tuple(json.loads(about["input"])),
-        encoding=json.loads(about["encoding"]),
-        states=tuple(tensors for tensors, _ in read),
-        weights=tuple(weights.values()),
-    )
+    try:
+        if client not in index["clients"]:
+            raise DataError(f"{run} has no client {client!r}: {nearest(client, index['clients'])}")
+        weights: dict[str, float] = index["clients"][client]
+        read = [read_tensors(run / "models" / f"{name}.safetensors") for name in weights]
+        served = _served(read[0][1], tuple(tensors for tensors, _ in read), tuple(weights.values()))
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise StoreError(f"{run / 'models'}: not the models of a run ({type(error).__name__}: {error}); {AGAIN}") from error
+    except StoreError as error:
+        raise StoreError(f"{error}; {AGAIN}") from error
     if index["mix"] == "parameters" and len(read) > 1:
         total = sum(served.weights)
         mixed = {n: sum(s[n].double() * w for s, w in zip(served.states, served.weights, strict=True)) / total for n in served.states[0]}
         state = {n: t.to(served.states[0][n].dtype) for n, t in mixed.items() if isinstance(t, Tensor)}
         return replace(served, states=(state,), weights=(1.0,))
     return served
+
+
+def _served(about: Mapping[str, str], states: tuple[dict[str, Tensor], ...], weights: tuple[float, ...]) -> Served:
+    return Served(
+        classes=tuple(json.loads(about["classes"])),
+        preprocess=Preprocess.from_dict(json.loads(about["preprocess"])),
+        recipe=ModelRecipe.from_dict(json.loads(about["model"])),
+        shape=tuple(json.loads(about["input"])),
+        encoding=json.loads(about["encoding"]),
+        states=states,
+        weights=weights,
+    )
 
 
 def serve_client(scenario: Scenario, serving: Serving, client: int) -> Served:

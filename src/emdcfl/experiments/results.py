@@ -1,4 +1,5 @@
-"""``results.jsonl``: one line per finished run, keyed by the hash of its complete config. Append-only, so files of several machines merge.
+"""``results.jsonl``: one line per finished run, keyed by the hash of its complete config, with a checksum. Append-only, so files of several
+machines merge.
 
 Imports errors, config, files and lock.
 """
@@ -42,9 +43,10 @@ def read_results(path: Path) -> list[Result]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = files.unsealed(json.loads(line), f"{path}: line {number}")
             missing = [key for key in REQUIRED if key not in row]
-        except (ValueError, TypeError) as error:
+            hash(row.get("config"))
+        except (ValueError, TypeError, AttributeError, RecursionError, StoreError) as error:
             raise StoreError(f"{path}: line {number} is damaged; delete the line, and what it held is run again") from error
         if missing:
             raise StoreError(f"{path}: line {number} has no {missing[0]!r}; expected a row that 'emdcfl compare' wrote")
@@ -92,14 +94,13 @@ class Results:
                 new.append(row)
         if not new:
             return 0
-        text = "".join(files.json_text(row, f"{self.path}: {row['method']}") + "\n" for row in new)
+        named = [(row, f"{self.path}: {row['method']}") for row in new]
+        text = "".join(files.json_text(files.sealed(row, where), where) + "\n" for row, where in named)
         try:
-            with self.path.open("ab") as file:
-                file.write(text.encode())
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise StoreError(f"{self.path}: cannot write: {error.strerror}; free the cause and start again, finished runs stay") from error
+            files.append_file(self.path, text.encode())
+        except StoreError as error:
+            reason = error.__cause__.strerror if isinstance(error.__cause__, OSError) else str(error)
+            raise StoreError(f"{self.path}: cannot write: {reason}; free the cause and start again, finished runs stay") from error
         self.rows += new
         return len(new)
 
@@ -117,6 +118,7 @@ def as_result(summary: Mapping[str, Any], settings: Mapping[str, Any], history: 
     device = str(settings["engine"]["device"])
     return {
         **row,
+        "bytes": summary.get("bytes", {}),
         "failures": len(summary["failures"]),
         "history": history,
         "commit": commit(),

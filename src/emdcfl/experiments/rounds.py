@@ -24,6 +24,9 @@ KEEP = 2  # rounds; the older one is for a damaged newest
 
 State = TypeVar("State")
 
+UNFIT = (KeyError, TypeError, ValueError, AttributeError, RuntimeError, StopIteration, OverflowError)
+"""What decoding raises for JSON that is whole but was not written by ``save`` (``RecursionError`` is a ``RuntimeError``)."""
+
 
 class Rounds:
     """The committed rounds in a folder: ``round-<t>.json`` and ``tensors/<sha256>.safetensors``.
@@ -36,9 +39,14 @@ class Rounds:
         self._tensors = path / "tensors"
         self._good: set[str] = set()  # addresses of tensor files known to be whole
         self._references: dict[int, set[str]] = {}
+        self.marks: dict[int, dict[str, Any]] = {}
+        """What the rounds that were loaded say of the metrics."""
 
-    def save(self, round: int, state: Any, extra: Mapping[str, Any]) -> None:
-        """Commit the state after a round, with anything else (``extra``) that resuming needs. The last two rounds are kept."""
+    def save(self, round: int, state: Any, extra: Mapping[str, Any], metrics: Mapping[str, Any] | None = None) -> None:
+        """Commit the state after a round, with anything else (``extra``) that resuming needs. The last two rounds are kept.
+
+        ``metrics`` says how much of the metrics belongs to the rounds so far, and its checksum.
+        """
         target = self._round_path(round)
         references: set[str] = set()
 
@@ -57,6 +65,8 @@ class Rounds:
             "state": tree.encode(state, classes, keep, type(state).__name__),
             "extra": tree.encode(dict(extra), {}, keep, "extra"),
         }
+        if metrics is not None:
+            body["metrics"] = dict(metrics)
         files.fsync_folder(self._tensors)
         text = files.json_text(body, str(target))
         files.write_file(target, [f'{{"sha256":"{_checksum(text)}","body":{text}}}\n'.encode()])
@@ -78,19 +88,19 @@ class Rounds:
         kept = sorted(round for round in self.numbers() if round <= newest)[-KEEP:]
         for round in self.numbers():
             if round not in kept:
-                self._round_path(round).unlink(missing_ok=True)
+                files.remove(self._round_path(round))
                 self._references.pop(round, None)
         for round in kept:
             if round not in self._references:
                 try:
                     body = self._body(round)
-                    self._references[round] = tree.addresses(body["state"]) | tree.addresses(body["extra"])
+                    self._references[round] = _addresses(body)
                 except StoreError:
                     self._references[round] = set()  # damaged: nobody can use its tensors any more
         alive = set().union(*(self._references[round] for round in kept))
         for path in self._tensors.glob("*.safetensors"):
             if path.stem not in alive:
-                path.unlink(missing_ok=True)
+                files.remove(path)
                 self._good.discard(path.stem)
 
     def load(self, cls: type[State], *, fallback: bool = True) -> tuple[int, State, dict[str, Any]] | None:
@@ -103,7 +113,7 @@ class Rounds:
         for round in sorted(self.numbers(), reverse=True):
             try:
                 body = self._body(round)
-                fetched = {a: self._fetch(a) for a in tree.addresses(body["state"]) | tree.addresses(body["extra"])}
+                fetched = {address: self._fetch(address) for address in _addresses(body)}
             except StoreError as error:
                 damage = damage or error
                 if not fallback:
@@ -111,10 +121,16 @@ class Rounds:
                 logger.warning("%s; going back to the round before", error)
                 continue
             take = _Once(fetched)
-            state = tree.decode(body["state"], classes, take)
-            if not isinstance(state, cls):
+            try:
+                state, extra = tree.decode(body["state"], classes, take), tree.decode(body["extra"], {}, take)
+            except UNFIT as error:
+                raise StoreError(f"{self._round_path(round)}: not a state that emdcfl wrote ({type(error).__name__}: {error})") from error
+            if not isinstance(state, cls) or not isinstance(extra, dict):
                 raise StoreError(f"{self._round_path(round)}: expected the state of a {cls.__name__}, got {type(state).__name__}")
-            return round, state, tree.decode(body["extra"], {}, take)
+            mark = body.get("metrics")
+            if isinstance(mark, dict) and isinstance(mark.get("bytes"), int) and isinstance(mark.get("sha256"), str):
+                self.marks[round] = mark
+            return round, state, extra
         if damage is not None:
             raise StoreError(
                 f"{damage}; no earlier round is left to go back to: start again with another --out" if fallback else str(damage)
@@ -131,7 +147,9 @@ class Rounds:
         content = files.read_json(path)
         if not isinstance(content, dict) or content.get("sha256") != _checksum(files.json_text(content.get("body"), str(path))):
             raise StoreError(f"{path}: truncated or damaged (its checksum does not fit)")
-        body: dict[str, Any] = content["body"]
+        body = content["body"]
+        if not isinstance(body, dict) or not {"format", "round", "state", "extra"} <= body.keys():
+            raise StoreError(f"{path}: not a round that emdcfl wrote")
         if body["format"] != FORMAT or body["round"] != round:
             raise StoreError(f"{path}: expected round {round} in format {FORMAT}, got round {body['round']} in format {body['format']}")
         return body
@@ -149,6 +167,17 @@ class Rounds:
 
     def _tensor_path(self, address: str) -> Path:
         return self._tensors / f"{address}.safetensors"
+
+
+def _addresses(body: Mapping[str, Any]) -> set[str]:
+    try:
+        found = tree.addresses(body["state"]) | tree.addresses(body["extra"])
+    except UNFIT as error:
+        raise StoreError(f"round {body['round']}: not a state that emdcfl wrote ({type(error).__name__}: {error})") from error
+    strange = sorted(address for address in found if not re.fullmatch(r"[0-9a-f]{64}", address))
+    if strange:  # an address is part of a path
+        raise StoreError(f"round {body['round']}: not a state that emdcfl wrote (a tensor at {strange[0][:80]!r})")
+    return found
 
 
 def _checksum(text: str) -> str:

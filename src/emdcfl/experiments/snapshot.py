@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,14 +26,16 @@ from torch import Tensor
 from emdcfl import tasks
 from emdcfl.data.types import Scenario
 from emdcfl.engines.local.sequential import simulated_clients
-from emdcfl.errors import ConfigError
+from emdcfl.errors import ConfigError, StoreError
 from emdcfl.experiments import runner
 from emdcfl.experiments.compare import shared_scenario
 from emdcfl.experiments.config import Choice, Config, as_dict
-from emdcfl.experiments.files import read_arrays, read_tensors, write_arrays, write_tensors
+from emdcfl.experiments.files import make_folder, read_arrays, read_tensors, remove, write_arrays, write_tensors
 from emdcfl.federation import Federation
 from emdcfl.methods.pacfl import data_subspace, smallest_angle
 from emdcfl.methods.vectors import update_gram
+
+log = logging.getLogger("emdcfl")
 
 Array = np.ndarray[Any, Any]
 
@@ -99,19 +102,53 @@ def _row_path(folder: Path, number: int) -> Path:
 
 
 def take(request: Request, folder: Path) -> Snapshot:
-    """Take the snapshot in ``folder``, or read the one that is there; rows that an interruption left are kept."""
-    if not (folder / "snapshot.npz").exists():
+    """Take the snapshot in ``folder``, or read the one that is there; what an interruption left is kept, what is damaged is taken again."""
+    found = _read(request, folder)
+    if found is None:
         _take(request, folder)
-    arrays = read_arrays(folder / "snapshot.npz")
-    about = json.loads(bytes(arrays["about"]).decode())
-    if about["key"] != request.key():
+        found = _read(request, folder)
+    if found is None:
+        raise StoreError(f"{folder}: what was just written cannot be read back; is the disk sound? choose another --out")
+    return found
+
+
+def _read(request: Request, folder: Path) -> Snapshot | None:
+    """Return the snapshot, or ``None`` where it is missing or a part of it is damaged."""
+    path = folder / "snapshot.npz"
+    if not path.exists():
+        return None
+    try:
+        arrays = read_arrays(path)
+        about = json.loads(bytes(arrays["about"]).decode())
+        groups = None if about["groups"] is None else tuple(about["groups"])
+        found = Snapshot(folder, tuple(about["clients"]), groups, arrays["full"], arrays["head"], arrays["angles"], tuple(about["notes"]))
+        key = about["key"]
+    except (StoreError, ValueError, KeyError, TypeError) as error:
+        log.warning("%s is damaged and taken again (%s)", path, error)
+        return None
+    if key != request.key():
         raise ConfigError(f"{folder}: holds a snapshot of other settings; choose another --out")
-    groups = None if about["groups"] is None else tuple(about["groups"])
-    return Snapshot(folder, tuple(about["clients"]), groups, arrays["full"], arrays["head"], arrays["angles"], tuple(about["notes"]))
+    return found if all(_is_whole(_row_path(folder, number)) for number in range(len(found.clients))) else None
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a row is there and undamaged; a damaged one is deleted, so that it is taken again."""
+    if not path.exists():
+        return False
+    try:
+        tensors, _ = read_tensors(path)
+        if {"train", "val", "train_labels", "val_labels"} <= tensors.keys():
+            return True
+        reason = "parts are missing"
+    except StoreError as error:
+        reason = str(error)
+    log.warning("%s is damaged and taken again (%s)", path, reason)
+    remove(path)
+    return False
 
 
 def _take(request: Request, folder: Path) -> None:
-    (folder / "rows").mkdir(parents=True, exist_ok=True)
+    make_folder(folder / "rows")
     config = replace(request.config, method=Choice("fedavg"), run=replace(request.config.run, participants=None))
     plan_ = runner.plan(config, _chosen(shared_scenario(config), request.per_group))
     scenario = plan_.scenario
@@ -126,12 +163,14 @@ def _take(request: Request, folder: Path) -> None:
         labels = _labels(plan_.config.run.seed, scenario, fed, request.cap, m)
         val: Tensor | None = None
         for number, name in enumerate(names):
-            if _row_path(folder, number).exists():
+            if _is_whole(_row_path(folder, number)):
                 continue
             own = fed.run(tasks.embed, {name: {}}, theta=states[name], split="train", cap=request.cap)
             if val is None or request.trained:  # untrained, all rows have one model
                 val = fed.run(tasks.embed, {c: {} for c in names}, theta=states[name], split="val", cap=m).stack("embeddings")
-            write_tensors(_row_path(folder, number), {"train": own[name]["embeddings"], "val": val, **labels[name], **labels[""]})
+            write_tensors(
+                _row_path(folder, number), {"train": own[name]["embeddings"], "val": val, **labels[name], **labels[""]}, seal=True
+            )
         thetas = [states[name] for name in names]
         grams = {scope: update_gram(fed.layout, thetas, initial, scope=scope).numpy() for scope in ("P", "H")}
         bases = fed.run(data_subspace, {name: {} for name in names}).column("basis")

@@ -4,7 +4,8 @@
 
     config.toml                        complete, can be run as it is
     metrics.jsonl  summary.json  …     what the runner writes
-    state/run.json                     whose config this is
+    state/run.json                     whose config this is, with a copy of it
+    state/metrics.jsonl                a copy of the metrics
     state/round-<t>.json               the state after round t, with a checksum; its appearance commits the round
     state/tensors/<sha256>.safetensors its tensors, by content: one that did not change is not written again
 
@@ -12,14 +13,11 @@ Every file is replaced in one step, a round's tensors before its JSON, so a kill
 order of a round is: ``append_metrics``, other files, ``save_state``; on resume, ``load_state`` and then ``trim_metrics`` undo what a kill
 left unfinished.
 
-Imports errors, config, files, lock and rounds.
+Imports errors, config, files, identity, lock, metrics, rounds and shield.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -29,15 +27,14 @@ import numpy as np
 from torch import Tensor
 
 from emdcfl.errors import StoreError
-from emdcfl.experiments import files
-from emdcfl.experiments.config import Config, config_hash, dump, load
+from emdcfl.experiments import files, identity, shield
+from emdcfl.experiments.config import Config, config_hash, dump
+from emdcfl.experiments.identity import CONFIG, RUN, is_run
 from emdcfl.experiments.lock import Lock
+from emdcfl.experiments.metrics import METRICS, Metrics
 from emdcfl.experiments.rounds import Rounds
 
-FORMAT = 1
 LOCK = ".lock"
-CONFIG = "config.toml"
-METRICS = "metrics.jsonl"
 
 State = TypeVar("State")
 
@@ -52,6 +49,7 @@ class RunStore:
         self.path = Path(path)
         self._lock = lock
         self._rounds = Rounds(self.path / "state")
+        self._metrics = Metrics(self.path)
 
     @classmethod
     def open(cls, path: str | Path, config: Config, *, resume: bool = False) -> Self:
@@ -60,8 +58,8 @@ class RunStore:
         Without ``resume`` the directory must be new or empty; with it, it may also hold a run of the same config, which then goes on.
         """
         folder, text, digest = Path(path), dump(config), config_hash(config)
-        if _is_run(folder):
-            _refuse_other_config(folder, text, digest)
+        if is_run(folder):
+            identity.check_same(folder, text, digest)
             if not resume:
                 raise StoreError(f"{folder}: already holds this run; add --resume to continue it, or choose another --out")
         return cls.create(folder, text, digest)
@@ -85,20 +83,18 @@ class RunStore:
         return store
 
     def _begin(self, config_toml: str, digest: str) -> None:
-        if _is_run(self.path):
-            _refuse_other_config(self.path, config_toml, digest)
+        if is_run(self.path):
+            identity.check_same(self.path, config_toml, digest)
         for leftover in self.path.rglob(f"{files.TEMPORARY}*"):
-            leftover.unlink(missing_ok=True)
-        (self.path / "state" / "tensors").mkdir(parents=True, exist_ok=True)
-        if not _is_run(self.path):
-            self.write_text(CONFIG, config_toml)
-            self.write_json("state/run.json", {"format": FORMAT, "config_hash": digest})
+            files.remove(leftover)
+        files.make_folder(self.path / "state" / "tensors")
+        identity.mend(self.path, config_toml, digest)
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
         """Open a run directory to look at it: no lock, and nothing can be written."""
-        if not _is_run(Path(path)):
-            raise StoreError(f"{path}: not a run directory (no state/run.json); give the folder that 'emdcfl run --out' wrote")
+        if not is_run(Path(path)):
+            raise StoreError(f"{path}: not a run directory (no {RUN}); give the folder that 'emdcfl run --out' wrote")
         return cls(path)
 
     def close(self) -> None:
@@ -114,8 +110,8 @@ class RunStore:
         self.close()
 
     def config(self) -> Config:
-        """The config of the run."""
-        return load(self.path / CONFIG)
+        """The config of the run, as it began."""
+        return identity.read_config(self.path)
 
     # --- files ---
 
@@ -148,7 +144,7 @@ class RunStore:
         names = set(keep)
         for path in self._place(f"{folder}/x").parent.iterdir():
             if path.is_file() and path.name not in names:
-                path.unlink()
+                files.remove(path)
 
     def _place(self, name: str) -> Path:
         if self._lock is None:
@@ -156,59 +152,32 @@ class RunStore:
         path = self.path / name
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise StoreError(f"{name}: a file of a run lies inside its directory")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StoreError(f"{path.parent}: cannot make the folder: {error.strerror}") from error
+        files.make_folder(path.parent)
         return path
 
     # --- metrics ---
 
     def append_metrics(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Add rows to ``metrics.jsonl``. Every row has a ``round``."""
-        path = self._place(METRICS)
-        rows = list(rows)
-        for row in rows:
-            if not isinstance(row.get("round"), int):
-                raise StoreError(f"{path}: every row of metrics needs an integer 'round', got {dict(row)!r}")
-        text = "".join(files.json_text(dict(row), f"{path}: round {row['round']}") + "\n" for row in rows)
-        try:
-            with path.open("ab") as file:
-                file.write(text.encode())
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise StoreError(f"{path}: cannot write: {error.strerror}; free the cause and use --resume") from error
+        self._place(METRICS)
+        self._metrics.append(rows)
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """All rows; a last line that a kill cut off is left out."""
-        return [row for _, row in self._metric_lines()]
-
-    def _metric_lines(self) -> list[tuple[bytes, dict[str, Any]]]:
-        path = self.path / METRICS
-        content = path.read_bytes() if path.exists() else b""
-        rows: list[tuple[bytes, dict[str, Any]]] = []
-        for number, line in enumerate(content.split(b"\n")[:-1], start=1):  # what follows the last line break was cut off
-            try:
-                row = json.loads(line)
-                int(row["round"])
-            except (ValueError, TypeError, KeyError) as error:
-                raise StoreError(f"{path}: line {number} is damaged; delete the line, or start again with another --out") from error
-            rows.append((line + b"\n", row))
-        return rows
+        return self._metrics.rows()
 
     def trim_metrics(self, round: int) -> None:
-        """Forget rows of rounds after ``round``: they were written, but their round was never committed."""
-        path = self._place(METRICS)
-        if path.exists():
-            files.write_file(path, [line for line, row in self._metric_lines() if row["round"] <= round])
+        """Forget rows of rounds after ``round``: they were written, but their round was never committed. Comes after ``load_state``."""
+        self._place(METRICS)
+        self._metrics.trim(round, self._rounds.marks.get(round))
 
     # --- state ---
 
     def save_state(self, round: int, state: Any, extra: Mapping[str, Any] | None = None) -> None:
         """Commit the state after a round, with anything else (``extra``) that resuming needs. The last two rounds are kept."""
         self._place("state/x")
-        self._rounds.save(round, state, extra or {})
+        with shield.unbroken():
+            self._rounds.save(round, state, extra or {}, self._metrics.mark())
 
     def load_state(self, cls: type[State], *, fallback: bool = True) -> tuple[int, State, dict[str, Any]] | None:
         """The last committed round, its state and the extra values; ``None`` if no round was committed yet.
@@ -225,43 +194,13 @@ class RunStore:
         return self._rounds.numbers()
 
 
-def _is_run(folder: Path) -> bool:
-    return (folder / "state" / "run.json").is_file()
-
-
 def _refuse_foreign(folder: Path) -> None:
     """Refuse a folder that holds something else. One where a run was killed while it began (it had made its lock) is not foreign."""
     if folder.exists() and not folder.is_dir():
         raise StoreError(f"{folder}: is a file, expected a folder for the run; choose another --out")
-    if not folder.is_dir() or _is_run(folder):
+    if not folder.is_dir() or is_run(folder):
         return
     names = {path.name for path in folder.iterdir()}
     ours = LOCK in names and all(name in (LOCK, CONFIG, "state") or name.startswith(files.TEMPORARY) for name in names)
     if names and not ours:
         raise StoreError(f"{folder}: not empty and not a run directory (it holds {min(names)!r}); choose another --out")
-
-
-def _refuse_other_config(folder: Path, text: str, digest: str) -> None:
-    stored = files.read_json(folder / "state" / "run.json")
-    if not isinstance(stored, dict) or "config_hash" not in stored or stored.get("format") != FORMAT:
-        raise StoreError(f"{folder}/state/run.json: truncated, damaged or of another version of emdcfl; choose another --out")
-    if stored["config_hash"] == digest:
-        return
-    try:
-        old = _flat(tomllib.loads((folder / CONFIG).read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
-        raise StoreError(f"{folder}: belongs to another config, and its {CONFIG} is unreadable; choose another --out") from error
-    new = _flat(tomllib.loads(text))
-    keys = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
-    shown = [f"{key} ({old.get(key, 'unset')!r} there, {new.get(key, 'unset')!r} here)" for key in keys[:5]]
-    more = [f"and {len(keys) - 5} more"] if len(keys) > 5 else []
-    raise StoreError(
-        f"{folder}: belongs to a run of another config, differing in {', '.join(shown + more) or CONFIG}; choose another --out"
-    )
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat

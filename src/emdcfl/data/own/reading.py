@@ -22,13 +22,33 @@ def read_file(path: Path) -> pa.Table:
     """Read a CSV, TSV or Parquet file."""
     try:
         if path.suffix.lower() == ".parquet":
-            return pq.read_table(path)
-        delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
-        # Empty text counts as missing too, as an empty number does.
-        convert = pyarrow.csv.ConvertOptions(strings_can_be_null=True)
-        return pyarrow.csv.read_csv(path, parse_options=pyarrow.csv.ParseOptions(delimiter=delimiter), convert_options=convert)
-    except (OSError, pa.ArrowException) as error:
-        raise DataError(f"cannot read the table {path}: {str(error).splitlines()[0]}") from error
+            table = pq.read_table(path)
+        else:
+            delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
+            # Empty text counts as missing too, as an empty number does.
+            convert = pyarrow.csv.ConvertOptions(strings_can_be_null=True)
+            table = pyarrow.csv.read_csv(path, parse_options=pyarrow.csv.ParseOptions(delimiter=delimiter), convert_options=convert)
+        names = table.column_names  # a name that is not UTF-8 shows itself only here
+    except UnicodeDecodeError as error:
+        raise DataError(f"cannot read the table {path}: a column name is not UTF-8 text; save the file as UTF-8") from error
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise DataError(f"cannot read the table {path}: {error}") from error
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(f"{path} has two columns named {twice!r}: rename one")
+    return _as_utf8(table, path)
+
+
+def _as_utf8(table: pa.Table, path: Path) -> pa.Table:
+    """Columns of bytes as text: a CSV in another encoding has them, and Parquet files of some writers."""
+    t = pa.types
+    for number, field in enumerate(table.schema):
+        if t.is_binary(field.type) or t.is_large_binary(field.type) or t.is_fixed_size_binary(field.type):
+            try:
+                table = table.set_column(number, field.name, pc.cast(pc.cast(table.column(number), pa.binary()), pa.string()))
+            except pa.ArrowException as error:
+                raise DataError(f"{path}: column {field.name!r} holds bytes that are not UTF-8 text; save the file as UTF-8") from error
+    return table
 
 
 def label_column(table: pa.Table, label: str | None, origin: str) -> str:
