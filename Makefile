@@ -1,6 +1,8 @@
 # `make help` lists the targets. Each one creates .venv if needed and installs again only when pyproject.toml or constraints.txt changed.
 PYTHON ?= python3
 JOBS ?= 2
+FUZZ_SECONDS ?= 150
+RELIABILITY_ARGS ?=
 PYTEST_ARGS ?=
 
 VENV := .venv
@@ -11,7 +13,7 @@ EXTRAS ?= dev,vision,flower
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-browser test-faults smoke lint format bench clean
+.PHONY: help install demo test test-browser test-faults reliability fuzz smoke lint format bench clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +41,13 @@ test-faults: $(STAMP)  ## kill, stop and forge nodes of a real federation on thi
 test-browser: $(STAMP)  ## the report in a headless Chromium; skipped where none is on the PATH
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/e2e/test_browser.py -rs $(PYTEST_ARGS)
 
+reliability: $(STAMP)  ## kill, starve and damage runs, and give them bad inputs: the table of docs/reliability.md, a small sample
+	$(BIN)/python benchmarks/reliability.py --out runs/reliability --jobs $(JOBS) $(RELIABILITY_ARGS)
+
+fuzz: $(STAMP)  ## coverage-guided fuzzing of everything that reads bytes, FUZZ_SECONDS per target (nightly)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt atheris
+	PYTHONPATH=src:. $(BIN)/python -m fuzz --seconds $(FUZZ_SECONDS) --corpus runs/fuzz --out runs/fuzz.jsonl
+
 smoke: $(STAMP)  ## every table and figure of the paper at smoke scale (plumbing; needs EMDCFL_DATA)
 	OMP_NUM_THREADS=1 $(BIN)/emdcfl reproduce all --scale smoke --jobs $(JOBS) --out runs/smoke
 
@@ -52,7 +61,7 @@ format: $(STAMP)  ## let ruff rewrite what it can
 	$(BIN)/ruff format .
 
 bench: $(STAMP)  ## run every script in benchmarks/
-	@set -e; for script in $(sort $(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python $$script; done
+	@set -e; for script in $(sort $(filter-out benchmarks/reliability.py,$(wildcard benchmarks/*.py))); do echo "== $$script"; $(BIN)/python $$script; done
 
 clean:  ## remove the environment, caches, builds and runs
 	rm -rf $(VENV) build dist runs .mypy_cache .pytest_cache .ruff_cache .hypothesis

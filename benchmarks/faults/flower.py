@@ -1,0 +1,128 @@
+"""Kill -9 of the server or of nodes of a real federation on this machine; a supervisor starts them again, and the run must finish."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import emdcfl
+from emdcfl.apps import trial
+from emdcfl.apps.trial.processes import LINK, identity, start
+from emdcfl.errors import EmdcflError
+from emdcfl.experiments import runner
+from emdcfl.experiments.config import from_dict
+from faults.runs import differing
+
+ROUNDS = 3
+TABLES: dict[str, dict[str, Any]] = {
+    "run": {"rounds": ROUNDS, "evaluate_every": ROUNDS},
+    "scenario": {"name": "rotated-digits", "groups": 2, "clients_per_group": 2},
+    "training": {"local_epochs": 1},
+    "engine": {"name": "flower", "device": "cpu", "on_failure": "continue"},
+}
+SOURCE = str(Path(emdcfl.__file__).parents[1])
+DEADLINE = 180.0
+LIVES = 6
+
+Row = dict[str, Any]
+
+
+def kills(number: int, seed: int, work: Path, done: set[int], note: Callable[[Row], None]) -> None:
+    """Inject the kills that are missing, one run after the other, into one federation."""
+    missing = [i for i in range(number) if i not in done]
+    if not missing:
+        return
+    folder = work / "federation"
+    there = trial.create(folder, nodes=4, deadline=DEADLINE) if not folder.exists() else trial.Trial.read(folder)
+    os.environ["PYTHONPATH"] = os.pathsep.join([SOURCE, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    try:
+        everybody(there)
+        seconds = _undisturbed(there, work)
+        for index in missing:
+            row = one(there, work / f"flower-{index}", random.Random(f"{seed} flower {index}"), seconds)
+            note({"index": index, "setting": "emdcfl, flower", **row})
+            print(f"flower {index}: {json.dumps(row)[:300]}", flush=True)
+    finally:
+        trial.down(there)
+
+
+def _undisturbed(there: trial.Trial, work: Path) -> float:
+    began = time.monotonic()
+    if not (work / "flower-reference" / "summary.json").exists():
+        trial.submit(there, from_dict(TABLES), work / "flower-reference")
+        (work / "flower-seconds").write_text(str(time.monotonic() - began), encoding="utf-8")
+    local = work / "flower-local"
+    if not (local / "summary.json").exists():
+        runner.run(from_dict({**TABLES, "engine": {"name": "sequential", "device": "cpu"}}), local)
+    return float((work / "flower-seconds").read_text(encoding="utf-8"))
+
+
+def everybody(there: trial.Trial, patience: float = 300.0) -> None:
+    """Have all nodes online, as a supervisor would."""
+    end = time.monotonic() + patience
+    while time.monotonic() < end:
+        trial.up(there)
+        if f"{len(there.nodes)} of {len(there.nodes)}" in trial.status(there)[LINK]:
+            return
+        time.sleep(3)
+    raise RuntimeError(f"not everybody is online: {trial.status(there)}")
+
+
+def one(there: trial.Trial, out: Path, rng: random.Random, seconds: float) -> Row:
+    """Submit a run, kill a process at a random moment, let a supervisor bring it back, resume until finished."""
+    everybody(there)
+    victim = rng.choice([LINK, *there.nodes])
+    moment = rng.uniform(0, seconds)
+    done = threading.Event()
+    killed: list[float] = []
+    began = time.monotonic()
+
+    def strike() -> None:
+        if done.wait(moment):
+            return
+        found = identity(there, victim)
+        if found is not None:
+            os.killpg(found[0], signal.SIGKILL)
+            killed.append(time.monotonic() - began)
+        while victim != LINK and not done.wait(10):  # the link is brought back by whoever submits again
+            if identity(there, victim) is None:
+                start(there, victim)
+
+    thread = threading.Thread(target=strike, daemon=True)
+    thread.start()
+    said: list[str] = []
+    finished = False
+    for life in range(LIVES):
+        try:
+            trial.submit(there, from_dict(TABLES), out, resume=life > 0)
+            finished = True
+            break
+        except EmdcflError as error:
+            said.append(str(error))
+            everybody(there)
+    done.set()
+    thread.join()
+    summary = json.loads((out / "summary.json").read_text(encoding="utf-8")) if finished else {}
+    return {
+        "faults": len(killed), "finished": bool(summary.get("finished")), "wrong": _wrong(summary, out, victim), "lost": False,
+        "crash": False,
+        "note": f"{victim} after {moment:.1f} of {seconds:.1f} s; {len(summary.get('failures', []))} failures noted, {len(said)} resumes",
+        "said": said, "seconds": round(time.monotonic() - began, 1),
+    }  # fmt: skip
+
+
+def _wrong(summary: Row, out: Path, victim: str) -> list[str]:
+    """Where nobody's work was missing, the models are those of a local run; else only the victim may be missing."""
+    if not summary:
+        return []
+    missing = {failure["client"] for failure in summary["failures"]}
+    if not missing:
+        return [name for name in differing(out, out.parent / "flower-local") if name.startswith("models/")]
+    return [] if victim == LINK or missing <= {victim} else [f"missing: {sorted(missing)}"]

@@ -1,0 +1,163 @@
+"""Faults injected, runs finished, wrong results, data lost; bad inputs tried, crashes: the table of docs/reliability.md, in one command.
+
+    python benchmarks/reliability.py --out runs/reliability                        # a small sample of everything, some minutes
+    python benchmarks/reliability.py --out runs/reliability --kills 180 --terms 40 --disk 60 --pairs 20 --damage 240 --inputs 3000 --jobs 16
+    python benchmarks/reliability.py --out runs/reliability --flower 20            # needs the extra flower; a minute or more each
+
+Every fault goes into a real ``emdcfl run`` on rotated digits, which is resumed until it is finished and compared byte for byte with an
+undisturbed one. Rows are appended to ``faults.jsonl`` in --out as they come, and what is there is not done again; the table is printed and
+written to ``table.md``. ``--table-only`` makes it from the rows alone. See benchmarks/faults/ for each kind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from faults import trials
+from faults.runs import SETTINGS, Lab, command, environment, play
+from faults.table import ANY, DAMAGED, DISK, FLOWER, INPUTS, PAIR, TERM, WRITES, write_table
+
+Row = dict[str, Any]
+Trial = tuple[str, int, str, Callable[..., Row]]
+
+
+class Journal:
+    """The rows so far, one line each."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.lock = path, threading.Lock()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.rows: list[Row] = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def add(self, row: Row) -> None:
+        with self.lock, self.path.open("a", encoding="utf-8") as file:
+            self.rows.append(row)
+            file.write(json.dumps(row) + "\n")
+
+    def done(self, kind: str) -> set[int]:
+        return {row["index"] for row in self.rows if row["kind"] == kind}
+
+
+def planned(given: argparse.Namespace, lab: Lab) -> Iterator[Trial]:
+    """Yield every trial, the settings taking turns."""
+    aimed = given.kills // 3
+    kinds: list[tuple[str, int, Callable[..., Row]]] = [
+        (ANY, given.kills - aimed, partial(trials.kill, aimed=False)),
+        (WRITES, aimed, partial(trials.kill, aimed=True)),
+        (TERM, given.terms, trials.terminate),
+        (DISK, given.disk, trials.disk),
+        (PAIR, given.pairs, trials.together),
+        (DAMAGED, given.damage, partial(trials.damage, lab=lab)),
+    ]
+    settings = list(SETTINGS)
+    for kind, times, function in kinds:
+        for i in range(times):
+            yield kind, i, settings[i % len(settings)], function
+
+
+def inject(given: argparse.Namespace, journal: Journal, lab: Lab) -> None:
+    """Do the trials that have no row yet, several at a time."""
+    todo = [trial for trial in planned(given, lab) if trial[1] not in journal.done(trial[0])]
+    needed = sorted({setting for _, _, setting, _ in todo})
+    with ThreadPoolExecutor(given.jobs) as pool:
+        list(pool.map(lab.prepare, needed))
+        list(pool.map(lambda s: trials.prepare_half(lab.references[s], lab), {s for k, _, s, _ in todo if k == DAMAGED}))
+
+        def attempt(trial: Trial) -> None:
+            kind, index, setting, function = trial
+            place = Path(tempfile.mkdtemp(prefix="trial-", dir=lab.work))
+            try:
+                row = function(lab.references[setting], place, random.Random(f"{given.seed} {kind} {index}"))
+            except Exception as error:
+                row = {"faults": 1, "finished": False, "crash": True, "note": f"{type(error).__name__}: {error}"}
+            if row.get("crash") or row.get("wrong") or row.get("lost") or not (row["finished"] or row.get("told")):
+                kept = journal.path.parent / "failed" / f"{kind.replace(' ', '-').replace(',', '')}-{index}"
+                shutil.rmtree(kept, ignore_errors=True)
+                shutil.copytree(place, kept)
+            shutil.rmtree(place, ignore_errors=True)
+            journal.add({"kind": kind, "index": index, "setting": setting, **row})
+            print(f"{kind} {index} ({setting}): {json.dumps(row)[:300]}", flush=True)
+
+        list(pool.map(attempt, todo))
+
+
+def feed(given: argparse.Namespace, journal: Journal, lab: Lab) -> None:
+    """Give bad inputs to the command, in as many processes as there are jobs."""
+    missing = sorted(set(range(given.inputs)) - journal.done(INPUTS))
+    if not missing:
+        return
+    bad = lab.work / "bad-run"
+    if not bad.exists():
+        code, said = play([*command(next(iter(SETTINGS)), bad)], lab.work / "bad-run.log")
+        if code:
+            raise RuntimeError(said)
+        once = ["--scenario", "rotated-digits", "--methods", "fedavg", "--seeds", "0", "--set", "run.rounds=1"]
+        compare = ["compare", *once, "--out", str(bad)]
+        code, said = play(compare, lab.work / "bad-run.log")
+        if code:
+            raise RuntimeError(said)
+    size = -(-len(missing) // given.jobs)
+    parts = [missing[i : i + size] for i in range(0, len(missing), size)]
+    started = []
+    for i, part in enumerate(parts):
+        out = lab.work / f"inputs-{os.getpid()}-{i}.jsonl"
+        arguments = [str(part[0]), str(part[-1] + 1), str(given.seed), str(out)]
+        surroundings = {**environment(), "BAD_RUN": str(bad)}
+        here = Path(__file__).parent
+        started.append((out, subprocess.Popen([sys.executable, "-m", "faults.inputs", *arguments], env=surroundings, cwd=here)))
+    for out, process in started:
+        process.wait()
+        for line in out.read_text(encoding="utf-8").splitlines():
+            row = json.loads(line)
+            if row["index"] not in journal.done(INPUTS):
+                journal.add({**row, "kind": INPUTS, "what": row["kind"]})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/reliability"))
+    parser.add_argument("--kills", type=int, default=6, help="kill -9 of local runs, a third aimed at writes")
+    parser.add_argument("--terms", type=int, default=3, help="SIGTERM")
+    parser.add_argument("--disk", type=int, default=4, help="full, read-only and broken disks")
+    parser.add_argument("--pairs", type=int, default=2, help="two commands on one directory")
+    parser.add_argument("--damage", type=int, default=12, help="damaged files")
+    parser.add_argument("--inputs", type=int, default=120, help="bad inputs")
+    parser.add_argument("--flower", type=int, default=0, help="kill -9 of servers and nodes of a real federation")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--table-only", action="store_true")
+    given = parser.parse_args()
+    given.out = given.out.resolve()
+    journal = Journal(given.out / "faults.jsonl")
+    if not given.table_only:
+        lab = Lab(given.out / "work")
+        lab.work.mkdir(parents=True, exist_ok=True)
+        inject(given, journal, lab)
+        feed(given, journal, lab)
+        if given.flower:
+            from faults.flower import kills
+
+            kills(given.flower, given.seed, given.out / "work", journal.done(FLOWER), lambda row: journal.add({"kind": FLOWER, **row}))
+    text, clean = write_table(journal.rows)
+    (given.out / "table.md").write_text(text, encoding="utf-8")
+    print(text)
+    sys.exit(0 if clean else 1)
+
+
+if __name__ == "__main__":
+    main()

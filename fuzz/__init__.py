@@ -1,0 +1,1 @@
+"""Coverage-guided fuzzing (atheris) of what reads bytes from elsewhere. ``make fuzz`` runs it; see ``docs/reliability.md``."""
