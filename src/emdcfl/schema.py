@@ -52,9 +52,10 @@ def check(reply: Any, fields: Mapping[str, Field], dims: Mapping[str, int]) -> N
     """Raise ``ClientError`` with the reason if the reply is not what the task declares."""
     if not isinstance(reply, dict):
         raise ClientError(f"expected a reply with fields {sorted(fields)}, got {type(reply).__name__}")
-    required = {name for name, field in fields.items() if not field.optional}
-    if not required <= set(reply) <= set(fields):
-        raise ClientError(f"expected a reply with fields {sorted(fields)}, got {sorted(map(str, reply))}")
+    if reply.keys() != fields.keys():
+        required = {name for name, field in fields.items() if not field.optional}
+        if not required <= set(reply) <= set(fields):
+            raise ClientError(f"expected a reply with fields {sorted(fields)}, got {sorted(map(str, reply))}")
     for name, value in reply.items():
         field = fields[name]
         if field.each:

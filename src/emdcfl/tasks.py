@@ -5,6 +5,7 @@ May import: client, data types, params, schema, privacy.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -152,13 +153,13 @@ def local_sgd(
     return trained(net.theta.detach(), len(data), loss_sum.item() / len(data), steps, training)
 
 
-def trained(theta: Tensor, n: int, loss: float, steps: int, training: Training, *, known_finite: bool = False) -> Reply:
-    """Return the reply of a training, the state copied to the CPU, or refuse one that diverged."""
-    if not np.isfinite(loss):
+def trained(theta: Tensor, n: int, loss: float, steps: int, training: Training, *, known_finite: bool = False, own: bool = False) -> Reply:
+    """Return the reply of a training, the state copied to the CPU unless it is its ``own`` already, or refuse one that diverged."""
+    if not math.isfinite(loss):
         raise ClientError(f"the training loss became {loss}; lower the learning rate (training.lr = {training.lr:g}) or check the data")
     if not known_finite and not finite(theta):
         raise ClientError(f"the model is no longer finite after training; lower the learning rate (training.lr = {training.lr:g})")
-    return {"theta": theta.to("cpu", copy=True), "n": n, "loss": loss, "steps": steps}
+    return {"theta": theta if own else theta.to("cpu", copy=True), "n": n, "loss": loss, "steps": steps}
 
 
 def batches(order: np.ndarray[Any, Any], size: int, *, needs_two: bool, client: Client) -> Iterator[np.ndarray[Any, Any]]:

@@ -2,15 +2,21 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tests.methods.toy import CLASSES, FEATURES, TRAINING, play, toy
+from tests.tiny import tiny
 from torch import nn
 
 from emdcfl.engines.local.graphed import GraphedFederation, _draws, _moved, _tensors
 from emdcfl.engines.local.sequential import SequentialFederation
 from emdcfl.errors import ConfigError
+from emdcfl.experiments.config import Choice, Config, EngineConfig, RunConfig
+from emdcfl.experiments.loop import Silent
+from emdcfl.experiments.runner import run
 from emdcfl.methods import METHODS, make
 from emdcfl.models.recipe import ModelRecipe
 
@@ -57,6 +63,37 @@ def test_every_method_gives_the_models_and_clusters_of_the_reference(name: str) 
     if fast.clusters is not None:
         assert torch.equal(fast.clusters, reference.clusters)
     assert torch.equal(fast.models, again.models)
+
+
+class Stop(Exception):
+    """Raised in the middle of a run."""
+
+
+class Impatient(Silent):
+    """Stops a run before its third round."""
+
+    def begin(self, index: int, total: int, participants: tuple[str, ...]) -> None:
+        if index == 3:
+            raise Stop
+
+
+@needs_cuda
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("method", ["emdcfl", "fedavg"])
+def test_a_stopped_run_ends_with_the_same_bits(tmp_path: Path, method: str, precision: Any) -> None:
+    engine = EngineConfig(name="graphed", device="cuda", precision=precision)
+    config = Config(run=RunConfig(rounds=4), scenario=Choice("tiny"), method=Choice(method), engine=engine)
+    assert tiny().name == "tiny"  # importing it registers the scenario
+    run(config, tmp_path / "whole")
+    with pytest.raises(Stop):
+        run(config, tmp_path / "broken", observer=Impatient())
+    summary = run(config, tmp_path / "broken", resume=True)
+    assert summary["rounds"] == 4
+    assert summary["memory"]["peak"] >= summary["memory"]["allocated"] > 0
+    files = sorted(p.relative_to(tmp_path / "whole") for p in (tmp_path / "whole").rglob("*.safetensors"))
+    assert files
+    for path in files:
+        assert (tmp_path / "whole" / path).read_bytes() == (tmp_path / "broken" / path).read_bytes()
 
 
 @needs_cuda

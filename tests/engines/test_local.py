@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
+import time
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -11,8 +14,9 @@ from torch import Tensor
 
 from emdcfl import tasks
 from emdcfl.client import Client, task
-from emdcfl.engines.local import ProcessFederation, SequentialFederation, make_federation
-from emdcfl.engines.local.sequential import intra_op_threads, pick_device
+from emdcfl.engines.local import ProcessFederation, SequentialFederation, make_federation, sequential
+from emdcfl.engines.local.processes import _from_wire, _to_wire
+from emdcfl.engines.local.sequential import arithmetic, intra_op_threads, pick_device
 from emdcfl.errors import ClientError, ConfigError
 from emdcfl.methods import make
 from emdcfl.schema import Field, Reply
@@ -31,6 +35,14 @@ def misbehave(client: Client, *, how: str) -> Reply:
         if how == "send":
             return {"value": 1, "optional": lambda: None}
     return {"value": torch.get_num_threads()}
+
+
+@task(phase="evaluate", returns={"began": Field(float)})
+def nap(client: Client, *, seconds: float) -> Reply:
+    """Say when it began, and take some time."""
+    began = time.time()
+    time.sleep(seconds)
+    return {"began": began}
 
 
 class Unpicklable(Exception):
@@ -114,6 +126,53 @@ def test_sequential_tasks_use_the_threads_asked_for_and_give_them_back() -> None
     with intra_op_threads(2):
         assert torch.get_num_threads() == 2
     assert torch.get_num_threads() == 1
+
+
+@pytest.mark.parametrize(("precision", "tf32"), [("fp32", False), ("bf16", False), ("tf32", True)])
+def test_on_cuda_the_precision_asked_for_decides_about_tf32(precision: str, tf32: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    switches = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [switch.allow_tf32 for switch in switches]
+    with arithmetic(torch.device("cuda"), precision):
+        assert [switch.allow_tf32 for switch in switches] == [tf32, tf32]
+    assert [switch.allow_tf32 for switch in switches] == before
+    with arithmetic(torch.device("cpu"), precision):
+        assert [switch.allow_tf32 for switch in switches] == before
+    asked: list[tuple[torch.device, str]] = []
+
+    def noted(device: torch.device, precision: str) -> AbstractContextManager[None]:
+        asked.append((device, precision))
+        return nullcontext()
+
+    monkeypatch.setattr(sequential, "arithmetic", noted)
+    fed = SequentialFederation(tiny(), precision=precision, **OPTIONS)
+    fed.run(misbehave, {"site-0": {}}, how="well")
+    assert asked == [(torch.device("cpu"), precision)]
+
+
+def test_what_several_clients_are_given_travels_once_and_arrives_as_it_was() -> None:
+    model, other = torch.arange(100_000.0), torch.arange(100_000.0) + 1
+    requests = {f"c{i}": {"theta": model, "rows": [model[:50_000], other]} for i in range(20)}
+    wire = _to_wire(requests)
+    message = pickle.dumps(wire)
+    assert len(message) < 3 * model.nbytes  # model, half of it, other; not twenty of each
+    arrived = _from_wire(pickle.loads(message))  # noqa: S301
+    for request in arrived.values():
+        assert same_bits(request["theta"], model) and same_bits(request["rows"][0], model[:50_000]) and same_bits(request["rows"][1], other)
+    views = _from_wire(pickle.loads(pickle.dumps(_to_wire([model, model.view(100, 1000), model.view(100, 1000).T]))))  # noqa: S301
+    assert [tuple(v.shape) for v in views] == [(100_000,), (100, 1000), (1000, 100)]
+    assert same_bits(views[2].contiguous(), model.view(100, 1000).T.contiguous())
+
+
+def test_a_worker_that_is_ahead_does_not_wait_for_another_until_the_limit() -> None:
+    with ProcessFederation(tiny(clients_per_group=6), workers=2, **OPTIONS) as fed:
+        fed.begin(1)
+        inputs = {c: {"seconds": 1.0 if c == "site-1" else 0.0} for c in fed.clients}  # site-1 lives on the other worker than site-0
+        replies = fed.run(nap, inputs)
+    began = replies.column("began")
+    ahead = [c for i, c in enumerate(fed.clients) if i % 2 == 0]
+    before = [c for c in ahead if began[c] < began["site-1"] + 0.9]
+    assert len(before) >= 4  # site-0, -2, -4 and more were done while site-1 slept
+    assert replies.clients == fed.clients  # and are handed on in order
 
 
 def test_devices_that_are_not_there_are_named() -> None:

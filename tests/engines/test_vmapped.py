@@ -33,7 +33,7 @@ def norms() -> nn.Module:
 
 
 def untracked() -> nn.Module:
-    return nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8, track_running_stats=False), nn.ReLU(), nn.Linear(8, CLASSES))
+    return nn.Sequential(nn.Linear(FEATURES, 8, bias=False), nn.BatchNorm1d(8, track_running_stats=False), nn.ReLU(), nn.Linear(8, CLASSES))
 
 
 def noisy() -> nn.Module:

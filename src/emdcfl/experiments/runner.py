@@ -72,7 +72,8 @@ class Plan:
             from emdcfl.engines.flower.session import connect
 
             return connect(self.scenario, (self.config.scenario.name, self.config.scenario.options), **common)
-        return make_federation(self.scenario, engine=engine.name, workers=engine.workers, device=engine.device, **common)
+        gpu = {"lanes": engine.lanes, "deterministic": engine.deterministic, "fuse": engine.fuse, "rounds": run.rounds or 1}
+        return make_federation(self.scenario, engine=engine.name, workers=engine.workers, device=engine.device, gpu=gpu, **common)
 
 
 def build_scenario(config: Config) -> Scenario:
@@ -94,12 +95,8 @@ def plan(config: Config, scenario: Scenario | None = None) -> Plan:
     scenario = build_scenario(config) if scenario is None else scenario
     options = dict(config.method.options)
     preset = options.pop("preset", None)
-    uncovered = next((key for key in options if key.startswith("privacy_") and key not in _names(cls)), None)
-    if uncovered is not None:
-        key = uncovered.replace("_", ".", 1)
-        raise ConfigError(
-            f"expected {key} with a method that adds noise (emdcfl), got {cls.name}: it would be ignored; leave [privacy] out"
-        )
+    if "privacy_epsilon" in options and "privacy_epsilon" not in _names(cls):
+        raise ConfigError(f"expected privacy.epsilon with a method that adds noise (emdcfl), got {cls.name}; leave [privacy] out")
     checked = check_options(cls, {**scenario.method_defaults.get(cls.name, {}), **options}, "method")
     method = make(cls.name, **checked, **({"preset": preset} if preset else {}))
     if cls.family == "personal" and not config.trust.plain:

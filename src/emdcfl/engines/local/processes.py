@@ -1,7 +1,7 @@
 """The reference engine spread over worker processes: the same tasks, the same bits.
 
 Each worker holds the data of its own clients and one network. Requests and replies travel over pipes between
-processes of the same user on one machine; common inputs are sent once per worker.
+processes of the same user on one machine; a tensor that several clients are given (the model of their cluster) travels once per worker.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import multiprocessing as mp
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
@@ -25,14 +25,19 @@ from emdcfl.keys import global_seed
 from emdcfl.params import Network
 from emdcfl.schema import Reply
 
+AHEAD = 4
+"""Replies of one worker that may lie here unread: a worker that is ahead goes on working, and memory stays bounded."""
 
-def _to_wire(value: Any) -> Any:
-    """Tensors as arrays: torch's own pickling would open a shared-memory file per tensor."""
+
+def _to_wire(value: Any, seen: dict[object, _Array] | None = None) -> Any:
+    """Tensors as arrays: torch's own pickling would open a shared-memory file per tensor. One seen before is the same array."""
+    seen = {} if seen is None else seen
     if isinstance(value, Tensor):
-        return _Array(value)
+        key = (value.device, value.data_ptr(), value.dtype, value.shape, value.stride())
+        return seen.setdefault(key, _Array(value)) if value.numel() else _Array(value)
     if isinstance(value, Mapping):
-        return {k: _to_wire(v) for k, v in value.items()}
-    return [_to_wire(v) for v in value] if isinstance(value, (list, tuple)) else value
+        return {k: _to_wire(v, seen) for k, v in value.items()}
+    return [_to_wire(v, seen) for v in value] if isinstance(value, (list, tuple)) else value
 
 
 def _from_wire(value: Any) -> Any:
@@ -146,37 +151,47 @@ class ProcessFederation(Federation):
             self._workers.append(worker)
 
     def _dispatch(self, info: TaskInfo, inputs: Mapping[str, Inputs], common: Inputs) -> Iterator[tuple[str, Reply | Failure]]:
-        wire = _to_wire(common)
-        waiting: dict[str, Reply | Failure] = {}
+        seen: dict[object, _Array] = {}
+        wire = _to_wire(common, seen)
+        asked: dict[int, list[str]] = {}
         for w, pipe in enumerate(self._pipes):
-            own = {c: _to_wire(i) for c, i in inputs.items() if self._home[c] == w}
+            own = {c: _to_wire(i, seen) for c, i in inputs.items() if self._home[c] == w}
             if own:
-                try:
+                asked[w] = list(own)
+                with suppress(OSError):  # the worker is dead; reading from it says so below
                     pipe.send((info.name, info.run.__module__, self.index, wire, own))
-                except OSError:  # the worker is dead; reading from it says so below
-                    continue
+        here: dict[int, dict[str, Reply | Failure]] = {w: {} for w in asked}
         try:
             for client in inputs:
-                pipe = self._pipes[self._home[client]]
-                while client not in waiting:
-                    try:
-                        name, reply = pipe.recv()
-                    except (EOFError, OSError):
-                        lost = [c for c in inputs if self._home[c] == self._home[client] and c not in waiting]
-                        waiting |= {c: Failure(c, info.name, self.index, "its worker process died (out of memory?)") for c in lost}
-                        break
-                    waiting[name] = _from_wire(reply)
-                yield client, waiting.pop(client)
+                home = self._home[client]
+                while client not in here[home]:
+                    self._read(info, asked, here, home)
+                yield client, here[home].pop(client)
         except GeneratorExit:  # nobody will read what is still on its way
-            self.close(wait=0.0)
+            self.close(patience=0.0)
             raise
 
-    def close(self, wait: float = 5.0) -> None:
+    def _read(self, info: TaskInfo, asked: dict[int, list[str]], here: dict[int, dict[str, Reply | Failure]], home: int) -> None:
+        """Take the next reply of every worker that has one, so that none waits for another; ``asked`` are those still to come."""
+        open_ = {self._pipes[w]: w for w in asked if asked[w] and (w == home or len(here[w]) < AHEAD)}
+        for pipe in wait(list(open_)):
+            assert isinstance(pipe, Connection)
+            w = open_[pipe]
+            try:
+                name, reply = pipe.recv()
+            except (EOFError, OSError):
+                here[w] |= {c: Failure(c, info.name, self.index, "its worker process died (out of memory?)") for c in asked[w]}
+                asked[w] = []
+                continue
+            asked[w].remove(name)
+            here[w][name] = _from_wire(reply)
+
+    def close(self, patience: float = 5.0) -> None:
         """End the workers, waiting that many seconds for a task in progress."""
         for pipe in self._pipes:
             pipe.close()
         for worker in self._workers:
-            worker.join(timeout=wait)
+            worker.join(timeout=patience)
             if worker.is_alive():
                 worker.terminate()
         self._pipes, self._workers = [], []

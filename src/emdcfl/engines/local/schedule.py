@@ -1,4 +1,4 @@
-"""The batches of many trainings as arrays: step t of every training in one row, exactly the batches ``local_sgd`` would take.
+"""The batches of many trainings as arrays: step t of every training in one row, the samples of exactly the batches ``local_sgd`` takes.
 
 Trainings are sorted by their number of steps, longest first, so that those still at work at step t are the first ``active[t]`` rows.
 A batch shorter than the widest of its step is filled up with a sample of the client's own and weight zero.
@@ -74,7 +74,8 @@ def schedule(fits: Sequence[tuple[Client, Fit]], *, needs_two: bool) -> Schedule
         here, members, per_epoch = slice(len(rows), len(rows) + len(by_length[n])), by_length[n], len(cuts[n])
         s, there = epochs * per_epoch, np.arange(width) < cuts[n][:, None]
         filled = np.zeros((len(members), epochs, per_epoch, width), dtype=np.int64)
-        filled[:, :, there] = shuffles([fits[i][0] for i in members], n, epochs)
+        # a batch is a set: where an epoch is one batch, there is nothing to shuffle
+        filled[:, :, there] = np.arange(n) if per_epoch == 1 else shuffles([fits[i][0] for i in members], n, epochs)
         index[:s, here] = filled.reshape(len(members), s, width).transpose(1, 0, 2)
         sizes[:s, here] = np.tile(cuts[n], epochs)[:, None]
         scale[:s, here] = np.tile(there / cuts[n][:, None].astype(np.float32), (epochs, 1))[:, None]

@@ -29,6 +29,23 @@ def intra_op_threads(number: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@contextmanager
+def arithmetic(device: torch.device, precision: str) -> Iterator[None]:
+    """Compute in the precision asked for: on CUDA, torch runs float32 convolutions in TF32 unless told otherwise."""
+    if device.type != "cuda":
+        yield
+        return
+    switches: tuple[Any, Any] = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [switch.allow_tf32 for switch in switches]
+    for switch in switches:
+        switch.allow_tf32 = precision == "tf32"
+    try:
+        yield
+    finally:
+        for switch, value in zip(switches, before, strict=True):
+            switch.allow_tf32 = value
+
+
 def pick_device(name: str) -> torch.device:
     """Return the device asked for; ``"auto"`` takes CUDA where there is one."""
     if name == "auto":
@@ -59,7 +76,8 @@ def answer(client: Client, info: TaskInfo, round: int, inputs: Mapping[str, Any]
     """Run one task of one client; anything that goes wrong becomes a failure that names it."""
     try:
         client.begin(round)
-        return info.run(client, **inputs)
+        with arithmetic(client.network.device, client.precision):
+            return info.run(client, **inputs)
     except EmdcflError as error:
         return Failure(client.name, info.name, round, one_line(error), traceback.format_exc())
     except Exception as error:  # a client's bug must not take the server down
@@ -82,9 +100,17 @@ class SequentialFederation(Federation):
         with global_seed(0):
             network = Network(scenario.model, pick_device(device))
         self._clients = simulated_clients(scenario, list(self.clients), network, seed=self.seed, run=run, precision=precision)
+        self._place = network.device
 
     def _dispatch(self, info: TaskInfo, inputs: Mapping[str, Inputs], common: Inputs) -> Iterator[tuple[str, Reply | Failure]]:
         for name, own in inputs.items():
             with intra_op_threads(self.threads):
                 reply = answer(self._clients[name], TASKS[info.name], self.index, {**common, **own})
             yield name, reply
+
+    def memory(self) -> dict[str, float]:
+        """Return GiB of GPU memory in use and at most in use so far, where there is a GPU."""
+        if self._place.type != "cuda":
+            return {}
+        allocated, peak = torch.cuda.memory_allocated(self._place), torch.cuda.max_memory_allocated(self._place)
+        return {"allocated": allocated / 2**30, "peak": peak / 2**30}

@@ -25,7 +25,7 @@ from emdcfl.tasks import Training
 
 @dataclass
 class Stack:
-    """F states, tensor by tensor in the order of the layout, and the velocities of the trained ones."""
+    """F states, tensor by tensor in the order of the layout, and the velocities of the trained ones (unset before the first step)."""
 
     network: Network
     tensors: list[Tensor]
@@ -39,7 +39,7 @@ class Stack:
         rows = states[0].to(device)[None] if shared else torch.stack(list(states), out=_matrix(states, buffers)).to(device)
         for e, tensor in zip(entries, tensors, strict=True):
             tensor.copy_(rows[:, e.slice].view(-1, *e.shape))
-        velocity = [buffers(f"velocity {e.name}", len(states), *e.shape, device=device).zero_() for e in entries if e.trainable]
+        velocity = [buffers(f"velocity {e.name}", len(states), *e.shape, device=device) for e in entries if e.trainable]
         return cls(network, tensors, velocity).ready()
 
     def ready(self) -> Stack:
@@ -82,20 +82,27 @@ class Stack:
         return losses.detach(), torch.autograd.grad((losses * scale).sum(), self.trained)
 
     @torch.no_grad()
-    def step(self, gradients: Sequence[Tensor], terms: Terms, rows: slice | Tensor, training: Training) -> None:
-        """One step of SGD with momentum, as in ``local_sgd``."""
-        w, g = self.trained, list(gradients)
+    def step(self, gradients: Sequence[Tensor], terms: Terms, rows: slice | Tensor, training: Training, *, first: bool) -> None:
+        """One step of SGD with momentum, as in ``local_sgd``; the first one finds no velocity."""
+        w, g = self.trained, [t.contiguous() for t in gradients]  # the fused kernel reads all three in one order
         terms.add_gradient(w, g, rows)
-        torch._foreach_add_(g, w, alpha=training.weight_decay)
-        torch._foreach_mul_(self.velocity, training.momentum)
-        torch._foreach_add_(self.velocity, g)
-        torch._foreach_add_(w, self.velocity, alpha=-training.lr)
+        torch._fused_sgd_(
+            w,
+            g,
+            self.velocity,
+            weight_decay=training.weight_decay,
+            momentum=training.momentum,
+            lr=training.lr,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=first,
+        )
 
     @torch.no_grad()
-    def flat(self, buffers: Buffers) -> Tensor:
-        """Return Θ ``(F, P)`` in memory that the next stack will use again."""
-        out = buffers("theta", len(self.tensors[0]), self.network.layout.size, device=self.network.device)
-        return torch.cat([t.flatten(1) for t in self.tensors], 1, out=out)
+    def flat(self) -> Tensor:
+        """Return Θ ``(F, P)`` in memory of its own, on the CPU: its rows are the replies."""
+        return torch.cat([t.flatten(1) for t in self.tensors], 1).to("cpu")
 
 
 def _matrix(states: Sequence[Tensor], buffers: Buffers) -> Tensor:

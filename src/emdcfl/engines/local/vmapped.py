@@ -138,10 +138,10 @@ def fit_stacked(fits: Sequence[tuple[Client, Fit]], pool: Pool, buffers: Buffers
                 losses, gradients = chain.gradients(part.trained, x, y, scale[t, rows, :width], buffers)
             else:
                 losses, gradients = part.gradients(x, y, scale[t, rows, :width], low=low)
-            part.step(gradients, terms, rows, training)
+            part.step(gradients, terms, rows, training, first=t == 0)
             stack.put(rows, part)
             totals[rows] += (losses * last[t, rows, :width]).sum(1)
-    return _outcomes([fits[row][0] for row in plan.rows], stack.flat(buffers), totals, plan, training)
+    return _outcomes([fits[row][0] for row in plan.rows], stack.flat(), totals.cpu(), plan, training)
 
 
 def _parts(plan: Schedule, t: int, active: int, *, apart: bool) -> list[tuple[slice | Tensor, int]]:
@@ -161,7 +161,7 @@ def _outcomes(clients: Sequence[Client], states: Tensor, totals: Tensor, plan: S
     for row, client, theta, total, steps, checksum in rows:
         n = len(client.site.train)
         try:
-            outcomes[row] = trained(theta, n, total / n, steps, training, known_finite=math.isfinite(checksum))
+            outcomes[row] = trained(theta, n, total / n, steps, training, known_finite=math.isfinite(checksum), own=True)
         except ClientError as error:  # this client's, not the stack's
             outcomes[row] = error
     return outcomes
