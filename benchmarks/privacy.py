@@ -3,6 +3,7 @@
     python -m benchmarks.privacy --out privacy.jsonl                                              # rotated digits, seeds 0 to 4
     python -m benchmarks.privacy --out mnist.jsonl --scenarios rotated-mnist --seeds 0,1,2        # small scale: 128 validation images
     python -m benchmarks.privacy --out large.jsonl --scenarios rotated-mnist-512 --samples 512,256,128,64
+    python -m benchmarks.privacy --null null.jsonl                                                # is W centred where laws are equal?
     python -m benchmarks.privacy --table privacy.jsonl mnist.jsonl large.jsonl                    # the tables of docs/results/privacy.md
 
 Every client trains once from θ⁰; embeddings are kept, and the comparison itself is the product's: the clients' tasks, their noise, the
@@ -31,14 +32,14 @@ from emdcfl.clustering import adjusted_rand, links, neighbourhoods
 from emdcfl.data import scenarios
 from emdcfl.data.types import Scenario, Site, Split
 from emdcfl.engines.local import make_federation
-from emdcfl.keys import digest
+from emdcfl.keys import NodeSecret, digest
 from emdcfl.methods.disclosure import releases
 from emdcfl.methods.emdcfl import EMDCFL
 from emdcfl.methods.measure import Comparison
 from emdcfl.methods.reading import doubts
-from emdcfl.privacy.noise import gaussian_sigma, total_epsilon
+from emdcfl.privacy.noise import DELTA, gaussian_sigma, released, total_epsilon
 from emdcfl.tasks import Training
-from emdcfl.transport import quantile
+from emdcfl.transport import cost_matrix, dual_variance, exact, projected_width, projection, quantile
 
 EPSILONS = "0.5,1,2,4,8,16,32,64,128,256,512,1024,inf"
 KEY = ("scenario", "seed", "ratio", "samples", "cost", "epsilon")
@@ -149,6 +150,31 @@ def measured(method: EMDCFL, fed: Any, local: dict[str, Tensor], truth: list[int
     }
 
 
+def null_line(ratio: float, epsilon: float | None, trials: int, *, d: int = 64, n: int = 512, m: int = 180) -> dict[str, Any]:
+    """W between samples of one law, in standard errors: mean 0 and deviation 1 if the tolerance accounts for the noise."""
+    sigma, p = 0.0 if epsilon is None else gaussian_sigma(epsilon, DELTA), projected_width(ratio, d)
+    found = []
+    for trial in range(trials):
+        draw = np.random.default_rng(trial)
+        centres = np.abs(draw.standard_normal((10, d)))
+
+        def sample(size: int, name: str, trial: int = trial, draw: Any = draw, centres: Any = centres) -> Any:
+            x = np.maximum(centres[draw.integers(10, size=size)] + 0.7 * draw.standard_normal((size, d)), 0.0)
+            z = x.astype(np.float32) @ projection(trial, d, p)
+            whose = [f"{name} {i}".encode() for i in range(size)]
+            return released(z, whose, sigma=sigma, secret=NodeSecret(bytes(32)), query=str(trial).encode()) if sigma else z
+
+        train = sample(n, "train")
+        tau = exact(cost_matrix(train, sample(m, "val")), duals=True)
+        other = exact(cost_matrix(train, sample(m, "partner"))).value
+        found.append((other - tau.value) / math.sqrt(2 * dual_variance(tau.g) / m))
+    z = np.array(found)
+    return {"ratio": ratio, "p": p, "epsilon": epsilon, "sigma": round(sigma, 4), "trials": trials, "mean": round(float(z.mean()), 2)} | {
+        "deviation": round(float(z.std(ddof=1)), 2),
+        "largest": round(float(z.max()), 2),
+    }
+
+
 def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
@@ -167,7 +193,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         heads = " | ".join(f"{s} | auto | 0.025 | z in / out" for s in shown)
         parts.append(f"| ε per release | total, validation record | σ | {heads} |")
         parts.append("| --- " * (3 + 4 * len(ratios)) + "|")
-        for epsilon in dict.fromkeys(r["epsilon"] for r in here):
+        for epsilon in sorted({r["epsilon"] for r in here}, key=lambda e: math.inf if e is None else e):
             parts.append(_row([r for r in here if r["epsilon"] == epsilon], epsilon, ratios))
     return "\n".join(parts)
 
@@ -192,10 +218,18 @@ def _spread(values: Sequence[float]) -> str:
     return f"{np.mean(values):.2f} ({right}/{len(values)})"
 
 
+def append(path: Path, line: dict[str, Any]) -> None:
+    with path.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    print(json.dumps({k: line[k] for k in (*KEY, "ari_auto", "ari_fixed", "mean", "deviation") if k in line}), flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--table", type=Path, nargs="+", help="print tables of these files instead")
+    parser.add_argument("--null", type=Path, help="simulate samples of one law instead, and write what came out here")
+    parser.add_argument("--trials", type=int, default=200, help="with --null")
     parser.add_argument("--scenarios", default="rotated-digits")
     parser.add_argument("--seeds", default="0,1,2,3,4", help="run and data seeds")
     parser.add_argument("--epsilons", default=EPSILONS, help="per record and release")
@@ -206,6 +240,12 @@ def main() -> None:
     if options.table:
         print(table([row for path in options.table for row in read(path)]))
         return
+    if options.null:
+        done_ = {(row["ratio"], row["epsilon"]) for row in read(options.null)}
+        for ratio, _, _, epsilon in settings(options):
+            if (ratio, epsilon) not in done_:
+                append(options.null, null_line(ratio, epsilon, options.trials))
+        return
     if options.out is None:
         parser.error("expected --out or --table")
     logging.basicConfig(level=logging.ERROR)
@@ -213,9 +253,7 @@ def main() -> None:
     for name in options.scenarios.split(","):
         for seed in map(int, options.seeds.split(",")):
             for found in lines(name, seed, options, done):
-                with options.out.open("a") as file:
-                    file.write(json.dumps(found) + "\n")
-                print(json.dumps({k: found[k] for k in (*KEY, "ari_auto", "ari_fixed", "seconds")}), flush=True)
+                append(options.out, found)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from emdcfl.errors import ConfigError
 from emdcfl.keys import NodeSecret, generator
 from emdcfl.privacy.noise import (
     SENSITIVITY,
-    Record,
     gaussian_delta,
     gaussian_epsilon,
     gaussian_mu,
@@ -23,11 +22,11 @@ from emdcfl.privacy.noise import (
 )
 
 SECRET = NodeSecret(bytes(range(32)))
-RECORDS = [("val", i) for i in range(40)]
+RECORDS = [f"val {i}".encode() for i in range(40)]
 
 
 def noise(
-    z: np.ndarray, *, secret: NodeSecret = SECRET, query: bytes = b"q", sigma: float = 1.0, records: list[Record] | None = None
+    z: np.ndarray, *, secret: NodeSecret = SECRET, query: bytes = b"q", sigma: float = 1.0, records: list[bytes] | None = None
 ) -> np.ndarray:
     return released(z, RECORDS[: len(z)] if records is None else records, sigma=sigma, secret=secret, query=query) - unit(z)
 
@@ -56,7 +55,7 @@ def test_the_trade_off_is_the_divergence_of_two_gaussians(epsilon: float, delta:
 @pytest.mark.parametrize("delta", [1e-8, 1e-5, 1e-3])
 def test_never_more_noise_than_the_classic_bound_asks_for(epsilon: float, delta: float) -> None:
     classic = math.sqrt(2 * math.log(1.25 / delta)) * SENSITIVITY / epsilon  # proven for ε < 1
-    assert 0.5 * classic < gaussian_sigma(epsilon, delta) < classic
+    assert classic / 3 < gaussian_sigma(epsilon, delta) < classic
 
 
 @given(st.floats(0.01, 2000), st.floats(1e-10, 0.2))
@@ -81,7 +80,7 @@ def test_no_distinguisher_beats_the_stated_trade_off() -> None:
     epsilon, delta, draws = 1.0, 0.05, 50_000
     sigma = gaussian_sigma(epsilon, delta)
     z = np.repeat([[1.0], [-1.0]], draws, axis=0)
-    x = released(z, [("val", i) for i in range(2 * draws)], sigma=sigma, secret=SECRET, query=b"q")[:, 0]
+    x = released(z, [str(i).encode() for i in range(2 * draws)], sigma=sigma, secret=SECRET, query=b"q")[:, 0]
     hit, false_alarm = (float((side > epsilon * sigma**2 / 2).mean()) for side in (x[:draws], x[draws:]))
     assert hit - math.exp(epsilon) * false_alarm == pytest.approx(delta, abs=0.012)
 
@@ -102,7 +101,7 @@ def test_vectors_have_at_most_unit_length_whatever_a_model_makes_of_a_record() -
 
 
 def test_noise_is_standard_normal_times_sigma() -> None:
-    found = noise(np.zeros((2000, 30)), sigma=0.7, records=[("train", i) for i in range(2000)]) / 0.7
+    found = noise(np.zeros((2000, 30)), sigma=0.7, records=[str(i).encode() for i in range(2000)]) / 0.7
     assert stats.kstest(found.ravel(), "norm").pvalue > 1e-3
     assert found.std() == pytest.approx(1.0, abs=0.02)
     assert abs(np.corrcoef(found[:, 0], found[:, 1])[0, 1]) < 0.1  # entries of one vector
@@ -116,23 +115,21 @@ def test_the_same_question_gets_the_same_noise(z: np.ndarray) -> None:
     assert np.array_equal(noise(z)[part], noise(z[part], records=[RECORDS[i] for i in part]))  # a smaller sample tells nothing new
 
 
-@pytest.mark.parametrize("change", ["secret", "query", "sigma", "vector", "record", "split"])
+@pytest.mark.parametrize("change", ["secret", "query", "sigma", "record"])
 def test_another_question_gets_other_noise(z: np.ndarray, change: str) -> None:
     before = noise(z)
     other = {
         "secret": lambda: noise(z, secret=NodeSecret(bytes(32))),
         "query": lambda: noise(z, query=b"p"),
         "sigma": lambda: noise(z, sigma=1.5) / 1.5,
-        "vector": lambda: noise(z + np.eye(40, 12) * 1e-6 + 1e-6),
-        "record": lambda: noise(z, records=[("val", i + 100) for i in range(40)]),
-        "split": lambda: noise(z, records=[("train", i) for i in range(40)]),
+        "record": lambda: noise(z, records=[f"train {i}".encode() for i in range(40)]),
     }[change]()
-    assert np.abs(before - other).min() > 0 or np.mean(np.abs(before - other) < 1e-4) < 0.01
+    assert np.mean(np.abs(before - other) < 0.01) < 0.03
     assert abs(np.corrcoef(before.ravel(), other.ravel())[0, 1]) < 0.2
 
 
 def test_equal_records_have_noise_of_their_own() -> None:
-    found = released(np.ones((2, 8)), [("val", 0), ("val", 1)], sigma=1.0, secret=SECRET, query=b"q")
+    found = released(np.ones((2, 8)), RECORDS[:2], sigma=1.0, secret=SECRET, query=b"q")
     assert not np.array_equal(found[0], found[1])
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from emdcfl.client import Client
-from emdcfl.privacy import noise
+from emdcfl.keys import digest
 from emdcfl.tasks import Embed
 
 
@@ -31,8 +31,8 @@ class Column:
     def labels(self, client: Client) -> Tensor:
         return torch.cat([client.split(name).y[index].cpu() for name, index in self.parts()])[self.order]
 
-    def records(self) -> list[noise.Record]:
-        every = [(name, i) for name, index in self.parts() for i in index.tolist()]
+    def records(self, client: Client) -> list[bytes]:
+        every = [record for name, index in self.parts() for record in records(client, name, index)]
         return [every[i] for i in self.order.tolist()]
 
     def raw(self, client: Client) -> tuple[Tensor, Tensor]:
@@ -55,3 +55,9 @@ def draw(client: Client, split: str, size: int) -> Tensor:
     """A sample in random order, so that its first entries are a sample too, whatever order the data are stored in."""
     chosen = client.sample(split, size)
     return chosen[torch.from_numpy(client.generator(f"order of the {split} sample", round=0).permutation(len(chosen))).to(chosen.device)]
+
+
+def records(client: Client, split: str, index: Tensor) -> list[bytes]:
+    """What records are known by where privacy noise is drawn for them: their place and their content."""
+    x = client.split(split).x
+    return [digest(split, i, x[i].cpu().numpy().tobytes()) for i in index.tolist()]

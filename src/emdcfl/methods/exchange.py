@@ -1,7 +1,7 @@
 r"""The client side of EMD-CFL: what a client computes at home and what it lets out, projected.
 
 Three tasks. ``reference`` answers for the client as *row*: its train sample under its own model, projected, with the reference
-distance :math:`\tau_c` and its variance, and the seed of its projection sealed for each partner. ``project`` answers for the client as
+distance :math:`\tau_c` and its variance, and the seed of its projection (with class counts: ``matching``) sealed for each partner. ``project`` answers for the client as
 *column*: its sample embedded by each partner's :math:`\omega` and projected with that partner's :math:`R`. The server holds neither R
 nor its seed. Whom a client cannot serve, because the partner's key or box is unusable, it names under ``refused``, and serves the others.
 ``deposit`` replaces ``project`` where the server may see raw samples (``exchange="server-samples"``).
@@ -36,9 +36,10 @@ from torch import Tensor
 from emdcfl.client import Client, Stages, staged_task, task
 from emdcfl.errors import ClientError
 from emdcfl.keys import digest
-from emdcfl.methods.drawing import column, draw
+from emdcfl.methods.drawing import column, draw, records
+from emdcfl.methods.matching import packed_counts, shown_to, unpacked_counts, within_classes
 from emdcfl.privacy import noise
-from emdcfl.privacy.exchange import open_sealed, pair_seed, seal
+from emdcfl.privacy.exchange import KEY, open_sealed, pair_seed, seal
 from emdcfl.schema import Field, Reply
 from emdcfl.tasks import Embed
 from emdcfl.transport import cost_matrix, dual_variance, projected_width, projection, solve
@@ -54,6 +55,7 @@ REFERENCE = {
     "labels": Field(torch.int64, (None,), low=0, optional=True),
     "tau": Field(torch.float64, ("sizes",), low=-1e-6, each=True),
     "variance": Field(torch.float64, ("sizes",), low=0.0, each=True),
+    "within": Field(torch.float64, ("sizes",), low=0.0, each=True, optional=True),
     "boxes": Field(bytes, each=True),
     "refused": Field(str, each=True),
 }
@@ -80,14 +82,15 @@ def reference(
     sizes : list of int
         Numbers of validation samples at which τ is wanted; those above what the client has are answered at what it has.
     settings : mapping
-        ``projection, ratio, cap, cost, label_weight, solver, reg, mode, epsilon, delta``.
+        ``projection, ratio, cap, cost, label_weight, solver, reg, mode, match, epsilon, delta``.
     again : bool
         The server has this client's sample and τ already; it asks only for what new partners need.
     """
     _refuse_uncovered(client, settings)
     reply: Reply = {"samples": {}, "tau": {}, "variance": {}, "boxes": {}, "refused": {}}
     if settings["projection"] == "row":
-        reply["boxes"], reply["refused"] = _where_possible(partners, lambda name: _sealed(client, name, partners[name]))
+        message = _own_seed(client) + (packed_counts(client, sizes) if settings["match"] else b"")
+        reply["boxes"], reply["refused"] = _where_possible(partners, lambda name: _sealed(client, name, partners[name], message))
     if again:
         return reply
     chosen = client.sample("train", settings["cap"])
@@ -99,34 +102,42 @@ def reference(
     if settings["cost"] == "label-aware":
         reply["labels"] = labels[0]
 
-    def hidden(seed: bytes, p: int) -> tuple[Tensor, Tensor]:
-        sides = (("train", chosen, z), ("val", held_out, v))
-        own, fresh = (_hidden(client, omega, seed, p, [(name, i) for i in index.tolist()], x, settings) for name, index, x in sides)
-        return own, fresh
+    noisy = settings["epsilon"] is not None
+    whose = [records(client, name, index) if noisy else [] for name, index in (("train", chosen), ("val", held_out))]
+
+    def own(seed: bytes, p: int) -> Tensor:
+        return _hidden(client, omega, seed, p, whose[0], z, settings)
+
+    def calibration(a: Tensor, seed: bytes, p: int) -> Calibrate:
+        return Calibrate(a, _hidden(client, omega, seed, p, whose[1], v, settings), labels, sizes, settings)
 
     wanted: dict[str, Calibrate] = {}
-    if settings["projection"] in ("row", "none"):
-        a, b = hidden(_own_seed(client), p) if settings["projection"] == "row" else (z.cpu(), v.cpu())
-        reply["samples"][ROW] = a
-        wanted[ROW] = Calibrate(a, b, labels, sizes, settings)
+    if settings["projection"] == "none":
+        reply["samples"][ROW] = z.cpu()
+        wanted[ROW] = Calibrate(z.cpu(), v.cpu(), labels, sizes, settings)
+    elif settings["projection"] == "row":
+        reply["samples"][ROW] = own(_own_seed(client), p)
+        wanted[ROW] = calibration(reply["samples"][ROW], _own_seed(client), p)
     else:
         if settings["projection"] == "fresh":
             square = client.secret.derive("square projection", client.run, client.name)
-            wanted[ROW] = Calibrate(*hidden(square, d), labels, sizes, settings)
+            wanted[ROW] = calibration(own(square, d), square, d)
         seeds, reply["refused"] = _where_possible(partners, lambda name: _pair(client, name, partners[name], client.name, settings))
         for name, seed in seeds.items():
-            a, b = hidden(seed, p)
-            reply["samples"][name] = a
+            reply["samples"][name] = own(seed, p)
             if settings["projection"] == "pair":
-                wanted[name] = Calibrate(a, b, labels, sizes, settings)
+                wanted[name] = calibration(reply["samples"][name], seed, p)
     for name, found_here in zip(wanted, (yield list(wanted.values())), strict=True):
         reply["tau"][name], reply["variance"][name] = found_here["tau"], found_here["variance"]
+        if settings["match"]:
+            reply.setdefault("within", {})[name] = found_here["within"]
     return reply
 
 
 PROJECTED = {
     "samples": Field(torch.float32, (None, "p"), each=True),
     "labels": Field(torch.int64, (None,), low=0, optional=True),
+    "matched": Field(int, low=0, each=True, optional=True),
     "refused": Field(str, each=True),
 }
 
@@ -142,6 +153,7 @@ def project(
     omegas: Mapping[str, Tensor],
     keys: Mapping[str, bytes],
     settings: Mapping[str, Any],
+    matching: Mapping[str, Any] | None = None,
 ) -> Stages:
     r"""Return :math:`Z_{c|c'}R_{c'}` for each row client c': the client's sample embedded by the partner's model, projected.
 
@@ -151,20 +163,28 @@ def project(
         Samples wanted.
     held_out : bool
         Take them from the validation split alone, or from both splits.
+    matching : mapping, optional
+        Instead: samples with each row's class counts. ``sizes`` that its box has counts for, and per row the size ``m`` and the most ``blocks``
+        of it. ``matched`` in the reply says how many there are; 0 where classes are short and the sample is a plain one.
     """
     _refuse_uncovered(client, settings)
     chosen = column(client, size, held_out=held_out)
     reply: Reply = {"samples": {}}
     if settings["cost"] == "label-aware":
         reply["labels"] = chosen.labels(client)
-    seeds, reply["refused"] = _where_possible(rows, lambda row: _seed_of(client, row, keys[row], boxes, settings))
+    whose = chosen.records(client) if settings["epsilon"] is not None else []
+    seeds, reply["refused"] = _where_possible(rows, lambda row: _seed_of(client, row, keys[row], boxes, settings, matching))
+    shown = dict.fromkeys(seeds, chosen)
+    if matching is not None:
+        drawn = {row: shown_to(client, row, message[KEY:], matching) for row, message in seeds.items()}
+        shown, reply["matched"] = ({row: pair[i] for row, pair in drawn.items()} for i in (0, 1))
     for start in range(0, len(seeds), ROWS_AT_ONCE):
         some = list(seeds)[start : start + ROWS_AT_ONCE]
-        found = iter((yield [work for row in some for work in chosen.works(omegas[row], settings["mode"])]))
+        found = iter((yield [work for row in some for work in shown[row].works(omegas[row], settings["mode"])]))
         for row in some:
-            z = chosen.joined([next(found)["z"] for _ in chosen.parts()])
+            z = shown[row].joined([next(found)["z"] for _ in shown[row].parts()])
             p = projected_width(settings["ratio"], z.shape[1])
-            reply["samples"][row] = _hidden(client, omegas[row], seeds[row], p, chosen.records(), z, settings)
+            reply["samples"][row] = _hidden(client, omegas[row], seeds[row][:KEY], p, whose, z, settings)
     return reply
 
 
@@ -180,10 +200,15 @@ def _where_possible(names: Iterable[str], make: Callable[[str], bytes]) -> tuple
     return made, refused
 
 
-def _seed_of(client: Client, row: str, key: bytes, boxes: Mapping[str, bytes], settings: Mapping[str, Any]) -> bytes:
-    """The seed of the projection that belongs to a row: from the box the row client sealed, or derived by both."""
+def _seed_of(
+    client: Client, row: str, key: bytes, boxes: Mapping[str, bytes], settings: Mapping[str, Any], matching: Mapping[str, Any] | None
+) -> bytes:
+    """The seed of the projection that belongs to a row, with its class counts: from the box it sealed, or (the seed) derived by both."""
     if settings["projection"] == "row":
-        return open_sealed(client.secret, key, boxes[row], context=(client.run, row, client.name))
+        message = open_sealed(client.secret, key, boxes[row], context=(client.run, row, client.name))
+        if matching is not None:
+            unpacked_counts(message[KEY:], len(matching["sizes"]))  # unusable counts are the row client's failure, as an unusable box is
+        return message
     return _pair(client, row, key, row, settings)
 
 
@@ -209,8 +234,8 @@ def _own_seed(client: Client) -> bytes:
     return client.secret.derive("projection", client.run, client.name)
 
 
-def _sealed(client: Client, partner: str, key: bytes) -> bytes:
-    return seal(client.secret, key, _own_seed(client), context=(client.run, client.name, partner))
+def _sealed(client: Client, partner: str, key: bytes, message: bytes) -> bytes:
+    return seal(client.secret, key, message, context=(client.run, client.name, partner))
 
 
 @lru_cache(maxsize=64)  # a simulated node answers for many clients, and drawing R costs more than applying it
@@ -218,9 +243,7 @@ def _matrix(seed: bytes, d: int, p: int, device: torch.device) -> Tensor:
     return torch.from_numpy(projection(seed, d, p)).to(device)
 
 
-def _hidden(
-    client: Client, omega: Tensor, seed: bytes, p: int, records: Sequence[noise.Record], z: Tensor, settings: Mapping[str, Any]
-) -> Tensor:
+def _hidden(client: Client, omega: Tensor, seed: bytes, p: int, whose: Sequence[bytes], z: Tensor, settings: Mapping[str, Any]) -> Tensor:
     """Project embeddings; where privacy noise is asked for, release them at unit length with noise."""
     projected = (z @ _matrix(seed, z.shape[1], p, z.device)).cpu()
     if settings["epsilon"] is None:
@@ -228,13 +251,13 @@ def _hidden(
     model, input_ = omega.detach().cpu().numpy().tobytes(), repr(client.preprocess)
     query = digest(client.run, client.name, model, repr(client.network.module), input_, client.precision, seed, p)
     sigma = _sigma(settings["epsilon"], settings["delta"])
-    return torch.from_numpy(noise.released(projected.numpy(), records, sigma=sigma, secret=client.secret, query=query))
+    return torch.from_numpy(noise.released(projected.numpy(), whose, sigma=sigma, secret=client.secret, query=query))
 
 
 def _refuse_uncovered(client: Client, settings: Mapping[str, Any]) -> None:
     """Whatever a server asks for: nothing beside the noise that it does not cover, and no less noise than the node's operator wants."""
     epsilon, most = settings["epsilon"], client.most_epsilon
-    for name, uncovered in (("cost", "label-aware"), ("mode", "train"), ("projection", "none")):
+    for name, uncovered in (("cost", "label-aware"), ("mode", "train"), ("projection", "none"), ("match", True)):
         if epsilon is not None and settings[name] == uncovered:
             raise ClientError(f"expected a request that privacy noise covers, got {name} {settings[name]!r}; see docs/privacy.md")
     if most is not None and (epsilon is None or _sigma(epsilon, settings["delta"]) < _sigma(most, noise.DELTA)):
@@ -271,7 +294,7 @@ class Calibrate:
 
     def __call__(self, client: Client) -> Reply:
         options, (labels_a, labels_b) = self.settings, self.labels
-        taus, variances = [], []
+        taus, variances, within = [], [], []
         for size in self.sizes:
             weight = options["label_weight"]
             cost = cost_matrix(
@@ -280,4 +303,6 @@ class Calibrate:
             plan = solve(cost, solver=options["solver"], reg=options["reg"], duals=True)
             taus.append(plan.value)
             variances.append(dual_variance(plan.g) if cost.shape[1] > 1 else 0.0)
-        return {"tau": torch.tensor(taus, dtype=torch.float64), "variance": torch.tensor(variances, dtype=torch.float64)}
+            within.append(within_classes(plan.g, labels_b[:size]))
+        found = {"tau": taus, "variance": variances, "within": within}
+        return {name: torch.tensor(values, dtype=torch.float64) for name, values in found.items()}

@@ -12,7 +12,8 @@ seeing the ones before, are together as private as one release with :math:`\sqrt
 
 The noise comes from a node's secret through HMAC-SHA-256 and ChaCha20, so that nobody else can recompute it. It is a function of the
 query and of the record: asked again, a node gives the same noise, and repeating a question averages nothing out. Any change of the query
-or of the vector gives independent noise; else the difference of two answers would be the difference of two vectors, without noise.
+or of the record gives independent noise; else the difference of two answers would be the difference of two vectors, without noise. The
+vector itself is not part of the key: its last bits depend on the batch a record is embedded in.
 
 Balle, Wang. *Improving the Gaussian mechanism for differential privacy: analytical calibration and optimal denoising.* ICML 2018.
 Dong, Roth, Su. *Gaussian differential privacy.* Journal of the Royal Statistical Society B, 2022.
@@ -34,9 +35,6 @@ from emdcfl.errors import ConfigError
 from emdcfl.keys import NodeSecret
 
 Array = np.ndarray[Any, Any]
-Record = tuple[str, int]
-"""A record of a client: its split and its index there."""
-
 SENSITIVITY = 2.0
 """Largest distance between two vectors of at most unit length: what replacing one record changes in a release."""
 
@@ -137,20 +135,20 @@ def unit(z: Any) -> Array:
     return np.asarray(np.divide(scaled, length, out=np.zeros_like(x), where=usable))
 
 
-def released(z: Any, records: Sequence[Record], *, sigma: float, secret: NodeSecret, query: bytes) -> Array:
+def released(z: Any, records: Sequence[bytes], *, sigma: float, secret: NodeSecret, query: bytes) -> Array:
     """Return the vectors at unit length with Gaussian noise: what may leave the node.
 
     Parameters
     ----------
     z : (n, p) array_like
         One vector per record, already projected.
-    records : sequence of (split, index)
-        Whose vectors these are.
+    records : sequence of bytes
+        Whose vectors these are: something that differs between records.
     sigma : float
         Standard deviation per entry.
     secret : NodeSecret
     query : bytes
-        Digest of everything that makes the vectors from the records: the model, the projection, the preprocessing.
+        Digest of *everything* that makes a vector from a record: the model, the projection, the preprocessing.
 
     Returns
     -------
@@ -161,10 +159,7 @@ def released(z: Any, records: Sequence[Record], *, sigma: float, secret: NodeSec
     u = unit(z)
     if len(records) != len(u):
         raise ValueError(f"expected one record per vector, got {len(records)} for {len(u)}")
-    keys = [
-        secret.derive("privacy noise", query, float(sigma).hex(), split, index, row.tobytes())
-        for (split, index), row in zip(records, u, strict=True)
-    ]
+    keys = [secret.derive("privacy noise", query, float(sigma).hex(), record) for record in records]
     grid = 2.0 ** (math.floor(math.log2(sigma)) - GRID_BITS)
     return np.asarray(np.rint((u + sigma * _normals(keys, u.shape[1])) / grid) * grid, dtype=np.float32)
 
