@@ -10,6 +10,7 @@ Imports cryptography and the node secret only.
 from __future__ import annotations
 
 import os
+from functools import lru_cache
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -47,10 +48,15 @@ def agreed_key(secret: NodeSecret, partner: bytes, *context: object) -> bytes:
     if len(partner) != KEY:
         raise ClientError(f"expected a public key of {KEY} bytes, got {len(partner)}")
     try:
-        shared = _private(secret).exchange(X25519PublicKey.from_public_bytes(partner))
+        shared = _agreed(secret, partner)
     except ValueError as error:  # a low-order point would make the "secret" a constant
         raise ClientError(f"a partner's public key is not usable: {error}") from error
     return shared_key(shared, *context)
+
+
+@lru_cache(maxsize=4096)  # a pair seals in one direction and opens in the other: the costly part is the same
+def _agreed(secret: NodeSecret, partner: bytes) -> bytes:
+    return _private(secret).exchange(X25519PublicKey.from_public_bytes(partner))
 
 
 def seal(secret: NodeSecret, partner: bytes, message: bytes, *, context: tuple[object, ...]) -> bytes:

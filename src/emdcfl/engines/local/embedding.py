@@ -44,7 +44,7 @@ def embed_together(works: Pieces) -> list[Tensor]:
         parts = []
         for part in x.split(size):
             z = client.preprocess(part)
-            parts.append(net.embed(z.contiguous(memory_format=torch.channels_last) if z.dim() == 4 else z).float())
+            parts.append(net.embed(z.to(memory_format=torch.channels_last) if z.dim() == 4 else z).float())  # see Samples.batch
     return list(torch.cat(parts).split([len(work.indices) for _, work in works]))
 
 
