@@ -101,7 +101,8 @@ def lines(name: str, seed: int, options: argparse.Namespace, done: set[tuple[Any
             client.embeddings = Remembered(client)
         for ratio, samples, cost, epsilon in wanted:
             options_ = {"projection_ratio": ratio, "max_samples": samples, "cost": cost, "privacy_epsilon": epsilon}
-            method = EMDCFL(tolerance="auto", distances="all", min_validation=min(64, samples), **options_)
+            # classes are not matched under noise, so that they are not without it either
+            method = EMDCFL(tolerance="auto", distances="all", match_classes=False, min_validation=min(64, samples), **options_)
             yield {
                 **dict(zip(KEY, (name, seed, ratio, samples, cost, epsilon), strict=True)),
                 "training": training.as_dict(),

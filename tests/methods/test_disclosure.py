@@ -217,7 +217,7 @@ def test_what_noise_does_not_cover_is_refused(options: dict[str, Any], message: 
 
 def test_a_client_refuses_too_whatever_the_server_says() -> None:
     a, _, omega = pair()
-    for name, value in (("cost", "label-aware"), ("mode", "train"), ("projection", "none")):
+    for name, value in (("cost", "label-aware"), ("mode", "train"), ("projection", "none"), ("match", True)):
         settings = {**_settings(EMDCFL(privacy_epsilon=4.0)), name: value}
         with pytest.raises(ClientError, match="privacy noise covers"):
             reference(a, omega=omega["site-0"], partners={}, sizes=[70], settings=settings)
