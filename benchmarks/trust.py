@@ -93,7 +93,7 @@ def federation(scenario: Scenario, kind: str, policy: Trust, seed: int, options:
     """The clients of a run; the liar and what it does follow from the kind."""
     defaults = {**scenario.defaults, **({"local_epochs": options.epochs} if options.epochs else {})}
     training = Training(**{k: v for k, v in defaults.items() if k != "rounds"})
-    common = {"training": training, "seed": seed, "on_failure": "continue", "device": "cpu", "trust": policy}
+    common = {"training": training, "seed": seed, "on_failure": "continue", "device": options.device, "trust": policy}
     if kind == "absent":
         return SequentialFederation(without(scenario, LIAR), **common)
     if kind.startswith("embeddings copied"):  # it shows the other rotation's images, and trains on wrong labels of its own
@@ -149,7 +149,7 @@ def backdoor(kind: str, policy: str, seed: int, options: Any) -> dict[str, Any]:
     rounds = options.rounds or int(defaults["rounds"])
     started = time.perf_counter()
     method = make(name, **({"tolerance": options.tolerance} if name == "emdcfl" else {}))
-    with SequentialFederation(scenario, training=training, seed=seed, device="cpu", trust=POLICIES[chosen]) as fed:
+    with SequentialFederation(scenario, training=training, seed=seed, device=options.device, trust=POLICIES[chosen]) as fed:
         *_, last = play(fed, method, rounds=rounds, evaluate_every=rounds)
         clusters = None if last.serving.clusters is None else dict(zip(fed.clients, last.serving.clusters.tolist(), strict=True))
         groups = scenario.groups or {}
@@ -175,7 +175,7 @@ def one(what: str, kind: str, policy: str, seed: int, options: Any) -> dict[str,
     logging.basicConfig(level=logging.ERROR)
     logging.getLogger("emdcfl").setLevel(logging.ERROR)
     found = (lied if what == "liars" else backdoor)(kind, policy, seed, options)
-    return {"what": what, "kind": kind, "policy": policy, "seed": seed, **found, "commit": commit(), "hardware": hardware("cpu")}
+    return {"what": what, "kind": kind, "policy": policy, "seed": seed, **found, "commit": commit(), "hardware": hardware(options.device)}
 
 
 def wanted(options: Any) -> list[tuple[str, str, str, int]]:
@@ -265,6 +265,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--train", type=int, help="fewer train samples per client, for a quick look")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--scale", default="small", help="of the backdoor scenario")
     options = parser.parse_args()
     if options.table:

@@ -45,6 +45,9 @@ workers = 1                 # processes of the sequential engine; their number d
 device = "auto"             # "cpu", "cuda", "cuda:1"; auto takes a GPU if there is one
 precision = "fp32"          # "bf16", or "tf32" on a GPU, is faster and less exact
 threads = 1                 # per client task; other numbers may change the last bits
+# lanes = 12                # graphed: clients trained at the same time; default: by the size of the network
+deterministic = true        # graphed: false lets the GPU's libraries pick faster algorithms whose bits vary
+fuse = "auto"               # graphed: "yes" compiles the training step (half a minute, then faster); auto: in long runs
 on_failure = "stop"         # "continue": a client that fails sits the round out
 quorum = 0.5                # share of the drawn clients that must have trained for a round to count
 retries = 2                 # how often a round below the quorum is tried again
@@ -52,6 +55,7 @@ retries = 2                 # how often a round below the quorum is tried again
 [trust]                     # how much a single client is believed; docs/privacy.md explains
 max_faults = 3              # rounds with a reply refused at the door before a client is left out for good
 max_n = 100000000           # most samples a client may claim
+min_validation = 0          # emdcfl compares nobody with fewer validation samples: they stay alone
 max_share = 1.0             # largest share of an average one client may have, whatever it claims
 aggregate = "mean"          # "trimmed-mean" or "median": coordinate by coordinate inside a cluster, without n
 trim = 0.2                  # share that "trimmed-mean" cuts off at each end

@@ -20,7 +20,7 @@ from emdcfl.methods.complaints import Complaints
 from emdcfl.methods.disclosure import noise_epsilon
 from emdcfl.methods.exchange import deposit, project, reference
 from emdcfl.methods.problems import Problems, validation_sizes
-from emdcfl.methods.verify import columns_verifier, deposits_verifier, rows_verifier
+from emdcfl.methods.verify import columns_verifier, deposits_verifier, matched_verifier, rows_verifier
 from emdcfl.params import Network
 from emdcfl.schema import Reply
 from emdcfl.transport import EXACT, Pool, Screen, projected_width, quantile
@@ -200,6 +200,10 @@ class Comparison:
         }
         keys = {r: self.about[r]["key"] for r in answered}
         verify = columns_verifier(columns, sizes, self.settings)
+        if self.settings["match"]:
+            wanted_blocks = {d: self._matching(d, rs) for d, rs in columns.items()}
+            inputs = {d: {**own, "matching": wanted_blocks[d]} for d, own in inputs.items()}
+            verify = matched_verifier(columns, wanted_blocks)
         self.fed.run(project, inputs, fold=fold, dims=self.dims, verify=verify, omegas=omegas, keys=keys, **common)
         return sum(4 * len(omegas[r]) + per_sample * sizes[d] for d, rs in columns.items() for r in rs)
 
@@ -208,6 +212,12 @@ class Comparison:
         m, about = self.sizes[column], self.about[column]
         blocks = max(1, min(self.method.max_samples, about["n"] + about["m"]) // m) if self.problems.blocks else 1
         return m * blocks
+
+    def _matching(self, column: str, rows: Sequence[str]) -> dict[str, Any]:
+        """What a column client needs to draw samples with the rows' class counts."""
+        sizes = {r: self.problems.size(r, column) for r in rows}
+        blocks = {r: max(1, self.method.max_samples // m) if self.problems.blocks else 1 for r, m in sizes.items()}
+        return {"sizes": self.problems.distinct, "m": sizes, "blocks": blocks}
 
     @cached_property
     def _network(self) -> Network:
@@ -226,13 +236,16 @@ class Comparison:
 
 
 def comparable(fed: Federation, clients: Sequence[str]) -> dict[str, Reply]:
-    """Describe the clients; where a run goes on without those that fail, leave out who has nothing to be compared with."""
+    """Describe the clients that can be compared: not those with fewer validation samples than ``trust.min_validation``.
+
+    A client without any ends the run (``validation_sizes`` says so), unless the run goes on without those that fail.
+    """
     about = fed.describe(clients)
-    empty = [c for c, reply in about.items() if reply["m"] < 1]
-    if fed.on_failure == "stop" or not empty:
-        return about
-    log.warning("%s: no validation data; not compared with anybody, and served alone", ", ".join(empty))
-    return {c: reply for c, reply in about.items() if c not in empty}
+    least = max(fed.guard.policy.min_validation, 0 if fed.on_failure == "stop" else 1)
+    few = [c for c, reply in about.items() if reply["m"] < least]
+    if few:
+        log.warning("%s: fewer than %d validation samples; compared with nobody, and served alone", ", ".join(few), least)
+    return {c: reply for c, reply in about.items() if c not in few}
 
 
 def _settings(method: EMDCFL) -> dict[str, Any]:
@@ -245,6 +258,7 @@ def _settings(method: EMDCFL) -> dict[str, Any]:
         "solver": method.solver,
         "reg": method.sinkhorn_reg,
         "mode": method.embedding_mode,
+        "match": method.matched,
         "epsilon": noise_epsilon(method),
         "delta": method.privacy_delta,
     }
