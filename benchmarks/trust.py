@@ -205,7 +205,11 @@ def run(options: Any) -> None:
     with ProcessPoolExecutor(options.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
         running = {pool.submit(one, *job, options): job for job in todo}
         for future in as_completed(running):
-            row = future.result()
+            try:
+                row = future.result()
+            except Exception as error:  # one run's bug must not cost the others theirs
+                print(json.dumps({"job": running[future], "error": f"{type(error).__name__}: {error}"}, ensure_ascii=False), flush=True)
+                continue
             with options.out.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
             shown = {k: row[k] for k in ("kind", "policy", "seed", "accuracy", "clean", "backdoor", "seconds") if k in row}

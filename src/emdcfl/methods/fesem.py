@@ -31,6 +31,7 @@ from emdcfl.keys import keyed_int
 from emdcfl.methods.base import Clustered, Family, Serving, clusters_wanted, register, serve_clusters
 from emdcfl.methods.vectors import VectorScope, average_present, expect, sets_of, update_gram
 from emdcfl.params import Layout, squared_distances
+from emdcfl.trust import Guard
 
 ROUNDING = 1e-6
 """What single precision leaves of the distance between two equal states; ``order="cluster-first"`` clusters on it."""
@@ -91,7 +92,7 @@ class FeSEM:
         replies, counters = self._train(fed, state, round.participants)
         local = replies.column("theta")
         state = replace(state, n={**state.n, **replies.column("n")})
-        return self._m_step(state, self._e_step(fed.layout, state, local, counters, seed), local, counters)
+        return self._m_step(state, self._e_step(fed.layout, state, local, counters, seed), local, counters, fed.guard)
 
     def serve(self, state: FeSEMState) -> Serving:
         return serve_clusters(state)
@@ -124,9 +125,16 @@ class FeSEM:
             return gram_features(G.numpy(), len(G))  # all directions: distances between features are those between states
         return (squared_distances(G).sqrt() + ROUNDING * (1 - torch.eye(len(G)))).numpy()
 
-    def _m_step(self, state: FeSEMState, labels: dict[str, int], local: Mapping[str, Tensor], counters: Mapping[str, float]) -> FeSEMState:
+    def _m_step(
+        self,
+        state: FeSEMState,
+        labels: dict[str, int],
+        local: Mapping[str, Tensor],
+        counters: Mapping[str, float],
+        guard: Guard | None = None,
+    ) -> FeSEMState:
         sets = sets_of(state.clients, labels, len(state.models))
-        models = average_present(state, sets, local, state.models)
+        models = average_present(state, sets, local, state.models, guard)
         moved = average_present(state, sets, {c: torch.tensor([v]) for c, v in counters.items()}, torch.tensor(state.counters)[:, None])
         return replace(state, labels=labels, sets=sets, models=models, counters=moved[:, 0].floor().tolist())
 
