@@ -116,6 +116,10 @@ class Client:
             )
         return self._resident[name]
 
+    def place(self, name: str, split: Split) -> None:
+        """Take a split that lies on the network's device already, instead of a copy of one's own."""
+        self._resident[name] = split
+
     def sample(self, split: str, cap: int) -> Tensor:
         """Return at most ``cap`` indices of a split, uniform without replacement, drawn once per run.
 

@@ -131,3 +131,26 @@ def test_distances_are_written_beside_the_picture(tmp_path: Path) -> None:
     with np.load(tmp_path / "distances.npz") as d:
         assert np.array_equal(d["W"], w, equal_nan=True) and set(d.files) == {"W", "tau", "epsilon", "kind"}
     assert json.loads((tmp_path / "models" / "index.json").read_text())["clients"]["site-1"] == {"cluster-0": 1.0}
+
+
+def test_pictures_are_drawn_again_when_they_would_look_different(tmp_path: Path) -> None:
+    w = np.array([[np.nan, 0.01], [0.02, np.nan]])
+    scenario = replace(SCENARIO, sites=SCENARIO.sites[:2], groups=None)
+    serving = Serving(models(1), torch.ones(2, 1), clusters=torch.tensor([0, 0]), distances=distances(w, 0.025))
+    pictures = [tmp_path / "heatmap.png", tmp_path / "margins.png"]
+    write_outputs(tmp_path, scenario, serving, {"finished": False})
+    drawn = [p.read_bytes() for p in pictures]
+    for p in pictures:
+        p.write_bytes(b"kept")
+    write_outputs(tmp_path, scenario, serving, {"finished": False})
+    assert [p.read_bytes() for p in pictures] == [b"kept"] * 2
+    pictures[1].unlink()
+    write_outputs(tmp_path, scenario, serving, {"finished": False})
+    assert [p.read_bytes() for p in pictures] == drawn
+    farther = replace(serving, distances=distances(w + 0.1, 0.025))
+    write_outputs(tmp_path, scenario, farther, {"finished": False})
+    assert pictures[0].read_bytes() != drawn[0]
+    for p in pictures:
+        p.write_bytes(b"damaged")
+    write_outputs(tmp_path, scenario, serving, {"finished": True})
+    assert [p.read_bytes() for p in pictures] == drawn

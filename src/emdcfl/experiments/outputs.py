@@ -35,13 +35,22 @@ def write_outputs(path: Path, scenario: Scenario, serving: Serving, summary: Map
     clients = [site.name for site in scenario.sites]
     _write_models(path, scenario, serving, clients)
     if serving.distances is not None and serving.clusters is not None:
-        d = serving.distances
-        write_arrays(path / "distances.npz", {"W": d.W, "tau": d.tau, "epsilon": d.epsilon, "kind": d.kind})
-        clusters = serving.clusters.tolist()
-        write_file(path / "heatmap.png", [heatmap(d, clients, clusters)])
-        write_file(path / "margins.png", [margin_plot(d, clients, clusters)])
-        _write_json(path / READING, read(d, clients, clusters).as_dict())
+        d, clusters = serving.distances, serving.clusters.tolist()
+        drawn_from = [path / "distances.npz", path / READING]
+        before = [_content(p) for p in drawn_from]
+        write_arrays(drawn_from[0], {"W": d.W, "tau": d.tau, "epsilon": d.epsilon, "kind": d.kind})
+        _write_json(drawn_from[1], read(d, clients, clusters).as_dict())
+        pictures = {"heatmap.png": heatmap, "margins.png": margin_plot}
+        # later rounds rarely move a distance or a cluster, and drawing takes longer than a small network's training
+        current = before == [_content(p) for p in drawn_from] and all((path / name).exists() for name in pictures)
+        if summary.get("finished", True) or not current:
+            for name, draw in pictures.items():
+                write_file(path / name, [draw(d, clients, clusters)])
     _write_json(path / "summary.json", summary)
+
+
+def _content(path: Path) -> bytes | None:
+    return path.read_bytes() if path.is_file() else None
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -1,8 +1,9 @@
 r"""The client side of EMD-CFL: what a client computes at home and what it lets out, projected.
 
 Three tasks. ``reference`` answers for the client as *row*: its train sample under its own model, projected, with the reference
-distance :math:`\tau_c` and its variance, and the seed of its projection (with class counts: ``matching``) sealed for each partner. ``project`` answers for the client as
-*column*: its sample embedded by each partner's :math:`\omega` and projected with that partner's :math:`R`. The server holds neither R
+distance :math:`\tau_c` and its variance, and the seed of its projection (with class counts, see ``matching``) sealed for each partner.
+``project`` answers for the client as *column*: its sample embedded by each partner's :math:`\omega` and projected with that
+partner's :math:`R`. The server holds neither R
 nor its seed. Whom a client cannot serve, because the partner's key or box is unusable, it names under ``refused``, and serves the others.
 ``deposit`` replaces ``project`` where the server may see raw samples (``exchange="server-samples"``).
 
@@ -106,10 +107,10 @@ def reference(
     whose = [records(client, name, index) if noisy else [] for name, index in (("train", chosen), ("val", held_out))]
 
     def own(seed: bytes, p: int) -> Tensor:
-        return _hidden(client, omega, seed, p, whose[0], z, settings)
+        return _hidden(client, omega, seed, p, whose[0], z, settings).cpu()
 
     def calibration(a: Tensor, seed: bytes, p: int) -> Calibrate:
-        return Calibrate(a, _hidden(client, omega, seed, p, whose[1], v, settings), labels, sizes, settings)
+        return Calibrate(a, _hidden(client, omega, seed, p, whose[1], v, settings).cpu(), labels, sizes, settings)
 
     wanted: dict[str, Calibrate] = {}
     if settings["projection"] == "none":
@@ -164,8 +165,8 @@ def project(
     held_out : bool
         Take them from the validation split alone, or from both splits.
     matching : mapping, optional
-        Instead: samples with each row's class counts. ``sizes`` that its box has counts for, and per row the size ``m`` and the most ``blocks``
-        of it. ``matched`` in the reply says how many there are; 0 where classes are short and the sample is a plain one.
+        Instead: samples with each row's class counts. ``sizes`` that its box has counts for, and per row the size ``m`` and the most
+        ``blocks`` of it. ``matched`` in the reply says how many there are; 0 where classes are short and the sample is a plain one.
     """
     _refuse_uncovered(client, settings)
     chosen = column(client, size, held_out=held_out)
@@ -177,14 +178,19 @@ def project(
     shown = dict.fromkeys(seeds, chosen)
     if matching is not None:
         drawn = {row: shown_to(client, row, message[KEY:], matching) for row, message in seeds.items()}
-        shown, reply["matched"] = ({row: pair[i] for row, pair in drawn.items()} for i in (0, 1))
+        shown = {row: sample for row, (sample, _) in drawn.items()}
+        reply["matched"] = {row: blocks for row, (_, blocks) in drawn.items()}
     for start in range(0, len(seeds), ROWS_AT_ONCE):
         some = list(seeds)[start : start + ROWS_AT_ONCE]
         found = iter((yield [work for row in some for work in shown[row].works(omegas[row], settings["mode"])]))
+        hidden = []
         for row in some:
             z = shown[row].joined([next(found)["z"] for _ in shown[row].parts()])
             p = projected_width(settings["ratio"], z.shape[1])
-            reply["samples"][row] = _hidden(client, omegas[row], seeds[row][:KEY], p, whose, z, settings)
+            hidden.append(_hidden(client, omegas[row], seeds[row][:KEY], p, whose, z, settings))
+        if hidden and hidden[0].device.type != "cpu":  # one copy for all of them
+            hidden = list(torch.cat(hidden).cpu().split([len(sample) for sample in hidden]))
+        reply["samples"] |= zip(some, hidden, strict=True)
     return reply
 
 
@@ -245,13 +251,13 @@ def _matrix(seed: bytes, d: int, p: int, device: torch.device) -> Tensor:
 
 def _hidden(client: Client, omega: Tensor, seed: bytes, p: int, whose: Sequence[bytes], z: Tensor, settings: Mapping[str, Any]) -> Tensor:
     """Project embeddings; where privacy noise is asked for, release them at unit length with noise."""
-    projected = (z @ _matrix(seed, z.shape[1], p, z.device)).cpu()
+    projected = z @ _matrix(seed, z.shape[1], p, z.device)
     if settings["epsilon"] is None:
         return projected
     model, input_ = omega.detach().cpu().numpy().tobytes(), repr(client.preprocess)
     query = digest(client.run, client.name, model, repr(client.network.module), input_, client.precision, seed, p)
     sigma = _sigma(settings["epsilon"], settings["delta"])
-    return torch.from_numpy(noise.released(projected.numpy(), whose, sigma=sigma, secret=client.secret, query=query))
+    return torch.from_numpy(noise.released(projected.cpu().numpy(), whose, sigma=sigma, secret=client.secret, query=query))
 
 
 def _refuse_uncovered(client: Client, settings: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ potentials, so it is also used where these are asked for. Both release Python's 
 
 from __future__ import annotations
 
+import os
 import warnings
 from typing import Any
 
@@ -65,6 +66,8 @@ def _assignment(c: Array) -> float:
 
 
 def _simplex(c: Array, *, duals: bool) -> Plan:
+    for name in ("JAX", "CUPY", "TENSORFLOW"):  # POT imports every array library it finds, which takes seconds; it gets NumPy arrays here
+        os.environ.setdefault(f"POT_BACKEND_DISABLE_{name}", "1")
     import ot
 
     n, m = c.shape

@@ -21,11 +21,12 @@ import torch
 from torch import Tensor, nn
 
 from emdcfl.client import Client, TaskInfo, Work
-from emdcfl.data.types import Scenario
+from emdcfl.data.types import Scenario, Split
 from emdcfl.engines.local.choose import multiply_adds
 from emdcfl.engines.local.driving import drive
 from emdcfl.engines.local.embedding import embed_together, groups
 from emdcfl.engines.local.lanes import Lane, Samples
+from emdcfl.engines.local.narrow import multiply_narrow
 from emdcfl.engines.local.staged import Outcome, StagedFederation, attempt_all
 from emdcfl.errors import ConfigError, EmdcflError
 from emdcfl.federation import Failure, Inputs
@@ -43,6 +44,9 @@ LARGE_STEP = 3.0e10
 
 COMPILED = 60_000
 """Steps of a run from which compiling them pays for the half minute it takes."""
+
+SMALL_PATCH = 32
+"""Numbers of a patch up to which a convolution is a product without compilation too."""
 
 SHARE = 0.5
 """Part of the free GPU memory that models may take while clients are embedded."""
@@ -79,7 +83,9 @@ class GraphedFederation(StagedFederation):
     ) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts; equal bits on several streams need it
         super().__init__(scenario, precision=precision, **options)
-        self._device = next(iter(self._clients.values())).network.device
+        network = next(iter(self._clients.values())).network
+        self._device = network.device
+        multiply_narrow(network.module, patch=SMALL_PATCH)
         if self._device.type != "cuda":
             raise ConfigError("the graphed engine needs a CUDA device; use --engine auto or --device cuda")
         large = multiply_adds(scenario) * self.training.batch_size >= LARGE_STEP
@@ -87,7 +93,7 @@ class GraphedFederation(StagedFederation):
         self._fused = fuse == "yes" or (fuse == "auto" and rounds * _steps(self) >= COMPILED)
         self._deterministic, self._tf32 = deterministic, precision == "tf32"
         self._lanes: list[Lane] = []
-        self._capturable = not _draws(next(iter(self._clients.values())).network.module)
+        self._capturable = not _draws(network.module)
         if not self._capturable:
             log.warning("clients are trained one after the other: the network has dropout, whose draws belong to one client")
 
@@ -151,7 +157,7 @@ class GraphedFederation(StagedFederation):
         steps, width = max(s for s, _ in shapes), max(w for _, w in shapes)
         fitting = self._lanes and self._lanes[0].plan.index.shape[0] >= steps and self._lanes[0].plan.index.shape[1] >= width
         if not fitting:
-            samples = self._lanes[0].samples if self._lanes else Samples.of(list(self._clients.values()), self._device)
+            samples = self._lanes[0].samples if self._lanes else self._place()
             self._lanes = []
             for _ in range(min(self._number, len(self.clients))):
                 with global_seed(0):
@@ -160,6 +166,16 @@ class GraphedFederation(StagedFederation):
                 module.train(True)
                 self._lanes.append(Lane(module, self.layout, samples, steps=steps, width=width, low=self._low, fused=self._fused))
         return self._lanes
+
+    def _place(self) -> Samples:
+        """Bring every client's data to the GPU, once."""
+        clients = list(self._clients.values())
+        samples = Samples.of(clients, self._device)
+        for client in clients:
+            begin, end = samples.first[client.name], samples.first[client.name] + len(client.site.train)
+            client.place("train", Split(samples.x[begin:end], samples.y[begin:end]))
+            client.split("val")
+        return samples
 
     @contextmanager
     def _arithmetic(self) -> Iterator[None]:

@@ -4,7 +4,7 @@ Tensor cores want many input channels. A network's first convolution reads one o
 ten times the arithmetic (a third of the step of the paper's CNN). As a product over the :math:`c\,k_h k_w` numbers of a patch it costs
 what its output weighs; the patches are gathered in the same fused kernel that normalises the images.
 
-Only worth it inside a compiled step: eagerly, the patches are written out several times. Imports torch only.
+Large patches are only worth it inside a compiled step: eagerly they are written out several times. Imports torch only.
 """
 
 from __future__ import annotations
@@ -47,9 +47,17 @@ def is_narrow(layer: nn.Module) -> bool:
     )
 
 
-def multiply_narrow(module: nn.Module) -> int:
-    """Turn the narrow convolutions of a network into matrix products, in place; returns how many there were."""
-    found = [layer for layer in module.modules() if is_narrow(layer)]
+def _patch(layer: nn.Module) -> int:
+    assert isinstance(layer, nn.Conv2d)
+    return layer.in_channels * layer.kernel_size[0] * layer.kernel_size[1]
+
+
+def multiply_narrow(module: nn.Module, *, patch: int | None = None) -> int:
+    """Turn the narrow convolutions of a network into matrix products, in place; returns how many there were.
+
+    ``patch`` leaves those alone whose patches hold more numbers: written out, they would take more memory than the product saves.
+    """
+    found = [layer for layer in module.modules() if is_narrow(layer) and (patch is None or _patch(layer) <= patch)]
     for layer in found:
         layer.__class__ = NarrowConv2d
     return len(found)
