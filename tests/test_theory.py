@@ -105,6 +105,8 @@ def test_merging_digits_costs_more_across_a_rotation_and_never_more_than_the_bou
     assert different.did > same.did + 0.02
     assert same.did <= same.at_most
     assert "could raise the error by at most" in same.sentence("a", "b")
+    empty = [pair.alone + pair.at_most > 2**0.5 for pair in (same, different)]
+    assert empty == ["more than an error can rise at all" in pair.sentence() for pair in (same, different)] and any(empty)
 
 
 def test_ideal_head_is_chosen_to_make_the_bound_small() -> None:

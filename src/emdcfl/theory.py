@@ -255,9 +255,10 @@ class Merging:
         return self.merged.measured - self.alone
 
     def sentence(self, first: str = "the first", second: str = "the second") -> str:
-        """Say it in words."""
+        """Say it in words; a bound above what an error can rise at all says nothing, and is said to."""
+        empty = ", more than an error can rise at all," if self.alone + self.at_most > math.sqrt(2) else ""
         return (
-            f"merging {first} and {second} could raise the error by at most {self.at_most:.3f} and did raise it by {self.did:.3f} "
+            f"merging {first} and {second} could raise the error by at most {self.at_most:.3f}{empty} and did raise it by {self.did:.3f} "
             f"(from {self.alone:.3f}; W1 = {self.distance:.3f}, lambda = {self.merged.terms['lambda']:.3f})"
         )
 

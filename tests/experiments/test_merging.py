@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -63,8 +64,14 @@ def test_quick_ones_are_evaluated_without_being_asked_for(run: Path, tmp_path: P
     monkeypatch.setattr(merging, "QUICK_CLUSTERS", 3)
     write_quick_merging(copied)
     assert merging_line(copied) is not None
-    monkeypatch.setattr(merging, "write_merging", lambda _: pytest.fail("evaluated again"))
+    again: list[Path] = []
+    monkeypatch.setattr(merging, "write_merging", again.append)
     write_quick_merging(copied)
+    assert not again
+    later = (copied / merging.FILE).stat().st_mtime_ns + 10**9
+    os.utime(copied / "summary.json", ns=(later, later))  # another round was played
+    write_quick_merging(copied)
+    assert again == [copied]
 
 
 def test_a_report_does_not_fail_for_want_of_the_bounds(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

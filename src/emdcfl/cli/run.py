@@ -72,6 +72,7 @@ def run(
 ) -> None:
     """Run one method on one scenario and leave a run directory."""
     from emdcfl.experiments import runner
+    from emdcfl.experiments.merging import write_quick_merging
     from emdcfl.experiments.store import RunStore
     from emdcfl.experiments.worth import BASELINES, alongside
     from emdcfl.report import write_report
@@ -114,6 +115,8 @@ def run(
         if compare:
             say("for comparison: one model for all (fedavg), then every site alone (local)", highlight=False)
         others = alongside(place, observer=live) if compare else {}
+    if chosen.engine.name != "flower":
+        write_quick_merging(place)
     report = write_report(place)
     if as_json:
         typer.echo(json.dumps({**summary, **({"baselines": others} if others else {})}, indent=2))

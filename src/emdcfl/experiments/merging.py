@@ -110,17 +110,21 @@ def write_merging(run: Path) -> None:
 
 
 def write_quick_merging(run: Path) -> None:
-    """Evaluate the pairs where that is a matter of seconds and has not been done; whatever is in the way, the report goes on without."""
+    """Evaluate the pairs where that takes seconds and was not done since the last round; if it cannot be, a report goes on without."""
     try:
         summary = read_summary(run)
         clusters = set(summary.get("clusters") or ())
         sizes = [p.stat().st_size for p in (run / "models").glob("*.safetensors")]
         simulated = summary.get("finished") and summary.get("groups") is not None
         quick = 2 <= len(clusters) <= QUICK_CLUSTERS and sizes and max(sizes) <= QUICK_BYTES
-        if simulated and quick and not (run / FILE).exists():
+        if simulated and quick and not _is_newer(run / FILE, run / "summary.json"):
             write_merging(run)
     except EmdcflError as error:
         log.info("what merging clusters could cost is left out: %s", error)
+
+
+def _is_newer(path: Path, than: Path) -> bool:
+    return path.exists() and path.stat().st_mtime_ns >= than.stat().st_mtime_ns
 
 
 def merging_line(run: Path) -> str | None:
