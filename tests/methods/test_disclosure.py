@@ -21,6 +21,7 @@ from emdcfl.methods.drawing import records
 from emdcfl.methods.emdcfl import EMDCFL
 from emdcfl.methods.exchange import ROW, deposit, project, reference
 from emdcfl.methods.measure import Comparison, _settings
+from emdcfl.methods.reading import doubts
 from emdcfl.privacy.exchange import public_key
 from emdcfl.privacy.noise import gaussian_sigma, released, unit
 from emdcfl.transport import cost_matrix, dual_variance, exact
@@ -242,10 +243,22 @@ def test_the_budget_is_said_per_release_and_in_total(caplog: pytest.LogCaptureFi
     said = caplog.messages[0]
     assert "(4, 1e-05) per record and release" in said and "ε ≤ 4 for a train record (1 releases)" in said
     assert "9.08 for a validation record (4)" in said
-    assert "times as long as an embedding" in caplog.messages[1]
+    assert "5.7 times as long as an embedding" in said
     caplog.clear()
     EMDCFL().init(fed, fed.begin(0))
     assert not caplog.messages
+
+
+def test_noise_that_drowns_the_embeddings_is_a_doubt_of_the_clustering() -> None:
+    def reasons(epsilon: float | None) -> list[str]:
+        fed, method = federation(), EMDCFL(tolerance=0.08, privacy_epsilon=epsilon)
+        state = method.step(fed, method.init(fed, fed.begin(0)), fed.begin(1))
+        found = method.serve(state)
+        assert found.distances is not None and found.clusters is not None
+        return doubts(found.distances, fed.clients, found.clusters.tolist())
+
+    assert any("privacy noise shrinks distances about 34 times" in reason for reason in reasons(4.0))
+    assert not any("privacy" in reason for epsilon in (None, 1000.0) for reason in reasons(epsilon))
 
 
 def test_blocks_of_both_splits_take_noise() -> None:

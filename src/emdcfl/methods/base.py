@@ -37,12 +37,15 @@ class Distances:
     kind : array of int8
         0 unset, 1 exact, 2 lower bound (refused without a solve), 3 upper bound (accepted without a solve), 4 inferred (not compared:
         it follows from a representative; W is NaN).
+    shrunk : float
+        How many times privacy noise shrinks cosine distances, about; 1 without it.
     """
 
     W: np.ndarray[Any, Any]
     tau: np.ndarray[Any, Any]
     epsilon: np.ndarray[Any, Any]
     kind: np.ndarray[Any, Any]
+    shrunk: float = 1.0
 
 
 @dataclass(frozen=True)

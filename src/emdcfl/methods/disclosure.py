@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("emdcfl")
 
-LOUD = 2.0
-"""1 + pσ² from which on the noise is longer than the embeddings."""
-
 
 @dataclass(frozen=True)
 class Releases:
@@ -92,25 +89,19 @@ def releases(method: EMDCFL, clients: int, *, everyone: bool = True) -> Releases
     return Releases(train + itself + blocks, partners + tau + itself)
 
 
-def say_budget(method: EMDCFL, fed: Federation) -> None:
-    """Say what a run's noise promises, and what it does to the distances."""
+def say_budget(method: EMDCFL, fed: Federation) -> float:
+    """Say what a run's noise promises; returns how many times it shrinks cosine distances, about."""
     epsilon, delta = noise_epsilon(method), method.privacy_delta
     if epsilon is None:
-        return
+        return 1.0
     sigma, p = gaussian_sigma(epsilon, delta), projected_width(method.projection_ratio, fed.layout.embedding_width)
     found = releases(method, len(fed.clients), everyone=fed.everyone_answers)
-    per_round = ", in every round anew" if method.recompute == "every-round" else ""
     log.info(
-        "privacy noise: (%g, %g) per record and release, σ = %.3g; at that δ in total ε ≤ %.3g for a train record (%d releases) and "
-        "%.3g for a validation record (%d)%s; models, sizes and test results are not covered",
-        *(epsilon, delta, sigma),
+        "privacy noise: (%g, %g) per record and release, σ = %.3g, %.2g times as long as an embedding; at that δ in total ε ≤ %.3g for a "
+        "train record (%d releases) and %.3g for a validation record (%d)%s; models, sizes and test results are not covered",
+        *(epsilon, delta, sigma, sigma * math.sqrt(p)),
         *(total_epsilon(epsilon, delta, found.train), found.train),
-        *(total_epsilon(epsilon, delta, found.val), found.val, per_round),
+        *(total_epsilon(epsilon, delta, found.val), found.val),
+        ", in every round anew" if method.recompute == "every-round" else "",
     )
-    shrink = 1 + p * sigma**2
-    if method.cost == "cosine" and shrink > LOUD:
-        log.warning(
-            "privacy noise is %.3g times as long as an embedding (%d dimensions): distances shrink about %.0f times and groups may not be "
-            "told apart; a smaller projection_ratio, larger samples or a larger privacy.epsilon would help",
-            *(sigma * math.sqrt(p), p, shrink),
-        )
+    return 1 + p * sigma**2

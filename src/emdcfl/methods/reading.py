@@ -22,6 +22,9 @@ from emdcfl.methods.base import Distances
 LOW_POWER = 0.75
 """Share of a client's own train-to-validation distance above which its calibrated tolerance is too wide to tell groups apart."""
 
+LOUD = 2.0
+"""How many times privacy noise shrinks distances where it is as long as the embeddings: from there on groups may go unseen."""
+
 CLEAR = 2.0
 """Multiple of the tolerance from which clusters are apart whatever the power is."""
 
@@ -94,7 +97,8 @@ def doubts(distances: Distances, clients: Sequence[str], clusters: Sequence[int]
     *Not transitive*: two clients are linked and yet in different clusters. *Both directions together*: each direction stays under its
     tolerance, but not their sum; under the null hypothesis :math:`(W/\epsilon + W^\top/\epsilon^\top)/\sqrt2` has at most the variance of
     one of them, so it is a test of the same level. *Low power*: calibrated tolerances above ``LOW_POWER`` of τ for most clients, and
-    no gap of ``CLEAR`` tolerances between the clusters that were found.
+    no gap of ``CLEAR`` tolerances between the clusters that were found. *Privacy noise* longer than the embeddings: τ is then mostly
+    noise, and its share says nothing about power.
     """
     k = np.asarray(clusters)
     m = links(distances.W, distances.epsilon)
@@ -104,6 +108,11 @@ def doubts(distances: Distances, clients: Sequence[str], clusters: Sequence[int]
     if len(crossing):
         names = _pairs(crossing, clients)
         reasons.append(f"links are not transitive: {names} are linked but in different clusters; larger validation samples would help")
+    if distances.shrunk > LOUD:
+        reasons.append(
+            f"privacy noise shrinks distances about {distances.shrunk:.0f} times: clients in one cluster may differ; a larger "
+            "privacy.epsilon, a smaller projection_ratio or larger samples would tell"
+        )
     epsilon = distances.epsilon[np.isfinite(distances.epsilon)]
     if not epsilon.size or epsilon.max() == epsilon.min():
         return reasons
