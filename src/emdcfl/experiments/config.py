@@ -87,6 +87,9 @@ class EngineConfig:
     device: str = "auto"
     precision: Literal["fp32", "tf32", "bf16"] = "fp32"
     threads: int = 1
+    lanes: int | None = None
+    deterministic: bool = True
+    fuse: Literal["auto", "yes", "no"] = "auto"
     on_failure: Literal["stop", "continue"] = "stop"
     quorum: float = 0.5
     retries: int = 2
@@ -123,6 +126,7 @@ RANGES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "engine.workers": (lambda v: v >= 1, "at least 1"),
     "engine.device": (lambda v: re.fullmatch(r"auto|cpu|cuda(:\d+)?", v) is not None, "'auto', 'cpu', 'cuda' or 'cuda:<number>'"),
     "engine.threads": (lambda v: v >= 1, "at least 1"),
+    "engine.lanes": (lambda v: v >= 1, "at least 1"),
     "engine.quorum": (lambda v: 0 < v <= 1, "above 0 and at most 1"),
     "engine.retries": (lambda v: v >= 0, "at least 0"),
     **TRUST_RANGES,
@@ -175,6 +179,8 @@ def _plain(value: Any, where: str) -> Any:
         return [_plain(item, where) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{where} must be finite, got {value}")
+    if isinstance(value, int) and abs(value) >= 2**63:
+        raise ConfigError(f"{where} must be below 2^63 in size, got a number of {value.bit_length()} bits")
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise ConfigError(f"{where} must be a number, string, boolean, list or table, got {value!r} ({type(value).__name__})")
@@ -204,7 +210,7 @@ def loads(text: str, where: str = "config") -> Config:
     """Parse TOML text."""
     try:
         raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits is a ValueError of its own
         raise ConfigError(f"{where}: not valid TOML: {error}") from error
     return from_dict(raw, where)
 
@@ -260,7 +266,7 @@ def override(config: Config, settings: Mapping[str, str], where: str = "--set") 
 def _value(text: str) -> Any:
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
     value = parsed["value"]
     # more keys: the text had a line break in it; a date has no meaning here
