@@ -5,7 +5,8 @@
     python -m benchmarks.tolerance --out t.jsonl --scenarios rotated-digits --per-group 2,3,5 --seeds 0,1,2,3,4
 
 Lines that are in the file already are not computed again, so an interrupted run continues. Every line: one local training from θ⁰, all
-pairs solved exactly, with single validation samples and with ``average_blocks``.
+pairs solved exactly in three ways: samples as drawn, with matched classes, and with matched classes in several blocks (``auto``'s default).
+Beside the file, in ``….arrays.jsonl``: W, ε and τ of all pairs, from which other rules can be tried without training again.
 """
 
 from __future__ import annotations
@@ -69,8 +70,15 @@ def build(name: str, options: argparse.Namespace, per_group: int | None, seed: i
     return scenario
 
 
-def row(name: str, options: argparse.Namespace, per_group: int | None, seed: int) -> dict[str, Any]:
-    """Train once, measure both ways."""
+WAYS: dict[str, dict[str, Any]] = {
+    "drawn": {"match_classes": False},
+    "matched": {"average_blocks": False},
+    "blocks": {},
+}
+
+
+def row(name: str, options: argparse.Namespace, per_group: int | None, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Train once, measure in all ways; returns a line and the arrays behind it."""
     scenario = build(name, options, per_group, seed)
     assert scenario.groups is not None
     order = list(dict.fromkeys(scenario.groups.values()))
@@ -79,56 +87,67 @@ def row(name: str, options: argparse.Namespace, per_group: int | None, seed: int
     training = Training(**{**keep, **({"local_epochs": options.epochs} if options.epochs else {})})
     settings = {"device": options.device, "precision": options.precision, "workers": options.workers, "engine": options.engine}
     started = time.perf_counter()
+    found: dict[str, Distances] = {}
+    seconds: dict[str, float] = {}
     with make_federation(scenario, training=training, seed=seed, **settings) as fed:
         fed.begin(1)
         local = fed.train(dict.fromkeys(fed.clients, fed.initial())).column("theta")
-        trained = time.perf_counter() - started
+        seconds["train"] = time.perf_counter() - started
         pairs = [(c, d) for c in fed.clients for d in fed.clients if c != d]
-        base = EMDCFL(tolerance="auto", distances="all", alpha=options.alpha)
-        single = distances(Comparison(base, fed, local).measure(pairs), fed.clients)
-        comparison = Comparison(replace(base, average_blocks=True), fed, local)
-        several = distances(comparison.measure(pairs), fed.clients)
+        for way, chosen in WAYS.items():
+            begun = time.perf_counter()
+            comparison = Comparison(EMDCFL(tolerance="auto", distances="all", alpha=options.alpha, **chosen), fed, local)
+            found[way] = distances(comparison.measure(pairs), fed.clients)
+            seconds[way] = time.perf_counter() - begun
         clients, q = fed.clients, quantile(options.alpha, len(fed.clients))
-        blocks = max(comparison._wanted(c) // comparison.sizes[c] for c in clients)
-
-    def ari(w: Any, epsilon: Any) -> float:
-        return round(adjusted_rand(truth, neighbourhoods(links(w, epsilon))[0]), 3)
-
-    interval = margins(np.where(np.isnan(single.W), -np.inf, single.W), truth)["interval"]
-    ends = None if interval is None else [None if not np.isfinite(x) else round(float(x), 4) for x in interval]
-    labels = neighbourhoods(links(single.W, single.epsilon))[0].tolist()
-    return {
+    drawn = found["drawn"]
+    interval = margins(np.where(np.isnan(drawn.W), -np.inf, drawn.W), truth)["interval"]
+    line = {
         "scenario": name,
         "scale": "full" if name == "rotated-digits" else options.scale,
         "per_group": per_group,
         "seed": seed,
         "clients": len(clients),
+        "groups": len(order),
         "validation": max(comparison.sizes.values()),
         "training": training.as_dict(),
         "model": scenario.model.as_dict(),
         "precision": options.precision,
-        "W": extremes(single.W, truth),
-        "fixed_interval": ends,
-        "ari_at_0.025": ari(single.W, 0.025),
+        "W": extremes(drawn.W, truth),
+        "fixed_interval": None if interval is None else [None if not np.isfinite(x) else round(float(x), 4) for x in interval],
+        "ari_at_0.025": _ari(drawn.W, 0.025, truth),
         "alpha": options.alpha,
         "q": round(q, 2),
-        "auto_epsilon": [round(float(f(single.epsilon)), 4) for f in (np.nanmin, np.nanmax)],
-        "tau": round(float(single.tau.mean()), 4),
-        "epsilon_over_tau": round(float(np.nanmedian(single.epsilon / single.tau[:, None])), 2),
-        "standard_errors": extremes(single.W / single.epsilon * q, truth),
-        "auto_clusters": max(labels) + 1,
-        "auto_ari": ari(single.W, single.epsilon),
-        "doubts": doubts(single, clients, labels),
-        "blocks": {
-            "number": blocks,
-            "standard_errors": extremes(several.W / several.epsilon * q, truth),
-            "ari": ari(several.W, several.epsilon),
-        },
-        "train_s": round(trained, 1),
-        "total_s": round(time.perf_counter() - started, 1),
+        "tau": round(float(drawn.tau.mean()), 4),
+        "auto": {way: judged(one, truth, clients, q) for way, one in found.items()},
+        "seconds": {what: round(value, 1) for what, value in seconds.items()},
         "commit": _commit(),
         "hardware": _hardware(options.device),
     }
+    names = {k: line[k] for k in ("scenario", "scale", "per_group", "seed", "q")}
+    arrays = {way: {"W": one.W.round(6).tolist(), "epsilon": one.epsilon.round(6).tolist()} for way, one in found.items()}
+    return line, {**names, "truth": truth, "tau": drawn.tau.round(6).tolist(), **arrays}
+
+
+def judged(one: Distances, truth: list[int], clients: tuple[str, ...], q: float) -> dict[str, Any]:
+    """What one way of calibrating gives: standard errors inside and between groups, clusters, and what a run would warn of."""
+    z = one.W / one.epsilon * q
+    inside = z[np.equal.outer(truth, truth) & ~np.eye(len(truth), dtype=bool)]
+    labels = neighbourhoods(links(one.W, one.epsilon))[0].tolist()
+    return {
+        "standard_errors": extremes(z, truth),
+        "together": extremes((z + z.T) / np.sqrt(2), truth),
+        "inside": {"mean": round(float(inside.mean()), 2), "sd": round(float(inside.std()), 2)} if inside.size else None,
+        "epsilon": [round(float(f(one.epsilon)), 4) for f in (np.nanmin, np.nanmax)],
+        "epsilon_over_tau": round(float(np.nanmedian(one.epsilon / one.tau[:, None])), 2),
+        "clusters": max(labels) + 1,
+        "ari": _ari(one.W, one.epsilon, truth),
+        "doubts": doubts(one, clients, labels),
+    }
+
+
+def _ari(w: Any, epsilon: Any, truth: list[int]) -> float:
+    return round(adjusted_rand(truth, neighbourhoods(links(w, epsilon))[0]), 3)
 
 
 def _commit() -> str:
@@ -169,13 +188,12 @@ def main() -> None:
                 model = build(name, options, per_group, seed).model.name if done else ""
                 if (name, scale, per_group, seed, options.alpha, model) in done:
                     continue
-                found = row(name, options, per_group, seed)
-                with options.out.open("a") as file:
-                    file.write(json.dumps(found) + "\n")
-                print(
-                    json.dumps({k: found[k] for k in ("scenario", "per_group", "seed", "fixed_interval", "auto_ari", "total_s")}),
-                    flush=True,
-                )
+                found, arrays = row(name, options, per_group, seed)
+                for path, value in ((options.out.with_suffix(".arrays.jsonl"), arrays), (options.out, found)):
+                    with path.open("ab", buffering=0) as file:  # one write a line, so that several processes may share the file
+                        file.write((json.dumps(value) + "\n").encode())
+                short = {k: found[k] for k in ("scenario", "per_group", "seed", "fixed_interval", "ari_at_0.025", "seconds")}
+                print(json.dumps({**short, "auto_ari": {way: one["ari"] for way, one in found["auto"].items()}}), flush=True)
 
 
 if __name__ == "__main__":

@@ -57,8 +57,8 @@ def plain(case: Case) -> np.ndarray[Any, Any]:
     return w
 
 
-def ours(case: Case, epsilon: float | dict[int, float], pool: Pool) -> Decision:
-    return decide(case.rows, case.columns, tau=case.tau, epsilon=epsilon, pool=pool)
+def ours(case: Case, epsilon: float | dict[int, float], pool: Pool, device: str | None = None) -> Decision:
+    return decide(case.rows, case.columns, tau=case.tau, epsilon=epsilon, pool=pool, device=device)
 
 
 def timed(function: Any, *args: Any) -> tuple[tuple[float, float], Any]:
@@ -68,24 +68,29 @@ def timed(function: Any, *args: Any) -> tuple[tuple[float, float], Any]:
     return (time.perf_counter() - wall, time.process_time() - cpu), value
 
 
-def race(case: Case, repeats: int = REPEATS) -> dict[str, Any]:
-    """Run baseline and ours in turn; ours also with calibrated tolerances, whose adjacency is compared with the same plain loop."""
+def race(case: Case, repeats: int = REPEATS, device: str | None = None) -> dict[str, Any]:
+    """Run baseline and ours in turn; ours also with calibrated tolerances, whose adjacency is compared with the same plain loop.
+
+    With a device ours bounds there, and once more on threads alone, for comparison.
+    """
     clients, m = len(case.rows), len(case.columns[0, 1])
     q = quantile(ALPHA, clients)
     calibrated = {c: tolerance(case.variance[c], m, m, q) for c in case.rows}
-    seconds: dict[str, list[tuple[float, float]]] = {"baseline": [], "ours": [], "calibrated": []}
+    seconds: dict[str, list[tuple[float, float]]] = {"baseline": [], "ours": [], "calibrated": [], "threads": []}
     with Pool() as pool:
-        ours(case, EPSILON, pool)  # loads what is loaded once
+        ours(case, EPSILON, pool, device)  # loads what is loaded once
         for _ in range(repeats):
             with one_blas_thread():
                 t, w = timed(plain, case)
             seconds["baseline"].append(t)
-            t, found = timed(ours, case, EPSILON, pool)
+            t, found = timed(ours, case, EPSILON, pool, device)
             seconds["ours"].append(t)
-            t, auto = timed(ours, case, calibrated, pool)
+            t, auto = timed(ours, case, calibrated, pool, device)
             seconds["calibrated"].append(t)
-    middle = {name: statistics.median(wall for wall, _ in values) for name, values in seconds.items()}
-    cpu = {name: statistics.median(used for _, used in values) for name, values in seconds.items()}
+            if device:
+                seconds["threads"].append(timed(ours, case, EPSILON, pool)[0])
+    middle = {name: statistics.median(wall for wall, _ in values) for name, values in seconds.items() if values}
+    cpu = {name: statistics.median(used for _, used in values) for name, values in seconds.items() if values}
     epsilon = np.array([calibrated[c] for c in range(clients)])
     return {
         "case": f"{case.name}: {clients} clients, {len(case.rows[0])} x {m} samples of width {case.rows[0].shape[1]}",
@@ -107,13 +112,18 @@ def race(case: Case, repeats: int = REPEATS) -> dict[str, Any]:
             "same_adjacency": bool(np.array_equal(auto.linked, links(w, epsilon))),
             "ari": adjusted_rand(case.truth, neighbourhoods(auto.linked)[0]),
         },
+        **({"device": device, "threads_s": round(middle["threads"], 3)} if device else {}),
         "workers": pool.workers,
         "load": round(os.getloadavg()[0], 1),
     }
 
 
 class Crowd:
-    """As many clients as one likes, drawn from the clients of a real case: each is a random subsample of one of them.
+    """As many clients as one likes, made of the clients of a real case.
+
+    Each has the model and the train sample of one real client, and validation images drawn without replacement from those of all real
+    clients of its group: images that no model has seen, independent of each other, from one law per group. (Subsamples of one real
+    client's 512 images would make two clients of the same origin too close and all others too far.)
 
     Samples are taken when they are asked for, in batches, so that memory does not grow with the number of pairs.
     """
@@ -123,20 +133,26 @@ class Crowd:
         rng = np.random.default_rng(clients)
         base = rng.permutation(np.arange(clients) % len(case.rows))
         self.base = {f"c{i:04d}": int(b) for i, b in enumerate(base)}
-        limits = len(case.rows[0]), len(case.own[0])
-        self.chosen = {c: [np.sort(rng.permutation(n)[:size]) for n in limits] for c in self.base}
         self.truth = [case.truth[b] for b in self.base.values()]
-        self.rows = {c: case.rows[b][self.chosen[c][0]] for c, b in self.base.items()}
-        plans = {c: exact(cost_matrix(self.rows[c], self.column(c, c)), duals=True) for c in self.base}
+        self.rows = {c: case.rows[b] for c, b in self.base.items()}
+        images = len(case.own[0])
+        groups = {g: np.flatnonzero(np.equal(case.truth, g)) for g in set(case.truth)}
+        self.chosen = {}
+        for c, b in self.base.items():
+            owners = groups[case.truth[b]]
+            drawn = rng.permutation(len(owners) * images)[:size]
+            self.chosen[c] = [(int(owner), drawn[drawn // images == k] % images) for k, owner in enumerate(owners)]
+        with Pool() as pool:
+            plans = dict(zip(self.base, pool.map(lambda c: exact(cost_matrix(self.rows[c], self.column(c, c)), duals=True), self.base)))
         q = quantile(ALPHA, clients)
         self.tau = {c: plan.value for c, plan in plans.items()}
         self.epsilon = {c: tolerance(dual_variance(plan.g), size, size, q) for c, plan in plans.items()}
         self.solves = self.pairs = self.bytes = 0
 
     def column(self, row: str, column: str) -> np.ndarray[Any, Any]:
-        r, c = self.base[row], self.base[column]
-        sample = self.case.own[r] if r == c else self.case.columns[r, c]
-        return sample[self.chosen[column][1]]
+        """The images of one client under the model of another."""
+        r = self.base[row]
+        return np.concatenate([(self.case.own[r] if r == k else self.case.columns[r, k])[images] for k, images in self.chosen[column]])
 
     def compare(self, pairs: Sequence[Pair], pool: Pool) -> dict[Pair, bool | None]:
         """Both directions of each pair; counts exact solves and the bytes of models and samples that would travel."""
@@ -160,7 +176,7 @@ class Crowd:
 def growth(case: Case, clients: int, pairing: str, size: int) -> dict[str, Any]:
     """Cluster a crowd with one way of pairing."""
     crowd = Crowd(case, clients, size, OMEGA)
-    names = list(crowd.base)
+    names, found = list(crowd.base), None
     with Pool() as pool:
         start = time.perf_counter()
         if pairing == "all":
@@ -175,8 +191,9 @@ def growth(case: Case, clients: int, pairing: str, size: int) -> dict[str, Any]:
     for (c, d), linked in links_.items():
         m[at[c], at[d]] = m[at[d], at[c]] = bool(linked)
     labels, _ = neighbourhoods(m)
+    cliques = bool(np.array_equal(m, np.equal.outer(labels, labels)))
     return {
-        "case": f"{case.name}, clients subsampled to {size} x {size}",
+        "case": f"{case.name}, {len(case.rows[0])} x {size} samples, validation drawn from the group",
         "pairing": pairing,
         "clients": clients,
         "problems": crowd.pairs,
@@ -184,8 +201,10 @@ def growth(case: Case, clients: int, pairing: str, size: int) -> dict[str, Any]:
         "bytes": crowd.bytes,
         "seconds": round(seconds, 2),
         "clusters": int(labels.max()) + 1,
+        "cliques": cliques,
         "ari": round(adjusted_rand(crowd.truth, labels), 3),
-        "checked_again": len(found.concerned) if pairing == "representatives" else None,
+        "labels": labels.tolist(),
+        **({"concerned": len(found.concerned), "checks": found.checks, "contradictions": found.contradictions} if found else {}),
         "load": round(os.getloadavg()[0], 1),
     }
 
@@ -202,9 +221,11 @@ def main() -> None:
     parser.add_argument("--cases", default="digits,mnist", help="mnist needs EMDCFL_DATA")
     parser.add_argument("--model", default="small_cnn", help="network of the MNIST clients; cnn is the paper's (slow on a CPU)")
     parser.add_argument("--repeats", type=int, default=REPEATS)
+    parser.add_argument("--device", help="where ours bounds, such as cuda; default threads")
     parser.add_argument("--growth", action="store_true", help="only the growth with the number of clients")
     parser.add_argument("--sizes", default="40,80,160,320,640", help="numbers of clients for --growth")
-    parser.add_argument("--samples", type=int, default=128, help="samples a side for --growth")
+    parser.add_argument("--all-pairs", default="40,80,160", help="numbers of clients for which --growth compares all pairs too")
+    parser.add_argument("--samples", type=int, default=256, help="validation samples of a client for --growth")
     options = parser.parse_args()
 
     def show(row: dict[str, Any]) -> None:
@@ -217,14 +238,19 @@ def main() -> None:
     cases = {"digits": digits, "mnist": lambda: mnist(model=options.model)}
     if not options.growth:
         for name in wanted:
-            show(race(cases[name](), options.repeats))
+            show(race(cases[name](), options.repeats, options.device))
         return
     case = cases[wanted[-1]]()
-    for pairing in ("representatives", "all"):
+    done: dict[tuple[str, int], list[int]] = {}
+    for pairing, sizes in (("representatives", options.sizes), ("all", options.all_pairs)):
         rows = []
-        for clients in map(int, options.sizes.split(",")):
-            rows.append(growth(case, clients, pairing, min(options.samples, len(case.own[0]))))
-            show(rows[-1])
+        for clients in map(int, filter(None, sizes.split(","))):
+            row = growth(case, clients, pairing, options.samples)
+            done[pairing, clients] = row.pop("labels")
+            if pairing == "all" and ("representatives", clients) in done:
+                row["same_clusters"] = done["representatives", clients] == done["all", clients]
+            rows.append(row)
+            show(row)
         if len(rows) > 1:
             show({"pairing": pairing, "exponents": {of: exponent(rows, of) for of in ("problems", "exact_solves", "bytes", "seconds")}})
 

@@ -63,18 +63,18 @@ def test_blocks_must_be_equal() -> None:
 
 def test_small_partners_are_asked_for_blocks_of_both_splits_and_the_tolerance_shrinks_as_it_should() -> None:
     fed, local = trained(tiny(n=(210,), val=(70,)))
-    several = Comparison(EMDCFL(tolerance="auto", distances="all", average_blocks=True), fed, local)
+    several = Comparison(EMDCFL(tolerance="auto", match_classes=False, distances="all", average_blocks=True), fed, local)
     assert several._wanted("site-0") == 4 * 70
-    one = Comparison(EMDCFL(tolerance="auto", distances="all"), fed, local)
+    one = Comparison(EMDCFL(tolerance="auto", match_classes=False, distances="all"), fed, local)
     assert one._wanted("site-0") == 70
     pair = ("site-0", "site-1")
     a, b = (c.measure(every_pair(fed)).entries[pair] for c in (several, one))
     assert a.epsilon / b.epsilon == pytest.approx(np.sqrt((1 + 1 / 4) / 2))
-    capped = Comparison(EMDCFL(tolerance="auto", max_samples=160, average_blocks=True), fed, local)
+    capped = Comparison(EMDCFL(tolerance="auto", match_classes=False, max_samples=160, average_blocks=True), fed, local)
     assert capped._wanted("site-0") == 2 * 70
     fixed = Comparison(EMDCFL(tolerance=0.025, average_blocks=True), fed, local)
     assert fixed._wanted("site-0") == 70
-    again = Comparison(EMDCFL(tolerance="auto", recompute="every-round", average_blocks=True), fed, local)
+    again = Comparison(EMDCFL(tolerance="auto", match_classes=False, recompute="every-round", average_blocks=True), fed, local)
     assert again._wanted("site-0") == 70  # by then the models may have seen the partners' train data
 
 
@@ -120,7 +120,7 @@ def test_low_power_is_a_warning_and_not_a_guess(caplog: pytest.LogCaptureFixture
     with caplog.at_level(logging.WARNING, logger="emdcfl"):
         for val in (12, 200):
             fed = federation(tiny(n=(200,), val=(val,)))
-            method = make("emdcfl", tolerance="auto", min_validation=2, distances="all")
+            method = make("emdcfl", tolerance="auto", match_classes=False, min_validation=2, distances="all")
             method.step(fed, method.init(fed, fed.begin(0)), fed.begin(1))
             assert ("low power" in caplog.text) is (val == 12)
             caplog.clear()

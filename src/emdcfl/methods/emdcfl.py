@@ -31,7 +31,7 @@ from emdcfl.clustering import components, joined, links, neighbourhoods
 from emdcfl.errors import ConfigError
 from emdcfl.federation import Federation, Round
 from emdcfl.methods.base import Family, Serving, average_sets, register, serve_clusters
-from emdcfl.methods.disclosure import check_noise, say_budget
+from emdcfl.methods.disclosure import check_noise, noise_epsilon, say_budget
 from emdcfl.methods.measure import comparable
 from emdcfl.methods.pairing import EMDCFLState, compare, empty_state, warn_of_doubts
 from emdcfl.methods.problems import validation_sizes
@@ -52,10 +52,16 @@ class EMDCFL:
         (``transport.calibration``).
     alpha : float
         Family-wise error of ``tolerance="auto"`` over all ordered pairs.
-    average_blocks : bool
+    match_classes : bool
+        With ``tolerance="auto"``: partners draw their samples with the class counts of the row client's validation sample, which it
+        seals for them, so that the luck of the draw of classes does not count (``transport.calibration``). W then compares what the
+        classes look like, not how frequent they are. Not with projections per pair, label-aware costs, deposited samples,
+        repeated measurements or privacy noise: there samples stay as drawn.
+    average_blocks : bool, optional
         With ``tolerance="auto"``: average W over as many equal blocks of the partner's data, train and validation, as ``max_samples``
-        hold. More power for small clients, but only honest where validation samples are plain random draws: a split stratified by class is
-        less noisy than a random block, so that partners of the same law look farther away than they are.
+        hold. More power for small clients. On where classes are matched, unless switched off. Else it is only honest where validation
+        samples are plain random draws: a split stratified by class is less noisy than a random block, so that partners of the same law
+        look farther away than they are.
     projection_ratio : float
         Width of the projection over the embedding width; the paper uses 0.9.
     projection : "row", "pair" or "fresh"
@@ -100,7 +106,8 @@ class EMDCFL:
 
     tolerance: float | Literal["auto"] = 0.025
     alpha: float = 0.005
-    average_blocks: bool = False
+    match_classes: bool = True
+    average_blocks: bool | None = None
     projection_ratio: float = 0.9
     projection: Literal["row", "pair", "fresh"] = "row"
     max_samples: int = 512
@@ -136,10 +143,9 @@ class EMDCFL:
     def init(self, fed: Federation, round: Round) -> EMDCFLState:
         """Algorithm 1, lines 2–3: everybody holds θ⁰ and is alone; W is empty."""
         self._check()
-        say_budget(self, fed)
         about = comparable(fed, fed.clients)  # a site without validation data is told before anybody trains
         validation_sizes({c: reply["m"] for c, reply in about.items()}, cap=self.max_samples, at_least=self.min_validation)
-        return empty_state(fed)
+        return replace(empty_state(fed), shrunk=say_budget(self, fed))
 
     def step(self, fed: Federation, state: EMDCFLState, round: Round) -> EMDCFLState:
         """Algorithm 1, lines 5–21."""
@@ -167,7 +173,14 @@ class EMDCFL:
     @property
     def several_blocks(self) -> bool:
         """Whether W is a mean over blocks. Not if pairs are measured again: by then the models have seen the partners' train data."""
-        return self.tolerance == "auto" and self.average_blocks and self.recompute == "once"
+        wanted = self.matched if self.average_blocks is None else self.average_blocks
+        return self.tolerance == "auto" and wanted and self.recompute == "once"
+
+    @property
+    def matched(self) -> bool:
+        """Whether partners draw samples with a row client's class counts: not where these or the samples' labels would be shown."""
+        fitting = self.projection == "row" and self.cost != "label-aware" and self.exchange == "peer" and self.recompute == "once"
+        return self.tolerance == "auto" and self.match_classes and fitting and noise_epsilon(self) is None
 
     def _groups(self, state: EMDCFLState) -> tuple[Sets, dict[str, int]]:
         """From links to the members each cluster averages over, and to each client's cluster."""

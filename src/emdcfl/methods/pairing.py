@@ -33,12 +33,13 @@ class EMDCFLState(Clustered):
     tau: Tensor = field(default_factory=lambda: torch.zeros(0))
     epsilon: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
     kind: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.int8))
+    shrunk: float = 1.0
 
     def distances(self) -> Distances:
         """Return what a person may look at; an entry that was only inferred has no value."""
         known = torch.isfinite(self.W)
         W, epsilon = (torch.where(known, x, torch.full_like(x, torch.nan)) for x in (self.W, self.epsilon))
-        return Distances(W.numpy(), self.tau.numpy(), epsilon.numpy(), self.kind.numpy())
+        return Distances(W.numpy(), self.tau.numpy(), epsilon.numpy(), self.kind.numpy(), self.shrunk)
 
 
 def empty_state(fed: Federation) -> EMDCFLState:
@@ -96,6 +97,14 @@ def _with_representatives(comparison: Comparison, state: EMDCFLState, round: Rou
         return {(c, d): None if bool(torch.isnan(state.W[at[c], at[d]])) else _linked(state, at[c], at[d]) for c, d in pairs}
 
     found = by_representatives(new, list(groups.values()), ask, round.generator("representatives"), measured=measured)
+    if found.contradictions:
+        log.warning(
+            "links are no union of cliques: %d of %d spot checks contradict; %d clients were compared with their whole groups, "
+            "but links inferred for others may be wrong; pairing = 'all' compares everybody",
+            found.contradictions,
+            found.checks,
+            len(found.concerned),
+        )
     state = _copied(state)
     for (c, d), linked in found.inferred().items():
         here = at[c], at[d]

@@ -72,11 +72,14 @@ class Problems:
     def tau(self, row: str, column: str) -> float:
         return float(self._of("tau", row, column)[self.distinct.index(self.size(row, column))])
 
-    def epsilon(self, row: str, column: str, blocks: int = 1) -> float:
+    def epsilon(self, row: str, column: str, blocks: int = 1, *, matched: bool = False) -> float:
+        """The tolerance for a partner's sample of some blocks; where classes are matched, their mix adds no variance."""
         if not isinstance(self.tolerance, str):
             return self.tolerance
         m = self.size(row, column)
-        return tolerance(float(self._of("variance", row, column)[self.distinct.index(m)]), m, blocks * m, self.q)
+        variance = float(self._of("variance", row, column)[self.distinct.index(m)])
+        within = float(self._of("within", row, column)[self.distinct.index(m)]) if matched else 0.0
+        return tolerance(min(within, variance) if within > 0 else variance, m, blocks * m, self.q)
 
     def blocks_in(self, row: str, column: str, samples: int) -> int:
         """Blocks of the pair's size that a column sample holds and the cap allows."""
@@ -93,10 +96,11 @@ class Problems:
     def add(self, screen: Screen, row: str, column: str, reply: Reply) -> float:
         """Give the screen a column client's sample under a row client's model; returns the tolerance it is compared with."""
         m, sample = self.size(row, column), reply["samples"][row]
-        blocks = self.blocks_in(row, column, len(sample))
+        matched = reply.get("matched", {}).get(row, 0)
+        blocks = matched or (1 if "matched" in reply else self.blocks_in(row, column, len(sample)))
         own = None if ROW in self.references[row]["samples"] else self._of("samples", row, column).numpy()
         labels = reply["labels"][: blocks * m].numpy() if "labels" in reply else None
-        epsilon = self.epsilon(row, column, blocks)
+        epsilon = self.epsilon(row, column, blocks, matched=matched > 0)
         special = {"epsilon": epsilon, "tau": self.tau(row, column), "a": own}
         screen.add(row, column, sample[: blocks * m].numpy(), labels=labels, blocks=blocks, **special)
         return epsilon

@@ -1,18 +1,23 @@
 """Compare with representatives first: O(C·K) exchanges instead of O(C²).
 
 If the graph of links is a union of cliques, a client linked with one member of a cluster is linked with all of them, so comparing it with
-one representative per cluster is enough. Whether the graph is one is checked on a sample of the pairs that were not compared: inside every
-cluster along a random ring, and every client with a random member of another cluster. Where a check contradicts, all pairs of the
-clusters concerned are compared, and their clients with the representatives of all other clusters; what is found there may concern further
-clusters, until nothing contradicts.
+one representative per cluster is enough. Whether the graph is one is checked on pairs that were not compared: inside every cluster along
+random rings (all pairs if it is small), and every client with a random member of each cluster larger than its own, because a client
+that only its representative refuses ends up in a small one. The two clients of a pair that contradicts are *concerned*: they are
+compared with all members of both clusters and with all other representatives, and only they. Then the clusters they are in are checked
+again, among the members of whom nothing is wrong so far, until a check finds nothing new. A cluster in which two pairs without a common
+client contradict is no clique with a few odd members; all its pairs are compared.
 
-Counting unordered pairs for C new clients in K cliques of equal size: C(K+1)/2 with representatives, at most C on rings and C across.
+Counting unordered pairs for C new clients in K cliques of equal size: C(K+1)/2 with representatives, at most 12C inside clusters (4C where
+they are large) and C(K-1)/2 across. A concerned client costs as many more as its clusters have members. A single missing link in a large
+cluster of n is hit by the first checks with a probability of about 8/n; what no check hits stays inferred.
 
 Pure functions: the comparison itself is a callback.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +27,15 @@ import numpy as np
 Pair = tuple[str, str]
 Compare = Callable[[Sequence[Pair]], Mapping[Pair, bool | None]]
 """Measures unordered pairs, each once, and says which are linked; ``None`` where somebody did not answer."""
+
+RINGS = 4
+"""Random rings along which a large group is checked at a time: eight partners for every member."""
+
+MANY = 2
+"""Contradictions without a common client from which on a group is compared completely."""
+
+SMALL = 24
+"""Up to this many members all pairs of a group are checked: twelve partners for every member on average at most."""
 
 
 @dataclass
@@ -35,7 +49,9 @@ class Found:
     links : dict
         The pairs that were compared, in both orders.
     concerned : set
-        Clients of groups in which a check failed; their pairs were compared, not inferred.
+        Clients of a pair that contradicts the groups, compared with all members of the groups of both.
+    checks, contradictions : int
+        Pairs compared only to check, and how many of them contradicted.
     unknown : set
         Clients that did not answer when they were compared; nothing is inferred about them.
     """
@@ -44,6 +60,8 @@ class Found:
     links: dict[Pair, bool] = field(default_factory=dict)
     concerned: set[str] = field(default_factory=set)
     unknown: set[str] = field(default_factory=set)
+    checks: int = 0
+    contradictions: int = 0
 
     def inferred(self) -> dict[Pair, bool]:
         """Return the links that follow for pairs (in both orders) that were not compared."""
@@ -51,7 +69,7 @@ class Found:
         inferred = {}
         for c, own in label.items():
             for d, other in label.items():
-                if c != d and (c, d) not in self.links and not (c in self.concerned and d in self.concerned):
+                if c != d and (c, d) not in self.links:
                     inferred[c, d] = own == other
         return inferred
 
@@ -97,8 +115,7 @@ def by_representatives(
             found.groups.append([head, *(c for c in rest if found.links.get((head, c)))])
             heads.append(head)
         left = [c for c in rest if not found.links.get((head, c)) and c not in found.unknown]
-    _compare(found, _checks(found, set(new) - found.unknown, rng), compare)
-    _fall_back(found, heads, compare)
+    _verify(found, heads, set(new) - found.unknown, compare, rng)
     return found
 
 
@@ -145,32 +162,81 @@ def _silent(missing: Sequence[Pair], wanted: Iterable[Pair]) -> set[str]:
     return silent
 
 
-def _checks(found: Found, fresh: set[str], rng: np.random.Generator) -> list[Pair]:
-    """Random pairs that were not compared and involve a new client: a ring inside each group, one outsider for each client."""
+def _verify(found: Found, heads: list[str], fresh: set[str], compare: Compare, rng: np.random.Generator) -> None:
+    """Check groups with new clients; complete the comparisons of those concerned; check their groups again until nothing is new."""
+    groups = [i for i, members in enumerate(found.groups) if fresh & set(members)]
+    complete: set[tuple[str, int]] = set()
+    first = True
+    while groups:
+        pairs = [pair for pair in _checks(found, groups, rng) if pair not in found.links]
+        if first:
+            pairs = [pair for pair in pairs if fresh & set(pair)]
+        _compare(found, pairs, compare)
+        wrong = _contradictions(found, complete)
+        asked = {frozenset(pair) for pair in pairs}
+        found.checks += len(asked)
+        found.contradictions += sum(frozenset(pair) in asked for pair in wrong)
+        groups, first = _complete(found, heads, wrong, complete, compare), False
+
+
+def _checks(found: Found, groups: Sequence[int], rng: np.random.Generator) -> list[Pair]:
+    """Random pairs of clients of whom nothing is wrong so far: rings inside each group, and one member of every larger group."""
     pairs: list[Pair] = []
-    for i, group in enumerate(found.groups):
-        ring = [group[int(j)] for j in rng.permutation(len(group))]
-        pairs += [pair for pair in zip(ring, ring[1:] + ring[:1], strict=True) if fresh & set(pair)]
-        others = [c for j, other in enumerate(found.groups) if j != i for c in other]
-        pairs += [(c, _pick(others, rng)) for c in group if others and c in fresh]
+    for i in groups:
+        group = [c for c in found.groups[i] if c not in found.concerned and c not in found.unknown]
+        if len(found.groups[i]) <= SMALL:
+            pairs += itertools.combinations(group, 2)
+        else:
+            rings = [[group[int(j)] for j in rng.permutation(len(group))] for _ in range(RINGS)]
+            pairs += [pair for ring in rings for pair in zip(ring, ring[1:] + ring[:1], strict=True) if pair[0] != pair[1]]
+        size = len(found.groups[i])
+        for j, other in enumerate(found.groups):
+            members = [c for c in other if c not in found.concerned]
+            if members and (len(other), i) > (size, j):
+                pairs += [(c, _pick(members, rng)) for c in group]
     return pairs
 
 
-def _fall_back(found: Found, heads: list[str], compare: Compare) -> None:
-    """Compare everything among groups of which a pair contradicts the grouping, until none does."""
-    bad: set[int] = set()
-    while True:
-        label = {c: i for i, members in enumerate(found.groups) for c in members}
-        wrong = [(c, d) for (c, d), linked in found.links.items() if c in label and d in label and linked != (label[c] == label[d])]
-        now = bad | {label[c] for pair in wrong for c in pair}
-        if now == bad:
-            return
-        bad = now
-        members = [c for i in sorted(bad) for c in found.groups[i]]
-        found.concerned = set(members)
-        pairs = [(c, d) for k, c in enumerate(members) for d in members[k + 1 :]]
-        pairs += [(c, heads[j]) for c in members for j in range(len(heads)) if j not in bad]
-        _compare(found, pairs, compare)
+def _contradictions(found: Found, complete: set[tuple[str, int]]) -> list[Pair]:
+    """Pairs that contradict the groups and of whom neither has been compared with the whole group of the other."""
+    label = {c: i for i, members in enumerate(found.groups) for c in members}
+    return [
+        (c, d)
+        for (c, d), linked in found.links.items()
+        if c < d and c in label and d in label and linked != (label[c] == label[d])
+        if (c, label[d]) not in complete and (d, label[c]) not in complete
+    ]
+
+
+def _complete(found: Found, heads: list[str], wrong: list[Pair], complete: set[tuple[str, int]], compare: Compare) -> list[int]:
+    """Compare both clients of every contradiction with the groups of both and with all representatives; returns the groups touched.
+
+    What turns up meanwhile (a link with another representative) is followed in the same way.
+    """
+    touched: set[int] = set()
+    label = {c: i for i, members in enumerate(found.groups) for c in members}
+    while wrong:
+        new = {(c, label[x]) for pair in wrong for c in pair for x in pair}
+        new |= {(c, i) for i in _no_cliques(wrong, label) for c in found.groups[i]}
+        new -= complete
+        found.concerned |= {c for c, _ in new}
+        complete |= new
+        touched |= {i for _, i in new}
+        pairs = [(c, d) for c, i in sorted(new) for d in found.groups[i]]
+        _compare(found, pairs + [(c, head) for c in sorted({c for c, _ in new}) for head in heads], compare)
+        wrong = _contradictions(found, complete)
+    return sorted(touched)
+
+
+def _no_cliques(wrong: list[Pair], label: Mapping[str, int]) -> set[int]:
+    """Groups with so many separate contradictions inside that they are not explained by a few odd clients."""
+    used: set[str] = set()
+    separate: Counter[int] = Counter()
+    for c, d in wrong:
+        if label[c] == label[d] and not used & {c, d}:
+            used |= {c, d}
+            separate[label[c]] += 1
+    return {i for i, number in separate.items() if number >= MANY}
 
 
 def _pick(names: Sequence[str], rng: np.random.Generator) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from emdcfl.errors import ClientError
 from emdcfl.methods.exchange import ROW
 from emdcfl.privacy.exchange import BOX
 from emdcfl.schema import Reply
+
+LONGEST_BOX = 2**20
 
 Verify = Callable[[str, Reply], None]
 
@@ -30,10 +32,19 @@ def rows_verifier(asked: Mapping[str, Mapping[str, Any]], settings: Mapping[str,
             if found > limit:
                 raise ClientError(f"expected {name} <= {limit:g} with the {settings['cost']} cost, got {found:g}")
         _names(reply["boxes"], partners if mode == "row" else [], "boxes")
-        if any(len(box) != BOX for box in reply["boxes"].values()):
-            raise ClientError(f"expected boxes of {BOX} bytes, got {sorted({len(box) for box in reply['boxes'].values()})}")
+        if settings["match"]:
+            _names(reply.get("within", {}), [] if again else [ROW], "within")
+        _boxes(reply["boxes"].values(), longer=settings["match"])
 
     return verify
+
+
+def _boxes(boxes: Iterable[bytes], *, longer: bool) -> None:
+    """All that can be checked of a box that is sealed: its length, which class counts make longer by the same for all partners."""
+    lengths = sorted({len(box) for box in boxes})
+    fine = [BOX < length <= LONGEST_BOX if longer else length == BOX for length in lengths]
+    if len(lengths) > 1 or not all(fine):
+        raise ClientError(f"expected boxes of {BOX} bytes{' and the class counts' if longer else ''}, got {lengths}")
 
 
 def _largest(settings: Mapping[str, Any]) -> tuple[float, float]:
@@ -55,6 +66,22 @@ def _unrefused(reply: Reply, asked: Sequence[str]) -> list[str]:
 def columns_verifier(columns: Mapping[str, Sequence[str]], sizes: Mapping[str, int], settings: Mapping[str, Any]) -> Verify:
     """Return a check that a column client answers for every row it was asked for, with as many samples."""
     return lambda column, reply: _samples(reply, _unrefused(reply, columns[column]), sizes[column], settings)
+
+
+def matched_verifier(columns: Mapping[str, Sequence[str]], matching: Mapping[str, Mapping[str, Any]]) -> Verify:
+    """Return a check that a column client answers for every row with as many blocks as it says, and no more than it was asked for."""
+
+    def verify(column: str, reply: Reply) -> None:
+        rows, asked = _unrefused(reply, columns[column]), matching[column]
+        _names(reply["samples"], rows, "samples")
+        _names(reply.get("matched", {}), rows, "matched")
+        for row in rows:
+            blocks, got = reply["matched"][row], len(reply["samples"][row])
+            if blocks > asked["blocks"][row] or got != max(1, blocks) * asked["m"][row]:
+                most = f"{asked['blocks'][row]} blocks of {asked['m'][row]} samples"
+                raise ClientError(f"expected at most {most} for {row!r}, got {blocks} with {got} samples")
+
+    return verify
 
 
 def deposits_verifier(sizes: Mapping[str, int], settings: Mapping[str, Any]) -> Verify:

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from emdcfl.transport.plan import Array
+from emdcfl.transport.scratch import scratch
 from emdcfl.transport.threads import one_blas_thread
 
 # (regularisation as a share of the first lower bound, iterations): the first settles most pairs, the second nearly all of the rest.
@@ -30,27 +31,32 @@ def slack(cost: Array) -> float:
 
     Bounds decide only beyond it. It contains the band |W - ε| <= 1e-6 in which only the float64 solver may decide.
     """
-    return 1e-6 + 4e-6 * float(np.abs(cost).max())
+    return 1e-6 + 4e-6 * max(float(cost.max()), -float(cost.min()))
 
 
-def minima(cost: Array) -> float:
+def minima(cost: Array, *, enough: float = np.inf) -> float:
     r"""Lower bound from minima: rows then columns, or columns then rows, whichever is larger.
 
-    :math:`f_i = \min_j c_{ij}`, :math:`g_j = \min_i (c_{ij} - f_i)`: at least as large as the mean of the row minima alone.
+    :math:`f_i = \min_j c_{ij}`, :math:`g_j = \min_i (c_{ij} - f_i)`: at least as large as the mean of the row minima alone. The second
+    order is left out where the first gives `enough`.
 
     Examples
     --------
     >>> minima(np.array([[1.0, 2.0], [1.0, 3.0]], dtype=np.float32))
     1.5
     """
+    rest = scratch("reduced", cost.shape)
     f = cost.min(axis=1)
-    rows_first = f.mean(dtype=np.float64) + (cost - f[:, None]).min(axis=0).mean(dtype=np.float64)
+    g = np.subtract(cost, f[:, None], out=rest).min(axis=0)
+    rows_first = float(f.mean(dtype=np.float64) + g.mean(dtype=np.float64))
+    if rows_first >= enough:
+        return rows_first
     g = cost.min(axis=0)
-    columns_first = g.mean(dtype=np.float64) + (cost - g[None, :]).min(axis=1).mean(dtype=np.float64)
-    return float(max(rows_first, columns_first))
+    f = np.subtract(cost, g[None, :], out=rest).min(axis=1)
+    return max(rows_first, float(f.mean(dtype=np.float64) + g.mean(dtype=np.float64)))
 
 
-def refine(cost: Array, *, upper: bool = True) -> Iterator[tuple[float, float]]:
+def refine(cost: Array, *, upper: bool = True, low: float | None = None) -> Iterator[tuple[float, float]]:
     """Bounds (lower, upper) of the exact value, cheap ones first, each pair at least as tight as the one before.
 
     Parameters
@@ -59,6 +65,8 @@ def refine(cost: Array, *, upper: bool = True) -> Iterator[tuple[float, float]]:
         Non-negative ground costs; float32 is used throughout.
     upper : bool
         Also bound from above (the first pair never does: minima give no plan).
+    low : float, optional
+        ``minima(cost)``, where it is known already; that step is then left out.
 
     Examples
     --------
@@ -67,8 +75,10 @@ def refine(cost: Array, *, upper: bool = True) -> Iterator[tuple[float, float]]:
     [(0.333, inf), (0.333, 0.333), (0.333, 0.333)]
     """
     c = np.ascontiguousarray(cost, dtype=np.float32)
-    low, high = minima(c), np.inf
-    yield low, high
+    high = np.inf
+    if low is None:
+        low = minima(c)
+        yield low, high
     # With identical samples the minima vanish; the regularisation must not.
     scale = max(low, 0.01 * float(c.mean(dtype=np.float64)))
     if scale == 0.0:
@@ -78,7 +88,8 @@ def refine(cost: Array, *, upper: bool = True) -> Iterator[tuple[float, float]]:
     for share, iterations in STAGES:
         f, g, reduced = _conjugate(c, f)
         # Cut off before exp gives denormal numbers, which are slow to multiply on many processors.
-        kernel = np.exp(np.maximum(reduced * np.float32(-1.0 / (share * scale)), np.float32(-60.0)))
+        kernel = np.multiply(reduced, np.float32(-1.0 / (share * scale)), out=scratch("kernel", c.shape))
+        np.exp(np.maximum(kernel, np.float32(-60.0), out=kernel), out=kernel)
         u, v = _sinkhorn(kernel, iterations)
         better = f + np.float32(share * scale) * np.log(u)
         if not np.isfinite(better).all():
@@ -91,10 +102,13 @@ def refine(cost: Array, *, upper: bool = True) -> Iterator[tuple[float, float]]:
 
 
 def _conjugate(c: Array, f: Array) -> tuple[Array, Array, Array]:
-    """Feasible potentials from any row potential, and the reduced costs, which are >= 0 with a zero in every row and column."""
-    g = (c - f[:, None]).min(axis=0)
-    reduced = c - g[None, :]
-    f = reduced.min(axis=1)
+    """Feasible potentials from any row potential, and the reduced costs, which are >= 0 with a zero in every row and column.
+
+    The reduced costs live in this thread's scratch memory until the next call.
+    """
+    reduced = scratch("reduced", c.shape)
+    g = np.subtract(c, f[:, None], out=reduced).min(axis=0)
+    f = np.subtract(c, g[None, :], out=reduced).min(axis=1)
     reduced -= f[:, None]
     return f, g, reduced
 

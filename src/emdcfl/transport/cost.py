@@ -58,7 +58,7 @@ def cost_matrix(
     """
     if cost not in COSTS:
         raise ConfigError(f"unknown transport cost {cost!r}; {nearest(cost, COSTS)}")
-    x, y = _sample(a, "a"), _sample(b, "b")
+    x, y = sample(a, "a"), sample(b, "b")
     if x.shape[1] != y.shape[1]:
         raise DataError(
             f"expected two samples of one embedding width, got {x.shape[1]} and {y.shape[1]}; use one model and one projection for both"
@@ -81,10 +81,10 @@ def unit(z: Array) -> Array:
     return np.asarray(np.divide(scaled, length, out=scaled, where=length > 0))
 
 
-def cosine_of_units(x: Array, y: Array) -> Array:
+def cosine_of_units(x: Array, y: Array, *, out: Array | None = None) -> Array:
     """Cosine cost of samples that are already of unit (or zero) length; see :func:`unit`."""
     with one_blas_thread():
-        c = x @ y.T
+        c = np.matmul(x, y.T, out=out)
     np.subtract(np.float32(1.0), c, out=c)
     # Rounding leaves values like -6e-8, and a negative cost would break the bounds.
     np.maximum(c, np.float32(0.0), out=c)
@@ -116,7 +116,8 @@ def _different(labels_a: Any, labels_b: Any, shape: tuple[int, ...]) -> Array:
     return np.asarray(u[:, None] != v[None, :], dtype=np.float32)
 
 
-def _sample(z: Any, name: str) -> Array:
+def sample(z: Any, name: str) -> Array:
+    """Return embeddings as a float32 matrix, or say what is wrong with them."""
     x = np.asarray(z, dtype=np.float32)
     if x.ndim != 2 or x.shape[0] == 0:
         raise DataError(f"expected sample {name} as a non-empty (n, d) array of embeddings, got shape {x.shape}")

@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from emdcfl.errors import DataError
-from emdcfl.transport.bounds import refine, slack
-from emdcfl.transport.cost import cost_matrix
+from emdcfl.transport.bounds import minima, refine, slack
+from emdcfl.transport.cost import cosine_of_units, cost_matrix, sample, unit
 from emdcfl.transport.plan import Array
+from emdcfl.transport.scratch import scratch
 from emdcfl.transport.solve import solve
 
 Client = int | str
@@ -35,13 +37,25 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Row:
-    """A row client: its own sample and labels, reference distance and tolerance."""
+class Source:
+    """A row client's own sample, with its labels where the cost needs them."""
 
     a: Any
+    labels: Any = None
+
+    @cached_property
+    def unit(self) -> Array:
+        """The sample at unit length: the same for all partners."""
+        return unit(sample(self.a, "a"))
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row client: its own sample, reference distance and tolerance."""
+
+    source: Source
     tau: float
     epsilon: float
-    labels: Any
 
 
 @dataclass(frozen=True)
@@ -60,17 +74,30 @@ class Problem:
     def epsilon(self) -> float:
         return self.row.epsilon
 
-    def costs(self, options: Options) -> list[Array]:
-        """One cost matrix per block."""
+    def check(self, options: Options) -> None:
+        """Refuse samples that no cost can be computed from, before they are put together with others."""
         b = np.asarray(self.b)
         if len(b) % self.blocks or not len(b):
             raise DataError(f"expected {self.blocks} equal blocks of samples, got {len(b)} samples")
-        parts = np.split(b, self.blocks)
-        if options.cost != "label-aware":
-            return [cost_matrix(self.row.a, part, cost=options.cost) for part in parts]
+        labels = self.labels[:1] if self.labels is not None and len(self.labels) == len(b) else self.labels
+        first = {"cost": options.cost, "labels_a": self.row.source.labels, "labels_b": labels}
+        cost_matrix(self.row.source.a, b[:1], **first)  # widths, labels and the row's own sample
+        sample(b, "b")
+
+    def costs(self, options: Options) -> Iterator[Array]:
+        """One cost matrix per block, in scratch memory: each is overwritten by the next."""
+        b = np.asarray(self.b)
+        if len(b) % self.blocks or not len(b):
+            raise DataError(f"expected {self.blocks} equal blocks of samples, got {len(b)} samples")
         labels = [None] * self.blocks if self.labels is None else np.split(np.asarray(self.labels), self.blocks)
-        shared = {"cost": options.cost, "labels_a": self.row.labels, "label_weight": options.label_weight}
-        return [cost_matrix(self.row.a, part, labels_b=own, **shared) for part, own in zip(parts, labels, strict=True)]
+        for part, own in zip(np.split(b, self.blocks), labels, strict=True):
+            y = sample(part, "b")
+            source = self.row.source
+            if options.cost == "cosine" and y.shape[1] == source.unit.shape[1]:
+                yield cosine_of_units(source.unit, unit(y), out=scratch("cost", (len(source.unit), len(y))))
+            else:
+                shared = {"cost": options.cost, "labels_a": source.labels, "label_weight": options.label_weight}
+                yield cost_matrix(source.a, y, labels_b=own, **shared)
 
 
 @dataclass(frozen=True)
@@ -86,10 +113,11 @@ class Options:
 
 @dataclass
 class Look:
-    """The first look at one direction. The problem is kept only until the pair is settled."""
+    """The first look at one direction: per block the lower bound. The problem is kept only until the pair is settled."""
 
     entry: Entry
     problem: Problem | None
+    lows: tuple[float, ...] = ()
     solved: int = 0
 
 
@@ -103,12 +131,15 @@ class Outcome:
 
 def look(problem: Problem, options: Options) -> Look:
     """Row and column minima: enough for most pairs of different groups."""
-    costs = problem.costs(options)
     if options.all:
-        return Look(_solved(costs, problem, options), None, len(costs))
-    low = float(np.mean([next(refine(cost))[0] for cost in costs]))
-    entry = _judge(low, np.inf, max(map(slack, costs)), problem)
-    return Look(entry, None if entry.accepts is False else problem)
+        return Look(_solved(problem, options), None, solved=problem.blocks)
+    lows, margin = [], 0.0
+    for cost in problem.costs(options):
+        margin = max(margin, slack(cost))
+        enough = problem.row.tau + problem.epsilon + margin if problem.blocks == 1 else np.inf
+        lows.append(minima(cost, enough=enough))
+    entry = judge(float(np.mean(lows)), np.inf, margin, problem)
+    return Look(entry, None if entry.accepts is False else problem, tuple(lows))
 
 
 def settle(key: tuple[Client, Client], one: Future[Look], other: Future[Look], options: Options) -> Outcome:
@@ -119,38 +150,47 @@ def settle(key: tuple[Client, Client], one: Future[Look], other: Future[Look], o
         seen.problem = None
     if options.all or any(seen.entry.accepts is False for seen in looks.values()):
         return Outcome()
-    costs = {direction: problem.costs(options) for direction, problem in problems.items()}
     entries: dict[tuple[Client, Client], Entry] = {}
-    solves = 0
     for direction, problem in problems.items():
-        entries[direction] = _bounded(costs[direction], problem, upper=options.solver == "exact")
+        entries[direction] = _bounded(problem, looks[direction].lows, options)
         if entries[direction].accepts is False:
             return Outcome(entries)
+    return conclude(entries, problems, options)
+
+
+def conclude(entries: dict[tuple[Client, Client], Entry], problems: Mapping[tuple[Client, Client], Problem], options: Options) -> Outcome:
+    """Solve what bounds left open, one direction after the other, until one refuses."""
+    solves = 0
     for direction, problem in problems.items():
         if entries[direction].accepts is None:
-            entries[direction] = _solved(costs[direction], problem, options)
-            solves += len(costs[direction])
+            entries[direction] = _solved(problem, options)
+            solves += problem.blocks
             if not entries[direction].accepts:
                 break
     return Outcome(entries, solves)
 
 
-def _bounded(costs: list[Array], problem: Problem, *, upper: bool) -> Entry:
-    """Refine the bounds until they decide, or no further."""
+def _bounded(problem: Problem, lows: tuple[float, ...], options: Options) -> Entry:
+    """Refine the bounds, block by block to the same stage, until they decide or no further."""
+    upper = options.solver == "exact"
+    if problem.blocks == 1:
+        (cost,) = problem.costs(options)
+        costs = [cost]
+    else:
+        costs = [cost.copy() for cost in problem.costs(options)]
     margin = max(map(slack, costs))
-    entry = Entry(np.nan, UNKNOWN, None)
-    for bounds in _together([refine(cost, upper=upper) for cost in costs]):
+    entry = judge(float(np.mean(lows)), np.inf, margin, problem)
+    for bounds in _together([refine(cost, upper=upper, low=low) for cost, low in zip(costs, lows, strict=True)], lows):
         low, high = np.mean(bounds, axis=0).tolist()
-        entry = _judge(low, high, margin, problem)
+        entry = judge(low, high, margin, problem)
         if entry.accepts is not None:
             break
     return entry
 
 
-def _together(iterators: list[Iterator[tuple[float, float]]]) -> Iterator[list[tuple[float, float]]]:
+def _together(iterators: list[Iterator[tuple[float, float]]], lows: tuple[float, ...]) -> Iterator[list[tuple[float, float]]]:
     """Step all iterators at once, repeating the last bounds of those that have ended, until all have."""
-    last = [next(one) for one in iterators]
-    yield list(last)
+    last = [(low, np.inf) for low in lows]
     while True:
         steps = [next(one, None) for one in iterators]
         if all(step is None for step in steps):
@@ -159,7 +199,8 @@ def _together(iterators: list[Iterator[tuple[float, float]]]) -> Iterator[list[t
         yield list(last)
 
 
-def _judge(low: float, high: float, margin: float, problem: Problem) -> Entry:
+def judge(low: float, high: float, margin: float, problem: Problem) -> Entry:
+    """Compare bounds of the transport value with the tolerance; undecided where rounding might turn it."""
     tau = problem.row.tau
     if low - margin - tau >= problem.epsilon:
         return Entry(low - margin - tau, LOWER, False)
@@ -168,7 +209,7 @@ def _judge(low: float, high: float, margin: float, problem: Problem) -> Entry:
     return Entry(low - margin - tau, LOWER, None)
 
 
-def _solved(costs: list[Array], problem: Problem, options: Options) -> Entry:
-    values = [solve(cost, solver=options.solver, reg=options.reg).value for cost in costs]
+def _solved(problem: Problem, options: Options) -> Entry:
+    values = [solve(cost, solver=options.solver, reg=options.reg).value for cost in problem.costs(options)]
     w = (values[0] if len(values) == 1 else float(np.mean(values))) - problem.row.tau
     return Entry(w, EXACT, bool(w < problem.epsilon))

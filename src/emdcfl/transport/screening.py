@@ -10,8 +10,7 @@ Columns may come one by one, in any order; work begins when they arrive and the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,8 +18,9 @@ from numpy.typing import NDArray
 
 from emdcfl.errors import ConfigError, EmdcflError, nearest
 from emdcfl.transport.cost import COSTS
-from emdcfl.transport.pairs import Client, Entry, Look, Options, Outcome, Problem, Row, look, settle
+from emdcfl.transport.pairs import Client, Entry, Options, Problem, Row, Source
 from emdcfl.transport.pool import Pool
+from emdcfl.transport.queues import DeviceQueue, Queue, ThreadQueue
 from emdcfl.transport.solve import SOLVERS
 
 
@@ -64,6 +64,8 @@ class Screen:
         its value is never below the exact one, but may lie above an upper bound of it.
     distances : {"needed", "all"}
         "all" solves every problem that is added (for pictures of W without bounds); the links are the same.
+    device : torch.device or str, optional
+        Where problems are bounded, many at once (a GPU); the links are the same. Left out: on the pool's threads.
 
     Examples
     --------
@@ -88,16 +90,15 @@ class Screen:
         reg: float = 0.1,
         label_weight: float = 1.0,
         distances: str = "needed",
+        device: Any = None,
     ) -> None:
         for what, name, valid in (("cost", cost, COSTS), ("solver", solver, SOLVERS), ("distances", distances, ("needed", "all"))):
             if name not in valid:
                 raise ConfigError(f"unknown transport {what} {name!r}; {nearest(name, valid)}")
-        self._pool = pool
-        self._options = Options(cost, solver, reg, label_weight, distances == "all")
+        options = Options(cost, solver, reg, label_weight, distances == "all")
+        self._queue = _queue(pool, options, device)
         self._rows: dict[Client, Row] = {}
         self._waiting: dict[Client, list[tuple[Client, Any, Any, int, dict[str, Any]]]] = {}
-        self._first: dict[tuple[Client, Client], Future[Look]] = {}
-        self._jobs: dict[tuple[Client, Client], Future[Outcome]] = {}
         self._added: set[tuple[Client, Client]] = set()
 
     def row(self, client: Client, a: Any, *, tau: float, epsilon: float, labels: Any = None) -> None:
@@ -105,7 +106,7 @@ class Screen:
         if client in self._rows:
             raise EmdcflError(f"expected one row sample per client, got a second one for {client!r}")
         _check(client, tau, epsilon)
-        self._rows[client] = Row(a, float(tau), float(epsilon), labels)
+        self._rows[client] = Row(Source(a, labels), float(tau), float(epsilon))
         for column, b, column_labels, blocks, special in self._waiting.pop(client, []):
             self._start(client, column, b, column_labels, blocks, special)
 
@@ -148,32 +149,22 @@ class Screen:
         index = {c: i for i, c in enumerate(order)}
         if unknown := named - set(index):
             raise EmdcflError(f"expected every added client among those to finish with, got others: {sorted(map(repr, unknown))}")
-        entries: dict[tuple[Client, Client], Entry] = {}
-        solves = 0
-        for (row, column), future in self._first.items():
-            try:
-                seen = future.result()
-            except EmdcflError as error:
-                raise type(error)(f"sample of client {column!r} under the model of client {row!r}: {error}") from error
-            entries[row, column] = seen.entry
-            solves += seen.solved
-        for job in self._jobs.values():
-            outcome = job.result()
-            entries |= outcome.entries
-            solves += outcome.solves
-        return _decision(order, index, entries, solves)
+        return _decision(order, index, *self._queue.finish())
 
     def _start(self, row: Client, column: Client, b: Any, labels: Any, blocks: int, special: Mapping[str, Any]) -> None:
-        own = replace(self._rows[row], **{name: value for name, value in special.items() if value is not None})
-        _check(row, own.tau, own.epsilon)
-        problem = Problem(own, b, labels, blocks)
-        first = self._pool.submit(look, problem, self._options)
-        self._first[row, column] = first
-        other = self._first.get((column, row))
-        if other is not None:
-            # Submitted after both looks, so a worker that waits for them waits only for work that has already begun.
-            key = (row, column) if _before(row, column) else (column, row)
-            self._jobs[key] = self._pool.submit(settle, key, *((first, other) if key == (row, column) else (other, first)), self._options)
+        own, a = self._rows[row], special["a"]
+        tau, epsilon = (getattr(own, name) if special[name] is None else float(special[name]) for name in ("tau", "epsilon"))
+        _check(row, tau, epsilon)
+        source = own.source if a is None else Source(a, own.source.labels)
+        self._queue.add((row, column), Problem(Row(source, tau, epsilon), b, labels, blocks))
+
+
+def _queue(pool: Pool, options: Options, device: Any) -> Queue:
+    if device is None or options.all:
+        return ThreadQueue(pool, options)
+    from emdcfl.transport.device import Device
+
+    return DeviceQueue(pool, options, Device(device, options))
 
 
 def decide(
@@ -219,11 +210,6 @@ def decide(
 def _check(client: Client, tau: float, epsilon: float) -> None:
     if not (np.isfinite(tau) and np.isfinite(epsilon)):
         raise EmdcflError(f"expected a finite tau and tolerance from client {client!r}, got tau={tau} and epsilon={epsilon}")
-
-
-def _before(a: Client, b: Client) -> bool:
-    """A fixed order of the two directions, so that what is solved does not depend on who answered first."""
-    return (isinstance(a, str), str(a)) < (isinstance(b, str), str(b))
 
 
 def _decision(

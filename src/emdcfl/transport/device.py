@@ -1,0 +1,88 @@
+"""First looks and better bounds of many problems at once, on a device of torch's. Imports torch and ``batched``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from emdcfl.transport import batched
+from emdcfl.transport.pairs import UNKNOWN, Entry, Look, Options, Problem, Source, judge
+
+Shape = tuple[int, int, int, int]
+
+
+class Device:
+    """A device that bounds transport problems.
+
+    Parameters
+    ----------
+    device : torch.device or str
+        CPU tensors take the same path; that is for tests, threads with ``bounds`` are faster there.
+    options : Options
+    """
+
+    def __init__(self, device: torch.device | str, options: Options) -> None:
+        self.device, self.options = torch.device(device), options
+        self._sources: dict[int, tuple[Source, Tensor, Tensor | None]] = {}
+
+    def look(self, problems: Sequence[Problem]) -> list[Look]:
+        """Row and column minima of each problem, as ``pairs.look``."""
+        looks: dict[int, Look] = {}
+        for where, c, margin in self._batches(problems):
+            blocks = problems[where[0]].blocks
+            lows = batched.minima(c).view(-1, blocks).tolist()
+            for i, low, slack in zip(where, lows, margin, strict=True):
+                entry = judge(float(np.mean(low)), np.inf, slack, problems[i])
+                looks[i] = Look(entry, None if entry.accepts is False else problems[i], tuple(low))
+        return [looks[i] for i in range(len(problems))]
+
+    def refine(self, problems: Sequence[tuple[Problem, tuple[float, ...]]]) -> list[Entry]:
+        """Better bounds of each problem, given its first; stops early where all of a batch are decided."""
+        entries = [Entry(np.nan, UNKNOWN, None)] * len(problems)
+        for where, c, margin in self._batches([problem for problem, _ in problems]):
+            blocks = problems[where[0]][0].blocks
+            low = torch.tensor([problems[i][1] for i in where], dtype=torch.float64, device=self.device).flatten()
+            for lower, upper in batched.refine(c, low, upper=self.options.solver == "exact"):
+                ends = torch.stack([lower.view(-1, blocks).mean(1), upper.view(-1, blocks).mean(1)], 1).tolist()
+                for i, (down, up), slack in zip(where, ends, margin, strict=True):
+                    if entries[i].accepts is None:
+                        entries[i] = judge(down, up, slack, problems[i][0])
+                if all(entries[i].accepts is not None for i in where):
+                    break
+        return entries
+
+    def _batches(self, problems: Sequence[Problem]) -> Iterator[tuple[list[int], Tensor, list[float]]]:
+        """Problems of one shape together, as many as memory allows: positions, costs, and how far rounding may move a bound."""
+        shapes: dict[Shape, list[int]] = {}
+        for i, problem in enumerate(problems):
+            n, d = np.shape(problem.row.source.a)
+            shapes.setdefault((n, len(problem.b) // problem.blocks, d, problem.blocks), []).append(i)
+        for (n, m, d, blocks), members in shapes.items():
+            size = max(1, batched.ELEMENTS // (n * m * blocks))
+            for start in range(0, len(members), size):
+                where = members[start : start + size]
+                c = self._costs([problems[i] for i in where], m, blocks)
+                yield where, c, batched.rounding(c, d).view(-1, blocks).amax(1).tolist()
+
+    def _costs(self, problems: Sequence[Problem], m: int, blocks: int) -> Tensor:
+        sources = [self._source(problem.row.source) for problem in problems]
+        a = torch.stack([z for z, _ in sources for _ in range(blocks)])
+        b = torch.from_numpy(np.stack([np.asarray(p.b, dtype=np.float32) for p in problems])).to(self.device)
+        labels = None
+        if self.options.cost == "label-aware":
+            own = torch.stack([y for _, y in sources for _ in range(blocks) if y is not None])
+            theirs = torch.from_numpy(np.stack([np.asarray(p.labels) for p in problems])).to(self.device)
+            labels = own, theirs.view(-1, m)
+        return batched.costs(a, b.view(-1, m, b.shape[2]), cost=self.options.cost, labels=labels, label_weight=self.options.label_weight)
+
+    def _source(self, source: Source) -> tuple[Tensor, Tensor | None]:
+        """A row client's sample on the device, moved there once."""
+        if id(source) not in self._sources:
+            a = torch.from_numpy(np.asarray(source.a, dtype=np.float32)).to(self.device)
+            y = None if source.labels is None else torch.from_numpy(np.asarray(source.labels)).to(self.device)
+            self._sources[id(source)] = source, a, y
+        _, a, y = self._sources[id(source)]
+        return a, y
