@@ -38,7 +38,7 @@ from emdcfl.client import Client, Stages, staged_task, task
 from emdcfl.errors import ClientError
 from emdcfl.keys import digest
 from emdcfl.methods.drawing import column, draw, records
-from emdcfl.methods.matching import packed_counts, shown_to, unpacked_counts, within_classes
+from emdcfl.methods.matching import by_class, packed_counts, shown_to, unpacked_counts, within_classes
 from emdcfl.privacy import noise
 from emdcfl.privacy.exchange import KEY, open_sealed, pair_seed, seal
 from emdcfl.schema import Field, Reply
@@ -177,7 +177,8 @@ def project(
     seeds, reply["refused"] = _where_possible(rows, lambda row: _seed_of(client, row, keys[row], boxes, settings, matching))
     shown = dict.fromkeys(seeds, chosen)
     if matching is not None:
-        drawn = {row: shown_to(client, row, message[KEY:], matching) for row, message in seeds.items()}
+        pools = by_class(client)
+        drawn = {row: shown_to(client, row, message[KEY:], matching, pools) for row, message in seeds.items()}
         shown = {row: sample for row, (sample, _) in drawn.items()}
         reply["matched"] = {row: blocks for row, (_, blocks) in drawn.items()}
     for start in range(0, len(seeds), ROWS_AT_ONCE):

@@ -22,6 +22,8 @@ from emdcfl.methods.drawing import Column, column, draw
 
 MOST_CLASSES = 2**16
 
+Pools = Mapping[int, np.ndarray[Any, Any]]
+
 
 def packed_counts(client: Client, sizes: Sequence[int]) -> bytes:
     """Class counts of the first m validation samples, for each size m: the number of classes, then the counts, four bytes each."""
@@ -39,15 +41,20 @@ def unpacked_counts(message: bytes, sizes: int) -> np.ndarray[Any, Any]:
     return np.asarray(values[1:].reshape(sizes, -1))
 
 
-def matched(client: Client, counts: np.ndarray[Any, Any], most_blocks: int, partner: str) -> tuple[Column, int] | None:
+def by_class(client: Client) -> Pools:
+    """Where the samples of each class lie in: validation samples, then train samples."""
+    y = np.concatenate([client.site.val.y.numpy(), client.site.train.y.numpy()])
+    return {int(k): np.flatnonzero(y == k) for k in np.unique(y)}
+
+
+def matched(client: Client, counts: np.ndarray[Any, Any], most_blocks: int, partner: str, pools: Pools) -> tuple[Column, int] | None:
     """Draw blocks with the given class counts from both splits; as many as the rarest class allows, or None where it allows none."""
     wanted = np.flatnonzero(counts)
     if not wanted.size:
         return None
-    splits = [client.split(name).y.cpu().numpy() for name in ("val", "train")]
-    y, held_out = np.concatenate(splits), len(splits[0])
+    held_out = len(client.site.val)
     rng = client.generator(f"sample with the classes of {partner}", round=0)
-    drawn = {int(k): rng.permutation(np.flatnonzero(y == k)) for k in wanted}
+    drawn = {int(k): rng.permutation(pools.get(int(k), np.zeros(0, np.int64))) for k in wanted}
     blocks = min(most_blocks, *(len(drawn[k]) // int(counts[k]) for k in drawn))
     if blocks < 1:
         return None
@@ -70,8 +77,8 @@ def within_classes(g: Any, labels: Tensor) -> float:
     return float(((values - means[index]) ** 2).sum() / freedom) if freedom > 0 else 0.0
 
 
-def shown_to(client: Client, partner: str, message: bytes, matching: Mapping[str, Any]) -> tuple[Column, int]:
+def shown_to(client: Client, partner: str, message: bytes, matching: Mapping[str, Any], pools: Pools) -> tuple[Column, int]:
     """The sample for one partner: blocks with its class counts and their number, or where data are short the plain sample and 0."""
     counts = unpacked_counts(message, len(matching["sizes"]))[matching["sizes"].index(matching["m"][partner])]
-    found = matched(client, counts, matching["blocks"][partner], partner)
+    found = matched(client, counts, matching["blocks"][partner], partner, pools)
     return found or (column(client, matching["m"][partner], held_out=True), 0)
