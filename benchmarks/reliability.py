@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -71,8 +72,10 @@ def planned(given: argparse.Namespace, lab: Lab) -> Iterator[Trial]:
 
 
 def inject(given: argparse.Namespace, journal: Journal, lab: Lab) -> None:
-    """Do the trials that have no row yet, several at a time."""
+    """Do the trials that have no row yet, several at a time, in an order that leaves some of every kind if time runs out."""
+    end = time.monotonic() + 60 * given.minutes
     todo = [trial for trial in planned(given, lab) if trial[1] not in journal.done(trial[0])]
+    random.Random(given.seed).shuffle(todo)
     needed = sorted({setting for _, _, setting, _ in todo})
     with ThreadPoolExecutor(given.jobs) as pool:
         list(pool.map(lab.prepare, needed))
@@ -80,6 +83,8 @@ def inject(given: argparse.Namespace, journal: Journal, lab: Lab) -> None:
 
         def attempt(trial: Trial) -> None:
             kind, index, setting, function = trial
+            if time.monotonic() > end:
+                return
             place = Path(tempfile.mkdtemp(prefix="trial-", dir=lab.work))
             try:
                 row = function(lab.references[setting], place, random.Random(f"{given.seed} {kind} {index}"))
@@ -140,6 +145,7 @@ def main() -> None:
     parser.add_argument("--flower", type=int, default=0, help="kill -9 of servers and nodes of a real federation")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="no fault is injected later than this")
     parser.add_argument("--table-only", action="store_true")
     given = parser.parse_args()
     given.out = given.out.resolve()
@@ -147,8 +153,8 @@ def main() -> None:
     if not given.table_only:
         lab = Lab(given.out / "work")
         lab.work.mkdir(parents=True, exist_ok=True)
-        inject(given, journal, lab)
         feed(given, journal, lab)
+        inject(given, journal, lab)
         if given.flower:
             from faults.flower import kills
 

@@ -31,8 +31,10 @@ PATIENCE = 600.0
 
 
 def environment() -> dict[str, str]:
-    """One thread, as the promise of equal bits is made for it."""
-    return {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg", "NO_COLOR": "1", "COLUMNS": "160"}
+    """One thread, as the promise of equal bits is made for it; no GPU; the same source wherever a command is started."""
+    source = os.pathsep.join(str(Path(entry).resolve()) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry)
+    fixed = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "MPLBACKEND": "Agg", "NO_COLOR": "1", "COLUMNS": "160"}
+    return {**os.environ, **fixed, **({"PYTHONPATH": source} if source else {})}
 
 
 def command(setting: str, out: Path) -> list[str]:
@@ -132,7 +134,6 @@ class Lab:
             shutil.rmtree(kept, ignore_errors=True)
             kept.parent.mkdir(parents=True, exist_ok=True)
             count, log = self.work / f"events-{name}", self.work / f"reference-{name}.log"
-            os.environ["MORTAL_COUNT"] = str(count)
             counted = subprocess.run(
                 [sys.executable, str(MORTAL), "count", "0", *command(setting, kept)],
                 env={**environment(), "MORTAL_COUNT": str(count)}, capture_output=True, text=True, check=False,

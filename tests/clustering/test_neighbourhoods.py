@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import math
+from random import Random
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -83,3 +86,21 @@ def test_on_unions_of_cliques_both_rules_agree_with_the_groups(groups: list[int]
     assert np.array_equal(labels, other)
     assert sets == other_sets
     assert np.array_equal(labels[:, None] == labels[None, :], m)
+
+
+@given(st.integers(1, 7).flatmap(lambda c: st.lists(st.booleans(), min_size=c * c, max_size=c * c)), st.randoms(use_true_random=False))
+def test_whatever_is_linked_the_sets_are_the_neighbourhoods_and_names_do_not_matter(entries: list[bool], rng: Random) -> None:
+    c = math.isqrt(len(entries))
+    m = np.array(entries).reshape(c, c)
+    labels, sets = neighbourhoods(m)
+    for client in range(c):
+        assert sets[labels[client]] == (tuple(np.flatnonzero(m[client])) or (client,))
+    assert sorted(set(labels.tolist())) == list(range(len(sets)))
+    other, chains = components(m | m.T)
+    assert sorted(i for chain in chains for i in chain) == list(range(c))
+    for i in range(c):  # a chain of links never leaves a component
+        assert all(other[i] == other[j] for j in np.flatnonzero(m[i]))
+    order = np.array(rng.sample(range(c), c))
+    again, _ = neighbourhoods(m[np.ix_(order, order)])
+    full = [frozenset(np.flatnonzero(row)) or frozenset([i]) for i, row in enumerate(m)]
+    assert all((again[a] == again[b]) == (full[order[a]] == full[order[b]]) for a in range(c) for b in range(c))

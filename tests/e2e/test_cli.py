@@ -111,7 +111,7 @@ def test_quiet_leaves_the_result_and_json_nothing_but_json(cli, tmp_path: Path) 
     as_json = cli(*QUICK, "--out", "json", "--json")
     summary = json.loads(as_json.out)
     assert as_json.code == 0 and as_json.err == ""
-    assert summary == json.loads((tmp_path / "json" / "summary.json").read_text())
+    assert summary == {k: v for k, v in json.loads((tmp_path / "json" / "summary.json").read_text()).items() if k != "sha256"}
     assert len(summary["clusters"]) == 4
 
 

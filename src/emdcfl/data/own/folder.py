@@ -57,6 +57,8 @@ def load_folder(
     path = Path(path)
     layout = discover(path, client_column=client)
     raws, details, notes = _read(layout, label=label, client=client, model=model, size=size)
+    if not raws:
+        raise DataError(f"{path} holds no rows of any client: at least two clients are needed to train together")
     if len(raws) < 2:
         raise DataError(f"{path} holds one client only ({raws[0].name!r}): at least two are needed to train together")
     divided = {raw.name: divide(raw, seed, fractions) for raw in raws}
