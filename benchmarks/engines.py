@@ -246,14 +246,15 @@ def against(
 ) -> dict[str, dict[str, float]]:
     """Race our engines against the bare loop, and against other frameworks where they are installed."""
     everybody: dict[str, Contestant] = {"bare loop": Bare(world, training), **contestants}
+    before = {"before": {"loss": everybody["bare loop"].loss()}}
     if peers is None:
-        return race(everybody, repeats)
+        return before | race(everybody, repeats)
     with tempfile.TemporaryDirectory() as folder:
         workload = Path(folder) / "workload.npz"
         drive.write_workload(workload, world, training)
         running = drive.start(peers, workload)
         try:
-            return race({**everybody, **running}, repeats)
+            return before | race({**everybody, **running}, repeats)
         finally:
             for peer in running.values():
                 peer.close()

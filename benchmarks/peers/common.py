@@ -28,6 +28,12 @@ _line = os.fdopen(os.dup(1), "w", buffering=1)
 os.dup2(2, 1)  # what a framework prints must not mix with the turns
 torch.set_num_threads(1)
 
+# Two peers import torchvision, whose compiled operators do not load beside a CPU-only torch. Nothing here uses them, but their names must
+# exist before torchvision is imported (which is why scripts import this module first).
+_operators = torch.library.Library("torchvision", "FRAGMENT")
+for _name in ("nms", "qnms"):
+    _operators.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
 
 @dataclass(frozen=True)
 class Workload:

@@ -24,7 +24,7 @@ def served(serving: Serving, client: int) -> tuple[Tensor, Tensor]:
     weights = serving.weights[client]
     chosen = torch.nonzero(weights > 0).flatten().tolist()
     if len(chosen) == 1:
-        return serving.models[chosen], torch.ones(1)
+        return serving.models[chosen[0] : chosen[0] + 1], torch.ones(1)  # a view: there is one for every client
     if serving.mix == "predictions":
         return serving.models[chosen], weights[chosen] / weights[chosen].sum()
     mixed = average([serving.models[k] for k in chosen], [float(weights[k]) for k in chosen])
