@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from emdcfl import tasks
@@ -67,6 +68,9 @@ class Federation(ABC):
     trust : Trust, optional
         How much a single client is believed.
     """
+
+    device: torch.device = torch.device("cpu")
+    """Where the server's own arithmetic may run: the CPU, unless the engine trains on a GPU of this machine."""
 
     def __init__(
         self,

@@ -108,7 +108,8 @@ class Comparison:
         problems = self.problems
         options = {name: self.settings[name] for name in ("cost", "solver", "reg", "label_weight")}
         with Pool() as pool:
-            screen = Screen(pool, distances=self.method.distances, **options)
+            device = self.fed.device if self.fed.device.type == "cuda" else None
+            screen = Screen(pool, distances=self.method.distances, device=device, **options)
             for row in answered:
                 problems.enter(screen, row)
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from emdcfl.errors import DataError
-from emdcfl.transport.bounds import minima, refine, slack
+from emdcfl.transport.bounds import COSINE_SLACK, cosine_minima, minima, refine, slack
 from emdcfl.transport.cost import cosine_of_units, cost_matrix, sample, unit
 from emdcfl.transport.plan import Array
 from emdcfl.transport.scratch import scratch
@@ -48,6 +48,11 @@ class Source:
         """The sample at unit length: the same for all partners."""
         return unit(sample(self.a, "a"))
 
+    @cached_property
+    def has_zeros(self) -> bool:
+        """Whether some embedding is the zero vector, which has no direction."""
+        return not bool(self.unit.any(axis=1).all())
+
 
 @dataclass(frozen=True)
 class Row:
@@ -76,28 +81,39 @@ class Problem:
 
     def check(self, options: Options) -> None:
         """Refuse samples that no cost can be computed from, before they are put together with others."""
+        self._blocks(self.b)
         b = np.asarray(self.b)
-        if len(b) % self.blocks or not len(b):
-            raise DataError(f"expected {self.blocks} equal blocks of samples, got {len(b)} samples")
         labels = self.labels[:1] if self.labels is not None and len(self.labels) == len(b) else self.labels
         first = {"cost": options.cost, "labels_a": self.row.source.labels, "labels_b": labels}
         cost_matrix(self.row.source.a, b[:1], **first)  # widths, labels and the row's own sample
         sample(b, "b")
 
-    def costs(self, options: Options) -> Iterator[Array]:
-        """One cost matrix per block, in scratch memory: each is overwritten by the next."""
-        b = np.asarray(self.b)
-        if len(b) % self.blocks or not len(b):
-            raise DataError(f"expected {self.blocks} equal blocks of samples, got {len(b)} samples")
-        labels = [None] * self.blocks if self.labels is None else np.split(np.asarray(self.labels), self.blocks)
-        for part, own in zip(np.split(b, self.blocks), labels, strict=True):
+    def units(self) -> Iterator[Array]:
+        """The blocks of the partner's sample at unit length."""
+        width = self.row.source.unit.shape[1]
+        for part in self._blocks(self.b):
             y = sample(part, "b")
-            source = self.row.source
-            if options.cost == "cosine" and y.shape[1] == source.unit.shape[1]:
-                yield cosine_of_units(source.unit, unit(y), out=scratch("cost", (len(source.unit), len(y))))
-            else:
-                shared = {"cost": options.cost, "labels_a": source.labels, "label_weight": options.label_weight}
-                yield cost_matrix(source.a, y, labels_b=own, **shared)
+            if y.shape[1] != width:
+                cost_matrix(self.row.source.a, y)  # says what is wrong
+            yield unit(y)
+
+    def costs(self, options: Options) -> Iterator[Array]:
+        """One cost matrix per block; cosines in scratch memory, each overwritten by the next."""
+        source = self.row.source
+        if options.cost == "cosine":
+            for y in self.units():
+                yield cosine_of_units(source.unit, y, out=scratch("cost", (len(source.unit), len(y))))
+            return
+        shared = {"cost": options.cost, "labels_a": source.labels, "label_weight": options.label_weight}
+        labels = [None] * self.blocks if self.labels is None else self._blocks(self.labels)
+        for part, own in zip(self._blocks(self.b), labels, strict=True):
+            yield cost_matrix(source.a, part, labels_b=own, **shared)
+
+    def _blocks(self, values: Any) -> list[Array]:
+        x = np.asarray(values)
+        if len(x) % self.blocks or not len(x):
+            raise DataError(f"expected {self.blocks} equal blocks of samples, got {len(x)} samples")
+        return np.split(x, self.blocks)
 
 
 @dataclass(frozen=True)
@@ -133,11 +149,14 @@ def look(problem: Problem, options: Options) -> Look:
     """Row and column minima: enough for most pairs of different groups."""
     if options.all:
         return Look(_solved(problem, options), None, solved=problem.blocks)
-    lows, margin = [], 0.0
-    for cost in problem.costs(options):
-        margin = max(margin, slack(cost))
-        enough = problem.row.tau + problem.epsilon + margin if problem.blocks == 1 else np.inf
-        lows.append(minima(cost, enough=enough))
+    lows, margin = [], COSINE_SLACK
+    enough = problem.row.tau + problem.epsilon + margin if problem.blocks == 1 else np.inf
+    if options.cost == "cosine" and not problem.row.source.has_zeros:
+        lows = [cosine_minima(problem.row.source.unit, y, enough=enough) for y in problem.units()]
+    else:
+        for cost in problem.costs(options):
+            margin = max(margin, slack(cost))
+            lows.append(minima(cost))
     entry = judge(float(np.mean(lows)), np.inf, margin, problem)
     return Look(entry, None if entry.accepts is False else problem, tuple(lows))
 

@@ -100,7 +100,7 @@ class SequentialFederation(Federation):
         with global_seed(0):
             network = Network(scenario.model, pick_device(device))
         self._clients = simulated_clients(scenario, list(self.clients), network, seed=self.seed, run=run, precision=precision)
-        self._place = network.device
+        self.device = network.device
 
     def _dispatch(self, info: TaskInfo, inputs: Mapping[str, Inputs], common: Inputs) -> Iterator[tuple[str, Reply | Failure]]:
         for name, own in inputs.items():
@@ -110,7 +110,7 @@ class SequentialFederation(Federation):
 
     def memory(self) -> dict[str, float]:
         """Return GiB of GPU memory in use and at most in use so far, where there is a GPU."""
-        if self._place.type != "cuda":
+        if self.device.type != "cuda":
             return {}
-        allocated, peak = torch.cuda.memory_allocated(self._place), torch.cuda.max_memory_allocated(self._place)
+        allocated, peak = torch.cuda.memory_allocated(self.device), torch.cuda.max_memory_allocated(self.device)
         return {"allocated": allocated / 2**30, "peak": peak / 2**30}
