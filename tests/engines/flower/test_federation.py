@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -96,7 +97,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("kind", sorted(BAD))
-def test_a_bad_answer_is_refused_and_the_rest_goes_on(kind: str) -> None:
+def test_a_bad_answer_is_refused_and_the_rest_goes_on(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     grid = loopback.loopback(SCENARIO)
     grid.tamper[103], expected = BAD[kind]
     fed = fed_of(grid)
@@ -104,6 +105,9 @@ def test_a_bad_answer_is_refused_and_the_rest_goes_on(kind: str) -> None:
     assert replies.clients == ("site-0", "site-1", "site-2")
     assert expected in replies.failures["site-3"].reason
     assert [f.client for f in fed.failures] == ["site-3"]
+    assert fed.failures[0].violation == (kind not in ("silence", "crash"))
+    assert caplog.text.count("client 'site-3' failed in round 1 (train)") == 1
+    assert expected in caplog.text
 
 
 def test_what_a_client_says_of_its_failure_is_quoted_in_a_short_line() -> None:
@@ -207,6 +211,24 @@ def test_a_lost_node_that_is_back_under_another_id_is_asked_again() -> None:
     assert replies.clients == fed.clients
     assert fed.directory.nodes["site-3"] == 203
     assert not fed.failures
+
+
+def test_a_node_lost_near_the_deadline_and_back_has_a_deadline_of_its_own() -> None:
+    grid = loopback.loopback(SCENARIO)
+    fed = fed_of(grid, wire=replace(SHORT, deadline=2.0))
+    train(fed)
+    lifetimes: list[float] = []
+
+    def late_then_gone(message: Message, answer: Callable[[Message], Message]) -> Message | None:
+        lifetimes.append(message.metadata.ttl)
+        if len(lifetimes) > 1:
+            return answer(message)
+        time.sleep(0.8)
+        return Message(Error(code=5, reason="node unavailable"), reply_to=message)
+
+    grid.tamper[103] = late_then_gone
+    assert train(fed, 2).clients == fed.clients
+    assert lifetimes == [2.0, 2.0]
 
 
 def test_a_node_that_is_gone_is_missing_and_one_that_joins_later_takes_part() -> None:

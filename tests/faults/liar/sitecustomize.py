@@ -1,10 +1,13 @@
-"""Put before everything else on one node's path by the fault suite: the node then answers ``train`` with what LIE names."""
+"""Put before everything else on one node's path by the fault suite: the node then answers ``train`` with what LIE names.
+
+LIE lists lies by commas: the first in round 1, the second in round 2, then the truth. ``late`` tells the truth too late, in round 2.
+"""
 
 import os
 
-LIE = os.environ.get("LIE")
+LIES = os.environ.get("LIE", "").split(",")
 
-if LIE:
+if LIES != [""]:
     import time
 
     import torch
@@ -12,30 +15,32 @@ if LIE:
     from emdcfl.engines.flower import serve
 
     honest = serve.perform
+    encode = serve.codec.encode
+
+    def enlarged(content):  # type: ignore[no-untyped-def]
+        record = encode({**content, "reply": {}})
+        record["meta"]["skeleton"] = '{"m":{"client":"x","reply":{"l":[' + ",".join(["0"] * 3_000_000) + "]}}}"
+        return record
 
     def perform(node, request):  # type: ignore[no-untyped-def]
         said = honest(node, request)
         if request["task"] != "train" or "reply" not in said:
             return said
+        if LIES == ["late"]:
+            if request["round"] == 2:
+                time.sleep(float(os.environ["LATE"]))
+            return said
+        lie = dict(enumerate(LIES, start=1)).get(request["round"])
         theta = said["reply"]["theta"]
-        if LIE == "nan":
+        if lie == "nan":
             said["reply"]["theta"] = torch.full_like(theta, torch.nan)
-        elif LIE == "shape":
+        elif lie == "shape":
             said["reply"]["theta"] = theta[:-1].clone()
-        elif LIE == "junk":
+        elif lie == "junk":
             said["reply"]["theta"] = torch.randint(0, 255, (100 << 20,), dtype=torch.uint8)
-        elif LIE == "name":
+        elif lie == "name":
             said["client"] = "rot0-1"
-        elif LIE == "late" and request["round"] == 2:
-            time.sleep(float(os.environ["LATE"]))
-        elif LIE == "many":
-            encode = serve.codec.encode
-
-            def enlarged(content):  # type: ignore[no-untyped-def]
-                record = encode({**content, "reply": {}})
-                record["meta"]["skeleton"] = '{"m":{"client":"x","reply":{"l":[' + ",".join(["0"] * 3_000_000) + "]}}}"
-                return record
-
+        elif lie == "many":
             serve.codec.encode = enlarged
         return said
 

@@ -150,9 +150,8 @@ class FlowerFederation(Federation):
             return self._failure(client, info, str(error), violation=True)
 
     def _ask(self, info: TaskInfo, requests: Mapping[str, Inputs]) -> Iterator[tuple[str, Reply | Failure]]:
-        """Ask clients, twice where a node was lost; yield outcomes as they come."""
-        encoder, end = codec.Encoder(), time.monotonic() + self.wire.deadline
-        waiting = dict(requests)
+        """Ask clients, twice where a node was lost (with a deadline of its own each time); yield outcomes as they come."""
+        encoder, waiting = codec.Encoder(), dict(requests)
         for attempt in range(self.wire.attempts):
             self.directory.refresh()
             nodes = self.directory.nodes
@@ -167,7 +166,7 @@ class FlowerFederation(Federation):
                 else:
                     envelope = {"task": info.name, "round": self.index, "client": client, "job": self.job, "inputs": own}
                     messages[client] = nodes[client], encoder.encode(envelope)
-            for client, outcome in self._exchange(info, messages, end):
+            for client, outcome in self._exchange(info, messages):
                 if isinstance(outcome, _LostError) and not last:
                     lost[client] = str(outcome)
                 else:
@@ -180,12 +179,12 @@ class FlowerFederation(Federation):
                 return
             waiting = {client: requests[client] for client in lost}
 
-    def _exchange(self, info: TaskInfo, messages: Mapping[str, tuple[int, RecordDict]], end: float) -> Iterator[tuple[str, Any]]:
+    def _exchange(self, info: TaskInfo, messages: Mapping[str, tuple[int, RecordDict]]) -> Iterator[tuple[str, Any]]:
         count = self.traffic.setdefault(info.name, [0, 0, 0])
         count[0] += sum(codec.size(record) for _, record in messages.values())
         count[2] += len(messages)
-        remaining = max(0.0, end - time.monotonic())
-        for client, outcome in self._post.exchange(f"query.{info.name}", messages, group=str(self.index), deadline=remaining):
+        kind, group = f"query.{info.name}", str(self.index)
+        for client, outcome in self._post.exchange(kind, messages, group=group, deadline=self.wire.deadline):
             if isinstance(outcome, _LateError):
                 self._unanswered.add(client)
             count[1] += self._post.take_received()
@@ -208,7 +207,10 @@ class FlowerFederation(Federation):
         return reply
 
     def _failure(self, client: str, info: TaskInfo, reason: str, *, violation: bool = False) -> Failure:
-        return Failure(client, info.name, self.index, reason, violation=violation)
+        failure = Failure(client, info.name, self.index, reason, violation=violation)
+        if not violation:  # those are told where every engine's replies are checked
+            log.warning("%s", failure)
+        return failure
 
 
 class _LostError(ClientError):
