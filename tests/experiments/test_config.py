@@ -268,3 +268,34 @@ def test_any_options_survive_the_file(options: dict[str, Any]) -> None:
     text = dump(config)
     assert loads(text) == config
     assert tomllib.loads(text) == as_dict(config)
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.dates(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+keys = st.sampled_from(["name", "rounds", "seed", "lr", "tolerance", "device", "quorum", "workers", "x", "a\nb", ""])
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["run", "scenario", "method", "model", "training", "engine", "x"]), st.dictionaries(keys, anything) | anything
+    )
+)
+def test_any_tables_are_a_config_that_survives_its_file_or_an_error_of_one_line(raw: dict[str, Any]) -> None:
+    try:
+        config = from_dict(raw)
+    except ConfigError as error:
+        assert str(error) and "\n" not in str(error)  # noqa: PT017
+        return
+    assert config_hash(loads(dump(config))) == config_hash(config)
+
+
+@pytest.mark.parametrize(
+    "text", ["[run]\nseed = 0x" + "f" * 6000, "a = " + "[" * 3000, "[training]\nlr = 1" + "0" * 400, "x = 1" + "0" * 5000]
+)
+def test_numbers_and_nesting_beyond_reason_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        loads(text)
+    assert len(str(caught.value)) < 2000
