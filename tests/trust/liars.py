@@ -13,7 +13,6 @@ from emdcfl.data.types import Scenario, Split
 from emdcfl.engines.local.sequential import SequentialFederation, answer, intra_op_threads, simulated_clients
 from emdcfl.federation import Failure, Inputs
 from emdcfl.keys import generator
-from emdcfl.privacy.exchange import BOX
 from emdcfl.schema import Reply
 
 Change = Callable[["LyingFederation", str, Inputs, Reply], Reply]
@@ -41,7 +40,10 @@ def impossible_tau(fed: LyingFederation, task: str, asked: Inputs, reply: Reply)
 
 def large_variance(fed: LyingFederation, task: str, asked: Inputs, reply: Reply) -> Reply:
     """The largest variance the schema allows: its tolerance is many times the others'."""
-    return {**reply, "variance": {k: torch.full_like(v, 4.0) for k, v in reply["variance"].items()}} if task == "reference" else reply
+    if task != "reference":
+        return reply
+    fields = [name for name in ("variance", "within") if name in reply]
+    return {**reply, **{name: {k: torch.full_like(v, 4.0) for k, v in reply[name].items()} for name in fields}}
 
 
 def modest_tau(fed: LyingFederation, task: str, asked: Inputs, reply: Reply) -> Reply:
@@ -83,7 +85,7 @@ def not_a_number(fed: LyingFederation, task: str, asked: Inputs, reply: Reply) -
 
 def bad_boxes(fed: LyingFederation, task: str, asked: Inputs, reply: Reply) -> Reply:
     """Boxes of the right size that nobody can open."""
-    return {**reply, "boxes": {k: bytes(BOX) for k in reply["boxes"]}} if task == "reference" else reply
+    return {**reply, "boxes": {k: bytes(len(box)) for k, box in reply["boxes"].items()}} if task == "reference" else reply
 
 
 def short_boxes(fed: LyingFederation, task: str, asked: Inputs, reply: Reply) -> Reply:
@@ -93,7 +95,10 @@ def short_boxes(fed: LyingFederation, task: str, asked: Inputs, reply: Reply) ->
 
 def slander(fed: LyingFederation, task: str, asked: Inputs, reply: Reply) -> Reply:
     """Says of everybody that the box cannot be opened."""
-    return {**reply, "samples": {}, "refused": dict.fromkeys(asked["rows"], "it does not open")} if task == "project" else reply
+    if task != "project":
+        return reply
+    emptied = {name: {} for name in ("samples", "matched") if name in reply}
+    return {**reply, **emptied, "refused": dict.fromkeys(asked["rows"], "it does not open")}
 
 
 def useless_key(fed: LyingFederation, task: str, asked: Inputs, reply: Reply) -> Reply:
@@ -102,8 +107,8 @@ def useless_key(fed: LyingFederation, task: str, asked: Inputs, reply: Reply) ->
 
 
 def tiny_validation(fed: LyingFederation, task: str, asked: Inputs, reply: Reply) -> Reply:
-    """Claims two validation samples: with so few, chance explains any distance."""
-    return {**reply, "m": 2} if task == "describe" else reply
+    """Claims two validation samples, with so few of which chance explains any distance, and fakes its own row."""
+    return {**reply, "m": 2} if task == "describe" else fake_row(fed, task, asked, reply)
 
 
 def no_validation(fed: LyingFederation, task: str, asked: Inputs, reply: Reply) -> Reply:
