@@ -6,7 +6,7 @@ apart and named, the quorum, the time each phase took, and who takes part in a r
 A reply that breaks the task's schema is more than a missing one: its sender is quarantined, for the round at first and for the run after
 ``trust.max_faults`` rounds. Whoever is quarantined is not asked and counts as not participating.
 
-May import: client, tasks, params, replies, rounds, schema, keys, traffic, trust.
+May import: client, tasks, params, replies, rounds, schema, shelf, keys, traffic, trust.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from emdcfl.params import Layout, Network
 from emdcfl.replies import Failure, Replies, brief
 from emdcfl.rounds import Clock, Round, participants
 from emdcfl.schema import Reply, check
+from emdcfl.shelf import Shelf
 from emdcfl.tasks import Training
 from emdcfl.traffic import Traffic
 from emdcfl.trust import Guard, Trust
@@ -91,7 +92,7 @@ class Federation(ABC):
         self.clients = tuple(clients)
         self.training, self.seed, self.number = training, seed, number
         self.on_failure, self.quorum, self.truth, self.k = on_failure, quorum, truth, k
-        self.clock, self.guard, self.carried = Clock(), Guard(trust), Traffic()
+        self.clock, self.guard, self.carried, self.shelf = Clock(), Guard(trust), Traffic(), Shelf()
         self.index = 0
         self.failures: list[Failure] = []
         self.observer: Callable[[str, str, Reply], None] = lambda task, client, reply: None
@@ -170,6 +171,8 @@ class Federation(ABC):
             elif c in inputs:
                 ordered[c] = inputs[c]
         dims = {"P": self.layout.size, "d": self.layout.embedding_width, "max_n": self.guard.policy.max_n, **(dims or {})}
+        states = [name for name, field in info.returns.items() if field.shape == ("P",)]
+        shelved = fold is None and states and self.shelf.wanted(len(ordered) * len(states), 4 * self.layout.size)
         with self.clock(info.phase):
             self.carried.sent(info.phase, ordered, common)
             for client, outcome in self._dispatch(info, ordered, common):
@@ -181,7 +184,9 @@ class Federation(ABC):
                 self.carried.received(info.phase, outcome)
                 self.observer(info.name, client, outcome)
                 if fold is None:
-                    replies.valid[client] = outcome
+                    replies.valid[client] = (
+                        {**outcome, **{n: self.shelf.put(outcome[n]) for n in states if n in outcome}} if shelved else outcome
+                    )
                 else:
                     fold(client, outcome)
                     replies.valid[client] = {}
