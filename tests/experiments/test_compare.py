@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
@@ -10,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -247,25 +248,48 @@ def test_command_line_refuses_what_it_cannot_mean(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_two_processes_killed_and_started_again(tmp_path: Path) -> None:
-    """A real signal to a real command with two workers; what was finished is not run again, and no worker is left."""
+    """Real signals to a real command with two workers; what was finished is not run again, and no worker is left."""
     settings = ("scenario.groups=2", "scenario.clients_per_group=1", "run.rounds=1", "training.local_epochs=1")
-    wanted = ["--scenario", "rotated-digits", "--methods", "oracle,fedavg,local", "--seeds", "0", "--jobs", "2", "--out", str(tmp_path)]
+    wanted = ["--scenario", "rotated-digits", "--methods", "oracle,fedavg,local", "--seeds", "0,1", "--jobs", "2", "--out", str(tmp_path)]
     arguments = ["compare", *wanted, *(word for setting in settings for word in ("--set", setting))]
-    first = start(arguments)
-    deadline = time.monotonic() + 120
-    while not lines(tmp_path) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    first.send_signal(signal.SIGTERM)
-    _, said = first.communicate(timeout=60)
-    assert first.returncode == 130 and "goes on from there" in said
-    before = lines(tmp_path)
-    assert before
-    second = start(arguments)
-    printed, _ = second.communicate(timeout=240)
-    assert second.returncode == 0
+    before: list[str] = []
+    for number, code in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 143)):
+        running = start(arguments)
+        until(functools.partial(grown, tmp_path, len(before)))
+        workers = children(running.pid)
+        running.send_signal(number)
+        _, said = running.communicate(timeout=60)
+        assert running.returncode == code, said
+        assert said.count("continue with") == (number == signal.SIGTERM)
+        assert workers
+        until(functools.partial(gone, workers))
+        assert lines(tmp_path)[: len(before)] == before
+        before = lines(tmp_path)
+    last = start(arguments)
+    printed, _ = last.communicate(timeout=240)
+    assert last.returncode == 0
     assert lines(tmp_path)[: len(before)] == before
-    assert len({json.loads(line)["config"] for line in lines(tmp_path)}) == len(lines(tmp_path)) == 3
-    assert f"({3 - len(before)} run now)" in printed
+    assert len({json.loads(line)["config"] for line in lines(tmp_path)}) == len(lines(tmp_path)) == 6
+    assert f"({6 - len(before)} run now)" in printed
+
+
+def until(condition: Callable[[], bool], seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+
+
+def grown(folder: Path, least: int) -> bool:
+    return len(lines(folder)) > least
+
+
+def gone(pids: Sequence[int]) -> bool:
+    return not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
 
 
 def start(arguments: Sequence[str]) -> subprocess.Popen[str]:

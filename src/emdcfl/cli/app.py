@@ -82,5 +82,8 @@ def main(arguments: list[str] | None = None) -> None:
     if code == INTERRUPTED:  # typer turns the key press into this code by itself
         if shield.received() == signal.SIGTERM:
             code = TERMINATED
-        print("stopped; what was finished is saved, continue with --resume", file=sys.stderr)
+        print(
+            "stopped; what was finished is saved, continue with --resume (run) or with the same command (compare, sweep, reproduce)",
+            file=sys.stderr,
+        )
     sys.exit(code if isinstance(code, int) else 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -51,12 +50,8 @@ def compare_(
         wanted = configs(base, parse_methods(methods), parse_seeds(seeds))
     logging.getLogger("emdcfl").setLevel(logging.WARNING if quiet else logging.INFO)
     console = Console()
-    try:
-        with Screen(console, quiet=quiet) as screen:
-            outcome = compare(wanted, out, jobs=jobs, time_limit=time_limit, keep_runs=keep_runs, merge=merge or [], on_row=screen.note)
-    except KeyboardInterrupt:
-        print(f"stopped; finished runs are saved in {out}, the same command goes on from there", file=sys.stderr)
-        raise typer.Exit(130) from None
+    with Screen(console, quiet=quiet) as screen:
+        outcome = compare(wanted, out, jobs=jobs, time_limit=time_limit, keep_runs=keep_runs, merge=merge or [], on_row=screen.note)
     conclude(console, out, outcome)
 
 

@@ -58,9 +58,6 @@ def reproduce_(
                 failed[spec.name] = str(error)
                 print(f"warning: {spec.name}: {error}", file=sys.stderr)
                 continue
-            except KeyboardInterrupt:
-                print(f"stopped; what was finished is in {out}, the same command goes on from there", file=sys.stderr)
-                raise typer.Exit(130) from None
         made.append(about)
         if not as_json:
             files = ", ".join(name for name in about["files"] if name != "about.json")
