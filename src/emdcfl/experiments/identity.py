@@ -8,6 +8,7 @@ Imports errors, config and files.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
@@ -125,7 +126,9 @@ def _text(folder: Path) -> str | None:
         return None
 
 
+@functools.lru_cache(maxsize=8)
 def _tables(text: str | None) -> Tables | None:
+    """What the text says, ``None`` where it is not TOML. Only to look at: the result is shared."""
     try:
         return None if text is None else tomllib.loads(text)
     except (ValueError, RecursionError):

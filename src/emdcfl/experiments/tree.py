@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import functools
 import math
 import typing
 from collections.abc import Callable
@@ -27,8 +28,9 @@ INLINE = 1024
 """Tensors of at most this many bytes are written into the JSON: a file each would cost more than it holds."""
 
 
+@functools.cache
 def dataclasses_of(cls: type) -> Classes:
-    """The dataclass and all dataclasses that its type hints lead to, by name."""
+    """The dataclass and all dataclasses that its type hints lead to, by name. Only to look at: the result is shared."""
     found: Classes = {}
 
     def visit(hint: Any) -> None:
