@@ -7,8 +7,9 @@
 
 Workloads: ``tiny``, a perceptron 64-64-10 on 100 clients × 18 digits; ``cnn``, the paper's CNN on 20 clients × 300 MNIST images (needs
 EMDCFL_DATA); ``growth``, the tiny one from 10 to 1,000 clients; ``gpu``, the CNN and ResNet18 on random images. Contestants take turns,
-so that whatever else the machine does meets all of them alike; compare the ratios to the bare loop, not the seconds. ``loss`` is that of
-the global model after the last round: with one batch per client (``tiny``) it must be the same for all.
+so that whatever else the machine does meets all of them alike; compare the ratios to the bare loop, not the seconds, and on a busy machine
+the ratios of processor time. ``loss`` is that of the global model after the last round: with one batch per client (``tiny``) it must be
+the same for all.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ class Contestant(Protocol):
     """Plays FedAvg rounds; at the end says how good its global model is."""
 
     def __call__(self, index: int) -> None: ...
+
+    def processor(self) -> float: ...
 
     def loss(self) -> float: ...
 
@@ -122,6 +125,9 @@ class Bare:
         if self.device != "cpu":
             torch.cuda.synchronize()
 
+    def processor(self) -> float:
+        return time.process_time()
+
     def loss(self) -> float:
         self.net.load_state_dict(self.theta)
         return mean_loss(self.world, self.net, self.device)
@@ -142,6 +148,10 @@ class Ours:
         if self.device != "cpu":
             torch.cuda.synchronize()
 
+    def processor(self) -> float:
+        workers = getattr(self.fed, "_workers", [])
+        return time.process_time() + sum(drive.processor(worker.pid) for worker in workers)
+
     def loss(self) -> float:
         network = self.fed.network()
         network.load(self.state.theta)
@@ -152,16 +162,21 @@ class Ours:
 def race(contestants: dict[str, Contestant], repeats: int) -> dict[str, dict[str, float]]:
     """One round of each in turn, ``repeats`` times after one that does not count; medians, and ratios to the first contestant."""
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    processor: dict[str, list[float]] = {name: [] for name in contestants}
     for index in range(repeats + 1):
         for name, play in contestants.items():
-            start = time.perf_counter()
+            used, start = play.processor(), time.perf_counter()
             play(index + 1)
             seconds[name].append(time.perf_counter() - start)
-    medians = {name: statistics.median(values[1:]) for name, values in seconds.items()}
-    first = medians[next(iter(medians))]
+            processor[name].append(play.processor() - used)
+    table = {}
+    for name, play in contestants.items():
+        wall, work = statistics.median(seconds[name][1:]), statistics.median(processor[name][1:])
+        table[name] = {"seconds": wall, "least": min(seconds[name][1:]), "processor": work, "loss": play.loss()}
+    first = table[next(iter(table))]
     return {
-        name: {"seconds": value, "ratio": value / first, "least": min(seconds[name][1:]), "loss": contestants[name].loss()}
-        for name, value in medians.items()
+        name: {**row, "ratio": row["seconds"] / first["seconds"], "processor ratio": row["processor"] / first["processor"]}
+        for name, row in table.items()
     }
 
 

@@ -94,7 +94,7 @@ def table(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def main() -> None:
     """Parse, run what is missing, print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder for the results of the runs")
+    parser.add_argument("--out", type=Path, default=Path("runs/precision"), help="folder for the results of the runs")
     parser.add_argument("--scenario", default="rotated-digits")
     parser.add_argument("--methods", nargs="+", default=METHODS)
     parser.add_argument("--seeds", nargs="+", type=int, default=range(5))

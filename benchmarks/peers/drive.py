@@ -62,6 +62,16 @@ def write_workload(path: Path, world: Scenario, training: Training) -> None:
     )
 
 
+def processor(pid: int) -> float:
+    """Return the processor seconds that a process and its children have used so far (Linux)."""
+    total = 0.0
+    with suppress(OSError, ValueError):  # one of them has just ended
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            total += int((task / "schedstat").read_text().split()[0]) / 1e9
+            total += sum(processor(int(child)) for child in (task / "children").read_text().split())
+    return total
+
+
 class Peer:
     """A framework in its own process, playing one round per call."""
 
@@ -84,6 +94,10 @@ class Peer:
     def __call__(self, _: int) -> None:
         self._say("go")
         self._expect_ready()
+
+    def processor(self) -> float:
+        """Return the processor seconds used so far."""
+        return processor(self._process.pid)
 
     def loss(self) -> float:
         """End the process and return the loss of its global model."""
