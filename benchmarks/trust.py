@@ -112,7 +112,7 @@ def lied(kind: str, policy: str, seed: int, options: Any) -> dict[str, Any]:
         *_, last = play(fed, method, rounds=rounds)
         others = [c for c in fed.clients if c != LIAR]
         clusters = dict(zip(fed.clients, last.serving.clusters.tolist(), strict=True))  # type: ignore[union-attr]
-        reached = [c for c in others if clusters[c] == clusters.get(LIAR)]
+        reached = [c for c in others if LIAR in last.state.sets[last.state.labels[c]]]  # whose models its state is averaged into
         groups = scenario.groups or {}
         by_group = {g: accuracy(last.rows, "test", [c for c in others if groups[c] == g])["mean"] for g in sorted(set(groups.values()))}
         return {

@@ -38,8 +38,8 @@ class Trust:
     clip : float or None
         Updates longer than this many times the median of their cluster are shortened to it.
     flag : float
-        Robust z-score, :math:`|x - \mathrm{med}| / (1.4826\,\mathrm{MAD})`, above which an update's norm, a reference distance or a
-        variance is flagged; it must also be several times the median. 0 flags nothing.
+        Robust z-score (median and MAD of the logarithm) above which an update's norm, a reference distance or a variance is flagged; it
+        must also be several times the median. 0 flags nothing.
     """
 
     max_faults: int = 3

@@ -1,6 +1,9 @@
 r"""Statistics that one liar among honest members cannot move far: outliers by median and MAD, capped weights, trimmed means.
 
-.. math:: z_i = \frac{x_i - \mathrm{med}(x)}{1.4826\ \mathrm{med}|x - \mathrm{med}(x)|}
+.. math:: z_i = \frac{\log x_i - \mathrm{med}(\log x)}{1.4826\ \mathrm{med}|\log x - \mathrm{med}(\log x)|}
+
+Norms, distances and variances are compared on a logarithmic scale: where honest values already spread over orders of magnitude, as those of
+very small networks do, only what lies orders beyond them stands out.
 
 Yin, Chen, Ramchandran, Bartlett. *Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates.* ICML 2018 (trimmed mean and
 median by coordinate).
@@ -25,12 +28,15 @@ MEMBERS = 3
 SMALL = 1 << 16
 """Numbers up to which a norm is summed in float32 (error below 1e-6): many clients of a small model are averaged in microseconds each."""
 
+LEAST = 1e-6
+"""Of the median; smaller values, zeros among them, count as this."""
+
 NORMAL = 1.4826
 """MAD of a normal sample times this is its standard deviation."""
 
 
 def outliers(values: Sequence[float], *, z: float, factor: float) -> list[bool]:
-    """Say which values are far above the others: ``z`` robust standard deviations, and ``factor`` times the median.
+    """Say which values are far above the others: ``z`` robust standard deviations of the logarithm, and ``factor`` times the median.
 
     The factor keeps values that agree almost exactly, whose MAD is next to nothing, from being outliers of each other.
 
@@ -47,8 +53,9 @@ def outliers(values: Sequence[float], *, z: float, factor: float) -> list[bool]:
     middle = float(np.median(x))
     if middle <= 0:  # most are zero: there is no scale to compare with
         return [False] * len(x)
-    spread = NORMAL * float(np.median(np.abs(x - middle)))
-    return [bool(v > middle + z * spread and v > factor * middle) for v in x]
+    logs = np.log(np.maximum(x / middle, LEAST))
+    spread = NORMAL * float(np.median(np.abs(logs)))
+    return [bool(v > max(z * spread, math.log(factor))) for v in logs]
 
 
 def capped_weights(weights: Sequence[float], share: float) -> list[float]:
