@@ -36,6 +36,7 @@ class Case:
     own: dict[int, np.ndarray[Any, Any]]
     tau: dict[int, float]
     variance: dict[int, float]
+    labels: dict[int, np.ndarray[Any, Any]]
     truth: list[int]
 
 
@@ -76,6 +77,7 @@ def mnist(per_group: int = 10, size: int = 512, epochs: int = 3, model: str = "s
 
 
 def _file(key: dict[str, Any]) -> str:
+    key = {**key, "arrays": 2}
     return f"{key['case']}-{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:12]}.npz"
 
 
@@ -92,8 +94,8 @@ def _cached(scenario: Scenario | None, key: dict[str, Any], training: Training) 
         every = read["columns"]
         columns = {(r, c): block for r, row in enumerate(every) for c, block in enumerate(row) if r != c}
         own = {c: every[c][c] for c in range(len(every))}
-        rows, tau, variance = (dict(enumerate(read[name])) for name in ("rows", "tau", "variance"))
-        return Case(key["case"], rows, columns, own, tau, variance, read["truth"].tolist())
+        rows, tau, variance, labels = (dict(enumerate(read[name])) for name in ("rows", "tau", "variance", "labels"))
+        return Case(key["case"], rows, columns, own, tau, variance, labels, read["truth"].tolist())
 
 
 def _embed(scenario: Scenario, training: Training) -> dict[str, Any]:
@@ -117,7 +119,9 @@ def _embed(scenario: Scenario, training: Training) -> dict[str, Any]:
             plan = exact(cost_matrix(rows[-1], columns[-1][len(rows) - 1]), duals=True)
             tau.append(plan.value)
             variance.append(dual_variance(plan.g))
+        labels = [client.split("val").y[client.sample("val", m)].numpy() for client in clients.values()]
     assert scenario.groups is not None
     order = list(dict.fromkeys(scenario.groups.values()))
     truth = np.array([order.index(scenario.groups[s.name]) for s in scenario.sites])
-    return {"rows": np.stack(rows), "columns": np.array(columns), "tau": np.array(tau), "variance": np.array(variance), "truth": truth}
+    arrays = {"rows": rows, "columns": columns, "tau": tau, "variance": variance, "labels": labels, "truth": truth}
+    return {name: np.array(values) for name, values in arrays.items()}

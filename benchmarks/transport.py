@@ -26,12 +26,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 import ot
+import torch
 from benchmarks.embeddings import Case, digits, mnist
 
 from emdcfl.clustering import adjusted_rand, links, neighbourhoods
 from emdcfl.methods.emdcfl import EMDCFL
+from emdcfl.methods.matching import within_classes
 from emdcfl.methods.representatives import Pair, by_representatives
-from emdcfl.transport import Decision, Pool, Screen, cost_matrix, decide, dual_variance, exact, quantile, tolerance
+from emdcfl.transport import Decision, Pool, Screen, cost_matrix, decide, exact, quantile, tolerance
 from emdcfl.transport.threads import one_blas_thread
 
 EPSILON = 0.025
@@ -122,8 +124,8 @@ class Crowd:
     """As many clients as one likes, made of the clients of a real case.
 
     Each has the model and the train sample of one real client, and validation images drawn without replacement from those of all real
-    clients of its group: images that no model has seen, independent of each other, from one law per group. (Subsamples of one real
-    client's 512 images would make two clients of the same origin too close and all others too far.)
+    clients of its group, equally many of each class: images that no model has seen, from one law per group. So every sample has the class
+    counts of every other, as with ``match_classes``, and tolerances are those of matched classes.
 
     Samples are taken when they are asked for, in batches, so that memory does not grow with the number of pairs.
     """
@@ -137,22 +139,32 @@ class Crowd:
         self.rows = {c: case.rows[b] for c, b in self.base.items()}
         images = len(case.own[0])
         groups = {g: np.flatnonzero(np.equal(case.truth, g)) for g in set(case.truth)}
+        classes = np.unique(case.labels[0])
+        counts = np.full(len(classes), size // len(classes))
+        self.size = int(counts.sum())
+        self.labels = np.repeat(classes, counts)
         self.chosen = {}
         for c, b in self.base.items():
             owners = groups[case.truth[b]]
-            drawn = rng.permutation(len(owners) * images)[:size]
-            self.chosen[c] = [(int(owner), drawn[drawn // images == k] % images) for k, owner in enumerate(owners)]
+            y = np.concatenate([case.labels[int(owner)] for owner in owners])
+            drawn = np.concatenate([rng.permutation(np.flatnonzero(y == k))[:n] for k, n in zip(classes, counts, strict=True)])
+            parts = [(int(owner), np.flatnonzero(drawn // images == k)) for k, owner in enumerate(owners)]
+            self.chosen[c] = [(owner, drawn[at] % images, at) for owner, at in parts]
         with Pool() as pool:
             plans = dict(zip(self.base, pool.map(lambda c: exact(cost_matrix(self.rows[c], self.column(c, c)), duals=True), self.base)))
         q = quantile(ALPHA, clients)
         self.tau = {c: plan.value for c, plan in plans.items()}
-        self.epsilon = {c: tolerance(dual_variance(plan.g), size, size, q) for c, plan in plans.items()}
+        within = {c: within_classes(plan.g, torch.from_numpy(self.labels)) for c, plan in plans.items()}
+        self.epsilon = {c: tolerance(value, self.size, self.size, q) for c, value in within.items()}
         self.solves = self.pairs = self.bytes = 0
 
     def column(self, row: str, column: str) -> np.ndarray[Any, Any]:
         """The images of one client under the model of another."""
         r = self.base[row]
-        return np.concatenate([(self.case.own[r] if r == k else self.case.columns[r, k])[images] for k, images in self.chosen[column]])
+        sample = np.empty((self.size, self.rows[row].shape[1]), dtype=np.float32)
+        for k, images, at in self.chosen[column]:
+            sample[at] = (self.case.own[r] if r == k else self.case.columns[r, k])[images]
+        return sample
 
     def compare(self, pairs: Sequence[Pair], pool: Pool) -> dict[Pair, bool | None]:
         """Both directions of each pair; counts exact solves and the bytes of models and samples that would travel."""
@@ -193,7 +205,7 @@ def growth(case: Case, clients: int, pairing: str, size: int) -> dict[str, Any]:
     labels, _ = neighbourhoods(m)
     cliques = bool(np.array_equal(m, np.equal.outer(labels, labels)))
     return {
-        "case": f"{case.name}, {len(case.rows[0])} x {size} samples, validation drawn from the group",
+        "case": f"{case.name}, {len(case.rows[0])} x {crowd.size} samples, validation drawn from the group by class",
         "pairing": pairing,
         "clients": clients,
         "problems": crowd.pairs,

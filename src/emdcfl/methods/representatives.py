@@ -5,10 +5,10 @@ one representative per cluster is enough. Whether the graph is one is checked on
 random rings (all pairs if it is small), and every client with a random member of each cluster larger than its own, because a client
 that only its representative refuses ends up in a small one. The two clients of a pair that contradicts are *concerned*: they are
 compared with all members of both clusters and with all other representatives, and only they. Then the clusters they are in are checked
-again, among the members of whom nothing is wrong so far, until a check finds nothing new. A cluster in which two pairs without a common
-client contradict is no clique with a few odd members; all its pairs are compared.
+again, among the members of whom nothing is wrong so far, until a check finds nothing new. Where a cluster is of moderate size, or two pairs
+without a common client contradict inside it, it is taken for no clique with a few odd members, and all its pairs are compared.
 
-Counting unordered pairs for C new clients in K cliques of equal size: C(K+1)/2 with representatives, at most 12C inside clusters (4C where
+Counting unordered pairs for C new clients in K cliques of equal size: C(K+1)/2 with representatives, at most 8C inside clusters (4C where
 they are large) and C(K-1)/2 across. A concerned client costs as many more as its clusters have members. A single missing link in a large
 cluster of n is hit by the first checks with a probability of about 8/n; what no check hits stays inferred.
 
@@ -31,11 +31,11 @@ Compare = Callable[[Sequence[Pair]], Mapping[Pair, bool | None]]
 RINGS = 4
 """Random rings along which a large group is checked at a time: eight partners for every member."""
 
-MANY = 2
-"""Contradictions without a common client from which on a group is compared completely."""
+MODERATE, MANY = 48, 2
+"""A group is compared completely if something inside contradicts: up to so many members always, else from so many separate pairs on."""
 
-SMALL = 24
-"""Up to this many members all pairs of a group are checked: twelve partners for every member on average at most."""
+SMALL = 17
+"""Up to this many members all pairs of a group are checked: eight partners for every member at most."""
 
 
 @dataclass
@@ -217,7 +217,7 @@ def _complete(found: Found, heads: list[str], wrong: list[Pair], complete: set[t
     label = {c: i for i, members in enumerate(found.groups) for c in members}
     while wrong:
         new = {(c, label[x]) for pair in wrong for c in pair for x in pair}
-        new |= {(c, i) for i in _no_cliques(wrong, label) for c in found.groups[i]}
+        new |= {(c, i) for i in _no_cliques(found, wrong, label) for c in found.groups[i]}
         new -= complete
         found.concerned |= {c for c, _ in new}
         complete |= new
@@ -228,15 +228,15 @@ def _complete(found: Found, heads: list[str], wrong: list[Pair], complete: set[t
     return sorted(touched)
 
 
-def _no_cliques(wrong: list[Pair], label: Mapping[str, int]) -> set[int]:
-    """Groups with so many separate contradictions inside that they are not explained by a few odd clients."""
+def _no_cliques(found: Found, wrong: list[Pair], label: Mapping[str, int]) -> set[int]:
+    """Groups to compare completely: see ``MODERATE`` and ``MANY``."""
     used: set[str] = set()
     separate: Counter[int] = Counter()
     for c, d in wrong:
         if label[c] == label[d] and not used & {c, d}:
             used |= {c, d}
             separate[label[c]] += 1
-    return {i for i, number in separate.items() if number >= MANY}
+    return {i for i, number in separate.items() if number >= (MANY if len(found.groups[i]) > MODERATE else 1)}
 
 
 def _pick(names: Sequence[str], rng: np.random.Generator) -> str:
