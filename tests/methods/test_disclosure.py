@@ -226,6 +226,13 @@ def test_a_client_refuses_too_whatever_the_server_says() -> None:
             deposit(a, size=3, held_out=True, settings=settings)
 
 
+def test_a_client_with_noise_lets_nobody_choose_its_sample_by_class() -> None:
+    a, _, omega = pair()
+    inputs = {"boxes": {}, "omegas": omega, "keys": {}, "matching": {"sizes": [70], "m": {}, "blocks": {}}}
+    with pytest.raises(ClientError, match="privacy noise covers, got match True"):
+        project(a, rows=[], size=70, held_out=True, settings=_settings(EMDCFL(privacy_epsilon=4.0)), **inputs)
+
+
 def test_a_node_sends_no_embedding_with_less_noise_than_its_operator_wants() -> None:
     a, _, omega = pair()
     a.most_epsilon = 8.0

@@ -2,9 +2,9 @@ r"""The client side of EMD-CFL: what a client computes at home and what it lets 
 
 Three tasks. ``reference`` answers for the client as *row*: its train sample under its own model, projected, with the reference
 distance :math:`\tau_c` and its variance, and the seed of its projection (with class counts, see ``matching``) sealed for each partner.
-``project`` answers for the client as *column*: its sample embedded by each partner's :math:`\omega` and projected with that
-partner's :math:`R`. The server holds neither R
-nor its seed. Whom a client cannot serve, because the partner's key or box is unusable, it names under ``refused``, and serves the others.
+``project`` answers for the client as *column*: its sample embedded by each partner's :math:`\omega` and projected with that partner's
+:math:`R`. The server holds neither R nor its seed. Whom a client cannot serve, because the partner's key or box is unusable, it names under
+``refused``, and serves the others.
 ``deposit`` replaces ``project`` where the server may see raw samples (``exchange="server-samples"``).
 
 Modes of projection:
@@ -26,9 +26,8 @@ train, validation and partner's sample are draws from laws smoothed alike: what 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
@@ -36,14 +35,13 @@ from torch import Tensor
 
 from emdcfl.client import Client, Stages, staged_task, task
 from emdcfl.errors import ClientError
-from emdcfl.keys import digest
-from emdcfl.methods.drawing import column, draw, records
+from emdcfl.methods.drawing import column, draw
+from emdcfl.methods.hiding import Side, hide, own_seed, refuse_uncovered, sealed, seed_of_pair
 from emdcfl.methods.matching import by_class, packed_counts, shown_to, unpacked_counts, within_classes
-from emdcfl.privacy import noise
-from emdcfl.privacy.exchange import KEY, open_sealed, pair_seed, seal
+from emdcfl.privacy.exchange import KEY, open_sealed
 from emdcfl.schema import Field, Reply
 from emdcfl.tasks import Embed
-from emdcfl.transport import cost_matrix, dual_variance, projected_width, projection, solve
+from emdcfl.transport import cost_matrix, dual_variance, projected_width, solve
 
 ROW = "*"
 """Key under which a row client files what is the same for all its partners."""
@@ -87,11 +85,11 @@ def reference(
     again : bool
         The server has this client's sample and τ already; it asks only for what new partners need.
     """
-    _refuse_uncovered(client, settings)
+    refuse_uncovered(client, settings)
     reply: Reply = {"samples": {}, "tau": {}, "variance": {}, "boxes": {}, "refused": {}}
     if settings["projection"] == "row":
-        message = _own_seed(client) + (packed_counts(client, sizes) if settings["match"] else b"")
-        reply["boxes"], reply["refused"] = _where_possible(partners, lambda name: _sealed(client, name, partners[name], message))
+        message = own_seed(client) + (packed_counts(client, sizes) if settings["match"] else b"")
+        reply["boxes"], reply["refused"] = _where_possible(partners, lambda name: sealed(client, name, partners[name], message))
     if again:
         return reply
     chosen = client.sample("train", settings["cap"])
@@ -99,40 +97,36 @@ def reference(
     found = yield [Embed(omega, "train", chosen, settings["mode"]), Embed(omega, "val", held_out, settings["mode"])]
     z, v = (embedded["z"] for embedded in found)
     labels = client.split("train").y[chosen].cpu(), client.split("val").y[held_out].cpu()
-    d, p = z.shape[1], projected_width(settings["ratio"], z.shape[1])
     if settings["cost"] == "label-aware":
         reply["labels"] = labels[0]
-
-    noisy = settings["epsilon"] is not None
-    whose = [records(client, name, index) if noisy else [] for name, index in (("train", chosen), ("val", held_out))]
-
-    def own(seed: bytes, p: int) -> Tensor:
-        return _hidden(client, omega, seed, p, whose[0], z, settings).cpu()
-
-    def calibration(a: Tensor, seed: bytes, p: int) -> Calibrate:
-        return Calibrate(a, _hidden(client, omega, seed, p, whose[1], v, settings).cpu(), labels, sizes, settings)
-
-    wanted: dict[str, Calibrate] = {}
-    if settings["projection"] == "none":
-        reply["samples"][ROW] = z.cpu()
-        wanted[ROW] = Calibrate(z.cpu(), v.cpu(), labels, sizes, settings)
-    elif settings["projection"] == "row":
-        reply["samples"][ROW] = own(_own_seed(client), p)
-        wanted[ROW] = calibration(reply["samples"][ROW], _own_seed(client), p)
-    else:
-        if settings["projection"] == "fresh":
-            square = client.secret.derive("square projection", client.run, client.name)
-            wanted[ROW] = calibration(own(square, d), square, d)
-        seeds, reply["refused"] = _where_possible(partners, lambda name: _pair(client, name, partners[name], client.name, settings))
-        for name, seed in seeds.items():
-            reply["samples"][name] = own(seed, p)
-            if settings["projection"] == "pair":
-                wanted[name] = calibration(reply["samples"][name], seed, p)
+    own, fresh = Side(client, omega, "train", chosen, z, settings), Side(client, omega, "val", held_out, v, settings)
+    reply["samples"], compared, unusable = _sides(own, fresh, partners)
+    reply["refused"] |= unusable
+    wanted = {name: Calibrate(a, b, labels, sizes, settings) for name, (a, b) in compared.items()}
     for name, found_here in zip(wanted, (yield list(wanted.values())), strict=True):
         reply["tau"][name], reply["variance"][name] = found_here["tau"], found_here["variance"]
         if settings["match"]:
             reply.setdefault("within", {})[name] = found_here["within"]
     return reply
+
+
+def _sides(
+    train: Side, val: Side, partners: Mapping[str, bytes]
+) -> tuple[dict[str, Tensor], dict[str, tuple[Tensor, Tensor]], dict[str, str]]:
+    """Return the samples to send, the two sides of each τ (of what is sent, wherever R is the same), and whose keys are unusable."""
+    client, settings, (d, p) = train.client, train.settings, train.widths
+    if settings["projection"] == "none":
+        return {ROW: train.z.cpu()}, {ROW: (train.z.cpu(), val.z.cpu())}, {}
+    if settings["projection"] == "row":
+        seed = own_seed(client)
+        sent = train.hidden(seed, p)
+        return {ROW: sent}, {ROW: (sent, val.hidden(seed, p))}, {}
+    seeds, unusable = _where_possible(partners, lambda name: seed_of_pair(client, name, partners[name], client.name, settings))
+    samples = {name: train.hidden(seed, p) for name, seed in seeds.items()}
+    if settings["projection"] == "pair":
+        return samples, {name: (samples[name], val.hidden(seed, p)) for name, seed in seeds.items()}, unusable
+    square = client.secret.derive("square projection", client.run, client.name)
+    return samples, {ROW: (train.hidden(square, d), val.hidden(square, d))}, unusable
 
 
 PROJECTED = {
@@ -168,7 +162,7 @@ def project(
         Instead: samples with each row's class counts. ``sizes`` that its box has counts for, and per row the size ``m`` and the most
         ``blocks`` of it. ``matched`` in the reply says how many there are; 0 where classes are short and the sample is a plain one.
     """
-    _refuse_uncovered(client, settings)
+    refuse_uncovered(client, {**settings, "match": settings["match"] or matching is not None})
     chosen = column(client, size, held_out=held_out)
     reply: Reply = {"samples": {}}
     if settings["cost"] == "label-aware":
@@ -188,7 +182,7 @@ def project(
         for row in some:
             z = shown[row].joined([next(found)["z"] for _ in shown[row].parts()])
             p = projected_width(settings["ratio"], z.shape[1])
-            hidden.append(_hidden(client, omegas[row], seeds[row][:KEY], p, whose, z, settings))
+            hidden.append(hide(client, omegas[row], seeds[row][:KEY], p, whose, z, settings))
         if hidden and hidden[0].device.type != "cpu":  # one copy for all of them
             hidden = list(torch.cat(hidden).cpu().split([len(sample) for sample in hidden]))
         reply["samples"] |= zip(some, hidden, strict=True)
@@ -216,7 +210,7 @@ def _seed_of(
         if matching is not None:
             unpacked_counts(message[KEY:], len(matching["sizes"]))  # unusable counts are the row client's failure, as an unusable box is
         return message
-    return _pair(client, row, key, row, settings)
+    return seed_of_pair(client, row, key, row, settings)
 
 
 DEPOSITED = {
@@ -229,62 +223,12 @@ DEPOSITED = {
 @task(phase="embed", returns=DEPOSITED)
 def deposit(client: Client, *, size: int, held_out: bool, settings: Mapping[str, Any]) -> Reply:
     """Return the client's raw sample as the network would see it, flattened, for the server to embed under every model."""
-    _refuse_uncovered(client, settings)
+    refuse_uncovered(client, settings)
     x, y = column(client, size, held_out=held_out).raw(client)
     reply: Reply = {"inputs": x.flatten(1), "shape": torch.tensor(x.shape[1:])}
     if settings["cost"] == "label-aware":
         reply["labels"] = y
     return reply
-
-
-def _own_seed(client: Client) -> bytes:
-    return client.secret.derive("projection", client.run, client.name)
-
-
-def _sealed(client: Client, partner: str, key: bytes, message: bytes) -> bytes:
-    return seal(client.secret, key, message, context=(client.run, client.name, partner))
-
-
-@lru_cache(maxsize=64)  # a simulated node answers for many clients, and drawing R costs more than applying it
-def _matrix(seed: bytes, d: int, p: int, device: torch.device) -> Tensor:
-    return torch.from_numpy(projection(seed, d, p)).to(device)
-
-
-def _hidden(client: Client, omega: Tensor, seed: bytes, p: int, whose: Sequence[bytes], z: Tensor, settings: Mapping[str, Any]) -> Tensor:
-    """Project embeddings; where privacy noise is asked for, release them at unit length with noise."""
-    projected = z @ _matrix(seed, z.shape[1], p, z.device)
-    if settings["epsilon"] is None:
-        return projected
-    model, input_ = omega.detach().cpu().numpy().tobytes(), repr(client.preprocess)
-    query = digest(client.run, client.name, model, repr(client.network.module), input_, client.precision, seed, p)
-    sigma = _sigma(settings["epsilon"], settings["delta"])
-    return torch.from_numpy(noise.released(projected.cpu().numpy(), whose, sigma=sigma, secret=client.secret, query=query))
-
-
-def _refuse_uncovered(client: Client, settings: Mapping[str, Any]) -> None:
-    """Whatever a server asks for: nothing beside the noise that it does not cover, and no less noise than the node's operator wants."""
-    epsilon, most = settings["epsilon"], client.most_epsilon
-    for name, uncovered in (("cost", "label-aware"), ("mode", "train"), ("projection", "none"), ("match", True)):
-        if epsilon is not None and settings[name] == uncovered:
-            raise ClientError(f"expected a request that privacy noise covers, got {name} {settings[name]!r}; see docs/privacy.md")
-    if most is not None and (epsilon is None or _sigma(epsilon, settings["delta"]) < _sigma(most, noise.DELTA)):
-        asked = "none" if epsilon is None else f"({epsilon:g}, {settings['delta']:g})"
-        raise ClientError(
-            f"client {client.name!r} sends embeddings only with privacy noise of epsilon {most:g} or less (delta {noise.DELTA:g}), "
-            f"got a request with {asked}; set privacy.epsilon"
-        )
-
-
-@lru_cache(maxsize=16)  # one search per run, not one per matrix
-def _sigma(epsilon: float, delta: float) -> float:
-    return noise.gaussian_sigma(epsilon, delta)
-
-
-def _pair(client: Client, partner: str, key: bytes, row: str, settings: Mapping[str, Any]) -> bytes:
-    """The seed both sides derive: one per pair, or one per ordered pair where R is to be fresh in each direction."""
-    first, second = sorted((client.name, partner))
-    direction = row if settings["projection"] == "fresh" else ""
-    return pair_seed(client.secret, key, context=(client.run, first, second, direction))
 
 
 @dataclass(frozen=True)
