@@ -66,3 +66,27 @@ def test_anything_else_is_refused_with_the_reason(bad: Any, message: str) -> Non
     with pytest.raises(ClientError, match=message) as caught:
         check(bad, FIELDS, DIMS)
     assert "\n" not in str(caught.value)
+
+
+BOUNDED = {
+    "n": Field(int, low=1, high="max_n"),
+    "loss": Field(float, high=1e6),
+    "tau": Field(torch.float64, (None,), low=0, high=2, each=True),
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n": 1001}, "expected n <= 1000, got 1001"),
+        ({"n": 10**400}, "expected n <= 1000, got a huge integer"),
+        ({"loss": 1e7}, r"expected loss <= 1e\+06, got 1e\+07"),
+        ({"loss": 10**400}, "loss is not finite"),
+        ({"tau": {"a": torch.tensor([0.1, 2.5], dtype=torch.float64)}}, r"expected tau\[a\] <= 2, got 2.5"),
+    ],
+)
+def test_values_have_upper_bounds_too(changes: dict[str, Any], message: str) -> None:
+    good = {"n": 1000, "loss": 3, "tau": {"a": torch.tensor([0.0, 2.0], dtype=torch.float64)}}
+    check(good, BOUNDED, {"max_n": 1000})
+    with pytest.raises(ClientError, match=message):
+        check({**good, **changes}, BOUNDED, {"max_n": 1000})
