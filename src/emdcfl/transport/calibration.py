@@ -17,11 +17,11 @@ Under the null hypothesis that a partner's data follow the client's own law, :ma
 
 Matched classes
 ---------------
-Most of Var(g) lies *between* classes (74-89 % on digits): a validation sample that happens to hold a few more of one class must send
-them to another one. That is luck of the draw, not a difference between clients. Let :math:`m_k` be the class counts of V_c. If the
-partner's sample has exactly these counts, then under the null hypothesis, *given the counts*, both samples consist of :math:`m_k` independent
-draws from the same law of each class, so T(V_c) and T(V_c') have the same distribution whatever the class mix of A is, and only
-the scatter inside classes is left:
+Most of Var(g) lies *between* classes (74-89 % on digits): a validation sample that happens to hold a few more of one class must send them
+to another one. That is luck of the draw, not a difference between clients. Let :math:`m_k` be the class counts of V_c. If the partner's
+sample has exactly these counts, then under the null hypothesis, *given the counts*, both samples consist of :math:`m_k` independent draws
+from the same law of each class, so T(V_c) and T(V_c') have the same distribution whatever the class mix of A is, and only the scatter
+inside classes is left:
 
 .. math:: W_{c,c'} \approx N\bigl(0,\ \sigma^2\,(1/m + 1/m')\bigr), \qquad
           \sigma^2 = \frac{1}{m - K}\sum_{k=1}^{K}\sum_{j:\,y_j = k} (g_j - \bar g_k)^2 .
