@@ -36,7 +36,7 @@ from emdcfl.tasks import Embed, Fit, batches
 
 log = logging.getLogger("emdcfl")
 
-LANES, LANES_LARGE = 12, 2
+LANES, LANES_LARGE = 8, 2
 """Streams: enough to fill the GPU with steps of a small network (measured); a large one fills it nearly alone."""
 
 LARGE_STEP = 3.0e10
