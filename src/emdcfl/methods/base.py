@@ -214,15 +214,15 @@ def average_sets(
     local = guard.tempered(local, {c: state.start(c) for c in local}, [sets[labels[c]] for c in local])
     known = {**state.latest, **local}
     source = local if members == "participants" else known
-    models = []
+    models = torch.empty(len(sets), state.theta0.shape[0])  # filled row by row: a list and its stack would be held at once
     for i, members_of_set in enumerate(sets):
         present = [c for c in members_of_set if c in source and not guard.ledger.banned(c)]
         if present:
-            models.append(guard.average([source[c] for c in present], [float(state.n[c]) for c in present]))
+            models[i] = guard.average([source[c] for c in present], [float(state.n[c]) for c in present])
         else:
             owner = next(c for c, label in labels.items() if label == i)
-            models.append(state.start(owner))
-    return replace(state, sets=sets, labels=labels, models=torch.stack(models), latest=dict(known) if keep else {})
+            models[i] = state.start(owner)
+    return replace(state, sets=sets, labels=labels, models=models, latest=dict(known) if keep else {})
 
 
 def serve_clusters(state: Clustered, distances: Distances | None = None) -> Serving:
