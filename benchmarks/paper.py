@@ -30,6 +30,8 @@ HARD = ("ifca", "pacfl", "fedclust", "cfl", "flexcfl", "fesem", "cflgp")
 SOFT = ("fedprox", "fedsoft", "fedce", "pfedgraph", "fedsac", "local")
 SLOW = ("fedem", "fedrc")
 """Methods that train every cluster's model at every client: several times the time of the others."""
+FALLBACK = "clients are trained one after the other"
+"""What a run says whose engine gave up on batches: it would take ten times as long, and so would all behind it."""
 Settings = tuple[tuple[str, Any], ...]
 ROUND_1: Settings = (("run.rounds", 1),)
 SHORT: Settings = (("run.rounds", 5), ("training.local_epochs", 2))
@@ -158,6 +160,7 @@ class Queue:
                 time.sleep(1)
                 if self._collect():
                     left = self.left()
+                self._stop_where_slow()
         finally:
             for process, _ in self.running.values():
                 process.terminate()
@@ -172,10 +175,17 @@ class Queue:
     def _start(self, run: Wanted) -> None:
         place = self.out / "parts" / run.name
         place.mkdir(parents=True, exist_ok=True)
-        with (place / "log").open("ab") as log:
+        with (place / "log").open("wb") as log:
             process = subprocess.Popen(run.command(place, self.device), stdout=log, stderr=log)
         self.running[run] = (process, time.monotonic())
         say(f"begins {run.name}")
+
+    def _stop_where_slow(self) -> None:
+        for run in self.running if self.device.startswith("cuda") else ():
+            said = (self.out / "parts" / run.name / "log").read_text(errors="replace").splitlines()
+            slow = next((line for line in said if FALLBACK in line), None)
+            if slow is not None:
+                raise SystemExit(f"stopped: {run.name} says {slow.strip()!r}; mend that first, it costs ten times the time")
 
     def _collect(self) -> bool:
         """Note runs that ended; say whether any did."""

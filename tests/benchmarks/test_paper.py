@@ -85,6 +85,15 @@ def test_each_run_once_and_a_failed_one_does_not_stop_the_rest(tmp_path: Path, f
     assert fake == ["rotated-digits-oracle-seed2"]
 
 
+def test_a_slow_engine_stops_the_queue_at_once(tmp_path: Path, fake: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = f"import time; print('warning: {paper.FALLBACK}: no graph', flush=True); time.sleep(60)"
+    monkeypatch.setattr(paper.Wanted, "command", lambda *_: [sys.executable, "-c", slow])
+    work = paper.Queue(tmp_path, [], at_once=1, device="cuda")
+    with pytest.raises(SystemExit, match="says 'warning: clients are trained one after the other: no graph'"):
+        work.play(30)
+    assert all(process.poll() is not None for process, _ in work.running.values())
+
+
 def test_time_is_up(tmp_path: Path, fake: list[str]) -> None:
     work = paper.Queue(tmp_path, [], at_once=1, device="cpu")
     work.play(0.0)
