@@ -214,12 +214,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3600.0)
     parser.add_argument("--at-once", type=int, default=3, help="runs at a time")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--done", type=Path, nargs="*", default=sorted(Path("docs/results/data").glob("*.jsonl")))
+    parser.add_argument("--done", type=Path, nargs="*", help="rows that need not be made again (those of docs/results/data)")
     parser.add_argument("--wait", action="store_true", help="for data that are still to come")
     parser.add_argument("--list", action="store_true", help="say what is left, and do nothing")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    work = Queue(args.out, args.done, at_once=args.at_once, device=args.device)
+    named = dict.fromkeys(f"docs/results/data/{run.scenario}.jsonl" for run in queue())
+    done = [Path(name) for name in named if Path(name).exists()] if args.done is None else args.done
+    work = Queue(args.out, done, at_once=args.at_once, device=args.device)
     if args.list:
         for run in work.left():
             print(("" if available(run) else "no data: ") + " ".join(run.command(args.out / "parts" / run.name, args.device)[3:]))

@@ -51,8 +51,7 @@ def read_sentences(path: Path) -> list[Sentence]:
 
 def read_rows(folder: Path) -> list[Result]:
     """Return the rows at paper scale, scenarios in the order of the page."""
-    rows = [row for path in sorted(folder.glob("*.jsonl")) for row in read_results(path)]
-    return sorted((row for row in rows if row["scenario"] in SCENARIOS), key=lambda row: SCENARIOS.index(row["scenario"]))
+    return [row for name in SCENARIOS if (path := folder / f"{name}.jsonl").exists() for row in read_results(path)]
 
 
 def kinds(rows: Sequence[Result]) -> dict[str, list[Result]]:
