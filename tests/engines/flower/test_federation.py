@@ -339,3 +339,13 @@ def test_the_bytes_of_a_run_are_those_of_the_formula() -> None:
     sent, received = (sum(count[i] for count in fed.traffic.values()) for i in (0, 1))
     assert sent == pytest.approx(expected.sent, rel=0.05)
     assert received == pytest.approx(expected.received, rel=0.05)
+
+
+def test_a_key_that_was_not_proved_is_its_senders_fault_and_reaches_nobody() -> None:
+    grid = loopback.loopback(SCENARIO)
+    grid.tamper[103] = with_reply(key=public_key(NodeSecret(b"x" * 32)))
+    fed = fed_of(grid)
+    fed.begin(1)
+    assert list(fed.describe(fed.clients)) == ["site-0", "site-1", "site-2"]
+    (failure,) = fed.failures
+    assert failure.client == "site-3" and failure.violation and "shows the key" in failure.reason

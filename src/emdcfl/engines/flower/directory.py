@@ -97,6 +97,10 @@ class Directory:
             self.refused.pop(name, None)
             log.info("client %r is node %d", name, node)
 
+    def vouch(self, name: str, key: bytes) -> None:
+        """Raise ``ClientError`` if a client shows another key than it proved: partners who know better would refuse all their work."""
+        self._keys.check(name, key)
+
     def _recognise(self, challenge: Challenge, reply: Any) -> str:
         expected = {"name": str, "key": bytes, "proof": bytes}
         if not isinstance(reply, dict) or any(type(reply.get(field)) is not kind for field, kind in expected.items()):

@@ -124,6 +124,10 @@ class FlowerFederation(Federation):
         if missing:
             log.warning("not connected: %s; the run goes on without them until they are", ", ".join(missing))
 
+    def vouch(self, client: str, reply: Reply) -> None:
+        """Check that the key a client describes itself with is the one it proved to hold."""
+        self.directory.vouch(client, reply["key"])
+
     def _dispatch(self, info: TaskInfo, inputs: Mapping[str, Inputs], common: Inputs) -> Iterator[tuple[str, Reply | Failure]]:
         if info.phase == "train":  # a new try: whoever did not answer before is asked again
             self._unanswered.clear()
