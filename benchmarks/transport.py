@@ -123,9 +123,9 @@ def race(case: Case, repeats: int = REPEATS, device: str | None = None) -> dict[
 class Crowd:
     """As many clients as one likes, made of the clients of a real case.
 
-    Each has the model and the train sample of one real client, and validation images drawn without replacement from those of all real
-    clients of its group, equally many of each class: images that no model has seen, from one law per group. So every sample has the class
-    counts of every other, as with ``match_classes``, and tolerances are those of matched classes.
+    Each has the model and part of the train sample of one real client, and validation images drawn without replacement from those of all
+    real clients of its group, equally many of each class: images that no model has seen, from one law per group. So every sample has the
+    class counts of every other, as with ``match_classes``, and tolerances are those of matched classes.
 
     Samples are taken when they are asked for, in batches, so that memory does not grow with the number of pairs.
     """
@@ -136,12 +136,12 @@ class Crowd:
         base = rng.permutation(np.arange(clients) % len(case.rows))
         self.base = {f"c{i:04d}": int(b) for i, b in enumerate(base)}
         self.truth = [case.truth[b] for b in self.base.values()]
-        self.rows = {c: case.rows[b] for c, b in self.base.items()}
         images = len(case.own[0])
         groups = {g: np.flatnonzero(np.equal(case.truth, g)) for g in set(case.truth)}
         classes = np.unique(case.labels[0])
         counts = np.full(len(classes), size // len(classes))
         self.size = int(counts.sum())
+        self.rows = {c: case.rows[b][: self.size] for c, b in self.base.items()}  # the first of a sample in random order
         self.labels = np.repeat(classes, counts)
         self.chosen = {}
         for c, b in self.base.items():
@@ -205,7 +205,7 @@ def growth(case: Case, clients: int, pairing: str, size: int) -> dict[str, Any]:
     labels, _ = neighbourhoods(m)
     cliques = bool(np.array_equal(m, np.equal.outer(labels, labels)))
     return {
-        "case": f"{case.name}, {len(case.rows[0])} x {crowd.size} samples, validation drawn from the group by class",
+        "case": f"{case.name}, {crowd.size} x {crowd.size} samples, validation drawn from the group by class",
         "pairing": pairing,
         "clients": clients,
         "problems": crowd.pairs,
