@@ -69,7 +69,7 @@ def test_growth(tmp_path: Path, nodes: int) -> None:
     tiny = {"name": "mlp", "features": 64, "classes": 10, "hidden": [16]}
     groups = 2 if nodes == 4 else 4
     given = config(
-        run={"rounds": 3, "evaluate_every": 3},
+        run={"rounds": 2, "evaluate_every": 2},
         scenario={"groups": groups, "clients_per_group": nodes // groups},
         model=tiny,
         training={"local_epochs": 1},

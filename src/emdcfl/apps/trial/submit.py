@@ -22,7 +22,7 @@ log = logging.getLogger("emdcfl")
 
 Event = dict[str, Any]
 POLL = 0.5
-CHECK = 20.0
+CHECK = 60.0
 """Seconds between questions to the SuperLink whether the run still exists."""
 
 
