@@ -19,18 +19,18 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+from faults.runs import ENVIRONMENT, SETTINGS, Lab, command, play, turn
+
+os.environ |= ENVIRONMENT  # before torch is imported
 
 from faults import trials
-from faults.runs import SETTINGS, Lab, command, environment, play
+from faults.forked import warm
 from faults.table import ANY, DAMAGED, DISK, FLOWER, INPUTS, PAIR, TERM, WRITES, write_table
 
 Row = dict[str, Any]
@@ -38,16 +38,20 @@ Trial = tuple[str, int, str, Callable[..., Row]]
 
 
 class Journal:
-    """The rows so far, one line each."""
+    """The rows so far, one line each; several processes may add to it."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.lock = path, threading.Lock()
+        self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.rows: list[Row] = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        self.rows: list[Row] = []
+        self.read()
+
+    def read(self) -> None:
+        self.rows = [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines()] if self.path.exists() else []
 
     def add(self, row: Row) -> None:
-        with self.lock, self.path.open("a", encoding="utf-8") as file:
-            self.rows.append(row)
+        self.rows.append(row)
+        with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
     def done(self, kind: str) -> set[int]:
@@ -65,10 +69,9 @@ def planned(given: argparse.Namespace, lab: Lab) -> Iterator[Trial]:
         (PAIR, given.pairs, trials.together),
         (DAMAGED, given.damage, partial(trials.damage, lab=lab)),
     ]
-    settings = list(SETTINGS)
     for kind, times, function in kinds:
         for i in range(times):
-            yield kind, i, settings[i % len(settings)], function
+            yield kind, i, turn(i), function
 
 
 def inject(given: argparse.Namespace, journal: Journal, lab: Lab) -> None:
@@ -76,29 +79,42 @@ def inject(given: argparse.Namespace, journal: Journal, lab: Lab) -> None:
     end = time.monotonic() + 60 * given.minutes
     todo = [trial for trial in planned(given, lab) if trial[1] not in journal.done(trial[0])]
     random.Random(given.seed).shuffle(todo)
-    needed = sorted({setting for _, _, setting, _ in todo})
-    with ThreadPoolExecutor(given.jobs) as pool:
-        list(pool.map(lab.prepare, needed))
-        list(pool.map(lambda s: trials.prepare_half(lab.references[s], lab), {s for k, _, s, _ in todo if k == DAMAGED}))
-
-        def attempt(trial: Trial) -> None:
-            kind, index, setting, function = trial
-            if time.monotonic() > end:
-                return
-            place = Path(tempfile.mkdtemp(prefix="trial-", dir=lab.work))
+    for setting in sorted({setting for _, _, setting, _ in todo}):
+        lab.prepare(setting)
+    for setting in sorted({setting for kind, _, setting, _ in todo if kind == DAMAGED}):
+        trials.prepare_half(lab.references[setting], lab)
+    workers = []
+    for k in range(given.jobs):
+        sys.stdout.flush()
+        pid = os.fork()
+        if pid == 0:
             try:
-                row = function(lab.references[setting], place, random.Random(f"{given.seed} {kind} {index}"))
-            except Exception as error:
-                row = {"faults": 1, "finished": False, "crash": True, "note": f"{type(error).__name__}: {error}"}
-            if row.get("crash") or row.get("wrong") or row.get("lost") or not (row["finished"] or row.get("told")):
-                kept = journal.path.parent / "failed" / f"{kind.replace(' ', '-').replace(',', '')}-{index}"
-                shutil.rmtree(kept, ignore_errors=True)
-                shutil.copytree(place, kept)
-            shutil.rmtree(place, ignore_errors=True)
-            journal.add({"kind": kind, "index": index, "setting": setting, **row})
-            print(f"{kind} {index} ({setting}): {json.dumps(row)[:300]}", flush=True)
+                for trial in todo[k :: given.jobs]:
+                    if time.monotonic() < end:
+                        attempt(trial, given, journal, lab)
+            finally:
+                os._exit(0)
+        workers.append(pid)
+    for pid in workers:
+        os.waitpid(pid, 0)
+    journal.read()
 
-        list(pool.map(attempt, todo))
+
+def attempt(trial: Trial, given: argparse.Namespace, journal: Journal, lab: Lab) -> None:
+    """Do one trial; keep its files if it failed."""
+    kind, index, setting, function = trial
+    place = Path(tempfile.mkdtemp(prefix="trial-", dir=lab.work))
+    try:
+        row = function(lab.references[setting], place, random.Random(f"{given.seed} {kind} {index}"))
+    except Exception as error:
+        row = {"faults": 1, "finished": False, "crash": True, "note": f"{type(error).__name__}: {error}"}
+    if row.get("crash") or row.get("wrong") or row.get("lost") or not (row["finished"] or row.get("told")):
+        kept = journal.path.parent / "failed" / f"{kind.replace(' ', '-').replace(',', '')}-{index}"
+        shutil.rmtree(kept, ignore_errors=True)
+        shutil.copytree(place, kept)
+    shutil.rmtree(place, ignore_errors=True)
+    journal.add({"kind": kind, "index": index, "setting": setting, **row})
+    print(f"{kind} {index} ({setting}): {json.dumps(row)[:300]}", flush=True)
 
 
 def feed(given: argparse.Namespace, journal: Journal, lab: Lab) -> None:
@@ -122,9 +138,9 @@ def feed(given: argparse.Namespace, journal: Journal, lab: Lab) -> None:
     for i, part in enumerate(parts):
         out = lab.work / f"inputs-{os.getpid()}-{i}.jsonl"
         arguments = [str(part[0]), str(part[-1] + 1), str(given.seed), str(out)]
-        surroundings = {**environment(), "BAD_RUN": str(bad)}
-        here = Path(__file__).parent
-        started.append((out, subprocess.Popen([sys.executable, "-m", "faults.inputs", *arguments], env=surroundings, cwd=here)))
+        source = os.pathsep.join(str(Path(entry).resolve()) for entry in sys.path if entry)
+        surroundings = {**os.environ, "BAD_RUN": str(bad), "PYTHONPATH": source}
+        started.append((out, subprocess.Popen([sys.executable, "-m", "faults.inputs", *arguments], env=surroundings)))
     for out, process in started:
         process.wait()
         for line in out.read_text(encoding="utf-8").splitlines():
@@ -153,8 +169,9 @@ def main() -> None:
     if not given.table_only:
         lab = Lab(given.out / "work")
         lab.work.mkdir(parents=True, exist_ok=True)
-        feed(given, journal, lab)
+        warm()
         inject(given, journal, lab)
+        feed(given, journal, lab)
         if given.flower:
             from faults.flower import kills
 

@@ -1,4 +1,4 @@
-"""``python mortal.py FAULT NUMBER ARGUMENTS…``: the ``emdcfl`` command, with a fault at the file event of this number.
+"""A fault at the file event of a given number.
 
 Events are flushes, renames, deletions and new folders. Faults: ``count`` (none; the number of events goes to the file in $MORTAL_COUNT),
 ``before`` and ``after`` (kill -9 around the event), ``torn`` (kill -9 with the file being written cut in half), and ``ENOSPC``, ``EDQUOT``,
@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,10 +49,3 @@ def install(fault: str, number: int) -> None:
 def die() -> None:
     """End as if the power had failed."""
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-if __name__ == "__main__":
-    from emdcfl.cli import main
-
-    install(sys.argv[1], int(sys.argv[2]))
-    main(sys.argv[3:])

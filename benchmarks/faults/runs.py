@@ -6,35 +6,41 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-MORTAL = Path(__file__).with_name("mortal.py")
-ROUNDS = 6
+from faults.forked import Forked
+
+ROUNDS = 3
 COMMON = [
     "--scenario", "rotated-digits", "--set", "scenario.groups=2", "--set", "scenario.clients_per_group=2", "--rounds", str(ROUNDS),
-    "--local-epochs", "3", "--device", "cpu",
+    "--local-epochs", "1", "--device", "cpu",
 ]  # fmt: skip
 SETTINGS = {
+    "fedavg, vmapped": ["--method", "fedavg", "--engine", "vmapped"],
     "emdcfl, sequential": ["--method", "emdcfl", "--engine", "sequential"],
-    "emdcfl, 2 processes": ["--method", "emdcfl", "--engine", "sequential", "--workers", "2"],
-    "emdcfl, vmapped": ["--method", "emdcfl", "--engine", "vmapped"],
-    "emdcfl, 3 of 4 clients a round": ["--method", "emdcfl", "--engine", "sequential", "--participants", "3"],
     "ifca, sequential": ["--method", "ifca", "--engine", "sequential"],
-    "cfl, vmapped": ["--method", "cfl", "--engine", "vmapped"],
+    "cfl, 3 of 4 clients a round": ["--method", "cfl", "--engine", "sequential", "--participants", "3"],
+    "emdcfl, vmapped": ["--method", "emdcfl", "--engine", "vmapped"],
+    "emdcfl, 2 processes": ["--method", "emdcfl", "--engine", "sequential", "--workers", "2"],
 }
+FEW = "emdcfl, 2 processes"
+"""Takes several times as long as the others, because its workers load Python anew: every fifteenth trial."""
 PATIENCE = 600.0
 
 
-def environment() -> dict[str, str]:
-    """One thread, as the promise of equal bits is made for it; no GPU; the same source wherever a command is started."""
-    source = os.pathsep.join(str(Path(entry).resolve()) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry)
-    fixed = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "MPLBACKEND": "Agg", "NO_COLOR": "1", "COLUMNS": "160"}
-    return {**os.environ, **fixed, **({"PYTHONPATH": source} if source else {})}
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "MPLBACKEND": "Agg", "NO_COLOR": "1", "COLUMNS": "160"}
+"""One thread, as the promise of equal bits is made for it; no GPU."""
+
+
+def turn(number: int) -> str:
+    """Return the setting of a trial."""
+    if number % 15 == 14:
+        return FEW
+    others = [setting for setting in SETTINGS if setting != FEW]
+    return others[number % len(others)]
 
 
 def command(setting: str, out: Path) -> list[str]:
@@ -48,11 +54,9 @@ def resume(setting: str, out: Path) -> list[str]:
     return ["run", "--out", str(out), "--resume"] if known else [*command(setting, out), "--resume"]
 
 
-def start(arguments: list[str], log: Path, *, fault: tuple[str, int] | None = None) -> subprocess.Popen[bytes]:
+def start(arguments: list[str], log: Path, *, fault: tuple[str, int] | None = None) -> Forked:
     """Start the command in a session of its own; what it says goes to the log."""
-    program = [sys.executable, "-m", "emdcfl"] if fault is None else [sys.executable, str(MORTAL), fault[0], str(fault[1])]
-    with log.open("ab") as file:
-        return subprocess.Popen([*program, *arguments], stdout=file, stderr=file, env=environment(), start_new_session=True)
+    return Forked(arguments, log, fault)
 
 
 def play(arguments: list[str], log: Path, *, fault: tuple[str, int] | None = None) -> tuple[int, str]:
@@ -134,12 +138,10 @@ class Lab:
             shutil.rmtree(kept, ignore_errors=True)
             kept.parent.mkdir(parents=True, exist_ok=True)
             count, log = self.work / f"events-{name}", self.work / f"reference-{name}.log"
-            counted = subprocess.run(
-                [sys.executable, str(MORTAL), "count", "0", *command(setting, kept)],
-                env={**environment(), "MORTAL_COUNT": str(count)}, capture_output=True, text=True, check=False,
-            )  # fmt: skip
-            if counted.returncode:
-                raise RuntimeError(f"the undisturbed run of {setting} failed: {counted.stderr[-500:]}")
+            os.environ["MORTAL_COUNT"] = str(count)
+            code, said = play(command(setting, kept), log, fault=("count", 0))
+            if code:
+                raise RuntimeError(f"the undisturbed run of {setting} failed: {said[-500:]}")
             again = self.work / f"again-{name}"
             shutil.rmtree(again, ignore_errors=True)
             began = time.monotonic()

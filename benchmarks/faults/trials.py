@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from faults.forked import Forked
 from faults.runs import PATIENCE, Lab, Reference, command, committed, differing, explained, first_played, play, resume, start
 
 Row = dict[str, Any]
@@ -66,7 +67,7 @@ def kill(reference: Reference, work: Path, rng: random.Random, *, aimed: bool) -
     return dict(MISSED)
 
 
-def _killed(process: subprocess.Popen[bytes], after: float | None) -> bool:
+def _killed(process: Forked, after: float | None) -> bool:
     try:
         process.wait(PATIENCE if after is None else after)
     except subprocess.TimeoutExpired:

@@ -58,18 +58,18 @@ def check_same(folder: Path, config_toml: str, digest: str) -> None:
 
 
 def mend(folder: Path, config_toml: str, digest: str) -> None:
-    """Write both files where they are missing or damaged. The folder is locked, and known to belong to this config or to nobody."""
-    tables = _tables(_text(folder))
-    if tables is None or _digest(tables) != digest:
-        if _text(folder) is not None:
-            log.warning("%s: damaged; written again", folder / CONFIG)
+    """Write both files where they are not as they should be. The folder is locked, and known to belong to this config or to nobody."""
+    text = _text(folder)
+    if text != config_toml:
+        if text is not None:
+            log.warning("%s: changed or damaged; written again", folder / CONFIG)
         files.write_file(folder / CONFIG, [config_toml.encode()])
-    record = _record(folder)
-    if record is None or record["config_hash"] != digest:
+    body = {"format": FORMAT, "config_hash": digest, "config": config_toml}
+    whole = files.json_text(body, RUN, indent=2).encode() + b"\n"
+    if not (folder / RUN).is_file() or (folder / RUN).read_bytes() != whole:
         if (folder / RUN).exists():
-            log.warning("%s: damaged; written again", folder / RUN)
-        body = {"format": FORMAT, "config_hash": digest, "config": config_toml}
-        files.write_file(folder / RUN, [files.json_text(body, RUN, indent=2).encode() + b"\n"])
+            log.warning("%s: damaged, or of an earlier version; written again", folder / RUN)
+        files.write_file(folder / RUN, [whole])
 
 
 def _agreed(folder: Path) -> str:
