@@ -94,6 +94,18 @@ def test_a_folder_of_own_data_gives_one_node_per_client(tmp_path: Path) -> None:
     assert load(there.path / "run.toml").scenario.name == "nodes"
 
 
+def test_folders_with_spaces_and_quotes_reach_the_nodes(tmp_path: Path) -> None:
+    from flwr.common.config import parse_config_args
+
+    data = tmp_path / 'my "own" data'
+    for name in ("north", "south"):
+        data.mkdir(exist_ok=True)
+        (data / f"{name}.csv").write_text("x,label\n1,a\n")
+    there = trial.create(tmp_path / "a federation", data=data)
+    assert tomllib.loads((there.home("north") / "node.toml").read_text())["data"] == str((data / "north.csv").resolve())
+    assert parse_config_args([there.node_command("north")[-1]]) == {"name": "north", "home": str(there.home("north"))}
+
+
 def test_mistakes_are_told(four: trial.Trial, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not empty"):
         trial.create(four.path, nodes=4)

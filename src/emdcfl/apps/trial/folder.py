@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -125,7 +126,7 @@ def create(path: str | Path, *, nodes: int | None = None, data: str | Path | Non
         home = _made(folder / "nodes" / name)
         make_node_key(home)
         load_secret(home / "secret.key")
-        (home / "node.toml").write_text(_NODE.format(data=sources[name]), encoding="utf-8")
+        (home / "node.toml").write_text(_NODE.format(data=json.dumps(sources[name], ensure_ascii=False)), encoding="utf-8")
     numbers = {"port": ports[0], "deadline": deadline, "wait": 60.0, "nodes": dict(zip(names, ports[1:], strict=True))}
     (folder / "federation.toml").write_text(tomli_w.dumps(numbers), encoding="utf-8")
     run["engine"] = {"name": "flower", "on_failure": "continue"}
@@ -203,7 +204,7 @@ def _write_start(trial: Trial) -> None:
 
 _NODE = """\
 # What this node serves. See docs/deploy.md.
-data = "{data}"        # folder or table of this site; "scenario" for its share of a built-in scenario (trials)
+data = {data}        # folder or table of this site; "scenario" for its share of a built-in scenario (trials)
 device = "auto"
 trust = "first-use"    # partners' keys, relayed by the server: "relay", "first-use", or "pinned" in partners.toml
 withhold = ["embed", "deposit"]    # tasks that would hand out what is not projected
