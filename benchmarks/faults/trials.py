@@ -215,7 +215,7 @@ def _half(reference: Reference, lab: Lab) -> Path:
 def prepare_half(reference: Reference, lab: Lab) -> None:
     """Play until a round in the middle is committed, and stop there (kill -9)."""
     place = lab.work / f"half-{reference.path.name}"
-    for number in range(reference.events // 2, reference.events):
+    for number in range(reference.events * 6 // 10, reference.events, max(1, reference.events // 15)):
         if place.exists():
             return
         trial = lab.work / f"{place.name}-trial"
