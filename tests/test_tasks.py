@@ -54,7 +54,7 @@ def test_local_sgd_is_torchs() -> None:
     torch.testing.assert_close(reply["theta"], plain_sgd(c, theta, STEEP), rtol=1e-5, atol=1e-6)
     assert (reply["n"], reply["steps"]) == (80, 2 * 5)
     assert not torch.allclose(reply["theta"], theta)
-    check(reply, tasks.TRAINED, {"P": c.network.layout.size})
+    check(reply, tasks.TRAINED, {"P": c.network.layout.size, "max_n": 10**6})
 
 
 def flat(parameters: list[Tensor]) -> Tensor:
@@ -195,7 +195,7 @@ def test_reductions_of_evaluate_agree() -> None:
     right = (c.network.module(c.split("val").x).argmax(1) == c.split("val").y).float().mean()
     assert mean["accuracy"][1].item() == pytest.approx(right.item()) and mean["n"] == 70
     for reduction in ("mean", "per_batch", "per_sample", "argmin_counts"):
-        check(tasks.evaluate(c, models=models, reduction=reduction), TASKS["evaluate"].returns, {"K": 2})  # type: ignore[arg-type]
+        check(tasks.evaluate(c, models=models, reduction=reduction), TASKS["evaluate"].returns, {"K": 2, "max_n": 10**6})  # type: ignore[arg-type]
     assert tasks.evaluate(c, models=models, split="train")["n"] == 80
 
 
@@ -236,7 +236,7 @@ def test_every_variant_is_tested_and_an_empty_one_counts_no_samples() -> None:
     reply = tasks.test(c, models=c.network.theta[None].clone(), weights=torch.ones(1))
     assert list(reply["accuracy"]) == ["clean", "backdoor", "none"]
     assert reply["n"] == {"clean": 40, "backdoor": 70, "none": 0}
-    check(reply, tasks.TESTED, {})
+    check(reply, tasks.TESTED, {"max_n": 10**6})
 
 
 def test_describe_and_embed() -> None:
