@@ -76,9 +76,11 @@ def test_hash_is_stable_over_versions_and_sees_every_setting() -> None:
             "method.x": "1",
             "training.lr": "0.1",
             "engine.workers": "2",
+            "trust.max_share": "0.5",
+            "trust.clip": "2.0",
         }.items()
     }
-    assert len(hashes | {config_hash(Config())}) == 7
+    assert len(hashes | {config_hash(Config())}) == 9
 
 
 def test_an_integer_and_a_float_of_the_same_value_are_the_same_setting() -> None:

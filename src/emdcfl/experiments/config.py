@@ -230,9 +230,19 @@ def dump(config: Config) -> str:
     return tomli_w.dumps(as_dict(config))
 
 
+YOUNG: Mapping[str, tuple[str, ...]] = {
+    "trust": tuple(f.name for f in dataclasses.fields(Trust)),
+    "engine": ("lanes", "deterministic", "fuse"),
+}
+"""Keys that are younger than the hash: they count where they are not the default, so that older runs can be resumed."""
+
+
 def config_hash(config: Config) -> str:
     """SHA-256 (hex) of the config as canonical JSON: equal for equal settings, whatever the order of their keys."""
-    text = json.dumps(as_dict(config), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    tables, usual = as_dict(config), as_dict(Config())
+    for table, keys in YOUNG.items():
+        tables[table] = {k: v for k, v in tables[table].items() if k not in keys or v != usual[table].get(k)}
+    text = json.dumps({t: v for t, v in tables.items() if v}, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
