@@ -221,25 +221,29 @@ def points(values: list[float]) -> str:
     return f"{mean(values):+.1f}{spread}"
 
 
+def gaps(row: dict[str, Any], base: dict[str, Any]) -> tuple[float, float]:
+    """Points lost (negative) by all others, and by the group that lost most."""
+    return 100 * (row["accuracy"] - base["accuracy"]), min(100 * (row["by_group"][g] - base["by_group"][g]) for g in base["by_group"])
+
+
 def liars_table(rows: list[dict[str, Any]]) -> list[str]:
-    """Loss of the others in points against the run without the liar, by lie and policy; worst seed in brackets."""
+    """Points against the run without the liar, by lie and policy, with the number of seeds."""
     by = {(r["kind"], r["policy"], r["seed"]): r for r in rows}
     policies = [p for p in POLICIES if any(k[1] == p for k in by)]
     head = ["the liar", *policies, "joins the other group", "noticed"]
     lines = [f"| {' | '.join(head)} |", "| --- |" + " --: |" * len(policies) + " --- | --- |"]
     base = {p: [r["accuracy"] for (kind, policy, _), r in by.items() if kind == "absent" and policy == p] for p in policies}
     lines.append("| *is not there (accuracy, %)* | " + " | ".join(f"{100 * mean(v):.1f}" if v else "–" for v in base.values()) + " | | |")
-    for kind in KINDS[1:]:
-        cells, foreign, noticed, seen = [], 0, set(), 0
+    for kind in [k for k in KINDS[1:] if any(key[0] == k for key in by)]:
+        own = [(r, by.get(("absent", r["policy"], r["seed"]))) for key, r in by.items() if key[0] == kind]
+        cells = []
         for policy in policies:
-            pairs = [(r, by.get(("absent", policy, seed))) for (k, p, seed), r in by.items() if (k, p) == (kind, policy)]
-            gaps = [100 * (r["accuracy"] - b["accuracy"]) for r, b in pairs if b is not None]
-            cells.append(f"{points(gaps)} ({min(gaps):+.1f})" if gaps else "–")
-            foreign += sum(r["foreign"] > 0 for r, _ in pairs)
-            seen += len(pairs)
-            noticed |= {f["what"] + " flagged" for r, _ in pairs for f in r["flags"] if f["client"] == LIAR}
-            noticed |= {"quarantined" for r, _ in pairs if any(q["client"] == LIAR for q in r["quarantined"])}
-        lines.append(f"| {kind} | " + " | ".join(cells) + f" | {foreign} of {seen} runs | {', '.join(sorted(noticed)) or 'no'} |")
+            found = [gaps(r, b) for r, b in own if b is not None and r["policy"] == policy]
+            cells.append(f"{mean(a for a, _ in found):+.1f} ({mean(w for _, w in found):+.1f}), {len(found)}" if found else "–")
+        noticed = {f["what"] + " flagged" for r, _ in own for f in r["flags"] if f["client"] == LIAR}
+        noticed |= {"quarantined" for r, _ in own if any(q["client"] == LIAR for q in r["quarantined"])}
+        joined = f"{sum(r['foreign'] > 0 for r, _ in own)} of {len(own)} runs"
+        lines.append(f"| {kind} | {' | '.join(cells)} | {joined} | {', '.join(sorted(noticed)) or 'no'} |")
     return lines
 
 
