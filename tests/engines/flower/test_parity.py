@@ -60,6 +60,6 @@ def test_every_way_of_comparing_gives_the_same_bits(options: dict[str, Any]) -> 
     both("emdcfl", rounds=2, **options)
 
 
-@pytest.mark.parametrize("options", [{}, {"projection": "pair"}, {"cost": "label-aware"}])
+@pytest.mark.parametrize("options", [{}, {"projection": "pair"}, {"cost": "label-aware"}, {"tolerance": "auto"}])
 def test_requests_in_many_parts_give_the_same_bits(options: dict[str, Any]) -> None:
     both("emdcfl", rounds=2, wire=Wire(deadline=5, poll=0.001, wait=0, part_mb=1e-4), **options)
