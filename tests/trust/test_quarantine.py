@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.test_federation import BAD, Tampering, lost
 from tests.tiny import TRAINING, SequentialFederation, config, contents, same_bits, tiny
-from tests.trust.liars import LyingFederation, not_a_number
+from tests.trust.liars import LyingFederation, bad_boxes, not_a_number
 
 from emdcfl.client import TaskInfo
 from emdcfl.errors import ClientError, QuorumError
@@ -114,6 +114,17 @@ def test_its_last_good_state_is_not_averaged_for_ever() -> None:
     state = finished[-1].state
     assert state.labels["site-0"] == state.labels["site-1"]  # it was linked in round 1
     assert same_bits(state.models[state.labels["site-0"]], state.latest["site-0"])
+
+
+def test_nobody_is_asked_about_somebody_who_is_left_out() -> None:
+    fed = LyingFederation(
+        tiny(), liar="site-1", lie=bad_boxes, training=TRAINING, device="cpu", on_failure="continue", trust=Trust(max_faults=1)
+    )
+    asked = counting(fed)
+    finished = list(play(fed, make("emdcfl", tolerance=0.08), rounds=2))
+    assert asked["site-0", "reference", 1] == 1 and fed.guard.ledger.banned("site-1")
+    assert not any(task in ("reference", "project") and t == 2 for _, task, t in asked)
+    assert finished[-1].state.labels["site-2"] == finished[-1].state.labels["site-3"]
 
 
 def lying_plan(monkeypatch: pytest.MonkeyPatch, liar: str = "site-1") -> None:

@@ -237,11 +237,11 @@ class Comparison:
 
 
 def comparable(fed: Federation, clients: Sequence[str]) -> dict[str, Reply]:
-    """Describe the clients that can be compared: not those with fewer validation samples than ``trust.min_validation``.
+    """Describe the clients that can be compared: not the quarantined, nor those with fewer samples than ``trust.min_validation``.
 
     A client without any ends the run (``validation_sizes`` says so), unless the run goes on without those that fail.
     """
-    about = fed.describe(clients)
+    about = fed.describe([c for c in clients if fed.guard.ledger.out(c) is None])
     least = max(fed.guard.policy.min_validation, 0 if fed.on_failure == "stop" else 1)
     few = [c for c, reply in about.items() if reply["m"] < least]
     if few:
