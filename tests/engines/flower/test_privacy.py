@@ -98,12 +98,13 @@ def test_the_server_receives_what_the_protocol_names_and_nothing_else(mode: str)
     assert fields == {
         "describe": {"n", "m", "key"},
         "train": {"theta", "n", "loss", "steps"},
-        "reference": {"samples", "tau", "variance", "boxes"},
-        "project": {"samples"},
+        "reference": {"samples", "tau", "variance", "boxes", "refused"},
+        "project": {"samples", "refused"},
     }
     for task, _, said in received:
         if task in ("reference", "project"):
             assert all(t.shape[1] == NARROW for t in leaves(said["reply"]["samples"]))
+            assert said["reply"]["refused"] == {}  # names are in it only where a partner's key or box is unusable
 
 
 @pytest.mark.parametrize("mode", ["row", "pair"])
