@@ -116,7 +116,8 @@ def doubts(distances: Distances, clients: Sequence[str], clusters: Sequence[int]
     epsilon = distances.epsilon[np.isfinite(distances.epsilon)]
     if not epsilon.size or epsilon.max() == epsilon.min():
         return reasons
-    ratio = distances.W / distances.epsilon
+    with np.errstate(divide="ignore", invalid="ignore"):  # a calibrated tolerance may be 0: a client whose samples are all alike
+        ratio = distances.W / distances.epsilon
     exact = (distances.kind == 1) & (distances.kind.T == 1)
     together = np.argwhere(np.triu(m & exact & (ratio + ratio.T >= math.sqrt(2)), 1))
     if len(together):
