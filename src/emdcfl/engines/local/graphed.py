@@ -84,9 +84,8 @@ class GraphedFederation(StagedFederation):
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts; equal bits on several streams need it
         super().__init__(scenario, precision=precision, **options)
         network = next(iter(self._clients.values())).network
-        self._device = network.device
         multiply_narrow(network.module, patch=SMALL_PATCH)
-        if self._device.type != "cuda":
+        if self.device.type != "cuda":
             raise ConfigError("the graphed engine needs a CUDA device; use --engine auto or --device cuda")
         large = multiply_adds(scenario) * self.training.batch_size >= LARGE_STEP
         self._scenario, self._number, self._low = scenario, lanes or (LANES_LARGE if large else LANES), precision == "bf16"
@@ -104,11 +103,11 @@ class GraphedFederation(StagedFederation):
 
     def _resident(self, common: Inputs) -> Inputs:
         size = sum(t.numel() * t.element_size() for t in _tensors(common))
-        free = torch.cuda.mem_get_info(self._device)[0]
+        free = torch.cuda.mem_get_info(self.device)[0]
         if size > SHARE * free:
             log.info("%.1f GiB of models stay in host memory: %.1f GiB are free on the GPU", size / 2**30, free / 2**30)
             return common
-        moved: Inputs = _moved(common, self._device)
+        moved: Inputs = _moved(common, self.device)
         return moved
 
     def _compute(self, works: Sequence[tuple[Client, Work]]) -> list[Outcome]:
@@ -122,7 +121,7 @@ class GraphedFederation(StagedFederation):
         """Train on the lanes; nothing comes back from what cannot be captured, or where one client's training is at fault."""
         while self._capturable and fits:
             try:
-                return drive(self._make_lanes([(client, fit) for _, client, fit in fits]), fits, self._device)
+                return drive(self._make_lanes([(client, fit) for _, client, fit in fits]), fits, self.device)
             except EmdcflError:  # one client's: the plain way says whose
                 break
             except Exception as error:  # capture and compilation fail in many ways
@@ -161,7 +160,7 @@ class GraphedFederation(StagedFederation):
             self._lanes = []
             for _ in range(min(self._number, len(self.clients))):
                 with global_seed(0):
-                    module = self._scenario.model.untrained()().to(self._device)
+                    module = self._scenario.model.untrained()().to(self.device)
                 module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
                 module.train(True)
                 self._lanes.append(Lane(module, self.layout, samples, steps=steps, width=width, low=self._low, fused=self._fused))
@@ -170,7 +169,7 @@ class GraphedFederation(StagedFederation):
     def _place(self) -> Samples:
         """Bring every client's data to the GPU, once."""
         clients = list(self._clients.values())
-        samples = Samples.of(clients, self._device)
+        samples = Samples.of(clients, self.device)
         for client in clients:
             begin, end = samples.first[client.name], samples.first[client.name] + len(client.site.train)
             client.place("train", Split(samples.x[begin:end], samples.y[begin:end]))
@@ -187,13 +186,6 @@ class GraphedFederation(StagedFederation):
                 yield
         finally:
             torch.backends.cuda.matmul.allow_tf32 = before
-
-    def memory(self) -> dict[str, float]:
-        """Return GiB of GPU memory in use and at most in use so far."""
-        return {
-            "allocated": torch.cuda.memory_allocated(self._device) / 2**30,
-            "peak": torch.cuda.max_memory_allocated(self._device) / 2**30,
-        }
 
 
 def _steps(fed: GraphedFederation) -> int:
