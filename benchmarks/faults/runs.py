@@ -75,12 +75,19 @@ def contents(out: Path) -> dict[str, Any]:
         if name == "summary.json":
             found[name] = {k: v for k, v in json.loads(content).items() if k not in ("seconds", "sha256")}
         elif re.fullmatch(r"state/round-\d+\.json", name):
-            body = json.loads(content)["body"]
-            body["extra"]["$dict"].pop("seconds")
-            found[name] = body
+            found[name] = _body(content)
         else:
             found[name] = content
     return found
+
+
+def _body(content: bytes) -> Any:
+    try:
+        body = json.loads(content)["body"]
+        body["extra"]["$dict"].pop("seconds")
+    except (ValueError, KeyError, TypeError):
+        return content  # damaged
+    return body
 
 
 def differing(out: Path, reference: Path, *, older: bool = True) -> list[str]:

@@ -1,4 +1,4 @@
-"""Which config a run directory belongs to: ``config.toml`` for people, and a copy with its hash in ``state/run.json``.
+"""Which config a run directory belongs to: ``config.toml`` for people, and a sealed copy in ``state/run.json``.
 
 Either file can be damaged or lost: the other one says what it held. A ``config.toml`` that reads well but says something else may have been
 changed on purpose, and is not written over: that is an error, which names the keys.
@@ -9,8 +9,6 @@ Imports errors, config and files.
 from __future__ import annotations
 
 import functools
-import hashlib
-import json
 import logging
 import tomllib
 from collections.abc import Mapping
@@ -19,7 +17,7 @@ from typing import Any
 
 from emdcfl.errors import ConfigError, StoreError
 from emdcfl.experiments import files
-from emdcfl.experiments.config import Config, loads
+from emdcfl.experiments.config import Config, config_hash, loads
 
 FORMAT = 1
 CONFIG = "config.toml"
@@ -64,7 +62,7 @@ def mend(folder: Path, config_toml: str, digest: str) -> None:
         if text is not None:
             log.warning("%s: changed or damaged; written again", folder / CONFIG)
         files.write_file(folder / CONFIG, [config_toml.encode()])
-    body = {"format": FORMAT, "config_hash": digest, "config": config_toml}
+    body = files.sealed({"format": FORMAT, "config_hash": digest, "config": config_toml}, RUN)
     whole = files.json_text(body, RUN, indent=2).encode() + b"\n"
     if not (folder / RUN).is_file() or (folder / RUN).read_bytes() != whole:
         if (folder / RUN).exists():
@@ -80,14 +78,17 @@ def _agreed(folder: Path) -> str:
         if text is None or tables is None:
             raise StoreError(f"{folder}: {CONFIG} and {RUN} are both damaged or missing; restore one of them, or choose another --out")
         return text
-    if text is not None and tables is not None and _digest(tables) == record["config_hash"]:
-        return text
     copy = record.get("config")
     if not isinstance(copy, str):  # written before there were copies
-        raise StoreError(f"{folder / CONFIG}: changed, damaged or missing since the run began; restore it, or choose another --out")
-    if tables is None:
-        log.warning("%s: damaged or missing; going by the copy in %s", folder / CONFIG, RUN)
+        if text is None or tables is None or config_hash(loads(text, str(folder / CONFIG))) != record["config_hash"]:
+            raise StoreError(f"{folder / CONFIG}: changed, damaged or missing since the run began; restore it, or choose another --out")
+        return text
+    if text is None or tables is None or copy.startswith(text):  # cut off between two lines, it still reads well
+        if text != copy:
+            log.warning("%s: damaged or missing; going by the copy in %s", folder / CONFIG, RUN)
         return copy
+    if tables == _tables(copy):
+        return text
     old, new = _flat(_tables(copy) or {}), _flat(tables)
     keys = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
     raise StoreError(
@@ -112,11 +113,12 @@ def _record(folder: Path) -> Tables | None:
         )
     if number != FORMAT:
         return None
-    copy = stored.get("config")
-    if copy is None:
-        return stored
-    tables = _tables(copy) if isinstance(copy, str) else None
-    return stored if tables is not None and _digest(tables) == stored["config_hash"] else None
+    if "config" in stored and (files.SEAL not in stored or not isinstance(stored["config"], str) or _tables(stored["config"]) is None):
+        return None
+    try:
+        return files.unsealed(stored, RUN)
+    except StoreError:
+        return None
 
 
 def _text(folder: Path) -> str | None:
@@ -133,11 +135,6 @@ def _tables(text: str | None) -> Tables | None:
         return None if text is None else tomllib.loads(text)
     except (ValueError, RecursionError):
         return None
-
-
-def _digest(tables: Tables) -> str:
-    """``config_hash`` of what the text says, without defaults of this version: a later one may have more of them."""
-    return hashlib.sha256(json.dumps(tables, sort_keys=True, separators=(",", ":"), default=str).encode()).hexdigest()
 
 
 def _named(keys: list[str], old: Tables, new: Tables) -> str:
