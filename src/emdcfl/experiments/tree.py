@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import functools
 import math
 import typing
 from collections.abc import Callable
@@ -28,9 +27,13 @@ INLINE = 1024
 """Tensors of at most this many bytes are written into the JSON: a file each would cost more than it holds."""
 
 
-@functools.cache
+_KNOWN: dict[type, Classes] = {}
+
+
 def dataclasses_of(cls: type) -> Classes:
     """The dataclass and all dataclasses that its type hints lead to, by name. Only to look at: the result is shared."""
+    if cls in _KNOWN:
+        return _KNOWN[cls]
     found: Classes = {}
 
     def visit(hint: Any) -> None:
@@ -45,6 +48,7 @@ def dataclasses_of(cls: type) -> Classes:
             visit(inner)
 
     visit(cls)
+    _KNOWN[cls] = found
     return found
 
 
