@@ -9,6 +9,7 @@ import json
 import os
 import random
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -47,6 +48,7 @@ def kills(number: int, seed: int, work: Path, done: set[int], note: Callable[[Ro
     folder = work / "federation"
     there = trial.create(folder, nodes=NODES, deadline=DEADLINE) if not folder.exists() else trial.Trial.read(folder)
     os.environ["PYTHONPATH"] = os.pathsep.join([SOURCE, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the federation is stopped in any case
     try:
         everybody(there)
         seconds = _undisturbed(there, work)
