@@ -97,7 +97,7 @@ def total_epsilon(epsilon: float, delta: float, releases: int) -> float:
     Examples
     --------
     >>> round(total_epsilon(1.0, 1e-5, 1), 6), round(total_epsilon(1.0, 1e-5, 8), 2)
-    (1.0, 3.2)
+    (1.0, 3.19)
     """
     if releases < 1:
         raise ConfigError(f"expected at least one release of a record, got {releases}")
