@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: the promise of equal bits is made for one thread
@@ -19,6 +21,16 @@ settings.load_profile("repeatable")
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def own_log() -> Iterator[None]:
+    """Commands and fuzz targets set the level of the project's log; the next test must not inherit it."""
+    log = logging.getLogger("emdcfl")
+    before = log.level, log.propagate, log.disabled, list(log.handlers)
+    yield
+    log.level, log.propagate, log.disabled, log.handlers = before
+    log.manager._clear_cache()  # type: ignore[attr-defined]
 
 
 def _folder(variable: str) -> Path:
