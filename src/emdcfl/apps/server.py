@@ -34,6 +34,8 @@ log = logging.getLogger("emdcfl")
 
 app = ServerApp()
 
+ENDED = "Flower ended the run's server process: it was stopped, or the SuperLink did not answer in time (see its log); go on with --resume"
+
 
 class Journal:
     """An observer that writes what happens to a folder and to the log: ``progress.jsonl`` line by line, ``outcome.json`` at the end."""
@@ -109,6 +111,9 @@ def main(grid: Grid, context: Context) -> None:
             summary = runner.run(read_config(options.config), out, resume=options.resume, observer=journal)
     except EmdcflError as error:
         journal.outcome(ok=False, error=str(error), traffic=_traffic(connected))
+        raise
+    except SystemExit:  # Flower's own way out, without a word of its own
+        journal.outcome(ok=False, error=ENDED, traffic=_traffic(connected))
         raise
     except BaseException as error:
         journal.outcome(ok=False, error=f"{type(error).__name__}: {error}", traffic=_traffic(connected))

@@ -18,6 +18,8 @@ from emdcfl.errors import ConfigError
 
 LINK = "superlink"
 PATIENCE = 60.0
+NICENESS = 10
+"""How much the nodes of a trial yield to the SuperLink and the run, which share their machine."""
 
 
 def up(trial: Trial) -> list[str]:
@@ -52,6 +54,9 @@ def start(trial: Trial, name: str) -> int:
             start_new_session=True,
             cwd=trial.path,
         )
+    if node is not None:  # many nodes on one machine must not keep the SuperLink from its database: Flower gives up after five seconds
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
     known = _known(trial)
     known[name] = {"pid": process.pid, "started": _start_time(process.pid)}
     _write(trial, known)
