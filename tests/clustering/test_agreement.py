@@ -75,3 +75,11 @@ def test_the_interval_is_the_lowest_run_that_reproduces_the_clusters(rows: list[
     lo, hi = interval
     inside = [e for e in range(9) if lo < e <= hi]
     assert inside == run
+
+
+def test_of_several_intervals_the_one_around_the_tolerance_is_told() -> None:
+    """A chain a – b – c: alone without links, and alone again when a and c are both linked with b but not with each other."""
+    w = [[0, 0.02, 0.5], [0.02, 0, 0.03], [0.5, 0.03, 0]]
+    assert margins(w, [0, 1, 2])["interval"] == (-np.inf, 0.02)
+    assert margins(w, [0, 1, 2], used=0.1)["interval"] == (0.03, 0.5)
+    assert margins(w, [0, 1, 2], used=0.025)["interval"] is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any, TypedDict
 
 import numpy as np
@@ -49,9 +50,9 @@ class Margins(TypedDict):
     outside : float or None
         Smallest max(W, Wᵀ) between clients of different clusters; None when there is one cluster.
     interval : (float, float) or None
-        Tolerances lo < ε <= hi that give exactly these clusters by identical neighbourhoods (the lowest such interval); lo may be -inf
-        and hi inf. None when no single number does. For a tolerance per row pass ``W / epsilon[:, None]``: the interval then
-        holds factors of the tolerance.
+        Tolerances lo < ε <= hi that give exactly these clusters by identical neighbourhoods: of several such intervals the one around
+        the tolerance that was used, or the lowest where none is named. lo may be -inf and hi inf. None when no such number does. For a
+        tolerance per row pass ``W / epsilon[:, None]``: the interval then holds factors of the tolerance.
     weakest : dict of int to Link
         For each cluster of two or more, its farthest pair.
     nearest : dict of int to Link
@@ -65,8 +66,13 @@ class Margins(TypedDict):
     nearest: dict[int, Link]
 
 
-def margins(w: Any, labels: Any) -> Margins:
+def margins(w: Any, labels: Any, *, used: float | None = None) -> Margins:
     """Margin statistics of a distance matrix and a partition. NaN entries (not computed) are left out.
+
+    Parameters
+    ----------
+    used : float, optional
+        The tolerance behind the partition, which the interval must hold.
 
     Examples
     --------
@@ -95,7 +101,8 @@ def margins(w: Any, labels: Any) -> Margins:
             nearest[name] = close
     inside = max((link["value"] for link in weakest.values()), default=None)
     outside = min((link["value"] for link in nearest.values()), default=None)
-    return Margins(inside=inside, outside=outside, interval=_interval(both, k, inside), weakest=weakest, nearest=nearest)
+    fitting = (found for found in _intervals(both, k, inside) if used is None or found[0] < used <= found[1])
+    return Margins(inside=inside, outside=outside, interval=next(fitting, None), weakest=weakest, nearest=nearest)
 
 
 def _extreme(both: Any, where: Any, *, largest: bool) -> Link | None:
@@ -108,8 +115,8 @@ def _extreme(both: Any, where: Any, *, largest: bool) -> Link | None:
     return Link(a=int(a), b=int(b), value=float(both[a, b]))
 
 
-def _interval(both: Any, k: Labels, inside: float | None) -> tuple[float, float] | None:
-    """Lowest run of tolerances whose identical neighbourhoods are the clusters `k`.
+def _intervals(both: Any, k: Labels, inside: float | None) -> Iterator[tuple[float, float]]:
+    """Yield the runs of tolerances whose identical neighbourhoods are the clusters `k`, from the lowest on.
 
     That is so iff every cluster is a clique (ε > inside), any two clusters are linked completely or not at all, and no two clusters
     have the same neighbours. ε is moved upwards from pair value to pair value; a 63-bit hash per cluster, updated link by link, tells equal
@@ -119,7 +126,7 @@ def _interval(both: Any, k: Labels, inside: float | None) -> tuple[float, float]
     members = [np.flatnonzero(k == c) for c in range(clusters)]
     within = [both[np.ix_(rows, rows)][~np.eye(len(rows), dtype=bool)] for rows in members]
     if any(np.isnan(values).any() for values in within):
-        return None
+        return
     events = _events(both, k)
     keys = np.random.Generator(np.random.Philox(0)).integers(1, 2**63, size=clusters).tolist()
     hashes, seen, partial = list(keys), Counter(keys), 0
@@ -141,9 +148,12 @@ def _interval(both: Any, k: Labels, inside: float | None) -> tuple[float, float]
         if good and start is None:
             start = low
         if not good and start is not None:
-            return float(start), float(low)
+            yield float(start), float(low)
+            start = None
         if position == len(events):
-            return None if start is None else (float(start), np.inf)
+            if start is not None:
+                yield float(start), np.inf
+            return
         low = events[position][0]
 
 

@@ -83,7 +83,8 @@ def read(distances: Distances, clients: Sequence[str], clusters: Sequence[int]) 
     epsilon = distances.epsilon[np.isfinite(distances.epsilon)]
     calibrated = bool(epsilon.size and epsilon.max() > epsilon.min())
     values = distances.W / distances.epsilon if calibrated else distances.W
-    found = margins(values, clusters)
+    used = 1.0 if calibrated else float(epsilon[0]) if epsilon.size else None
+    found = margins(values, clusters, used=used)
     bounded = bool(np.isin(distances.kind, (2, 3)).any())
     sentences = [_interval(found, epsilon, calibrated) + ("; at least, as some pairs were only bounded" if bounded else "")]
     for k in dict.fromkeys(int(c) for c in clusters):

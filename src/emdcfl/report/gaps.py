@@ -79,7 +79,7 @@ class Gaps:
     @cached_property
     def margins(self) -> Margins:
         """Margins of the pairs in units of the tolerance; bounds make them smaller than they are, never larger."""
-        return margins(self.deciding, self.clusters)
+        return margins(self.deciding, self.clusters, used=1.0)
 
     @cached_property
     def near(self) -> Array:
