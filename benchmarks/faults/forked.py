@@ -34,13 +34,13 @@ def warm() -> None:
 class Forked:
     """A running command; as far as it goes, like ``subprocess.Popen``."""
 
-    def __init__(self, arguments: list[str], log: Path, fault: tuple[str, int] | None) -> None:
+    def __init__(self, arguments: list[str], log: Path, fault: tuple[str, int] | None = None, place: Path | None = None) -> None:
         self.returncode: int | None = None
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         self.pid = os.fork()
         if self.pid == 0:
-            _be(arguments, log, fault)
+            _be(arguments, log, fault, place)
 
     def poll(self) -> int | None:
         """Return the exit code, negative for a signal; ``None`` while it runs."""
@@ -66,7 +66,7 @@ class Forked:
             os.kill(self.pid, number)
 
 
-def _be(arguments: list[str], log: Path, fault: tuple[str, int] | None) -> None:
+def _be(arguments: list[str], log: Path, fault: tuple[str, int] | None, place: Path | None) -> None:
     """Become the command; never returns."""
     code = 1
     try:
@@ -74,6 +74,8 @@ def _be(arguments: list[str], log: Path, fault: tuple[str, int] | None) -> None:
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
+        if place is not None:
+            os.chdir(place)
         from emdcfl.cli import main
 
         if fault is not None:

@@ -14,12 +14,13 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
-import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
+
+from faults.forked import Forked
 
 LIMIT = 120.0
 CHEAP = [
@@ -217,35 +218,14 @@ def attempt(index: int, seed: int) -> dict[str, object]:
 def forked(arguments: list[str], place: Path) -> tuple[int, str]:
     """Run the command in a fork; -1 if it did not end in time (some bad inputs are merely large)."""
     log = place / ".said"
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            os.setsid()
-            descriptor = os.open(log, os.O_WRONLY | os.O_CREAT, 0o600)
-            os.dup2(descriptor, 1)
-            os.dup2(descriptor, 2)
-            os.chdir(place)
-            from emdcfl.cli import main
-
-            main(arguments)
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            for stream in (sys.stdout, sys.stderr):
-                stream.flush()
-            os._exit(code)
-    end = time.monotonic() + LIMIT
-    while time.monotonic() < end:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status), log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
-        time.sleep(0.005)
-    os.killpg(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    return -1, "not ended in time"
+    command = Forked(arguments, log, place=place)
+    try:
+        code = command.wait(LIMIT)
+    except subprocess.TimeoutExpired:
+        os.killpg(command.pid, signal.SIGKILL)
+        command.wait()
+        return -1, "not ended in time"
+    return code, log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
 
 
 def main() -> None:

@@ -1,7 +1,8 @@
 """Trainings driven over lanes: a few threads launch, and finished states leave the GPU while others still train.
 
-Launching a graph takes the host about as long as a small network's step takes the GPU, so one thread cannot keep a GPU busy; the launch
-itself runs outside Python's lock. What a training computes does not depend on the thread or the lane it is driven from.
+While one thread lays out or loads a client's training, the others launch; launches run outside Python's lock. (Training alone was as
+fast from one thread: ``docs/results/performance.md``.) What a training computes does not depend on the thread or the lane it is driven
+from.
 
 May import: client, tasks, lanes, staged.
 """

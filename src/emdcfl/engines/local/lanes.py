@@ -5,7 +5,7 @@ beside a step counter, so that a replay needs nothing from the host. Gather, pre
 update are one graph; several steps in a row are one launch. Where the step is ``fused``, its element-wise work is compiled
 (``torch.compile``) and its first convolution is a matrix product (``narrow``).
 
-May import: params, tasks, data types, schedule, terms, narrow.
+May import: params, tasks, data types, schedule, terms, update, narrow.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from emdcfl.data.types import Preprocess
 from emdcfl.engines.local.narrow import multiply_narrow
 from emdcfl.engines.local.schedule import schedule
 from emdcfl.engines.local.terms import Terms, kind, make_terms
+from emdcfl.engines.local.update import fused_sgd
 from emdcfl.params import Layout
 from emdcfl.tasks import Fit, Training
 
@@ -278,19 +279,3 @@ def launches(widths: Sequence[int], at_once: int = STEPS) -> list[Launch]:
         n = len(list(run))
         found += [(width, at_once)] * (n // at_once) + [(width, 1)] * (n % at_once)
     return found[::-1]
-
-
-def fused_sgd(weights: list[Any], gradients: list[Tensor], velocity: list[Tensor], training: Training) -> None:
-    r"""Update :math:`v \leftarrow \beta v + g + \lambda w`, :math:`w \leftarrow w - \eta v` for all tensors in one kernel."""
-    torch._fused_sgd_(
-        weights,
-        gradients,
-        velocity,
-        weight_decay=training.weight_decay,
-        momentum=training.momentum,
-        lr=training.lr,
-        dampening=0.0,
-        nesterov=False,
-        maximize=False,
-        is_first_step=False,
-    )

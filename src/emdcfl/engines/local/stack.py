@@ -19,6 +19,7 @@ from torch.func import functional_call, vmap
 
 from emdcfl.engines.local.buffers import Buffers
 from emdcfl.engines.local.terms import Terms
+from emdcfl.engines.local.update import fused_sgd
 from emdcfl.params import Network
 from emdcfl.tasks import Training
 
@@ -86,18 +87,7 @@ class Stack:
         """One step of SGD with momentum, as in ``local_sgd``; the first one finds no velocity."""
         w, g = self.trained, [t.contiguous() for t in gradients]  # the fused kernel reads all three in one order
         terms.add_gradient(w, g, rows)
-        torch._fused_sgd_(
-            w,
-            g,
-            self.velocity,
-            weight_decay=training.weight_decay,
-            momentum=training.momentum,
-            lr=training.lr,
-            dampening=0.0,
-            nesterov=False,
-            maximize=False,
-            is_first_step=first,
-        )
+        fused_sgd(w, g, self.velocity, training, first=first)
 
     @torch.no_grad()
     def flat(self) -> Tensor:
