@@ -65,6 +65,18 @@ def test_every_method_gives_the_models_and_clusters_of_the_reference(name: str) 
     assert torch.equal(fast.models, again.models)
 
 
+@needs_cuda
+def test_a_compiled_step_gives_the_models_of_the_reference(caplog: pytest.LogCaptureFixture) -> None:
+    served = []
+    with caplog.at_level(logging.WARNING, logger="emdcfl"):
+        for engine, options in ((SequentialFederation, {}), (GraphedFederation, {"fuse": "yes"}), (GraphedFederation, {"fuse": "yes"})):
+            fed = engine(toy(n=SIZES), training=TRAINING, device="cuda", **options)
+            served.append(play(fed, make("fedavg"), 3)[1].models)
+    assert not caplog.records  # a step that cannot be compiled would say so, and train as it is
+    torch.testing.assert_close(served[1], served[0], rtol=1e-3, atol=1e-4)
+    assert torch.equal(served[1], served[2])
+
+
 class Stop(Exception):
     """Raised in the middle of a run."""
 
