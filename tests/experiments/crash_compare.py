@@ -1,6 +1,7 @@
-"""A script for ``test_compare.py``: a comparison undisturbed, then one that is killed (SIGKILL) again and again until it is done.
+"""A script for ``test_compare.py``: a comparison undisturbed, then one that is killed again and again until it is done.
 
-Prints one line of JSON per life: the configs whose rows were there when it began, and those it began to run.
+Prints one line of JSON per life: the configs whose rows were there when it began, those it began to run, and whether it was killed.
+A life is doomed when it begins a certain run, and ends some processor time later: by then the rows of the runs before are written.
 """
 
 from __future__ import annotations
@@ -8,14 +9,13 @@ from __future__ import annotations
 import json
 import random
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import ot  # noqa: F401
 import sklearn  # noqa: F401
 import tests.tiny
-from tests.experiments.crash import forked
+from tests.experiments.crash import doomed, forked
 
 from emdcfl.experiments import compare
 from emdcfl.experiments.compare import Job, configs, parse_methods
@@ -25,13 +25,17 @@ from emdcfl.experiments.tables import write_tables
 WANTED = configs(replace(tests.tiny.config(rounds=1)), parse_methods("oracle,fedavg,ifca"), [0, 1])
 
 
-def life(out: Path) -> None:
-    """Compare, noting each run as it begins, and write the table."""
-    attempt = compare.attempt
+def life(out: Path, last: int = 0, after: float = 0.0) -> None:
+    """Compare, noting each run as it begins, and write the table; the beginning of run ``last`` of this life is that of its end."""
+    attempt, count = compare.attempt, 0
 
     def noted(job: Job, *rest: object) -> compare.Done:
+        nonlocal count
+        count += 1
         with (out / "begun").open("a") as file:
             file.write(job.key + "\n")
+        if count == last:
+            doomed(after)
         return attempt(job, *rest)  # type: ignore[arg-type]
 
     compare.attempt = noted
@@ -52,13 +56,11 @@ def main(root: Path) -> None:
     whole, killed = root / "whole", root / "killed"
     for folder in (whole, killed):
         folder.mkdir()
-    start = time.perf_counter()
-    forked(lambda: life(whole))
-    duration = time.perf_counter() - start
-    for number in range(40):
+    share = forked(lambda: life(whole)).seconds / len(WANTED)
+    for last in (2, 1, 2, 2, 0):
         before, asked = there(killed), len(begun(killed))
-        patience = None if number == 39 else duration * rng.uniform(0.05, 0.6)
-        dead = forked(lambda: life(killed), after=patience)
+        after = share * rng.uniform(0.0, 0.9)
+        dead = forked(lambda last=last, after=after: life(killed, last, after)).killed  # type: ignore[misc]
         print(json.dumps({"there": before, "begun": begun(killed)[asked:], "killed": dead}))
         if not dead:
             return

@@ -119,7 +119,7 @@ def test_interrupted_anywhere_it_ends_as_if_it_had_not_been(tmp_path: Path, quic
 
 
 def test_killed_at_any_moment_no_run_is_lost_or_repeated(tmp_path: Path) -> None:
-    """SIGKILL, real training: what was on the disk stays and is not run again, and the table is that of an undisturbed comparison."""
+    """Real training: what was on the disk stays and is not run again, and the table is that of an undisturbed comparison."""
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
     arguments = [sys.executable, "-m", "tests.experiments.crash_compare", str(tmp_path)]
     done = subprocess.run(arguments, capture_output=True, text=True, env=environment, cwd=ROOT, check=False)

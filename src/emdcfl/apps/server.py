@@ -16,7 +16,7 @@ from flwr.serverapp import ServerApp
 
 import emdcfl.engines.flower.survey  # noqa: F401  registers the scenario "nodes"
 from emdcfl.apps.options import Options
-from emdcfl.engines.flower.federation import Wire
+from emdcfl.engines.flower.post import Wire
 from emdcfl.engines.flower.session import Session, session
 from emdcfl.errors import EmdcflError
 from emdcfl.experiments import runner

@@ -22,7 +22,8 @@ from flwr.supercore.task_identity import TaskIdentity
 import emdcfl.methods  # noqa: F401  registers the tasks that methods bring
 from emdcfl.client import Client
 from emdcfl.data.types import Scenario
-from emdcfl.engines.flower.federation import FlowerFederation, Wire
+from emdcfl.engines.flower.federation import FlowerFederation
+from emdcfl.engines.flower.post import Wire
 from emdcfl.engines.flower.serve import make_app
 from emdcfl.engines.local.sequential import simulated_clients
 from emdcfl.keys import NodeSecret, global_seed

@@ -20,9 +20,9 @@ import emdcfl.engines.flower.survey  # noqa: F401  registers the scenario "nodes
 from emdcfl.client import PrivateState
 from emdcfl.data import scenarios
 from emdcfl.data.own import load_folder
-from emdcfl.engines.flower.federation import Wire
 from emdcfl.engines.flower.look import look
 from emdcfl.engines.flower.node import HomeNode, read_config, read_state, write_state
+from emdcfl.engines.flower.post import Wire
 from emdcfl.engines.flower.serve import make_app
 from emdcfl.engines.flower.session import Session, connect, session
 from emdcfl.engines.local.sequential import SequentialFederation

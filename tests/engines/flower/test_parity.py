@@ -12,7 +12,7 @@ from tests.methods import toy
 from torch import Tensor
 
 from emdcfl.engines.flower.codec import to_bytes
-from emdcfl.engines.flower.federation import Wire
+from emdcfl.engines.flower.post import Wire
 from emdcfl.methods import METHODS, make
 
 SCENARIO = toy.toy(groups=2, per_group=2, n=48)

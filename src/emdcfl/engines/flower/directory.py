@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from emdcfl.engines.flower.limits import LIMITS
+from emdcfl.engines.flower.post import steady
 from emdcfl.errors import ClientError
 from emdcfl.privacy.nodekeys import Challenge
 from emdcfl.privacy.trust import KeyList
@@ -52,7 +53,7 @@ class Directory:
 
     def refresh(self) -> None:
         """Look who is connected; greet those not met before."""
-        online = list(self._grid.get_node_ids())
+        online = steady(lambda: list(self._grid.get_node_ids()))
         self._looks += 1
         self._silent = {node: entry for node, entry in self._silent.items() if node in online}
         gone = [node for node in self._names if node not in online]

@@ -2,7 +2,7 @@
 
 Every request has its own deadline. Replies are matched by message id, never by node; whatever goes wrong becomes a failure that names the
 client. Tasks may be repeated without harm (their randomness is keyed, a node's private state is committed by the next round), so a request
-whose node vanished is sent again if the client is back.
+whose node or reply was lost is sent again if the client is there.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -18,7 +17,8 @@ from torch import nn
 from emdcfl.client import TaskInfo
 from emdcfl.engines.flower import codec
 from emdcfl.engines.flower.directory import HELLO, Directory
-from emdcfl.engines.flower.limits import LIMITS, MEGABYTE
+from emdcfl.engines.flower.limits import MEGABYTE
+from emdcfl.engines.flower.post import LateError, LostError, Post, RefusedError, Wire
 from emdcfl.engines.flower.split import join, merge_inputs, parts
 from emdcfl.errors import ClientError
 from emdcfl.federation import Failure, Federation, Inputs
@@ -27,46 +27,10 @@ from emdcfl.replies import brief
 from emdcfl.schema import Reply
 
 if TYPE_CHECKING:
-    from flwr.app import Message, RecordDict
+    from flwr.app import RecordDict
     from flwr.serverapp import Grid
 
 log = logging.getLogger("emdcfl")
-
-LOST = (3, 4, 5, 8)
-"""Flower's error codes for a message, reply, node or client process that is gone: worth another try if the client is back."""
-
-
-@dataclass(frozen=True)
-class Wire:
-    """How requests travel.
-
-    Attributes
-    ----------
-    deadline : float
-        Seconds a request may take, training included.
-    part_mb : float
-        Largest request for embedding models of partners, in MB; larger ones go in several parts.
-    reply_mb : float
-        Largest reply that is read.
-    poll : float
-        Seconds between looks for replies.
-    attempts : int
-        How often a request is sent if its node is lost.
-    wait : float
-        Seconds to wait for missing clients before round 1.
-    """
-
-    deadline: float = 600.0
-    part_mb: float = 256.0
-    reply_mb: float = 2048.0
-    poll: float = 0.2
-    attempts: int = 2
-    wait: float = 60.0
-
-    @property
-    def greeting(self) -> float:
-        """Seconds a node may take to say who it is: less than for a task, but enough for many processes that start at once."""
-        return min(self.deadline, max(60.0, self.deadline / 4))
 
 
 class FlowerFederation(Federation):
@@ -154,7 +118,7 @@ class FlowerFederation(Federation):
             return self._failure(client, info, str(error), violation=True)
 
     def _ask(self, info: TaskInfo, requests: Mapping[str, Inputs]) -> Iterator[tuple[str, Reply | Failure]]:
-        """Ask clients, twice where a node was lost (with a deadline of its own each time); yield outcomes as they come."""
+        """Ask clients, twice where a node or its reply was lost (with a deadline of its own each time); yield outcomes as they come."""
         encoder, waiting = codec.Encoder(), dict(requests)
         for attempt in range(self.wire.attempts):
             self.directory.refresh()
@@ -171,7 +135,7 @@ class FlowerFederation(Federation):
                     envelope = {"task": info.name, "round": self.index, "client": client, "job": self.job, "inputs": own}
                     messages[client] = nodes[client], encoder.encode(envelope)
             for client, outcome in self._exchange(info, messages):
-                if isinstance(outcome, _LostError) and not last:
+                if isinstance(outcome, LostError) and not last:
                     lost[client] = str(outcome)
                 else:
                     yield client, self._open(client, info, outcome)
@@ -189,7 +153,7 @@ class FlowerFederation(Federation):
         count[2] += len(messages)
         kind, group = f"query.{info.name}", str(self.index)
         for client, outcome in self._post.exchange(kind, messages, group=group, deadline=self.wire.deadline):
-            if isinstance(outcome, _LateError):
+            if isinstance(outcome, LateError):
                 self._unanswered.add(client)
             count[1] += self._post.take_received()
             yield client, outcome
@@ -197,7 +161,7 @@ class FlowerFederation(Federation):
     def _open(self, client: str, info: TaskInfo, outcome: Any) -> Reply | Failure:
         """Take the reply out of its envelope, or say why there is none."""
         if isinstance(outcome, ClientError):
-            return self._failure(client, info, str(outcome), violation=isinstance(outcome, _RefusedError))
+            return self._failure(client, info, str(outcome), violation=isinstance(outcome, RefusedError))
         if not isinstance(outcome, dict) or outcome.get("client") != client:
             who = outcome.get("client") if isinstance(outcome, dict) else None
             self.directory.forget(client)
@@ -215,69 +179,6 @@ class FlowerFederation(Federation):
         if not violation:  # those are told where every engine's replies are checked
             log.warning("%s", failure)
         return failure
-
-
-class _LostError(ClientError):
-    """The node, the message or the reply is gone."""
-
-
-class _LateError(ClientError):
-    """No reply within the deadline."""
-
-
-class _RefusedError(ClientError):
-    """A reply that is not a message of this program, or exceeds the limits."""
-
-
-class Post:
-    """Sends records to nodes and collects the decoded replies."""
-
-    def __init__(self, grid: Grid, wire: Wire) -> None:
-        self.grid, self.wire = grid, wire
-        self._received = 0
-
-    def take_received(self) -> int:
-        """Return the bytes received since this was last asked."""
-        received, self._received = self._received, 0
-        return received
-
-    def exchange(
-        self, kind: str, requests: Mapping[Any, tuple[int, RecordDict]], *, group: str, deadline: float
-    ) -> Iterator[tuple[Any, Any]]:
-        """Yield ``(key, value or ClientError)`` for every request as replies come; the rest when the deadline has passed."""
-        from flwr.app import Message
-
-        waiting: dict[str, Any] = {}
-        end = time.monotonic() + deadline
-        for key, (node, record) in requests.items():
-            message = Message(content=record, dst_node_id=node, message_type=kind, group_id=group, ttl=max(1.0, deadline))
-            (identity,) = self.grid.push_messages([message]) or (None,)
-            if identity is None:
-                yield key, ClientError("the request could not be handed to Flower; see the SuperLink's log")
-            else:
-                waiting[identity] = key
-        while waiting:
-            for reply in self.grid.pull_messages(list(waiting)):
-                key = waiting.pop(reply.metadata.reply_to_message_id, None)
-                if key is not None:
-                    yield key, self._read(reply)
-            if time.monotonic() >= end:
-                break
-            if waiting:
-                time.sleep(self.wire.poll)
-        for key in waiting.values():
-            yield key, _LateError(f"no answer within {deadline:.0f} s")
-
-    def _read(self, message: Message) -> Any:
-        if message.has_error():
-            reason = brief(str(message.error.reason or "no reason given"))
-            text = f"Flower reports error {message.error.code}: {reason}"
-            return _LostError(text) if message.error.code in LOST else ClientError(text)
-        self._received += codec.size(message.content)
-        try:
-            return codec.decode(message.content, limits=replace(LIMITS, size=int(self.wire.reply_mb * MEGABYTE)))
-        except ClientError as error:
-            return _RefusedError(str(error))
 
 
 def in_order(clients: list[str], outcomes: Iterator[tuple[str, Reply | Failure]]) -> Iterator[tuple[str, Reply | Failure]]:

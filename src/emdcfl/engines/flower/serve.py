@@ -11,6 +11,7 @@ from emdcfl.client import TASKS
 from emdcfl.engines.flower import codec
 from emdcfl.engines.flower.directory import HELLO
 from emdcfl.engines.flower.node import Node
+from emdcfl.engines.flower.post import HERE
 from emdcfl.engines.local.sequential import answer, intra_op_threads
 from emdcfl.errors import ClientError, EmdcflError
 from emdcfl.federation import Failure
@@ -35,6 +36,11 @@ def hello(node: Node, request: Any) -> dict[str, Any]:
     key = public_key(node.secret)
     proof = prove(node.secret, request["challenge"], request["nonce"], node.name)
     return {"name": node.name, "key": key, "proof": proof, "version": emdcfl.__version__}
+
+
+def here(node: Node, request: Any) -> dict[str, Any]:
+    """Say that everything asked before has been dealt with."""
+    return {"client": node.name}
 
 
 def perform(node: Node, request: Any) -> dict[str, Any]:
@@ -78,7 +84,7 @@ def check_relayed(node: Node, inputs: Mapping[str, Any]) -> None:
 
 
 def make_app(open_node: Open, **more: Answer) -> ClientApp:
-    """Return a ``ClientApp`` that answers ``hello``, every registered task, and ``more``, each as ``query.<name>``.
+    """Return a ``ClientApp`` that answers ``hello``, ``here``, every registered task, and ``more``, each as ``query.<name>``.
 
     Parameters
     ----------
@@ -88,7 +94,7 @@ def make_app(open_node: Open, **more: Answer) -> ClientApp:
     from flwr.clientapp import ClientApp
 
     app = ClientApp()
-    answers: dict[str, Answer] = {HELLO: hello, **dict.fromkeys(TASKS, perform), **more}
+    answers: dict[str, Answer] = {HELLO: hello, HERE: here, **dict.fromkeys(TASKS, perform), **more}
     for name, function in answers.items():
         app.query(name)(_handler(open_node, function))
     return app

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from emdcfl.data import scenarios
 from emdcfl.data.types import Scenario
-from emdcfl.engines.flower.federation import FlowerFederation, Wire
+from emdcfl.engines.flower.federation import FlowerFederation
+from emdcfl.engines.flower.post import Wire
 from emdcfl.errors import ConfigError
 from emdcfl.privacy.trust import KeyList
 

@@ -26,7 +26,7 @@ from emdcfl.data.scenarios.registry import scenario
 from emdcfl.data.types import Preprocess, Scenario, Site, Split
 from emdcfl.engines.flower import codec
 from emdcfl.engines.flower.directory import HELLO, Directory
-from emdcfl.engines.flower.federation import Post
+from emdcfl.engines.flower.post import Post
 from emdcfl.engines.flower.session import NODES, Session, current
 from emdcfl.errors import ClientError, DataError
 from emdcfl.replies import brief

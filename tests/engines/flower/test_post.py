@@ -1,0 +1,129 @@
+"""What Flower loses on the way, over an in-process grid: it is noticed long before the deadline, and asked for again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs the extra emdcfl[flower]")
+
+import httpx
+from flwr.app import Error, Message
+from tests.engines.flower import loopback
+from tests.engines.flower.loopback import QUICK, LoopbackGrid
+from tests.engines.flower.test_federation import SCENARIO, fed_of, train
+
+from emdcfl import tasks
+from emdcfl.engines.flower import post
+from emdcfl.engines.flower.federation import FlowerFederation
+from emdcfl.errors import EmdcflError
+
+LONG = replace(QUICK, deadline=300.0, patience=0.05)
+"""A test that waited for this deadline would never end."""
+
+Answer = Callable[[Message], Message]
+
+
+def met(grid: LoopbackGrid, **changes: float) -> FlowerFederation:
+    """A federation that knows its nodes: what follows is tasks alone."""
+    fed = fed_of(grid, wire=replace(LONG, **changes))
+    fed.begin(1)
+    fed.run(tasks.describe, {c: {} for c in fed.clients})
+    return fed
+
+
+def kinds(grid: LoopbackGrid, node: int) -> list[str]:
+    return [m.metadata.message_type for m, _ in grid.log if m.metadata.dst_node_id == node]
+
+
+def test_a_lost_reply_is_noticed_and_asked_for_again() -> None:
+    grid = loopback.loopback(SCENARIO)
+    fed = met(grid)
+    lost: list[str] = []
+
+    def lose_the_first(message: Message, answer: Answer) -> Message | None:
+        reply = answer(message)
+        if message.metadata.message_type == "query.train" and not lost:
+            lost.append(message.metadata.message_id)
+            return None
+        return reply
+
+    grid.tamper[103] = lose_the_first
+    before = len(kinds(grid, 103))
+    replies = train(fed, 2)
+    assert replies.clients == fed.clients and not fed.failures
+    assert kinds(grid, 103)[before:] == ["query.train", "query.here", "query.train"]
+    assert "query.here" not in kinds(grid, 102)  # nobody asks after a node that has answered
+
+
+def test_replies_that_are_lost_every_time_are_a_failure_with_its_reason() -> None:
+    grid = loopback.loopback(SCENARIO)
+    fed = met(grid)
+    grid.tamper[103] = lambda message, answer: answer(message) if message.metadata.message_type == "query.here" else None
+    failures = train(fed, 2).failures
+    assert failures["site-3"].reason == "its node has answered, but the answer was lost on its way"
+
+
+def test_a_busy_node_answers_in_order_and_loses_nothing() -> None:
+    grid = loopback.loopback(SCENARIO)
+    fed = met(grid)
+    held: list[tuple[Message, Message]] = []
+
+    def busy(message: Message, answer: Answer) -> Message | None:
+        """Hand the reply over together with that of the third question whether the node is there."""
+        if message.metadata.message_type == "query.train":
+            held.append((message, answer(message)))
+        elif len(kinds(grid, 103)) - before < 3:  # the questions before it expire unread
+            return Message(Error(code=0, reason="expired"), reply_to=message)
+        else:
+            grid._replies[held[0][0].metadata.message_id] = held[0][1]
+            return answer(message)
+        return None
+
+    grid.tamper[103], before = busy, len(kinds(grid, 103))
+    assert train(fed, 2).clients == fed.clients
+    assert kinds(grid, 103)[before:] == ["query.train", *["query.here"] * 3]
+
+
+def test_a_node_that_answers_nothing_is_late() -> None:
+    grid = loopback.loopback(SCENARIO)
+    fed = met(grid, deadline=0.3)
+    grid.tamper[103] = lambda message, answer: None
+    assert train(fed, 2).failures["site-3"].reason == "no answer within 0 s"
+
+
+def broken(times: int, code: int) -> Callable[[], str]:
+    left = [times]
+
+    def call() -> str:
+        if left[0]:
+            left[0] -= 1
+            request = httpx.Request("POST", "https://link/v1")
+            raise httpx.HTTPStatusError("no", request=request, response=httpx.Response(code, request=request))
+        return "well"
+
+    return call
+
+
+def test_a_superlink_with_errors_of_its_own_is_asked_again(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(post, "PAUSES", (0.0, 0.0))
+    with caplog.at_level(logging.WARNING, logger="emdcfl"):
+        assert post.steady(broken(2, 500)) == "well"
+    assert caplog.messages == ["the SuperLink answered with error 500; it is asked again in 0 s"] * 2
+    with pytest.raises(EmdcflError, match="keeps answering with error 503; see its log, and go on with --resume"):
+        post.steady(broken(3, 503))
+    with pytest.raises(httpx.HTTPStatusError):  # a refusal is not a hiccup
+        post.steady(broken(1, 403))
+
+
+def test_requests_and_replies_survive_an_error_of_the_superlink(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(post, "PAUSES", (0.0, 0.0))
+    grid = loopback.loopback(SCENARIO)
+    fed = met(grid)
+    for name in ("push_messages", "pull_messages", "get_node_ids"):
+        trip, honest = broken(1, 500), getattr(grid, name)
+        monkeypatch.setattr(grid, name, lambda *given, trip=trip, honest=honest: (trip(), honest(*given))[1])
+    assert train(fed, 2).clients == fed.clients and not fed.failures
