@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -93,6 +94,75 @@ def test_a_node_that_answers_nothing_is_late() -> None:
     fed = met(grid, deadline=0.3)
     grid.tamper[103] = lambda message, answer: None
     assert train(fed, 2).failures["site-3"].reason == "no answer within 0 s"
+
+
+class SlowGrid(LoopbackGrid):
+    """The first answer of node 103 to ``query.train`` is not complete until ``rest`` is set: whoever fetches it waits, for others it is gone."""
+
+    def __init__(self, nodes: dict[int, loopback.MemoryNode]) -> None:
+        super().__init__(nodes)
+        self.rest = threading.Event()
+        self.slow: Message | None = None
+        self.taken = False
+        self.tamper[103] = self._note
+
+    def _note(self, message: Message, answer: Answer) -> Message:
+        if message.metadata.message_type == "query.train" and self.slow is None:
+            self.slow = message
+        return answer(message)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        wanted = list(message_ids)
+        if self.slow is not None and self.slow.metadata.message_id in wanted and not self.rest.is_set():
+            if self.taken:
+                wanted.remove(self.slow.metadata.message_id)
+                return [*super().pull_messages(wanted), Message(Error(code=3, reason="not found"), reply_to=self.slow)]
+            self.taken = True
+            found = super().pull_messages(wanted)
+            self.rest.wait(300)
+            return found
+        return super().pull_messages(wanted)
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowGrid]:
+    monkeypatch.setattr(post, "LOOK", 0.05)
+    grid = SlowGrid(loopback.loopback(SCENARIO).nodes)
+    yield grid
+    grid.rest.set()
+
+
+def test_a_reply_that_does_not_end_holds_up_nobody_and_is_asked_for_again(slow: SlowGrid) -> None:
+    fed = met(slow)
+    before = len(kinds(slow, 103))
+    assert train(fed, 2).clients == fed.clients and not fed.failures
+    assert kinds(slow, 103)[before:].count("query.train") == 2 and not slow.rest.is_set()
+
+
+def test_a_reply_that_takes_its_time_is_waited_for(slow: SlowGrid) -> None:
+    fed = met(slow, patience=1000.0)
+    before = len(kinds(slow, 103))
+    threading.Timer(0.5, slow.rest.set).start()  # ten looks later
+    assert train(fed, 2).clients == fed.clients and not fed.failures
+    assert kinds(slow, 103)[before:] == ["query.train"]
+
+
+def test_a_reply_that_does_not_end_before_the_deadline_costs_its_own_client_only(slow: SlowGrid) -> None:
+    fed = met(slow, patience=1000.0, deadline=3.0)
+    held: list[str] = []
+    others = [node for node in slow.nodes if node != 103]
+    for node in others:  # their replies come later than the one that is caught
+
+        def later(message: Message, answer: Answer, node: int = node) -> Message | None:
+            if message.metadata.message_type != "query.train":
+                return answer(message)
+            threading.Timer(0.2, lambda: slow._replies.update({message.metadata.message_id: answer(message)})).start()
+            held.append(message.metadata.message_id)
+            return None
+
+        slow.tamper[node] = later
+    failures = train(fed, 2).failures
+    assert {c: f.reason for c, f in failures.items()} == {"site-3": "no answer within 3 s"} and len(held) == 3
 
 
 def broken(times: int, code: int) -> Callable[[], str]:

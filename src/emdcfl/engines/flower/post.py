@@ -8,6 +8,7 @@ lost that answer. After a while without any answer every node that is waited for
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -29,6 +30,15 @@ HERE = "here"
 
 LOST = (3, 4, 5, 8)
 """Flower's error codes for a message, reply, node or client process that is gone: worth another try if the client is back."""
+
+GONE = (3, 4)
+"""Those of them that a message or reply has which somebody else is just fetching."""
+
+LOOK = 5.0
+"""Seconds a look for replies may take before another is begun."""
+
+MOST_LOOKS = 8
+"""Looks that may be under way at the same time."""
 
 PAUSES = (1.0, 2.0, 4.0, 8.0)
 """Seconds to wait before the SuperLink, which answered with an error of its own, is asked again."""
@@ -109,9 +119,9 @@ class Post:
             else:
                 waiting[identity] = key
         probes: dict[str, str] = {}  # message id of a probe → that of the request it asks about
-        heard = time.monotonic()
+        heard, looks = time.monotonic(), Looks(self.grid)
         while waiting:
-            replies = {reply.metadata.reply_to_message_id: reply for reply in self._pull([*waiting, *probes])}
+            replies = {reply.metadata.reply_to_message_id: reply for reply in looks([*waiting, *probes])}
             for identity in [identity for identity in waiting if identity in replies]:
                 yield waiting.pop(identity), self._read(replies[identity])
                 heard = time.monotonic()
@@ -127,9 +137,6 @@ class Post:
                 time.sleep(self.wire.poll)
         for key in waiting.values():
             yield key, LateError(f"no answer within {deadline:.0f} s")
-
-    def _pull(self, identities: list[str]) -> list[Message]:
-        return steady(lambda: list(self.grid.pull_messages(identities)))
 
     def _probe(self, waiting: Mapping[str, int], group: str) -> dict[str, str]:
         """Ask the nodes of unanswered requests ``here``; a question lives until the next one, so that none pile up at a busy node."""
@@ -157,6 +164,58 @@ class Post:
             return codec.decode(message.content, limits=replace(LIMITS, size=int(self.wire.reply_mb * MEGABYTE)))
         except ClientError as error:
             return RefusedError(str(error))
+
+
+class Looks:
+    """Looks for replies without being held up by one of them.
+
+    ``Grid.pull_messages`` returns when all replies it has found are complete. It waits three minutes for one whose rest never comes, up to
+    two hours for one that trickles in, and whatever it found at the same time waits too. So a look that takes longer than ``LOOK`` seconds
+    is left to itself and the next one begun; what it finds is handed on when it ends.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+        self._open: list[_Look] = []  # oldest first
+
+    def __call__(self, identities: list[str]) -> list[Message]:
+        """Return the replies to these messages that have come since the last look."""
+        if len(self._open) < MOST_LOOKS:
+            self._open.append(_Look(self._grid, identities))
+        self._open[-1].ended.wait(LOOK)
+        found: list[Message] = []
+        held_up = False
+        for look in list(self._open):
+            if not look.ended.is_set():
+                held_up = True
+                continue
+            self._open.remove(look)
+            # A reply is handed out once: what an older look is busy with is reported missing to a newer one.
+            found += [reply for reply in look.result() if not (held_up and reply.has_error() and reply.error.code in GONE)]
+        return found
+
+
+class _Look(threading.Thread):
+    def __init__(self, grid: Grid, identities: list[str]) -> None:
+        super().__init__(daemon=True, name="look for replies")
+        self.ended = threading.Event()
+        self._grid, self._identities = grid, identities
+        self._found: list[Message] = []
+        self._error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._found = steady(lambda: list(self._grid.pull_messages(self._identities)))
+        except BaseException as error:  # Flower ends a run with SystemExit
+            self._error = error
+        finally:
+            self.ended.set()
+
+    def result(self) -> list[Message]:
+        if self._error is not None:
+            raise self._error
+        return self._found
 
 
 def steady(call: Callable[[], T]) -> T:
