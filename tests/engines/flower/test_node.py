@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import stat
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from PIL import Image
 
 pytest.importorskip("flwr", reason="needs the extra emdcfl[flower]")
 
+from flwr.app import Message
 from tests.engines.flower import loopback
 from tests.engines.flower.loopback import LoopbackGrid
 
@@ -191,6 +194,22 @@ def test_nodes_with_their_own_files_agree_with_one_folder_read_in_one_place(tmp_
             fed.begin(1)
             results.append(fed.train(dict.fromkeys(fed.clients, fed.initial())).stack("theta"))
     assert torch.allclose(results[0], results[1], atol=1e-6)
+
+
+def test_an_answer_to_the_survey_that_is_lost_is_asked_for_again(tmp_path: Path) -> None:
+    data = own(tmp_path, "tables")
+    grid = HomeGrid({i: (name, home(tmp_path / f"home-{name}", data=str(data / f"{name}.csv"))) for i, name in enumerate("abc", start=1)})
+    asked: list[str] = []
+
+    def lose_the_first(message: Message, answer: Callable[[Message], Message]) -> Message | None:
+        asked.append(message.metadata.message_type)
+        reply = answer(message)
+        return None if asked.count("query.survey") == 1 and asked[-1] == "query.survey" else reply
+
+    grid.tamper[2] = lose_the_first
+    with session(Session(grid, replace(QUICK, patience=0.05), KeyList())):
+        assert [site.name for site in scenarios.build("nodes", clients=["a", "b", "c"]).sites] == ["a", "b", "c"]
+    assert asked == ["query.hello", "query.survey", "query.here", "query.survey", "query.survey"]  # look, lost, look again, measure
 
 
 def test_nodes_of_different_kinds_and_a_missing_folder_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -97,7 +97,7 @@ def test_a_node_that_answers_nothing_is_late() -> None:
 
 
 class SlowGrid(LoopbackGrid):
-    """The first answer of node 103 to ``query.train`` is not complete until ``rest`` is set: whoever fetches it waits, for others it is gone."""
+    """Node 103's first answer to ``query.train`` is not complete until ``rest`` is set: who fetches it waits, for others it is gone."""
 
     def __init__(self, nodes: dict[int, loopback.MemoryNode]) -> None:
         super().__init__(nodes)

@@ -12,8 +12,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,10 +26,13 @@ from emdcfl.data.scenarios.registry import scenario
 from emdcfl.data.types import Preprocess, Scenario, Site, Split
 from emdcfl.engines.flower import codec
 from emdcfl.engines.flower.directory import HELLO, Directory
-from emdcfl.engines.flower.post import Post
+from emdcfl.engines.flower.post import LostError, Post
 from emdcfl.engines.flower.session import NODES, Session, current
 from emdcfl.errors import ClientError, DataError
 from emdcfl.replies import brief
+
+if TYPE_CHECKING:
+    from flwr.app import RecordDict
 
 log = logging.getLogger("emdcfl")
 
@@ -107,11 +110,22 @@ class _Asking:
         messages = {node: (node, codec.encode(request)) for node, request in requests.items()}
         return dict(self._post.exchange(f"query.{HELLO}", messages, group="", deadline=self._here.wire.greeting))
 
+    def _ask(self, at: Mapping[str, tuple[int, RecordDict]]) -> Iterator[tuple[str, Any]]:
+        """Ask, and ask again those whose node is there but whose answer was lost."""
+        for left in reversed(range(self._here.wire.attempts)):
+            lost: list[str] = []
+            for client, outcome in self._post.exchange("query.survey", at, group="0", deadline=self._here.wire.deadline):
+                if left and isinstance(outcome, LostError):
+                    lost.append(client)
+                else:
+                    yield client, outcome
+            at = {client: at[client] for client in lost}
+
     def __call__(self, question: Mapping[str, Any]) -> dict[str, Answer]:
         record = codec.encode(dict(question))
         at = {c: (self._directory.nodes[c], record) for c in self.clients if c in self._directory.nodes}
         answers: dict[str, Answer] = {}
-        for client, outcome in self._post.exchange("query.survey", at, group="0", deadline=self._here.wire.deadline):
+        for client, outcome in self._ask(at):
             reason = (
                 str(outcome) if isinstance(outcome, ClientError) else outcome.get("failure") if isinstance(outcome, dict) else "no answer"
             )
