@@ -3,13 +3,15 @@
     python benchmarks/engines.py                      # CPU, both workloads and the growth with clients
     python benchmarks/engines.py --only tiny --json
     python benchmarks/engines.py --only tiny cnn --peers DIR   # with other frameworks, each in an environment of its own
-    python benchmarks/engines.py --only gpu           # on a machine with a CUDA device
+    python benchmarks/engines.py --only gpu           # on a machine with a CUDA device: all three parts below
+    python benchmarks/engines.py --only gpu-steps gpu-pairs gpu-runs --rows DIR
 
 Workloads: ``tiny``, a perceptron 64-64-10 on 100 clients × 18 digits; ``cnn``, the paper's CNN on 20 clients × 300 MNIST images (needs
-EMDCFL_DATA); ``growth``, the tiny one from 10 to 1,000 clients; ``gpu``, the CNN and ResNet18 on random images. Contestants take turns,
-so that whatever else the machine does meets all of them alike; compare the ratios to the bare loop, not the seconds, and on a busy machine
-the ratios of processor time. ``loss`` is that of the global model after the last round: with one batch per client (``tiny``) it must be
-the same for all.
+EMDCFL_DATA); ``growth``, the tiny one from 10 to 1,000 clients. Contestants take turns, so that whatever else the machine does meets all of
+them alike; compare the ratios to the bare loop, not the seconds, and on a busy machine the ratios of processor time. ``loss`` is that of
+the global model after the last round: with one batch per client (``tiny``) it must be the same for all.
+
+The parts for a GPU are in ``gpu/``: one line of JSON per measurement, printed when it is there; a fallback of the engine ends it.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import json
 import os
 import platform
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -30,16 +33,17 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
-from emdcfl.data.types import Preprocess, Scenario, Site, Split
+from bare import Bare, mean_loss, scenario
+from emdcfl.data.types import Preprocess, Scenario
 from emdcfl.engines.local import make_federation
 from emdcfl.methods import make
 from emdcfl.models.recipe import ModelRecipe
 from emdcfl.params import Network
 from emdcfl.tasks import Training
 from peers import drive
+
+CPU, GPU = ("tiny", "cnn", "growth"), ("gpu-steps", "gpu-pairs", "gpu-runs")
 
 
 class Contestant(Protocol):
@@ -50,16 +54,6 @@ class Contestant(Protocol):
     def processor(self) -> float: ...
 
     def loss(self) -> float: ...
-
-
-def scenario(name: str, x: Tensor, y: Tensor, *, clients: int, samples: int, recipe: ModelRecipe, preprocess: Preprocess) -> Scenario:
-    """Deal samples out to clients, beginning again where they run out."""
-    sites = []
-    for c in range(clients):
-        chosen = torch.arange(c * samples, (c + 1) * samples) % len(y)
-        split = Split(x[chosen], y[chosen])
-        sites.append(Site(f"client-{c}", split, split, {"test": split}))
-    return Scenario(name, tuple(sites), tuple(str(k) for k in range(10)), preprocess, recipe)
 
 
 def tiny(clients: int = 100) -> Scenario:
@@ -82,55 +76,6 @@ def cnn(clients: int = 20, samples: int = 300) -> Scenario:
     x, y = torch.from_numpy(np.array(source.images[:need])), torch.from_numpy(np.array(source.labels[:need]))
     recipe = ModelRecipe("cnn", {"channels": 1, "classes": 10, "size": 28})
     return scenario("cnn", x, y, clients=clients, samples=samples, recipe=recipe, preprocess=Preprocess((0.1307,), (0.3081,), 1 / 255))
-
-
-def mean_loss(world: Scenario, module: torch.nn.Module, device: str) -> float:
-    """Return a model's mean cross-entropy over everybody's train data: contestants that compute the same agree in it."""
-    module.train(False)
-    total = torch.zeros((), dtype=torch.float64)
-    with torch.no_grad():
-        for site in world.sites:
-            for x, y in zip(site.train.x.split(256), site.train.y.split(256), strict=True):
-                logits = module(world.preprocess(x.to(device))).float().cpu()
-                total += F.cross_entropy(logits, y, reduction="sum")
-    return total.item() / sum(len(site.train) for site in world.sites)
-
-
-class Bare:
-    """FedAvg as one would write it by hand: a module, torch.optim.SGD, an average of state dicts."""
-
-    def __init__(self, world: Scenario, training: Training, *, device: str = "cpu") -> None:
-        torch.manual_seed(0)
-        self.world, self.training, self.device = world, training, device
-        self.net = world.model().to(device)
-        self.theta = {k: v.clone() for k, v in self.net.state_dict().items()}
-        self.data = [(s.train.x.to(device), s.train.y.to(device)) for s in world.sites]
-
-    def __call__(self, _: int) -> None:
-        net, training = self.net, self.training
-        total = sum(len(y) for _, y in self.data)
-        mean = {k: torch.zeros_like(v) for k, v in self.theta.items()}
-        for x, y in self.data:
-            net.load_state_dict(self.theta)
-            optimiser = torch.optim.SGD(net.parameters(), lr=training.lr, momentum=training.momentum, weight_decay=training.weight_decay)
-            for _ in range(training.local_epochs):
-                for batch in torch.randperm(len(y), device=self.device).split(training.batch_size):
-                    optimiser.zero_grad()
-                    F.cross_entropy(net(self.world.preprocess(x[batch])), y[batch]).backward()
-                    optimiser.step()
-            for k, v in net.state_dict().items():
-                if v.is_floating_point():  # not BatchNorm's counters
-                    mean[k] += v * (len(y) / total)
-        self.theta = mean
-        if self.device != "cpu":
-            torch.cuda.synchronize()
-
-    def processor(self) -> float:
-        return time.process_time()
-
-    def loss(self) -> float:
-        self.net.load_state_dict(self.theta)
-        return mean_loss(self.world, self.net, self.device)
 
 
 class Ours:
@@ -190,31 +135,6 @@ def growth(repeats: int, sizes: Sequence[int] = (10, 30, 100, 300, 1000)) -> dic
     return table
 
 
-def on_gpu(repeats: int) -> dict[str, Any]:
-    """Milliseconds per SGD step and images per second of the paper's CNN and of ResNet18 at 224², random images."""
-    rng = torch.Generator().manual_seed(0)
-    out: dict[str, Any] = {}
-    for name, options, channels, side, size, clients, samples in (
-        ("cnn", {"channels": 1, "classes": 10, "size": 28}, 1, 28, None, 8, 3200),
-        ("resnet18", {"classes": 10, "weights": None}, 3, 32, 224, 4, 1280),
-    ):
-        x = torch.randint(0, 256, (clients * samples, channels, side, side), generator=rng, dtype=torch.uint8)
-        y = torch.randint(0, 10, (clients * samples,), generator=rng)
-        preprocess = Preprocess((0.5,) * channels, (0.25,) * channels, 1 / 255, size)
-        world = scenario(name, x, y, clients=clients, samples=samples, recipe=ModelRecipe(name, options), preprocess=preprocess)
-        training = Training(local_epochs=2, batch_size=64)
-        contestants: dict[str, Contestant] = {"bare loop": Bare(world, training, device="cuda")}
-        for precision in ("fp32", "tf32", "bf16"):
-            contestants[f"graphed {precision}"] = Ours(world, training, "graphed", device="cuda", precision=precision)
-        steps, images = clients * 2 * -(-samples // 64), 2 * clients * samples
-        out[name] = {
-            who: {"ms per step": 1e3 * r["seconds"] / steps, "images/s": images / r["seconds"], "ratio": r["ratio"]}
-            for who, r in race(contestants, repeats).items()
-        }
-    out["peak GiB"] = torch.cuda.max_memory_allocated() / 2**30
-    return out
-
-
 def machine() -> dict[str, Any]:
     """What the numbers were taken on."""
     return {
@@ -250,8 +170,6 @@ def measure(only: Sequence[str], repeats: int, clients: int, peers: Path | None 
         result["cnn"] = {"clients": clients, **against(world, training, contestants, repeats, peers)}
     if "growth" in only:
         result["growth"] = growth(repeats)
-    if "gpu" in only:
-        result["gpu"] = on_gpu(repeats)
     result["load after"] = [round(v, 1) for v in os.getloadavg()]
     return result
 
@@ -278,12 +196,20 @@ def against(
 def main() -> None:
     """Parse, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=("tiny", "cnn", "growth", "gpu"), default=("tiny", "cnn", "growth"))
+    parser.add_argument("--only", nargs="+", choices=(*CPU, "gpu", *GPU), default=CPU)
     parser.add_argument("--repeats", type=int, default=5, help="rounds that count, of every contestant")
     parser.add_argument("--clients", type=int, default=20, help="clients of the cnn workload")
     parser.add_argument("--peers", type=Path, default=None, help="folder with an environment per framework (see README.md)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
+    parser.add_argument("--seconds", type=float, default=150.0, help="after which no measurement of a network or part of 'gpu' begins")
+    parser.add_argument("--rows", type=Path, default=None, help="folder whose results.jsonl takes the rows of gpu-runs")
+    parser.add_argument("--tiny", action="store_true", help=argparse.SUPPRESS)  # gpu parts at a size, and on an engine, for any machine
     args = parser.parse_args()
+    wanted = GPU if "gpu" in args.only else [part for part in args.only if part in GPU]
+    if wanted:
+        from gpu import parts as gpu
+
+        sys.exit(gpu.measure(wanted, machine(), repeats=args.repeats, seconds=args.seconds, rows=args.rows, tiny=args.tiny))
     result = measure(args.only, args.repeats, args.clients, args.peers)
     if args.json:
         print(json.dumps(result, indent=2))

@@ -31,6 +31,7 @@ def play(scenario: str, method: str, seed: int, precision: str, device: str, rou
     from emdcfl.data import scenarios
     from emdcfl.experiments.config import Choice, Config, EngineConfig, RunConfig
     from emdcfl.experiments.runner import run
+    from watch import refusing_fallbacks
 
     data = {"data_seed": seed} if "data_seed" in scenarios.options(scenario) else {}
     config = Config(
@@ -39,7 +40,7 @@ def play(scenario: str, method: str, seed: int, precision: str, device: str, rou
         method=Choice(method),
         engine=EngineConfig(name="sequential" if device == "cpu" else "auto", device=device, precision=precision),  # type: ignore[arg-type]
     )
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, refusing_fallbacks():
         summary = run(config, Path(folder) / "run")
     return {
         "scenario": scenario,

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.tolerance import _commit, _hardware, distances, extremes
+from benchmarks.tolerance import distances, extremes
 from torch import Tensor
 
 from emdcfl.client import Client
@@ -33,6 +33,7 @@ from emdcfl.clustering import adjusted_rand, links, neighbourhoods
 from emdcfl.data import scenarios
 from emdcfl.data.types import Scenario, Site, Split
 from emdcfl.engines.local import make_federation
+from emdcfl.experiments.results import commit, hardware
 from emdcfl.keys import NodeSecret, digest
 from emdcfl.methods.disclosure import releases
 from emdcfl.methods.emdcfl import EMDCFL
@@ -113,8 +114,8 @@ def lines(name: str, seed: int, options: argparse.Namespace, done: set[tuple[Any
                 "training": training.as_dict(),
                 "model": scenario.model.as_dict(),
                 **measured(method, fed, local, truth),
-                "commit": _commit(),
-                "hardware": _hardware("cpu"),
+                "commit": commit(),
+                "hardware": hardware("cpu"),
             }
 
 

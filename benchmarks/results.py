@@ -3,6 +3,7 @@
     python benchmarks/results.py                       # write the page's tables anew
     python benchmarks/results.py --check               # say whether the page is in step; exit 1 where it is not
     python benchmarks/results.py --take FILE           # first take in rows that 'benchmarks/paper.py' or 'emdcfl compare' made
+    python benchmarks/results.py --take FILE --replace # and let them replace older rows of the same method, settings and seed
 
 Every difference from the paper above two standard deviations is listed below its table with its sentence of
 ``docs/results/differences.toml``; one without a sentence is said to have none, and fails ``--check``.
@@ -20,7 +21,7 @@ from pathlib import Path
 
 from emdcfl.experiments.differences import Difference, differences, full_size
 from emdcfl.experiments.results import Result, read_results
-from emdcfl.experiments.tables import build, markdown
+from emdcfl.experiments.tables import build, markdown, sample_key
 
 HERE = Path(__file__).parents[1] / "docs/results"
 BEGIN, END = "<!-- tables: begin (benchmarks/results.py writes what is between these lines) -->", "<!-- tables: end -->"
@@ -88,17 +89,23 @@ def with_tables(text: str, tables: str) -> str:
     return f"{before}{BEGIN}\n\n{tables}\n{END}{rest.split(END)[1]}"
 
 
-def take(source: Path, folder: Path) -> int:
-    """Add the lines of new rows, as they are, to the file of their scenario; say how many there were."""
+def take(source: Path, folder: Path, *, replace: bool = False) -> int:
+    """Add the lines of new rows, as they are, to the file of their scenario; say how many there were.
+
+    ``replace`` drops the rows that were there for the same cell and seed: the table would show the older one.
+    """
     read_results(source)  # whatever is damaged is an error before anything is taken
     added = 0
     for line in source.read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
         path = folder / f"{row['scenario']}.jsonl"
-        if path.exists() and any(row["config"] == known["config"] for known in read_results(path)):
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        known = [json.loads(old) for old in lines]
+        if any(row["config"] == old["config"] for old in known):
             continue
-        with path.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        same = sample_key(row)
+        kept = [text for text, old in zip(lines, known, strict=True) if not replace or sample_key(old) != same]
+        path.write_text("".join(f"{text}\n" for text in [*kept, line]), encoding="utf-8")
         added += 1
     return added
 
@@ -106,11 +113,12 @@ def take(source: Path, folder: Path) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--take", type=Path, nargs="*", default=[])
+    parser.add_argument("--replace", action="store_true", help="with --take: rows of the same cell and seed that are there already go")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--folder", type=Path, default=HERE)
     args = parser.parse_args()
     for source in args.take:
-        print(f"{take(source, args.folder / 'data')} new rows of {source}")
+        print(f"{take(source, args.folder / 'data', replace=args.replace)} new rows of {source}")
     tables, open_ = page(read_rows(args.folder / "data"), read_sentences(args.folder / "differences.toml"))
     place = args.folder / "README.md"
     text = place.read_text(encoding="utf-8")

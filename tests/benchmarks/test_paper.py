@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks import paper, results
+from emdcfl.engines.local.graphed import ONE_AFTER_THE_OTHER
 from emdcfl.experiments.compare import ORDER
 from emdcfl.experiments.results import read_results
 
@@ -85,19 +86,57 @@ def test_each_run_once_and_a_failed_one_does_not_stop_the_rest(tmp_path: Path, f
     assert fake == ["rotated-digits-oracle-seed2"]
 
 
-def test_a_slow_engine_stops_the_queue_at_once(tmp_path: Path, fake: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = f"import time; print('warning: {paper.FALLBACK}: no graph', flush=True); time.sleep(60)"
-    monkeypatch.setattr(paper.Wanted, "command", lambda *_: [sys.executable, "-c", slow])
+def test_a_scenario_whose_engine_gives_up_is_left_out(tmp_path: Path, fake: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = f"import time; print('warning: {ONE_AFTER_THE_OTHER}: no graph', flush=True); time.sleep(60)"
+    quick, asked = paper.Wanted.command, [paper.Wanted("rotated-digits", "oracle", 0), paper.Wanted("rotated-digits", "oracle", 1)]
+
+    def command(self: paper.Wanted, out: Path, device: str) -> list[str]:
+        return quick(self, out, device) if self.scenario == "wine" else [sys.executable, "-c", slow]
+
+    monkeypatch.setattr(paper.Wanted, "command", command)
+    monkeypatch.setattr(paper, "queue", lambda: [*asked, paper.Wanted("wine", "oracle", 0)])
     work = paper.Queue(tmp_path, [], at_once=1, device="cuda")
-    with pytest.raises(SystemExit, match="says 'warning: clients are trained one after the other: no graph'"):
-        work.play(30)
-    assert all(process.poll() is not None for process, _ in work.running.values())
+    work.play(30)
+    assert work.failed == asked[:1] and work.slow == {"rotated-digits"} and work.left() == []
+    assert fake == ["wine-oracle-seed0"] and len(read_results(tmp_path)) == 1
+
+
+def test_a_run_that_takes_too_long_is_stopped(tmp_path: Path, fake: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paper.Wanted, "command", lambda *_: [sys.executable, "-c", "import time; time.sleep(60)"])
+    monkeypatch.setattr(paper, "queue", lambda: [paper.Wanted("rotated-digits", "oracle", 0)])
+    work = paper.Queue(tmp_path, [], at_once=1, device="cpu", longest=0.5)
+    work.play(30)
+    assert [run.seed for run in work.failed] == [0]
+
+
+def test_rows_calibrated_with_samples_as_drawn_are_run_again() -> None:
+    row = next(r for r in read_results(DATA / "pacs.jsonl") if r["settings"]["method"].get("tolerance") == "auto")
+    row["settings"]["method"].pop("match_classes", None)
+    assert not any(run.is_row(row) for run in paper.queue())
+    row["settings"]["method"]["match_classes"] = True
+    assert [run.method for run in paper.queue() if run.is_row(row)] == ["emdcfl:tolerance=auto"]
 
 
 def test_time_is_up(tmp_path: Path, fake: list[str]) -> None:
     work = paper.Queue(tmp_path, [], at_once=1, device="cpu")
     work.play(0.0)
     assert fake == [] and len(work.left()) == 3
+
+
+def test_rows_are_taken_once_and_replace_older_ones_where_asked(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    old = read_results(DATA / "pacs.jsonl")[0]
+    new = {**old, "config": "another engine", "settings": {**old["settings"], "engine": {**old["settings"]["engine"], "precision": "fp32"}}}
+    other = {**old, "config": "another seed", "seed": old["seed"] + 1}
+    for name, rows in (("old", [old]), ("new", [new, other])):
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    place = tmp_path / "data/pacs.jsonl"
+    assert results.take(tmp_path / "old", tmp_path / "data") == 1 and results.take(tmp_path / "old", tmp_path / "data") == 0
+    assert results.take(tmp_path / "new", tmp_path / "data") == 2 and len(read_results(place)) == 3
+    place.unlink()
+    results.take(tmp_path / "old", tmp_path / "data")
+    assert results.take(tmp_path / "new", tmp_path / "data", replace=True) == 2
+    assert [row["config"] for row in read_results(place)] == ["another engine", "another seed"]
 
 
 def test_command_line() -> None:

@@ -121,11 +121,20 @@ def _complete(method: Mapping[str, Any]) -> dict[str, Any]:
     return {f.name: list(f.default) if isinstance(f.default, tuple) else f.default for f in known} | dict(method)
 
 
+def sample_key(row: Result) -> str:
+    """Return what makes two rows the same sample of the same cell: column, method, settings and seed, whatever they ran on."""
+    return json.dumps([_column_settings(row), _row_key(row), row["seed"]], sort_keys=True)
+
+
+def _row_key(row: Result) -> str:
+    return json.dumps([row["method"], _row_settings(row)], sort_keys=True)
+
+
 def by_label(results: Sequence[Result]) -> dict[str, list[Result]]:
     """Group the results of one column by method and settings, one per seed."""
     groups: dict[str, list[Result]] = {}
     for row in results:
-        members = groups.setdefault(json.dumps([row["method"], _row_settings(row)], sort_keys=True), [])
+        members = groups.setdefault(_row_key(row), [])
         if all(other["seed"] != row["seed"] for other in members):  # the same run on other hardware is not a second sample
             members.append(row)
     named = {key: (TITLES.get(str(rows[0]["method"]), str(rows[0]["method"])), _row_settings(rows[0])) for key, rows in groups.items()}

@@ -183,10 +183,18 @@ def project(
             z = shown[row].joined([next(found)["z"] for _ in shown[row].parts()])
             p = projected_width(settings["ratio"], z.shape[1])
             hidden.append(hide(client, omegas[row], seeds[row][:KEY], p, whose, z, settings))
-        if hidden and hidden[0].device.type != "cpu":  # one copy for all of them
-            hidden = list(torch.cat(hidden).cpu().split([len(sample) for sample in hidden]))
-        reply["samples"] |= zip(some, hidden, strict=True)
+        reply["samples"] |= zip(some, _brought_home(hidden), strict=True)
     return reply
+
+
+def _brought_home(samples: list[Tensor]) -> list[Tensor]:
+    """Samples in host memory; those on a GPU in one copy. An engine that ran out of its memory may have embedded the rest here."""
+    elsewhere = [i for i, sample in enumerate(samples) if sample.device.type != "cpu"]
+    if not elsewhere:
+        return samples
+    copied = torch.cat([samples[i] for i in elsewhere]).cpu().split([len(samples[i]) for i in elsewhere])
+    moved = dict(zip(elsewhere, copied, strict=True))
+    return [moved.get(i, sample) for i, sample in enumerate(samples)]
 
 
 def _where_possible(names: Iterable[str], make: Callable[[str], bytes]) -> tuple[dict[str, bytes], dict[str, str]]:

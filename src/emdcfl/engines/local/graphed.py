@@ -53,6 +53,11 @@ SMALL_PATCH = 32
 SHARE = 0.5
 """Part of the free GPU memory that models may take while clients are embedded."""
 
+NOT_COMPILED, ONE_AFTER_THE_OTHER = "training steps are not compiled", "clients are trained one after the other"
+EMBEDDED_ALONE = "embedding client by client"
+FALLBACKS = (NOT_COMPILED, ONE_AFTER_THE_OTHER, EMBEDDED_ALONE)
+"""How the warnings begin that say that a run goes on more slowly than it should; who measures time looks for them."""
+
 
 class GraphedFederation(StagedFederation):
     """Every client on one GPU.
@@ -96,7 +101,7 @@ class GraphedFederation(StagedFederation):
         self._lanes: list[Lane] = []
         self._capturable = not _draws(network.module)
         if not self._capturable:
-            log.warning("clients are trained one after the other: the network has dropout, whose draws belong to one client")
+            log.warning("%s: the network has dropout, whose draws belong to one client", ONE_AFTER_THE_OTHER)
 
     def _dispatch(self, info: TaskInfo, inputs: Mapping[str, Inputs], common: Inputs) -> Iterator[tuple[str, Reply | Failure]]:
         """Answer as any engine; models that all clients embed with are brought to the GPU once, not once per client."""
@@ -130,10 +135,10 @@ class GraphedFederation(StagedFederation):
                 text, self._lanes = str(error).splitlines()[0] if str(error) else type(error).__name__, []
                 if self._fused:
                     self._fused = False
-                    log.warning("training steps are not compiled: %s", text)
+                    log.warning("%s: %s", NOT_COMPILED, text)
                 else:
                     self._capturable = False
-                    log.warning("clients are trained one after the other: %s", text)
+                    log.warning("%s: %s", ONE_AFTER_THE_OTHER, text)
         return {}
 
     def _embeds(self, works: Sequence[tuple[int, Client, Embed]]) -> dict[int, Outcome]:
@@ -143,7 +148,7 @@ class GraphedFederation(StagedFederation):
             try:
                 found = embed_together([works[k][1:] for k in members])
             except Exception as error:  # a client's bad data, or no memory for so many samples at once
-                log.warning("embedding client by client: %s", one_line(error))
+                log.warning("%s: %s", EMBEDDED_ALONE, one_line(error))
                 break
             results |= {works[k][0]: {"z": z} for k, z in zip(members, found, strict=True)}
         return results

@@ -193,7 +193,7 @@ class Lane:
             self._keep(kind(fit), terms)
         self.steps, self.key = steps, (kind(fit), fit.training)
         # filled-up batches are as wide as all, except under BatchNorm
-        self.launches = launches(sizes if self.layout.batch_statistics else [self.plan.index.shape[1]] * steps)
+        self.launches = launches(sizes if self.layout.batch_statistics else [self.plan.index.shape[1]] * steps, at_once=STEPS)
 
     def _keep(self, name: object, terms: Terms) -> None:
         """Copy anchors to where the graph looks for them."""
@@ -266,7 +266,7 @@ class Lane:
         return self.key[1].batch_size if self.layout.batch_statistics else self.plan.index.shape[1]
 
 
-def launches(widths: Sequence[int], at_once: int = STEPS) -> list[Launch]:
+def launches(widths: Sequence[int], *, at_once: int) -> list[Launch]:
     """Return the launches of a training, the last one first: as many steps in a row as a launch may have, the rest one by one.
 
     Examples

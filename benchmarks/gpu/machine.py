@@ -1,0 +1,83 @@
+"""Where the gpu parts measure, and how a measurement that goes wrong is told."""
+
+from __future__ import annotations
+
+import gc
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from emdcfl.data.types import Scenario
+from emdcfl.engines.local import make_federation
+from emdcfl.tasks import Training
+from watch import refusing_fallbacks
+
+Line = dict[str, Any]
+Emit = Callable[[Line], None]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A CUDA device; without one (``tiny``), stacked clients on the CPU stand in for the engine."""
+
+    device: str
+    engine: str
+    tiny: bool
+
+    @classmethod
+    def here(cls, *, tiny: bool) -> Machine:
+        if torch.cuda.is_available():
+            return cls("cuda", "graphed", tiny)
+        if not tiny:
+            raise SystemExit("the gpu parts need a CUDA device")
+        return cls("cpu", "vmapped", tiny)
+
+    @property
+    def real(self) -> bool:
+        return self.device == "cuda"
+
+    def wait(self) -> None:
+        """Wait until the device has done what it was given."""
+        if self.real:
+            torch.cuda.synchronize()
+
+    def tidy(self) -> None:
+        """Let go of the last measurement's memory, and count the peak anew."""
+        gc.collect()
+        if self.real:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+
+    def peak(self) -> float | None:
+        """Return the most GiB of device memory in use since ``tidy``."""
+        return round(torch.cuda.max_memory_allocated() / 2**30, 2) if self.real else None
+
+    def federation(self, world: Scenario, training: Training, *, precision: str = "bf16", **options: Any) -> Any:
+        """Start the engine; ``options`` are those of the graphed one alone."""
+        own = {"precision": precision, "gpu": options} if self.real else {}
+        return make_federation(world, engine=self.engine, training=training, device=self.device, **own)
+
+
+class Box:
+    """Seconds after which nothing more begins."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.monotonic() + seconds
+
+    @property
+    def open(self) -> bool:
+        return time.monotonic() < self._end
+
+
+def attempt(measure: Callable[[], Line], about: Line, emit: Emit) -> Line | None:
+    """Measure; what goes wrong, a fallback of the engine first of all, becomes a line of its own and costs the others nothing."""
+    try:
+        with refusing_fallbacks():
+            return measure()
+    except Exception as error:
+        emit({**about, "failed": f"{type(error).__name__}: {' '.join(str(error).split())}", "where": traceback.format_exc(limit=-3)})
+        return None

@@ -1,0 +1,42 @@
+"""The parts of ``engines.py`` for a machine with a CUDA device: ``steps``, ``pairs``, ``runs``.
+
+One line of JSON per measurement, printed when it is there. Settings are measured one after the other, so nothing else may run on the
+machine. A measurement in which the engine fell back to something slower is reported as failed, with what the engine said.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from emdcfl.experiments.results import commit
+from emdcfl.transport.pool import cores
+from gpu import pairs, runs, steps
+from gpu.machine import Line, Machine, attempt
+
+PARTS = {"gpu-steps": steps.measure, "gpu-pairs": pairs.measure, "gpu-runs": runs.measure}
+
+
+def measure(parts: Sequence[str], about: Line, *, repeats: int, seconds: float, rows: Path | None, tiny: bool) -> int:
+    """Measure the parts in turn; returns 1 if anything failed, else 0."""
+    machine, began, failed = Machine.here(tiny=tiny), time.monotonic(), 0
+    torch.set_num_threads(1 if tiny else cores())  # for what the server computes, as in a run of one's own
+
+    def emit(line: Line) -> None:
+        nonlocal failed
+        failed += "failed" in line
+        print(json.dumps({**line, "after_s": round(time.monotonic() - began, 1)}, ensure_ascii=False), flush=True)
+
+    emit({"machine": about, "commit": commit(), "repeats": repeats, "engine": machine.engine, "parts": list(parts)})
+    for part in parts:
+
+        def whole(part: str = part) -> Line:
+            PARTS[part](machine, emit, repeats=repeats, seconds=seconds, rows=rows)
+            return {}
+
+        attempt(whole, {"part": part}, emit)
+    return int(failed > 0)

@@ -1,0 +1,52 @@
+"""The gpu parts of the engines' benchmark, at a size and on an engine for any machine; and what ends a measurement."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from benchmarks.watch import FallbackError, refusing_fallbacks
+
+from emdcfl.engines.local.graphed import FALLBACKS
+from emdcfl.experiments.results import read_results
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_part_prints_a_line_per_measurement(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "benchmarks/engines.py"), "--only", "gpu", "--tiny", "--repeats", "1", "--rows", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    steps, pairs, runs = ([line for line in lines if line.get("part") == part] for part in ("gpu-steps", "gpu-pairs", "gpu-runs"))
+    assert not any("failed" in line or "skipped" in line for line in lines)
+    for network in ("paper CNN", "ResNet18, 224²"):
+        names = [line["contestant"] for line in steps if line["network"] == network]
+        assert (
+            names[:4] == ["bare loop", "bare loop, bf16", "the engine as it is", "one captured graph"] and names[-1] == "bare loop, again"
+        )
+    assert all(line["ms_per_step"] > 0 and line["ratio"] > 0 for line in steps)
+    assert all(line["same_bits"] for line in steps if "lanes" in line)
+    compared = [line for line in pairs if "tolerance" in line]
+    assert {line["tolerance"] for line in compared} == {"auto", 0.025} and all(line["embed"] > 0 < line["problems"] for line in compared)
+    assert [line["run"] for line in runs][1:] == ["oracle", "emdcfl:tolerance=auto", "emdcfl:tolerance=0.025"]
+    assert all(line["ratio_to_oracle"] > 0 for line in runs[1:])
+    assert [row["method"] for row in read_results(tmp_path)] == ["oracle", "emdcfl", "emdcfl"]
+
+
+@pytest.mark.parametrize("said", FALLBACKS)
+def test_a_fallback_ends_a_measurement(said: str) -> None:
+    log = logging.getLogger("emdcfl")
+    log.setLevel(logging.ERROR)
+    before = list(log.handlers)
+    with refusing_fallbacks():
+        log.warning("another matter")
+        with pytest.raises(FallbackError, match=said):
+            log.warning("%s: out of memory", said)
+    assert log.level == logging.ERROR and log.handlers == before
+    log.warning("%s: nobody measures", said)
