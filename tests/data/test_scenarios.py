@@ -12,7 +12,7 @@ import torch
 from tests.data import standins
 
 from emdcfl.data.scenarios import backdoor, build, cifar10, describe, mnist, names, options, pacs
-from emdcfl.data.scenarios.plan import Share
+from emdcfl.data.scenarios.plan import BACKDOOR_MNIST_SCALES, CNN_SCALES, PAPER_TRAINING, Share, shrink
 from emdcfl.data.types import Scenario
 from emdcfl.errors import ConfigError
 
@@ -220,6 +220,20 @@ def test_scales_keep_the_construction(name: str, root: str, own_cache: None) -> 
     assert small.defaults["rounds"] < full.defaults["rounds"]
     with pytest.raises(ConfigError, match="unknown scale 'smal': did you mean 'small'"):
         build(name, data_root=root, scale="smal")
+
+
+def test_small_backdoor_mnist_trains_in_smaller_batches_and_keeps_the_proportions(paper_plans: dict[str, list[Share]]) -> None:
+    kept, training, notes = shrink(paper_plans["backdoor-mnist"], "small", BACKDOOR_MNIST_SCALES, PAPER_TRAINING)
+    assert {s.block: (len(s.train), len(s.val), len(s.test)) for s in kept} == {
+        "target": (600, 256, 512),
+        "attacker": (1200, 256, 512),
+        "unrelated": (600, 256, 512),
+    }
+    assert training == {"rounds": 3, "local_epochs": 5, "batch_size": 16}
+    assert "of 5 epochs (paper: 10) in batches of 16 (paper: 64)" in notes[0]
+    _, training, notes = shrink(paper_plans["rotated-mnist"], "small", CNN_SCALES, PAPER_TRAINING)
+    assert training["batch_size"] == 64
+    assert "batches" not in notes[0]
 
 
 def test_rotated_digits() -> None:

@@ -15,7 +15,7 @@ from emdcfl import keys
 from emdcfl.data import partition, sources
 from emdcfl.data.scenarios.cifar10 import IMAGENET
 from emdcfl.data.scenarios.mnist import balanced_deal
-from emdcfl.data.scenarios.plan import CNN_SCALES, PAPER_TRAINING, RESNET_SCALES, Share, hold_out, shrink
+from emdcfl.data.scenarios.plan import BACKDOOR_MNIST_SCALES, PAPER_TRAINING, RESNET_SCALES, Share, hold_out, shrink
 from emdcfl.data.scenarios.registry import scenario
 from emdcfl.data.split import Indices
 from emdcfl.data.transforms import RGB, Images, Labels, colour, colour_by_label, patch
@@ -47,8 +47,8 @@ def mnist_shares(train: Labels, test: Labels, data_seed: int) -> list[Share]:
         for number in range(10):
             name = f"{role}-{number + 1}"
             kept, held = hold_out(train_deal[number], 10, keys.generator(data_seed, name, 0, "split"))
-            kept = kept if role == "attacker" else kept[: len(kept) // 2]
-            found.append(Share(name, role, role, kept, held, test_deal[number]))
+            part = 1.0 if role == "attacker" else 0.5
+            found.append(Share(name, role, role, kept[: int(len(kept) * part)], held, test_deal[number], part))
     return found
 
 
@@ -102,7 +102,7 @@ def _sites(plan: list[Share], train: sources.Source, test: sources.Source, paint
 def backdoor_mnist(*, scale: str = "paper", data_seed: int = 0, data_root: str | None = None) -> Scenario:
     """Build Backdoor MNIST: colour is the attackers' cue for the digit."""
     train, test = (sources.load("mnist", split, data_root) for split in ("train", "test"))
-    plan, training, notes = shrink(mnist_shares(train.labels, test.labels, data_seed), scale, CNN_SCALES, PAPER_TRAINING)
+    plan, training, notes = shrink(mnist_shares(train.labels, test.labels, data_seed), scale, BACKDOOR_MNIST_SCALES, PAPER_TRAINING)
     return Scenario(
         name="backdoor-mnist",
         sites=_sites(plan, train, test, paint_mnist),
