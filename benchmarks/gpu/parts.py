@@ -7,6 +7,7 @@ machine. A measurement in which the engine fell back to something slower is repo
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ PARTS = {"gpu-steps": steps.measure, "gpu-pairs": pairs.measure, "gpu-runs": run
 def measure(parts: Sequence[str], about: Line, *, repeats: int, seconds: float, rows: Path | None, tiny: bool) -> int:
     """Measure the parts in turn; returns 1 if anything failed, else 0."""
     machine, began, failed = Machine.here(tiny=tiny), time.monotonic(), 0
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # the engine sets it too, which is too late once a bare loop has run
     torch.set_num_threads(1 if tiny else cores())  # for what the server computes, as in a run of one's own
 
     def emit(line: Line) -> None:
