@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from emdcfl.errors import ClientError
-from emdcfl.schema import Field, check
+from emdcfl.schema import SHARED_OUT, Field, check, finite
 
 FIELDS = {
     "theta": Field(torch.float32, ("P",)),
@@ -90,3 +90,15 @@ def test_values_have_upper_bounds_too(changes: dict[str, Any], message: str) -> 
     check(good, BOUNDED, {"max_n": 1000})
     with pytest.raises(ClientError, match=message):
         check({**good, **changes}, BOUNDED, {"max_n": 1000})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("size", [1, SHARED_OUT - 1, SHARED_OUT + 1])
+def test_one_number_that_is_not_finite_is_found_and_a_sum_that_overflows_is_not_taken_for_it(dtype: torch.dtype, size: int) -> None:
+    largest = torch.full((size,), torch.finfo(dtype).max, dtype=dtype)
+    assert finite(largest) and finite(torch.zeros(0, dtype=dtype))
+    for value in (torch.nan, torch.inf, -torch.inf):
+        for base in (largest, torch.zeros_like(largest)):
+            wrong = base.clone()
+            wrong[size // 2] = value
+            assert not finite(wrong)

@@ -20,6 +20,9 @@ from emdcfl.errors import ClientError
 Reply = dict[str, Any]
 """Field name → tensor, number, text, bytes, or a dict of them."""
 
+SHARED_OUT = 1 << 15
+"""Numbers from which torch shares a sum out among threads."""
+
 
 @dataclass(frozen=True)
 class Field:
@@ -69,14 +72,15 @@ def check(reply: Any, fields: Mapping[str, Field], dims: Mapping[str, int]) -> N
 
 
 def _check_value(name: str, value: Any, field: Field, dims: Mapping[str, int]) -> None:
-    if isinstance(field.kind, torch.dtype):
+    kind = field.kind
+    if isinstance(kind, torch.dtype):
         _check_tensor(name, value, field, dims)
         return
-    if field.kind is float and isinstance(value, int) and not isinstance(value, bool):
+    if type(value) is not kind:
+        if kind is not float or not isinstance(value, int) or isinstance(value, bool):
+            raise ClientError(f"expected {name} to be {kind.__name__}, got {type(value).__name__}")
         value = float(value) if abs(value) < 10**300 else math.inf
-    if type(value) is not field.kind:
-        raise ClientError(f"expected {name} to be {field.kind.__name__}, got {type(value).__name__}")
-    if isinstance(value, float) and not math.isfinite(value):
+    if kind is float and not math.isfinite(value):
         raise ClientError(f"{name} is not finite ({value})")
     if isinstance(value, (int, float)):
         _check_range(name, value, value, field, dims)
@@ -86,13 +90,22 @@ def _check_tensor(name: str, value: Any, field: Field, dims: Mapping[str, int]) 
     if not isinstance(value, Tensor) or value.dtype != field.kind:
         got = value.dtype if isinstance(value, Tensor) else type(value).__name__
         raise ClientError(f"expected {name} as {field.kind}, got {got}")
-    sizes = [dims[s] if isinstance(s, str) else s for s in field.shape]
-    if value.dim() != len(sizes) or any(want is not None and want != have for want, have in zip(sizes, value.shape, strict=True)):
-        raise ClientError(f"expected {name} of shape {tuple('any' if s is None else s for s in sizes)}, got {tuple(value.shape)}")
+    if not _fits(value.shape, field, dims):
+        sizes = (dims[s] if isinstance(s, str) else "any" if s is None else s for s in field.shape)
+        raise ClientError(f"expected {name} of shape {tuple(sizes)}, got {tuple(value.shape)}")
     if value.is_floating_point() and not finite(value):
         raise ClientError(f"{name} holds values that are not finite")
-    if value.numel() and (field.low is not None or field.high is not None):
+    if (field.low is not None or field.high is not None) and value.numel():
         _check_range(name, value.min().item(), value.max().item(), field, dims)
+
+
+def _fits(shape: torch.Size, field: Field, dims: Mapping[str, int]) -> bool:
+    if len(shape) != len(field.shape):
+        return False
+    for want, have in zip(field.shape, shape, strict=True):
+        if want is not None and have != (dims[want] if isinstance(want, str) else want):
+            return False
+    return True
 
 
 def _check_range(name: str, smallest: float, largest: float, field: Field, dims: Mapping[str, int]) -> None:
@@ -111,10 +124,13 @@ def _shown(value: float) -> str:
 def finite(value: Tensor) -> bool:
     """Say whether all numbers are finite.
 
-    A finite sum has finite terms and costs a tenth of looking at each of them; only a sum that overflows needs the look. On the host
-    NumPy adds up: torch would wait for threads of its own, and while transport problems are solved there are no cores for them.
+    A finite sum has finite terms and costs a tenth of looking at each of them; only a sum that overflows needs the look. Large tensors
+    on the host are added up by NumPy: torch would wait for threads of its own, and while transport problems are solved there are no
+    cores for them.
     """
-    plain = value.device.type == "cpu" and value.dtype in (torch.float32, torch.float64)
-    with np.errstate(over="ignore", invalid="ignore"):
-        total = float(value.detach().numpy().sum()) if plain else value.sum().item()
+    if value.numel() >= SHARED_OUT and value.device.type == "cpu" and value.dtype in (torch.float32, torch.float64):
+        with np.errstate(over="ignore", invalid="ignore"):
+            total = float(value.detach().numpy().sum())
+    else:
+        total = value.sum().item()
     return math.isfinite(total) or bool(torch.isfinite(value).all())

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from emdcfl.params import average
 from emdcfl.trust import Guard, Trust
-from emdcfl.trust.robust import capped_weights, cut, distance, outliers, trimmed_mean
+from emdcfl.trust import guard as guards
+from emdcfl.trust.robust import SMALL, capped_weights, cut, distance, distances, outliers, trimmed_mean
 
 WEIGHTS = st.lists(st.floats(1e-3, 1e9), min_size=1, max_size=12)
 
@@ -85,6 +86,37 @@ def test_the_default_policy_is_the_ordinary_mean_bit_for_bit() -> None:
     for i, (theta, weight) in enumerate(zip(thetas, weights, strict=True)):
         mean.add(theta, weight, client=str(i), start=torch.zeros(50))
     assert torch.equal(mean.result(), plain) and torch.equal(Guard().average(thetas, weights), plain)
+
+
+@pytest.mark.parametrize("shape", [(1,), (23,), (3, 40), (4811,), (SMALL + 1,)])
+def test_norms_looked_at_together_have_the_bits_of_each_alone(shape: tuple[int, ...]) -> None:
+    rng = torch.Generator().manual_seed(0)
+    thetas = [torch.randn(shape, generator=rng) for _ in range(5)]
+    start, own = torch.randn(shape, generator=rng), [torch.randn(shape, generator=rng) for _ in range(5)]
+    assert distances(thetas, [start] * 5) == [distance(t, start) for t in thetas]
+    assert distances(thetas, own) == [distance(t, s) for t, s in zip(thetas, own, strict=True)]
+    assert distances(thetas[:1], own[:1]) == [distance(thetas[0], own[0])]
+
+
+@pytest.mark.parametrize("policy", [Trust(), Trust(clip=1.0), Trust(aggregate="median"), Trust(flag=0.0)])
+def test_how_many_states_wait_changes_no_bit_of_an_average(policy: Trust, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = torch.Generator().manual_seed(0)
+    thetas, start = [torch.randn(50, generator=rng) * (1 + i) ** 3 for i in range(7)], torch.zeros(50)
+
+    def play(together: int) -> tuple[torch.Tensor, float, list[dict[str, object]]]:
+        monkeypatch.setattr(guards, "TOGETHER", together)
+        guard = Guard(policy)
+        mean, half = guard.mean(), 0.0
+        for i, theta in enumerate(thetas):
+            mean.add(theta, i + 1, client=str(i), start=start if i != 2 else None)
+            half = mean.total if i == 3 else half
+        return mean.result(), half, guard.ledger.flagged()
+
+    alone, half, flags = play(0)
+    assert half == 1 + 2 + 3 + 4
+    for together in (150, 350, 10**6):
+        found = play(together)
+        assert torch.equal(found[0], alone) and found[1:] == (half, flags)
 
 
 def test_far_values_are_cut_back_to_the_largest_that_is_not() -> None:

@@ -23,7 +23,7 @@ from torch import Tensor
 from emdcfl.params import Average, average
 from emdcfl.trust.ledger import Ledger
 from emdcfl.trust.policy import Trust
-from emdcfl.trust.robust import MEMBERS, capped_weights, cut, distance, outliers, shortened, trimmed_mean
+from emdcfl.trust.robust import MEMBERS, capped_weights, cut, distance, distances, outliers, shortened, trimmed_mean
 
 log = logging.getLogger("emdcfl")
 
@@ -33,6 +33,9 @@ NORM_FACTOR = 3.0
 SANITY_FACTOR = 10.0
 """Times the median from which a reference distance (squared: a variance) may be flagged. Honest clients of very small networks were seen to
 differ by as much as 6.5."""
+
+TOGETHER = 1 << 17
+"""Numbers of the states that a running average takes in together: for small models it is calls that cost, not arithmetic."""
 
 
 class Guard:
@@ -82,8 +85,11 @@ class Guard:
         """Flag the norms that stand out among a cluster's, and say by what to shorten those that ``clip`` does not allow."""
         if len(norms) < MEMBERS:
             return {}
-        middle = float(np.median(list(norms.values())))
-        found = outliers(list(norms.values()), z=self.policy.flag, factor=NORM_FACTOR)
+        values = np.fromiter(norms.values(), dtype=np.float64)
+        found = outliers(values, z=self.policy.flag, factor=NORM_FACTOR)
+        if self.policy.clip is None and not any(found):
+            return {}
+        middle = float(np.median(values))
         for (c, norm), out in zip(norms.items(), found, strict=True):
             if out:
                 self.flag(c, "update norm", norm, middle)
@@ -119,7 +125,7 @@ class Guard:
 
 
 class TrustedMean:
-    """A running average under a policy; states are kept only where the policy needs them all at once.
+    """A running average under a policy; states are kept only where the policy needs them all at once, and small ones for a moment.
 
     Examples
     --------
@@ -132,8 +138,9 @@ class TrustedMean:
     """
 
     def __init__(self, guard: Guard) -> None:
-        self._guard = guard
+        self._guard, self._looks, self._plain = guard, guard._looks, guard.policy.plain
         self._running = Average()
+        self._waiting: list[tuple[str, Tensor, float, Tensor | None]] = []
         self._kept: list[tuple[str, Tensor, float]] = []
         self._starts: dict[str, Tensor] = {}
         self._norms: dict[str, float] = {}
@@ -141,22 +148,35 @@ class TrustedMean:
     @property
     def total(self) -> float:
         """Sum of the weights so far; 0 while nothing was added."""
+        self._take()
         return self._running.total or sum(weight for _, _, weight in self._kept)
 
     def add(self, theta: Tensor, weight: float, *, client: str, start: Tensor | None = None) -> None:
         """Add a client's state; ``start`` is what it trained from, where its update is to be looked at."""
-        if start is not None and self._guard._looks:
-            self._norms[client] = distance(theta, start)
-            self._starts[client] = start
-        if self._guard.policy.plain:
-            self._running.add(theta, weight)
-        else:
-            self._kept.append((client, theta, float(weight)))
+        self._waiting.append((client, theta, float(weight), start))
+        if len(self._waiting) * theta.numel() >= TOGETHER:
+            self._take()
+
+    def _take(self) -> None:
+        """Take in what waits, in its order."""
+        if self._looks:
+            known = [(client, theta, start) for client, theta, _, start in self._waiting if start is not None]
+            if known:
+                clients, thetas, starts = zip(*known, strict=True)
+                self._norms.update(zip(clients, distances(thetas, starts), strict=True))
+                self._starts.update(zip(clients, starts, strict=True))
+        for client, theta, weight, _ in self._waiting:
+            if self._plain:
+                self._running.add(theta, weight)
+            else:
+                self._kept.append((client, theta, weight))
+        self._waiting.clear()
 
     def result(self) -> Tensor:
         """Return the average; flags are noted here, when all members are known."""
+        self._take()
         scales = self._guard.scales(self._norms)
-        if self._guard.policy.plain:
+        if self._plain:
             return self._running.result()
         thetas = [shortened(t, self._starts[c], scales[c]) if c in scales else t for c, t, _ in self._kept]
         return self._guard.average(thetas, [w for _, _, w in self._kept])

@@ -15,12 +15,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from emdcfl.params import CHUNK
+
+Array = np.ndarray[Any, Any]
 
 MEMBERS = 3
 """Fewer values have no majority to compare with."""
@@ -35,7 +38,7 @@ NORMAL = 1.4826
 """MAD of a normal sample times this is its standard deviation."""
 
 
-def outliers(values: Sequence[float], *, z: float, factor: float) -> list[bool]:
+def outliers(values: Sequence[float] | Array, *, z: float, factor: float) -> list[bool]:
     """Say which values are far above the others: ``z`` robust standard deviations of the logarithm, and ``factor`` times the median.
 
     The factor keeps values that agree almost exactly, whose MAD is next to nothing, from being outliers of each other.
@@ -51,11 +54,12 @@ def outliers(values: Sequence[float], *, z: float, factor: float) -> list[bool]:
     if len(x) < MEMBERS or z <= 0:
         return [False] * len(x)
     middle = float(np.median(x))
-    if middle <= 0:  # most are zero: there is no scale to compare with
+    if middle <= 0 or x.max() <= factor * middle:  # most are zero: there is no scale to compare with
         return [False] * len(x)
     logs = np.log(np.maximum(x / middle, LEAST))
     spread = NORMAL * float(np.median(np.abs(logs)))
-    return [bool(v > max(z * spread, math.log(factor))) for v in logs]
+    found: list[bool] = (logs > max(z * spread, math.log(factor))).tolist()
+    return found
 
 
 def capped_weights(weights: Sequence[float], share: float) -> list[float]:
@@ -124,6 +128,16 @@ def distance(theta: Tensor, start: Tensor) -> float:
         part = slice(at, at + CHUNK)
         total += float(torch.linalg.vector_norm(a[part] - b[part], dtype=torch.float64)) ** 2
     return math.sqrt(total)
+
+
+def distances(thetas: Sequence[Tensor], starts: Sequence[Tensor]) -> list[float]:
+    """Return ``distance`` of every update, with the same bits; small ones are looked at together."""
+    if len(thetas) == 1 or thetas[0].numel() > SMALL:
+        return [distance(theta, start) for theta, start in zip(thetas, starts, strict=True)]
+    shared = all(start is starts[0] for start in starts)
+    updates = torch.stack(list(thetas)).sub_(starts[0] if shared else torch.stack(list(starts)))
+    norms: list[float] = torch.linalg.vector_norm(updates.flatten(1), dim=1).tolist()
+    return norms
 
 
 def shortened(theta: Tensor, start: Tensor, scale: float) -> Tensor:

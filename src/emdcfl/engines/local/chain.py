@@ -49,8 +49,9 @@ class Chain:
                 g[bias] = d.sum(2)
             if i:
                 back = torch.bmm(w[weight].transpose(1, 2), d, out=buffers(f"back {i}", rows, w[weight].shape[2], b, device=device))
-                # a boolean mask would be a tensor of its own and several times slower
-                d = torch.ops.aten.threshold_backward(back, inputs[i], 0) if self.layers[i - 1][2] else back
+                if self.layers[i - 1][2]:  # a boolean mask would be a tensor of its own and several times slower
+                    torch.ops.aten.threshold_backward.grad_input(back, inputs[i], 0, grad_input=back)
+                d = back
         return losses, g
 
 

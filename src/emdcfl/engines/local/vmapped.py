@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -75,7 +76,12 @@ class Pool:
 
 
 class VmappedFederation(StagedFederation):
-    """Every client in this process, trainings of like kind stacked and stepped together."""
+    """Every client in this process, trainings of like kind stacked and stepped together.
+
+    The replies of one stack leave before the next is trained: its memory, and what lies in the cache of it, is used again.
+    """
+
+    held = STACKED
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -125,11 +131,12 @@ def fit_stacked(fits: Sequence[tuple[Client, Fit]], pool: Pool, buffers: Buffers
     ordered = [fits[row] for row in plan.rows]
     stack = Stack.load(network, [fit.theta for _, fit in ordered], buffers)
     terms = make_terms([fit for _, fit in ordered], stack.trained, network.layout)
-    first = torch.tensor([pool.first[client.name] for client, _ in ordered])
-    index = (plan.index + first[:, None]).to(network.device)
+    first = np.array([pool.first[client.name] for client, _ in ordered])
+    index = plan.index.add_(torch.from_numpy(first)[:, None]).to(network.device)
     scale, last = plan.scale.to(network.device), plan.last.to(network.device)
     totals = torch.zeros(len(ordered), device=network.device)
-    network.module.train(True)
+    if chain is None:  # a chain never calls the module
+        network.module.train(True)
     for t, active in enumerate(plan.active):
         for rows, width in _parts(plan, t, active, apart=batch_norm):
             x, y = pool.batch(index[t, rows, :width])
