@@ -44,9 +44,14 @@ class Source:
     labels: Any = None
 
     @cached_property
+    def matrix(self) -> Array:
+        """The sample as a matrix of finite numbers: looked at once, for all partners."""
+        return sample(self.a, "a")
+
+    @cached_property
     def unit(self) -> Array:
         """The sample at unit length: the same for all partners."""
-        return unit(sample(self.a, "a"))
+        return unit(self.matrix)
 
     @cached_property
     def has_zeros(self) -> bool:
@@ -82,11 +87,11 @@ class Problem:
     def check(self, options: Options) -> None:
         """Refuse samples that no cost can be computed from, before they are put together with others."""
         self._blocks(self.b)
-        b = np.asarray(self.b)
-        labels = self.labels[:1] if self.labels is not None and len(self.labels) == len(b) else self.labels
-        first = {"cost": options.cost, "labels_a": self.row.source.labels, "labels_b": labels}
-        cost_matrix(self.row.source.a, b[:1], **first)  # widths, labels and the row's own sample
-        sample(b, "b")
+        x, y = self.row.source.matrix, sample(self.b, "b")
+        if x.shape[1] == y.shape[1] and options.cost != "label-aware":
+            return
+        labels = self.labels[:1] if self.labels is not None and len(self.labels) == len(y) else self.labels
+        cost_matrix(x, y[:1], cost=options.cost, labels_a=self.row.source.labels, labels_b=labels)  # says what is wrong, if anything is
 
     def units(self) -> Iterator[Array]:
         """The blocks of the partner's sample at unit length."""
