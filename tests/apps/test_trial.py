@@ -8,6 +8,7 @@ import json
 import re
 import ssl
 import stat
+import subprocess
 import tomllib
 import zipfile
 from pathlib import Path
@@ -25,10 +26,10 @@ from emdcfl.apps import options, trial
 from emdcfl.apps.options import Options
 from emdcfl.apps.server import Journal, read_config
 from emdcfl.apps.trial.folder import fingerprints
-from emdcfl.apps.trial.processes import _recorded, _start_time, _write
+from emdcfl.apps.trial.processes import LINK, _recorded, _start_time, _write
 from emdcfl.apps.trial.submit import _new_events
 from emdcfl.data import scenarios
-from emdcfl.errors import ConfigError
+from emdcfl.errors import ConfigError, EmdcflError
 from emdcfl.experiments.config import dump, load
 
 ROOT = Path(emdcfl.__file__).parents[2]
@@ -125,6 +126,20 @@ def test_a_process_number_that_was_given_to_another_is_not_taken_for_ours(four: 
     finally:
         _write(four, {})
     assert trial.status(four) == dict.fromkeys(("superlink", *four.nodes), "stopped")
+
+
+def test_a_superlink_that_dies_as_soon_as_it_has_taken_the_run_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = trial.create(tmp_path / "federation", nodes=2)
+    with subprocess.Popen(["sleep", "300"]) as link:
+        _write(there, {LINK: {"pid": link.pid, "started": _start_time(link.pid)}})
+
+        def taken(*_: object) -> subprocess.CompletedProcess[str]:
+            link.kill()
+            return subprocess.CompletedProcess([], 0, '{"run-id": "1"}', "")
+
+        monkeypatch.setattr("emdcfl.apps.trial.submit.flwr", taken)
+        with pytest.raises(EmdcflError, match="the SuperLink ended during the run; start it again"):
+            trial.submit(there, load(there.path / "run.toml"), tmp_path / "run")
 
 
 def test_the_server_reads_a_config_as_text_or_file_and_runs_it_over_flower(four: trial.Trial) -> None:

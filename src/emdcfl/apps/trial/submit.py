@@ -50,6 +50,7 @@ def submit(
         job=str(job),
     )
     (job / "run-config.toml").write_text(tomli_w.dumps(options.as_dict()), encoding="utf-8")
+    link = identity(trial, LINK)  # before the run exists: one that dies just after taking it is noticed too
     result = flwr(trial, ["run", str(trial.path / "app"), CONNECTION, "--run-config", str(job / "run-config.toml"), "--format", "json"])
     found = re.search(r'"run-id":\s*"?(\d+)', result.stdout)
     if result.returncode != 0 or found is None:
@@ -57,15 +58,15 @@ def submit(
         raise ConfigError(f"the run could not be submitted; is the federation up (emdcfl federation up {trial.path})? Flower says: {text}")
     run = found.group(1)
     try:
-        return follow(trial, job, run, watch or (lambda event: None))
+        return follow(trial, job, run, watch or (lambda event: None), link=link)
     except KeyboardInterrupt:  # as in a local run: what is complete is on disk, and --resume must find nobody at work
         stop(trial, job, run)
         raise
 
 
-def follow(trial: Trial, job: Path, run: str, watch: Callable[[Event], None]) -> dict[str, Any]:
-    """Show what the server's journal says until the run has ended."""
-    position, checked, link = 0, time.monotonic(), identity(trial, LINK)
+def follow(trial: Trial, job: Path, run: str, watch: Callable[[Event], None], *, link: tuple[int, str] | None) -> dict[str, Any]:
+    """Show what the server's journal says until the run, or the SuperLink that took it, has ended."""
+    position, checked = 0, time.monotonic()
     while True:
         ended = (job / "outcome.json").exists()
         events, position = _new_events(job / "progress.jsonl", position)
@@ -76,7 +77,7 @@ def follow(trial: Trial, job: Path, run: str, watch: Callable[[Event], None]) ->
             if not outcome["ok"]:
                 raise EmdcflError(str(outcome["error"]))
             return outcome
-        if not ended and identity(trial, LINK) != link:
+        if link is not None and identity(trial, LINK) != link:
             raise EmdcflError(f"the SuperLink ended during the run; start it again (emdcfl federation up {trial.path}) and use --resume")
         if time.monotonic() - checked > CHECK:
             checked = time.monotonic()
