@@ -225,12 +225,12 @@ def test_scales_keep_the_construction(name: str, root: str, own_cache: None) -> 
 def test_small_backdoor_mnist_trains_in_smaller_batches_and_keeps_the_proportions(paper_plans: dict[str, list[Share]]) -> None:
     kept, training, notes = shrink(paper_plans["backdoor-mnist"], "small", BACKDOOR_MNIST_SCALES, PAPER_TRAINING)
     assert {s.block: (len(s.train), len(s.val), len(s.test)) for s in kept} == {
-        "target": (600, 256, 512),
-        "attacker": (1200, 256, 512),
-        "unrelated": (600, 256, 512),
+        "target": (1200, 256, 512),
+        "attacker": (2400, 256, 512),
+        "unrelated": (1200, 256, 512),
     }
-    assert training == {"rounds": 3, "local_epochs": 5, "batch_size": 16}
-    assert "of 5 epochs (paper: 10) in batches of 16 (paper: 64)" in notes[0]
+    assert training == {"rounds": 3, "local_epochs": 3, "batch_size": 16}
+    assert "of 3 epochs (paper: 10) in batches of 16 (paper: 64)" in notes[0]
     _, training, notes = shrink(paper_plans["rotated-mnist"], "small", CNN_SCALES, PAPER_TRAINING)
     assert training["batch_size"] == 64
     assert "batches" not in notes[0]
