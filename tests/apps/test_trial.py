@@ -9,6 +9,7 @@ import re
 import ssl
 import stat
 import subprocess
+import sys
 import tomllib
 import zipfile
 from pathlib import Path
@@ -137,7 +138,7 @@ def test_a_superlink_that_dies_as_soon_as_it_has_taken_the_run_is_noticed(tmp_pa
             link.kill()
             return subprocess.CompletedProcess([], 0, '{"run-id": "1"}', "")
 
-        monkeypatch.setattr("emdcfl.apps.trial.submit.flwr", taken)
+        monkeypatch.setattr(sys.modules["emdcfl.apps.trial.submit"], "flwr", taken)
         with pytest.raises(EmdcflError, match="the SuperLink ended during the run; start it again"):
             trial.submit(there, load(there.path / "run.toml"), tmp_path / "run")
 
