@@ -11,13 +11,16 @@ from tests.methods.toy import CLASSES, FEATURES, TRAINING, play, toy
 from tests.tiny import tiny
 from torch import nn
 
-from emdcfl.engines.local.graphed import GraphedFederation, _draws, _moved, _tensors
+from emdcfl.data import scenarios
+from emdcfl.engines.local.graphed import FALLBACKS, GraphedFederation, _draws, _moved, _tensors
 from emdcfl.engines.local.sequential import SequentialFederation
 from emdcfl.errors import ConfigError
 from emdcfl.experiments.config import Choice, Config, EngineConfig, RunConfig
 from emdcfl.experiments.loop import Silent
 from emdcfl.experiments.runner import run
 from emdcfl.methods import METHODS, make
+from emdcfl.methods.emdcfl import EMDCFL
+from emdcfl.methods.measure import Comparison
 from emdcfl.models.recipe import ModelRecipe
 
 SIZES = [96, 80, 77, 96, 33, 50, 96, 96, 12]
@@ -119,6 +122,24 @@ def test_batch_norm_meets_true_batches(caplog: pytest.LogCaptureFixture) -> None
             trained.append(fed.train({c: fed.initial() for c in fed.clients}).stack("theta"))
     assert not caplog.records
     torch.testing.assert_close(trained[1], trained[0], rtol=1e-3, atol=1e-4)
+
+
+def all_pairs(engine: type[SequentialFederation], device: str) -> dict[tuple[str, str], float]:
+    """W of every ordered pair of clients with images, each under a model of its own."""
+    fed = engine(scenarios.build("rotated-digits", clients_per_group=1), training=TRAINING, device=device)
+    fed.begin(1)
+    local = {c: fed.initial(i) for i, c in enumerate(fed.clients)}
+    method = EMDCFL(tolerance="auto", distances="all")
+    found = Comparison(method, fed, local).measure([(c, d) for c in fed.clients for d in fed.clients if c != d])
+    return {pair: entry.W for pair, entry in found.entries.items()}
+
+
+@needs_cuda
+def test_pairs_of_images_are_as_far_apart_as_in_the_reference(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="emdcfl"):
+        reference, fast = all_pairs(SequentialFederation, "cpu"), all_pairs(GraphedFederation, "cuda")
+    assert not [record for record in caplog.records if record.getMessage().startswith(FALLBACKS)]
+    assert fast == pytest.approx(reference, abs=1e-4)
 
 
 @needs_cuda
