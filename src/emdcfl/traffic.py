@@ -28,11 +28,11 @@ def payload(value: Any) -> int:
     """
     if isinstance(value, Tensor):
         return value.numel() * value.element_size()
-    if isinstance(value, (int, float, str, bytes)):
-        return 0
     if isinstance(value, (dict, Mapping)):  # a dict is told at once, other mappings take many times as long
-        return sum(map(payload, value.values()))
-    return sum(map(payload, value)) if isinstance(value, (list, tuple)) else 0
+        value = value.values()
+    elif not isinstance(value, (list, tuple)):
+        return 0
+    return sum([payload(part) for part in value if not isinstance(part, (int, float, str, bytes))])
 
 
 class Traffic:

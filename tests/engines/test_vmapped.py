@@ -107,6 +107,15 @@ def test_every_client_takes_its_own_steps(model: str, terms: str, caplog: pytest
         assert fast[client]["loss"] == pytest.approx(reply["loss"], rel=1e-4)
 
 
+@pytest.mark.parametrize("training", [replace(TRAINING, momentum=0.0), replace(TRAINING, local_epochs=1, batch_size=100)])
+def test_without_momentum_and_in_a_single_step(training: Training, caplog: pytest.LogCaptureFixture) -> None:
+    _, slow = train(SequentialFederation, scenario("mlp"), {}, training=training)
+    with caplog.at_level(logging.WARNING):
+        fed, fast = train(VmappedFederation, scenario("mlp"), {}, training=training)
+    assert fed._stackable and not caplog.records
+    torch.testing.assert_close(fast.stack("theta"), slow.stack("theta"), **TIGHT)
+
+
 def test_splitting_a_stack_changes_nothing_but_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     _, whole = train(VmappedFederation, scenario("mlp"), {})
     monkeypatch.setattr(vmapped, "STACKED", 2 * 108)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -39,7 +40,11 @@ class Split:
             raise DataError(f"labels must be int64 class indices, got {self.y.dtype}")
 
     def __len__(self) -> int:
-        return int(self.y.shape[0])
+        return self._length
+
+    @cached_property
+    def _length(self) -> int:
+        return int(self.y.shape[0])  # asked for often, and the shape of a tensor is made anew every time
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,9 @@ def outliers(values: Sequence[float] | Array, *, z: float, factor: float) -> lis
     if len(x) < MEMBERS or z <= 0:
         return [False] * len(x)
     middle = float(np.median(x))
-    if middle <= 0 or x.max() <= factor * middle:  # most are zero: there is no scale to compare with
+    if middle <= 0:  # most are zero: there is no scale to compare with
+        return [False] * len(x)
+    if x.max() <= factor * middle:
         return [False] * len(x)
     logs = np.log(np.maximum(x / middle, LEAST))
     spread = NORMAL * float(np.median(np.abs(logs)))

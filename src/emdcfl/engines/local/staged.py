@@ -42,7 +42,7 @@ def attempt_all(works: Sequence[tuple[Client, Work]]) -> list[Outcome]:
     return [done[i] if i in done else attempt(*work) for i, work in enumerate(works)]
 
 
-@dataclass
+@dataclass(slots=True)
 class Script:
     """One client's task on its way: waiting for the results of ``works``, or finished with ``outcome``."""
 
@@ -54,26 +54,25 @@ class Script:
     outcome: Reply | Failure | None = None
 
     def start(self, stages: Callable[..., Stages], inputs: Mapping[str, Any]) -> None:
-        def first() -> list[Work]:
-            self.client.begin(self.round)
-            self.running = stages(self.client, **inputs)
-            return next(self.running)
+        self._advance(self._first, stages, inputs)
 
-        self._advance(first)
+    def _first(self, stages: Callable[..., Stages], inputs: Mapping[str, Any]) -> list[Work]:
+        self.client.begin(self.round)
+        self.running = stages(self.client, **inputs)
+        return next(self.running)
 
-    def resume(self, results: Sequence[Outcome]) -> None:
-        running = self.running
-        assert running is not None
-        wrong = next((r for r in results if isinstance(r, Exception)), None)
-        if wrong is not None:
-            self._advance(lambda: running.throw(wrong))
-        else:
-            self._advance(lambda: running.send(list(results)))  # type: ignore[arg-type]
+    def resume(self, results: list[Outcome]) -> None:
+        assert self.running is not None
+        for result in results:
+            if isinstance(result, Exception):
+                self._advance(self.running.throw, result)
+                return
+        self._advance(self.running.send, results)
 
-    def _advance(self, move: Callable[[], list[Work]]) -> None:
+    def _advance(self, move: Callable[..., list[Work]], *given: Any) -> None:
         self.works = []
         try:
-            self.works = move()
+            self.works = move(*given)
         except StopIteration as finished:
             self.outcome = finished.value
         except EmdcflError as error:

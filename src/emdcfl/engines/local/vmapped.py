@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -135,6 +135,7 @@ def fit_stacked(fits: Sequence[tuple[Client, Fit]], pool: Pool, buffers: Buffers
     index = plan.index.add_(torch.from_numpy(first)[:, None]).to(network.device)
     scale, last = plan.scale.to(network.device), plan.last.to(network.device)
     totals = torch.zeros(len(ordered), device=network.device)
+    settings = training if len(plan.active) > 1 else replace(training, momentum=0.0)  # of a single step nobody reads the velocity
     if chain is None:  # a chain never calls the module
         network.module.train(True)
     for t, active in enumerate(plan.active):
@@ -145,7 +146,7 @@ def fit_stacked(fits: Sequence[tuple[Client, Fit]], pool: Pool, buffers: Buffers
                 losses, gradients = chain.gradients(part.trained, x, y, scale[t, rows, :width], buffers)
             else:
                 losses, gradients = part.gradients(x, y, scale[t, rows, :width], low=low)
-            part.step(gradients, terms, rows, training, first=t == 0)
+            part.step(gradients, terms, rows, settings, first=t == 0)
             stack.put(rows, part)
             totals[rows] += (losses * last[t, rows, :width]).sum(1)
     return _outcomes([fits[row][0] for row in plan.rows], stack.flat(), totals.cpu(), plan, training)
