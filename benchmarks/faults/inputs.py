@@ -2,7 +2,8 @@
 
     python -m faults.inputs FIRST LAST SEED OUT
 
-writes a row per input: what it was, the exit code, and whether it was a crash, that is, anything but success or an error in one line.
+writes a row per input: what it was, the exit code, and whether it was a crash, that is, anything but success or an error in one line (in JSON,
+where that was asked for).
 """
 
 from __future__ import annotations
@@ -207,12 +208,22 @@ def attempt(index: int, seed: int) -> dict[str, object]:
         kind, arguments = KINDS[index % len(KINDS)](rng, place)
         arguments = [argument.replace("\0", "") for argument in arguments]
         code, said = forked(arguments, place)
-        lines = [line for line in said.splitlines() if line.startswith("error: ")]
-        crash = code not in (0, 2, -1) or "Traceback" in said or (code == 2 and len(lines) != 1 and bool(arguments[1:]))
+        crash = code not in (0, 2, -1) or "Traceback" in said or (code == 2 and not explained(said) and bool(arguments[1:]))
         row: dict[str, object] = {"kind": kind, "index": index, "code": code, "crash": crash, "slow": code == -1}
         return row | ({"arguments": arguments, "said": said[-600:]} if crash or code == -1 else {})
     finally:
         shutil.rmtree(place, ignore_errors=True)
+
+
+def explained(said: str) -> bool:
+    """Whether the command said what is wrong in one line, or, asked for JSON, in JSON."""
+    if sum(line.startswith("error: ") for line in said.splitlines()) == 1:
+        return True
+    try:
+        told = json.loads(said)
+    except ValueError:
+        return False
+    return isinstance(told, dict) and bool(told.get("errors"))
 
 
 def forked(arguments: list[str], place: Path) -> tuple[int, str]:
