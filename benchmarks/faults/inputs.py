@@ -2,7 +2,7 @@
 
     python -m faults.inputs FIRST LAST SEED OUT
 
-writes a row per input: what it was, the exit code, and whether it was a crash, that is, anything but success or an error in one line (in JSON,
+writes a row per input: what it was, the exit code, and whether it was a crash: anything but success or an error in one line (in JSON,
 where that was asked for).
 """
 
