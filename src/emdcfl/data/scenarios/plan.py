@@ -55,8 +55,8 @@ BACKDOOR_MNIST_SCALES = {"smoke": CNN_SCALES["smoke"], "small": Scale(3, 2400, 2
 
 A digit can be told by its shape, and in batches of 64 the training loss is gone before the shade of green matters: after 350 steps on 2,000
 images, two attackers lost 3 and 13 points on their own digits in wrong colours; after three epochs on 2,400 images in batches of 16, a
-third of the computing, 20 and 22. With five epochs on 1,200 images the distances to the targets were a fifth of those. Targets and
-unrelated sites, which have half the attackers' train images at full size, have half of theirs here as well.
+third of the computing, 20 and 22. With five epochs on 1,200 images their distances to the targets were a quarter (all: seed 0).
+Targets and unrelated sites, which have half the attackers' train images at full size, have half of theirs here as well.
 """
 
 PAPER_TRAINING = {"rounds": 10, "local_epochs": 10, "batch_size": 64}
