@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("flwr", reason="needs the extra emdcfl[flower]")
 
 import httpx
-from flwr.app import Error, Message
+from flwr.app import Error, Message, RecordDict
 from tests.engines.flower import loopback
 from tests.engines.flower.loopback import QUICK, LoopbackGrid
 from tests.engines.flower.test_federation import SCENARIO, fed_of, train
@@ -163,6 +163,42 @@ def test_a_reply_that_does_not_end_before_the_deadline_costs_its_own_client_only
         slow.tamper[node] = later
     failures = train(fed, 2).failures
     assert {c: f.reason for c, f in failures.items()} == {"site-3": "no answer within 3 s"} and len(held) == 3
+
+
+def test_what_an_older_look_brings_is_not_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both looks end before anybody asks: the reply that the first one took counts, not that the second one did not find it."""
+    monkeypatch.setattr(post, "LOOK", 0.05)
+    message = Message(RecordDict(), dst_node_id=1, message_type="query.train")
+    message.metadata.__dict__["_message_id"] = "m"
+    reply, gone = Message(RecordDict(), reply_to=message), Message(Error(code=3, reason="not found"), reply_to=message)
+    begun, second = threading.Event(), threading.Event()
+
+    class Slow(LoopbackGrid):
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            if begun.is_set():
+                second.set()
+                first.join(60)
+                return [gone]
+            begun.set()
+            second.wait(60)
+            return [reply]
+
+    looks = post.Looks(Slow({}))
+    assert looks(["m"]) == []
+    (first,) = looks._open
+    found: list[Message] = []
+    while not found:
+        found = looks(["m"])
+    assert found == [reply]
+
+
+def test_a_reply_that_is_gone_is_told_when_nobody_else_looks() -> None:
+    message = Message(RecordDict(), dst_node_id=1, message_type="query.train")
+    message.metadata.__dict__["_message_id"] = "m"
+    gone = Message(Error(code=3, reason="not found"), reply_to=message)
+    grid = LoopbackGrid({})
+    grid._replies["m"] = gone
+    assert [found.error.code for found in post.Looks(grid)(["m"])] == [3]
 
 
 def broken(times: int, code: int) -> Callable[[], str]:

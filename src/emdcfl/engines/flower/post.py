@@ -34,7 +34,7 @@ LOST = (3, 4, 5, 8)
 GONE = (3, 4)
 """Those of them that a message or reply has which somebody else is just fetching."""
 
-LOOK = 5.0
+LOOK = 15.0
 """Seconds a look for replies may take before another is begun."""
 
 MOST_LOOKS = 8
@@ -181,24 +181,19 @@ class Looks:
     def __call__(self, identities: list[str]) -> list[Message]:
         """Return the replies to these messages that have come since the last look."""
         if len(self._open) < MOST_LOOKS:
-            self._open.append(_Look(self._grid, identities))
+            self._open.append(_Look(self._grid, identities, alone=not self._open))
         self._open[-1].ended.wait(LOOK)
-        found: list[Message] = []
-        held_up = False
-        for look in list(self._open):
-            if not look.ended.is_set():
-                held_up = True
-                continue
-            self._open.remove(look)
-            # A reply is handed out once: what an older look is busy with is reported missing to a newer one.
-            found += [reply for reply in look.result() if not (held_up and reply.has_error() and reply.error.code in GONE)]
-        return found
+        ended = [look for look in self._open if look.ended.is_set()]
+        self._open = [look for look in self._open if look not in ended]
+        return [reply for look in ended for reply in look.result()]
 
 
 class _Look(threading.Thread):
-    def __init__(self, grid: Grid, identities: list[str]) -> None:
+    """One look. A reply is handed out once, so what an older look is fetching is reported gone to one that is not ``alone``."""
+
+    def __init__(self, grid: Grid, identities: list[str], *, alone: bool) -> None:
         super().__init__(daemon=True, name="look for replies")
-        self.ended = threading.Event()
+        self.alone, self.ended = alone, threading.Event()
         self._grid, self._identities = grid, identities
         self._found: list[Message] = []
         self._error: BaseException | None = None
@@ -215,7 +210,7 @@ class _Look(threading.Thread):
     def result(self) -> list[Message]:
         if self._error is not None:
             raise self._error
-        return self._found
+        return [reply for reply in self._found if self.alone or not (reply.has_error() and reply.error.code in GONE)]
 
 
 def steady(call: Callable[[], T]) -> T:
