@@ -5,6 +5,8 @@
     python benchmarks/results.py --take FILE           # first take in rows that 'benchmarks/paper.py' or 'emdcfl compare' made
     python benchmarks/results.py --take FILE --replace # and let them replace older rows of the same method, settings and seed
 
+Below a table stands which of its rows are from which commit.
+
 Every difference from the paper above two standard deviations is listed below its table with its sentence of
 ``docs/results/differences.toml``; one without a sentence is said to have none, and fails ``--check``.
 """
@@ -19,9 +21,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from emdcfl.experiments.differences import Difference, differences, full_size
+from emdcfl.experiments.differences import PAPER_TRAINING, Difference, differences, full_size
 from emdcfl.experiments.results import Result, read_results
-from emdcfl.experiments.tables import build, markdown, sample_key
+from emdcfl.experiments.tables import build, by_label, markdown, sample_key
 
 HERE = Path(__file__).parents[1] / "docs/results"
 BEGIN, END = "<!-- tables: begin (benchmarks/results.py writes what is between these lines) -->", "<!-- tables: end -->"
@@ -30,6 +32,7 @@ SCENARIOS = (
     "mnist-base", "rotated-cifar10-two", "rotated-cifar10-min", "cifar10-base",
 )  # fmt: skip
 UNEXPLAINED = "no sentence yet"
+SHORTER = "Shorter than the paper's 10 rounds of 10 local epochs, so its accuracies are no target here."
 
 
 @dataclass(frozen=True)
@@ -52,18 +55,44 @@ def read_sentences(path: Path) -> list[Sentence]:
 
 def read_rows(folder: Path) -> list[Result]:
     """Return the rows at paper scale, scenarios in the order of the page."""
-    return [row for name in SCENARIOS if (path := folder / f"{name}.jsonl").exists() for row in read_results(path)]
+    return [as_now(row) for name in SCENARIOS if (path := folder / f"{name}.jsonl").exists() for row in read_results(path)]
+
+
+def as_now(row: Result) -> Result:
+    """Leave out an option that older rows name and that says nothing: with a given tolerance no blocks are averaged anyway."""
+    method = row["settings"]["method"]
+    if method.get("tolerance", "auto") == "auto" or method.get("average_blocks") is not False:
+        return row
+    kept = {key: value for key, value in method.items() if key != "average_blocks"}
+    return {**row, "settings": {**row["settings"], "method": kept}}
+
+
+def in_time(row: Result) -> str:
+    """Return how far a run went that is not of the paper's size."""
+    rounds, epochs = row["settings"]["run"]["rounds"], row["settings"]["training"]["local_epochs"]
+    if epochs == PAPER_TRAINING["local_epochs"]:
+        return f", after round {rounds}"
+    return f": {'1 round' if rounds == 1 else f'{rounds} rounds'} of {epochs} local epochs"
 
 
 def kinds(rows: Sequence[Result]) -> dict[str, list[Result]]:
     """Divide rows into tables: what was trained alike, with as many participants."""
     found: dict[str, list[Result]] = {}
     for row in rows:
-        run, epochs = row["settings"]["run"], row["settings"]["training"]["local_epochs"]
+        run = row["settings"]["run"]
         title = row["scenario"] if run.get("participants") is None else f"{row['scenario']}, {run['participants']} participants a round"
-        rounds = "1 round" if run["rounds"] == 1 else f"{run['rounds']} rounds"
-        found.setdefault(title if full_size(row) else f"{title}: {rounds} of {epochs} local epochs", []).append(row)
+        found.setdefault(title if full_size(row) else f"{title}{in_time(row)}", []).append(row)
     return found
+
+
+def origins(rows: Sequence[Result]) -> str:
+    """Say from which commit the rows of a table are."""
+    found: dict[str, list[str]] = {}
+    for label, members in by_label(rows).items():
+        for commit in dict.fromkeys(row.get("commit") for row in members):
+            found.setdefault("no commit" if commit is None else f"commit {commit}", []).append(label)
+    said = "; ".join(f"{commit}: {', '.join(labels)}" for commit, labels in found.items())
+    return f"{said[0].upper()}{said[1:]}.\n"
 
 
 def page(rows: Sequence[Result], sentences: Sequence[Sentence]) -> tuple[str, list[Difference]]:
@@ -78,8 +107,8 @@ def page(rows: Sequence[Result], sentences: Sequence[Sentence]) -> tuple[str, li
         open_ += by_text.get(UNEXPLAINED, [])
         told = [f"- {'; '.join(d.text() for d in same)}: {said}" for said, same in by_text.items()]
         listed = "Above two standard deviations:\n\n" + "\n".join(told) + "\n" if told else ""
-        sizes = "" if full_size(members[0]) else "Not the paper's size, so the paper's value is no target here.\n\n"
-        blocks.append(f"### {title}\n\n{sizes}{table}\n{listed}".rstrip() + "\n")
+        sizes = "" if full_size(members[0]) else f"{SHORTER}\n\n"
+        blocks.append(f"### {title}\n\n{sizes}{table}\n{origins(members)}\n{listed}".rstrip() + "\n")
     return "\n".join(blocks), open_
 
 
@@ -92,7 +121,7 @@ def with_tables(text: str, tables: str) -> str:
 def take(source: Path, folder: Path, *, replace: bool = False) -> int:
     """Add the lines of new rows, as they are, to the file of their scenario; say how many there were.
 
-    ``replace`` drops the rows that were there for the same cell and seed: the table would show the older one.
+    ``replace`` drops the rows that were there for the same cell and seed, or with the same config: the table would show the older one.
     """
     read_results(source)  # whatever is damaged is an error before anything is taken
     added = 0
@@ -101,10 +130,11 @@ def take(source: Path, folder: Path, *, replace: bool = False) -> int:
         path = folder / f"{row['scenario']}.jsonl"
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         known = [json.loads(old) for old in lines]
-        if any(row["config"] == old["config"] for old in known):
+        if row in known or (not replace and any(row["config"] == old["config"] for old in known)):
             continue
-        same = sample_key(row)
-        kept = [text for text, old in zip(lines, known, strict=True) if not replace or sample_key(old) != same]
+        same = sample_key(as_now(row))
+        older = [replace and (old["config"] == row["config"] or sample_key(as_now(old)) == same) for old in known]
+        kept = [text for text, gone in zip(lines, older, strict=True) if not gone]
         path.write_text("".join(f"{text}\n" for text in [*kept, line]), encoding="utf-8")
         added += 1
     return added

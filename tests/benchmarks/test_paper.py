@@ -14,6 +14,7 @@ from benchmarks import paper, results
 from emdcfl.engines.local.graphed import ONE_AFTER_THE_OTHER
 from emdcfl.experiments.compare import ORDER
 from emdcfl.experiments.results import read_results
+from emdcfl.experiments.tables import by_label
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "docs/results/data"
@@ -137,6 +138,38 @@ def test_rows_are_taken_once_and_replace_older_ones_where_asked(tmp_path: Path) 
     results.take(tmp_path / "old", tmp_path / "data")
     assert results.take(tmp_path / "new", tmp_path / "data", replace=True) == 2
     assert [row["config"] for row in read_results(place)] == ["another engine", "another seed"]
+    again = {**new, "commit": "0123456789ab"}
+    (tmp_path / "again").write_text(json.dumps(again) + "\n")
+    assert results.take(tmp_path / "again", tmp_path / "data") == 0
+    assert results.take(tmp_path / "again", tmp_path / "data", replace=True) == 1
+    assert {row["config"]: row["commit"] for row in read_results(place)}["another engine"] == "0123456789ab"
+    assert results.take(tmp_path / "again", tmp_path / "data", replace=True) == 0
+
+
+def test_rows_that_name_an_option_without_effect_are_those_that_do_not(tmp_path: Path) -> None:
+    row = next(r for r in read_results(DATA / "rotated-mnist.jsonl") if r["settings"]["method"].get("tolerance") == 0.025)
+    named = with_settings(row, "method", average_blocks=False)
+    assert list(by_label([results.as_now(named), {**row, "seed": 1}])) == ["EMD-CFL"]
+    calibrated = with_settings(named, "method", tolerance="auto")
+    assert results.as_now(calibrated) == calibrated
+
+
+def test_a_shorter_run_has_a_table_of_its_own_which_says_so() -> None:
+    row = next(r for r in read_results(DATA / "rotated-mnist.jsonl") if r["method"] == "oracle")
+    first, short = with_settings(row, "run", rounds=1), with_settings(row, "training", local_epochs=2)
+    assert list(results.kinds([row, first, short])) == [
+        "rotated-mnist",
+        "rotated-mnist, after round 1",
+        "rotated-mnist: 10 rounds of 2 local epochs",
+    ]
+    tables, unexplained = results.page([first, {**row, "commit": None}], [])
+    assert tables.count("no target here") == 1 and {d.scenario for d in unexplained} <= {"rotated-mnist"}
+    assert f"Commit {row['commit']}: Oracle." in tables and "No commit: Oracle." in tables
+
+
+def with_settings(row: dict[str, Any], table: str, **values: Any) -> dict[str, Any]:
+    """Return a row whose settings differ."""
+    return {**row, "settings": {**row["settings"], table: {**row["settings"][table], **values}}}
 
 
 def test_command_line() -> None:
