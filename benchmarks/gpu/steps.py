@@ -1,20 +1,18 @@
 """Training alone, random images: a bare loop, the engine as it is, and the engine with one thing changed at a time.
 
 The paper's CNN on 24 clients × 1,600 images and ResNet18 on 4 × 1,024 images of 32×32 (resized to 224² on the GPU), batch 64, five epochs.
-Lanes are an option of the engine; steps of a launch and launching threads are constants of it, changed here alone.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -22,7 +20,6 @@ from torch import Tensor
 from bare import Bare, scenario
 from emdcfl.client import Client
 from emdcfl.data.types import Preprocess, Scenario
-from emdcfl.engines.local import driving, lanes
 from emdcfl.engines.local.sequential import intra_op_threads
 from emdcfl.models.recipe import ModelRecipe
 from emdcfl.tasks import Fit, Training
@@ -84,8 +81,6 @@ class Setting:
     name: str
     fuse: str = "yes"
     lanes: int | None = None
-    at_once: int | None = None
-    threads: int | None = None
     precision: str = "bf16"
 
 
@@ -93,22 +88,11 @@ def settings(workload: Workload) -> list[Setting]:
     """Return what is measured beside the bare loop, most important first."""
     return [
         Setting("the engine as it is"),
-        Setting("one captured graph", "no", 1, 1, 1),
-        Setting("one step a launch, one thread", at_once=1, threads=1),
-        Setting("one step a launch", at_once=1),
-        Setting("one thread", threads=1),
+        Setting("one captured graph", "no", 1),
         Setting("not compiled", "no"),
         *(Setting(f"{n} lanes", lanes=n) for n in workload.lanes),
         Setting("fp32", precision="fp32"),
     ]
-
-
-@contextmanager
-def constants(setting: Setting) -> Iterator[None]:
-    """Change the engine's constants for a block."""
-    at_once, threads = setting.at_once or lanes.STEPS, setting.threads or driving.THREADS
-    with patch.object(lanes, "STEPS", at_once), patch.object(driving, "THREADS", threads):
-        yield
 
 
 def train(fed: Any, works: Sequence[tuple[Client, Fit]], machine: Machine) -> tuple[float, list[Tensor]]:
@@ -130,7 +114,7 @@ def engine(world: Scenario, workload: Workload, setting: Setting, repeats: int, 
     """Train a few times with one setting; the first time, which captures and compiles, is given apart."""
     training = Training(local_epochs=workload.epochs, batch_size=BATCH)
     options = {"precision": setting.precision, "lanes": setting.lanes, "fuse": setting.fuse}
-    with constants(setting), machine.federation(world, training, **options) as fed:
+    with machine.federation(world, training, **options) as fed:
         fed.begin(1)
         start = fed.initial()
         works = [(client, Fit(start, training)) for client in fed._clients.values()]
@@ -142,8 +126,7 @@ def engine(world: Scenario, workload: Workload, setting: Setting, repeats: int, 
             took, again = train(fed, works, machine)
             seconds.append(took)
             same &= all(torch.equal(a, b) for a, b in zip(states, again, strict=True))
-        number, compiled = len(getattr(fed, "_lanes", [])), bool(getattr(fed, "_fused", False))
-        used = {"lanes": number, "steps_a_launch": lanes.STEPS, "threads": min(driving.THREADS, max(1, number)), "compiled": compiled}
+        used = {"lanes": len(getattr(fed, "_lanes", [])), "compiled": bool(getattr(fed, "_fused", False))}
     about = {**used, "precision": setting.precision}
     return {**about, **workload.rate(workload.epochs, seconds), "first_s": round(first, 2), "same_bits": same}
 

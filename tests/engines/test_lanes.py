@@ -1,22 +1,13 @@
-"""What of the GPU engine's steps can be seen without a GPU: how trainings become launches, and that one compilation serves all lanes."""
+"""What of the GPU engine's steps can be seen without a GPU: one compilation serves all lanes."""
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from emdcfl.data.types import Preprocess
-from emdcfl.engines.local.lanes import Samples, launches, objective
+from emdcfl.engines.local.lanes import Samples, objective
 from emdcfl.engines.local.narrow import multiply_narrow
 from emdcfl.models.recipe import ModelRecipe
-
-
-@pytest.mark.parametrize("at_once", [1, 2, 8])
-def test_launches_hold_every_step_in_order(at_once: int) -> None:
-    widths = [64] * 13 + [10] + [64] * 13 + [10]
-    found = launches(widths, at_once=at_once)[::-1]
-    assert [width for width, steps in found for _ in range(steps)] == widths
-    assert max(steps for _, steps in found) == at_once
 
 
 def samples(seed: int) -> Samples:

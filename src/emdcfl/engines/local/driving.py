@@ -1,8 +1,7 @@
-"""Trainings driven over lanes: a few threads launch, and finished states leave the GPU while others still train.
+"""Trainings driven over lanes: one thread launches, and finished states leave the GPU from two others while the rest still trains.
 
-While one thread lays out or loads a client's training, the others launch; launches run outside Python's lock. (Training alone was as
-fast from one thread: ``docs/results/performance.md``.) What a training computes does not depend on the thread or the lane it is driven
-from.
+More threads that launch, or more steps a launch, were no faster (``docs/results/performance.md``). What a training computes does not
+depend on the lane it is driven over.
 
 May import: client, tasks, lanes, staged.
 """
@@ -12,7 +11,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from threading import Lock
 
 import torch
 from torch import Tensor
@@ -23,9 +21,6 @@ from emdcfl.engines.local.staged import Outcome
 from emdcfl.errors import EmdcflError
 from emdcfl.tasks import Fit, trained
 
-THREADS = 4
-"""Threads that launch."""
-
 KNOWN = 8
 """Start states kept on the GPU while clients train."""
 
@@ -34,41 +29,23 @@ Piece = tuple[int, Client, Fit]
 
 def drive(lanes: Sequence[Lane], fits: Sequence[Piece], device: torch.device) -> dict[int, Outcome]:
     """Train everybody; a lane that is done takes the next client. Returns the outcome by the position given with the client."""
-    work = Queue(fits, device)
-    number = min(THREADS, len(lanes), len(fits))
-    with ThreadPoolExecutor(number, thread_name_prefix="emdcfl-launch") as threads, ThreadPoolExecutor(2) as leaving:
-        drivers = [threads.submit(_drive, lanes[k::number], work, leaving) for k in range(number)]
-        outcomes = {i: future.result() for driver in drivers for i, future in driver.result().items()}
+    states = States(device)
+    with torch.cuda.device(device), ThreadPoolExecutor(2) as leaving:
+        left = _keep_busy(lanes, deque(fits), states, leaving)
+        outcomes = {i: future.result() for i, future in left.items()}
     torch.cuda.synchronize(device)
     return outcomes
 
 
-class Queue:
-    """Trainings not begun yet, and the start states on the GPU: clients of one cluster start from one state, and it travels once."""
+class States:
+    """States on their way: clients of one cluster start from one state, which comes to the GPU once; finished ones leave it."""
 
-    def __init__(self, fits: Sequence[Piece], device: torch.device) -> None:
-        self.device, self._waiting, self._known = device, deque(fits), dict[tuple[int, int], Tensor]()
-        self._lock, self._way_out = Lock(), torch.cuda.Stream(device, priority=-1)  # of another kind than the lanes': never one of theirs
+    def __init__(self, device: torch.device) -> None:
+        self.device, self._known = device, dict[tuple[int, int], Tensor]()
+        self._way_out = torch.cuda.Stream(device, priority=-1)  # of another kind than the lanes': never one of theirs
 
-    def next(self) -> Piece | None:
-        """Take the next training."""
-        try:
-            return self._waiting.popleft()
-        except IndexError:
-            return None
-
-    def drop(self) -> None:
-        """Let nothing more begin."""
-        self._waiting.clear()
-
-    def begin(self, lane: Lane, client: Client, fit: Fit) -> None:
-        """Load a training onto a lane, and capture what it needs."""
-        plan, sizes = lane.prepare(client, fit)
-        with self._lock:  # captures and what allocates memory, one at a time; launches go on meanwhile
-            lane.begin(plan, sizes, fit, self._start(fit.theta))
-            lane.capture()
-
-    def _start(self, theta: Tensor) -> Tensor:
+    def start(self, theta: Tensor) -> Tensor:
+        """Return a start state on the GPU."""
         key = (theta.data_ptr(), theta.numel())
         if key not in self._known:
             if len(self._known) == KNOWN:
@@ -88,30 +65,27 @@ class Queue:
                 return error
 
 
-def _drive(lanes: Sequence[Lane], work: Queue, leaving: ThreadPoolExecutor) -> dict[int, Future[Outcome]]:
-    """Keep some lanes busy until nothing is left to train; what fails here lets the other threads stop as well."""
-    try:
-        with torch.cuda.device(work.device):  # a thread begins on the first one
-            return _keep_busy(lanes, work, leaving)
-    except BaseException:
-        work.drop()
-        raise
-
-
-def _keep_busy(lanes: Sequence[Lane], work: Queue, leaving: ThreadPoolExecutor) -> dict[int, Future[Outcome]]:
+def _keep_busy(lanes: Sequence[Lane], waiting: deque[Piece], states: States, leaving: ThreadPoolExecutor) -> dict[int, Future[Outcome]]:
+    """Launch in turn, one step a lane, until nothing is left to train."""
     running: dict[int, Piece] = {}
     left: dict[int, Future[Outcome]] = {}
-    while True:
+    while waiting or running:
         for number, lane in enumerate(lanes):
-            if lane.launches:
+            if lane.ahead:
                 lane.advance()
                 continue
             if number in running:
                 i, client, fit = running.pop(number)
-                left[i] = leaving.submit(work.leave, client, fit, lane.steps, *lane.result())
-            piece = work.next()
-            if piece is not None:
-                running[number] = piece
-                work.begin(lane, *piece[1:])
-        if not running:
-            return left
+                left[i] = leaving.submit(states.leave, client, fit, lane.steps, *lane.result())
+            if waiting:
+                running[number] = waiting.popleft()
+                _begin(lane, running[number], states)
+    return left
+
+
+def _begin(lane: Lane, piece: Piece, states: States) -> None:
+    """Load a training onto a lane, and capture what it needs."""
+    _, client, fit = piece
+    plan, sizes = lane.prepare(client, fit)
+    lane.begin(plan, sizes, fit, states.start(fit.theta))
+    lane.capture()

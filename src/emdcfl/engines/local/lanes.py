@@ -2,8 +2,8 @@
 
 A step reads everything from memory that stays where it is: the plan of the training (which samples at which step) lies on the GPU
 beside a step counter, so that a replay needs nothing from the host. Gather, preprocessing, forward, backward and the fused
-update are one graph; several steps in a row are one launch. Where the step is ``fused``, its element-wise work is compiled
-(``torch.compile``) and its first convolution is a matrix product (``narrow``).
+update are one graph, and a launch is one step. Where the step is ``fused``, its element-wise work is compiled (``torch.compile``)
+and its first convolution is a matrix product (``narrow``).
 
 May import: params, tasks, data types, schedule, terms, update, narrow.
 """
@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
 import torch
@@ -33,14 +32,8 @@ from emdcfl.tasks import Fit, Training
 WARM_UP = 3
 """Eager steps before a capture: libraries choose their algorithms and allocate workspaces in them."""
 
-STEPS = 8
-"""Steps of one launch, where as many in a row are of one width."""
-
 WORTH_IT = 3
-"""Launches of a kind in a training from which it is captured; the last, shorter batch of every epoch under BatchNorm is such a kind."""
-
-Launch = tuple[int, int]
-"""Width of the batches, and number of steps."""
+"""Steps of one width in a training from which it is captured; the last, shorter batch of every epoch under BatchNorm has its own."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +118,13 @@ class Lane:
         Forward and backward passes in bfloat16.
     fused : bool
         Compile the step of a full batch.
+
+    Attributes
+    ----------
+    steps : int
+        Steps of the training that was begun.
+    ahead : list of int
+        Batch widths of its steps that are not launched yet, the next one last.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class Lane:
         self.graphs: dict[object, torch.cuda.CUDAGraph] = {}
         self._memory: Any = None
         self.steps = 0
-        self.launches: list[Launch] = []
+        self.ahead: list[int] = []
         self.key: tuple[object, Training] = (None, Training())
 
     @torch.no_grad()
@@ -193,7 +193,7 @@ class Lane:
             self._keep(kind(fit), terms)
         self.steps, self.key = steps, (kind(fit), fit.training)
         # filled-up batches are as wide as all, except under BatchNorm
-        self.launches = launches(sizes if self.layout.batch_statistics else [self.plan.index.shape[1]] * steps, at_once=STEPS)
+        self.ahead = sizes[::-1] if self.layout.batch_statistics else [self.plan.index.shape[1]] * steps
 
     def _keep(self, name: object, terms: Terms) -> None:
         """Copy anchors to where the graph looks for them."""
@@ -207,15 +207,14 @@ class Lane:
                     a.copy_(b)
 
     def advance(self) -> None:
-        """Launch what comes next."""
-        width, steps = self.launches.pop()
-        graph = self.graphs.get((self.key, width, steps))
+        """Launch the next step."""
+        width = self.ahead.pop()
+        graph = self.graphs.get((self.key, width))
         with torch.cuda.stream(self.stream):
             if graph is not None:
                 graph.replay()
             else:
-                for _ in range(steps):
-                    self.step(width)
+                self.step(width)
 
     def step(self, width: int, *, fused: bool = False) -> None:
         """One SGD step, as in ``local_sgd``: what the graph holds."""
@@ -235,14 +234,13 @@ class Lane:
             self.counter += 1
 
     def capture(self) -> None:
-        """Capture what the training that was begun launches often and no graph holds yet; afterwards it stands where it began."""
-        counts = Counter(self.launches)
-        missing = [kind for kind, n in counts.items() if n * kind[1] >= WORTH_IT and (self.key, *kind) not in self.graphs]
+        """Capture the step for widths the training that was begun has often and no graph holds yet; afterwards it stands where it began."""
+        missing = [width for width, n in Counter(self.ahead).items() if n >= WORTH_IT and (self.key, width) not in self.graphs]
         if not missing:
             return
         with torch.cuda.stream(self.stream):
             kept = self.theta()
-        for width, steps in missing:
+        for width in missing:
             fused = self.fused and width == self._full()
             with torch.cuda.stream(self.stream):
                 for _ in range(WARM_UP):
@@ -253,29 +251,13 @@ class Lane:
             self.stream.synchronize()
             if self._memory is None:  # one for all graphs of the lane: they never run at the same time
                 self._memory = torch.cuda.graph_pool_handle()
-            # other lanes go on launching from threads of their own
+            # meanwhile finished states go on leaving, from threads of their own
             with torch.cuda.graph(graph, pool=self._memory, stream=self.stream, capture_error_mode="thread_local"):
-                for _ in range(steps):
-                    self.step(width, fused=fused)
-            self.graphs[self.key, width, steps] = graph
+                self.step(width, fused=fused)
+            self.graphs[self.key, width] = graph
         with torch.cuda.stream(self.stream):
             self.load(kept)
 
     def _full(self) -> int:
         """The width that is worth compiling for: that of a full batch."""
         return self.key[1].batch_size if self.layout.batch_statistics else self.plan.index.shape[1]
-
-
-def launches(widths: Sequence[int], *, at_once: int) -> list[Launch]:
-    """Return the launches of a training, the last one first: as many steps in a row as a launch may have, the rest one by one.
-
-    Examples
-    --------
-    >>> launches([64, 64, 64, 10, 64], at_once=2)
-    [(64, 1), (10, 1), (64, 1), (64, 2)]
-    """
-    found: list[Launch] = []
-    for width, run in groupby(widths):
-        n = len(list(run))
-        found += [(width, at_once)] * (n // at_once) + [(width, 1)] * (n % at_once)
-    return found[::-1]
