@@ -110,6 +110,16 @@ def test_bf16_computes_in_half_precision_and_keeps_float32_states() -> None:
     torch.testing.assert_close(a, b, rtol=0.05, atol=0.05)
 
 
+def test_all_samples_are_the_validation_samples_and_then_the_train_samples() -> None:
+    c = client(tiny(n=(40,), val=(20,)))
+    index = torch.tensor([59, 0, 20, 19, 3, 20])
+    every = torch.cat([c.site.val.x, c.site.train.x])
+    assert torch.equal(c.rows("all", index), every[index])
+    theta = c.network.theta.clone()
+    apart = torch.cat([c.embeddings(theta, "val", index[1:2]), c.embeddings(theta, "train", index[2:3] - 20)])
+    torch.testing.assert_close(c.embeddings(theta, "all", index[1:3]), apart)
+
+
 def test_an_unknown_split_is_named() -> None:
     with pytest.raises(DataError, match=r"client 'site-0' has no split 'tset'; it has train, val, test:test"):
         client().split("tset")

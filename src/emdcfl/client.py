@@ -116,6 +116,17 @@ class Client:
             )
         return self._resident[name]
 
+    def rows(self, split: str, indices: Tensor) -> Tensor:
+        """Return stored samples of a split; ``"all"`` counts the validation samples first, then the train samples."""
+        if split != "all":
+            return self.split(split).x[indices]
+        val, train = self.split("val").x, self.split("train").x
+        indices = indices.to(val.device)
+        held_out = indices < len(val)
+        x = val.new_empty((len(indices), *val.shape[1:]))
+        x[held_out], x[~held_out] = val[indices[held_out]], train[indices[~held_out] - len(val)]
+        return x
+
     def place(self, name: str, split: Split) -> None:
         """Take a split that lies on the network's device already, instead of a copy of one's own."""
         self._resident[name] = split
@@ -131,11 +142,11 @@ class Client:
 
     @torch.no_grad()
     def embeddings(self, state: Tensor, split: str, indices: Tensor, *, mode: Literal["eval", "train"] = "eval") -> Tensor:
-        """Return g(x) for the chosen samples under ``state`` (or just its ω), on the CPU.
+        """Return g(x) for the chosen samples (see ``rows``) under ``state`` (or just its ω), on the CPU.
 
         ``mode="train"`` takes BatchNorm statistics from batches of 64 and leaves dropout on, as some research code does.
         """
-        data, net = self.split(split), self.network
+        net = self.network
         net.load(state)
         statistics = net.theta.clone() if mode == "train" else None
         size = LOSS_BATCH if mode == "train" else EVALUATION_BATCH
@@ -143,7 +154,7 @@ class Client:
         if mode == "train" and net.layout.batch_statistics and len(batches) > 1 and len(batches[-1]) == 1:
             batches[-2:] = [torch.cat(batches[-2:])]  # as in training: BatchNorm fails on a batch of one
         with self.mode(mode == "train"):
-            parts = [net.embed(self.preprocess(data.x[batch])) for batch in batches]
+            parts = [net.embed(self.preprocess(self.rows(split, batch))) for batch in batches]
         if statistics is not None:  # running statistics moved while embedding; the next load may bring only ω
             net.theta.copy_(statistics)
         return torch.cat(parts).float().cpu()

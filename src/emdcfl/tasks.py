@@ -71,15 +71,20 @@ class Fit:
 
 @dataclass(frozen=True)
 class Embed:
-    """Embedding as a piece of work: the arguments of ``Client.embeddings``. The result ``z`` lies where the engine computes."""
+    """Embedding as a piece of work: the arguments of ``Client.embeddings``, and a matrix that the embeddings are multiplied with.
+
+    The result ``z`` lies where the engine computes.
+    """
 
     state: Tensor
     split: str
     indices: Tensor
     mode: Literal["eval", "train"] = "eval"
+    matrix: Tensor | None = None
 
     def __call__(self, client: Client) -> Reply:
-        return {"z": client.embeddings(self.state, self.split, self.indices, mode=self.mode)}
+        z = client.embeddings(self.state, self.split, self.indices, mode=self.mode)
+        return {"z": z if self.matrix is None else z @ self.matrix}
 
 
 @staged_task(phase="train", returns=TRAINED)

@@ -7,6 +7,7 @@ from tests.methods.toy import TRAINING, toy
 from emdcfl.client import Client
 from emdcfl.engines.local import embedding
 from emdcfl.engines.local.embedding import batch_size, embed_together, groups
+from emdcfl.engines.local.lanes import Samples
 from emdcfl.engines.local.sequential import SequentialFederation
 from emdcfl.tasks import Embed
 
@@ -20,26 +21,33 @@ def works(fed: SequentialFederation) -> list[tuple[Client, Embed]]:
     """Every client's samples under two models, one of them only the embedding part."""
     whole, part = fed.initial(0), fed.initial(1)[fed.layout.embedding]
     clients = list(fed._clients.values())
-    return [(c, Embed(state, split, c.sample(split, 11))) for c in clients for state in (whole, part) for split in ("train", "val")]
+    plain = [(c, Embed(state, split, c.sample(split, 11))) for c in clients for state in (whole, part) for split in ("train", "val")]
+    matrix = torch.randn(fed.layout.embedding_width, 3, generator=torch.Generator().manual_seed(0))
+    both = [torch.randperm(len(c.site.val) + len(c.site.train), generator=torch.Generator().manual_seed(1))[:11] for c in clients]
+    return plain + [(c, Embed(part, "all", index, "eval", matrix)) for c, index in zip(clients, both, strict=True)]
 
 
 def test_together_is_as_one_by_one(fed: SequentialFederation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedding, "EVALUATION_BATCH", 4)
     monkeypatch.setattr(embedding, "LARGEST", 4)  # the cut goes through the middle of clients
-    pieces = works(fed)
+    pieces, samples = works(fed), Samples.of(list(fed._clients.values()), torch.device("cpu"))
     found = groups(pieces)
-    assert sorted(len(members) for members in found) == [18, 18]
+    assert sorted(len(members) for members in found) == [9, 18, 18]
     for members in found:
-        for k, z in zip(members, embed_together([pieces[k] for k in members]), strict=True):
+        for k, z in zip(members, embed_together([pieces[k] for k in members], samples), strict=True):
             client, work = pieces[k]
-            expected = client.embeddings(work.state, work.split, work.indices)
-            assert z.shape == (11, fed.layout.embedding_width)
-            torch.testing.assert_close(z, expected, rtol=1e-5, atol=1e-6)
+            assert z.shape == (11, fed.layout.embedding_width if work.matrix is None else 3)
+            torch.testing.assert_close(z, work(client)["z"], rtol=1e-5, atol=1e-5)
 
 
 def test_batch_statistics_are_not_mixed_between_clients(fed: SequentialFederation) -> None:
     client, work = works(fed)[0]
     assert groups([(client, Embed(work.state, "train", work.indices, "train"))]) == []
+
+
+def test_what_lies_elsewhere_is_embedded_alone(fed: SequentialFederation) -> None:
+    client, work = works(fed)[0]
+    assert groups([(client, Embed(work.state, "test:test", work.indices))]) == []
 
 
 def test_large_inputs_pass_in_smaller_batches() -> None:

@@ -13,8 +13,9 @@ from tests.tiny import federation, tiny
 from emdcfl.data.types import Site, Split
 from emdcfl.errors import ClientError
 from emdcfl.methods import exchange, make
+from emdcfl.methods.drawing import all_labels
 from emdcfl.methods.emdcfl import EMDCFL
-from emdcfl.methods.matching import by_class, matched, packed_counts, unpacked_counts, within_classes
+from emdcfl.methods.matching import matched, packed_counts, pools, unpacked_counts, within_classes
 from emdcfl.methods.measure import Comparison
 from emdcfl.privacy.exchange import BOX
 from emdcfl.transport import dual_variance, quantile
@@ -26,30 +27,44 @@ def test_blocks_have_the_counts_and_share_no_sample() -> None:
     counts = unpacked_counts(packed_counts(fed._clients["site-1"], [70, 30]), 2)
     assert counts.sum(axis=1).tolist() == [70, 30]
     for wanted in counts:
-        found = matched(client, wanted, 3, "site-1", by_class(client))
+        found = matched(client, wanted, 3, "site-1", pools(client))
         assert found is not None
         column, blocks = found
-        y = column.labels(client).numpy()
+        y = all_labels(client)[column].numpy()
         size = int(wanted.sum())
         assert blocks >= 2 and len(y) == blocks * size
         for b in range(blocks):
             assert np.bincount(y[b * size : (b + 1) * size], minlength=len(wanted)).tolist() == wanted.tolist()
-        assert len(set(column.val.tolist())) == len(column.val) and len(set(column.train.tolist())) == len(column.train)
-        x = torch.cat([client.split(name).y[index] for name, index in column.parts()])[column.order]
-        assert torch.equal(x, torch.from_numpy(y))
-    same, other = (matched(client, counts[0], 1, name, by_class(client)) for name in ("site-1", "site-2"))
+            assert np.abs(np.diff(y[b * size : (b + 1) * size])).sum() > len(wanted)  # not class by class: the order says nothing
+        assert len(set(column.tolist())) == len(column) and int(column.max()) < 280
+    same, other = (matched(client, counts[0], 1, name, pools(client)) for name in ("site-1", "site-2"))
     assert same is not None and other is not None
-    assert not torch.equal(same[0].val, other[0].val)  # a sample of its own for every partner
+    assert set(same[0].tolist()) != set(other[0].tolist())  # a sample of its own for every partner
+
+
+def test_every_sample_of_a_class_is_drawn_as_often() -> None:
+    """Over partners: a window of a shuffled pool favours nobody, also where it goes over the end."""
+    client = federation(tiny(n=(40,), val=(20,)))._clients["site-0"]
+    y, own = all_labels(client).numpy(), pools(client)
+    counts = np.bincount(y) // 2
+    drawn = np.zeros(len(y))
+    for partner in range(600):
+        found = matched(client, counts, 1, f"partner {partner}", own)
+        assert found is not None
+        drawn[found[0].numpy()] += 1
+    for k in range(len(counts)):
+        expected = 600 * counts[k] / (y == k).sum()
+        assert np.abs(drawn[y == k] - expected).max() < 6 * np.sqrt(expected)
 
 
 def test_a_class_that_is_short_gives_no_block() -> None:
     client = federation(tiny(n=(40,), val=(20,)))._clients["site-0"]
     y = torch.cat([client.split(name).y for name in ("train", "val")])
     counts = np.bincount(y.numpy())
-    assert matched(client, counts, 5, "x", by_class(client))[1] == 1  # type: ignore[index]
-    assert matched(client, counts + np.eye(len(counts), dtype=int)[0], 5, "x", by_class(client)) is None
-    assert matched(client, np.append(counts, 1), 5, "x", by_class(client)) is None  # a class this client has never seen
-    assert matched(client, 0 * counts, 5, "x", by_class(client)) is None
+    assert matched(client, counts, 5, "x", pools(client))[1] == 1  # type: ignore[index]
+    assert matched(client, counts + np.eye(len(counts), dtype=int)[0], 5, "x", pools(client)) is None
+    assert matched(client, np.append(counts, 1), 5, "x", pools(client)) is None  # a class this client has never seen
+    assert matched(client, 0 * counts, 5, "x", pools(client)) is None
 
 
 def test_unusable_counts_are_refused() -> None:

@@ -97,6 +97,32 @@ def test_blocks_and_labels(device: str, cost: str) -> None:
     assert np.array_equal(results[0].linked, results[1].linked)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("distances", ["needed", "all"])
+def test_samples_that_lie_on_the_device_give_the_same(device: str, distances: str) -> None:
+    rows, columns, tau = federation(1, 5, equal=False)
+    with Pool(2) as pool:
+        here = decide(rows, columns, tau=tau, epsilon=0.05, pool=pool, device=device, distances=distances)
+        there = {pair: torch.from_numpy(np.asarray(b, dtype=np.float32)).to(device) for pair, b in columns.items()}
+        found = decide(rows, there, tau=tau, epsilon=0.05, pool=pool, device=device, distances=distances)
+    assert np.array_equal(found.linked, here.linked) and found.exact_solves == here.exact_solves
+    np.testing.assert_array_equal(found.w, here.w)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_sample_on_the_device_that_is_no_sample_is_named(device: str) -> None:
+    with Pool(1) as pool:
+        screen = Screen(pool, device=device)
+        for c in ("a", "b"):
+            screen.row(c, np.ones((3, 2)), tau=0.0, epsilon=0.1)
+        with pytest.raises(DataError, match=r"client 'c' under the model of client 'a'.*one embedding width"):
+            screen.add("a", "c", torch.ones(3, 5, device=device))
+        screen.add("a", "b", torch.full((3, 2), torch.nan, device=device))
+        screen.add("b", "a", torch.ones(3, 2, device=device))
+        with pytest.raises(DataError, match=r"client '[ab]' under the model of client '[ab]'.*NaN"):
+            screen.finish()
+
+
 def test_a_sample_that_is_no_sample_is_named() -> None:
     with Pool(1) as pool:
         screen = Screen(pool, device="cpu")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -79,9 +79,7 @@ class Preprocess:
     def __call__(self, x: Tensor) -> Tensor:
         z = self.resized(x)
         shape = (1, -1) + (1,) * (z.dim() - 2)
-        mean = torch.tensor(self.mean, dtype=torch.float32, device=z.device).view(shape)
-        std = torch.tensor(self.std, dtype=torch.float32, device=z.device).view(shape)
-        return (z - mean) / std
+        return (z - _constant(self.mean, z.device).view(shape)) / _constant(self.std, z.device).view(shape)
 
     def resized(self, x: Tensor) -> Tensor:
         """Return the scaled, resized and cut sample in float32, before mean and std."""
@@ -98,6 +96,11 @@ class Preprocess:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Preprocess:
         return cls(tuple(values["mean"]), tuple(values["std"]), float(values["scale"]), values["size"])
+
+
+@lru_cache(maxsize=32)  # on a GPU, bringing a few numbers there costs more than using them, and waits for all work before
+def _constant(values: tuple[float, ...], device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32, device=device)
 
 
 def _resize_and_crop(z: Tensor, size: int) -> Tensor:

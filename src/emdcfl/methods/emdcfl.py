@@ -36,6 +36,7 @@ from emdcfl.methods.measure import comparable
 from emdcfl.methods.pairing import EMDCFLState, compare, empty_state, warn_of_doubts
 from emdcfl.methods.problems import validation_sizes
 from emdcfl.privacy.noise import DELTA
+from emdcfl.transport import prefetch
 
 Sets = list[list[str]]
 
@@ -143,6 +144,7 @@ class EMDCFL:
     def init(self, fed: Federation, round: Round) -> EMDCFLState:
         """Algorithm 1, lines 2–3: everybody holds θ⁰ and is alone; W is empty."""
         self._check()
+        prefetch()
         about = comparable(fed, fed.clients)  # a site without validation data is told before anybody trains
         validation_sizes({c: reply["m"] for c, reply in about.items()}, cap=self.max_samples, at_least=self.min_validation)
         return replace(empty_state(fed), shrunk=say_budget(self, fed))

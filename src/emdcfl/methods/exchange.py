@@ -35,9 +35,9 @@ from torch import Tensor
 
 from emdcfl.client import Client, Stages, staged_task, task
 from emdcfl.errors import ClientError
-from emdcfl.methods.drawing import column, draw
-from emdcfl.methods.hiding import Side, hide, own_seed, refuse_uncovered, sealed, seed_of_pair
-from emdcfl.methods.matching import by_class, packed_counts, shown_to, unpacked_counts, within_classes
+from emdcfl.methods.drawing import all_labels, column, draw, records
+from emdcfl.methods.hiding import Side, matrix, own_seed, refuse_uncovered, released, sealed, seed_of_pair
+from emdcfl.methods.matching import packed_counts, pools, shown_to, unpacked_counts, within_classes
 from emdcfl.privacy.exchange import KEY, open_sealed
 from emdcfl.schema import Field, Reply
 from emdcfl.tasks import Embed
@@ -47,7 +47,7 @@ ROW = "*"
 """Key under which a row client files what is the same for all its partners."""
 
 ROWS_AT_ONCE = 64
-"""Partners' models under which a column client embeds before it projects: bounds what is held unprojected."""
+"""Partners' models under which a column client embeds in one go: bounds how many projections are held."""
 
 REFERENCE = {
     "samples": Field(torch.float32, (None, "p"), each=True),
@@ -166,35 +166,23 @@ def project(
     chosen = column(client, size, held_out=held_out)
     reply: Reply = {"samples": {}}
     if settings["cost"] == "label-aware":
-        reply["labels"] = chosen.labels(client)
-    whose = chosen.records(client) if settings["epsilon"] is not None else []
+        reply["labels"] = all_labels(client)[chosen]
+    whose = records(client, "all", chosen) if settings["epsilon"] is not None else []
     seeds, reply["refused"] = _where_possible(rows, lambda row: _seed_of(client, row, keys[row], boxes, settings, matching))
     shown = dict.fromkeys(seeds, chosen)
     if matching is not None:
-        pools = by_class(client)
-        drawn = {row: shown_to(client, row, message[KEY:], matching, pools) for row, message in seeds.items()}
+        own = pools(client)
+        drawn = {row: shown_to(client, row, message[KEY:], matching, own) for row, message in seeds.items()}
         shown = {row: sample for row, (sample, _) in drawn.items()}
         reply["matched"] = {row: blocks for row, (_, blocks) in drawn.items()}
+    d = client.network.layout.embedding_width
+    p, mode = projected_width(settings["ratio"], d), settings["mode"]
     for start in range(0, len(seeds), ROWS_AT_ONCE):
-        some = list(seeds)[start : start + ROWS_AT_ONCE]
-        found = iter((yield [work for row in some for work in shown[row].works(omegas[row], settings["mode"])]))
-        hidden = []
-        for row in some:
-            z = shown[row].joined([next(found)["z"] for _ in shown[row].parts()])
-            p = projected_width(settings["ratio"], z.shape[1])
-            hidden.append(hide(client, omegas[row], seeds[row][:KEY], p, whose, z, settings))
-        reply["samples"] |= zip(some, _brought_home(hidden), strict=True)
+        some = {row: message[:KEY] for row, message in list(seeds.items())[start : start + ROWS_AT_ONCE]}
+        found = yield [Embed(omegas[row], "all", shown[row], mode, matrix(seed, d, p)) for row, seed in some.items()]
+        for (row, seed), projected in zip(some.items(), found, strict=True):
+            reply["samples"][row] = released(client, omegas[row], seed, p, whose, projected["z"], settings)
     return reply
-
-
-def _brought_home(samples: list[Tensor]) -> list[Tensor]:
-    """Samples in host memory; those on a GPU in one copy. An engine that ran out of its memory may have embedded the rest here."""
-    elsewhere = [i for i, sample in enumerate(samples) if sample.device.type != "cpu"]
-    if not elsewhere:
-        return samples
-    copied = torch.cat([samples[i] for i in elsewhere]).cpu().split([len(samples[i]) for i in elsewhere])
-    moved = dict(zip(elsewhere, copied, strict=True))
-    return [moved.get(i, sample) for i, sample in enumerate(samples)]
 
 
 def _where_possible(names: Iterable[str], make: Callable[[str], bytes]) -> tuple[dict[str, bytes], dict[str, str]]:
@@ -232,10 +220,11 @@ DEPOSITED = {
 def deposit(client: Client, *, size: int, held_out: bool, settings: Mapping[str, Any]) -> Reply:
     """Return the client's raw sample as the network would see it, flattened, for the server to embed under every model."""
     refuse_uncovered(client, settings)
-    x, y = column(client, size, held_out=held_out).raw(client)
+    chosen = column(client, size, held_out=held_out)
+    x = client.preprocess(client.rows("all", chosen)).float().cpu()
     reply: Reply = {"inputs": x.flatten(1), "shape": torch.tensor(x.shape[1:])}
     if settings["cost"] == "label-aware":
-        reply["labels"] = y
+        reply["labels"] = all_labels(client)[chosen]
     return reply
 
 

@@ -39,15 +39,16 @@ def seed_of_pair(client: Client, partner: str, key: bytes, row: str, settings: M
     return pair_seed(client.secret, key, context=(client.run, first, second, direction))
 
 
-def hide(client: Client, omega: Tensor, seed: bytes, p: int, whose: Sequence[bytes], z: Tensor, settings: Mapping[str, Any]) -> Tensor:
-    """Project embeddings under ``omega``; where privacy noise is asked for, release them at unit length with noise.
+def released(
+    client: Client, omega: Tensor, seed: bytes, p: int, whose: Sequence[bytes], projected: Tensor, settings: Mapping[str, Any]
+) -> Tensor:
+    """Return projected embeddings under ``omega`` as they leave: where privacy noise is asked for, at unit length with noise.
 
     Parameters
     ----------
     whose : sequence of bytes
         The records the embeddings belong to (``drawing.records``); only read where there is noise.
     """
-    projected = z @ _matrix(seed, z.shape[1], p, z.device)
     if settings["epsilon"] is None:
         return projected
     model, input_ = omega.detach().cpu().numpy().tobytes(), repr(client.preprocess)
@@ -77,7 +78,8 @@ class Side:
         return records(self.client, self.split, self.index) if self.settings["epsilon"] is not None else []
 
     def hidden(self, seed: bytes, p: int) -> Tensor:
-        return hide(self.client, self.omega, seed, p, self._whose, self.z, self.settings).cpu()
+        projected = self.z @ matrix(seed, self.z.shape[1], p).to(self.z.device)
+        return released(self.client, self.omega, seed, p, self._whose, projected, self.settings).cpu()
 
 
 def refuse_uncovered(client: Client, settings: Mapping[str, Any]) -> None:
@@ -95,8 +97,9 @@ def refuse_uncovered(client: Client, settings: Mapping[str, Any]) -> None:
 
 
 @lru_cache(maxsize=64)  # a simulated node answers for many clients, and drawing R costs more than applying it
-def _matrix(seed: bytes, d: int, p: int, device: torch.device) -> Tensor:
-    return torch.from_numpy(projection(seed, d, p)).to(device)
+def matrix(seed: bytes, d: int, p: int) -> Tensor:
+    """The projection R of a seed."""
+    return torch.from_numpy(projection(seed, d, p))
 
 
 @lru_cache(maxsize=16)  # one search per run, not one per matrix

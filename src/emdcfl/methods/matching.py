@@ -10,6 +10,7 @@ Imports client and ``drawing``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,21 @@ from torch import Tensor
 
 from emdcfl.client import Client
 from emdcfl.errors import ClientError
-from emdcfl.methods.drawing import Column, column, draw
+from emdcfl.keys import keyed_int
+from emdcfl.methods.drawing import all_labels, column, draw
 
 MOST_CLASSES = 2**16
 
-Pools = Mapping[int, np.ndarray[Any, Any]]
+Places = np.ndarray[Any, Any]
+"""Of samples among all of a client's, the validation samples first."""
+
+
+@dataclass(frozen=True)
+class Pools:
+    """A client's samples by class, in random order; ``turn`` is the random order in which samples are shown, whatever their classes."""
+
+    by_class: Mapping[int, Places]
+    turn: Places
 
 
 def packed_counts(client: Client, sizes: Sequence[int]) -> bytes:
@@ -41,31 +52,35 @@ def unpacked_counts(message: bytes, sizes: int) -> np.ndarray[Any, Any]:
     return np.asarray(values[1:].reshape(sizes, -1))
 
 
-def by_class(client: Client) -> Pools:
-    """Where the samples of each class lie in: validation samples, then train samples."""
-    y = np.concatenate([client.site.val.y.numpy(), client.site.train.y.numpy()])
-    return {int(k): np.flatnonzero(y == k) for k in np.unique(y)}
+def pools(client: Client) -> Pools:
+    """Shuffle all samples of a client, once for all partners, and sort them by class."""
+    y = all_labels(client).numpy()
+    rng = client.generator("samples by class", round=0)
+    shuffled = rng.permutation(len(y))
+    found = y[shuffled]
+    return Pools({int(k): shuffled[found == k] for k in np.unique(y)}, rng.permutation(len(y)))
 
 
-def matched(client: Client, counts: np.ndarray[Any, Any], most_blocks: int, partner: str, pools: Pools) -> tuple[Column, int] | None:
-    """Draw blocks with the given class counts from both splits; as many as the rarest class allows, or None where it allows none."""
-    wanted = np.flatnonzero(counts)
-    if not wanted.size:
+def matched(client: Client, counts: Places, most_blocks: int, partner: str, own: Pools) -> tuple[Tensor, int] | None:
+    """Draw blocks with the given class counts from both splits; as many as the rarest class allows, or None where it allows none.
+
+    Every partner is shown a window of its own of the shuffled samples of each class.
+    """
+    wanted = np.flatnonzero(counts).tolist()
+    if not wanted or any(k not in own.by_class for k in wanted):
         return None
-    held_out = len(client.site.val)
-    rng = client.generator(f"sample with the classes of {partner}", round=0)
-    drawn = {int(k): rng.permutation(pools.get(int(k), np.zeros(0, np.int64))) for k in wanted}
-    blocks = min(most_blocks, *(len(drawn[k]) // int(counts[k]) for k in drawn))
+    blocks = min(most_blocks, *(len(own.by_class[k]) // int(counts[k]) for k in wanted))
     if blocks < 1:
         return None
-    parts = [np.concatenate([drawn[k][b * counts[k] : (b + 1) * counts[k]] for k in drawn]) for b in range(blocks)]
-    shown = np.concatenate([rng.permutation(part) for part in parts])
-    of_val = shown < held_out
-    order = np.empty(len(shown), dtype=np.int64)  # where each shown sample lies in: validation samples, then train samples
-    order[of_val], order[~of_val] = np.arange(of_val.sum()), of_val.sum() + np.arange((~of_val).sum())
-    device = client.network.device
-    val, train = (torch.from_numpy(index).to(device) for index in (shown[of_val], shown[~of_val] - held_out))
-    return Column(val, train, torch.from_numpy(order)), blocks
+    begin = keyed_int(client.seed, client.name, f"sample with the classes of {partner}")
+    drawn = []
+    for k in wanted:
+        pool, number = own.by_class[k], blocks * int(counts[k])
+        first = begin % len(pool)
+        window = pool[first : first + number]
+        drawn.append((window if len(window) == number else np.concatenate([window, pool[: number - len(window)]])).reshape(blocks, -1))
+    parts = np.concatenate(drawn, axis=1)
+    return torch.from_numpy(np.take_along_axis(parts, own.turn[parts].argsort(axis=1), axis=1).ravel()), blocks
 
 
 def within_classes(g: Any, labels: Tensor) -> float:
@@ -77,8 +92,8 @@ def within_classes(g: Any, labels: Tensor) -> float:
     return float(((values - means[index]) ** 2).sum() / freedom) if freedom > 0 else 0.0
 
 
-def shown_to(client: Client, partner: str, message: bytes, matching: Mapping[str, Any], pools: Pools) -> tuple[Column, int]:
+def shown_to(client: Client, partner: str, message: bytes, matching: Mapping[str, Any], own: Pools) -> tuple[Tensor, int]:
     """The sample for one partner: blocks with its class counts and their number, or where data are short the plain sample and 0."""
     counts = unpacked_counts(message, len(matching["sizes"]))[matching["sizes"].index(matching["m"][partner])]
-    found = matched(client, counts, matching["blocks"][partner], partner, pools)
+    found = matched(client, counts, matching["blocks"][partner], partner, own)
     return found or (column(client, matching["m"][partner], held_out=True), 0)

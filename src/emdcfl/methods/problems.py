@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from emdcfl.errors import DataError
 from emdcfl.methods.exchange import ROW
 from emdcfl.schema import Reply
@@ -102,7 +104,7 @@ class Problems:
         labels = reply["labels"][: blocks * m].numpy() if "labels" in reply else None
         epsilon = self.epsilon(row, column, blocks, matched=matched > 0)
         special = {"epsilon": epsilon, "tau": self.tau(row, column), "a": own}
-        screen.add(row, column, sample[: blocks * m].numpy(), labels=labels, blocks=blocks, **special)
+        screen.add(row, column, _shown(sample[: blocks * m]), labels=labels, blocks=blocks, **special)
         return epsilon
 
     def own(self, row: str, reply: Reply) -> float:
@@ -111,7 +113,7 @@ class Problems:
         labels = reply["labels"][:m].numpy() if "labels" in reply else None
         cost = cost_matrix(
             self._of("samples", row, row).numpy(),
-            reply["samples"][row][:m].numpy(),
+            reply["samples"][row][:m].cpu().numpy(),
             cost=s["cost"],
             labels_a=self._labels(row),
             labels_b=labels,
@@ -122,3 +124,8 @@ class Problems:
     def _labels(self, row: str) -> Any:
         labels = self.references[row].get("labels")
         return None if labels is None else labels.numpy()
+
+
+def _shown(sample: Tensor) -> Any:
+    """A sample for the screen: where an engine left it on a GPU, it stays there."""
+    return sample.numpy() if sample.device.type == "cpu" else sample

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from emdcfl.transport.calibration import dual_variance, quantile, tolerance
 from emdcfl.transport.cost import COSTS, cost_matrix
-from emdcfl.transport.exact import exact
+from emdcfl.transport.exact import exact, prefetch
 from emdcfl.transport.pairs import EXACT, KINDS, LOWER, UNKNOWN, UPPER
 from emdcfl.transport.plan import Plan
 from emdcfl.transport.pool import Pool
@@ -35,6 +35,7 @@ __all__ = [
     "decide",
     "dual_variance",
     "exact",
+    "prefetch",
     "projected_width",
     "projection",
     "quantile",

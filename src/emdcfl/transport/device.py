@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +28,17 @@ class Device:
     def __init__(self, device: torch.device | str, options: Options) -> None:
         self.device, self.options = torch.device(device), options
         self._sources: dict[int, tuple[Source, Tensor, Tensor | None]] = {}
+
+    def check(self, problem: Problem) -> None:
+        """Refuse a sample that no cost can be computed from, before it is put together with others.
+
+        Of one that lies on the device only the shape is looked at, since waiting for its numbers takes longer than its bounds. Numbers that
+        are not finite decide nothing there, and the solver, which then gets them, refuses them.
+        """
+        b, width = problem.b, problem.row.source.matrix.shape[1]
+        fitting = isinstance(b, Tensor) and b.dim() == 2 and len(b) > 0 and len(b) % problem.blocks == 0 and b.shape[1] == width
+        if not fitting or self.options.cost == "label-aware":
+            problem.at_home().check(self.options)
 
     def look(self, problems: Sequence[Problem]) -> list[Look]:
         """Row and column minima of each problem, as ``pairs.look``."""
@@ -70,13 +82,19 @@ class Device:
     def _costs(self, problems: Sequence[Problem], m: int, blocks: int) -> Tensor:
         sources = [self._source(problem.row.source) for problem in problems]
         a = torch.stack([z for z, _ in sources for _ in range(blocks)])
-        b = torch.from_numpy(np.stack([np.asarray(p.b, dtype=np.float32) for p in problems])).to(self.device)
+        b = self._stacked([problem.b for problem in problems])
         labels = None
         if self.options.cost == "label-aware":
             own = torch.stack([y for _, y in sources for _ in range(blocks) if y is not None])
             theirs = torch.from_numpy(np.stack([np.asarray(p.labels) for p in problems])).to(self.device)
             labels = own, theirs.view(-1, m)
         return batched.costs(a, b.view(-1, m, b.shape[2]), cost=self.options.cost, labels=labels, label_weight=self.options.label_weight)
+
+    def _stacked(self, samples: Sequence[Any]) -> Tensor:
+        """Samples of one shape on the device: those in host memory in one copy, those that are there already without."""
+        if any(isinstance(z, Tensor) for z in samples):
+            return torch.stack([torch.as_tensor(z, dtype=torch.float32, device=self.device) for z in samples])
+        return torch.from_numpy(np.stack([np.asarray(z, dtype=np.float32) for z in samples])).to(self.device)
 
     def _source(self, source: Source) -> tuple[Tensor, Tensor | None]:
         """A row client's sample on the device, moved there once."""

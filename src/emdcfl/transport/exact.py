@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,22 @@ from emdcfl.transport.plan import Array, Plan, checked, conjugate
 
 ASSIGNMENT_LIMIT = 1024
 MAX_ITERATIONS = 10_000_000
+
+
+def prefetch() -> Thread:
+    """Import the solvers in a thread: POT takes a second, which passes while clients train."""
+    thread = Thread(target=_solvers, name="emdcfl-solvers")
+    thread.start()
+    return thread
+
+
+def _solvers() -> Any:
+    for name in ("JAX", "CUPY", "TENSORFLOW"):  # POT imports every array library it finds, which takes seconds; it gets NumPy arrays here
+        os.environ.setdefault(f"POT_BACKEND_DISABLE_{name}", "1")
+    import ot
+    import scipy.optimize
+
+    return scipy.optimize, ot
 
 
 def exact(cost: Any, *, duals: bool = False) -> Plan:
@@ -66,10 +83,7 @@ def _assignment(c: Array) -> float:
 
 
 def _simplex(c: Array, *, duals: bool) -> Plan:
-    for name in ("JAX", "CUPY", "TENSORFLOW"):  # POT imports every array library it finds, which takes seconds; it gets NumPy arrays here
-        os.environ.setdefault(f"POT_BACKEND_DISABLE_{name}", "1")
-    import ot
-
+    _, ot = _solvers()
     n, m = c.shape
     with warnings.catch_warnings():
         # Non-convergence is an error here, reported below by result code.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -92,6 +92,11 @@ class Problem:
             return
         labels = self.labels[:1] if self.labels is not None and len(self.labels) == len(y) else self.labels
         cost_matrix(x, y[:1], cost=options.cost, labels_a=self.row.source.labels, labels_b=labels)  # says what is wrong, if anything is
+
+    def at_home(self) -> Problem:
+        """The same problem with the partner's sample in host memory, where threads and solvers look for it."""
+        elsewhere = not isinstance(self.b, np.ndarray) and hasattr(self.b, "cpu")
+        return replace(self, b=self.b.cpu().numpy()) if elsewhere else self
 
     def units(self) -> Iterator[Array]:
         """The blocks of the partner's sample at unit length."""

@@ -41,7 +41,7 @@ class ThreadQueue:
 
     def add(self, key: Key, problem: Problem) -> None:
         """Look at a problem; once both directions of a pair are there, settle it."""
-        self._first[key] = self._pool.submit(look, problem, self._options)
+        self._first[key] = self._pool.submit(look, problem.at_home(), self._options)
         if key[::-1] in self._first:
             # Submitted after both looks, so a worker that waits for them waits only for work that has already begun.
             one = in_order(key)
@@ -77,12 +77,12 @@ class DeviceQueue:
         self._entries: Entries = {}
         self._kept: dict[Key, tuple[Problem, tuple[float, ...]]] = {}
         self._open: list[Key] = []
-        self._jobs: list[Future[Outcome]] = []
+        self._jobs: dict[Key, Future[Outcome]] = {}
 
     def add(self, key: Key, problem: Problem) -> None:
         """Keep a problem until there are enough for the device."""
         try:
-            problem.check(self._options)
+            self._device.check(problem)
         except EmdcflError as error:
             raise named(key, error) from error
         self._new[key] = problem
@@ -94,8 +94,11 @@ class DeviceQueue:
         self._look()
         self._refine()
         solves = 0
-        for job in self._jobs:
-            outcome = job.result()
+        for key, job in self._jobs.items():
+            try:
+                outcome = job.result()
+            except EmdcflError as error:
+                raise named(key, error) from error
             self._entries |= outcome.entries
             solves += outcome.solves
         return self._entries, solves
@@ -128,8 +131,8 @@ class DeviceQueue:
         for key in open_:
             pair = {direction: bounded[direction] for direction in (key, key[::-1])}
             if all(entry.accepts is not False for entry in pair.values()) and any(entry.accepts is None for entry in pair.values()):
-                problems: Mapping[Key, Problem] = {direction: kept[direction][0] for direction in pair}
-                self._jobs.append(self._pool.submit(conclude, pair, problems, self._options))
+                problems: Mapping[Key, Problem] = {direction: kept[direction][0].at_home() for direction in pair}
+                self._jobs[key] = self._pool.submit(conclude, pair, problems, self._options)
 
 
 def in_order(key: Key) -> Key:

@@ -1,7 +1,7 @@
 """Embedding for many clients at once: every model is loaded once, and all samples that are wanted under it pass through together.
 
-C clients compared with each other are C² pairs of a model and a sample. Pair by pair, a GPU spends its time on loading models and on
-launches; model by model, it computes. May import: client, tasks.
+C clients compared with each other are C² pairs of a model and a sample. Pair by pair, a GPU spends its time on loading models, on
+launches and on waiting for indices; model by model, it computes. May import: client, tasks, lanes.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from emdcfl.client import EVALUATION_BATCH, Client
+from emdcfl.engines.local.lanes import Samples
 from emdcfl.tasks import Embed
 
 AT_ONCE = 1 << 27
@@ -20,32 +21,47 @@ AT_ONCE = 1 << 27
 LARGEST = 4096
 """Samples in one forward pass: more gain nothing."""
 
+RESIDENT = ("train", "val", "all")
+"""Splits whose samples lie together on the device."""
+
 Pieces = Sequence[tuple[Client, Embed]]
 
 
 def groups(works: Pieces) -> list[list[int]]:
-    """Return the works that share a model, by position; only evaluation mode, where samples do not look at each other."""
-    found: dict[tuple[int, int], list[int]] = {}
+    """Return the works that share a model and a matrix, by position; only evaluation mode, where samples do not look at each other."""
+    found: dict[tuple[int, int, int], list[int]] = {}
     for i, (_, work) in enumerate(works):
-        if work.mode == "eval":
-            found.setdefault((work.state.data_ptr(), work.state.numel()), []).append(i)
+        if work.mode == "eval" and work.split in RESIDENT:
+            found.setdefault((work.state.data_ptr(), work.state.numel(), id(work.matrix)), []).append(i)
     return list(found.values())
 
 
 @torch.no_grad()
-def embed_together(works: Pieces) -> list[Tensor]:
-    """Return g(x) of every work, on the network's device; all of them name the same state."""
+def embed_together(works: Pieces, samples: Samples) -> list[Tensor]:
+    """Return g(x) of every work, times its matrix, on the network's device; all of them name the same state and matrix."""
     client, first = works[0]
     net = client.network
     net.load(first.state)
-    x = torch.cat([c.split(work.split).x[work.indices] for c, work in works])
+    x = gathered(works, samples)
     with client.mode(training=False):
         size = batch_size(client.preprocess(x[:1]).numel()) if len(x) else 1
         parts = []
         for part in x.split(size):
             z = client.preprocess(part)
             parts.append(net.embed(z.to(memory_format=torch.channels_last) if z.dim() == 4 else z).float())  # see Samples.batch
-    return list(torch.cat(parts).split([len(work.indices) for _, work in works]))
+    embedded = torch.cat(parts)
+    if first.matrix is not None:
+        embedded = embedded @ first.matrix.to(embedded.device)
+    return list(embedded.split([len(work.indices) for _, work in works]))
+
+
+def gathered(works: Pieces, samples: Samples) -> Tensor:
+    """Return the stored samples of all works, in their order, fetched in one step."""
+    places = []
+    for client, work in works:
+        begin = samples.first[client.name] - (0 if work.split == "train" else len(client.site.val))
+        places.append(work.indices.cpu() + begin)
+    return samples.x.index_select(0, torch.cat(places).to(samples.x.device))
 
 
 def batch_size(numbers: int) -> int:

@@ -15,6 +15,7 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -52,6 +53,9 @@ SMALL_PATCH = 32
 
 SHARE = 0.5
 """Part of the free GPU memory that models may take while clients are embedded."""
+
+SPARE = 0.25
+"""Part of the GPU memory that is left free: embeddings beyond it go to the host, where transport fetches them batch by batch."""
 
 NOT_COMPILED, ONE_AFTER_THE_OTHER = "training steps are not compiled", "clients are trained one after the other"
 EMBEDDED_ALONE = "embedding client by client"
@@ -146,7 +150,9 @@ class GraphedFederation(StagedFederation):
         results: dict[int, Outcome] = {}
         for members in groups([(client, work) for _, client, work in works]):
             try:
-                found = embed_together([works[k][1:] for k in members])
+                found = embed_together([works[k][1:] for k in members], self._samples)
+                if self._free() < SPARE:
+                    found = [z.cpu() for z in found]
             except Exception as error:  # a client's bad data, or no memory for so many samples at once
                 log.warning("%s: %s", EMBEDDED_ALONE, one_line(error))
                 break
@@ -166,25 +172,30 @@ class GraphedFederation(StagedFederation):
         steps, width = max(s for s, _ in shapes), max(w for _, w in shapes)
         fitting = self._lanes and self._lanes[0].plan.index.shape[0] >= steps and self._lanes[0].plan.index.shape[1] >= width
         if not fitting:
-            samples = self._lanes[0].samples if self._lanes else self._place()
             self._lanes = []
             for _ in range(min(self._number, len(self.clients))):
                 with global_seed(0):
                     module = self._scenario.model.untrained()().to(self.device)
                 module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
                 module.train(True)
-                self._lanes.append(Lane(module, self.layout, samples, steps=steps, width=width, low=self._low, fused=self._fused))
+                self._lanes.append(Lane(module, self.layout, self._samples, steps=steps, width=width, low=self._low, fused=self._fused))
         return self._lanes
 
-    def _place(self) -> Samples:
-        """Bring every client's data to the GPU, once."""
+    @cached_property
+    def _samples(self) -> Samples:
+        """Every client's data, brought to the GPU once."""
         clients = list(self._clients.values())
         samples = Samples.of(clients, self.device)
         for client in clients:
-            begin, end = samples.first[client.name], samples.first[client.name] + len(client.site.train)
-            client.place("train", Split(samples.x[begin:end], samples.y[begin:end]))
-            client.split("val")
+            first = samples.first[client.name]
+            for name, begin, end in (("val", first - len(client.site.val), first), ("train", first, first + len(client.site.train))):
+                client.place(name, Split(samples.x[begin:end], samples.y[begin:end]))
         return samples
+
+    def _free(self) -> float:
+        """The part of the GPU memory that can still be allocated."""
+        free, total = torch.cuda.mem_get_info(self.device)
+        return (free + torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)) / total
 
     @contextmanager
     def _arithmetic(self) -> Iterator[None]:

@@ -38,7 +38,10 @@ WORTH_IT = 3
 
 @dataclass(frozen=True)
 class Samples:
-    """Every client's train split on the GPU, as stored, and what makes network inputs of it without touching the host."""
+    """Every client's samples on the GPU, as stored, and what makes network inputs of them without touching the host.
+
+    A client's validation samples lie before its train samples, which begin at ``first``.
+    """
 
     x: Tensor
     y: Tensor
@@ -51,9 +54,10 @@ class Samples:
     def of(cls, clients: list[Client], device: torch.device) -> Samples:
         first, total = {}, 0
         for client in clients:
-            first[client.name] = total
-            total += len(client.site.train)
-        x, y = torch.cat([c.site.train.x for c in clients]).to(device), torch.cat([c.site.train.y for c in clients]).to(device)
+            first[client.name] = total + len(client.site.val)
+            total += len(client.site.val) + len(client.site.train)
+        splits = [split for c in clients for split in (c.site.val, c.site.train)]
+        x, y = torch.cat([s.x for s in splits]).to(device), torch.cat([s.y for s in splits]).to(device)
         p = clients[0].preprocess
         shape = (1, -1) + (1,) * (x.dim() - 2)
         return cls(x, y, first, p, torch.tensor(p.mean, device=device).view(shape), torch.tensor(p.std, device=device).view(shape))
