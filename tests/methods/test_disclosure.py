@@ -160,12 +160,14 @@ def test_distances_inside_a_group_stay_centred_only_if_tau_has_the_same_noise() 
 @pytest.mark.parametrize(
     ("options", "found"),
     [
-        ({}, Releases(1, 8)),
+        ({}, Releases(8, 8)),  # blocks of train samples too
+        ({"privacy_epsilon": 8.0}, Releases(1, 8)),  # under noise samples stay as drawn
+        ({"tolerance": 0.025}, Releases(1, 8)),
         ({"projection": "pair"}, Releases(7, 14)),
         ({"projection": "fresh"}, Releases(8, 8)),
         ({"projection": "fresh", "force_diagonal": False}, Releases(9, 9)),
-        ({"force_diagonal": False}, Releases(1, 8)),
-        ({"tolerance": "auto", "average_blocks": True}, Releases(8, 8)),
+        ({"force_diagonal": False, "privacy_epsilon": 8.0}, Releases(1, 8)),
+        ({"average_blocks": True, "privacy_epsilon": 8.0}, Releases(8, 8)),
     ],
 )
 def test_releases_are_counted(options: dict[str, Any], found: Releases) -> None:
@@ -247,7 +249,7 @@ def test_the_budget_is_said_per_release_and_in_total(caplog: pytest.LogCaptureFi
     fed = federation()
     with caplog.at_level(logging.INFO, logger="emdcfl"):
         EMDCFL(privacy_epsilon=4.0).init(fed, fed.begin(0))
-    said = caplog.messages[0]
+    (said,) = [text for text in caplog.messages if text.startswith("privacy noise")]
     assert "(4, 1e-05) per record and release" in said and "ε ≤ 4 for a train record (1 releases)" in said
     assert "9.08 for a validation record (4)" in said
     assert "5.7 times as long as an embedding" in said

@@ -17,7 +17,7 @@ from emdcfl.methods import make
 from emdcfl.methods.emdcfl import EMDCFL
 from emdcfl.methods.measure import Comparison
 from emdcfl.tasks import Training
-from emdcfl.transport import EXACT, LOWER, UPPER, Pool, Screen, cost_matrix, exact, quantile
+from emdcfl.transport import EXACT, LOWER, UPPER, Pool, Screen, cost_matrix, exact, fewest, quantile
 
 
 def trained(scenario: Scenario, training: Training | None = None, seed: int = 0) -> tuple[SequentialFederation, dict[str, Any]]:
@@ -141,7 +141,7 @@ def test_concept_shift_is_seen_by_the_label_aware_cost_alone() -> None:
     assert found["cosine"] == {frozenset(pair) for pair in every_pair(fed)}
 
 
-@pytest.mark.parametrize("options", [{}, {"tolerance": "auto"}, {"cost": "label-aware", "tolerance": 0.1}])
+@pytest.mark.parametrize("options", [{}, {"tolerance": 0.025}, {"cost": "label-aware"}, {"cost": "label-aware", "tolerance": 0.1}])
 def test_server_samples_find_the_same_groups_and_no_model_travels(options: dict[str, Any]) -> None:
     fed, asked = federation(), []
     method = make("emdcfl", exchange="server-samples", **options)
@@ -168,3 +168,67 @@ def test_server_samples_need_fewer_bytes_and_are_checked() -> None:
         Comparison(EMDCFL(exchange="server-samples"), fed, local).measure(every_pair(fed))
     with pytest.raises(ConfigError, match=r"method\.exchange"):
         make("emdcfl", exchange="server-samples", embedding_mode="train").init(fed, fed.begin(0))
+
+
+def played(fed: SequentialFederation, rounds: int = 1, **options: Any) -> list[int]:
+    method = make("emdcfl", **options)
+    state = method.init(fed, fed.begin(0))
+    for t in range(rounds):
+        state = method.step(fed, state, fed.begin(t + 1))
+    clusters = method.serve(state).clusters
+    assert clusters is not None
+    return clusters.tolist()
+
+
+def test_the_default_is_calibrated_and_the_papers_number_is_the_authors_codes() -> None:
+    assert make("emdcfl").tolerance == "auto"
+    assert make("emdcfl", preset="reference").tolerance == 0.025
+
+
+def test_a_site_with_too_few_samples_is_alone_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Four clients: q² is 11.1, so ten samples say nothing and twelve do."""
+    assert fewest(quantile(EMDCFL().alpha, 4)) == 12
+    with caplog.at_level(logging.WARNING, logger="emdcfl"):
+        assert played(federation(tiny(val=(10, 70, 70, 70))), rounds=3) == [0, 1, 2, 2]
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith("site-0: fewer than 12 validation samples; compared with nobody, and served alone; give them more")
+    assert played(federation(tiny(val=(12, 70, 70, 70)))) == [0, 0, 1, 1]
+    assert played(federation(tiny(val=(10, 70, 70, 70))), min_validation=10) == [0, 0, 1, 1]
+    assert played(federation(tiny(val=(10, 70, 70, 70))), tolerance=0.12) == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("pairing", ["all", "representatives"])
+def test_where_nobody_has_enough_everybody_is_alone(pairing: str) -> None:
+    assert played(federation(tiny(val=(8,))), rounds=2, pairing=pairing) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "samples of equal class counts are compared"),
+        ({"projection": "pair"}, "with projection = 'pair' samples stay as drawn"),
+        ({"cost": "label-aware", "exchange": "server-samples"}, "with cost = 'label-aware' and exchange = 'server-samples' samples"),
+        ({"recompute": "every-round"}, "with recompute = 'every-round' samples stay as drawn"),
+        ({"privacy_epsilon": 64.0}, "with privacy noise samples stay as drawn"),
+        ({"match_classes": False}, None),
+        ({"tolerance": 0.025, "projection": "pair"}, None),
+    ],
+    ids=str,
+)
+def test_a_run_says_what_it_compares(options: dict[str, Any], said: str | None, caplog: pytest.LogCaptureFixture) -> None:
+    fed = federation()
+    with caplog.at_level(logging.INFO, logger="emdcfl"):
+        make("emdcfl", **options).init(fed, fed.begin(0))
+    found = [record for record in caplog.records if "tolerance auto" in record.getMessage()]
+    assert len(found) == (said is not None)
+    assert all(said in r.getMessage() and (r.levelno == logging.WARNING) is bool(options) for r in found if said)
+
+
+def test_tolerances_do_not_depend_on_the_solver() -> None:
+    """Sinkhorn's potentials vary less than exact ones, and tolerances from them would refuse partners of the same law."""
+    fed, local = trained(tiny())
+    of = {}
+    for solver in ("exact", "sinkhorn"):
+        entries = Comparison(EMDCFL(solver=solver, distances="all"), fed, local).measure(every_pair(fed)).entries  # type: ignore[arg-type]
+        of[solver] = {pair: entry.epsilon for pair, entry in entries.items()}
+    assert of["sinkhorn"] == pytest.approx(of["exact"], rel=1e-9)

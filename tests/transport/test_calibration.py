@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import norm
 
 from emdcfl.errors import ConfigError, DataError
-from emdcfl.transport import cost_matrix, dual_variance, exact, quantile, tolerance
+from emdcfl.transport import cost_matrix, dual_variance, exact, fewest, quantile, tolerance
 
 
 def test_quantile_is_bonferroni_over_ordered_pairs() -> None:
@@ -60,3 +60,11 @@ def test_the_statistic_is_about_standard_normal_under_the_null_and_large_under_a
     assert 0.3 < np.std(null) < 1.6
     assert max(null) < quantile(0.001, 18)
     assert min(shifted) > quantile(0.001, 18)
+
+
+def test_below_the_fewest_samples_no_partner_is_large_enough() -> None:
+    """A standard deviation of the potential is under the tolerance at any m' with fewer, and above it at some with as many."""
+    for clients in (2, 8, 40, 640):
+        q = quantile(0.005, clients)
+        m = fewest(q)
+        assert tolerance(1.0, m - 1, 10**9, q) > 1.0 > tolerance(1.0, m, 10**9, q)

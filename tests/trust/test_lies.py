@@ -114,11 +114,14 @@ def test_embeddings_like_the_targets_do_buy_a_link(scenario: Scenario) -> None:
     assert set(together(state)) == set(SECOND)
 
 
-def test_a_tiny_validation_set_buys_links_under_a_calibrated_tolerance(scenario: Scenario) -> None:
-    """Two samples prove nothing, and what is not refuted is linked; whoever fears that compares nobody with so few."""
+def test_a_tiny_validation_set_buys_no_links_unless_so_few_samples_are_asked_to_count(scenario: Scenario) -> None:
+    """Two samples prove nothing, and what is not refuted is linked: so nobody is compared with them."""
     _, calibrated, _ = lying(scenario, liars.tiny_validation, rounds=1, tolerance="auto")
-    assert linked(calibrated) & set(SECOND)
-    _, strict, _ = lying(scenario, liars.tiny_validation, rounds=1, tolerance="auto", trust=Trust(min_validation=32))
+    assert linked(calibrated) == set() and together(calibrated) == []
+    assert together(calibrated, "site-1") == FIRST[1:] and together(calibrated, "site-5") == SECOND[1:]
+    _, lowered, _ = lying(scenario, liars.tiny_validation, rounds=1, tolerance="auto", min_validation=2)
+    assert linked(lowered) & set(SECOND)
+    _, strict, _ = lying(scenario, liars.tiny_validation, rounds=1, trust=Trust(min_validation=32))
     assert linked(strict) == set() and together(strict) == []
     _, fixed, _ = lying(scenario, liars.tiny_validation, rounds=1)
     assert not linked(fixed) & set(SECOND)

@@ -2,12 +2,13 @@ r"""Which group does a new site belong to, and how clearly?
 
 The site trains once from θ⁰, as any first-time client does, and is compared with every client of the finished run in both directions:
 its own model judges their validation samples, and each cluster's model judges its. It belongs to a cluster if it is linked with all
-members, exactly as if it had joined.
+members that can be compared, exactly as if it had joined.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from emdcfl.experiments.runner import Plan, plan
 from emdcfl.experiments.store import RunStore
 from emdcfl.methods.base import Serving
 from emdcfl.methods.emdcfl import EMDCFL
-from emdcfl.methods.measure import Measured, measure
+from emdcfl.methods.measure import Entry, Measured, comparable, measure
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,8 @@ class Candidate:
     Attributes
     ----------
     ratio : float
-        Largest distance over tolerance, both ways, over the cluster's members; below 1 the site is linked with all of them.
+        Largest distance over tolerance, both ways, over the cluster's members that could be compared; below 1 the site is linked with all
+        of them. Infinite where nobody could.
     linked : int
         Members the site is linked with.
     accuracy : float
@@ -61,7 +63,8 @@ class Placement:
                 f"{self.site} belongs to none of the {len(self.candidates)} groups: the nearest, cluster {best.cluster}, is at "
                 f"{best.ratio:.1f} times the tolerance"
             )
-        clear = f"; the next, cluster {others[0].cluster}, is at {others[0].ratio:.1f} times" if others else ""
+        near = [c for c in others if isfinite(c.ratio)]
+        clear = f"; the next, cluster {near[0].cluster}, is at {near[0].ratio:.1f} times" if near else ""
         return f"{self.site} belongs to cluster {self.cluster}: at {best.ratio:.2f} times the tolerance{clear}"
 
 
@@ -101,6 +104,8 @@ def _compare(found: Plan, serving: Serving, notes: tuple[str, ...]) -> Placement
         theta = fed.train({new: fed.initial()})[new]["theta"]
         served = {c: serving.models[int(serving.weights[i].argmax())] for i, c in enumerate(known)}
         pairs = [pair for c in known for pair in ((new, c), (c, new))]
+        if new not in comparable(judge, fed, [new]):
+            raise DataError(f"{new} has too few validation samples to be placed; give it more, or let a run with a fixed tolerance judge")
         measured = measure(judge, fed, pairs, {**served, new: theta})
         candidates = []
         for k in sorted(set(serving.clusters.tolist())):
@@ -109,19 +114,23 @@ def _compare(found: Plan, serving: Serving, notes: tuple[str, ...]) -> Placement
             accuracy = next(iter(tested[new]["accuracy"].values()))
             candidates.append(_candidate(k, members, new, measured, accuracy))
     candidates.sort(key=lambda c: c.ratio)
-    joined = candidates[0].cluster if candidates[0].linked == len(candidates[0].members) else None
+    joined = candidates[0].cluster if candidates[0].ratio < 1 else None
     return Placement(new, joined, candidates, notes)
 
 
 def _candidate(cluster: int, members: list[str], new: str, measured: Measured, accuracy: float) -> Candidate:
-    ratios = []
-    for c in members:
-        there, back = measured.entries[new, c], measured.entries[c, new]
-        ratios.append(max(there.W / there.epsilon, back.W / back.epsilon))
-    return Candidate(cluster, members, max(ratios), sum(r < 1 for r in ratios), accuracy)
+    ways = [(measured.entries[new, c], measured.entries[c, new]) for c in members if (new, c) in measured.entries]
+    ratios = [max(_ratio(there), _ratio(back)) for there, back in ways]
+    return Candidate(cluster, members, max(ratios, default=inf), sum(r < 1 for r in ratios), accuracy)
+
+
+def _ratio(way: Entry) -> float:
+    """W in units of its tolerance; all or nothing where that is zero, as a calibrated one may be."""
+    return way.W / way.epsilon if way.epsilon > 0 else 0.0 if way.epsilon > way.W else inf
 
 
 def as_dict(placement: Placement) -> dict[str, Any]:
     """JSON values."""
     candidates = [{f.name: getattr(c, f.name) for f in fields(c)} for c in placement.candidates]
+    candidates = [{**c, "ratio": c["ratio"] if isfinite(c["ratio"]) else None} for c in candidates]
     return {"site": placement.site, "cluster": placement.cluster, "verdict": placement.verdict(), "candidates": candidates}

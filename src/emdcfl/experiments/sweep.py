@@ -17,13 +17,25 @@ from emdcfl.clustering import adjusted_rand, links, neighbourhoods
 from emdcfl.errors import ConfigError, nearest
 from emdcfl.experiments.files import read_arrays, write_arrays, write_file
 from emdcfl.experiments.snapshot import Row, Snapshot
-from emdcfl.transport import COSTS, SOLVERS, Pool, cost_matrix, dual_variance, projected_width, projection, quantile, solve, tolerance
+from emdcfl.transport import (
+    COSTS,
+    SOLVERS,
+    Pool,
+    cost_matrix,
+    dual_variance,
+    exact,
+    projected_width,
+    projection,
+    quantile,
+    solve,
+    tolerance,
+)
 
 Array = np.ndarray[Any, Any]
 
 RATIOS = (0.1, 0.25, 0.5, 0.75, 0.9)
 EPSILONS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5)
-ALPHA = 0.01
+ALPHA = 0.005
 
 
 @dataclass(frozen=True)
@@ -86,8 +98,8 @@ def _row(row: Row, client: str, number: int, setting: Setting, pool: Pool) -> tu
     def one(column: int) -> tuple[float, float]:
         labels = {"labels_a": row.train_labels, "labels_b": row.val_labels[column]}
         cost = cost_matrix(a, b[column], cost=setting.cost, **labels)
-        plan = solve(cost, solver=setting.solver, reg=setting.reg, duals=column == number)
-        return plan.value, dual_variance(plan.g) if column == number else 0.0
+        value = solve(cost, solver=setting.solver, reg=setting.reg).value
+        return value, dual_variance(exact(cost, duals=True).g) if column == number else 0.0
 
     solved = pool.map(one, range(len(b)))
     tau, variance = solved[number]

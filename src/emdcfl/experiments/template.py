@@ -23,7 +23,7 @@ name = "rotated-digits"     # who the clients are and what they hold; further ke
 
 [method]
 name = "emdcfl"             # or fedavg, oracle, local; further keys are options of the method
-# tolerance = 0.025         # emdcfl: two clients are linked when their distance W is below this, both ways
+# tolerance = "auto"        # emdcfl: two clients are linked when their distance W is below this, both ways; the paper's: 0.025
 
 # [privacy]                 # emdcfl: Gaussian noise on what clients send of their embeddings (docs/privacy.md); default: none
 # epsilon = 64              # (epsilon, delta)-differential privacy per record and release
@@ -55,7 +55,7 @@ retries = 2                 # how often a round below the quorum is tried again
 [trust]                     # how much a single client is believed; docs/privacy.md explains
 max_faults = 3              # rounds with a reply refused at the door before a client is left out for good
 max_n = 100000000           # most samples a client may claim
-min_validation = 0          # emdcfl compares nobody with fewer validation samples: they stay alone
+min_validation = 0          # emdcfl compares nobody with fewer validation samples: they stay alone (64 where clients are not trusted)
 max_share = 1.0             # largest share of an average one client may have, whatever it claims
 aggregate = "mean"          # "trimmed-mean" or "median": coordinate by coordinate inside a cluster, without n
 trim = 0.2                  # share that "trimmed-mean" cuts off at each end

@@ -78,7 +78,7 @@ def releases(method: EMDCFL, clients: int, *, everyone: bool = True) -> Releases
     Examples
     --------
     >>> from emdcfl.methods.emdcfl import EMDCFL
-    >>> releases(EMDCFL(), 8), releases(EMDCFL(projection="pair"), 8)
+    >>> releases(EMDCFL(privacy_epsilon=8.0), 8), releases(EMDCFL(projection="pair", privacy_epsilon=8.0), 8)
     (Releases(train=1, val=8), Releases(train=7, val=14))
     """
     partners = max(1, clients - 1)

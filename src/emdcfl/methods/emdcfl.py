@@ -33,7 +33,7 @@ from emdcfl.federation import Federation, Round
 from emdcfl.methods.base import Family, Serving, average_sets, register, serve_clusters
 from emdcfl.methods.disclosure import check_noise, noise_epsilon, say_budget
 from emdcfl.methods.measure import comparable
-from emdcfl.methods.pairing import EMDCFLState, compare, empty_state, warn_of_doubts
+from emdcfl.methods.pairing import EMDCFLState, compare, empty_state, say_tolerance, warn_of_doubts
 from emdcfl.methods.problems import validation_sizes
 from emdcfl.privacy.noise import DELTA
 from emdcfl.transport import prefetch
@@ -49,8 +49,9 @@ class EMDCFL:
     Parameters
     ----------
     tolerance : float or "auto"
-        :math:`\epsilon`. The paper keeps 0.025 for most experiments. ``"auto"``: each client calibrates its own at home
-        (``transport.calibration``).
+        :math:`\epsilon`. ``"auto"``: each client calibrates its own at home (``transport.calibration``); clients with too few validation
+        samples for that (about 10 to 25, by the number of clients) are compared with nobody. A number holds for all pairs; the paper keeps
+        0.025 for most experiments, which is ``tolerance=0.025``.
     alpha : float
         Family-wise error of ``tolerance="auto"`` over all ordered pairs.
     match_classes : bool
@@ -72,6 +73,7 @@ class EMDCFL:
         Most samples a side in a transport problem; the paper uses 512.
     min_validation : int
         Clients with fewer validation samples do not lower the common sample size; they are compared at their own size, with a warning.
+        A value below what ``tolerance="auto"`` asks for lowers that too.
     cost : "cosine", "euclidean" or "label-aware"
         Ground cost. ``"label-aware"`` adds ``label_weight`` where labels differ: it sees concept shift and shows the labels to the server.
     label_weight : float
@@ -105,7 +107,7 @@ class EMDCFL:
         (``disclosure.py``, ``docs/privacy.md``). ``None``: no noise.
     """
 
-    tolerance: float | Literal["auto"] = 0.025
+    tolerance: float | Literal["auto"] = "auto"
     alpha: float = 0.005
     match_classes: bool = True
     average_blocks: bool | None = None
@@ -134,6 +136,7 @@ class EMDCFL:
     needs_k: ClassVar[bool] = False
     citation: ClassVar[str] = "Zhang, Williams, Toni, 2025"
     reference: ClassVar[Mapping[str, Any]] = {
+        "tolerance": 0.025,
         "projection": "fresh",
         "force_diagonal": False,
         "recompute": "every-round",
@@ -145,7 +148,8 @@ class EMDCFL:
         """Algorithm 1, lines 2–3: everybody holds θ⁰ and is alone; W is empty."""
         self._check()
         prefetch()
-        about = comparable(fed, fed.clients)  # a site without validation data is told before anybody trains
+        say_tolerance(self)
+        about = comparable(self, fed, fed.clients, say=True)  # a site without validation data is told before anybody trains
         validation_sizes({c: reply["m"] for c, reply in about.items()}, cap=self.max_samples, at_least=self.min_validation)
         return replace(empty_state(fed), shrunk=say_budget(self, fed))
 
@@ -180,9 +184,20 @@ class EMDCFL:
 
     @property
     def matched(self) -> bool:
-        """Whether partners draw samples with a row client's class counts: not where these or the samples' labels would be shown."""
-        fitting = self.projection == "row" and self.cost != "label-aware" and self.exchange == "peer" and self.recompute == "once"
-        return self.tolerance == "auto" and self.match_classes and fitting and noise_epsilon(self) is None
+        """Whether partners draw samples with a row client's class counts."""
+        return self.tolerance == "auto" and self.match_classes and not self.unmatched
+
+    @property
+    def unmatched(self) -> list[str]:
+        """Settings with which classes are not matched: they, or the labels of samples, would be shown, or models have seen the data."""
+        against = {
+            f"projection = {self.projection!r}": self.projection != "row",
+            f"cost = {self.cost!r}": self.cost == "label-aware",
+            f"exchange = {self.exchange!r}": self.exchange != "peer",
+            f"recompute = {self.recompute!r}": self.recompute != "once",
+            "privacy noise": noise_epsilon(self) is not None,
+        }
+        return [setting for setting, holds in against.items() if holds]
 
     def _groups(self, state: EMDCFLState) -> tuple[Sets, dict[str, int]]:
         """From links to the members each cluster averages over, and to each client's cluster."""

@@ -41,7 +41,7 @@ from emdcfl.methods.matching import packed_counts, pools, shown_to, unpacked_cou
 from emdcfl.privacy.exchange import KEY, open_sealed
 from emdcfl.schema import Field, Reply
 from emdcfl.tasks import Embed
-from emdcfl.transport import cost_matrix, dual_variance, projected_width, solve
+from emdcfl.transport import cost_matrix, dual_variance, exact, projected_width, solve
 
 ROW = "*"
 """Key under which a row client files what is the same for all its partners."""
@@ -248,8 +248,8 @@ class Calibrate:
             cost = cost_matrix(
                 self.z, self.v[:size], cost=options["cost"], labels_a=labels_a, labels_b=labels_b[:size], label_weight=weight
             )
-            plan = solve(cost, solver=options["solver"], reg=options["reg"], duals=True)
-            taus.append(plan.value)
+            plan = exact(cost, duals=True)  # for the variances whatever the solver: Sinkhorn's potentials vary too little
+            taus.append(plan.value if options["solver"] == "exact" else solve(cost, solver="sinkhorn", reg=options["reg"]).value)
             variances.append(dual_variance(plan.g) if cost.shape[1] > 1 else 0.0)
             within.append(within_classes(plan.g, labels_b[:size]))
         found = {"tau": taus, "variance": variances, "within": within}

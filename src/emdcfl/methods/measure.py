@@ -23,7 +23,7 @@ from emdcfl.methods.problems import Problems, validation_sizes
 from emdcfl.methods.verify import columns_verifier, deposits_verifier, matched_verifier, rows_verifier
 from emdcfl.params import Network
 from emdcfl.schema import Reply
-from emdcfl.transport import EXACT, Pool, Screen, projected_width, quantile
+from emdcfl.transport import EXACT, Pool, Screen, fewest, projected_width, quantile
 from emdcfl.trust.guard import SANITY_FACTOR
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Comparison:
 
     def __init__(self, method: EMDCFL, fed: Federation, local: Mapping[str, Tensor]) -> None:
         self.method, self.fed, self.local = method, fed, local
-        self.about = comparable(fed, [c for c in fed.clients if c in local])
+        self.about = comparable(method, fed, [c for c in fed.clients if c in local])
         m = {c: self.about[c]["m"] for c in self.about}
         self.sizes = validation_sizes(m, cap=method.max_samples, at_least=method.min_validation)
         small = [c for c in self.sizes if m[c] < method.min_validation]
@@ -236,16 +236,21 @@ class Comparison:
         return {"samples": samples, **({"labels": reply["labels"]} if "labels" in reply else {})}
 
 
-def comparable(fed: Federation, clients: Sequence[str]) -> dict[str, Reply]:
-    """Describe the clients that can be compared: not the quarantined, nor those with fewer samples than ``trust.min_validation``.
+def comparable(method: EMDCFL, fed: Federation, clients: Sequence[str], *, say: bool = False) -> dict[str, Reply]:
+    """Describe the clients that can be compared, and, if wanted, say who cannot; those are served alone.
 
-    A client without any ends the run (``validation_sizes`` says so), unless the run goes on without those that fail.
+    Not the quarantined, nor those with fewer validation samples than ``trust.min_validation``, nor, where tolerances are calibrated, those
+    with so few that anybody would be linked with them (``transport.fewest``; a smaller ``min_validation`` of the method compares them all
+    the same). A client without any ends the run (``validation_sizes`` says so), unless the run goes on without those that fail.
     """
     about = fed.describe([c for c in clients if fed.guard.ledger.out(c) is None])
-    least = max(fed.guard.policy.min_validation, 0 if fed.on_failure == "stop" else 1)
-    few = [c for c, reply in about.items() if reply["m"] < least]
-    if few:
-        log.warning("%s: fewer than %d validation samples; compared with nobody, and served alone", ", ".join(few), least)
+    declared = max(fed.guard.policy.min_validation, 0 if fed.on_failure == "stop" else 1)
+    telling = min(fewest(quantile(method.alpha, len(fed.clients))), method.min_validation) if method.tolerance == "auto" else 0
+    few = [c for c, reply in about.items() if reply["m"] < declared or 0 < reply["m"] < telling]
+    if few and say:
+        advice = "; give them more, or choose method.tolerance = 0.025, which compares at any size" if declared < telling else ""
+        text = "%s: fewer than %d validation samples; compared with nobody, and served alone%s"
+        log.warning(text, ", ".join(few), max(declared, telling), advice)
     return {c: reply for c, reply in about.items() if c not in few}
 
 

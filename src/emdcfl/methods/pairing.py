@@ -12,7 +12,8 @@ from torch import Tensor
 
 from emdcfl.federation import Federation, Round
 from emdcfl.methods.base import Clustered, Distances
-from emdcfl.methods.measure import Comparison, Measured, Pair
+from emdcfl.methods.disclosure import noise_epsilon
+from emdcfl.methods.measure import Comparison, Measured, Pair, comparable
 from emdcfl.methods.reading import doubts
 from emdcfl.methods.representatives import by_representatives
 
@@ -54,12 +55,29 @@ def empty_state(fed: Federation) -> EMDCFLState:
 def compare(method: EMDCFL, fed: Federation, state: EMDCFLState, local: Mapping[str, Tensor], round: Round) -> EMDCFLState:
     """Measure what is unset among the clients seen, each row under its client's latest local state."""
     pairs = _unset(method, state)
-    if not pairs:
+    able = comparable(method, fed, list(local)) if pairs else {}
+    if not any(c in able and d in able for c, d in pairs):
         return state
     comparison = Comparison(method, fed, local)
     if method.pairing == "all":
         return _filled(state, comparison.measure(pairs))
     return _with_representatives(comparison, state, round)
+
+
+def say_tolerance(method: EMDCFL) -> None:
+    """Say once what a calibrated tolerance leaves out, unless samples as drawn were asked for."""
+    if method.tolerance != "auto" or not method.match_classes:
+        return
+    if method.unmatched:
+        # the paper's number means nothing where labels or noise are part of the distances
+        plain = method.cost == "cosine" and noise_epsilon(method) is None
+        log.warning(
+            "tolerance auto: with %s samples stay as drawn, which tells less than equal class counts; look at the doubts of the clusters%s",
+            " and ".join(method.unmatched),
+            ", or choose method.tolerance = 0.025, the paper's" if plain else "",
+        )
+    else:
+        log.info("tolerance auto: samples of equal class counts are compared, so class frequencies alone part nobody (match_classes)")
 
 
 def warn_of_doubts(state: EMDCFLState, labels: Mapping[str, int]) -> None:

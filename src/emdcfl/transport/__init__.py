@@ -8,7 +8,7 @@ Imports numpy, scipy and POT; torch only inside the batched Sinkhorn and where a
 
 from __future__ import annotations
 
-from emdcfl.transport.calibration import dual_variance, quantile, tolerance
+from emdcfl.transport.calibration import dual_variance, fewest, quantile, tolerance
 from emdcfl.transport.cost import COSTS, cost_matrix
 from emdcfl.transport.exact import exact, prefetch
 from emdcfl.transport.pairs import EXACT, KINDS, LOWER, UNKNOWN, UPPER
@@ -35,6 +35,7 @@ __all__ = [
     "decide",
     "dual_variance",
     "exact",
+    "fewest",
     "prefetch",
     "projected_width",
     "projection",
