@@ -191,7 +191,7 @@ def test_methods_are_listed_and_described(cli) -> None:
     listed = cli("methods")
     assert listed.code == 0 and all(name in listed.out for name in ("emdcfl", "oracle", "fedavg", "local"))
     described = json.loads(cli("methods", "emdcfl", "--json").out)
-    assert described["fields"]["tolerance"] == {"type": "float or 'auto'", "default": 0.025}
+    assert described["fields"]["tolerance"] == {"type": "float or 'auto'", "default": "auto"}
     assert "Clustered Federated Learning via Embedding Distributions" in cli("methods", "emdcfl").out
     refused(cli("methods", "emdclf"), "did you mean 'emdcfl'")
 

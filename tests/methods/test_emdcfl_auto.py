@@ -218,7 +218,7 @@ def test_where_nobody_has_enough_everybody_is_alone(pairing: str) -> None:
 def test_a_run_says_what_it_compares(options: dict[str, Any], said: str | None, caplog: pytest.LogCaptureFixture) -> None:
     fed = federation()
     with caplog.at_level(logging.INFO, logger="emdcfl"):
-        make("emdcfl", **options).init(fed, fed.begin(0))
+        played(fed, rounds=2, **options)
     found = [record for record in caplog.records if "tolerance auto" in record.getMessage()]
     assert len(found) == (said is not None)
     assert all(said in r.getMessage() and (r.levelno == logging.WARNING) is bool(options) for r in found if said)

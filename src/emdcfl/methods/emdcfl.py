@@ -33,7 +33,7 @@ from emdcfl.federation import Federation, Round
 from emdcfl.methods.base import Family, Serving, average_sets, register, serve_clusters
 from emdcfl.methods.disclosure import check_noise, noise_epsilon, say_budget
 from emdcfl.methods.measure import comparable
-from emdcfl.methods.pairing import EMDCFLState, compare, empty_state, say_tolerance, warn_of_doubts
+from emdcfl.methods.pairing import EMDCFLState, compare, empty_state, warn_of_doubts
 from emdcfl.methods.problems import validation_sizes
 from emdcfl.privacy.noise import DELTA
 from emdcfl.transport import prefetch
@@ -148,7 +148,6 @@ class EMDCFL:
         """Algorithm 1, lines 2–3: everybody holds θ⁰ and is alone; W is empty."""
         self._check()
         prefetch()
-        say_tolerance(self)
         about = comparable(self, fed, fed.clients, say=True)  # a site without validation data is told before anybody trains
         validation_sizes({c: reply["m"] for c, reply in about.items()}, cap=self.max_samples, at_least=self.min_validation)
         return replace(empty_state(fed), shrunk=say_budget(self, fed))

@@ -58,13 +58,22 @@ def compare(method: EMDCFL, fed: Federation, state: EMDCFLState, local: Mapping[
     able = comparable(method, fed, list(local)) if pairs else {}
     if not any(c in able and d in able for c, d in pairs):
         return state
+    if not state.kind.any():
+        _say_tolerance(method)
     comparison = Comparison(method, fed, local)
     if method.pairing == "all":
         return _filled(state, comparison.measure(pairs))
     return _with_representatives(comparison, state, round)
 
 
-def say_tolerance(method: EMDCFL) -> None:
+def warn_of_doubts(state: EMDCFLState, labels: Mapping[str, int]) -> None:
+    """Say why the clusters should not be called certain, where there is a reason."""
+    clusters = [labels.get(c, -1 - i) for i, c in enumerate(state.clients)]  # clients never seen are alone
+    for doubt in doubts(state.distances(), state.clients, clusters):
+        log.warning("%s", doubt)
+
+
+def _say_tolerance(method: EMDCFL) -> None:
     """Say once what a calibrated tolerance leaves out, unless samples as drawn were asked for."""
     if method.tolerance != "auto" or not method.match_classes:
         return
@@ -78,13 +87,6 @@ def say_tolerance(method: EMDCFL) -> None:
         )
     else:
         log.info("tolerance auto: samples of equal class counts are compared, so class frequencies alone part nobody (match_classes)")
-
-
-def warn_of_doubts(state: EMDCFLState, labels: Mapping[str, int]) -> None:
-    """Say why the clusters should not be called certain, where there is a reason."""
-    clusters = [labels.get(c, -1 - i) for i, c in enumerate(state.clients)]  # clients never seen are alone
-    for doubt in doubts(state.distances(), state.clients, clusters):
-        log.warning("%s", doubt)
 
 
 def _unset(method: EMDCFL, state: EMDCFLState) -> list[Pair]:

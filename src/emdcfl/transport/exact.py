@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from contextlib import suppress
 from threading import Thread
 from typing import Any
 
@@ -28,9 +29,14 @@ MAX_ITERATIONS = 10_000_000
 
 def prefetch() -> Thread:
     """Import the solvers in a thread: POT takes a second, which passes while clients train."""
-    thread = Thread(target=_solvers, name="emdcfl-solvers")
+    thread = Thread(target=_solvers_ahead, name="emdcfl-solvers")
     thread.start()
     return thread
+
+
+def _solvers_ahead() -> None:
+    with suppress(Exception):  # said where they are needed; a run that ends at once may take the interpreter with it meanwhile
+        _solvers()
 
 
 def _solvers() -> Any:
