@@ -95,11 +95,12 @@ def test_the_server_receives_what_the_protocol_names_and_nothing_else(mode: str)
     for task, _, said in received:
         fields[task] |= set(said.get("reply", said))
     assert fields.pop("hello") == {"name", "key", "proof", "version"}
+    matched = mode == "row"  # samples of equal class counts: the variance inside classes, and of how many blocks a sample consists
     assert fields == {
         "describe": {"n", "m", "key"},
         "train": {"theta", "n", "loss", "steps"},
-        "reference": {"samples", "tau", "variance", "boxes", "refused"},
-        "project": {"samples", "refused"},
+        "reference": {"samples", "tau", "variance", "boxes", "refused"} | ({"within"} if matched else set()),
+        "project": {"samples", "refused"} | ({"matched"} if matched else set()),
     }
     for task, _, said in received:
         if task in ("reference", "project"):
