@@ -13,7 +13,7 @@ import pytest
 from tests.report.fabricate import make_baselines, make_comparison, make_run, result
 
 from emdcfl.errors import StoreError
-from emdcfl.experiments.files import write_arrays
+from emdcfl.experiments.files import read_arrays, write_arrays
 from emdcfl.report import render, write_report
 from emdcfl.report.reading import read_run
 from emdcfl.report.words import headline, sentences
@@ -70,6 +70,17 @@ def test_a_clear_run(tmp_path: Path) -> None:
     assert "same groups; it was 0.025" in told["How sure"]
     for name in read_run(run).clients:
         assert name in page.text
+
+
+def test_clients_with_tolerances_of_their_own(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    arrays = read_arrays(run / "distances.npz")
+    write_arrays(run / "distances.npz", {**arrays, "epsilon": arrays["epsilon"] * np.linspace(0.9, 1.1, 8)[:, None]})
+    told = said(run)["How sure"]
+    assert re.search(
+        r"Clients have tolerances of their own; above 0\.\d+ and up to [1-9][\d.]* times as wide, they give the same groups\.", told
+    )
+    assert "it was" not in told and "tolerance 0.0" not in render(run)
 
 
 def test_needs_nothing_from_outside(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def heatmap(distances: Distances, clients: Sequence[str], clusters: Sequence[int
         width = sum(clusters[i] == label for i in order)
         axes.add_patch(Rectangle((start - 0.5, start - 0.5), width, width, fill=False, edgecolor="black", linewidth=2))
         start += width
-    axes.set_xlabel("column client: its validation sample")
+    axes.set_xlabel("column client: its sample")
     axes.set_ylabel("row client: its model and train sample")
     found = len(set(clusters))
     axes.set_title(f"Distance W between clients, {found} cluster{'s' if found != 1 else ''} framed")

@@ -98,14 +98,21 @@ def _sure(run: Run, gaps: Gaps) -> str:
         text += (
             f" {plural(overlap, 'pair')} of different groups {'is' if overlap == 1 else 'are'} linked all the same: neighbourhoods overlap."
         )
-    interval, epsilon = m["interval"], gaps.tolerance
-    if interval is not None and epsilon is not None and epsilon > 0:
-        low, high = (epsilon * v for v in interval)
-        above = "" if not math.isfinite(low) else f"above {number(low)}"
-        upto = "" if not math.isfinite(high) else f"up to {number(high)}"
-        if above or upto:
-            text += f" Any tolerance {' and '.join(p for p in (above, upto) if p)} gives the same groups; it was {epsilon:.4g}."
-    return text
+    return text + _same_groups(gaps)
+
+
+def _same_groups(gaps: Gaps) -> str:
+    """Which other tolerances give the same groups: numbers where there is one for all, else factors of those of the clients."""
+    interval, epsilon = gaps.margins["interval"], gaps.tolerance
+    if interval is None or (epsilon is not None and epsilon <= 0):
+        return ""
+    low, high = ((1.0 if epsilon is None else epsilon) * v for v in interval)
+    parts = [f"{word} {number(v)}" for word, v in (("above", low), ("up to", high)) if math.isfinite(v)]
+    if not parts:
+        return ""
+    if epsilon is None:
+        return f" Clients have tolerances of their own; {' and '.join(parts)} times as wide, they give the same groups."
+    return f" Any tolerance {' and '.join(parts)} gives the same groups; it was {epsilon:.4g}."
 
 
 def _borderline(run: Run, gaps: Gaps) -> str:
