@@ -61,11 +61,12 @@ def sweep_(
     maps = [(f"{cost}, {solver}", [r for r in records if (r["cost"], r["solver"]) == (cost, solver)]) for cost, solver in kinds]
     write_file(out / "ari.png", [plots.ari_maps(maps, title=f"ARI on {config.scenario.name}")])
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("cost", "solver", "dim(R)/dim(Z)", "ARI 1 for", "ARI, auto as drawn", "median tau"):
+    for column in ("cost", "solver", "dim(R)/dim(Z)", "ARI 1 for", "ARI, auto", "median tau"):
         table.add_column(column, justify="left" if column in ("cost", "solver") else "right")
     for r in records:
         table.add_row(r["cost"], r["solver"], f"{r['ratio']:g}", right_tolerances(r), f"{r['auto']:.2f}", f"{r['tau']:.4f}")
     console.print(table)
+    console.print("auto: samples as drawn; a run matches their classes and tells more apart", highlight=False, soft_wrap=True)
     console.print(f"maps and numbers in {out}: ari.png, sweep.csv, sweep.json", highlight=False, soft_wrap=True)
 
 
