@@ -41,6 +41,19 @@ def test_global_seed_is_given_back() -> None:
         assert torch.equal(torch.rand(3), inside)
 
 
+def test_every_gpu_is_seeded_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also the ones that are not the current device: ``--device cuda:1`` draws its dropout there."""
+    gpus = tuple(torch.Generator().manual_seed(k) for k in (5, 6))
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "default_generators", gpus)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda d: gpus[d].get_state())
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, d: gpus[d].set_state(state))
+    before = [gpu.get_state() for gpu in gpus]
+    with global_seed(1):
+        assert [gpu.initial_seed() for gpu in gpus] == [1, 1]
+    assert all(torch.equal(gpu.get_state(), state) for gpu, state in zip(gpus, before, strict=True))
+
+
 def test_secrets_are_apart_from_the_seed_and_never_shown() -> None:
     secret = NodeSecret.simulated(0, "a")
     raw = digest("simulated node secret", 0, "a")

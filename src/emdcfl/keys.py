@@ -48,11 +48,14 @@ def generator(seed: int, client: str, round: int, purpose: str) -> np.random.Gen
 
 @contextmanager
 def global_seed(seed: int) -> Iterator[None]:
-    """Seed torch's global generator for a block (initialisation, dropout) and restore it afterwards."""
-    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices=devices):
+    """Seed torch's global generators for a block (initialisation, dropout) and restore them afterwards.
+
+    Those of all GPUs: an engine may compute on another one than the current.
+    """
+    on_gpus = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices=range(len(on_gpus)), device_type="cuda"):
         # not torch.manual_seed: it notes a stack trace for every kind of device that is not in use, thirty times the cost of seeding
-        for own in (torch.default_generator, *(torch.cuda.default_generators[d] for d in devices)):
+        for own in (torch.default_generator, *on_gpus):
             own.manual_seed(seed)
         yield
 
