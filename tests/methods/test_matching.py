@@ -123,14 +123,17 @@ def test_where_classes_are_short_the_sample_and_the_tolerance_are_the_plain_ones
         assert pytest.approx(expected[row, "site-0"].W, abs=0.05) == found.entries[row, "site-0"].W
 
 
-def test_a_partner_that_seals_no_counts_costs_only_its_own_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("lie", [b"\x01" * 20, np.array([4, 18, 18, 18, 17], "<u4").tobytes()], ids=["none", "of another size"])
+def test_a_partner_that_seals_unusable_counts_costs_only_its_own_pairs(lie: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counts that do not add up would make its partners answer with another number of samples, and be blamed for it."""
     fed, local = trained(tiny(n=(210,), val=(70,)))
     honest = exchange.packed_counts
-    monkeypatch.setattr(exchange, "packed_counts", lambda client, sizes: b"\x01" * 20 if client.name == "site-0" else honest(client, sizes))
+    monkeypatch.setattr(exchange, "packed_counts", lambda client, sizes: lie if client.name == "site-0" else honest(client, sizes))
     fed.on_failure = "continue"
     found = Comparison(EMDCFL(tolerance="auto"), fed, local).measure(every_pair(fed))
     assert not any("site-0" in pair for pair in found.entries)
     assert {pair for pair in every_pair(fed) if "site-0" not in pair} == set(found.entries)
+    assert [c for c in fed.clients if fed.guard.ledger.out(c) is not None] == ["site-0"]
 
 
 def test_a_column_that_sends_more_than_it_says_is_refused() -> None:

@@ -37,7 +37,7 @@ from emdcfl.client import Client, Stages, staged_task, task
 from emdcfl.errors import ClientError
 from emdcfl.methods.drawing import all_labels, column, draw, records
 from emdcfl.methods.hiding import Side, matrix, own_seed, refuse_uncovered, released, sealed, seed_of_pair
-from emdcfl.methods.matching import packed_counts, pools, shown_to, unpacked_counts, within_classes
+from emdcfl.methods.matching import counts_of, packed_counts, pools, shown_to, within_classes
 from emdcfl.privacy.exchange import KEY, open_sealed
 from emdcfl.schema import Field, Reply
 from emdcfl.tasks import Embed
@@ -204,7 +204,7 @@ def _seed_of(
     if settings["projection"] == "row":
         message = open_sealed(client.secret, key, boxes[row], context=(client.run, row, client.name))
         if matching is not None:
-            unpacked_counts(message[KEY:], len(matching["sizes"]))  # unusable counts are the row client's failure, as an unusable box is
+            counts_of(row, message[KEY:], matching)  # unusable counts are the row client's failure, as an unusable box is
         return message
     return seed_of_pair(client, row, key, row, settings)
 

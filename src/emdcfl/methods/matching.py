@@ -52,6 +52,15 @@ def unpacked_counts(message: bytes, sizes: int) -> np.ndarray[Any, Any]:
     return np.asarray(values[1:].reshape(sizes, -1))
 
 
+def counts_of(partner: str, message: bytes, matching: Mapping[str, Any]) -> Places:
+    """The counts for the size at which a partner is compared; counts of more or fewer samples would be answered with as many."""
+    m = matching["m"][partner]
+    counts: Places = unpacked_counts(message, len(matching["sizes"]))[matching["sizes"].index(m)]
+    if counts.sum() != m:
+        raise ClientError(f"expected class counts of {m} samples beside the seed, got those of {counts.sum()}")
+    return counts
+
+
 def pools(client: Client) -> Pools:
     """Shuffle all samples of a client, once for all partners, and sort them by class."""
     y = all_labels(client).numpy()
@@ -94,6 +103,5 @@ def within_classes(g: Any, labels: Tensor) -> float:
 
 def shown_to(client: Client, partner: str, message: bytes, matching: Mapping[str, Any], own: Pools) -> tuple[Tensor, int]:
     """The sample for one partner: blocks with its class counts and their number, or where data are short the plain sample and 0."""
-    counts = unpacked_counts(message, len(matching["sizes"]))[matching["sizes"].index(matching["m"][partner])]
-    found = matched(client, counts, matching["blocks"][partner], partner, own)
+    found = matched(client, counts_of(partner, message, matching), matching["blocks"][partner], partner, own)
     return found or (column(client, matching["m"][partner], held_out=True), 0)
