@@ -19,7 +19,6 @@ from torch import Tensor
 
 from emdcfl.client import Client
 from emdcfl.errors import ClientError
-from emdcfl.keys import keyed_int
 from emdcfl.methods.drawing import all_labels, column, draw
 
 MOST_CLASSES = 2**16
@@ -70,10 +69,11 @@ def pools(client: Client) -> Pools:
     return Pools({int(k): shuffled[found == k] for k in np.unique(y)}, rng.permutation(len(y)))
 
 
-def matched(client: Client, counts: Places, most_blocks: int, partner: str, own: Pools) -> tuple[Tensor, int] | None:
-    """Draw blocks with the given class counts from both splits; as many as the rarest class allows, or None where it allows none.
+def matched(counts: Places, most_blocks: int, own: Pools) -> tuple[Tensor, int] | None:
+    """Take blocks with the given class counts from both splits; as many as the rarest class allows, or None where it allows none.
 
-    Every partner is shown a window of its own of the shuffled samples of each class.
+    Of each class always the first ones of the shuffle, so that partners with like counts are shown the same samples, and no more of
+    a client's data than one partner needs.
     """
     wanted = np.flatnonzero(counts).tolist()
     if not wanted or any(k not in own.by_class for k in wanted):
@@ -81,14 +81,7 @@ def matched(client: Client, counts: Places, most_blocks: int, partner: str, own:
     blocks = min(most_blocks, *(len(own.by_class[k]) // int(counts[k]) for k in wanted))
     if blocks < 1:
         return None
-    begin = keyed_int(client.seed, client.name, f"sample with the classes of {partner}")
-    drawn = []
-    for k in wanted:
-        pool, number = own.by_class[k], blocks * int(counts[k])
-        first = begin % len(pool)
-        window = pool[first : first + number]
-        drawn.append((window if len(window) == number else np.concatenate([window, pool[: number - len(window)]])).reshape(blocks, -1))
-    parts = np.concatenate(drawn, axis=1)
+    parts = np.concatenate([own.by_class[k][: blocks * counts[k]].reshape(blocks, -1) for k in wanted], axis=1)
     return torch.from_numpy(np.take_along_axis(parts, own.turn[parts].argsort(axis=1), axis=1).ravel()), blocks
 
 
@@ -103,5 +96,5 @@ def within_classes(g: Any, labels: Tensor) -> float:
 
 def shown_to(client: Client, partner: str, message: bytes, matching: Mapping[str, Any], own: Pools) -> tuple[Tensor, int]:
     """The sample for one partner: blocks with its class counts and their number, or where data are short the plain sample and 0."""
-    found = matched(client, counts_of(partner, message, matching), matching["blocks"][partner], partner, own)
+    found = matched(counts_of(partner, message, matching), matching["blocks"][partner], own)
     return found or (column(client, matching["m"][partner], held_out=True), 0)
