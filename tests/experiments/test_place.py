@@ -33,6 +33,11 @@ def test_a_member_that_was_not_compared_does_not_count() -> None:
     assert json.loads(json.dumps(as_dict(placement), allow_nan=False))["candidates"][1]["ratio"] is None
 
 
+def test_where_nobody_could_be_compared_no_distance_is_named() -> None:
+    nobody = Placement("new", None, [_candidate(0, ["tiny"], "new", measured(), 0.5)], ())
+    assert nobody.verdict() == "new belongs to none of the 1 groups, as far as their members could be compared"
+
+
 def test_a_tolerance_of_zero_is_all_or_nothing() -> None:
     """A client whose samples are all alike calibrates to zero."""
     assert _candidate(0, ["a"], "new", measured(a=((0.0, 0.0), (0.0, 0.1))), 0.9).ratio == inf

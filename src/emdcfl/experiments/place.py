@@ -58,6 +58,8 @@ class Placement:
     def verdict(self) -> str:
         """Say it in words."""
         best, *others = self.candidates
+        if self.cluster is None and not isfinite(best.ratio):
+            return f"{self.site} belongs to none of the {len(self.candidates)} groups, as far as their members could be compared"
         if self.cluster is None:
             return (
                 f"{self.site} belongs to none of the {len(self.candidates)} groups: the nearest, cluster {best.cluster}, is at "

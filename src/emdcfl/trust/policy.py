@@ -26,7 +26,8 @@ class Trust:
         Largest number of samples a client may claim; more is refused at the door.
     min_validation : int
         Clients that claim fewer validation samples are compared with nobody in EMD-CFL, and stay alone: with few samples a calibrated
-        tolerance refutes little, so that a small claim would buy links. 0 leaves it to the method, which compares nobody below about 20.
+        tolerance refutes little, so that a small claim would buy links. 0 leaves it to the method: with a
+        calibrated tolerance nobody below about 20 is compared, with a fixed one everybody.
     max_share : float
         Largest share of an average that one client may have, whatever n it claims. 1 leaves n as claimed; a share below 1/k means
         equal weights among k members.
