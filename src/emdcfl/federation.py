@@ -137,6 +137,10 @@ class Federation(ABC):
             self._described |= self.run(tasks.describe, {c: {} for c in unknown}, verify=self.vouch).valid
         return {c: self._described[c] for c in clients if c in self._described}
 
+    def described(self, client: str) -> bool:
+        """Say whether a client has said its sizes and public key in this run."""
+        return client in self._described
+
     def vouch(self, client: str, reply: Reply) -> None:  # noqa: B027  who simulates clients knows them
         """Check that a description is its sender's own; an engine that knows the sender's key compares it."""
 

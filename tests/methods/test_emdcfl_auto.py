@@ -13,6 +13,7 @@ from emdcfl.data import scenarios
 from emdcfl.data.types import Scenario
 from emdcfl.engines.local import SequentialFederation
 from emdcfl.errors import ClientError, ConfigError
+from emdcfl.federation import Failure
 from emdcfl.methods import make
 from emdcfl.methods.emdcfl import EMDCFL
 from emdcfl.methods.measure import Comparison
@@ -195,6 +196,33 @@ def test_a_site_with_too_few_samples_is_alone_and_told_once(caplog: pytest.LogCa
     assert played(federation(tiny(val=(12, 70, 70, 70)))) == [0, 0, 1, 1]
     assert played(federation(tiny(val=(10, 70, 70, 70))), min_validation=10) == [0, 0, 1, 1]
     assert played(federation(tiny(val=(10, 70, 70, 70))), tolerance=0.12) == [0, 0, 1, 1]
+
+
+def test_a_site_with_too_few_samples_that_answers_later_is_told_of_too(caplog: pytest.LogCaptureFixture) -> None:
+    fed = federation(tiny(val=(10, 70, 70, 70)))
+    fed.on_failure, honest, silent = "continue", fed._dispatch, ["site-0"]
+
+    def dispatch(info: Any, inputs: Any, common: Any) -> Any:
+        for name, reply in honest(info, inputs, common):
+            yield name, Failure(name, info.name, 0, "away") if name in silent else reply
+
+    fed._dispatch = dispatch  # type: ignore[method-assign]
+    method = make("emdcfl")
+    with caplog.at_level(logging.WARNING, logger="emdcfl"):
+        state = method.init(fed, fed.begin(0))
+        state = method.step(fed, state, fed.begin(1))
+        assert not any("site-0: fewer than" in record.getMessage() for record in caplog.records)
+        silent.clear()
+        for t in (2, 3):
+            state = method.step(fed, state, fed.begin(t))
+    assert sum("site-0: fewer than 12 validation samples" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_samples_so_few_that_nobody_is_told_apart_are_refused() -> None:
+    fed = federation()
+    with pytest.raises(ConfigError, match=r"expected method\.max_samples of at least 12 with a calibrated tolerance and 4 clients, got 8"):
+        make("emdcfl", max_samples=8).init(fed, fed.begin(0))
+    make("emdcfl", max_samples=8, tolerance=0.025).init(fed, fed.begin(0))
 
 
 @pytest.mark.parametrize("pairing", ["all", "representatives"])

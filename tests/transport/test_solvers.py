@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import subprocess
 import sys
 
 import numpy as np
@@ -148,3 +149,15 @@ def test_projection_ratio_moves_tau_and_w_together() -> None:
         r = projection(3, 40, p)
         tau = exact(cost_matrix(a @ r, v @ r)).value
         assert abs(exact(cost_matrix(a @ r, w @ r)).value - tau) < 0.02
+
+
+def test_solvers_can_be_imported_ahead() -> None:
+    """In a fresh process: they are not there at first, and they are when the thread has ended."""
+    code = """
+import sys
+from emdcfl.transport import prefetch
+assert "ot" not in sys.modules and "scipy.optimize" not in sys.modules
+prefetch().join()
+assert "ot" in sys.modules and "scipy.optimize" in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

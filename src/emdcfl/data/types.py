@@ -79,7 +79,7 @@ class Preprocess:
     def __call__(self, x: Tensor) -> Tensor:
         z = self.resized(x)
         shape = (1, -1) + (1,) * (z.dim() - 2)
-        return (z - _constant(self.mean, z.device).view(shape)) / _constant(self.std, z.device).view(shape)
+        return (z - _constant(tuple(self.mean), z.device).view(shape)) / _constant(tuple(self.std), z.device).view(shape)
 
     def resized(self, x: Tensor) -> Tensor:
         """Return the scaled, resized and cut sample in float32, before mean and std."""

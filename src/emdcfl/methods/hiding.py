@@ -96,7 +96,7 @@ def refuse_uncovered(client: Client, settings: Mapping[str, Any]) -> None:
         )
 
 
-@lru_cache(maxsize=64)  # a simulated node answers for many clients, and drawing R costs more than applying it
+@lru_cache(maxsize=128)  # a simulated node answers for many clients, and drawing R costs more than applying it
 def matrix(seed: bytes, d: int, p: int) -> Tensor:
     """The projection R of a seed."""
     return torch.from_numpy(projection(seed, d, p))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from emdcfl.errors import ConfigError
 from emdcfl.federation import Federation
 from emdcfl.methods.complaints import Complaints
 from emdcfl.methods.disclosure import noise_epsilon
@@ -69,11 +70,13 @@ class Comparison:
     fed : Federation
     local : mapping
         Client → latest local state, for everybody who may be compared.
+    about : mapping, optional
+        What ``comparable`` says of them, where it was asked already.
     """
 
-    def __init__(self, method: EMDCFL, fed: Federation, local: Mapping[str, Tensor]) -> None:
+    def __init__(self, method: EMDCFL, fed: Federation, local: Mapping[str, Tensor], about: Mapping[str, Reply] | None = None) -> None:
         self.method, self.fed, self.local = method, fed, local
-        self.about = comparable(method, fed, [c for c in fed.clients if c in local])
+        self.about = comparable(method, fed, [c for c in fed.clients if c in local]) if about is None else about
         m = {c: self.about[c]["m"] for c in self.about}
         self.sizes = validation_sizes(m, cap=method.max_samples, at_least=method.min_validation)
         small = [c for c in self.sizes if m[c] < method.min_validation]
@@ -237,21 +240,37 @@ class Comparison:
 
 
 def comparable(method: EMDCFL, fed: Federation, clients: Sequence[str], *, say: bool = False) -> dict[str, Reply]:
-    """Describe the clients that can be compared, and, if wanted, say who cannot; those are served alone.
+    """Describe the clients that can be compared, and, if wanted, say who of those that are new cannot; they are served alone.
 
     Not the quarantined, nor those with fewer validation samples than ``trust.min_validation``, nor, where tolerances are calibrated, those
     with so few that anybody would be linked with them (``transport.fewest``; a smaller ``min_validation`` of the method compares them all
     the same). A client without any ends the run (``validation_sizes`` says so), unless the run goes on without those that fail.
     """
+    new = {c for c in clients if not fed.described(c)}
     about = fed.describe([c for c in clients if fed.guard.ledger.out(c) is None])
     declared = max(fed.guard.policy.min_validation, 0 if fed.on_failure == "stop" else 1)
-    telling = min(fewest(quantile(method.alpha, len(fed.clients))), method.min_validation) if method.tolerance == "auto" else 0
+    telling = _telling(method, len(fed.clients))
     few = [c for c, reply in about.items() if reply["m"] < declared or 0 < reply["m"] < telling]
-    if few and say:
-        advice = "; give them more, or choose method.tolerance = 0.025, which compares at any size" if declared < telling else ""
+    told = [c for c in few if c in new]
+    if told and say:
+        advice = ""
+        if declared < telling:
+            plain = method.cost == "cosine" and noise_epsilon(method) is None  # elsewhere the paper's number means nothing
+            advice = "; give them more" + (", or choose method.tolerance = 0.025, which compares at any size" if plain else "")
         text = "%s: fewer than %d validation samples; compared with nobody, and served alone%s"
-        log.warning(text, ", ".join(few), max(declared, telling), advice)
+        log.warning(text, ", ".join(told), max(declared, telling), advice)
     return {c: reply for c, reply in about.items() if c not in few}
+
+
+def _telling(method: EMDCFL, clients: int) -> int:
+    """Least validation samples with which a calibrated tolerance refuses anybody; 0 with a fixed one."""
+    if method.tolerance != "auto":
+        return 0
+    least = min(fewest(quantile(method.alpha, clients)), method.min_validation)
+    if method.max_samples < least:
+        text = "expected method.max_samples of at least %d with a calibrated tolerance and %d clients, got %d: nobody could be told apart"
+        raise ConfigError(text % (least, clients, method.max_samples))
+    return least
 
 
 def _settings(method: EMDCFL) -> dict[str, Any]:

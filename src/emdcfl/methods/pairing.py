@@ -55,12 +55,12 @@ def empty_state(fed: Federation) -> EMDCFLState:
 def compare(method: EMDCFL, fed: Federation, state: EMDCFLState, local: Mapping[str, Tensor], round: Round) -> EMDCFLState:
     """Measure what is unset among the clients seen, each row under its client's latest local state."""
     pairs = _unset(method, state)
-    able = comparable(method, fed, list(local)) if pairs else {}
+    able = comparable(method, fed, [c for c in fed.clients if c in local], say=True) if pairs else {}
     if not any(c in able and d in able for c, d in pairs):
         return state
     if not state.kind.any():
         _say_tolerance(method)
-    comparison = Comparison(method, fed, local)
+    comparison = Comparison(method, fed, local, able)
     if method.pairing == "all":
         return _filled(state, comparison.measure(pairs))
     return _with_representatives(comparison, state, round)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ class Device:
         """Refuse a sample that no cost can be computed from, before it is put together with others.
 
         Of one that lies on the device only the shape is looked at, since waiting for its numbers takes longer than its bounds. Numbers that
-        are not finite decide nothing there, and the solver, which then gets them, refuses them.
+        are not finite refuse nobody there, and the solver, which then gets them unless the other direction refuses, does not take them.
         """
         b, width = problem.b, problem.row.source.matrix.shape[1]
         fitting = isinstance(b, Tensor) and b.dim() == 2 and len(b) > 0 and len(b) % problem.blocks == 0 and b.shape[1] == width
@@ -48,7 +49,7 @@ class Device:
             lows = batched.minima(c).view(-1, blocks).tolist()
             for i, low, slack in zip(where, lows, margin, strict=True):
                 entry = judge(float(np.mean(low)), np.inf, slack, problems[i])
-                looks[i] = Look(entry, None if entry.accepts is False else problems[i], tuple(low))
+                looks[i] = Look(entry, None if entry.accepts is False else _apart(problems[i]), tuple(low))
         return [looks[i] for i in range(len(problems))]
 
     def refine(self, problems: Sequence[tuple[Problem, tuple[float, ...]]]) -> list[Entry]:
@@ -104,3 +105,8 @@ class Device:
             self._sources[id(source)] = source, a, y
         _, a, y = self._sources[id(source)]
         return a, y
+
+
+def _apart(problem: Problem) -> Problem:
+    """The same problem with a sample of its own: an engine's samples are parts of larger tensors, which would all be kept with it."""
+    return replace(problem, b=problem.b.clone()) if isinstance(problem.b, Tensor) else problem

@@ -36,16 +36,17 @@ def prefetch() -> Thread:
 
 def _solvers_ahead() -> None:
     with suppress(Exception):  # said where they are needed; a run that ends at once may take the interpreter with it meanwhile
-        _solvers()
+        import scipy.optimize  # noqa: F401
+
+        _pot()
 
 
-def _solvers() -> Any:
+def _pot() -> Any:
     for name in ("JAX", "CUPY", "TENSORFLOW"):  # POT imports every array library it finds, which takes seconds; it gets NumPy arrays here
         os.environ.setdefault(f"POT_BACKEND_DISABLE_{name}", "1")
     import ot
-    import scipy.optimize
 
-    return scipy.optimize, ot
+    return ot
 
 
 def exact(cost: Any, *, duals: bool = False) -> Plan:
@@ -89,7 +90,7 @@ def _assignment(c: Array) -> float:
 
 
 def _simplex(c: Array, *, duals: bool) -> Plan:
-    _, ot = _solvers()
+    ot = _pot()
     n, m = c.shape
     with warnings.catch_warnings():
         # Non-convergence is an error here, reported below by result code.

@@ -193,9 +193,9 @@ class GraphedFederation(StagedFederation):
         return samples
 
     def _free(self) -> float:
-        """The part of the GPU memory that can still be allocated."""
+        """The part of the GPU memory that nobody holds; what torch holds and does not use may belong to captured graphs."""
         free, total = torch.cuda.mem_get_info(self.device)
-        return (free + torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)) / total
+        return free / total
 
     @contextmanager
     def _arithmetic(self) -> Iterator[None]:
