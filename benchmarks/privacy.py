@@ -76,7 +76,12 @@ class Remembered:
         self.client, self.compute, self.known = client, client.embeddings, dict[tuple[bytes, str], Tensor]()
 
     def __call__(self, state: Tensor, split: str, indices: Tensor, *, mode: str = "eval") -> Tensor:
+        held_out = len(self.client.site.val)
+        if split == "all" and int(indices.max()) < held_out:  # validation samples alone, as here without matched classes
+            split = "val"
         key = digest(state.numpy().tobytes()), split
+        if key not in self.known and split == "all":
+            self.known[key] = torch.cat([self(state, part, torch.arange(len(self.client.split(part)))) for part in ("val", "train")])
         if key not in self.known:
             self.known[key] = self.compute(state, split, torch.arange(len(self.client.split(split))), mode="eval")
         return self.known[key][indices]
