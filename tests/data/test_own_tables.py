@@ -50,6 +50,16 @@ def test_one_file_per_client(folder: Path) -> None:
     assert all(np.bincount(s.val.y, minlength=3).min() >= 3 for s in scenario.sites)
 
 
+def test_runs_inside_the_folder_are_no_sites(folder: Path) -> None:
+    for run in (folder / "mine", folder / "runs" / "one", folder / "runs" / "two"):
+        (run / "state").mkdir(parents=True)
+        (run / "config.toml").touch()
+    assert [s.name for s in load_folder(folder).sites] == ["site0", "site1", "site2"]
+    (folder / "runs" / "three").mkdir()
+    with pytest.raises(DataError, match=r"both tables \(site0\.csv, …\) and sub-folders \(runs, …\)"):
+        load_folder(folder)
+
+
 def test_statistics_are_pooled_so_shifts_survive(folder: Path) -> None:
     scenario = load_folder(folder)
     age = torch.cat([s.train.x[:, 0] for s in scenario.sites]).double()

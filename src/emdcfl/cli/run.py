@@ -99,7 +99,7 @@ def run(
         chosen = RunStore.read(out).config()
     else:
         chosen = build_config(config, flags, set_ or [])
-    place = out or Path("runs") / f"{data.stem if data else chosen.scenario.name}-{chosen.method.name}-seed{chosen.run.seed}"
+    place = out or Path("runs") / f"{data.resolve().stem if data else chosen.scenario.name}-{chosen.method.name}-seed{chosen.run.seed}"
     compare = baselines and chosen.scenario.name == "folder" and chosen.method.name not in BASELINES
     play = runner.run
     if chosen.engine.name == "flower":

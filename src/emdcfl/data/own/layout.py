@@ -42,7 +42,7 @@ def discover(path: Path, *, client_column: str | None = None) -> Layout:
         return Layout("table", table=path)
     entries = visible(path)
     tables = [entry for entry in entries if entry.suffix.lower() in TABLE_SUFFIXES and entry.is_file()]
-    folders = [entry for entry in entries if entry.is_dir()]
+    folders = [entry for entry in entries if entry.is_dir() and not _holds_runs(entry)]
     if tables and folders:
         raise DataError(f"{path} holds both tables ({tables[0].name}, …) and sub-folders ({folders[0].name}, …): keep one kind")
     if client_column is not None:
@@ -84,6 +84,16 @@ def client_folder(folder: Path) -> tuple[str, ClientFiles]:
 def visible(folder: Path) -> list[Path]:
     """Entries of a folder in sorted order, without hidden ones."""
     return [entry for entry in sorted(folder.iterdir()) if not entry.name.startswith((".", "__"))]
+
+
+def _holds_runs(folder: Path) -> bool:
+    """Whether a folder is a run directory, or holds nothing else: runs that were written into the data folder are no sites."""
+    inside = [entry for entry in visible(folder) if entry.is_dir()]
+    return _is_run(folder) or (bool(inside) and all(map(_is_run, inside)))
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "config.toml").is_file() and (folder / "state").is_dir()
 
 
 def _distinct(names: list[str], path: Path) -> None:
