@@ -13,7 +13,7 @@ import pytest
 from tests.report.fabricate import make_baselines, make_comparison, make_run, result
 
 from emdcfl.errors import StoreError
-from emdcfl.experiments.files import read_arrays, write_arrays
+from emdcfl.experiments.files import read_arrays, sealed, write_arrays
 from emdcfl.report import render, write_report
 from emdcfl.report.reading import read_run
 from emdcfl.report.words import headline, sentences
@@ -57,6 +57,16 @@ class Page(HTMLParser):
 
 def said(folder: Path) -> dict[str, str]:
     return dict(sentences(read_run(folder)))
+
+
+def test_doubts_of_a_calibrated_tolerance_are_told(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    told = {"sentences": [], "doubts": ["low power: <b>x</b> sees little", "links overlap"]}
+    (run / "reading.json").write_text(json.dumps(sealed(told, "here")))
+    assert headline(read_run(run)) == "4 groups among 8 clients, but not for certain"
+    assert said(run)["Doubt"] == "Low power: <b>x</b> sees little. Links overlap."
+    page = render(run)
+    assert "Low power: &lt;b&gt;x&lt;/b&gt; sees little." in page and "<b>x</b>" not in page
 
 
 def test_a_clear_run(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from emdcfl.errors import StoreError
 from emdcfl.experiments.files import read_arrays
-from emdcfl.experiments.outputs import read_summary
+from emdcfl.experiments.outputs import read_reading, read_summary
 from emdcfl.experiments.scoring import Row
 from emdcfl.experiments.store import RunStore
 from emdcfl.report.gaps import Gaps
@@ -30,6 +30,7 @@ class Run:
     config: dict[str, Any]
     gaps: Gaps | None
     tau: list[float] | None
+    doubts: list[str]
     baselines: dict[str, Run]
 
     @property
@@ -101,6 +102,7 @@ def read_run(folder: Path) -> Run:
         config=_read_config(folder / "config.toml"),
         gaps=gaps,
         tau=tau,
+        doubts=[str(doubt) for doubt in (read_reading(folder) or {}).get("doubts", [])],
         baselines={name: read_run(path) for name, path in found.items()},
     )
 

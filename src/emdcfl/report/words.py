@@ -14,6 +14,9 @@ from emdcfl.report.svg import number, percent, plural, visible
 MOST = 8
 """Most names in a sentence."""
 
+LONGEST = 400
+"""Letters of a doubt."""
+
 
 def join(names: Sequence[str], most: int = MOST) -> str:
     """Join names with commas and an "and".
@@ -48,15 +51,17 @@ def headline(run: Run) -> str:
         text = f"No two of the {n} clients belong together"
     else:
         text = f"{plural(len(run.colours), 'group')} among {n} clients"
-    clarity = None if run.gaps is None else _clarity(run.gaps)
+    clarity = None if run.gaps is None else _clarity(run, run.gaps)
     return text if clarity is None else f"{text}, {clarity}"
 
 
-def _clarity(gaps: Gaps) -> str | None:
+def _clarity(run: Run, gaps: Gaps) -> str | None:
     if _overlap(gaps):
         return "but they overlap"
     if gaps.borderline():
         return f"with {plural(len(gaps.borderline()), 'borderline client')}"
+    if run.doubts:
+        return "but not for certain"
     if gaps.unmeasured():
         return None
     return "clearly separated" if len(set(gaps.clusters)) > 1 else "without doubt"
@@ -71,7 +76,10 @@ def sentences(run: Run) -> list[tuple[str, str]]:
     """Return the verdict as (topic, sentence)."""
     found: list[tuple[str, str]] = []
     if run.gaps is not None and len(run.clients) > 1:
-        found += [("How sure", _sure(run, run.gaps)), ("Borderline", _borderline(run, run.gaps))]
+        found.append(("How sure", _sure(run, run.gaps)))
+        if run.doubts:
+            found.append(("Doubt", " ".join(f"{doubt[:1].upper()}{doubt[1:]}." for doubt in (visible(d, LONGEST) for d in run.doubts))))
+        found.append(("Borderline", _borderline(run, run.gaps)))
     if run.clusters is not None:
         alone = [c for c, k in zip(run.clients, run.clusters, strict=True) if run.clusters.count(k) == 1]
         if alone and len(alone) < len(run.clients):
