@@ -119,7 +119,7 @@ def test_a_sample_on_the_device_that_is_no_sample_is_named(device: str) -> None:
             screen.add("a", "c", torch.ones(3, 5, device=device))
         screen.add("a", "b", torch.full((3, 2), torch.nan, device=device))
         screen.add("b", "a", torch.ones(3, 2, device=device))
-        with pytest.raises(DataError, match=r"client '[ab]' under the model of client '[ab]'.*NaN"):
+        with pytest.raises(DataError, match=r"samples of clients 'a' and 'b': .*NaN"):
             screen.finish()
 
 

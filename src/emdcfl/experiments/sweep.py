@@ -17,6 +17,7 @@ from emdcfl.clustering import adjusted_rand, links, neighbourhoods
 from emdcfl.errors import ConfigError, nearest
 from emdcfl.experiments.files import read_arrays, write_arrays, write_file
 from emdcfl.experiments.snapshot import Row, Snapshot
+from emdcfl.methods.emdcfl import EMDCFL
 from emdcfl.transport import (
     COSTS,
     SOLVERS,
@@ -35,7 +36,7 @@ Array = np.ndarray[Any, Any]
 
 RATIOS = (0.1, 0.25, 0.5, 0.75, 0.9)
 EPSILONS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5)
-ALPHA = 0.005
+ALPHA = EMDCFL.alpha
 
 
 @dataclass(frozen=True)

@@ -187,6 +187,11 @@ class EMDCFL:
         return self.tolerance == "auto" and self.match_classes and not self.unmatched
 
     @property
+    def plain(self) -> bool:
+        """Whether distances are the paper's, so that its tolerance means something: no labels, no noise, cosines."""
+        return self.cost == "cosine" and noise_epsilon(self) is None
+
+    @property
     def unmatched(self) -> list[str]:
         """Settings with which classes are not matched: they, or the labels of samples, would be shown, or models have seen the data."""
         against = {

@@ -255,8 +255,7 @@ def comparable(method: EMDCFL, fed: Federation, clients: Sequence[str], *, say: 
     if told and say:
         advice = ""
         if declared < telling:
-            plain = method.cost == "cosine" and noise_epsilon(method) is None  # elsewhere the paper's number means nothing
-            advice = "; give them more" + (", or choose method.tolerance = 0.025, which compares at any size" if plain else "")
+            advice = "; give them more" + (", or choose method.tolerance = 0.025, which compares at any size" if method.plain else "")
         text = "%s: fewer than %d validation samples; compared with nobody, and served alone%s"
         log.warning(text, ", ".join(told), max(declared, telling), advice)
     return {c: reply for c, reply in about.items() if c not in few}

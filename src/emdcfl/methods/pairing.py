@@ -12,7 +12,6 @@ from torch import Tensor
 
 from emdcfl.federation import Federation, Round
 from emdcfl.methods.base import Clustered, Distances
-from emdcfl.methods.disclosure import noise_epsilon
 from emdcfl.methods.measure import Comparison, Measured, Pair, comparable
 from emdcfl.methods.reading import doubts
 from emdcfl.methods.representatives import by_representatives
@@ -78,12 +77,10 @@ def _say_tolerance(method: EMDCFL) -> None:
     if method.tolerance != "auto" or not method.match_classes:
         return
     if method.unmatched:
-        # the paper's number means nothing where labels or noise are part of the distances
-        plain = method.cost == "cosine" and noise_epsilon(method) is None
         log.warning(
             "tolerance auto: with %s samples stay as drawn, which tells less than equal class counts; look at the doubts of the clusters%s",
             " and ".join(method.unmatched),
-            ", or choose method.tolerance = 0.025, the paper's" if plain else "",
+            ", or choose method.tolerance = 0.025, the paper's" if method.plain else "",
         )
     else:
         log.info("tolerance auto: samples of equal class counts are compared, so class frequencies alone part nobody (match_classes)")

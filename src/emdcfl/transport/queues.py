@@ -94,11 +94,11 @@ class DeviceQueue:
         self._look()
         self._refine()
         solves = 0
-        for key, job in self._jobs.items():
+        for (one, other), job in self._jobs.items():
             try:
                 outcome = job.result()
-            except EmdcflError as error:
-                raise named(key, error) from error
+            except EmdcflError as error:  # of either direction
+                raise type(error)(f"samples of clients {one!r} and {other!r}: {error}") from error
             self._entries |= outcome.entries
             solves += outcome.solves
         return self._entries, solves

@@ -1,6 +1,6 @@
 """Training on one GPU: SGD steps as CUDA graphs, several clients at a time on streams of their own.
 
-Train data lie on the GPU as stored; a launch is one whole step (``lanes``), and one thread launches (``driving``). Embeddings that
+Data lie on the GPU as stored; a launch is one whole step (``lanes``), and one thread launches (``driving``). Embeddings that
 many clients want of one model are computed together (``embedding``). Runs are repeatable bit for bit with
 ``deterministic=True`` (the default), which fixes the algorithms of cuDNN and cuBLAS; results are those of the sequential engine up
 to rounding. Networks with dropout, and those whose step cannot be captured, train eagerly, one client after the other, with one
