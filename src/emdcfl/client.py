@@ -132,13 +132,13 @@ class Client:
         self._resident[name] = split
 
     def sample(self, split: str, cap: int) -> Tensor:
-        """Return at most ``cap`` indices of a split, uniform without replacement, drawn once per run.
+        """Return at most ``cap`` indices of a split, in host memory, uniform without replacement, drawn once per run.
 
         In random order, so that the first m of a larger sample are the sample of size m, not its first classes.
         """
         n = len(self.split(split))
         chosen = self.generator(f"sample {split}", round=0).permutation(n)[: min(cap, n)]
-        return torch.from_numpy(chosen).to(self.network.device)
+        return torch.from_numpy(chosen)
 
     @torch.no_grad()
     def embeddings(self, state: Tensor, split: str, indices: Tensor, *, mode: Literal["eval", "train"] = "eval") -> Tensor:

@@ -31,10 +31,11 @@ def test_together_is_as_one_by_one(fed: SequentialFederation, monkeypatch: pytes
     monkeypatch.setattr(embedding, "EVALUATION_BATCH", 4)
     monkeypatch.setattr(embedding, "LARGEST", 4)  # the cut goes through the middle of clients
     pieces, samples = works(fed), Samples.of(list(fed._clients.values()), torch.device("cpu"))
-    found = groups(pieces)
-    assert sorted(len(members) for members in found) == [9, 18, 18]
-    for members in found:
-        for k, z in zip(members, embed_together([pieces[k] for k in members], samples), strict=True):
+    assert sorted(len(members) for members in groups(pieces)) == [9, 18, 18]
+    found = list(embed_together(pieces, samples))
+    assert [members for members, _ in found] == groups(pieces)
+    for members, embedded in found:
+        for k, z in zip(members, embedded, strict=True):
             client, work = pieces[k]
             assert z.shape == (11, fed.layout.embedding_width if work.matrix is None else 3)
             torch.testing.assert_close(z, work(client)["z"], rtol=1e-5, atol=1e-5)

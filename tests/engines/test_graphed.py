@@ -12,7 +12,7 @@ from tests.tiny import tiny
 from torch import nn
 
 from emdcfl.data import scenarios
-from emdcfl.engines.local.graphed import FALLBACKS, GraphedFederation, _draws, _moved, _tensors
+from emdcfl.engines.local.graphed import FALLBACKS, GraphedFederation, _draws
 from emdcfl.engines.local.sequential import SequentialFederation
 from emdcfl.errors import ConfigError
 from emdcfl.experiments.config import Choice, Config, EngineConfig, RunConfig
@@ -44,14 +44,6 @@ def test_networks_that_draw_are_noticed() -> None:
     assert _draws(noisy())
     assert not _draws(norms())
     assert not _draws(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.0)))
-
-
-def test_models_are_found_and_moved_wherever_they_are_in_a_request() -> None:
-    request = {"a": torch.zeros(3), "b": {"c": torch.ones(2)}, "d": 4, "e": [1]}
-    assert sum(t.numel() for t in _tensors(request)) == 5
-    moved = _moved(request, torch.device("meta"))
-    assert moved["b"]["c"].device.type == moved["a"].device.type == "meta"
-    assert (moved["d"], moved["e"]) == (4, [1])
 
 
 @needs_cuda

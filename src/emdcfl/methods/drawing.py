@@ -15,8 +15,8 @@ from emdcfl.keys import digest
 
 def column(client: Client, size: int, *, held_out: bool) -> Tensor:
     """Draw a sample from the validation split alone (``held_out``), or fill it up from the train split, in an order of its own."""
-    val = client.sample("val", size).cpu()
-    train = client.sample("train", 0 if held_out else size - len(val)).cpu()
+    val = client.sample("val", size)
+    train = client.sample("train", 0 if held_out else size - len(val))
     order = client.generator("order of the column sample", round=0).permutation(len(val) + len(train))
     return torch.cat([val, len(client.site.val) + train])[torch.from_numpy(order)]
 
@@ -24,7 +24,7 @@ def column(client: Client, size: int, *, held_out: bool) -> Tensor:
 def draw(client: Client, split: str, size: int) -> Tensor:
     """A sample in random order, so that its first entries are a sample too, whatever order the data are stored in."""
     chosen = client.sample(split, size)
-    return chosen[torch.from_numpy(client.generator(f"order of the {split} sample", round=0).permutation(len(chosen))).to(chosen.device)]
+    return chosen[torch.from_numpy(client.generator(f"order of the {split} sample", round=0).permutation(len(chosen)))]
 
 
 def all_labels(client: Client) -> Tensor:

@@ -96,7 +96,7 @@ def reference(
     held_out = draw(client, "val", max(sizes))
     found = yield [Embed(omega, "train", chosen, settings["mode"]), Embed(omega, "val", held_out, settings["mode"])]
     z, v = (embedded["z"] for embedded in found)
-    labels = client.split("train").y[chosen].cpu(), client.split("val").y[held_out].cpu()
+    labels = client.site.train.y[chosen], client.site.val.y[held_out]
     if settings["cost"] == "label-aware":
         reply["labels"] = labels[0]
     own, fresh = Side(client, omega, "train", chosen, z, settings), Side(client, omega, "val", held_out, v, settings)
@@ -168,17 +168,25 @@ def project(
     if settings["cost"] == "label-aware":
         reply["labels"] = all_labels(client)[chosen]
     whose = records(client, "all", chosen) if settings["epsilon"] is not None else []
-    seeds, reply["refused"] = _where_possible(rows, lambda row: _seed_of(client, row, keys[row], boxes, settings, matching))
+    counts: dict[str, Any] = {}
+
+    def opened(row: str) -> bytes:
+        message = _message_of(client, row, keys[row], boxes, settings)
+        if matching is not None:  # unusable counts are the row client's failure, as an unusable box is
+            counts[row] = counts_of(row, message[KEY:], matching)
+        return message[:KEY]
+
+    seeds, reply["refused"] = _where_possible(rows, opened)
     shown = dict.fromkeys(seeds, chosen)
     if matching is not None:
         own = pools(client)
-        drawn = {row: shown_to(client, row, message[KEY:], matching, own) for row, message in seeds.items()}
+        drawn = {row: shown_to(client, row, counts[row], matching, own) for row in seeds}
         shown = {row: sample for row, (sample, _) in drawn.items()}
         reply["matched"] = {row: blocks for row, (_, blocks) in drawn.items()}
     d = client.network.layout.embedding_width
     p, mode = projected_width(settings["ratio"], d), settings["mode"]
     for start in range(0, len(seeds), ROWS_AT_ONCE):
-        some = {row: message[:KEY] for row, message in list(seeds.items())[start : start + ROWS_AT_ONCE]}
+        some = dict(list(seeds.items())[start : start + ROWS_AT_ONCE])
         found = yield [Embed(omegas[row], "all", shown[row], mode, matrix(seed, d, p)) for row, seed in some.items()]
         for (row, seed), projected in zip(some.items(), found, strict=True):
             reply["samples"][row] = released(client, omegas[row], seed, p, whose, projected["z"], settings)
@@ -197,15 +205,10 @@ def _where_possible(names: Iterable[str], make: Callable[[str], bytes]) -> tuple
     return made, refused
 
 
-def _seed_of(
-    client: Client, row: str, key: bytes, boxes: Mapping[str, bytes], settings: Mapping[str, Any], matching: Mapping[str, Any] | None
-) -> bytes:
-    """The seed of the projection that belongs to a row, with its class counts: from the box it sealed, or (the seed) derived by both."""
+def _message_of(client: Client, row: str, key: bytes, boxes: Mapping[str, bytes], settings: Mapping[str, Any]) -> bytes:
+    """The seed of the projection that belongs to a row, and what came with it: from the box it sealed, or (the seed) derived by both."""
     if settings["projection"] == "row":
-        message = open_sealed(client.secret, key, boxes[row], context=(client.run, row, client.name))
-        if matching is not None:
-            counts_of(row, message[KEY:], matching)  # unusable counts are the row client's failure, as an unusable box is
-        return message
+        return open_sealed(client.secret, key, boxes[row], context=(client.run, row, client.name))
     return seed_of_pair(client, row, key, row, settings)
 
 

@@ -37,8 +37,8 @@ class Pools:
 
 def packed_counts(client: Client, sizes: Sequence[int]) -> bytes:
     """Class counts of the first m validation samples, for each size m: the number of classes, then the counts, four bytes each."""
-    y = client.split("val").y[draw(client, "val", max(sizes))].cpu().numpy()
-    classes = 1 + max(int(client.split(split).y.max()) for split in ("train", "val"))
+    y = client.site.val.y[draw(client, "val", max(sizes))].numpy()
+    classes = 1 + max(int(split.y.max()) for split in (client.site.train, client.site.val))
     counts = [np.bincount(y[:size], minlength=classes) for size in sizes]
     return np.concatenate([[classes], *counts]).astype("<u4").tobytes()
 
@@ -82,7 +82,7 @@ def matched(counts: Places, most_blocks: int, own: Pools) -> tuple[Tensor, int] 
     if blocks < 1:
         return None
     parts = np.concatenate([own.by_class[k][: blocks * counts[k]].reshape(blocks, -1) for k in wanted], axis=1)
-    return torch.from_numpy(np.take_along_axis(parts, own.turn[parts].argsort(axis=1), axis=1).ravel()), blocks
+    return torch.from_numpy(np.concatenate([block[own.turn[block].argsort()] for block in parts])), blocks
 
 
 def within_classes(g: Any, labels: Tensor) -> float:
@@ -94,7 +94,7 @@ def within_classes(g: Any, labels: Tensor) -> float:
     return float(((values - means[index]) ** 2).sum() / freedom) if freedom > 0 else 0.0
 
 
-def shown_to(client: Client, partner: str, message: bytes, matching: Mapping[str, Any], own: Pools) -> tuple[Tensor, int]:
+def shown_to(client: Client, partner: str, counts: Places, matching: Mapping[str, Any], own: Pools) -> tuple[Tensor, int]:
     """The sample for one partner: blocks with its class counts and their number, or where data are short the plain sample and 0."""
-    found = matched(counts_of(partner, message, matching), matching["blocks"][partner], own)
+    found = matched(counts, matching["blocks"][partner], own)
     return found or (column(client, matching["m"][partner], held_out=True), 0)

@@ -29,6 +29,7 @@ BOX = NONCE + KEY + TAG
 """Bytes of a sealed seed: all that the server, which cannot open it, can check."""
 
 
+@lru_cache(maxsize=4096)  # making one costs as much as an agreement: it computes the public half
 def _private(secret: NodeSecret) -> X25519PrivateKey:
     return X25519PrivateKey.from_private_bytes(secret.derive("x25519 node key"))
 

@@ -118,11 +118,14 @@ def _conjugate(c: Tensor, f: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _scalings(kernel: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
     """Row and column scalings after some iterations; columns are matched last. May overflow, which the caller notices."""
     batch, n, m = kernel.shape
-    u, v = kernel.new_ones(batch, n, 1), kernel.new_ones(batch, m, 1)
+    u, v = kernel.new_empty(batch, n, 1), kernel.new_ones(batch, m, 1)
+    kernel, ratio = kernel * n, n / m  # which leaves two launches to most half iterations, where launches are what they cost
     across = kernel.transpose(1, 2)
     for _ in range(iterations):
-        u = (1.0 / n) / torch.bmm(kernel, v)
-        v = (1.0 / m) / torch.bmm(across, u)
+        torch.bmm(kernel, v, out=u).reciprocal_()
+        torch.bmm(across, u, out=v).reciprocal_()
+        if n != m:
+            v *= ratio
     return u[:, :, 0], v[:, :, 0]
 
 

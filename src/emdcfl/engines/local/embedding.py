@@ -1,12 +1,13 @@
 """Embedding for many clients at once: every model is loaded once, and all samples that are wanted under it pass through together.
 
 C clients compared with each other are C² pairs of a model and a sample. Pair by pair, a GPU spends its time on loading models, on
-launches and on waiting for indices; model by model, it computes. May import: client, tasks, lanes.
+launches and on waiting for indices; model by model, it computes. What it needs from the host (indices, matrices) goes there in one piece
+before the first model, so that nothing is waited for in between. May import: client, tasks, lanes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -37,31 +38,49 @@ def groups(works: Pieces) -> list[list[int]]:
 
 
 @torch.no_grad()
-def embed_together(works: Pieces, samples: Samples) -> list[Tensor]:
-    """Return g(x) of every work, times its matrix, on the network's device; all of them name the same state and matrix."""
-    client, first = works[0]
-    net = client.network
-    net.load(first.state)
-    x = gathered(works, samples)
+def embed_together(works: Pieces, samples: Samples) -> Iterator[tuple[list[int], list[Tensor]]]:
+    """Yield model by model the positions of works that share it and their g(x), times their matrix, on the network's device."""
+    together = groups(works)
+    if not together:
+        return
+    client = works[together[0][0]][0]
+    size = batch_size(client.preprocess(samples.x[:1]).numel())
+    index = _sent([_places(*works[i], samples) for members in together for i in members], samples.x.device)
+    matrices = _matrices([works[members[0]][1].matrix for members in together], samples.x.device)
+    begin = 0
     with client.mode(training=False):
-        size = batch_size(client.preprocess(x[:1]).numel()) if len(x) else 1
-        parts = []
-        for part in x.split(size):
-            z = client.preprocess(part)
-            parts.append(net.embed(z.to(memory_format=torch.channels_last) if z.dim() == 4 else z).float())  # see Samples.batch
-    embedded = torch.cat(parts)
-    if first.matrix is not None:
-        embedded = embedded @ first.matrix.to(embedded.device)
-    return list(embedded.split([len(work.indices) for _, work in works]))
+        for members, matrix in zip(together, matrices, strict=True):
+            sizes = [len(works[i][1].indices) for i in members]
+            client.network.load(works[members[0]][1].state)
+            embedded = _embedded(client, samples.x, index[begin : begin + sum(sizes)], size)
+            begin += sum(sizes)
+            yield members, list((embedded if matrix is None else embedded @ matrix).split(sizes))
 
 
-def gathered(works: Pieces, samples: Samples) -> Tensor:
-    """Return the stored samples of all works, in their order, fetched in one step."""
-    places = []
-    for client, work in works:
-        begin = samples.first[client.name] - (0 if work.split == "train" else len(client.site.val))
-        places.append(work.indices.cpu() + begin)
-    return samples.x.index_select(0, torch.cat(places).to(samples.x.device))
+def _embedded(client: Client, x: Tensor, index: Tensor, size: int) -> Tensor:
+    """g(x) of chosen samples, in passes of like size."""
+    parts = []
+    for chosen in index.tensor_split(max(1, -(-len(index) // size))):
+        z = client.preprocess(x.index_select(0, chosen))
+        parts.append(client.network.embed(z.to(memory_format=torch.channels_last) if z.dim() == 4 else z).float())  # see Samples.batch
+    return torch.cat(parts)
+
+
+def _places(client: Client, work: Embed, samples: Samples) -> Tensor:
+    """Where the samples of a work lie among everybody's."""
+    return work.indices + (samples.first[client.name] - (0 if work.split == "train" else len(client.site.val)))
+
+
+def _matrices(wanted: Sequence[Tensor | None], device: torch.device) -> list[Tensor | None]:
+    there = [matrix for matrix in wanted if matrix is not None]
+    sent = iter(_sent([matrix.flatten() for matrix in there], device).split([matrix.numel() for matrix in there]) if there else [])
+    return [None if matrix is None else next(sent).view(matrix.shape) for matrix in wanted]
+
+
+def _sent(parts: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Tensors of the host one after the other on the device, on their way while the host goes on."""
+    whole = torch.cat(list(parts))
+    return whole.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else whole.to(device)
 
 
 def batch_size(numbers: int) -> int:

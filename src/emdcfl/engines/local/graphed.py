@@ -1,12 +1,13 @@
 """Training on one GPU: SGD steps as CUDA graphs, several clients at a time on streams of their own.
 
 Data lie on the GPU as stored; a launch is one whole step (``lanes``), and one thread launches (``driving``). Embeddings that
-many clients want of one model are computed together (``embedding``). Runs are repeatable bit for bit with
+many clients want of one model are computed together (``embedding``), on a stream of their own, while the host compares those that are
+there. Runs are repeatable bit for bit with
 ``deterministic=True`` (the default), which fixes the algorithms of cuDNN and cuBLAS; results are those of the sequential engine up
 to rounding. Networks with dropout, and those whose step cannot be captured, train eagerly, one client after the other, with one
 warning; a step that cannot be compiled is captured as it is.
 
-May import: client, tasks, params, the staged engine, lanes, driving, embedding.
+May import: client, tasks, params, the staged engine, lanes, driving, embedding, resident, and the worker threads of transport.
 """
 
 from __future__ import annotations
@@ -19,22 +20,25 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from emdcfl.client import Client, TaskInfo, Work
 from emdcfl.data.types import Scenario, Split
 from emdcfl.engines.local.choose import multiply_adds
 from emdcfl.engines.local.driving import drive
-from emdcfl.engines.local.embedding import embed_together, groups
+from emdcfl.engines.local.embedding import embed_together
 from emdcfl.engines.local.lanes import Lane, Samples
 from emdcfl.engines.local.narrow import multiply_narrow
+from emdcfl.engines.local.pooled import pool_first
+from emdcfl.engines.local.resident import Embedded, Resident
 from emdcfl.engines.local.sequential import one_line
-from emdcfl.engines.local.staged import Outcome, StagedFederation, attempt_all
+from emdcfl.engines.local.staged import Outcome, Result, StagedFederation, attempt
 from emdcfl.errors import ConfigError, EmdcflError
 from emdcfl.federation import Failure, Inputs
 from emdcfl.keys import global_seed
 from emdcfl.schema import Reply
 from emdcfl.tasks import Embed, Fit, batches
+from emdcfl.transport import Pool
 
 log = logging.getLogger("emdcfl")
 
@@ -50,9 +54,6 @@ paper's CNN takes 10 to 20 s, and then 0.10 to 0.14 ms less a step; ResNet18 25 
 
 SMALL_PATCH = 32
 """Numbers of a patch up to which a convolution is a product without compilation too."""
-
-SHARE = 0.5
-"""Part of the free GPU memory that models may take while clients are embedded."""
 
 SPARE = 0.25
 """Part of the GPU memory that is left free: embeddings beyond it go to the host, where transport fetches them batch by batch."""
@@ -98,6 +99,7 @@ class GraphedFederation(StagedFederation):
         if self.device.type != "cuda":
             raise ConfigError("the graphed engine needs a CUDA device; use --engine auto or --device cuda")
         multiply_narrow(network.module, patch=SMALL_PATCH)
+        pool_first(network.module)
         large = multiply_adds(scenario) * self.training.batch_size >= LARGE_STEP
         self._scenario, self._number, self._low = scenario, lanes or (LANES_LARGE if large else LANES), precision == "bf16"
         self._fused = fuse == "yes" or (fuse == "auto" and rounds * _steps(self) >= (COMPILED_LARGE if large else COMPILED))
@@ -108,24 +110,26 @@ class GraphedFederation(StagedFederation):
             log.warning("%s: the network has dropout, whose draws belong to one client", ONE_AFTER_THE_OTHER)
 
     def _dispatch(self, info: TaskInfo, inputs: Mapping[str, Inputs], common: Inputs) -> Iterator[tuple[str, Reply | Failure]]:
-        """Answer as any engine; models that all clients embed with are brought to the GPU once, not once per client."""
+        """Answer as any engine; models that clients embed with are brought to the GPU once, not once per client and task."""
+        if self._overlaps(info):
+            common, inputs = self._resident.moved((common, inputs))
+        elif info.phase == "train":
+            self._resident.clear()
+        torch.cuda.current_stream(self.device).wait_stream(self._side)  # where nobody waited for the last embeddings, they use the network
         with self._arithmetic():
-            yield from super()._dispatch(info, inputs, self._resident(common) if info.phase == "embed" else common)
+            yield from super()._dispatch(info, inputs, common)
 
-    def _resident(self, common: Inputs) -> Inputs:
-        size = sum(t.numel() * t.element_size() for t in _tensors(common))
-        free = torch.cuda.mem_get_info(self.device)[0]
-        if size > SHARE * free:
-            log.info("%.1f GiB of models stay in host memory: %.1f GiB are free on the GPU", size / 2**30, free / 2**30)
-            return common
-        moved: Inputs = _moved(common, self.device)
-        return moved
+    def _overlaps(self, info: TaskInfo) -> bool:
+        return info.phase == "embed"
 
-    def _compute(self, works: Sequence[tuple[Client, Work]]) -> list[Outcome]:
-        results = self._fits([(i, client, work) for i, (client, work) in enumerate(works) if isinstance(work, Fit)])
+    def _compute(self, works: Sequence[tuple[Client, Work]]) -> list[Result]:
+        results: dict[int, Result] = {}
+        results |= self._fits([(i, client, work) for i, (client, work) in enumerate(works) if isinstance(work, Fit)])
         results |= self._embeds([(i, client, work) for i, (client, work) in enumerate(works) if isinstance(work, Embed)])
-        rest = [i for i in range(len(works)) if i not in results]
-        results |= zip(rest, attempt_all([works[i] for i in rest]), strict=True)
+        for i, (client, work) in enumerate(works):
+            if i not in results:
+                threads = getattr(work, "threads", False)
+                results[i] = self._workers.submit(attempt, client, work) if threads else attempt(client, work)
         return [results[i] for i in range(len(works))]
 
     def _fits(self, fits: Sequence[tuple[int, Client, Fit]]) -> dict[int, Outcome]:
@@ -145,18 +149,21 @@ class GraphedFederation(StagedFederation):
                     log.warning("%s: %s", ONE_AFTER_THE_OTHER, text)
         return {}
 
-    def _embeds(self, works: Sequence[tuple[int, Client, Embed]]) -> dict[int, Outcome]:
-        """Embed model by model; from where that fails on, the plain way goes on, which says whose fault it was."""
-        results: dict[int, Outcome] = {}
-        for members in groups([(client, work) for _, client, work in works]):
+    def _embeds(self, works: Sequence[tuple[int, Client, Embed]]) -> dict[int, Result]:
+        """Begin to embed model by model; from where that fails on, the plain way goes on, which says whose fault it was."""
+        results: dict[int, Result] = {}
+        done = torch.cuda.Event()
+        self._side.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._side):
             try:
-                found = embed_together([works[k][1:] for k in members], self._samples)
-                if self._free() < SPARE:
-                    found = [z.cpu() for z in found]
+                for members, found in embed_together([work[1:] for work in works], self._samples):
+                    kept = [z.cpu() for z in found] if self._free() < SPARE else found
+                    results |= {works[k][0]: Embedded(z, done) for k, z in zip(members, kept, strict=True)}
             except Exception as error:  # a client's bad data, or no memory for so many samples at once
                 log.warning("%s: %s", EMBEDDED_ALONE, one_line(error))
-                break
-            results |= {works[k][0]: {"z": z} for k, z in zip(members, found, strict=True)}
+            done.record(self._side)
+        if len(results) < len(works):  # the others need the network now
+            self._side.synchronize()
         return results
 
     def _make_lanes(self, fits: Sequence[tuple[Client, Fit]]) -> list[Lane]:
@@ -180,6 +187,22 @@ class GraphedFederation(StagedFederation):
                 module.train(True)
                 self._lanes.append(Lane(module, self.layout, self._samples, steps=steps, width=width, low=self._low, fused=self._fused))
         return self._lanes
+
+    @cached_property
+    def _side(self) -> torch.cuda.Stream:
+        return torch.cuda.Stream(self.device)
+
+    @cached_property
+    def _resident(self) -> Resident:
+        return Resident(self.device)
+
+    @cached_property
+    def _workers(self) -> Pool:
+        return Pool()
+
+    def close(self) -> None:
+        self._workers.close()
+        super().close()
 
     @cached_property
     def _samples(self) -> Samples:
@@ -220,17 +243,3 @@ def _draws(module: nn.Module) -> bool:
     """Whether a network draws random numbers while training."""
     names = ("Dropout", "StochasticDepth", "DropPath")
     return any(any(n in type(m).__name__ for n in names) and getattr(m, "p", getattr(m, "drop_prob", 1.0)) for m in module.modules())
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    if isinstance(value, Tensor):
-        return value.to(device)
-    return {k: _moved(v, device) for k, v in value.items()} if isinstance(value, Mapping) else value

@@ -1,7 +1,9 @@
 """What the fast engines share: the clients of a request reach their heavy work together, and it is done for all of them at once.
 
-A task with stages (``client.staged_task``) is a generator. Every client of a batch is taken to its next ``yield``, the works of all
+A task with stages (``client.staged_task``) is a generator. Every client of a crew is taken to its next ``yield``, the works of all
 of them are handed to ``_compute``, and each client goes on with its own results. Tasks without stages run as in the sequential engine.
+Where an engine computes while the host goes on, several crews are on their way: the next one's works are begun before the replies of the
+one before are handed over, so that whoever asked looks at those meanwhile.
 
 May import: client, federation, the sequential engine, and the worker threads of transport.
 """
@@ -10,18 +12,31 @@ from __future__ import annotations
 
 import traceback
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from emdcfl.client import TASKS, Client, Stages, TaskInfo, Work
 from emdcfl.engines.local.sequential import SequentialFederation, intra_op_threads
 from emdcfl.errors import EmdcflError
 from emdcfl.federation import Failure, Inputs
 from emdcfl.schema import Reply
-from emdcfl.transport import Pool
 
 Outcome = Reply | Exception
+
+
+class Awaited(Protocol):
+    """An outcome on its way (a ``Future``, for one)."""
+
+    def result(self) -> Outcome: ...
+
+
+Result = Outcome | Awaited
+
+CREWS = 4
+"""Into how many crews clients are split where works go on while the host does, and fewest clients of one."""
+SMALLEST_CREW = 8
 
 
 def attempt(client: Client, work: Work) -> Outcome:
@@ -30,16 +45,6 @@ def attempt(client: Client, work: Work) -> Outcome:
         return work(client)
     except Exception as error:  # raised again inside the client's own task
         return error
-
-
-def attempt_all(works: Sequence[tuple[Client, Work]]) -> list[Outcome]:
-    """Do works one after the other; those that say they need neither network nor data (``threads``) over all cores."""
-    shared = [i for i, (_, work) in enumerate(works) if getattr(work, "threads", False)]
-    done: dict[int, Outcome] = {}
-    if len(shared) > 1:
-        with Pool() as pool:
-            done = dict(zip(shared, pool.map(lambda i: attempt(*works[i]), shared), strict=True))
-    return [done[i] if i in done else attempt(*work) for i, work in enumerate(works)]
 
 
 @dataclass(slots=True)
@@ -61,13 +66,14 @@ class Script:
         self.running = stages(self.client, **inputs)
         return next(self.running)
 
-    def resume(self, results: list[Outcome]) -> None:
+    def resume(self, results: Sequence[Result]) -> None:
         assert self.running is not None
-        for result in results:
-            if isinstance(result, Exception):
-                self._advance(self.running.throw, result)
+        outcomes = [result if isinstance(result, (dict, Exception)) else result.result() for result in results]
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                self._advance(self.running.throw, outcome)
                 return
-        self._advance(self.running.send, results)
+        self._advance(self.running.send, outcomes)
 
     def _advance(self, move: Callable[..., list[Work]], *given: Any) -> None:
         self.works = []
@@ -93,33 +99,58 @@ class StagedFederation(SequentialFederation):
     held = 1 << 25
 
     @abstractmethod
-    def _compute(self, works: Sequence[tuple[Client, Work]]) -> list[Outcome]:
-        """Return the result of every work, or the exception it raised."""
+    def _compute(self, works: Sequence[tuple[Client, Work]]) -> Sequence[Result]:
+        """Return the result of every work, or the exception it raised; or what will have it."""
+
+    def _overlaps(self, info: TaskInfo) -> bool:
+        """Say whether works of a task go on while the host does."""
+        return False
 
     def _dispatch(self, info: TaskInfo, inputs: Mapping[str, Inputs], common: Inputs) -> Iterator[tuple[str, Reply | Failure]]:
         stages = TASKS[info.name].stages
         if stages is None:
             yield from super()._dispatch(info, inputs, common)
             return
-        names = list(inputs)
-        together = max(1, self.held // max(1, self.layout.size))
-        for begin in range(0, len(names), together):
-            scripts = [Script(self._clients[n], info.name, self.index, []) for n in names[begin : begin + together]]
+        waiting, at_once = self._crews(list(inputs), info)
+        under_way: deque[Crew] = deque()
+        while waiting or under_way:
             with intra_op_threads(self.threads):
-                for script in scripts:
-                    script.start(stages, {**common, **inputs[script.client.name]})
-                self._play(scripts)
-            for script in scripts:
+                while waiting and len(under_way) < at_once:
+                    scripts = [Script(self._clients[name], info.name, self.index, []) for name in waiting.popleft()]
+                    for script in scripts:
+                        script.start(stages, {**common, **inputs[script.client.name]})
+                    under_way.append(Crew(scripts, self._compute))
+                crew = under_way.popleft()
+                crew.play()
+            for script in crew.scripts:
                 assert script.outcome is not None
                 yield script.client.name, script.outcome
                 script.outcome = None  # what the caller does not keep is free
 
-    def _play(self, scripts: Sequence[Script]) -> None:
+    def _crews(self, names: Sequence[str], info: TaskInfo) -> tuple[deque[Sequence[str]], int]:
+        """Split the clients, in their order, into crews; returns them and how many may be on their way."""
+        most, at_once = max(1, self.held // max(1, self.layout.size)), 1
+        if self._overlaps(info):
+            most, at_once = max(1, min(most // 2, max(SMALLEST_CREW, -(-len(names) // CREWS)))), 2
+        return deque(names[begin : begin + most] for begin in range(0, len(names), most)), at_once
+
+
+class Crew:
+    """Clients that are taken through a task together; their first works are begun at once."""
+
+    def __init__(self, scripts: Sequence[Script], compute: Callable[[Sequence[tuple[Client, Work]]], Sequence[Result]]) -> None:
+        self.scripts, self._compute = scripts, compute
+        self._begin()
+
+    def _begin(self) -> None:
+        self._waiting = [script for script in self.scripts if script.outcome is None]
+        works = [(script.client, work) for script in self._waiting for work in script.works]
+        self._results: Sequence[Result] = self._compute(works) if self._waiting else []
+
+    def play(self) -> None:
         """Take every script to its end, computing together whatever they wait for at the same time."""
-        waiting = [s for s in scripts if s.outcome is None]
-        while waiting:
-            works = [(s.client, work) for s in waiting for work in s.works]
-            results = iter(self._compute(works))
-            for script in waiting:
+        while self._waiting:
+            results = iter(self._results)
+            for script in self._waiting:
                 script.resume([next(results) for _ in script.works])
-            waiting = [s for s in waiting if s.outcome is None]
+            self._begin()

@@ -1,0 +1,88 @@
+"""What lies on the GPU beside the data while clients are compared: the models they embed with, and embeddings that are on their way.
+
+May import: the staged engine.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from emdcfl.engines.local.staged import Outcome
+
+log = logging.getLogger("emdcfl")
+
+SHARE = 0.5
+"""Part of the free GPU memory that models may take while clients are embedded."""
+
+Place = tuple[int, torch.Size, tuple[int, ...], torch.dtype]
+
+
+class Resident:
+    """Tensors of the host that were brought to a GPU, kept until they are cleared: in a round, models are asked for several times."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._known: dict[Place, tuple[Tensor, int, Tensor]] = {}
+
+    def clear(self) -> None:
+        """Let go of everything."""
+        self._known.clear()
+
+    def moved(self, value: Any) -> Any:
+        """Return the same value with its tensors on the GPU, or as it is, where there is no room for them."""
+        size = sum(t.numel() * t.element_size() for t in _tensors(value) if self._found(t) is None)
+        free = torch.cuda.mem_get_info(self._device)[0]
+        if size > SHARE * free:
+            log.info("%.1f GiB of models stay in host memory: %.1f GiB are free on the GPU", size / 2**30, free / 2**30)
+            return value
+        return self._moved(value)
+
+    def _moved(self, value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(self._moved(item) for item in value)
+        if isinstance(value, Mapping):
+            return {key: self._moved(item) for key, item in value.items()}
+        if not isinstance(value, Tensor):
+            return value
+        there = self._found(value)
+        if there is None:
+            there = value.to(self._device)
+            self._known[_place(value)] = value, value._version, there
+        return there
+
+    def _found(self, tensor: Tensor) -> Tensor | None:
+        """Look a tensor up by where it lies; one that was written to since then is another."""
+        known = self._known.get(_place(tensor))
+        return known[2] if known is not None and known[0]._version == known[1] else None
+
+
+class Embedded:
+    """Embeddings that a stream computes; whoever asks for them has its own stream wait, not the host."""
+
+    def __init__(self, z: Tensor, done: torch.cuda.Event) -> None:
+        self._z, self._done = z, done
+
+    def result(self) -> Outcome:
+        """Return them as a work's outcome."""
+        if self._z.is_cuda:
+            here = torch.cuda.current_stream(self._z.device)
+            here.wait_event(self._done)
+            self._z.record_stream(here)  # else their memory could be given away while it is read here
+        return {"z": self._z}
+
+
+def _place(tensor: Tensor) -> Place:
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (Mapping, tuple)):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(item)
