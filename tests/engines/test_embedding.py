@@ -41,6 +41,17 @@ def test_together_is_as_one_by_one(fed: SequentialFederation, monkeypatch: pytes
             torch.testing.assert_close(z, work(client)["z"], rtol=1e-5, atol=1e-5)
 
 
+def test_in_low_precision_the_projection_is_not(fed: SequentialFederation) -> None:
+    for client in fed._clients.values():
+        client.precision = "bf16"
+    pieces, samples = works(fed), Samples.of(list(fed._clients.values()), torch.device("cpu"))
+    for members, embedded in embed_together(pieces, samples):
+        for k, z in zip(members, embedded, strict=True):
+            assert z.dtype == torch.float32
+            client, work = pieces[k]
+            torch.testing.assert_close(z, work(client)["z"], rtol=2e-2, atol=2e-2)
+
+
 def test_batch_statistics_are_not_mixed_between_clients(fed: SequentialFederation) -> None:
     client, work = works(fed)[0]
     assert groups([(client, Embed(work.state, "train", work.indices, "train"))]) == []

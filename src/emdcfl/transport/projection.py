@@ -61,5 +61,5 @@ def projection(seed: bytes | int, d: int, p: int) -> Array:
     kind = b"bytes" if isinstance(seed, bytes) else b"int"
     key = int.from_bytes(digest(b"emdcfl projection", kind, seed, d, p)[:16], "big")
     r = np.random.Generator(np.random.Philox(key=key)).standard_normal((d, p))
-    length = np.array([math.sqrt(math.fsum(row)) for row in r * r])
+    length = np.array([math.sqrt(math.fsum(row)) for row in (r * r).tolist()])
     return np.asarray(r / length[:, None], dtype=np.float32)

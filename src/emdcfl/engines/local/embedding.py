@@ -48,13 +48,13 @@ def embed_together(works: Pieces, samples: Samples) -> Iterator[tuple[list[int],
     index = _sent([_places(*works[i], samples) for members in together for i in members], samples.x.device)
     matrices = _matrices([works[members[0]][1].matrix for members in together], samples.x.device)
     begin = 0
-    with client.mode(training=False):
-        for members, matrix in zip(together, matrices, strict=True):
-            sizes = [len(works[i][1].indices) for i in members]
-            client.network.load(works[members[0]][1].state)
+    for members, matrix in zip(together, matrices, strict=True):
+        sizes = [len(works[i][1].indices) for i in members]
+        client.network.load(works[members[0]][1].state)
+        with client.mode(training=False):
             embedded = _embedded(client, samples.x, index[begin : begin + sum(sizes)], size)
-            begin += sum(sizes)
-            yield members, list((embedded if matrix is None else embedded @ matrix).split(sizes))
+        begin += sum(sizes)
+        yield members, list((embedded if matrix is None else embedded @ matrix).split(sizes))
 
 
 def _embedded(client: Client, x: Tensor, index: Tensor, size: int) -> Tensor:
