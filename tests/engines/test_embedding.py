@@ -27,12 +27,18 @@ def works(fed: SequentialFederation) -> list[tuple[Client, Embed]]:
     return plain + [(c, Embed(part, "all", index, "eval", matrix)) for c, index in zip(clients, both, strict=True)]
 
 
+def embedded_together(pieces: list[tuple[Client, Embed]], samples: Samples) -> list[tuple[list[int], list[torch.Tensor]]]:
+    found: list[tuple[list[int], list[torch.Tensor]]] = []
+    embed_together(pieces, samples, lambda members, embedded: found.append((members, embedded)))
+    return found
+
+
 def test_together_is_as_one_by_one(fed: SequentialFederation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedding, "EVALUATION_BATCH", 4)
     monkeypatch.setattr(embedding, "LARGEST", 4)  # the cut goes through the middle of clients
     pieces, samples = works(fed), Samples.of(list(fed._clients.values()), torch.device("cpu"))
     assert sorted(len(members) for members in groups(pieces)) == [9, 18, 18]
-    found = list(embed_together(pieces, samples))
+    found = embedded_together(pieces, samples)
     assert [members for members, _ in found] == groups(pieces)
     for members, embedded in found:
         for k, z in zip(members, embedded, strict=True):
@@ -45,7 +51,7 @@ def test_in_low_precision_the_projection_is_not(fed: SequentialFederation) -> No
     for client in fed._clients.values():
         client.precision = "bf16"
     pieces, samples = works(fed), Samples.of(list(fed._clients.values()), torch.device("cpu"))
-    for members, embedded in embed_together(pieces, samples):
+    for members, embedded in embedded_together(pieces, samples):
         for k, z in zip(members, embedded, strict=True):
             assert z.dtype == torch.float32
             client, work = pieces[k]
@@ -63,6 +69,6 @@ def test_what_lies_elsewhere_is_embedded_alone(fed: SequentialFederation) -> Non
 
 
 def test_large_inputs_pass_in_smaller_batches() -> None:
-    assert batch_size(784) == 4096
+    assert batch_size(784) == 8192
     assert 512 < batch_size(3 * 224 * 224) < 1024
     assert batch_size(1 << 30) == embedding.EVALUATION_BATCH

@@ -147,7 +147,7 @@ class EMDCFL:
     def init(self, fed: Federation, round: Round) -> EMDCFLState:
         """Algorithm 1, lines 2–3: everybody holds θ⁰ and is alone; W is empty."""
         self._check()
-        prefetch()
+        prefetch(fed.device if fed.device.type == "cuda" else None)
         about = comparable(self, fed, fed.clients, say=True)  # a site without validation data is told before anybody trains
         validation_sizes({c: reply["m"] for c, reply in about.items()}, cap=self.max_samples, at_least=self.min_validation)
         return replace(empty_state(fed), shrunk=say_budget(self, fed))

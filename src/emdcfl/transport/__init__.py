@@ -8,9 +8,10 @@ Imports numpy, scipy and POT; torch only inside the batched Sinkhorn and where a
 
 from __future__ import annotations
 
+from emdcfl.transport.ahead import prefetch
 from emdcfl.transport.calibration import dual_variance, fewest, quantile, tolerance
 from emdcfl.transport.cost import COSTS, cost_matrix
-from emdcfl.transport.exact import exact, prefetch
+from emdcfl.transport.exact import exact
 from emdcfl.transport.pairs import EXACT, KINDS, LOWER, UNKNOWN, UPPER
 from emdcfl.transport.plan import Plan
 from emdcfl.transport.pool import Pool

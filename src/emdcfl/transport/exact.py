@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import os
 import warnings
-from contextlib import suppress
-from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -27,21 +25,8 @@ ASSIGNMENT_LIMIT = 1024
 MAX_ITERATIONS = 10_000_000
 
 
-def prefetch() -> Thread:
-    """Import the solvers in a thread: POT takes a second, which passes while clients train."""
-    thread = Thread(target=_solvers_ahead, name="emdcfl-solvers")
-    thread.start()
-    return thread
-
-
-def _solvers_ahead() -> None:
-    with suppress(Exception):  # said where they are needed; a run that ends at once may take the interpreter with it meanwhile
-        import scipy.optimize  # noqa: F401
-
-        _pot()
-
-
-def _pot() -> Any:
+def pot() -> Any:
+    """Import POT."""
     for name in ("JAX", "CUPY", "TENSORFLOW"):  # POT imports every array library it finds, which takes seconds; it gets NumPy arrays here
         os.environ.setdefault(f"POT_BACKEND_DISABLE_{name}", "1")
     import ot
@@ -90,7 +75,7 @@ def _assignment(c: Array) -> float:
 
 
 def _simplex(c: Array, *, duals: bool) -> Plan:
-    ot = _pot()
+    ot = pot()
     n, m = c.shape
     with warnings.catch_warnings():
         # Non-convergence is an error here, reported below by result code.

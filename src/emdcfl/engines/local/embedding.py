@@ -7,7 +7,7 @@ before the first model, so that nothing is waited for in between. May import: cl
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from emdcfl.tasks import Embed
 AT_ONCE = 1 << 27
 """Numbers of network input in one forward pass; activations are a few times as many."""
 
-LARGEST = 4096
+LARGEST = 8192
 """Samples in one forward pass: more gain nothing."""
 
 RESIDENT = ("train", "val", "all")
@@ -38,23 +38,26 @@ def groups(works: Pieces) -> list[list[int]]:
 
 
 @torch.no_grad()
-def embed_together(works: Pieces, samples: Samples) -> Iterator[tuple[list[int], list[Tensor]]]:
-    """Yield model by model the positions of works that share it and their g(x), times their matrix, on the network's device."""
+def embed_together(works: Pieces, samples: Samples, take: Callable[[list[int], list[Tensor]], None]) -> None:
+    """Embed model by model; ``take`` is given the positions of works that share one and their g(x), times their matrix, on the device."""
     together = groups(works)
     if not together:
         return
-    client = works[together[0][0]][0]
+    client, device = works[together[0][0]][0], samples.x.device
     size = batch_size(client.preprocess(samples.x[:1]).numel())
-    index = _sent([_places(*works[i], samples) for members in together for i in members], samples.x.device)
-    matrices = _matrices([works[members[0]][1].matrix for members in together], samples.x.device)
+    index = _sent([_places(*works[i], samples) for members in together for i in members], device)
+    matrices = _matrices([works[members[0]][1].matrix for members in together], device)
     begin = 0
-    for members, matrix in zip(together, matrices, strict=True):
-        sizes = [len(works[i][1].indices) for i in members]
-        client.network.load(works[members[0]][1].state)
-        with client.mode(training=False):
+    with client.mode(training=False):  # in which nothing depends on the client
+        for members, matrix in zip(together, matrices, strict=True):
+            sizes = [len(works[i][1].indices) for i in members]
+            client.network.load(works[members[0]][1].state)
             embedded = _embedded(client, samples.x, index[begin : begin + sum(sizes)], size)
-        begin += sum(sizes)
-        yield members, list((embedded if matrix is None else embedded @ matrix).split(sizes))
+            begin += sum(sizes)
+            if matrix is not None:
+                with torch.autocast(device.type, enabled=False):
+                    embedded = embedded @ matrix
+            take(members, list(embedded.split(sizes)))
 
 
 def _embedded(client: Client, x: Tensor, index: Tensor, size: int) -> Tensor:

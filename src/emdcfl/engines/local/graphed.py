@@ -20,7 +20,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from emdcfl.client import Client, TaskInfo, Work
 from emdcfl.data.types import Scenario, Split
@@ -153,12 +153,15 @@ class GraphedFederation(StagedFederation):
         """Begin to embed model by model; from where that fails on, the plain way goes on, which says whose fault it was."""
         results: dict[int, Result] = {}
         done = torch.cuda.Event()
+
+        def take(members: list[int], found: list[Tensor]) -> None:
+            kept = [z.cpu() for z in found] if self._free() < SPARE else found
+            results.update({works[k][0]: Embedded(z, done) for k, z in zip(members, kept, strict=True)})
+
         self._side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._side):
             try:
-                for members, found in embed_together([work[1:] for work in works], self._samples):
-                    kept = [z.cpu() for z in found] if self._free() < SPARE else found
-                    results |= {works[k][0]: Embedded(z, done) for k, z in zip(members, kept, strict=True)}
+                embed_together([work[1:] for work in works], self._samples, take)
             except Exception as error:  # a client's bad data, or no memory for so many samples at once
                 log.warning("%s: %s", EMBEDDED_ALONE, one_line(error))
             done.record(self._side)

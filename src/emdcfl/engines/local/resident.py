@@ -35,25 +35,31 @@ class Resident:
 
     def moved(self, value: Any) -> Any:
         """Return the same value with its tensors on the GPU, or as it is, where there is no room for them."""
-        size = sum(t.numel() * t.element_size() for t in _tensors(value) if self._found(t) is None)
+        new = {_place(t): t for t in _tensors(value) if self._found(t) is None}
+        size = sum(t.numel() * t.element_size() for t in new.values())
         free = torch.cuda.mem_get_info(self._device)[0]
         if size > SHARE * free:
             log.info("%.1f GiB of models stay in host memory: %.1f GiB are free on the GPU", size / 2**30, free / 2**30)
             return value
-        return self._moved(value)
+        for dtype in {t.dtype for t in new.values()}:
+            self._bring({place: t for place, t in new.items() if t.dtype == dtype}, dtype)
+        return self._replaced(value)
 
-    def _moved(self, value: Any) -> Any:
+    def _bring(self, tensors: Mapping[Place, Tensor], dtype: torch.dtype) -> None:
+        """Copy tensors to one piece of memory: asking for it many times takes longer than the copies."""
+        there = torch.empty(sum(t.numel() for t in tensors.values()), dtype=dtype, device=self._device)
+        begin = 0
+        for place, tensor in tensors.items():
+            mine = there[begin : begin + tensor.numel()].view(tensor.shape)
+            self._known[place] = tensor, tensor._version, mine.copy_(tensor)
+            begin += tensor.numel()
+
+    def _replaced(self, value: Any) -> Any:
         if isinstance(value, tuple):
-            return tuple(self._moved(item) for item in value)
+            return tuple(self._replaced(item) for item in value)
         if isinstance(value, Mapping):
-            return {key: self._moved(item) for key, item in value.items()}
-        if not isinstance(value, Tensor):
-            return value
-        there = self._found(value)
-        if there is None:
-            there = value.to(self._device)
-            self._known[_place(value)] = value, value._version, there
-        return there
+            return {key: self._replaced(item) for key, item in value.items()}
+        return self._found(value) if isinstance(value, Tensor) else value
 
     def _found(self, tensor: Tensor) -> Tensor | None:
         """Look a tensor up by where it lies; one that was written to since then is another."""

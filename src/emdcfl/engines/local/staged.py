@@ -34,9 +34,8 @@ class Awaited(Protocol):
 
 Result = Outcome | Awaited
 
-CREWS = 4
-"""Into how many crews clients are split where works go on while the host does, and fewest clients of one."""
-SMALLEST_CREW = 8
+CREWS, SMALLEST, LARGEST = 2, 8, 32
+"""Crews on their way where works go on while the host does; fewest and most clients of one."""
 
 
 def attempt(client: Client, work: Work) -> Outcome:
@@ -112,26 +111,29 @@ class StagedFederation(SequentialFederation):
             yield from super()._dispatch(info, inputs, common)
             return
         waiting, at_once = self._crews(list(inputs), info)
-        under_way: deque[Crew] = deque()
-        while waiting or under_way:
+        crews: deque[Crew] = deque()
+        while waiting or crews:
             with intra_op_threads(self.threads):
-                while waiting and len(under_way) < at_once:
+                while waiting and len(crews) < at_once:
                     scripts = [Script(self._clients[name], info.name, self.index, []) for name in waiting.popleft()]
                     for script in scripts:
                         script.start(stages, {**common, **inputs[script.client.name]})
-                    under_way.append(Crew(scripts, self._compute))
-                crew = under_way.popleft()
-                crew.play()
-            for script in crew.scripts:
-                assert script.outcome is not None
-                yield script.client.name, script.outcome
-                script.outcome = None  # what the caller does not keep is free
+                    crews.append(Crew(scripts, self._compute))
+                for crew in crews:  # one stage each, so that what one waits for is computed while another goes on
+                    crew.advance()
+                    if crews[0].done:
+                        break
+            if crews[0].done:
+                for script in crews.popleft().scripts:
+                    assert script.outcome is not None
+                    yield script.client.name, script.outcome
+                    script.outcome = None  # what the caller does not keep is free
 
     def _crews(self, names: Sequence[str], info: TaskInfo) -> tuple[deque[Sequence[str]], int]:
         """Split the clients, in their order, into crews; returns them and how many may be on their way."""
         most, at_once = max(1, self.held // max(1, self.layout.size)), 1
         if self._overlaps(info):
-            most, at_once = max(1, min(most // 2, max(SMALLEST_CREW, -(-len(names) // CREWS)))), 2
+            most, at_once = min(max(1, most // CREWS), min(max(SMALLEST, -(-len(names) // CREWS)), LARGEST)), CREWS
         return deque(names[begin : begin + most] for begin in range(0, len(names), most)), at_once
 
 
@@ -142,15 +144,19 @@ class Crew:
         self.scripts, self._compute = scripts, compute
         self._begin()
 
+    @property
+    def done(self) -> bool:
+        """Whether every script is at its end."""
+        return not self._waiting
+
+    def advance(self) -> None:
+        """Take every script one stage further, and begin to compute whatever they wait for then."""
+        results = iter(self._results)
+        for script in self._waiting:
+            script.resume([next(results) for _ in script.works])
+        self._begin()
+
     def _begin(self) -> None:
         self._waiting = [script for script in self.scripts if script.outcome is None]
         works = [(script.client, work) for script in self._waiting for work in script.works]
-        self._results: Sequence[Result] = self._compute(works) if self._waiting else []
-
-    def play(self) -> None:
-        """Take every script to its end, computing together whatever they wait for at the same time."""
-        while self._waiting:
-            results = iter(self._results)
-            for script in self._waiting:
-                script.resume([next(results) for _ in script.works])
-            self._begin()
+        self._results: Sequence[Result] = self._compute(works) if works else []
