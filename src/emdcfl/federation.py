@@ -144,6 +144,9 @@ class Federation(ABC):
     def vouch(self, client: str, reply: Reply) -> None:  # noqa: B027  who simulates clients knows them
         """Check that a description is its sender's own; an engine that knows the sender's key compares it."""
 
+    def expect(self, task: Task) -> None:  # noqa: B027  most engines are always ready
+        """Hear from a method that it will ask for a task once clients have trained; an engine may make itself ready meanwhile."""
+
     def run(
         self,
         task: Task,

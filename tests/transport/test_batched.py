@@ -54,6 +54,21 @@ def test_bounds_are_tight_on_embeddings_like_ours(device: str, columns: int) -> 
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_later_stages_go_on_with_the_problems_that_are_sent_back(device: str) -> None:
+    rng = np.random.default_rng(0)
+    a, b = (torch.from_numpy(rng.random((6, n, 9), dtype=np.float32)).to(device) for n in (40, 30))
+    c = batched.costs(a, b, cost="cosine")
+    everything = list(batched.refine(c, batched.minima(c)))
+    stages, left, kept = batched.refine(c, batched.minima(c)), torch.arange(6), None
+    for lower, upper in everything:
+        found = stages.send(kept)
+        for mine, whole in zip(found, (lower, upper), strict=True):
+            torch.testing.assert_close(mine.cpu(), whole.cpu()[left], rtol=1e-5, atol=1e-6)
+        kept = torch.tensor([len(left) - 1, 0], device=device)
+        left = left[kept.cpu()]
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_links_are_those_of_threads_and_of_a_plain_loop(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for together in (3, 256):
         monkeypatch.setattr(queues, "TOGETHER", together)

@@ -32,6 +32,7 @@ from emdcfl.errors import ConfigError
 from emdcfl.federation import Federation, Round
 from emdcfl.methods.base import Family, Serving, average_sets, register, serve_clusters
 from emdcfl.methods.disclosure import check_noise, noise_epsilon, say_budget
+from emdcfl.methods.exchange import project
 from emdcfl.methods.measure import comparable
 from emdcfl.methods.pairing import EMDCFLState, compare, empty_state, warn_of_doubts
 from emdcfl.methods.problems import validation_sizes
@@ -148,6 +149,7 @@ class EMDCFL:
         """Algorithm 1, lines 2–3: everybody holds θ⁰ and is alone; W is empty."""
         self._check()
         prefetch(fed.device if fed.device.type == "cuda" else None)
+        fed.expect(project)
         about = comparable(self, fed, fed.clients, say=True)  # a site without validation data is told before anybody trains
         validation_sizes({c: reply["m"] for c, reply in about.items()}, cap=self.max_samples, at_least=self.min_validation)
         return replace(empty_state(fed), shrunk=say_budget(self, fed))

@@ -11,7 +11,7 @@ of the bounds contain.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 
 import torch
 from torch import Tensor
@@ -73,8 +73,12 @@ def minima(c: Tensor) -> Tensor:
     return torch.maximum(rows_first, _dual((c - g[:, None, :]).amin(2), g))
 
 
-def refine(c: Tensor, low: Tensor, *, upper: bool = True, stages: Sequence[tuple[float, int]] = STAGES) -> Iterator[tuple[Tensor, Tensor]]:
+def refine(
+    c: Tensor, low: Tensor, *, upper: bool = True, stages: Sequence[tuple[float, int]] = STAGES
+) -> Generator[tuple[Tensor, Tensor], Tensor | None, None]:
     """Lower and upper bounds of each problem, (P,) float64, one pair per stage, each at least as tight as the one before.
+
+    A tensor of positions that is sent back leaves only these problems to the later stages, in that order.
 
     Parameters
     ----------
@@ -100,7 +104,9 @@ def refine(c: Tensor, low: Tensor, *, upper: bool = True, stages: Sequence[tuple
         low = torch.maximum(low, _dual(f, g))
         if upper and number:
             high = torch.where(fine, torch.minimum(high, _rounded(c, kernel, u, v).nan_to_num(torch.inf)), high)
-        yield low, high
+        kept = yield low, high
+        if kept is not None:
+            c, f, low, high, scale = (values[kept] for values in (c, f, low, high, scale))
 
 
 def _dual(f: Tensor, g: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -53,19 +54,27 @@ class Device:
         return [looks[i] for i in range(len(problems))]
 
     def refine(self, problems: Sequence[tuple[Problem, tuple[float, ...]]]) -> list[Entry]:
-        """Better bounds of each problem, given its first; stops early where all of a batch are decided."""
+        """Better bounds of each problem, given its first; later stages see only what the earlier ones left open."""
         entries = [Entry(np.nan, UNKNOWN, None)] * len(problems)
         for where, c, margin in self._batches([problem for problem, _ in problems]):
             blocks = problems[where[0]][0].blocks
             low = torch.tensor([problems[i][1] for i in where], dtype=torch.float64, device=self.device).flatten()
-            for lower, upper in batched.refine(c, low, upper=self.options.solver == "exact"):
-                ends = torch.stack([lower.view(-1, blocks).mean(1), upper.view(-1, blocks).mean(1)], 1).tolist()
-                for i, (down, up), slack in zip(where, ends, margin, strict=True):
-                    if entries[i].accepts is None:
+            stages = batched.refine(c, low, upper=self.options.solver == "exact")
+            open_, kept = list(zip(where, margin, strict=True)), None
+            with suppress(StopIteration):
+                while open_:
+                    ends = [end.view(-1, blocks).mean(1) for end in stages.send(kept)]
+                    for (i, slack), (down, up) in zip(open_, torch.stack(ends, 1).tolist(), strict=True):
                         entries[i] = judge(down, up, slack, problems[i][0])
-                if all(entries[i].accepts is not None for i in where):
-                    break
+                    still = [k for k, (i, _) in enumerate(open_) if entries[i].accepts is None]
+                    kept = None if len(still) == len(open_) else self._positions(still, blocks)
+                    open_ = [open_[k] for k in still]
         return entries
+
+    def _positions(self, members: Sequence[int], blocks: int) -> Tensor:
+        """Where the blocks of some problems of a batch lie."""
+        first = blocks * torch.tensor(members, device=self.device)
+        return (first[:, None] + torch.arange(blocks, device=self.device)).flatten()
 
     def _batches(self, problems: Sequence[Problem]) -> Iterator[tuple[list[int], Tensor, list[float]]]:
         """Problems of one shape together, as many as memory allows: positions, costs, and how far rounding may move a bound."""

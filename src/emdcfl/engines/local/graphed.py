@@ -1,13 +1,12 @@
 """Training on one GPU: SGD steps as CUDA graphs, several clients at a time on streams of their own.
 
-Data lie on the GPU as stored; a launch is one whole step (``lanes``), and one thread launches (``driving``). Embeddings that
-many clients want of one model are computed together (``embedding``), on a stream of their own, while the host compares those that are
-there. Runs are repeatable bit for bit with
-``deterministic=True`` (the default), which fixes the algorithms of cuDNN and cuBLAS; results are those of the sequential engine up
-to rounding. Networks with dropout, and those whose step cannot be captured, train eagerly, one client after the other, with one
+Data lie on the GPU as stored; a launch is one whole step (``lanes``), and one thread launches (``driving``). Embeddings that many
+clients want of one model are computed together, while the host compares those that are there (``embedder``). Runs are repeatable bit for
+bit with ``deterministic=True`` (the default), which fixes the algorithms of cuDNN and cuBLAS; results are those of the sequential engine
+up to rounding. Networks with dropout, and those whose step cannot be captured, train eagerly, one client after the other, with one
 warning; a step that cannot be compiled is captured as it is.
 
-May import: client, tasks, params, the staged engine, lanes, driving, embedding, resident, and the worker threads of transport.
+May import: client, tasks, params, the staged engine, lanes, driving, embedder, resident, and the worker threads of transport.
 """
 
 from __future__ import annotations
@@ -20,18 +19,17 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from emdcfl.client import Client, TaskInfo, Work
+from emdcfl.client import TASKS, Client, Task, TaskInfo, Work
 from emdcfl.data.types import Scenario, Split
 from emdcfl.engines.local.choose import multiply_adds
 from emdcfl.engines.local.driving import drive
-from emdcfl.engines.local.embedding import embed_together
+from emdcfl.engines.local.embedder import EMBEDDED_ALONE, Embedder
 from emdcfl.engines.local.lanes import Lane, Samples
 from emdcfl.engines.local.narrow import multiply_narrow
 from emdcfl.engines.local.pooled import pool_first
-from emdcfl.engines.local.resident import Embedded, Resident
-from emdcfl.engines.local.sequential import one_line
+from emdcfl.engines.local.resident import Resident
 from emdcfl.engines.local.staged import Outcome, Result, StagedFederation, attempt
 from emdcfl.errors import ConfigError, EmdcflError
 from emdcfl.federation import Failure, Inputs
@@ -55,11 +53,7 @@ paper's CNN takes 10 to 20 s, and then 0.10 to 0.14 ms less a step; ResNet18 25 
 SMALL_PATCH = 32
 """Numbers of a patch up to which a convolution is a product without compilation too."""
 
-SPARE = 0.25
-"""Part of the GPU memory that is left free: embeddings beyond it go to the host, where transport fetches them batch by batch."""
-
 NOT_COMPILED, ONE_AFTER_THE_OTHER = "training steps are not compiled", "clients are trained one after the other"
-EMBEDDED_ALONE = "embedding client by client"
 FALLBACKS = (NOT_COMPILED, ONE_AFTER_THE_OTHER, EMBEDDED_ALONE)
 """How the warnings begin that say that a run goes on more slowly than it should; who measures time looks for them."""
 
@@ -115,7 +109,7 @@ class GraphedFederation(StagedFederation):
             common, inputs = self._resident.moved((common, inputs))
         elif info.phase == "train":
             self._resident.clear()
-        torch.cuda.current_stream(self.device).wait_stream(self._side)  # where nobody waited for the last embeddings, they use the network
+        self._embedder.settle()
         with self._arithmetic():
             yield from super()._dispatch(info, inputs, common)
 
@@ -125,7 +119,9 @@ class GraphedFederation(StagedFederation):
     def _compute(self, works: Sequence[tuple[Client, Work]]) -> list[Result]:
         results: dict[int, Result] = {}
         results |= self._fits([(i, client, work) for i, (client, work) in enumerate(works) if isinstance(work, Fit)])
-        results |= self._embeds([(i, client, work) for i, (client, work) in enumerate(works) if isinstance(work, Embed)])
+        embeds = [(i, client, work) for i, (client, work) in enumerate(works) if isinstance(work, Embed)]
+        if embeds:
+            results |= self._embedder.begin(embeds, self._samples)
         for i, (client, work) in enumerate(works):
             if i not in results:
                 threads = getattr(work, "threads", False)
@@ -136,7 +132,9 @@ class GraphedFederation(StagedFederation):
         """Train on the lanes; nothing comes back from what cannot be captured, or where one client's training is at fault."""
         while self._capturable and fits:
             try:
-                return drive(self._make_lanes([(client, fit) for _, client, fit in fits]), fits, self.device)
+                lanes = self._make_lanes([(client, fit) for _, client, fit in fits])
+                with self._embedder.rehearsal(fits[0][1], fits[0][2].theta, self._samples):
+                    return drive(lanes, fits, self.device)
             except EmdcflError:  # one client's: the plain way says whose
                 break
             except Exception as error:  # capture and compilation fail in many ways
@@ -149,25 +147,9 @@ class GraphedFederation(StagedFederation):
                     log.warning("%s: %s", ONE_AFTER_THE_OTHER, text)
         return {}
 
-    def _embeds(self, works: Sequence[tuple[int, Client, Embed]]) -> dict[int, Result]:
-        """Begin to embed model by model; from where that fails on, the plain way goes on, which says whose fault it was."""
-        results: dict[int, Result] = {}
-        done = torch.cuda.Event()
-
-        def take(members: list[int], found: list[Tensor]) -> None:
-            kept = [z.cpu() for z in found] if self._free() < SPARE else found
-            results.update({works[k][0]: Embedded(z, done) for k, z in zip(members, kept, strict=True)})
-
-        self._side.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self._side):
-            try:
-                embed_together([work[1:] for work in works], self._samples, take)
-            except Exception as error:  # a client's bad data, or no memory for so many samples at once
-                log.warning("%s: %s", EMBEDDED_ALONE, one_line(error))
-            done.record(self._side)
-        if len(results) < len(works):  # the others need the network now
-            self._side.synchronize()
-        return results
+    def expect(self, task: Task) -> None:
+        if self._overlaps(TASKS[task.__name__]):
+            self._embedder.wanted = True
 
     def _make_lanes(self, fits: Sequence[tuple[Client, Fit]]) -> list[Lane]:
         """Return lanes wide and long enough for every client's training."""
@@ -192,8 +174,8 @@ class GraphedFederation(StagedFederation):
         return self._lanes
 
     @cached_property
-    def _side(self) -> torch.cuda.Stream:
-        return torch.cuda.Stream(self.device)
+    def _embedder(self) -> Embedder:
+        return Embedder(self.device)
 
     @cached_property
     def _resident(self) -> Resident:
@@ -217,11 +199,6 @@ class GraphedFederation(StagedFederation):
             for name, begin, end in (("val", first - len(client.site.val), first), ("train", first, first + len(client.site.train))):
                 client.place(name, Split(samples.x[begin:end], samples.y[begin:end]))
         return samples
-
-    def _free(self) -> float:
-        """The part of the GPU memory that nobody holds; what torch holds and does not use may belong to captured graphs."""
-        free, total = torch.cuda.mem_get_info(self.device)
-        return free / total
 
     @contextmanager
     def _arithmetic(self) -> Iterator[None]:

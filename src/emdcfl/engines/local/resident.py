@@ -1,7 +1,4 @@
-"""What lies on the GPU beside the data while clients are compared: the models they embed with, and embeddings that are on their way.
-
-May import: the staged engine.
-"""
+"""What lies on the GPU beside the data while clients are compared: the models they embed with. Imports torch only."""
 
 from __future__ import annotations
 
@@ -11,8 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-
-from emdcfl.engines.local.staged import Outcome
 
 log = logging.getLogger("emdcfl")
 
@@ -65,21 +60,6 @@ class Resident:
         """Look a tensor up by where it lies; one that was written to since then is another."""
         known = self._known.get(_place(tensor))
         return known[2] if known is not None and known[0]._version == known[1] else None
-
-
-class Embedded:
-    """Embeddings that a stream computes; whoever asks for them has its own stream wait, not the host."""
-
-    def __init__(self, z: Tensor, done: torch.cuda.Event) -> None:
-        self._z, self._done = z, done
-
-    def result(self) -> Outcome:
-        """Return them as a work's outcome."""
-        if self._z.is_cuda:
-            here = torch.cuda.current_stream(self._z.device)
-            here.wait_event(self._done)
-            self._z.record_stream(here)  # else their memory could be given away while it is read here
-        return {"z": self._z}
 
 
 def _place(tensor: Tensor) -> Place:

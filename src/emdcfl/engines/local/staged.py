@@ -34,8 +34,8 @@ class Awaited(Protocol):
 
 Result = Outcome | Awaited
 
-CREWS, SMALLEST, LARGEST = 2, 8, 32
-"""Crews on their way where works go on while the host does; fewest and most clients of one."""
+CREWS, AT_ONCE, SMALLEST, LARGEST = 4, 2, 8, 32
+"""Crews where works go on while the host does, and how many are on their way; fewest and most clients of one."""
 
 
 def attempt(client: Client, work: Work) -> Outcome:
@@ -133,7 +133,7 @@ class StagedFederation(SequentialFederation):
         """Split the clients, in their order, into crews; returns them and how many may be on their way."""
         most, at_once = max(1, self.held // max(1, self.layout.size)), 1
         if self._overlaps(info):
-            most, at_once = min(max(1, most // CREWS), min(max(SMALLEST, -(-len(names) // CREWS)), LARGEST)), CREWS
+            most, at_once = min(max(1, most // AT_ONCE), LARGEST, max(SMALLEST, -(-len(names) // CREWS))), AT_ONCE
         return deque(names[begin : begin + most] for begin in range(0, len(names), most)), at_once
 
 
