@@ -72,6 +72,7 @@ def test_later_stages_go_on_with_the_problems_that_are_sent_back(device: str) ->
 def test_links_are_those_of_threads_and_of_a_plain_loop(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for together in (3, 256):
         monkeypatch.setattr(queues, "TOGETHER", together)
+        monkeypatch.setattr(queues, "REFINED_TOGETHER", together)
         for seed in range(4):
             rows, columns, tau = federation(seed, 5, equal=seed % 2 == 0)
             w = plain_loop(rows, columns, tau)

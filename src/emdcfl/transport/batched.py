@@ -19,8 +19,11 @@ from torch import Tensor
 STAGES = ((0.3, 10), (0.1, 30), (0.03, 100), (0.01, 300))
 """(regularisation as a share of the first lower bound, iterations): warm-started one from the other."""
 
-ELEMENTS = 2**26
-"""Entries of the cost matrices in one go: 256 MiB, and about eight times that with all intermediate results."""
+ELEMENTS = 2**27
+"""Most entries of the cost matrices in one go: 512 MiB, and about eight times that with all intermediate results."""
+
+BYTES = 64
+"""Of free memory that an entry is allowed, twice what it takes."""
 
 
 def costs(a: Tensor, b: Tensor, *, cost: str, labels: tuple[Tensor, Tensor] | None = None, label_weight: float = 1.0) -> Tensor:

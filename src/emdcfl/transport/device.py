@@ -83,11 +83,16 @@ class Device:
             n, d = np.shape(problem.row.source.a)
             shapes.setdefault((n, len(problem.b) // problem.blocks, d, problem.blocks), []).append(i)
         for (n, m, d, blocks), members in shapes.items():
-            size = max(1, batched.ELEMENTS // (n * m * blocks))
+            size = max(1, self._elements() // (n * m * blocks))
             for start in range(0, len(members), size):
                 where = members[start : start + size]
                 c = self._costs([problems[i] for i in where], m, blocks)
                 yield where, c, batched.rounding(c, d).view(-1, blocks).amax(1).tolist()
+
+    def _elements(self) -> int:
+        """Entries of cost matrices that fit in memory together."""
+        free = torch.cuda.mem_get_info(self.device)[0] if self.device.type == "cuda" else batched.ELEMENTS * batched.BYTES
+        return min(batched.ELEMENTS, free // batched.BYTES)
 
     def _costs(self, problems: Sequence[Problem], m: int, blocks: int) -> Tensor:
         sources = [self._source(problem.row.source) for problem in problems]

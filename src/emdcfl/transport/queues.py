@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 Key = tuple[Client, Client]
 Entries = dict[Key, Entry]
 
-TOGETHER = 256
-"""Problems a device is given at once."""
+TOGETHER, REFINED_TOGETHER = 256, 512
+"""Problems a device is given at once, for first bounds and for better ones: those take as many launches for few problems as for many."""
 
 
 class Queue(Protocol):
@@ -118,7 +118,7 @@ class DeviceQueue:
                 self._kept.pop(key[::-1], None)
             else:
                 self._open.append(in_order(key))
-        if 2 * len(self._open) >= TOGETHER:
+        if 2 * len(self._open) >= REFINED_TOGETHER:
             self._refine()
 
     def _refine(self) -> None:

@@ -34,7 +34,7 @@ class Awaited(Protocol):
 
 Result = Outcome | Awaited
 
-CREWS, AT_ONCE, SMALLEST, LARGEST = 4, 2, 8, 32
+CREWS, AT_ONCE, SMALLEST, LARGEST = 3, 2, 8, 32
 """Crews where works go on while the host does, and how many are on their way; fewest and most clients of one."""
 
 

@@ -1,0 +1,108 @@
+"""What several methods make of the first round, with the local trainings done once: they are the same for all that begin from θ⁰.
+
+    EMDCFL_DATA=… python -m benchmarks.first_round --scenario rotated-cifar10 --out runs/first \\
+        --methods emdcfl:tolerance=auto,oracle,emdcfl:tolerance=0.025 --device cuda \\
+        --set engine.name=graphed --set engine.precision=bf16 --set engine.fuse=yes
+
+Rows are those of ``emdcfl compare`` with ``run.rounds=1``, to the last bit, and merge with them; the time of the shared trainings is
+counted in each, and a note says so. Run directories, with all distances, are in ``runs/``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.watch import refusing_fallbacks
+from torch import Tensor
+
+from emdcfl import tasks
+from emdcfl.experiments.compare import execute, parse_methods
+from emdcfl.experiments.config import Choice, Config, override
+from emdcfl.experiments.results import Result, Results
+from emdcfl.federation import Federation, Replies
+from emdcfl.keys import digest
+
+NOTE = "local trainings of round 1 were done once for several methods; their time is counted in each"
+
+
+@dataclass
+class Shared:
+    """Replies of a training and the seconds it took; ``used`` counts the runs that did not train again."""
+
+    replies: Replies
+    seconds: float
+    used: int = 0
+
+
+@contextmanager
+def training_once() -> Iterator[dict[bytes, Shared]]:
+    """Inside, a federation that asks for a training somebody asked for before gets the replies of then."""
+    known: dict[bytes, Shared] = {}
+    plain: Callable[..., Replies] = Federation.train
+
+    def train(fed: Federation, starts: Mapping[str, Tensor], *, fold: Any = None, **options: Any) -> Replies:
+        if options:
+            return plain(fed, starts, fold=fold, **options)
+        states = {id(theta): digest(theta.numpy().tobytes()) for theta in starts.values()}
+        parts = [part for name, theta in starts.items() for part in (name, states[id(theta)])]
+        key = digest(fed.seed, fed.index, fed.training, tasks.train.__name__, *parts)
+        if key in known:
+            known[key].used += 1
+            fed.clock.seconds["train"] = fed.clock.seconds.get("train", 0.0) + known[key].seconds
+        else:
+            begun = time.perf_counter()
+            known[key] = Shared(plain(fed, starts), time.perf_counter() - begun)
+        replies = known[key].replies
+        if fold is None:
+            return Replies(dict(replies.valid), dict(replies.failures))
+        for client, reply in replies.valid.items():
+            fold(client, reply)
+        return Replies({client: {} for client in replies.valid}, dict(replies.failures))
+
+    Federation.train = train  # type: ignore[method-assign,assignment]
+    try:
+        yield known
+    finally:
+        Federation.train = plain  # type: ignore[method-assign]
+
+
+def first_round(config: Config, methods: str, out: Path) -> Iterator[Result]:
+    """Play round 1 of every method; yields rows as they are there."""
+    one = override(config, {"run.rounds": "1"})
+    with training_once() as known:
+        for method in parse_methods(methods):
+            before = {key: shared.used for key, shared in known.items()}
+            row = execute(replace(one, method=method), keep=out / "runs")
+            again = sum(shared.seconds for key, shared in known.items() if shared.used > before.get(key, 0))
+            if again:
+                row = {**row, "seconds": {**row["seconds"], "total": round(row["seconds"]["total"] + again, 3)}}
+            row = {key: value for key, value in row.items() if key != "directory"} | {"notes": [*row["notes"], NOTE]}
+            with Results(out) as results:
+                results.add([row])
+            yield row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scenario", required=True)
+    parser.add_argument("--methods", default="emdcfl:tolerance=auto,oracle,emdcfl:tolerance=0.025")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE")
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    settings = {"run.seed": str(args.seed), "engine.device": args.device, **dict(pair.split("=", 1) for pair in args.set)}
+    config = override(Config(scenario=Choice(args.scenario)), settings)
+    with refusing_fallbacks():
+        for row in first_round(config, args.methods, args.out):
+            print(row["settings"]["method"], row["ari"], row["accuracy"]["mean"], row["seconds"], flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""Methods that share the trainings of the first round."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from benchmarks.first_round import NOTE, first_round
+
+from emdcfl.experiments.compare import execute, parse_methods
+from emdcfl.experiments.config import Choice, Config, override
+from emdcfl.experiments.results import read_results
+from emdcfl.federation import Federation
+
+METHODS = "emdcfl:tolerance=auto,oracle,fedavg,emdcfl:tolerance=0.025"
+
+
+def test_rows_are_those_of_runs_of_their_own_and_clients_train_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    plain = Federation.run
+
+    def run(fed: Federation, task: object, inputs: dict[str, object], **options: object) -> object:
+        asked.extend(inputs if getattr(task, "__name__", "") == "train" else ())
+        return plain(fed, task, inputs, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Federation, "run", run)
+    base = Config(scenario=Choice("rotated-digits", {"clients_per_group": 2}))
+    base = override(base, {"training.local_epochs": "1", "engine.device": "cpu", "engine.name": "sequential"})
+    rows = list(first_round(base, METHODS, tmp_path))
+    assert len(asked) == 8 and len(set(asked)) == 8
+    assert [row["config"] for row in read_results(tmp_path)] == [row["config"] for row in rows]
+    for row, method in zip(rows, parse_methods(METHODS), strict=True):
+        alone = execute(override(replace(base, method=method), {"run.rounds": "1"}))
+        assert {k: row[k] for k in ("config", "ari", "accuracy", "k")} == {k: alone[k] for k in ("config", "ari", "accuracy", "k")}
+        assert NOTE in row["notes"]
+        assert row["seconds"]["total"] >= row["seconds"]["train"] > 0
+    assert Federation.train.__module__ == "emdcfl.federation"
