@@ -151,13 +151,44 @@ def test_projection_ratio_moves_tau_and_w_together() -> None:
         assert abs(exact(cost_matrix(a @ r, w @ r)).value - tau) < 0.02
 
 
+def fresh(code: str) -> None:
+    """Run a script in a process of its own."""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_solvers_can_be_imported_ahead() -> None:
     """In a fresh process: they are not there at first, and they are when the thread has ended."""
-    code = """
+    fresh("""
 import sys
-from emdcfl.transport import prefetch
-assert "ot" not in sys.modules and "scipy.optimize" not in sys.modules
+from emdcfl.transport import prefetch, simplex
+assert simplex._emd is None and "scipy.optimize" not in sys.modules
 prefetch().join()
-assert "ot" in sys.modules and "scipy.optimize" in sys.modules
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)
+assert simplex._emd is not None and "scipy.optimize" in sys.modules
+""")
+
+
+def test_the_simplex_comes_without_the_rest_of_pot_which_can_be_imported_later() -> None:
+    fresh("""
+import sys
+import numpy as np
+from emdcfl.transport import exact
+c = np.random.default_rng(0).random((7, 5))
+value = exact(c).value
+assert "sklearn" not in sys.modules and "ot" not in sys.modules
+import ot
+assert abs(ot.emd2(np.full(7, 1 / 7), np.full(5, 1 / 5), c) - value) < 1e-9
+assert ot.dist(c, c).shape == (7, 7) and ot.lp.emd is ot.emd and ot.gromov.gromov_wasserstein
+assert exact(c).value == value
+""")
+
+
+@pytest.mark.parametrize("layout", ["import ot", "from emdcfl.transport import simplex; simplex._alone = lambda: 1 / 0"])
+def test_where_pot_is_there_or_laid_out_in_another_way_all_of_it_is_taken(layout: str) -> None:
+    fresh(f"""
+{layout}
+import sys
+import numpy as np
+from emdcfl.transport import exact, simplex
+assert abs(exact(np.eye(3)[:2]).value - 0.0) < 1e-9
+assert simplex._emd is sys.modules["ot"].emd
+""")

@@ -6,12 +6,12 @@ from contextlib import suppress
 from threading import Thread
 from typing import Any
 
-from emdcfl.transport.exact import pot
+from emdcfl.transport.simplex import network_simplex
 from emdcfl.transport.threads import one_blas_thread
 
 
 def prefetch(device: Any = None) -> Thread:
-    """Import the solvers (POT takes a second), find their BLAS and, where a GPU will bound problems, have it load what it runs.
+    """Import the solvers, find their BLAS and, where a GPU will bound problems, have it load what it runs.
 
     Parameters
     ----------
@@ -27,7 +27,7 @@ def _ahead(device: Any) -> None:
     with suppress(Exception):  # said where it is needed; a run that ends at once may take the interpreter with it meanwhile
         import scipy.optimize  # noqa: F401
 
-        pot()
+        network_simplex()
         with one_blas_thread():
             pass
         if device is not None:

@@ -12,7 +12,6 @@ potentials, so it is also used where these are asked for. Both release Python's 
 
 from __future__ import annotations
 
-import os
 import warnings
 from typing import Any
 
@@ -20,18 +19,10 @@ import numpy as np
 
 from emdcfl.errors import EmdcflError
 from emdcfl.transport.plan import Array, Plan, checked, conjugate
+from emdcfl.transport.simplex import network_simplex
 
 ASSIGNMENT_LIMIT = 1024
 MAX_ITERATIONS = 10_000_000
-
-
-def pot() -> Any:
-    """Import POT."""
-    for name in ("JAX", "CUPY", "TENSORFLOW"):  # POT imports every array library it finds, which takes seconds; it gets NumPy arrays here
-        os.environ.setdefault(f"POT_BACKEND_DISABLE_{name}", "1")
-    import ot
-
-    return ot
 
 
 def exact(cost: Any, *, duals: bool = False) -> Plan:
@@ -75,12 +66,12 @@ def _assignment(c: Array) -> float:
 
 
 def _simplex(c: Array, *, duals: bool) -> Plan:
-    ot = pot()
+    emd = network_simplex()
     n, m = c.shape
     with warnings.catch_warnings():
         # Non-convergence is an error here, reported below by result code.
         warnings.simplefilter("ignore", UserWarning)
-        _, log = ot.emd(np.full(n, 1.0 / n), np.full(m, 1.0 / m), c, numItermax=MAX_ITERATIONS, log=True)
+        _, log = emd(np.full(n, 1.0 / n), np.full(m, 1.0 / m), c, numItermax=MAX_ITERATIONS, log=True)
     if log["result_code"] != 1 or not np.isfinite(log["cost"]):
         raise EmdcflError(
             f"exact transport of {n} x {m} samples did not converge ({log['warning']}); lower max_samples or use solver='sinkhorn'"
