@@ -6,6 +6,7 @@ from torch import nn
 
 from emdcfl.engines.local.pooled import pool_first
 from emdcfl.models.recipe import ModelRecipe
+from emdcfl.params import Network, find_head
 
 POOLS = {
     "halving": {"kernel_size": 2},
@@ -73,3 +74,46 @@ def test_other_orders_are_left_alone(other: nn.Sequential) -> None:
 
 def test_the_papers_network_has_one() -> None:
     assert pool_first(ModelRecipe("cnn", {"channels": 1, "classes": 10, "size": 28})()) == 1
+
+
+def shared(layer: nn.Module) -> nn.Sequential:
+    torch.manual_seed(0)
+    first = layer if isinstance(layer, nn.Conv2d) else nn.Conv2d(2, 2, 1)
+    relu = layer if isinstance(layer, nn.ReLU) else nn.ReLU()
+    pool = layer if isinstance(layer, nn.MaxPool2d) else nn.MaxPool2d(2)
+    return nn.Sequential(first, relu, pool, nn.Conv2d(2, 2, 1), layer, nn.Flatten(), nn.LazyLinear(6))
+
+
+@pytest.mark.parametrize("layer", [nn.Conv2d(2, 2, 1), nn.ReLU(), nn.MaxPool2d(2)])
+def test_layers_that_are_used_twice_keep_their_work(layer: nn.Module) -> None:
+    network, x = shared(layer), torch.randn(3, 2, 8, 12)
+    expected = network(x)
+    assert pool_first(network) == 0
+    torch.testing.assert_close(network(x), expected)
+
+
+def test_what_listens_to_layers_hears_what_it_heard_before() -> None:
+    heard: list[torch.Tensor] = []
+    for number in range(5):
+        plain = network()
+        plain[number].register_forward_hook(lambda _layer, _inputs, out: heard.append(out))
+        x = torch.randn(3, 2, 10, 12)
+        plain(x)
+        pool_first(plain)
+        plain(x)
+        torch.testing.assert_close(*heard[-2:])
+
+
+def test_a_sequence_with_a_way_of_its_own_is_left_alone() -> None:
+    class Skipping(nn.Sequential):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return self[0](input) + super().forward(input).mean()
+
+    assert pool_first(Skipping(*network()[:3])) == 0
+
+
+def test_embeddings_that_the_head_reads_keep_their_order() -> None:
+    net, x = Network(network), torch.randn(3, 2, 10, 12)
+    expected = net.embed(x), net.module(x)
+    assert pool_first(net.module, head=find_head(net.module)) == 1
+    torch.testing.assert_close((net.embed(x), net.module(x)), expected)

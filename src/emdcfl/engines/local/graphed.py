@@ -34,6 +34,7 @@ from emdcfl.engines.local.staged import Outcome, Result, StagedFederation, attem
 from emdcfl.errors import ConfigError, EmdcflError
 from emdcfl.federation import Failure, Inputs
 from emdcfl.keys import global_seed
+from emdcfl.params import find_head
 from emdcfl.schema import Reply
 from emdcfl.tasks import Embed, Fit, batches
 from emdcfl.transport import Pool
@@ -93,7 +94,7 @@ class GraphedFederation(StagedFederation):
         if self.device.type != "cuda":
             raise ConfigError("the graphed engine needs a CUDA device; use --engine auto or --device cuda")
         multiply_narrow(network.module, patch=SMALL_PATCH)
-        pool_first(network.module)
+        pool_first(network.module, head=find_head(network.module))
         large = multiply_adds(scenario) * self.training.batch_size >= LARGE_STEP
         self._scenario, self._number, self._low = scenario, lanes or (LANES_LARGE if large else LANES), precision == "bf16"
         self._fused = fuse == "yes" or (fuse == "auto" and rounds * _steps(self) >= (COMPILED_LARGE if large else COMPILED))

@@ -6,11 +6,13 @@ numbers, so the values are the same to the last bit; bias and ReLU then pass ove
 *The pixels as they lie*: flattening writes an image anew, channel by channel. The linear layer can read it pixel by pixel, if its
 weights are put into that order, and those are few.
 
-While clients are embedded, the paper's CNN takes half the time for it. A compiled step fuses such passes anyway. Imports torch and
-``narrow`` only.
+While clients are embedded, the paper's CNN takes half the time for it. A compiled step fuses such passes anyway. Layers that are used in
+several places, or that somebody listens to, keep their work. Imports torch and ``narrow`` only.
 """
 
 from __future__ import annotations
+
+from collections import Counter
 
 import torch
 import torch.nn.functional as F
@@ -84,15 +86,28 @@ class PixelLinear(nn.Linear):
         return F.linear(input, self.weight.unflatten(1, (self.channels, -1)).transpose(1, 2).flatten(1), self.bias)
 
 
-def pool_first(module: nn.Module) -> int:
-    """Change the order wherever these layers follow each other in a ``Sequential``, in place; returns how often."""
+def pool_first(module: nn.Module, *, head: nn.Module | None = None) -> int:
+    """Change the order wherever these layers follow each other in a ``Sequential``, in place; returns how often.
+
+    ``head`` is a layer whose input somebody reads, number by number: what it is given keeps its order.
+    """
+    uses = Counter(id(m) for _, m in module.named_modules(remove_duplicate=False))
     changed = 0
-    for chain in [m for m in module.modules() if isinstance(m, nn.Sequential)]:
+    for chain in [m for m in module.modules() if isinstance(m, nn.Sequential) and type(m).forward is nn.Sequential.forward]:
         for i in range(len(chain) - 2):
-            conv, relu, pool, *rest = list(chain)[i : i + 5]
-            if type(conv) is nn.Conv2d and type(relu) is nn.ReLU and type(pool) is nn.MaxPool2d:
-                changed += _pool_first(conv, relu, pool, rest)
+            conv, relu, pool, *rest = own = list(chain)[i : i + 5]
+            if not (type(conv) is nn.Conv2d and type(relu) is nn.ReLU and type(pool) is nn.MaxPool2d):
+                continue
+            alone = [uses[id(m)] == 1 and _plain(m) for m in own]
+            if all(alone[:3]):
+                changed += _pool_first(conv, relu, pool, rest if all(alone) and head not in rest else [])
     return changed
+
+
+def _plain(layer: nn.Module) -> bool:
+    """Whether nobody listens to a layer, or does its work in its place."""
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return "forward" not in vars(layer) and not any(getattr(layer, name) for name in hooks)
 
 
 def _pool_first(conv: nn.Conv2d, relu: nn.ReLU, pool: nn.MaxPool2d, rest: list[nn.Module]) -> bool:
