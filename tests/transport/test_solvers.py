@@ -182,6 +182,25 @@ assert exact(c).value == value
 """)
 
 
+def test_whoever_imports_pot_meanwhile_gets_all_of_it() -> None:
+    fresh("""
+import importlib
+import numpy as np
+from emdcfl.transport import exact, simplex
+plain, seen = importlib.import_module, []
+def meanwhile(name):
+    importlib.import_module = plain
+    found = plain(name)
+    seen.append(hasattr(plain("ot"), "emd2"))
+    return found
+importlib.import_module = meanwhile
+assert abs(exact(np.eye(3)[:2]).value) < 1e-9
+assert seen == [True]
+import ot
+assert hasattr(ot, "emd2")
+""")
+
+
 @pytest.mark.parametrize("layout", ["import ot", "from emdcfl.transport import simplex; simplex._alone = lambda: 1 / 0"])
 def test_where_pot_is_there_or_laid_out_in_another_way_all_of_it_is_taken(layout: str) -> None:
     fresh(f"""

@@ -16,6 +16,9 @@ from threading import Lock
 from types import ModuleType
 from typing import Any
 
+NAME = "emdcfl_pot"
+"""What POT is called where only its simplex is imported. Not ``ot``: whoever imports that, in any thread, at any time, gets all of it."""
+
 _lock = Lock()
 _emd: Callable[..., Any] | None = None
 
@@ -44,15 +47,15 @@ def _found() -> Callable[..., Any]:
 
 
 def _alone() -> Callable[..., Any]:
-    """Import the one module, with empty packages around it; whoever imports POT later gets all of it."""
+    """Import the one module, with empty packages around it."""
     spec = importlib.util.find_spec("ot")
     root = Path((spec.submodule_search_locations or [""])[0]) if spec is not None else Path()
     try:
-        for name, place in (("ot", root), ("ot.lp", root / "lp")):
+        for name, place in ((NAME, root), (f"{NAME}.lp", root / "lp")):
             sys.modules[name] = ModuleType(name)
             sys.modules[name].__path__ = [str(place)]
-        emd: Callable[..., Any] = importlib.import_module("ot.lp._network_simplex").emd
+        emd: Callable[..., Any] = importlib.import_module(f"{NAME}.lp._network_simplex").emd
         return emd
     finally:
-        for name in [name for name in sys.modules if name == "ot" or name.startswith("ot.")]:
+        for name in [name for name in sys.modules if name.split(".", 1)[0] == NAME]:
             del sys.modules[name]
