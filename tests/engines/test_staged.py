@@ -62,6 +62,34 @@ def doubled(client: Client, *, value: int, times: int) -> Stages:
     return {"value": value}
 
 
+class Bare:
+    """A piece of work whose result is no dict."""
+
+    def __call__(self, client: Client) -> Any:
+        return len(client.site.train)
+
+
+@staged_task(phase="evaluate", returns={"n": Field(int)})
+def counted(client: Client) -> Stages:
+    """Count samples, as a method's own work."""
+    (found,) = yield [Bare()]
+    return {"n": found}
+
+
+@staged_task(phase="evaluate", returns={"n": Field(int)})
+def silent(client: Client) -> Stages:
+    """Forget to answer."""
+    yield [Bare()]
+    return None  # type: ignore[return-value]
+
+
+class AtOnce(Overlapping):
+    """Works are done at once."""
+
+    def _compute(self, works: Sequence[tuple[Client, Work]]) -> Sequence[Result]:
+        return [attempt(client, work) for client, work in works]
+
+
 @pytest.fixture
 def fed(monkeypatch: pytest.MonkeyPatch) -> Overlapping:
     monkeypatch.setattr(staged, "SMALLEST", 2)
@@ -103,3 +131,16 @@ def test_trainings_are_those_of_the_reference(fed: Overlapping) -> None:
         one.begin(1)
         found.append(one.train(dict.fromkeys(one.clients, one.initial())).column("theta"))
     assert all(torch.equal(found[0][c], found[1][c]) for c in plain.clients)
+
+
+def test_a_work_may_return_anything() -> None:
+    fed = AtOnce(toy(groups=1, per_group=3, n=20), training=TRAINING, device="cpu")
+    replies = fed.run(counted, {c: {} for c in fed.clients})
+    assert replies.column("n") == {c: len(fed._clients[c].site.train) for c in fed.clients}
+
+
+def test_a_task_that_forgets_to_answer_is_a_failure_and_not_waited_for_for_ever(fed: Overlapping) -> None:
+    fed.on_failure = "continue"
+    replies = fed.run(silent, {c: {} for c in fed.clients})
+    assert list(replies.failures) == list(fed.clients)
+    assert all("expected a reply with fields" in failure.reason for failure in replies.failures.values())

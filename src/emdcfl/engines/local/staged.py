@@ -5,7 +5,7 @@ of them are handed to ``_compute``, and each client goes on with its own results
 Where an engine computes while the host goes on, several crews are on their way: the next one's works are begun before the replies of the
 one before are handed over, so that whoever asked looks at those meanwhile.
 
-May import: client, federation, the sequential engine, and the worker threads of transport.
+May import: client, federation, schema, the sequential engine.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 from emdcfl.client import TASKS, Client, Stages, TaskInfo, Work
 from emdcfl.engines.local.sequential import SequentialFederation, intra_op_threads
@@ -33,6 +33,12 @@ class Awaited(Protocol):
 
 
 Result = Outcome | Awaited
+
+
+def _is_awaited(result: Result) -> TypeGuard[Awaited]:
+    """Tell what is on its way from an outcome, whatever a method's own work makes of that."""
+    return not isinstance(result, (dict, Exception)) and hasattr(result, "result")
+
 
 CREWS, AT_ONCE, SMALLEST, LARGEST = 3, 2, 8, 32
 """Crews where works go on while the host does, and how many are on their way; fewest and most clients of one."""
@@ -67,7 +73,7 @@ class Script:
 
     def resume(self, results: Sequence[Result]) -> None:
         assert self.running is not None
-        outcomes = [result if isinstance(result, (dict, Exception)) else result.result() for result in results]
+        outcomes = [result.result() if _is_awaited(result) else result for result in results]
         for outcome in outcomes:
             if isinstance(outcome, Exception):
                 self._advance(self.running.throw, outcome)
@@ -79,7 +85,7 @@ class Script:
         try:
             self.works = move(*given)
         except StopIteration as finished:
-            self.outcome = finished.value
+            self.outcome = {} if finished.value is None else finished.value  # a task without a reply has ended too
         except EmdcflError as error:
             self.outcome = Failure(self.client.name, self.task, self.round, str(error), traceback.format_exc())
         except Exception as error:  # a client's bug must not take the server down
