@@ -1,8 +1,8 @@
 """Optimal transport between samples of embeddings: pure functions on arrays.
 
-``cost`` (ground costs), ``projection`` (seeded), ``exact`` and ``sinkhorn`` (solvers), ``solve`` (either), ``pool`` (all cores),
-``bounds`` and ``screening`` (links with few exact solves), ``batched`` and ``device`` (bounds of many problems at once on a GPU),
-``calibration`` (the tolerance a client computes at home).
+``cost`` (ground costs), ``projection`` (seeded), ``exact`` (with ``simplex``) and ``sinkhorn`` (solvers), ``solve`` (either),
+``pool`` (all cores), ``bounds`` and ``screening`` (links with few exact solves), ``batched`` and ``device`` (bounds of many problems at
+once on a GPU), ``calibration`` (the tolerance a client computes at home), ``ahead`` (what takes long only the first time).
 Imports numpy, scipy and POT; torch only inside the batched Sinkhorn and where a device is asked for.
 """
 

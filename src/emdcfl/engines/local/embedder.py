@@ -1,6 +1,6 @@
 """Embedding on a stream of its own: the host looks at the embeddings of some clients while the GPU computes those of the next.
 
-May import: client, tasks, embedding, lanes, the staged engine.
+May import: client, tasks, embedding, lanes, the sequential and the staged engine.
 """
 
 from __future__ import annotations
@@ -100,6 +100,7 @@ class Embedder:
             yield
         finally:
             thread.join()
+            self.settle()
 
     def _rehearse(self, client: Client, state: Tensor, samples: Samples) -> None:
         with suppress(Exception), torch.cuda.device(self.device), torch.cuda.stream(self._stream):  # said where it is needed

@@ -6,7 +6,8 @@ bit with ``deterministic=True`` (the default), which fixes the algorithms of cuD
 up to rounding. Networks with dropout, and those whose step cannot be captured, train eagerly, one client after the other, with one
 warning; a step that cannot be compiled is captured as it is.
 
-May import: client, tasks, params, the staged engine, lanes, driving, embedder, resident, and the worker threads of transport.
+May import: client, tasks, params, data types, federation, keys, choose, the staged engine, lanes, driving, embedder, resident, narrow,
+pooled, and the worker threads of transport.
 """
 
 from __future__ import annotations
@@ -106,11 +107,11 @@ class GraphedFederation(StagedFederation):
 
     def _dispatch(self, info: TaskInfo, inputs: Mapping[str, Inputs], common: Inputs) -> Iterator[tuple[str, Reply | Failure]]:
         """Answer as any engine; models that clients embed with are brought to the GPU once, not once per client and task."""
+        self._embedder.settle()  # before any memory is let go that it reads
         if self._overlaps(info):
             common, inputs = self._resident.moved((common, inputs))
         elif info.phase == "train":
             self._resident.clear()
-        self._embedder.settle()
         with self._arithmetic():
             yield from super()._dispatch(info, inputs, common)
 
@@ -124,9 +125,13 @@ class GraphedFederation(StagedFederation):
         if embeds:
             results |= self._embedder.begin(embeds, self._samples)
         for i, (client, work) in enumerate(works):
-            if i not in results:
-                threads = getattr(work, "threads", False)
-                results[i] = self._workers.submit(attempt, client, work) if threads else attempt(client, work)
+            if i in results:
+                continue
+            if getattr(work, "threads", False):
+                results[i] = self._workers.submit(attempt, client, work)
+            else:
+                self._embedder.settle()  # the network may be in use for another crew
+                results[i] = attempt(client, work)
         return [results[i] for i in range(len(works))]
 
     def _fits(self, fits: Sequence[tuple[int, Client, Fit]]) -> dict[int, Outcome]:
