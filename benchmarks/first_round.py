@@ -25,7 +25,7 @@ from emdcfl import tasks
 from emdcfl.experiments.compare import execute, parse_methods
 from emdcfl.experiments.config import Choice, Config, override
 from emdcfl.experiments.results import Result, Results
-from emdcfl.federation import Federation, Replies
+from emdcfl.federation import Federation, Fold, Replies
 from emdcfl.keys import digest
 
 NOTE = "local trainings of round 1 were done once for several methods; their time is counted in each"
@@ -54,22 +54,35 @@ def training_once() -> Iterator[dict[bytes, Shared]]:
         key = digest(fed.seed, fed.index, fed.training, tasks.train.__name__, *parts)
         if key in known:
             known[key].used += 1
-            fed.clock.seconds["train"] = fed.clock.seconds.get("train", 0.0) + known[key].seconds
+            _book(fed, starts, known[key])
         else:
             begun = time.perf_counter()
-            known[key] = Shared(plain(fed, starts), time.perf_counter() - begun)
+            trained = plain(fed, starts)
+            if trained.failures:  # whoever asks next has to meet them itself
+                return trained if fold is None else _folded(trained, fold)
+            known[key] = Shared(trained, time.perf_counter() - begun)
         replies = known[key].replies
-        if fold is None:
-            return Replies(dict(replies.valid), dict(replies.failures))
-        for client, reply in replies.valid.items():
-            fold(client, reply)
-        return Replies({client: {} for client in replies.valid}, dict(replies.failures))
+        return Replies(dict(replies.valid)) if fold is None else _folded(replies, fold)
 
     Federation.train = train  # type: ignore[method-assign,assignment]
     try:
         yield known
     finally:
         Federation.train = plain  # type: ignore[method-assign]
+
+
+def _folded(replies: Replies, fold: Fold) -> Replies:
+    for client, reply in replies.valid.items():
+        fold(client, reply)
+    return Replies({client: {} for client in replies.valid}, replies.failures)
+
+
+def _book(fed: Federation, starts: Mapping[str, Tensor], shared: Shared) -> None:
+    """Count the time and the bytes of a training that is not done again."""
+    fed.clock.seconds["train"] = fed.clock.seconds.get("train", 0.0) + shared.seconds
+    fed.carried.sent("train", {client: {"theta": theta} for client, theta in starts.items()}, {})
+    for reply in shared.replies.valid.values():
+        fed.carried.received("train", reply)
 
 
 def first_round(config: Config, methods: str, out: Path) -> Iterator[Result]:
@@ -82,7 +95,8 @@ def first_round(config: Config, methods: str, out: Path) -> Iterator[Result]:
             again = sum(shared.seconds for key, shared in known.items() if shared.used > before.get(key, 0))
             if again:
                 row = {**row, "seconds": {**row["seconds"], "total": round(row["seconds"]["total"] + again, 3)}}
-            row = {key: value for key, value in row.items() if key != "directory"} | {"notes": [*row["notes"], NOTE]}
+            notes = [*row["notes"], NOTE] if again or known.keys() - before.keys() else row["notes"]
+            row = {key: value for key, value in row.items() if key != "directory"} | {"notes": notes}
             with Results(out) as results:
                 results.add([row])
             yield row
@@ -101,7 +115,8 @@ def main() -> None:
     config = override(Config(scenario=Choice(args.scenario)), settings)
     with refusing_fallbacks():
         for row in first_round(config, args.methods, args.out):
-            print(row["settings"]["method"], row["ari"], row["accuracy"]["mean"], row["seconds"], flush=True)
+            tolerance = row["settings"]["method"].get("tolerance", "")
+            print(row["method"], tolerance, "ARI", row["ari"], "accuracy", row["accuracy"]["mean"], row["seconds"], flush=True)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,15 @@ def test_rows_are_those_of_runs_of_their_own_and_clients_train_once(tmp_path: Pa
     assert [row["config"] for row in read_results(tmp_path)] == [row["config"] for row in rows]
     for row, method in zip(rows, parse_methods(METHODS), strict=True):
         alone = execute(override(replace(base, method=method), {"run.rounds": "1"}))
-        assert {k: row[k] for k in ("config", "ari", "accuracy", "k")} == {k: alone[k] for k in ("config", "ari", "accuracy", "k")}
+        same = ("config", "ari", "accuracy", "k", "bytes", "failures")
+        assert {k: row[k] for k in same} == {k: alone[k] for k in same}
         assert NOTE in row["notes"]
         assert row["seconds"]["total"] >= row["seconds"]["train"] > 0
     assert Federation.train.__module__ == "emdcfl.federation"
+
+
+def test_a_method_with_trainings_of_its_own_says_nothing_of_shared_ones(tmp_path: Path) -> None:
+    base = Config(scenario=Choice("rotated-digits", {"clients_per_group": 1}))
+    base = override(base, {"training.local_epochs": "1", "engine.device": "cpu", "engine.name": "sequential"})
+    fedavg, fedsac = first_round(base, "fedavg,fedsac", tmp_path)
+    assert NOTE in fedavg["notes"] and NOTE not in fedsac["notes"]
