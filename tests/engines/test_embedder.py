@@ -13,11 +13,15 @@ from tests.engines.test_embedding import works
 from tests.methods.toy import TRAINING, toy
 
 from emdcfl.client import Client
-from emdcfl.engines.local import embedder
+from emdcfl.data.types import Scenario
+from emdcfl.engines.local import embedder, staged
 from emdcfl.engines.local.embedder import EMBEDDED_ALONE, Embedder
+from emdcfl.engines.local.graphed import GraphedFederation
 from emdcfl.engines.local.lanes import Samples
 from emdcfl.engines.local.sequential import SequentialFederation
 from emdcfl.engines.local.staged import Outcome, Result
+from emdcfl.methods import exchange
+from emdcfl.methods.emdcfl import EMDCFL
 from emdcfl.tasks import Embed
 
 
@@ -96,3 +100,25 @@ def test_a_rehearsal_takes_place_once_and_hides_its_errors(
         with one.rehearsal(client, torch.zeros(fed.layout.size), samples):
             pass
     assert seen == ["emdcfl-rehearsal"]
+
+
+class Pretended(GraphedFederation):
+    """The engine's crews, works and models on their way, on a CPU; trainings go the plain way."""
+
+    def __init__(self, scenario: Scenario, **options: Any) -> None:
+        SequentialFederation.__init__(self, scenario, **options)
+        self._capturable, self._tf32, self._deterministic, self._lanes = False, False, True, []
+
+
+@pytest.mark.parametrize("projection", ["row", "pair", "fresh"])
+def test_a_comparison_in_crews_is_that_of_the_reference(cpu: torch.device, monkeypatch: pytest.MonkeyPatch, projection: Any) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 30, 1 << 31))
+    monkeypatch.setattr(staged, "SMALLEST", 2)
+    monkeypatch.setattr(exchange, "ROWS_AT_ONCE", 2)
+    method, states = EMDCFL(projection=projection, tolerance=0.025), []
+    for engine in (SequentialFederation, Pretended):
+        with engine(toy(groups=2, per_group=4, n=60), training=TRAINING, device="cpu") as one:
+            states.append(method.step(one, method.init(one, one.begin(0)), one.begin(1)))
+    plain, crews = states
+    assert plain.labels == crews.labels
+    torch.testing.assert_close(crews.W, plain.W, rtol=1e-4, atol=1e-4, equal_nan=True)
