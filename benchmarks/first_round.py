@@ -22,9 +22,10 @@ from benchmarks.watch import refusing_fallbacks
 from torch import Tensor
 
 from emdcfl import tasks
-from emdcfl.experiments.compare import execute, parse_methods
-from emdcfl.experiments.config import Choice, Config, override
+from emdcfl.experiments.compare import execute, parse_methods, shared_scenario
+from emdcfl.experiments.config import Choice, Config, config_hash, override
 from emdcfl.experiments.results import Result, Results
+from emdcfl.experiments.runner import plan
 from emdcfl.federation import Federation, Fold, Replies
 from emdcfl.keys import digest
 
@@ -86,17 +87,23 @@ def _book(fed: Federation, starts: Mapping[str, Tensor], shared: Shared) -> None
 
 
 def first_round(config: Config, methods: str, out: Path) -> Iterator[Result]:
-    """Play round 1 of every method; yields rows as they are there."""
+    """Play round 1 of every method; yields rows as they are there, also those of an earlier call."""
     one = override(config, {"run.rounds": "1"})
+    with Results(out) as results:
+        done = {row["config"]: row for row in results.rows}
     with training_once() as known:
         for method in parse_methods(methods):
-            before = {key: shared.used for key, shared in known.items()}
+            key = config_hash(plan(replace(one, method=method), shared_scenario(one)).config)
+            if key in done:
+                yield done[key]
+                continue
+            before = {training: shared.used for training, shared in known.items()}
             row = execute(replace(one, method=method), keep=out / "runs")
-            again = sum(shared.seconds for key, shared in known.items() if shared.used > before.get(key, 0))
+            again = sum(shared.seconds for training, shared in known.items() if shared.used > before.get(training, 0))
             if again:
                 row = {**row, "seconds": {**row["seconds"], "total": round(row["seconds"]["total"] + again, 3)}}
             notes = [*row["notes"], NOTE] if again or known.keys() - before.keys() else row["notes"]
-            row = {key: value for key, value in row.items() if key != "directory"} | {"notes": notes}
+            row = {name: value for name, value in row.items() if name != "directory"} | {"notes": notes}
             with Results(out) as results:
                 results.add([row])
             yield row

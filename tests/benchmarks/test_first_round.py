@@ -29,6 +29,7 @@ def test_rows_are_those_of_runs_of_their_own_and_clients_train_once(tmp_path: Pa
     base = override(base, {"training.local_epochs": "1", "engine.device": "cpu", "engine.name": "sequential"})
     rows = list(first_round(base, METHODS, tmp_path))
     assert len(asked) == 8 and len(set(asked)) == 8
+    assert list(first_round(base, METHODS, tmp_path)) == rows and len(asked) == 8  # what is there is not played again
     assert [row["config"] for row in read_results(tmp_path)] == [row["config"] for row in rows]
     for row, method in zip(rows, parse_methods(METHODS), strict=True):
         alone = execute(override(replace(base, method=method), {"run.rounds": "1"}))

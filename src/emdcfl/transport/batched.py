@@ -22,8 +22,8 @@ STAGES = ((0.3, 10), (0.1, 30), (0.03, 100), (0.01, 300))
 ELEMENTS = 2**27
 """Most entries of the cost matrices in one go: 512 MiB, and about eight times that with all intermediate results."""
 
-BYTES = 64
-"""Of free memory that an entry is allowed, twice what it takes."""
+BYTES = 128
+"""Of a GPU's memory that an entry must have: four times what it takes. Not of what is free, on which the last digits of a bound would depend."""
 
 
 def costs(a: Tensor, b: Tensor, *, cost: str, labels: tuple[Tensor, Tensor] | None = None, label_weight: float = 1.0) -> Tensor:

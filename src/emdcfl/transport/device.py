@@ -90,9 +90,10 @@ class Device:
                 yield where, c, batched.rounding(c, d).view(-1, blocks).amax(1).tolist()
 
     def _elements(self) -> int:
-        """Entries of cost matrices that fit in memory together."""
-        free = torch.cuda.mem_get_info(self.device)[0] if self.device.type == "cuda" else batched.ELEMENTS * batched.BYTES
-        return min(batched.ELEMENTS, free // batched.BYTES)
+        """Entries of cost matrices that are computed together."""
+        if self.device.type != "cuda":
+            return batched.ELEMENTS
+        return min(batched.ELEMENTS, torch.cuda.get_device_properties(self.device).total_memory // batched.BYTES)
 
     def _costs(self, problems: Sequence[Problem], m: int, blocks: int) -> Tensor:
         sources = [self._source(problem.row.source) for problem in problems]
