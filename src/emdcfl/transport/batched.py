@@ -23,7 +23,7 @@ ELEMENTS = 2**27
 """Most entries of the cost matrices in one go: 512 MiB, and about eight times that with all intermediate results."""
 
 BYTES = 128
-"""Of a GPU's memory that an entry must have: four times what it takes. Not of what is free, on which the last digits of a bound would depend."""
+"""Of a GPU's memory for each of them, four times what one takes; not of what is free, on which the last digits of bounds would depend."""
 
 
 def costs(a: Tensor, b: Tensor, *, cost: str, labels: tuple[Tensor, Tensor] | None = None, label_weight: float = 1.0) -> Tensor:
