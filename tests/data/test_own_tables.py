@@ -193,7 +193,7 @@ def test_warnings_name_file_and_client(folder: Path) -> None:
     scenario = load_folder(folder)
     assert any("client 'site0'" in n and "site0.csv" in n and "only one sample of class 9" in n for n in scenario.notes)
     assert any("client 'site0'" in n and "1 rows without a label" in n for n in scenario.notes)
-    assert any("client 'site2'" in n and "20 validation samples; below 64" in n for n in scenario.notes)
+    assert any("client 'site2'" in n and "20 validation samples; below 64" in n and "served alone" in n for n in scenario.notes)
 
 
 def test_labels_unseen_in_training_are_left_out(tmp_path: Path) -> None:

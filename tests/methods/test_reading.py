@@ -94,3 +94,10 @@ def test_pictures_are_png_and_the_same_every_time(epsilon: float | None, unset: 
         first = draw(d, NAMES, CLUSTERS)
         assert first[:8] == b"\x89PNG\r\n\x1a\n"
         assert first == draw(d, NAMES, CLUSTERS)
+
+
+def test_where_nobody_was_compared_no_tolerance_is_praised() -> None:
+    unset = np.full((2, 2), np.nan)
+    found = read(Distances(unset, unset[0], unset, np.zeros((2, 2), np.int8)), ["a", "b"], [0, 1])
+    assert found.sentences[0] == "no two clients were compared, so nothing is known about groups"
+    assert not any("come out for every tolerance" in sentence for sentence in found.sentences)

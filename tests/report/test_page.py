@@ -69,6 +69,21 @@ def test_doubts_of_a_calibrated_tolerance_are_told(tmp_path: Path) -> None:
     assert "Low power: &lt;b&gt;x&lt;/b&gt; sees little." in page and "<b>x</b>" not in page
 
 
+def test_who_was_compared_with_nobody_is_not_called_separated(tmp_path: Path) -> None:
+    nobody = make_run(tmp_path / "nobody", clients=4, groups=4, unset=1.0)
+    assert headline(read_run(nobody)) == "None of the 4 clients could be compared"
+    assert said(nobody)["How sure"] == "No pair was compared." and "Borderline" not in said(nobody)
+    page = Page(render(nobody)).text
+    assert "Heat map" not in page and "compared with nobody" in page
+    one = make_run(tmp_path / "one", clients=5, groups=5, names="abcde")
+    arrays = read_arrays(one / "distances.npz")
+    arrays["W"][0], arrays["W"][:, 0] = np.nan, np.nan
+    write_arrays(one / "distances.npz", arrays)
+    assert headline(read_run(one)).endswith(", with 1 client not compared")
+    assert said(one)["Not compared"] == "a was compared with nobody; more validation samples may help."
+    assert said(one)["Alone"] == "b, c, d and e fit no group."
+
+
 def test_a_clear_run(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     make_baselines(run)

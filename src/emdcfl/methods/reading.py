@@ -140,6 +140,8 @@ def doubts(distances: Distances, clients: Sequence[str], clusters: Sequence[int]
 
 
 def _interval(found: Margins, epsilon: Any, calibrated: bool) -> str:
+    if not epsilon.size:
+        return "no two clients were compared, so nothing is known about groups"
     if found["interval"] is None:
         return "no single tolerance gives these clusters"
     low, high = found["interval"]
@@ -148,8 +150,7 @@ def _interval(found: Margins, epsilon: Any, calibrated: bool) -> str:
     if calibrated:
         used = f"(used: 1; tolerances {epsilon.min():.3g} to {epsilon.max():.3g})"
         return f"the same clusters come out for every multiple of the calibrated tolerances{above}{up_to} {used}"
-    used = f" (used: {epsilon[0]:.3g})" if epsilon.size else ""
-    return f"the same clusters come out for every tolerance{above}{up_to}{used}"
+    return f"the same clusters come out for every tolerance{above}{up_to} (used: {epsilon[0]:.3g})"
 
 
 def _cluster(k: int, found: Margins, distances: Distances, values: Any, clients: Sequence[str], clusters: Sequence[int], unit: str) -> str:

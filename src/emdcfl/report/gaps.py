@@ -97,6 +97,10 @@ class Gaps:
         """Clients with an exact deciding distance in the band."""
         return np.flatnonzero((self.near & (self.deciding_kind == EXACT)).any(axis=1)).tolist()
 
+    def uncompared(self) -> list[int]:
+        """Clients of whom no pair was decided."""
+        return np.flatnonzero(np.isnan(self.deciding).all(axis=1)).tolist()
+
     def unmeasured(self) -> int:
         """Number of pairs in the band that are known as bounds only: on their side for certain, but nobody knows how far."""
         return int(np.triu(self.near & (self.deciding_kind > EXACT), 1).sum())

@@ -71,7 +71,7 @@ def run_context(run: Run) -> dict[str, Any]:
     """Return everything the template of a run shows."""
     s = run.summary
     drawn: dict[str, Any] = {"map": None, "histogram": None, "rows": None, "heat": None}
-    if run.gaps is not None and len(run.clients) > 1:
+    if run.gaps is not None and len(run.gaps.uncompared()) < len(run.clients):
         drawn["map"], drawn["share"] = charts.client_map(run)
         drawn["histogram"] = charts.pair_histogram(run)
         drawn["rows"], drawn["tight"] = charts.margin_rows(run)

@@ -45,6 +45,8 @@ def headline(run: Run) -> str:
         }.get(family, f"{plural(k, 'model')}, mixed for each of {plural(n, 'client')}")
     if n == 1:
         return "A single client"
+    if run.gaps is not None and len(run.gaps.uncompared()) == n:
+        return f"None of the {n} clients could be compared"
     if len(run.colours) == 1:
         text = f"All {n} clients belong together"
     elif len(run.colours) == n:
@@ -62,6 +64,8 @@ def _clarity(run: Run, gaps: Gaps) -> str | None:
         return f"with {plural(len(gaps.borderline()), 'borderline client')}"
     if run.doubts:
         return "but not for certain"
+    if gaps.uncompared():
+        return f"with {plural(len(gaps.uncompared()), 'client')} not compared"
     if gaps.unmeasured():
         return None
     return "clearly separated" if len(set(gaps.clusters)) > 1 else "without doubt"
@@ -75,13 +79,18 @@ def _overlap(gaps: Gaps) -> int:
 def sentences(run: Run) -> list[tuple[str, str]]:
     """Return the verdict as (topic, sentence)."""
     found: list[tuple[str, str]] = []
+    unknown = [] if run.gaps is None else [run.clients[i] for i in run.gaps.uncompared()]
     if run.gaps is not None and len(run.clients) > 1:
         found.append(("How sure", _sure(run, run.gaps)))
         if run.doubts:
             found.append(("Doubt", " ".join(f"{doubt[:1].upper()}{doubt[1:]}." for doubt in (visible(d, LONGEST) for d in run.doubts))))
-        found.append(("Borderline", _borderline(run, run.gaps)))
+        if len(unknown) < len(run.clients):
+            found.append(("Borderline", _borderline(run, run.gaps)))
+        if unknown:
+            was = "was" if len(unknown) == 1 else "were"
+            found.append(("Not compared", f"{join(unknown)} {was} compared with nobody; more validation samples may help."))
     if run.clusters is not None:
-        alone = [c for c, k in zip(run.clients, run.clusters, strict=True) if run.clusters.count(k) == 1]
+        alone = [c for c, k in zip(run.clients, run.clusters, strict=True) if run.clusters.count(k) == 1 and c not in unknown]
         if alone and len(alone) < len(run.clients):
             found.append(("Alone", f"{join(alone)} {'fits' if len(alone) == 1 else 'fit'} no group."))
     if run.summary.get("ari") is not None:

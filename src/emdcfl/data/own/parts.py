@@ -19,6 +19,8 @@ from emdcfl.errors import DataError
 FRACTIONS = (0.6, 0.2, 0.2)
 MIN_SAMPLES = 10
 MIN_VALIDATION = 64
+FEW = 20
+"""Validation samples up to which calibrated tolerances may refuse nobody, by the number of sites (``transport.fewest``)."""
 MIXED = "all"
 SPLITS = ("train", "val", "test")
 
@@ -111,9 +113,11 @@ def warnings(name: str, origin: str, parts: Mapping[str, Part]) -> list[str]:
         found.append(f"client {name!r} ({origin}): only one sample of class {', '.join(lone[:5])}, so it is in one split only")
     if len(counts) == 1:
         found.append(f"client {name!r} ({origin}): all samples have the label {next(iter(counts))!r}")
-    if len(parts["val"]) < MIN_VALIDATION:
+    m = len(parts["val"])
+    if m < MIN_VALIDATION:
+        alone = "; with so few it may be compared with nobody and served alone" if m <= FEW else ""
         found.append(
-            f"client {name!r} ({origin}): {len(parts['val'])} validation samples; below {MIN_VALIDATION} distances to other sites are noisy"
+            f"client {name!r} ({origin}): {m} validation samples; below {MIN_VALIDATION} distances to other sites are noisy{alone}"
         )
     return found
 
