@@ -156,8 +156,8 @@ BAD = {
     "config file": (("run", "missing.toml"), ("missing.toml", "emdcfl init")),
     "no validation data": (("run", "--scenario", "tiny", "--set", "scenario.val=[70, 0]"), ("'site-1'", "validation")),
     "NaN loss": (("run", "--scenario", "tiny", "--lr", "1e30"), ("'site-0'", "round 1", "loss became", "learning rate")),
-    "flag": (("run", "--nope"), ("--nope",)),
-    "command": (("rnu",), ("rnu",)),
+    "flag": (("run", "--nope"), ("--nope", "run --help")),
+    "command": (("rnu",), ("rnu", "--help")),
 }
 
 

@@ -71,7 +71,8 @@ def main(arguments: list[str] | None = None) -> None:
         _explain(str(error))
     except click.ClickException as error:
         if error.format_message().strip():
-            _explain(error.format_message())
+            context = error.ctx if isinstance(error, click.UsageError) else None
+            _explain(error.format_message().rstrip(".") + (f"; see '{context.command_path} --help'" if context is not None else ""))
         sys.exit(2)  # no arguments: the help is on the screen already
     except (KeyboardInterrupt, click.Abort):
         code = INTERRUPTED
