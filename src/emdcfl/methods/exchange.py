@@ -163,11 +163,7 @@ def project(
         ``blocks`` of it. ``matched`` in the reply says how many there are; 0 where classes are short and the sample is a plain one.
     """
     refuse_uncovered(client, {**settings, "match": settings["match"] or matching is not None})
-    chosen = column(client, size, held_out=held_out)
     reply: Reply = {"samples": {}}
-    if settings["cost"] == "label-aware":
-        reply["labels"] = all_labels(client)[chosen]
-    whose = records(client, "all", chosen) if settings["epsilon"] is not None else []
     counts: dict[str, Any] = {}
 
     def opened(row: str) -> bytes:
@@ -177,12 +173,18 @@ def project(
         return message[:KEY]
 
     seeds, reply["refused"] = _where_possible(rows, opened)
-    shown = dict.fromkeys(seeds, chosen)
+    whose: list[bytes] = []
     if matching is not None:
         own = pools(client)
         drawn = {row: shown_to(client, row, counts[row], matching, own) for row in seeds}
         shown = {row: sample for row, (sample, _) in drawn.items()}
         reply["matched"] = {row: blocks for row, (_, blocks) in drawn.items()}
+    else:
+        chosen = column(client, size, held_out=held_out)
+        shown = dict.fromkeys(seeds, chosen)
+        whose = records(client, "all", chosen) if settings["epsilon"] is not None else []
+        if settings["cost"] == "label-aware":
+            reply["labels"] = all_labels(client)[chosen]
     d = client.network.layout.embedding_width
     p, mode = projected_width(settings["ratio"], d), settings["mode"]
     for start in range(0, len(seeds), ROWS_AT_ONCE):

@@ -11,6 +11,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from types import ModuleType
@@ -36,10 +37,8 @@ def network_simplex() -> Callable[..., Any]:
 
 def _found() -> Callable[..., Any]:
     if "ot" not in sys.modules:
-        try:
+        with suppress(Exception):  # a POT that is laid out in another way
             return _alone()
-        except Exception:  # a POT that is laid out in another way
-            importlib.invalidate_caches()
     import ot
 
     emd: Callable[..., Any] = ot.emd

@@ -34,14 +34,13 @@ class Awaited(Protocol):
 
 Result = Outcome | Awaited
 
+CREWS, AT_ONCE, SMALLEST, LARGEST = 3, 2, 8, 32
+"""Crews where works go on while the host does, and how many are on their way; fewest and most clients of one."""
+
 
 def _is_awaited(result: Result) -> TypeGuard[Awaited]:
     """Tell what is on its way from an outcome, whatever a method's own work makes of that."""
     return not isinstance(result, (dict, Exception)) and hasattr(result, "result")
-
-
-CREWS, AT_ONCE, SMALLEST, LARGEST = 3, 2, 8, 32
-"""Crews where works go on while the host does, and how many are on their way; fewest and most clients of one."""
 
 
 def attempt(client: Client, work: Work) -> Outcome:
