@@ -23,6 +23,13 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import torch
+
+from emdcfl.data.types import Preprocess, Scenario, Site, Split
+from emdcfl.experiments.config import Choice, Config, EngineConfig, RunConfig, TrainingConfig
+from emdcfl.experiments.runner import run
+from emdcfl.models.recipe import ModelRecipe
+
 
 @dataclass(frozen=True)
 class Case:
@@ -55,15 +62,8 @@ def resident(pid: int) -> int:
     return total
 
 
-def play(case: Case, method: str, options: dict[str, Any], workers: int, pipe: Connection) -> None:
-    """Run in a process of its own: say when the imports are done, then what came out."""
-    import torch
-
-    from emdcfl.data.types import Preprocess, Scenario, Site, Split
-    from emdcfl.experiments.config import Choice, Config, EngineConfig, RunConfig, TrainingConfig
-    from emdcfl.experiments.runner import run
-    from emdcfl.models.recipe import ModelRecipe
-
+def world(case: Case) -> Scenario:
+    """Return random images and labels for everybody."""
     rng = torch.Generator().manual_seed(0)
 
     def split(n: int) -> Split:
@@ -73,21 +73,29 @@ def play(case: Case, method: str, options: dict[str, Any], workers: int, pipe: C
     sites = tuple(
         Site(f"client-{i}", split(case.samples), split(case.validation), {"test": split(case.validation)}) for i in range(case.clients)
     )
-    recipe = ModelRecipe(case.model, case.options)
     preprocess = Preprocess((0.5,) * case.channels, (0.25,) * case.channels, 1 / 255)
-    world = Scenario("random", sites, tuple("0123456789"), preprocess, recipe)
-    config = Config(
-        run=RunConfig(rounds=1),
+    return Scenario("random", sites, tuple("0123456789"), preprocess, ModelRecipe(case.model, case.options))
+
+
+def config(case: Case, method: str, options: dict[str, Any], *, workers: int = 1, rounds: int = 1) -> Config:
+    """Return the run of a method in it."""
+    return Config(
+        run=RunConfig(rounds=rounds),
         scenario=Choice("rotated-digits"),  # only its name: the scenario itself is handed over
         method=Choice(method, options),
         model=Choice(case.model, case.options),
         training=TrainingConfig(local_epochs=1, batch_size=16),
         engine=EngineConfig(device="cpu", workers=workers),
     )
+
+
+def play(case: Case, method: str, options: dict[str, Any], workers: int, pipe: Connection) -> None:
+    """Run in a process of its own: say when the imports are done, then what came out."""
+    scenario, wanted = world(case), config(case, method, options, workers=workers)
     pipe.send("ready")
     with tempfile.TemporaryDirectory() as folder:
-        summary = run(config, Path(folder) / "run", scenario=world)
-    pipe.send({"k": summary["k"], "seconds": summary["seconds"]["total"], "engine": config.engine.name})
+        summary = run(wanted, Path(folder) / "run", scenario=scenario)
+    pipe.send({"k": summary["k"], "seconds": summary["seconds"]["total"], "engine": wanted.engine.name})
 
 
 def measure(case: Case, method: str, options: dict[str, Any], workers: int) -> dict[str, Any]:

@@ -106,10 +106,10 @@ def queue() -> list[Wanted]:
         # every method, one seed
         *runs("pacs", HARD),
         *runs("pacs", SOFT),
+        *runs("pacs", SLOW),
         *runs("rotated-mnist", (*HARD, *SOFT)),
         *runs("backdoor-mnist", (*HARD, *SOFT)),
         *runs("rotated-cifar10", ("oracle",), settings=ROUND_1),
-        *runs("pacs", SLOW),
         # more seeds
         *runs("pacs", CORE, (1, 2)),
         *runs("backdoor-mnist", CORE, (1, 2)),

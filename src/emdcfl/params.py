@@ -23,8 +23,11 @@ from torch import Tensor, nn
 
 from emdcfl.errors import ModelError
 
-CHUNK = 1 << 22
-"""Columns of Θ handled at a time, so that float64 copies stay small whatever P is."""
+CHUNK = 1 << 17
+"""Columns of Θ handled at a time: their float64 copy (1 MiB) stays in the processor's cache, and its memory is used again."""
+
+WIDE = 1 << 12
+"""Columns of a block at least, however many rows it has."""
 
 Scope = Literal["P", "F", "H"]
 """Which part of θ represents a client: trainable parameters, all floating state, or the head."""
@@ -254,9 +257,7 @@ class Average:
         if self._sum is None:
             raise ValueError("expected at least one state to average, got none")
         out = torch.empty(self._sum.shape, dtype=torch.float32, device=self._sum.device)
-        for part in _chunks(out.shape[-1]):
-            out[..., part] = self._sum[..., part] / self.total
-        return out
+        return torch.div(self._sum, self.total, out=out)
 
 
 def average(thetas: Iterable[Tensor], weights: Iterable[float]) -> Tensor:
@@ -264,9 +265,19 @@ def average(thetas: Iterable[Tensor], weights: Iterable[float]) -> Tensor:
 
     Pass only the members: a zero weight does not silence a NaN.
     """
+    states, factors = list(thetas), [float(weight) for weight in weights]
+    if not states or states[0].shape[-1] <= CHUNK:
+        return _average(states, factors)
+    out = torch.empty(states[0].shape, dtype=torch.float32, device=states[0].device)
+    for part in _chunks(out.shape[-1]):  # one part of all states after the other: the sum never leaves the cache
+        out[..., part] = _average([theta[..., part] for theta in states], factors)
+    return out
+
+
+def _average(thetas: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     mean = Average()
     for theta, weight in zip(thetas, weights, strict=True):
-        mean.add(theta, float(weight))
+        mean.add(theta, weight)
     return mean.result()
 
 
@@ -282,18 +293,27 @@ def gram(rows: Tensor | Sequence[Tensor], columns: slice | None = None, *, origi
     origin : (P,) tensor, or (C, P) tensor or its rows, optional
         Subtracted from each row; gives the Gram matrix of updates without forming them.
     """
-    C = len(rows)
-    start, stop = (0, rows[0].shape[0]) if columns is None else (columns.start, columns.stop)
+    C, columns = len(rows), columns or slice(0, rows[0].shape[0])
     shared = isinstance(origin, Tensor) and origin.dim() == 1
     origins = [] if origin is None else [cast(Tensor, origin)] if shared else list(origin)
-    out = torch.zeros(C, C, dtype=torch.float64)
-    for part in _chunks(stop - start, max(1, 8 * CHUNK // C)):
-        cols = slice(start + part.start, start + part.stop)
-        block = torch.stack([row[cols] for row in rows]).double()
+    out = torch.zeros(C, C, dtype=torch.float64, device=rows[0].device)
+    block = torch.empty(0)
+    for part in blocks(columns.stop - columns.start, C):
+        at = slice(columns.start + part.start, columns.start + part.stop)
+        if block.shape[-1] != at.stop - at.start:  # memory that is new costs more than the arithmetic
+            drawn = torch.empty(C, at.stop - at.start, dtype=rows[0].dtype, device=out.device)
+            block = torch.empty(drawn.shape, dtype=torch.float64, device=out.device)
+        block.copy_(torch.stack([row[at] for row in rows], out=drawn))
         if origins:
-            block -= torch.stack([row[cols] for row in origins])
-        out += (block @ block.T).cpu()
+            block -= origins[0][at] if shared else torch.stack([row[at] for row in origins], out=drawn)
+        out.addmm_(block, block.T)
+    out = out.cpu()
     return (out + out.T) / 2  # matrix kernels may round the two halves differently, and linkages refuse that
+
+
+def blocks(length: int, rows: int) -> Iterator[slice]:
+    """Cut columns into blocks of which ``rows`` rows in float64 stay in the processor's cache, each wide enough to be worth a call."""
+    return _chunks(length, max(WIDE, 2 * CHUNK // rows))
 
 
 def _chunks(length: int, size: int | None = None) -> Iterator[slice]:

@@ -19,7 +19,7 @@ import ot  # noqa: F401
 import sklearn  # noqa: F401
 import tests.tiny
 
-from emdcfl.experiments import runner
+from emdcfl.experiments import outputs, runner, store
 from emdcfl.experiments.config import Choice
 
 CONFIG = replace(tests.tiny.config(rounds=2, participants=3), model=Choice("mlp", {"hidden": [64]}))
@@ -115,4 +115,6 @@ def main(root: Path) -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[2] == "large":  # written beside the next round, and the models with the last one
+        store.LARGE = outputs.OFTEN = 0
     main(Path(sys.argv[1]))

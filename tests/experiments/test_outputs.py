@@ -133,6 +133,18 @@ def test_distances_are_written_beside_the_picture(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "models" / "index.json").read_text())["clients"]["site-1"] == {"cluster-0": 1.0}
 
 
+def test_many_large_models_are_written_with_the_last_round_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_outputs(tmp_path, SCENARIO, hard(models(2)), {"finished": False})
+    assert (tmp_path / "models" / "cluster-0.safetensors").exists()
+    monkeypatch.setattr("emdcfl.experiments.outputs.OFTEN", models(2).numel() - 1)
+    write_outputs(tmp_path, SCENARIO, hard(models(2)), {"finished": False})
+    assert read_summary(tmp_path) == {"finished": False}
+    with pytest.raises(StoreError, match=r"has no models yet: .* go on with --resume"):
+        read_served(tmp_path, "site-0")
+    write_outputs(tmp_path, SCENARIO, hard(models(2)), {"finished": True})
+    assert read_served(tmp_path, "site-0").weights == (1.0,)
+
+
 def test_pictures_are_drawn_again_when_they_would_look_different(tmp_path: Path) -> None:
     w = np.array([[np.nan, 0.01], [0.02, np.nan]])
     scenario = replace(SCENARIO, sites=SCENARIO.sites[:2], groups=None)

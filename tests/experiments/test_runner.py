@@ -179,9 +179,10 @@ def test_a_kill_right_after_the_last_commit_leaves_no_older_round_behind(
     assert contents(tmp_path / "run") == contents(finished)
 
 
-def test_kill_nine_at_any_moment_then_resume_gives_the_same_bytes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("states", ["small", "large"])
+def test_kill_nine_at_any_moment_then_resume_gives_the_same_bytes(tmp_path: Path, states: str) -> None:
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tests.experiments.crash", str(tmp_path)]
+    command = [sys.executable, "-m", "tests.experiments.crash", str(tmp_path), states]
     done = subprocess.run(
         command,
         capture_output=True,

@@ -33,6 +33,11 @@ def test_mixtures_are_of_parameters_or_of_predictions() -> None:
     assert same_bits(models, MODELS[:2]) and pi.tolist() == [0.25, 0.75]
 
 
+def test_a_mixture_of_all_models_is_no_copy_of_them() -> None:
+    serving = Serving(MODELS, torch.full((2, 3), 1 / 3), mix="predictions")
+    assert served(serving, 0)[0].data_ptr() == served(serving, 1)[0].data_ptr() == MODELS.data_ptr()
+
+
 def test_accuracy_is_an_unweighted_mean_over_those_who_count() -> None:
     rows = [row("a", 0.5, 10), row("b", 1.0, 1000), row("c", None), row("d", 0.0, 0)]
     assert accuracy(rows, "test") == {"mean": 0.75, "worst": 0.5}

@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -284,6 +285,49 @@ def test_a_file_that_cannot_be_written_is_an_error_in_one_line(store: RunStore, 
     with pytest.raises(StoreError, match=r"summary.json: cannot write: No space left on device"):
         store.write_json("summary.json", {})
     assert not list(store.path.rglob(".tmp-*"))
+
+
+# --- large states, written while the caller goes on ---
+
+
+def test_a_large_state_is_written_beside_the_caller(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("emdcfl.experiments.store.LARGE", 4 * 1000)
+    held, move = threading.Event(), os.replace
+
+    def slow(*args: Any) -> None:
+        assert held.wait(60)
+        move(*args)
+
+    monkeypatch.setattr(os, "replace", slow)
+    extra = {"rows": [1]}
+    store.save_state(1, memory(1), extra, beside=True)  # would wait for ever
+    extra["rows"].append(2)
+    assert not list(store.path.rglob("round-1.json"))
+    held.set()
+    loaded = store.load_state(Memory)
+    assert loaded is not None and loaded[0] == 1 and same(loaded[1], memory(1)) and loaded[2] == {"rows": [1]}
+
+
+@pytest.mark.parametrize("end", ["next", "close"])
+def test_what_goes_wrong_beside_is_raised_later_and_the_round_before_is_safe(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    monkeypatch.setattr("emdcfl.experiments.store.LARGE", 0)
+    store.save_state(1, memory(1), beside=True)
+    assert store.rounds() == [1]
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        store.save_state(2, memory(2), beside=True)
+        with pytest.raises(StoreError, match=r"No space left on device; the last complete round is safe"):
+            store.save_state(3, memory(3), beside=True) if end == "next" else store.close()
+    loaded = reopen(store).load_state(Memory)
+    assert loaded is not None and loaded[0] == 1 and same(loaded[1], memory(1))
+
+
+def test_a_small_state_is_there_when_saving_returns(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading.Thread, "start", lambda self: pytest.fail("a thread for a small state"))
+    store.save_state(1, memory(1), beside=True)
+    assert store.rounds() == [1]
 
 
 # --- damage ---

@@ -70,7 +70,8 @@ def test_orthogonal_updates_of_forty_clients_keep_two_thirds_for_oneself() -> No
 
 
 def test_mixing_takes_all_rows_from_one_snapshot_across_column_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("emdcfl.methods.graph.CHUNK", 3)
+    monkeypatch.setattr("emdcfl.params.CHUNK", 7)
+    monkeypatch.setattr("emdcfl.params.WIDE", 3)
     theta, x = torch.randn(6, 50), torch.rand(4, 4, dtype=torch.float64).softmax(1)
     rows = [0, 2, 3, 5]
     expected = theta.clone()
@@ -80,7 +81,8 @@ def test_mixing_takes_all_rows_from_one_snapshot_across_column_blocks(monkeypatc
 
 
 def test_mixing_in_place_reads_what_was_just_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("emdcfl.methods.graph.CHUNK", 1)
+    monkeypatch.setattr("emdcfl.params.CHUNK", 7)
+    monkeypatch.setattr("emdcfl.params.WIDE", 3)
     theta, x = torch.randn(3, 50), torch.rand(3, 3, dtype=torch.float64).softmax(1)
     expected = theta.double().clone()
     for i in range(3):

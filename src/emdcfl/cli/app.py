@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 from typing import Annotated, NoReturn
@@ -58,6 +59,8 @@ def _explain(message: str) -> NoReturn:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 2 an error that was explained, 130 interrupted (Ctrl-C), 143 terminated (SIGTERM)."""
+    # states and activations are megabytes each: in pages of 4 KiB, taking new memory for them costs more than adding them up
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # read by torch when it is imported, here and in worker processes
     from emdcfl.cli import compare, data, federation, init, methods, report, reproduce, run, sweep, use  # noqa: F401  each module adds its commands
 
     log = logging.getLogger("emdcfl")

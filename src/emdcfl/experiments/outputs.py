@@ -29,11 +29,17 @@ INDEX = "models/index.json"
 READING = "reading.json"
 AGAIN = "resume the run to write it again"
 
+OFTEN = 1 << 26
+"""Numbers in all models together up to which they are written after every round; more are written after the last (the state has them)."""
+
 
 def write_outputs(path: Path, scenario: Scenario, serving: Serving, summary: Mapping[str, Any]) -> None:
     """Write everything but the state and the metrics, each file in one step."""
     clients = [site.name for site in scenario.sites]
-    _write_models(path, scenario, serving, clients)
+    if summary.get("finished", True) or serving.models.numel() <= OFTEN:
+        _write_models(path, scenario, serving, clients)
+    else:
+        remove(path / INDEX)  # models of an earlier round are not this one's
     if serving.distances is not None and serving.clusters is not None:
         d, clusters = serving.distances, serving.clusters.tolist()
         drawn_from = [path / "distances.npz", path / READING]
@@ -158,7 +164,9 @@ def _read_json(path: Path, otherwise: str) -> dict[str, Any]:
 
 
 def read_served(run: Path, client: str) -> Served:
-    """Read what a client of a finished run is served with."""
+    """Read what a client of a run is served with."""
+    if not (run / INDEX).exists() and (run / "summary.json").exists() and not read_summary(run).get("finished", True):
+        raise StoreError(f"{run} has no models yet: as large as they are, they are written after the last round; go on with --resume")
     index = _read_json(run / INDEX, f"{run} has no models")
     try:
         if client not in index["clients"]:

@@ -169,7 +169,7 @@ def run(
                 store.append_metrics(finished.rows)
                 kept = {"seconds": seconds, "rows": rows, "failures": failures, "trust": fed.guard.ledger.as_dict()}
                 kept["bytes"] = fed.carried.bytes
-                store.save_state(finished.index, finished.state, kept)
+                store.save_state(finished.index, finished.state, kept, beside=True)
                 summary = _conclude(store, plan_, fed, finished, rows, seconds, failures)
         return summary
 

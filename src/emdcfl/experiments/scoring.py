@@ -26,7 +26,8 @@ def served(serving: Serving, client: int) -> tuple[Tensor, Tensor]:
     if len(chosen) == 1:
         return serving.models[chosen[0] : chosen[0] + 1], torch.ones(1)  # a view: there is one for every client
     if serving.mix == "predictions":
-        return serving.models[chosen], weights[chosen] / weights[chosen].sum()
+        every = len(chosen) == len(serving.models)
+        return serving.models if every else serving.models[chosen], weights[chosen] / weights[chosen].sum()
     mixed = average([serving.models[k] for k in chosen], [float(weights[k]) for k in chosen])
     return mixed[None], torch.ones(1)
 

@@ -11,13 +11,16 @@
 
 Every file is replaced in one step, a round's tensors before its JSON, so a kill at any moment leaves the previous round or the new one. The
 order of a round is: ``append_metrics``, other files, ``save_state``; on resume, ``load_state`` and then ``trim_metrics`` undo what a kill
-left unfinished.
+left unfinished. A large state may be written while the next round trains (``save_state(beside=True)``), and a kill then
+costs that round too.
 
-Imports errors, config, files, identity, lock, metrics, rounds and shield.
+Imports errors, config, files, identity, later, lock, metrics, rounds, shield and tree.
 """
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -27,14 +30,18 @@ import numpy as np
 from torch import Tensor
 
 from emdcfl.errors import StoreError
-from emdcfl.experiments import files, identity, shield
+from emdcfl.experiments import files, identity, shield, tree
 from emdcfl.experiments.config import Config, config_hash, dump
 from emdcfl.experiments.identity import CONFIG, RUN, is_run
+from emdcfl.experiments.later import Later
 from emdcfl.experiments.lock import Lock
 from emdcfl.experiments.metrics import METRICS, Metrics
 from emdcfl.experiments.rounds import Rounds
 
 LOCK = ".lock"
+
+LARGE = 1 << 26
+"""Bytes of a state from which it may be written beside the run: less is written before a thread would be worth it."""
 
 State = TypeVar("State")
 
@@ -50,6 +57,7 @@ class RunStore:
         self._lock = lock
         self._rounds = Rounds(self.path / "state")
         self._metrics = Metrics(self.path)
+        self._later = Later()
 
     @classmethod
     def open(cls, path: str | Path, config: Config, *, resume: bool = False) -> Self:
@@ -98,10 +106,13 @@ class RunStore:
         return cls(path)
 
     def close(self) -> None:
-        """Give the lock back."""
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
+        """Finish what is being written and give the lock back."""
+        try:
+            self._later.wait()
+        finally:
+            if self._lock is not None:
+                self._lock.release()
+                self._lock = None
 
     def __enter__(self) -> Self:
         return self
@@ -173,17 +184,27 @@ class RunStore:
 
     # --- state ---
 
-    def save_state(self, round: int, state: Any, extra: Mapping[str, Any] | None = None) -> None:
-        """Commit the state after a round, with anything else (``extra``) that resuming needs. The last two rounds are kept."""
+    def save_state(self, round: int, state: Any, extra: Mapping[str, Any] | None = None, *, beside: bool = False) -> None:
+        """Commit the state after a round, with anything else (``extra``) that resuming needs. The last two rounds are kept.
+
+        With ``beside``, a large state in the host's memory is written while the caller goes on, who must leave its tensors as they are;
+        what goes wrong then is raised by the next ``save_state``, or by ``close``.
+        """
         self._place("state/x")
-        with shield.unbroken():
-            self._rounds.save(round, state, extra or {}, self._metrics.mark())
+        self._later.wait()
+        save = functools.partial(self._rounds.save, round, state, copy.deepcopy(dict(extra or {})), self._metrics.mark())
+        if beside and _is_large(state):
+            self._later.start(save)
+        else:
+            with shield.unbroken():
+                save()
 
     def load_state(self, cls: type[State], *, fallback: bool = True) -> tuple[int, State, dict[str, Any]] | None:
         """The last committed round, its state and the extra values; ``None`` if no round was committed yet.
 
         If the newest round is damaged and ``fallback`` holds, the one before it is taken, with a warning in the log.
         """
+        self._later.wait()
         loaded = self._rounds.load(cls, fallback=fallback)
         if loaded is not None and self._lock is not None:
             self._rounds.forget_others(loaded[0])  # a kill right after a commit leaves an older round
@@ -191,7 +212,14 @@ class RunStore:
 
     def rounds(self) -> list[int]:
         """The committed rounds, damaged or not, in order."""
+        self._later.wait()
         return self._rounds.numbers()
+
+
+def _is_large(state: Any) -> bool:
+    """Whether a state takes long to write and lies in the host's memory: a copy from a GPU would get in the way of what runs there."""
+    found = list(tree.tensors(state))
+    return sum(t.numel() * t.element_size() for t in found) >= LARGE and all(t.device.type == "cpu" for t in found)
 
 
 def _refuse_foreign(folder: Path) -> None:

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import itertools
 import math
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -128,6 +129,24 @@ def _decode_dataclass(node: dict[str, Any], classes: Classes, fetch: Callable[[s
         differing = ", ".join(sorted(set(fields) ^ valid))
         raise StoreError(f"the saved {name} and this version differ in {differing}; resume with the version that started the run")
     return cls(**{key: decode(item, classes, fetch) for key, item in fields.items()})
+
+
+def tensors(value: Any) -> Iterator[Tensor]:
+    """All tensors in a state.
+
+    Examples
+    --------
+    >>> [len(t) for t in tensors({"a": torch.zeros(2), "b": [torch.ones(3), "x"]})]
+    [2, 3]
+    """
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        yield from itertools.chain.from_iterable(map(tensors, value))
+    elif isinstance(value, dict):
+        yield from itertools.chain.from_iterable(map(tensors, value.values()))
+    elif dataclasses.is_dataclass(value):
+        yield from itertools.chain.from_iterable(tensors(getattr(value, f.name)) for f in dataclasses.fields(value))
 
 
 def addresses(node: Any) -> set[str]:

@@ -94,7 +94,8 @@ def soft_train(
 
 
 def _mix(models: Tensor, a: Tensor) -> Tensor:
-    return average(models[a > 0], a[a > 0].tolist())
+    voted = torch.nonzero(a > 0).flatten().tolist()
+    return average([models[k] for k in voted], [float(a[k]) for k in voted])  # rows, not a copy of them
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from emdcfl.federation import Federation, Replies, Round
 from emdcfl.keys import keyed_int
 from emdcfl.methods.base import Clustered, Family, Serving, clusters_wanted, register, serve_clusters
 from emdcfl.methods.vectors import VectorScope, average_present, expect, sets_of, update_gram
-from emdcfl.params import CHUNK, Layout, cosines
+from emdcfl.params import Layout, blocks, cosines
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,6 @@ def inter_group(layout: Layout, models: Tensor, eta: float, inter: Literal["norm
     if inter == "normalised":
         mix = mix / mix.sum(1, keepdim=True)
     out = torch.empty_like(models)
-    for start in range(0, models.shape[1], CHUNK):
-        part = slice(start, start + CHUNK)
+    for part in blocks(models.shape[1], len(models)):
         out[:, part] = (mix @ models[:, part].double()).float()
     return out

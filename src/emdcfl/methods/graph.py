@@ -22,7 +22,7 @@ from emdcfl.client import Task
 from emdcfl.federation import ByClient, Federation, Round
 from emdcfl.methods.base import Serving
 from emdcfl.methods.vectors import VectorScope, expect, update_gram
-from emdcfl.params import CHUNK, Layout, cosines
+from emdcfl.params import Layout, blocks, cosines
 from emdcfl.schema import Reply
 
 Since = Literal["initial", "round"]
@@ -193,16 +193,15 @@ def mix_rows(models: Tensor, rows: Sequence[int], x: Tensor, aggregate: Aggregat
     tensor([4., 4., 6.])
     """
     chosen = torch.tensor(list(rows))
-    width = max(1, 8 * CHUNK // len(rows))
-    for start in range(0, models.shape[1], width):
-        columns = slice(start, start + width)
-        block = models[chosen, columns].double()
+    for columns in blocks(models.shape[1], len(rows)):
+        part = models[:, columns]
+        block = part[chosen].double()
         if aggregate == "snapshot":
             block = x @ block
         else:
             for i in range(len(rows)):
                 block[i] = x[i] @ block
-        models[chosen, columns] = block.to(models.dtype)
+        part[chosen] = block.to(models.dtype)
 
 
 def personalise(state: AnyPersonal, trained: Trained, x: Tensor, aggregate: Aggregate) -> AnyPersonal:
