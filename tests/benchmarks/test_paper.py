@@ -31,7 +31,9 @@ def test_the_page_is_what_the_rows_give_and_every_difference_has_its_sentence() 
 def test_the_table_of_the_readme_is_what_the_rows_say(scenario: str) -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8").partition("## At the paper's size")[2]
     cells = next(line for line in text.splitlines() if line.startswith(f"| `{scenario}`")).split(" | ")
-    rows = [r for r in read_results(DATA / f"{scenario}.jsonl") if r["method"] != "emdcfl" or r["settings"]["method"]["tolerance"] == "auto"]
+    rows = [
+        r for r in read_results(DATA / f"{scenario}.jsonl") if r["method"] != "emdcfl" or r["settings"]["method"]["tolerance"] == "auto"
+    ]
     variant = "backdoor" if scenario.startswith("backdoor") else "test"
     for method, cell in zip(("emdcfl", "oracle", "fedavg"), cells[2:], strict=False):
         (row,) = (r for r in rows if r["method"] == method)

@@ -19,7 +19,7 @@ from emdcfl.data.types import Scenario
 from emdcfl.errors import ClientError, ConfigError, StoreError
 from emdcfl.experiments import runner
 from emdcfl.experiments.config import Choice, Config, EngineConfig, TrainingConfig, load
-from emdcfl.experiments.runner import plan, run
+from emdcfl.experiments.runner import build_scenario, plan, run
 from emdcfl.experiments.store import RunStore
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -255,6 +255,10 @@ def test_a_plan_fills_in_the_scenarios_defaults_and_flags_win() -> None:
 def test_a_model_takes_what_it_can_from_the_scenario() -> None:
     chosen = plan(replace(config(), model=Choice("mlp", {"hidden": [5]})))
     assert dict(chosen.scenario.model.options) == {"features": 8, "classes": 4, "hidden": [5]}
+    other = build_scenario(
+        Config(scenario=Choice("rotated-digits"), model=Choice("mlp"))
+    )  # its own network is for images and knows no features
+    assert dict(other.model.options) == {"features": 64, "classes": 10}
     with pytest.raises(ConfigError, match=r"unknown model 'mpl': did you mean 'mlp'"):
         plan(replace(config(), model=Choice("mpl")))
     with pytest.raises(ConfigError, match=r"model has no key 'hiden': did you mean 'hidden'"):

@@ -110,7 +110,7 @@ def run(
     console = Console(soft_wrap=False)
     with nullcontext() if quiet or as_json else Live(console) as live, _tracked(place if tensorboard else None) as watch:
         say = console.print if live else _nothing
-        say(f"{chosen.method.name} on {data or chosen.scenario.name}, seed {chosen.run.seed}", highlight=False)
+        say(f"{chosen.method.name} on {data.resolve().name if data else chosen.scenario.name}, seed {chosen.run.seed}", highlight=False)
         summary = play(chosen, place, resume=resume, observer=watch(live))
         if compare:
             say("for comparison: one model for all (fedavg), then every site alone (local)", highlight=False)

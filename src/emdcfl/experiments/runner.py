@@ -19,6 +19,7 @@ import torch
 import emdcfl
 from emdcfl import keys
 from emdcfl.data import scenarios
+from emdcfl.data.own.defaults import recipe
 from emdcfl.data.types import Scenario
 from emdcfl.engines.local import make_federation, resolve
 from emdcfl.engines.local.sequential import pick_device
@@ -82,7 +83,7 @@ def build_scenario(config: Config) -> Scenario:
     if config.model is not None and "model" in scenarios.options(config.scenario.name):
         given.setdefault("model", config.model.name)  # a pretrained network decides the size of people's own images
     scenario = scenarios.build(config.scenario.name, **given)
-    return scenario if config.model is None else replace(scenario, model=_model(scenario.model, config.model))
+    return scenario if config.model is None else replace(scenario, model=_model(scenario, config.model))
 
 
 def plan(config: Config, scenario: Scenario | None = None) -> Plan:
@@ -128,15 +129,22 @@ def _names(cls: Any) -> set[str]:
     return {f.name for f in dataclasses.fields(cls)}
 
 
-def _model(default: ModelRecipe, wanted: Choice) -> ModelRecipe:
-    """Take the options both networks understand (channels, classes, size) from the scenario, the rest from the config."""
+def _model(scenario: Scenario, wanted: Choice) -> ModelRecipe:
+    """Take what the data determine (channels, size, features, classes) from the scenario, the rest from the config."""
     if wanted.name not in BUILDERS and ":" not in wanted.name:
         raise ConfigError(f"unknown model {wanted.name!r}: {nearest(wanted.name, BUILDERS)}, or 'package.module:function'")
-    builder = BUILDERS.get(wanted.name)
+    default, builder = scenario.model, BUILDERS.get(wanted.name)
     known = set(inspect.signature(builder).parameters) if builder else set(default.options)
     shared = {k: v for k, v in default.options.items() if k in known}
     options = check_options(builder, wanted.options, "model") if builder else dict(wanted.options)
-    return ModelRecipe(wanted.name, {**shared, **options})
+    given = shared if builder is None or wanted.name == default.name else {**_facts(scenario, wanted.name), **shared}
+    return ModelRecipe(wanted.name, {**given, **options})
+
+
+def _facts(scenario: Scenario, model: str) -> Mapping[str, Any]:
+    """Return what another network than the scenario's own must know about its inputs."""
+    shape, size = tuple(scenario.sites[0].train.x.shape[1:]), scenario.preprocess.size
+    return recipe(model, shape=(shape[0], size, size) if size and len(shape) == 3 else shape, classes=len(scenario.classes)).options
 
 
 def run(
