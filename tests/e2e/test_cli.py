@@ -118,8 +118,8 @@ def test_quiet_leaves_the_result_and_json_nothing_but_json(cli, tmp_path: Path) 
 def test_resume_from_the_folder_alone(cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save = runner.RunStore.save_state
 
-    def stop_after_two(self, index: int, *rest: object) -> None:
-        save(self, index, *rest)
+    def stop_after_two(self, index: int, *rest: object, **how: object) -> None:
+        save(self, index, *rest, **how)
         if index == 2:
             raise KeyboardInterrupt
 
