@@ -28,6 +28,7 @@ import torch
 from emdcfl.data.types import Preprocess, Scenario, Site, Split
 from emdcfl.experiments.config import Choice, Config, EngineConfig, RunConfig, TrainingConfig
 from emdcfl.experiments.runner import run
+from emdcfl.methods import find
 from emdcfl.models.recipe import ModelRecipe
 
 
@@ -77,8 +78,11 @@ def world(case: Case) -> Scenario:
     return Scenario("random", sites, tuple("0123456789"), preprocess, ModelRecipe(case.model, case.options))
 
 
-def config(case: Case, method: str, options: dict[str, Any], *, workers: int = 1, rounds: int = 1) -> Config:
-    """Return the run of a method in it."""
+def config(case: Case, method: str, *, workers: int = 1, rounds: int = 1) -> Config:
+    """Return the run of a method in it, with four clusters where it must be told their number."""
+    options: dict[str, Any] = {"k": 4} if find(method).needs_k else {}
+    if method == "emdcfl" and case.clients > 100:  # a thousand clients have a million pairs; representatives compare with one per cluster
+        options["pairing"] = "representatives"
     return Config(
         run=RunConfig(rounds=rounds),
         scenario=Choice("rotated-digits"),  # only its name: the scenario itself is handed over
@@ -89,20 +93,20 @@ def config(case: Case, method: str, options: dict[str, Any], *, workers: int = 1
     )
 
 
-def play(case: Case, method: str, options: dict[str, Any], workers: int, pipe: Connection) -> None:
+def play(case: Case, method: str, workers: int, pipe: Connection) -> None:
     """Run in a process of its own: say when the imports are done, then what came out."""
-    scenario, wanted = world(case), config(case, method, options, workers=workers)
+    scenario, wanted = world(case), config(case, method, workers=workers)
     pipe.send("ready")
     with tempfile.TemporaryDirectory() as folder:
         summary = run(wanted, Path(folder) / "run", scenario=scenario)
     pipe.send({"k": summary["k"], "seconds": summary["seconds"]["total"], "engine": wanted.engine.name})
 
 
-def measure(case: Case, method: str, options: dict[str, Any], workers: int) -> dict[str, Any]:
+def measure(case: Case, method: str, workers: int) -> dict[str, Any]:
     """Run a case and watch it."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    process = context.Process(target=play, args=(case, method, options, workers, there))
+    process = context.Process(target=play, args=(case, method, workers, there))
     process.start()
     there.close()
     assert process.pid is not None
@@ -138,9 +142,7 @@ def main() -> None:
     found: dict[str, dict[str, Any]] = {}
     for name in args.only:
         for method in args.methods:
-            # a thousand clients have a million pairs; representatives compare with one client per cluster
-            options = {"pairing": "representatives"} if method == "emdcfl" and CASES[name].clients > 100 else {}
-            found[f"{name}, {method}"] = measure(CASES[name], method, options, args.workers)
+            found[f"{name}, {method}"] = measure(CASES[name], method, args.workers)
             if not args.json:
                 print(f"{name}, {method}: {found[f'{name}, {method}']}", flush=True)
     if args.json:

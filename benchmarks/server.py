@@ -18,7 +18,6 @@ from pathlib import Path
 from benchmarks.memory import Case, config, run, world
 
 METHODS = ("fedavg", "cfl", "fesem", "flexcfl", "cflgp", "fedsoft", "pfedgraph", "fedsac", "pacfl", "fedem", "fedce")
-NEEDS_K = ("fesem", "flexcfl", "cflgp", "fedsoft", "fedem", "fedrc", "ifca", "fedce")
 
 
 def main() -> None:
@@ -32,7 +31,7 @@ def main() -> None:
     case = Case(args.clients, "resnet18", {"classes": 10, "weights": None}, 3, 32, 8, 4)
     scenario = world(case)
     for method in args.methods:
-        wanted = config(case, method, {"k": 4} if method in NEEDS_K else {}, rounds=args.rounds)
+        wanted = config(case, method, rounds=args.rounds)
         with tempfile.TemporaryDirectory() as folder:
             seconds = run(wanted, Path(folder) / "run", scenario=scenario)["seconds"]
         rest = seconds["total"] - sum(value for phase, value in seconds.items() if phase != "total")
