@@ -249,7 +249,7 @@ class Average:
         elif theta.shape[-1] <= CHUNK:
             self._sum.add_(theta, alpha=weight)
         else:
-            for part in _chunks(theta.shape[-1]):
+            for part in chunks(theta.shape[-1]):
                 self._sum[..., part].add_(theta[..., part], alpha=weight)
         self.total += weight
 
@@ -257,7 +257,9 @@ class Average:
         if self._sum is None:
             raise ValueError("expected at least one state to average, got none")
         out = torch.empty(self._sum.shape, dtype=torch.float32, device=self._sum.device)
-        return torch.div(self._sum, self.total, out=out)
+        for part in chunks(out.shape[-1]):
+            out[..., part] = self._sum[..., part] / self.total
+        return out
 
 
 def average(thetas: Iterable[Tensor], weights: Iterable[float]) -> Tensor:
@@ -269,7 +271,7 @@ def average(thetas: Iterable[Tensor], weights: Iterable[float]) -> Tensor:
     if not states or states[0].shape[-1] <= CHUNK:
         return _average(states, factors)
     out = torch.empty(states[0].shape, dtype=torch.float32, device=states[0].device)
-    for part in _chunks(out.shape[-1]):  # one part of all states after the other: the sum never leaves the cache
+    for part in chunks(out.shape[-1]):  # one part of all states after the other: the sum never leaves the cache
         out[..., part] = _average([theta[..., part] for theta in states], factors)
     return out
 
@@ -297,15 +299,11 @@ def gram(rows: Tensor | Sequence[Tensor], columns: slice | None = None, *, origi
     shared = isinstance(origin, Tensor) and origin.dim() == 1
     origins = [] if origin is None else [cast(Tensor, origin)] if shared else list(origin)
     out = torch.zeros(C, C, dtype=torch.float64, device=rows[0].device)
-    block = torch.empty(0)
     for part in blocks(columns.stop - columns.start, C):
         at = slice(columns.start + part.start, columns.start + part.stop)
-        if block.shape[-1] != at.stop - at.start:  # memory that is new costs more than the arithmetic
-            drawn = torch.empty(C, at.stop - at.start, dtype=rows[0].dtype, device=out.device)
-            block = torch.empty(drawn.shape, dtype=torch.float64, device=out.device)
-        block.copy_(torch.stack([row[at] for row in rows], out=drawn))
+        block = torch.stack([row[at] for row in rows]).double()
         if origins:
-            block -= origins[0][at] if shared else torch.stack([row[at] for row in origins], out=drawn)
+            block -= origins[0][at] if shared else torch.stack([row[at] for row in origins])
         out.addmm_(block, block.T)
     out = out.cpu()
     return (out + out.T) / 2  # matrix kernels may round the two halves differently, and linkages refuse that
@@ -313,10 +311,11 @@ def gram(rows: Tensor | Sequence[Tensor], columns: slice | None = None, *, origi
 
 def blocks(length: int, rows: int) -> Iterator[slice]:
     """Cut columns into blocks of which ``rows`` rows in float64 stay in the processor's cache, each wide enough to be worth a call."""
-    return _chunks(length, max(WIDE, 2 * CHUNK // rows))
+    return chunks(length, max(WIDE, 2 * CHUNK // rows))
 
 
-def _chunks(length: int, size: int | None = None) -> Iterator[slice]:
+def chunks(length: int, size: int | None = None) -> Iterator[slice]:
+    """Cut columns into pieces of ``size`` (``CHUNK``)."""
     size = CHUNK if size is None else size
     for start in range(0, length, size):
         yield slice(start, min(start + size, length))

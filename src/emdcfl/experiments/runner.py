@@ -133,16 +133,15 @@ def _model(scenario: Scenario, wanted: Choice) -> ModelRecipe:
     """Take what the data determine (channels, size, features, classes) from the scenario, the rest from the config."""
     if wanted.name not in BUILDERS and ":" not in wanted.name:
         raise ConfigError(f"unknown model {wanted.name!r}: {nearest(wanted.name, BUILDERS)}, or 'package.module:function'")
-    default, builder = scenario.model, BUILDERS.get(wanted.name)
-    known = set(inspect.signature(builder).parameters) if builder else set(default.options)
-    shared = {k: v for k, v in default.options.items() if k in known}
+    builder = BUILDERS.get(wanted.name)
+    facts = {**scenario.model.options, **(_facts(scenario, wanted.name) if builder else {})}
+    known = set(inspect.signature(builder).parameters) if builder else set(facts)
     options = check_options(builder, wanted.options, "model") if builder else dict(wanted.options)
-    given = shared if builder is None or wanted.name == default.name else {**_facts(scenario, wanted.name), **shared}
-    return ModelRecipe(wanted.name, {**given, **options})
+    return ModelRecipe(wanted.name, {**{k: v for k, v in facts.items() if k in known}, **options})
 
 
 def _facts(scenario: Scenario, model: str) -> Mapping[str, Any]:
-    """Return what another network than the scenario's own must know about its inputs."""
+    """Return what a network must know about the scenario's inputs, as they reach it."""
     shape, size = tuple(scenario.sites[0].train.x.shape[1:]), scenario.preprocess.size
     return recipe(model, shape=(shape[0], size, size) if size and len(shape) == 3 else shape, classes=len(scenario.classes)).options
 

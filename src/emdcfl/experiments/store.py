@@ -14,14 +14,15 @@ order of a round is: ``append_metrics``, other files, ``save_state``; on resume,
 left unfinished. A large state may be written while the next round trains (``save_state(beside=True)``), and a kill then
 costs that round too.
 
-Imports errors, config, files, identity, later, lock, metrics, rounds, shield and tree.
+Imports errors, config, files, identity, lock, metrics, rounds, shield and tree.
 """
 
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -33,7 +34,6 @@ from emdcfl.errors import StoreError
 from emdcfl.experiments import files, identity, shield, tree
 from emdcfl.experiments.config import Config, config_hash, dump
 from emdcfl.experiments.identity import CONFIG, RUN, is_run
-from emdcfl.experiments.later import Later
 from emdcfl.experiments.lock import Lock
 from emdcfl.experiments.metrics import METRICS, Metrics
 from emdcfl.experiments.rounds import Rounds
@@ -57,7 +57,8 @@ class RunStore:
         self._lock = lock
         self._rounds = Rounds(self.path / "state")
         self._metrics = Metrics(self.path)
-        self._later = Later()
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="emdcfl-state")
+        self._writing: Future[None] | None = None
 
     @classmethod
     def open(cls, path: str | Path, config: Config, *, resume: bool = False) -> Self:
@@ -108,8 +109,9 @@ class RunStore:
     def close(self) -> None:
         """Finish what is being written and give the lock back."""
         try:
-            self._later.wait()
+            self._wait()
         finally:
+            self._writer.shutdown()
             if self._lock is not None:
                 self._lock.release()
                 self._lock = None
@@ -191,20 +193,27 @@ class RunStore:
         what goes wrong then is raised by the next ``save_state``, or by ``close``.
         """
         self._place("state/x")
-        self._later.wait()
-        save = functools.partial(self._rounds.save, round, state, copy.deepcopy(dict(extra or {})), self._metrics.mark())
+        self._wait()
+        save = partial(self._rounds.save, round, state, copy.deepcopy(dict(extra or {})), self._metrics.mark())
         if beside and _is_large(state):
-            self._later.start(save)
+            self._writing = self._writer.submit(save)
         else:
             with shield.unbroken():
                 save()
+
+    def _wait(self) -> None:
+        """Return when no state is being written any more; SIGTERM and Ctrl-C wait for that too."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            with shield.unbroken():
+                writing.result()
 
     def load_state(self, cls: type[State], *, fallback: bool = True) -> tuple[int, State, dict[str, Any]] | None:
         """The last committed round, its state and the extra values; ``None`` if no round was committed yet.
 
         If the newest round is damaged and ``fallback`` holds, the one before it is taken, with a warning in the log.
         """
-        self._later.wait()
+        self._wait()
         loaded = self._rounds.load(cls, fallback=fallback)
         if loaded is not None and self._lock is not None:
             self._rounds.forget_others(loaded[0])  # a kill right after a commit leaves an older round
@@ -212,7 +221,7 @@ class RunStore:
 
     def rounds(self) -> list[int]:
         """The committed rounds, damaged or not, in order."""
-        self._later.wait()
+        self._wait()
         return self._rounds.numbers()
 
 

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emdcfl.params import CHUNK
+from emdcfl.params import blocks, chunks
 
 Array = np.ndarray[Any, Any]
 
@@ -113,9 +113,7 @@ def trimmed_mean(thetas: Sequence[Tensor], ends: int) -> Tensor:
         raise ValueError(f"expected to leave out fewer than {k} states, got {2 * ends}")
     out = torch.empty_like(thetas[0])
     flat, rows = out.view(-1), [theta.reshape(-1) for theta in thetas]
-    width = max(1, CHUNK // k)
-    for start in range(0, flat.shape[0], width):
-        part = slice(start, start + width)
+    for part in blocks(flat.shape[0], k):
         block = torch.stack([row[part] for row in rows]).double().sort(dim=0).values
         flat[part] = block[ends : k - ends].mean(0).to(out.dtype)
     return out
@@ -126,8 +124,7 @@ def distance(theta: Tensor, start: Tensor) -> float:
     if theta.numel() <= SMALL:
         return float(torch.dist(theta, start))
     a, b, total = theta.reshape(-1), start.reshape(-1), 0.0
-    for at in range(0, a.shape[0], CHUNK):
-        part = slice(at, at + CHUNK)
+    for part in chunks(a.shape[0]):
         total += float(torch.linalg.vector_norm(a[part] - b[part], dtype=torch.float64)) ** 2
     return math.sqrt(total)
 
