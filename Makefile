@@ -60,8 +60,11 @@ format: $(STAMP)  ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(STAMP)  ## run every script in benchmarks/
-	@set -e; for script in $(sort $(filter-out benchmarks/reliability.py,$(wildcard benchmarks/*.py))); do echo "== $$script"; $(BIN)/python $$script; done
+# the others want an --out, a GPU or hours: benchmarks/README.md
+BENCHMARKS = engines memory precision server startup transport
+
+bench: $(STAMP)  ## run the benchmarks that need no argument
+	@set -e; for name in $(BENCHMARKS); do echo "== $$name"; PYTHONPATH=. $(BIN)/python benchmarks/$$name.py; done
 
 clean:  ## remove the environment, caches, builds and runs
 	rm -rf $(VENV) build dist runs .mypy_cache .pytest_cache .ruff_cache .hypothesis
