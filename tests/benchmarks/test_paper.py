@@ -138,6 +138,19 @@ def test_time_is_up(tmp_path: Path, fake: list[str]) -> None:
     assert fake == [] and len(work.left()) == 3
 
 
+def test_nothing_begins_that_cannot_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = paper.Queue(tmp_path, [], at_once=1, device="cpu")
+    monkeypatch.setattr(paper.time, "monotonic", lambda: 0.0)
+    known, slow, other = paper.Wanted("pacs", "ifca"), paper.Wanted("pacs", "fedem"), paper.Wanted("mnist-base", "oracle")
+    assert all(work._fits(run, 1.0) for run in (known, slow, other))  # nothing is known yet
+    work.took = {"pacs": 60.0, "rotated-mnist": 90.0}
+    assert [[work._fits(run, left) for run in (known, slow, other)] for left in (59.0, 61.0, 241.0)] == [
+        [False, False, False],
+        [True, False, True],
+        [True, True, True],
+    ]
+
+
 def test_rows_are_taken_once_and_replace_older_ones_where_asked(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     old = read_results(DATA / "pacs.jsonl")[0]

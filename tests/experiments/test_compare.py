@@ -62,6 +62,17 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return ran
 
 
+def test_whoever_watches_is_told_what_begins(tmp_path: Path, quick: list[str]) -> None:
+    compare.compare(FOUR[:1], tmp_path)
+    begun: list[tuple[str, int, int]] = []
+    compare.compare(FOUR, tmp_path, on_begin=lambda job, number, total: begun.append((str(job), number, total)))
+    assert begun == [
+        ("fedavg on rotated-digits, seed 0", 2, 4),
+        ("oracle on rotated-digits, seed 1", 3, 4),
+        ("fedavg on rotated-digits, seed 1", 4, 4),
+    ]
+
+
 def test_a_real_run_leaves_a_row_that_says_where_it_comes_from(tmp_path: Path) -> None:
     outcome = compare.compare(FOUR[:2], tmp_path)
     rows = read_results(tmp_path)

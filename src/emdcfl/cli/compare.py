@@ -8,17 +8,22 @@ from typing import Annotated, Any
 
 import typer
 from rich import box
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table as RichTable
+from rich.text import Text
 
 from emdcfl.cli.app import app
+from emdcfl.cli.progress import Pace
 from emdcfl.cli.run import build_config
 from emdcfl.cli.show import percent
 from emdcfl.errors import ClientError, ConfigError
-from emdcfl.experiments.compare import Done, Outcome, compare, configs, describe_failures, parse_methods, parse_seeds
+from emdcfl.experiments.compare import Done, Job, Outcome, compare, configs, describe_failures, parse_methods, parse_seeds
 from emdcfl.experiments.results import Results, read_results
+from emdcfl.experiments.scoring import Row
 from emdcfl.experiments.tables import METRICS, Table, build, write_tables
+from emdcfl.methods.base import Serving
+from emdcfl.schema import Reply
 
 
 @app.command("compare")
@@ -51,7 +56,17 @@ def compare_(
     logging.getLogger("emdcfl").setLevel(logging.WARNING if quiet else logging.INFO)
     console = Console()
     with Screen(console, quiet=quiet) as screen:
-        outcome = compare(wanted, out, jobs=jobs, time_limit=time_limit, keep_runs=keep_runs, merge=merge or [], on_row=screen.note)
+        outcome = compare(
+            wanted,
+            out,
+            jobs=jobs,
+            time_limit=time_limit,
+            keep_runs=keep_runs,
+            merge=merge or [],
+            on_begin=screen.launch,
+            on_row=screen.note,
+            observer=screen,
+        )
     conclude(console, out, outcome)
 
 
@@ -72,11 +87,15 @@ def conclude(console: Console, out: Path, outcome: Outcome) -> None:
 
 
 class Screen:
-    """The table as it fills, on a terminal; one line per finished run elsewhere."""
+    """The table as it fills and the runs on their way, on a terminal; elsewhere a line per finished run, and per minute of a long one."""
 
     def __init__(self, console: Console, *, quiet: bool = False) -> None:
         self.console, self.quiet = console, quiet
-        self.live = Live(console=console, transient=True, auto_refresh=False) if console.is_terminal and not quiet else None
+        self.running: list[Job] = []
+        self.pace: Pace | None = None
+        self.table: RichTable | None = None
+        shown = console.is_terminal and not quiet
+        self.live = Live(get_renderable=self._picture, console=console, transient=True, refresh_per_second=2) if shown else None
 
     def __enter__(self) -> Screen:
         if self.live is not None:
@@ -87,20 +106,54 @@ class Screen:
         if self.live is not None:
             self.live.stop()
 
+    def launch(self, job: Job, number: int, total: int) -> None:
+        """Show a run that begins."""
+        if not self.running and self.pace is None:
+            self._say(f"{total - number + 1} of {total} runs to do")
+        self.running.append(job)
+        self.pace = Pace()
+
+    def begin(self, index: int, total: int, participants: tuple[str, ...]) -> None:
+        """Show a round that begins."""
+        if self.pace is not None:
+            self.pace.begin(index, total, participants)
+
+    def reply(self, task: str, client: str, reply: Reply) -> None:
+        """Show a client that answered."""
+        if self.pace is None:
+            return
+        self.pace.reply(client, reply)
+        if self.live is None and self.pace.due():
+            self._say(f"{self.running[0]}: {self.pace}")
+
+    def end(self, index: int, total: int, rows: list[Row], serving: Serving) -> None:
+        """Ignore: the next round or the finished run says it."""
+
     def note(self, done: Done, results: Results, ended: int, total: int) -> None:
         """Show a run that ended."""
+        self.running = [job for job in self.running if job != done.job]
         if self.quiet or done.row is None:
             return
         row: dict[str, Any] = done.row
         scores = ", ".join(f"{v} {percent(s['mean'])}" for v, s in row["accuracy"]["variants"].items())
         ari = "" if row["ari"] is None else f", ARI {row['ari']:.2f}"
-        self.console.print(
-            f"[{ended}/{total}] {done.job}: {scores}, worst {percent(row['accuracy']['worst'])}{ari}, {row['seconds']['total']:.0f} s",
-            highlight=False, markup=False, soft_wrap=True,
-        )  # fmt: skip
+        said = f"{scores}, worst {percent(row['accuracy']['worst'])}{ari}, {row['seconds']['total']:.0f} s"
+        self._say(f"[{ended}/{total}] {done.job}: {said}")
         if self.live is not None:
-            tables = rich_tables(build(results.rows))
-            self.live.update(tables[-1], refresh=True)
+            self.table = rich_tables(build(results.rows))[-1]
+
+    def _say(self, text: str) -> None:
+        if not self.quiet:
+            self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def _picture(self) -> Group:
+        # only a run by itself tells where it is; those in processes of their own are named
+        where = (
+            f"{self.running[0]}: {self.pace}"
+            if len(self.running) == 1 and self.pace and self.pace.first
+            else "; ".join(map(str, self.running))
+        )
+        return Group(*([] if self.table is None else [self.table]), Text(where, style="dim"))
 
 
 def rich_tables(table: Table) -> list[RichTable]:

@@ -1,4 +1,4 @@
-"""What a run shows while it runs: a live line on a terminal, one plain line per round elsewhere."""
+"""What a run shows while it runs: a live line on a terminal; elsewhere one plain line per round, and per minute of a long one."""
 
 from __future__ import annotations
 
@@ -15,6 +15,65 @@ from emdcfl.experiments.scoring import Row
 from emdcfl.methods.base import Serving
 from emdcfl.schema import Reply
 
+HEARTBEAT = 60.0
+"""Seconds without a word after which a run says where it is, where there is no bar to watch."""
+SETTLED = 30.0
+"""Seconds after which the speed so far is believed."""
+
+
+class Pace:
+    """Where a run is, counted in trained clients, and how long it has to go at this speed."""
+
+    def __init__(self) -> None:
+        self.started = self.spoke = time.monotonic()
+        self.first = self.index = self.total = 0
+        self.participants = 0
+        self.trained: set[str] = set()
+
+    def begin(self, index: int, total: int, participants: tuple[str, ...]) -> None:
+        if index <= self.index or not self.first:  # another run than before
+            self.first, self.started = index, time.monotonic()
+        self.index, self.total, self.participants = index, total, len(participants)
+        self.trained.clear()
+
+    def reply(self, client: str, reply: Reply) -> None:
+        if isinstance(reply.get("loss"), float):
+            self.trained.add(client)
+
+    @property
+    def left(self) -> float | None:
+        """Seconds to go; None as long as that is not known."""
+        took = time.monotonic() - self.started
+        done = self.index - self.first + len(self.trained) / max(self.participants, 1)
+        if took < SETTLED or done <= 0:
+            return None
+        return took / done * max(self.total - self.first + 1 - done, 0.0)
+
+    def due(self) -> bool:
+        """Say whether nothing was said for long; true once per such while."""
+        now = time.monotonic()
+        if now - self.spoke < HEARTBEAT:
+            return False
+        self.spoke = now
+        return True
+
+    def __str__(self) -> str:
+        if not self.first:
+            return "before round 1"
+        left = "" if self.left is None else f", about {duration(self.left)} to go"
+        return f"round {self.index}/{self.total}, {len(self.trained)} of {self.participants} clients trained{left}"
+
+
+def duration(seconds: float) -> str:
+    """Write a duration in the unit one would say it in.
+
+    Examples
+    --------
+    >>> [duration(s) for s in (7, 119, 1500, 5000, 40000)]
+    ['7 s', '119 s', '25 min', '83 min', '11 h']
+    """
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
+
 
 class Live:
     """An observer that shows round, client, loss and accuracy."""
@@ -22,6 +81,7 @@ class Live:
     def __init__(self, console: Console) -> None:
         self.console = console
         self.losses: list[float] = []
+        self.pace = Pace()
         self.started = time.perf_counter()
         columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TimeElapsedColumn())
         self.bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
@@ -36,17 +96,24 @@ class Live:
 
     def begin(self, index: int, total: int, participants: tuple[str, ...]) -> None:
         self.losses = []
+        self.pace.begin(index, total, participants)
         self.head = f"round {index}/{total}"
         self.bar.update(self.task, description=f"{self.head}  training", total=2 * len(participants), completed=0)
 
     def reply(self, task: str, client: str, reply: Reply) -> None:
         detail = ""
+        self.pace.reply(client, reply)
         if task == "train" and isinstance(reply.get("loss"), float):
             self.losses.append(reply["loss"])
             detail = f"  loss {reply['loss']:.3f}"
         elif task == "test" and reply["accuracy"]:
             detail = f"  accuracy {next(iter(reply['accuracy'].values())):.1%}"
-        self.bar.update(self.task, advance=1, description=f"{getattr(self, 'head', 'before round 1')}  {task} {escape(client)}{detail}")
+        left = "" if self.pace.left is None else f"  about {duration(self.pace.left)} to go"
+        self.bar.update(
+            self.task, advance=1, description=f"{getattr(self, 'head', 'before round 1')}  {task} {escape(client)}{detail}{left}"
+        )
+        if not self.console.is_terminal and self.pace.due():
+            self.console.print(f"{self.pace}  {time.perf_counter() - self.started:.0f} s", highlight=False, markup=False, soft_wrap=True)
 
     def end(self, index: int, total: int, rows: list[Row], serving: Serving) -> None:
         parts = [f"round {index:>{len(str(total))}}/{total}"]
@@ -59,4 +126,5 @@ class Live:
         if scores:
             parts.append(f"accuracy {np.mean(scores):.1%}, worst {min(scores):.1%}")
         parts.append(f"{time.perf_counter() - self.started:.0f} s")
+        self.pace.spoke = time.monotonic()
         self.bar.console.print("  ".join(parts), highlight=False, soft_wrap=True)

@@ -168,6 +168,7 @@ def compare(
     time_limit: float | None = None,
     keep_runs: bool = False,
     merge: Sequence[Path] = (),
+    on_begin: Callable[[Job, int, int], None] | None = None,
     on_row: Callable[[Done, Results, int, int], None] | None = None,
     observer: Observer | None = None,
 ) -> Outcome:
@@ -185,6 +186,8 @@ def compare(
         Keep a run directory for every run (under ``out/runs``), from which an interrupted run goes on.
     merge : sequence of Path
         Further results to take in first.
+    on_begin : callable, optional
+        Told of every run that begins, with its number among all and the number of all.
     on_row : callable, optional
         Told of every run that ended, with the results so far, the number of runs ended and of all.
     """
@@ -199,6 +202,8 @@ def compare(
         outcome = Outcome(found=len(queue) - len(missing), keys=[job.key for job in queue])
         keep = out / "runs" if keep_runs else None
         timely = _timely(missing, results, started, time_limit)
+        if on_begin is not None:
+            timely = _told(timely, on_begin, outcome.found, len(queue))
         ended = parallel(timely, jobs, keep) if jobs > 1 else _serial(timely, keep, observer)
         with closing(ended):
             for done in ended:
@@ -244,6 +249,12 @@ def _timely(jobs: Sequence[Job], results: Results, started: float, limit: float 
         if left is not None and left <= max(0.0, expected_seconds(job, results.rows)):
             log.debug("time limit: %s waits for the next start", job)
             continue
+        yield job
+
+
+def _told(jobs: Iterator[Job], on_begin: Callable[[Job, int, int], None], found: int, total: int) -> Iterator[Job]:
+    for number, job in enumerate(jobs, found + 1):
+        on_begin(job, number, total)
         yield job
 
 

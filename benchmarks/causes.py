@@ -1,0 +1,134 @@
+"""What stands behind some differences from the paper, as far as it can be seen without whole runs: a line of JSON per finding.
+
+    EMDCFL_DATA=… python benchmarks/causes.py apart --scenario rotated-mnist --clients 0,1
+    EMDCFL_DATA=… python benchmarks/causes.py angles --scenario pacs
+    EMDCFL_DATA=… python benchmarks/causes.py graph --scenario pacs --scale small --rounds 2
+
+``apart``: how far two clients' models are from θ⁰ and from each other after local training, FedClust's and CFL's measure; the same from a
+loop over ``torch.optim.SGD``, epoch by epoch. ``angles``: PACFL's groups with and without the signs of singular vectors. ``graph``:
+FedSaC's cosines, likenesses and weights round by round, averaged over oneself, one's own group and the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.metrics import adjusted_rand_score
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from torch.nn.utils import parameters_to_vector
+
+from emdcfl.clustering import cut
+from emdcfl.experiments.config import Choice, Config, override
+from emdcfl.experiments.runner import Plan, plan
+from emdcfl.methods import fedsac
+from emdcfl.methods.pacfl import PACFL, data_subspace, smallest_angle
+from emdcfl.params import Network
+from emdcfl.tasks import Training
+
+Finding = dict[str, Any]
+
+
+def apart(chosen: Plan, clients: Sequence[int]) -> Iterator[Finding]:
+    """Train clients from θ⁰ for one round's epochs, as an engine does and in a loop by hand."""
+    with chosen.federation() as fed:
+        names, theta0, trainable, training = [fed.clients[c] for c in clients], fed.initial(), fed.layout.trainable, fed.training
+        fed.begin(1)
+        trained = [reply["theta"][trainable] for reply in fed.train(dict.fromkeys(names, theta0)).valid.values()]
+    yield {"clients": names, "by": "engine", "epochs": training.local_epochs, **_lengths(theta0[trainable], trained)}
+    state = Network(chosen.scenario.model).state_dict(theta0)
+    start = next(_loop(chosen, 0, state, replace(training, local_epochs=0)))
+    loops = [_loop(chosen, c, state, training) for c in clients]
+    for epoch, ends in enumerate(zip(*loops, strict=True)):
+        yield {"clients": names, "by": "loop", "epochs": epoch, **_lengths(start, ends)}
+
+
+def _lengths(start: Tensor, ends: Sequence[Tensor]) -> Finding:
+    pairs = [(a, b) for i, a in enumerate(ends) for b in ends[i + 1 :]]
+    return {"moved": [round(float((e - start).norm()), 3) for e in ends], "apart": [round(float((a - b).norm()), 3) for a, b in pairs]}
+
+
+def _loop(chosen: Plan, client: int, state: Mapping[str, Tensor], training: Training) -> Iterator[Tensor]:
+    """Yield the parameters at the start and after every epoch."""
+    split, preprocess, net = chosen.scenario.sites[client].train, chosen.scenario.preprocess, chosen.scenario.model()
+    net.load_state_dict(state, strict=False)  # BatchNorm's counters stay at zero
+    optimiser = torch.optim.SGD(net.parameters(), lr=training.lr, momentum=training.momentum, weight_decay=training.weight_decay)
+    order = torch.Generator().manual_seed(client)
+    yield parameters_to_vector(net.parameters()).detach().clone()
+    for _ in range(training.local_epochs):
+        for batch in torch.randperm(len(split), generator=order).split(training.batch_size):
+            optimiser.zero_grad()
+            cross_entropy(net(preprocess(split.x[batch])), split.y[batch]).backward()
+            optimiser.step()
+        yield parameters_to_vector(net.parameters()).detach().clone()
+
+
+def angles(chosen: Plan) -> Iterator[Finding]:
+    """Compare PACFL's groups by |cos| and by signed cosines, at the scenario's threshold."""
+    method = chosen.method
+    assert isinstance(method, PACFL)
+    with chosen.federation() as fed:
+        options = {"split": method.split, "vectors": method.vectors, "flatten": method.flatten}
+        bases = list(fed.run(data_subspace, {c: {} for c in fed.clients}, **options).column("basis").values())
+        truth = [chosen.scenario.groups[c] for c in fed.clients]
+    for sign in ("abs", "signed"):
+        degrees = np.array([[0.0 if a is b else smallest_angle(a, b, signed=sign == "signed") for b in bases] for a in bases])
+        labels = cut(degrees, method.threshold, linkage="weighted")
+        members = [sorted({truth[c] for c in np.flatnonzero(labels == k)}) for k in np.unique(labels)]
+        yield {"sign": sign, "threshold": method.threshold, "k": len(members), "ari": adjusted_rand_score(truth, labels), "groups": members}
+
+
+def graph(chosen: Plan, rounds: int) -> Iterator[Finding]:
+    """Play FedSaC, and average what its weights come from by who is meant."""
+    method = chosen.method
+    assert isinstance(method, fedsac.FedSaC)
+    groups = [chosen.scenario.groups[site.name] for site in chosen.scenario.sites]
+    own, mates = np.eye(len(groups), dtype=bool), np.array([[a == b for b in groups] for a in groups])
+    who = {"self": own, "group": mates & ~own, "others": ~mates}
+    asked = {"task": fedsac.train_and_basis, "components": method.components, "mode": method.embedding_mode}
+    with chosen.federation() as fed:
+        state = method.init(fed, fed.begin(0))
+        for index in range(1, rounds + 1):
+            trained = fedsac.train_personal(fed, state, fed.begin(index), mu=method.mu, first_round_term=method.first_round_term, **asked)
+            s = fedsac.similarities(fed.layout, state, trained, since=method.since, scope=method.vector_scope, snap=method.snap)
+            c = fedsac.complementarity([reply["basis"] for reply in trained.replies], method.angles)
+            x = fedsac.project_simplex((trained.shares + (method.lambda2 * s - method.lambda1 * c) / 2).numpy())
+            found = {"cosine": (s.numpy(), "mean"), "likeness": (c.numpy(), "mean"), "weight": (x, "sum")}
+            yield {"round": index, "clients": len(groups)} | {name: _by(values, who, how) for name, (values, how) in found.items()}
+            state = fedsac.personalise(state, trained, torch.from_numpy(x), method.aggregate)
+
+
+def _by(values: np.ndarray[Any, Any], who: dict[str, np.ndarray[Any, Any]], how: str) -> dict[str, float]:
+    """Average a matrix over its parts; weights are summed within a row first."""
+    return {name: round(float(values[part].mean() if how == "mean" else (values * part).sum(1).mean()), 3) for name, part in who.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("finding", choices=("apart", "angles", "graph"))
+    parser.add_argument("--scenario", default="rotated-digits")
+    parser.add_argument("--scale", default="paper")
+    parser.add_argument("--clients", default="0,1", help="with apart: numbers of the clients")
+    parser.add_argument("--rounds", type=int, default=1, help="with graph: rounds to play")
+    args = parser.parse_args()
+    method = {"apart": "fedavg", "angles": "pacfl", "graph": "fedsac"}[args.finding]
+    options = {} if args.scenario == "rotated-digits" else {"scale": args.scale}
+    config = Config(scenario=Choice(args.scenario, options), method=Choice(method))
+    chosen = plan(override(config, {"engine.name": "sequential", "engine.device": "cpu"}))
+    findings: dict[str, Callable[[], Iterator[Finding]]] = {
+        "apart": lambda: apart(chosen, [int(c) for c in args.clients.split(",")]),
+        "angles": lambda: angles(chosen),
+        "graph": lambda: graph(chosen, args.rounds),
+    }
+    for found in findings[args.finding]():
+        print(json.dumps({"scenario": args.scenario, "scale": args.scale, **found}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""What long runs say of themselves where there is no terminal to draw on."""
+
+from __future__ import annotations
+
+import io
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from emdcfl.cli import progress
+from emdcfl.cli.compare import Screen
+from emdcfl.experiments.compare import Job
+from emdcfl.experiments.config import Choice, Config
+
+SITES = ("a", "b", "c", "d")
+JOB = Job(Config(scenario=Choice("rotated-digits"), method=Choice("fedavg")), "key")
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    now = SimpleNamespace(t=1000.0)
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now.t, perf_counter=lambda: now.t))
+    return now
+
+
+def test_pace_counts_trained_clients_and_says_what_is_left(clock: SimpleNamespace) -> None:
+    pace = progress.Pace()
+    assert str(pace) == "before round 1"
+    pace.begin(1, 10, SITES)
+    clock.t += 20
+    pace.reply("a", {"loss": 0.5})
+    pace.reply("a", {"loss": 0.5})  # asked twice, trained once
+    pace.reply("b", {"accuracy": {"test": 1.0}})
+    assert str(pace) == "round 1/10, 1 of 4 clients trained"  # too early to say more
+    clock.t += 20
+    pace.reply("b", {"loss": 0.5})
+    assert pace.left == pytest.approx(40 / 0.5 * 9.5)
+    assert str(pace) == "round 1/10, 2 of 4 clients trained, about 13 min to go"
+
+
+def test_pace_of_a_resumed_run_counts_its_own_rounds(clock: SimpleNamespace) -> None:
+    pace = progress.Pace()
+    pace.begin(8, 10, SITES)
+    clock.t += 100
+    assert pace.left is None  # nobody trained yet
+    pace.begin(9, 10, SITES)
+    assert pace.left == pytest.approx(200)
+    pace.begin(10, 10, SITES)
+    clock.t += 100
+    for site in SITES:
+        pace.reply(site, {"loss": 0.1})
+    assert pace.left == 0.0
+
+
+def test_pace_begins_anew_with_the_next_run(clock: SimpleNamespace) -> None:
+    pace = progress.Pace()
+    pace.begin(1, 1, SITES)
+    clock.t += 1000
+    pace.begin(1, 2, SITES)
+    clock.t += 40
+    pace.reply("a", {"loss": 0.5})
+    assert pace.left == pytest.approx(40 / 0.25 * 1.75)
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_long_comparison_speaks_once_a_minute(clock: SimpleNamespace, quiet: bool) -> None:
+    text = io.StringIO()
+    with Screen(Console(file=text, width=200), quiet=quiet) as screen:
+        screen.launch(JOB, 3, 6)
+        screen.begin(1, 2, SITES)
+        for site in SITES:
+            clock.t += 40
+            screen.reply("train", site, {"loss": 0.5})
+    assert text.getvalue().splitlines() == (
+        []
+        if quiet
+        else [
+            "4 of 6 runs to do",
+            "fedavg on rotated-digits, seed 0: round 1/2, 2 of 4 clients trained, about 4 min to go",
+            "fedavg on rotated-digits, seed 0: round 1/2, 4 of 4 clients trained, about 3 min to go",
+        ]
+    )
+
+
+def test_a_long_run_speaks_once_a_minute(clock: SimpleNamespace) -> None:
+    text = io.StringIO()
+    with progress.Live(Console(file=text, width=200)) as live:
+        live.begin(1, 1, SITES)
+        for site in SITES:
+            clock.t += 61
+            live.reply("train", site, {"loss": 0.5})
+    assert text.getvalue().splitlines()[1] == "round 1/1, 2 of 4 clients trained, about 2 min to go  122 s"
+    assert len(text.getvalue().splitlines()) == 4
+
+
+def test_on_a_terminal_the_picture_names_who_runs(clock: SimpleNamespace) -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=200)
+    screen = Screen(console)
+    screen.launch(JOB, 1, 2)
+    assert str(screen._picture().renderables[-1]) == "fedavg on rotated-digits, seed 0"
+    screen.begin(1, 2, SITES)
+    assert str(screen._picture().renderables[-1]) == "fedavg on rotated-digits, seed 0: round 1/2, 0 of 4 clients trained"
