@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import random
 import re
 import signal
 import tomllib
@@ -211,3 +212,22 @@ def test_names_in_brackets_reach_the_table(cli, monkeypatch: pytest.MonkeyPatch)
     ended = cli(*QUICK, "--out", "run", "--method", "oracle")
     assert ended.code == 0, ended.err
     assert all(name in ended.out for name in ("[red]a[/]", "[/b]", "c [x]"))
+
+
+def test_names_and_places_are_printed_as_they_are(cli, tmp_path: Path) -> None:
+    """Square brackets are markup to the library that prints; a client may be called that."""
+    rng = random.Random(0)
+    lines = ["clinic,a,b,label"]
+    for clinic in ("ward [bold]", "x[/y]", "[red]z"):
+        lines += [f"{clinic},{rng.gauss(label, 1):.3f},{rng.gauss(0, 1):.3f},{label}" for label in [0, 1] * 40]
+    table, out = tmp_path / "t.csv", tmp_path / "runs[" / "old]"
+    table.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    options = ("--client", "clinic")
+    for ended in (
+        cli("data", "check", table, *options),
+        cli("run", "--data", table, *options, "--out", out, "--set", "run.rounds=1", "--set", "training.local_epochs=1"),
+    ):
+        assert ended.code == 0, ended.err
+        assert all(clinic in ended.out for clinic in ("ward [bold]", "x[/y]", "[red]z"))
+    assert "runs[/old]" in ended.out.replace("\n", "")
+    assert cli("report", out).code == 0

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from emdcfl.cli import compare as command  # noqa: F401  registers the command
 from emdcfl.cli.app import app
 from emdcfl.errors import ClientError, ConfigError, StoreError
-from emdcfl.experiments import compare
+from emdcfl.experiments import compare, jobs
 from emdcfl.experiments.compare import configs, parse_methods, parse_seeds
 from emdcfl.experiments.config import Choice, Config, RunConfig, TrainingConfig, as_dict
 from emdcfl.experiments.results import Results, as_result, read_results
@@ -127,6 +127,23 @@ def test_interrupted_anywhere_it_ends_as_if_it_had_not_been(tmp_path: Path, quic
     stopped, whole = (read_results(tmp_path / name) for name in ("stopped", "whole"))
     assert stopped == whole
     assert markdown(build(stopped)) == markdown(build(whole))
+
+
+def test_with_several_jobs_the_next_is_asked_for_when_one_is_free() -> None:
+    """What a time limit says of a run must be said when it begins, not while others still have to end."""
+    ended: list[Any] = []
+    asked: list[int] = []
+
+    def source() -> Any:
+        for job in compare._queue(FOUR):
+            asked.append(len(ended))
+            yield job
+
+    for done in jobs.parallel(source(), 2, None):
+        assert done.row is not None, done.error
+        ended.append(done)
+    assert asked == [0, 0, 1, 2]
+    assert len(ended) == 4
 
 
 def test_killed_at_any_moment_no_run_is_lost_or_repeated(tmp_path: Path) -> None:

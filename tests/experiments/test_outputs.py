@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from tests.tiny import same_bits, tiny
 
 from emdcfl.errors import DataError, StoreError
+from emdcfl.experiments import outputs
 from emdcfl.experiments.figures import heatmap
 from emdcfl.experiments.outputs import read_served, read_summary, write_outputs
 from emdcfl.methods.base import Distances, Serving
@@ -166,3 +167,12 @@ def test_pictures_are_drawn_again_when_they_would_look_different(tmp_path: Path)
         p.write_bytes(b"damaged")
     write_outputs(tmp_path, scenario, serving, {"finished": True})
     assert [p.read_bytes() for p in pictures] == drawn
+
+
+def test_file_names_fit_any_file_system_and_differ(tmp_path: Path) -> None:
+    names = ["x" * 300, "x" * 299 + "y", "ü" * 200, "a/b", "A:b", ".."]
+    files = outputs._file_names([f"client-{name}" for name in names])
+    assert len({name.casefold() for name in files}) == len(names)
+    for name in files:
+        (tmp_path / f"{name}.safetensors.new").write_text(name)
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(f"{name}.safetensors.new" for name in files)

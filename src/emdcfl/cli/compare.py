@@ -16,7 +16,7 @@ from rich.text import Text
 from emdcfl.cli.app import app
 from emdcfl.cli.progress import Pace
 from emdcfl.cli.run import build_config
-from emdcfl.cli.show import percent
+from emdcfl.cli.show import percent, terminal
 from emdcfl.errors import ClientError, ConfigError
 from emdcfl.experiments.compare import Done, Job, Outcome, compare, configs, describe_failures, parse_methods, parse_seeds
 from emdcfl.experiments.results import Results, read_results
@@ -54,7 +54,7 @@ def compare_(
         base = build_config(config, {"scenario": scenario, "scenario.scale": scale, "engine.device": device}, settings)
         wanted = configs(base, parse_methods(methods), parse_seeds(seeds))
     logging.getLogger("emdcfl").setLevel(logging.WARNING if quiet else logging.INFO)
-    console = Console()
+    console = terminal()
     with Screen(console, quiet=quiet) as screen:
         outcome = compare(
             wanted,
@@ -81,7 +81,7 @@ def conclude(console: Console, out: Path, outcome: Outcome) -> None:
         write_report(out)
     done = f"{outcome.found + outcome.ran} of {outcome.found + outcome.ran + outcome.left + len(outcome.failed)} runs are there"
     left = f", {outcome.left} left by the time limit: start again to go on" if outcome.left else ""
-    console.print(f"{done} ({outcome.ran} run now){left}; results, tables and report.html in {out}", highlight=False, soft_wrap=True)
+    console.print(f"{done} ({outcome.ran} run now){left}; results, tables and report.html in {out}", soft_wrap=True)
     if outcome.failed:
         raise ClientError(describe_failures(outcome.failed))
 
@@ -144,7 +144,7 @@ class Screen:
 
     def _say(self, text: str) -> None:
         if not self.quiet:
-            self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+            self.console.print(text, soft_wrap=True)
 
     def _picture(self) -> Group:
         # only a run by itself tells where it is; those in processes of their own are named
@@ -174,9 +174,9 @@ def rich_tables(table: Table) -> list[RichTable]:
             texts = []
             for metric, cell in zip(column.metrics, cells, strict=True):
                 bold = label in table.best(column.key, metric)
-                texts.append("–" if cell is None else f"[bold]{cell.text(metric)}[/]" if bold else cell.text(metric))
+                texts.append(Text("–" if cell is None else cell.text(metric), style="bold" if bold else ""))
                 if table.has_paper(column.key, metric):
-                    texts.append("–" if cell is None or cell.paper is None else cell.paper.text())
-            shown.add_row(label, *texts, str(max(c.n for c in cells if c)))
+                    texts.append(Text("–" if cell is None or cell.paper is None else cell.paper.text()))
+            shown.add_row(Text(label), *texts, str(max(c.n for c in cells if c)))
         found.append(shown)
     return found

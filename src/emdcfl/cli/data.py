@@ -8,11 +8,10 @@ from typing import Annotated, Any
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from emdcfl.cli.app import app
-from emdcfl.cli.show import shorten
+from emdcfl.cli.show import shorten, terminal
 from emdcfl.errors import DataError
 
 data = typer.Typer(help="Scenarios, and people's own data.", no_args_is_help=True)
@@ -33,7 +32,7 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="Machine-readable
         table.add_column(column, overflow="fold")
     for s in known:
         table.add_row(str(s["name"]), str(s["summary"]), ", ".join(s["options"]))
-    Console().print(table)
+    terminal().print(table)
 
 
 def _plain(options: dict[str, Any]) -> dict[str, Any]:
@@ -75,7 +74,7 @@ def check(
     if as_json:
         typer.echo(json.dumps(report.as_dict(), indent=2, ensure_ascii=False))
         raise typer.Exit(0 if report.ok else 2)
-    console = Console()
+    console = terminal()
     if report.clients:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=f"{len(report.clients)} clients, {report.kind}", title_justify="left")
         for column in ("client", "train", "val", "test", "classes"):
@@ -85,9 +84,9 @@ def check(
             table.add_row(c.name, *(str(c.sizes.get(s, 0)) for s in ("train", "val", "test")), balance)
         console.print(table)
     for note in report.notes:
-        console.print(f"note: {note}", highlight=False, soft_wrap=True)
+        console.print(f"note: {note}", soft_wrap=True)
     for problem in report.errors:
-        console.print(f"problem: {problem}", highlight=False, soft_wrap=True)
+        console.print(f"problem: {problem}", soft_wrap=True)
     if not report.ok:
         raise DataError(f"{folder}: {len(report.errors)} problem{'s' if len(report.errors) > 1 else ''} to mend before a run")
-    console.print("ready to run", highlight=False)
+    console.print("ready to run")

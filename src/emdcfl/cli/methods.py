@@ -9,10 +9,10 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from emdcfl.cli.app import app
+from emdcfl.cli.show import terminal
 from emdcfl.experiments.checks import describe
 from emdcfl.methods import METHODS, Method, find
 
@@ -46,7 +46,7 @@ def methods(
     if as_json:
         typer.echo(json.dumps(known[0] if name is not None else known, indent=2))
         return
-    console = Console()
+    console = terminal()
     if name is None:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for column in ("method", "family", "needs K", "source"):
@@ -54,7 +54,7 @@ def methods(
         for m in known:
             table.add_row(m["name"], m["family"], "yes" if m["needs_k"] else "no", m["citation"])
         console.print(table)
-        console.print("emdcfl methods NAME tells one method's fields and formulas.", highlight=False)
+        console.print("emdcfl methods NAME tells one method's fields and formulas.")
         return
     typer.echo(known[0]["description"])
     typer.echo("\n" + known[0]["parameters"])
@@ -67,4 +67,4 @@ def methods(
         console.print()
         console.print(table)
     if known[0]["reference"]:
-        console.print(f'preset = "reference" sets {known[0]["reference"]}', highlight=False)
+        console.print(f'preset = "reference" sets {known[0]["reference"]}')

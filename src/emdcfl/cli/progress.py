@@ -113,7 +113,7 @@ class Live:
             self.task, advance=1, description=f"{getattr(self, 'head', 'before round 1')}  {task} {escape(client)}{detail}{left}"
         )
         if not self.console.is_terminal and self.pace.due():
-            self.console.print(f"{self.pace}  {time.perf_counter() - self.started:.0f} s", highlight=False, markup=False, soft_wrap=True)
+            self.console.print(f"{self.pace}  {time.perf_counter() - self.started:.0f} s", soft_wrap=True)
 
     def end(self, index: int, total: int, rows: list[Row], serving: Serving) -> None:
         parts = [f"round {index:>{len(str(total))}}/{total}"]
@@ -127,4 +127,4 @@ class Live:
             parts.append(f"accuracy {np.mean(scores):.1%}, worst {min(scores):.1%}")
         parts.append(f"{time.perf_counter() - self.started:.0f} s")
         self.pace.spoke = time.monotonic()
-        self.bar.console.print("  ".join(parts), highlight=False, soft_wrap=True)
+        self.bar.console.print("  ".join(parts), soft_wrap=True)

@@ -9,11 +9,11 @@ from typing import Annotated
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from emdcfl.cli.app import app
 from emdcfl.cli.compare import Screen
+from emdcfl.cli.show import terminal
 from emdcfl.errors import ClientError, ConfigError, EmdcflError, nearest
 from emdcfl.experiments.compare import parse_seeds
 from emdcfl.experiments.config import Config, override
@@ -43,7 +43,7 @@ def reproduce_(
         raise ConfigError("expected the label of a table or figure, or all, got none; 'emdcfl reproduce --list' names them")
     if scale not in SCALES:
         raise ConfigError(f"unknown scale {scale!r}: {nearest(scale, SCALES)}")
-    console = Console()
+    console = terminal()
     numbers = SCALES[scale].seeds if seeds is None else tuple(parse_seeds(seeds))
     engine = override(Config(), {"engine.device": device, "engine.precision": precision}).engine
     made = []
@@ -63,7 +63,7 @@ def reproduce_(
                 on_row=screen.note,
                 observer=screen,
             )
-            context.say = (lambda text: None) if quiet or as_json else (lambda text: console.print(text, highlight=False, soft_wrap=True))
+            context.say = (lambda text: None) if quiet or as_json else (lambda text: console.print(text, soft_wrap=True))
             try:
                 about = reproduce(context)
             except EmdcflError as error:
@@ -73,9 +73,9 @@ def reproduce_(
         made.append(about)
         if not as_json:
             files = ", ".join(name for name in about["files"] if name != "about.json")
-            console.print(f"{spec.name} ({scale}, {about['seconds']:.0f} s): {context.place}: {files}", highlight=False, soft_wrap=True)
+            console.print(f"{spec.name} ({scale}, {about['seconds']:.0f} s): {context.place}: {files}", soft_wrap=True)
             for note in about["notes"]:
-                console.print(f"  note: {note}", highlight=False, soft_wrap=True)
+                console.print(f"  note: {note}", soft_wrap=True)
     if as_json:
         typer.echo(json.dumps(made, indent=2, ensure_ascii=False))
     if failed:
@@ -94,4 +94,4 @@ def _list(out: Path, *, as_json: bool) -> None:
     for row in rows:
         took = "; ".join(f"{t['scale']} {t['seconds']:.{0 if t['seconds'] >= 10 else 1}f} s on {t['hardware']}" for t in row["took"])
         table.add_row(row["label"], row["title"], took or "–")
-    Console().print(table)
+    terminal().print(table)

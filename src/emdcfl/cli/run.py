@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from emdcfl.cli.app import app
 from emdcfl.cli.progress import Live
-from emdcfl.cli.show import show_result, show_worth
+from emdcfl.cli.show import show_result, show_worth, terminal
 from emdcfl.errors import ConfigError
 from emdcfl.experiments.config import Choice, Config, load, override
 from emdcfl.experiments.loop import Observer
@@ -107,13 +106,13 @@ def run(
 
         play = runner_over(federation)
     logging.getLogger("emdcfl").setLevel(logging.WARNING if quiet or as_json else logging.INFO)
-    console = Console(soft_wrap=False)
+    console = terminal()
     with nullcontext() if quiet or as_json else Live(console) as live, _tracked(place if tensorboard else None) as watch:
         say = console.print if live else _nothing
-        say(f"{chosen.method.name} on {data.resolve().name if data else chosen.scenario.name}, seed {chosen.run.seed}", highlight=False)
+        say(f"{chosen.method.name} on {data.resolve().name if data else chosen.scenario.name}, seed {chosen.run.seed}")
         summary = play(chosen, place, resume=resume, observer=watch(live))
         if compare:
-            say("for comparison: one model for all (fedavg), then every site alone (local)", highlight=False)
+            say("for comparison: one model for all (fedavg), then every site alone (local)")
         others = alongside(place, observer=live) if compare else {}
     if chosen.engine.name != "flower":
         write_quick_merging(place)
@@ -125,7 +124,7 @@ def run(
     show_result(console, summary, rows, place)
     if others:
         show_worth(console, summary, others)
-    console.print(f"report: {report}", highlight=False, soft_wrap=True, markup=False)
+    console.print(f"report: {report}", soft_wrap=True)
 
 
 def _whose_data(scenario: str | None, data: Path | None, label: str | None, client: str | None) -> dict[str, str | None]:

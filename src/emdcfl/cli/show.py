@@ -8,8 +8,8 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from emdcfl.experiments.outputs import read_reading
 from emdcfl.experiments.scoring import Row
@@ -22,6 +22,11 @@ MOST_FAULTS = 10
 
 NOTES = 8
 """Most notes that are printed."""
+
+
+def terminal() -> Console:
+    """Return a command's console. It prints text, never markup: names, paths and messages are the user's, and may hold brackets."""
+    return Console(markup=False, highlight=False)
 
 
 def percent(value: float | None) -> str:
@@ -41,37 +46,38 @@ def show_result(console: Console, summary: Mapping[str, Any], rows: Sequence[Row
     console.print()
     if summary["clusters"] is not None:
         console.print(_clusters(summary, rows))
-    line = [f"[bold]{summary['method']}[/] on {summary['scenario']}, seed {summary['seed']}: "]
+    parts = []
     for variant, score in summary["accuracy"]["variants"].items():
         name = "" if len(summary["accuracy"]["variants"]) == 1 else f"{variant} "
-        line.append(f"{name}accuracy [bold]{percent(score['mean'])}[/], worst client {percent(score['worst'])}; ")
+        parts.append(Text.assemble(f"{name}accuracy ", (percent(score["mean"]), "bold"), f", worst client {percent(score['worst'])}"))
     if summary["clusters"] is not None:
-        line.append(f"K = {summary['k']}, ")
-        line.append(f"ARI = {summary['ari']:.2f}" if summary["ari"] is not None else "no true groups to compare with")
-    console.print("".join(line).rstrip("; ,"), highlight=False, soft_wrap=True)
+        ari = f"ARI = {summary['ari']:.2f}" if summary["ari"] is not None else "no true groups to compare with"
+        parts.append(Text(f"K = {summary['k']}, {ari}"))
+    head = Text.assemble((summary["method"], "bold"), f" on {summary['scenario']}, seed {summary['seed']}: ")
+    console.print(head + Text("; ").join(parts), soft_wrap=True)
     reading = read_reading(out)
     for sentence in reading["sentences"][:MOST_SENTENCES] if reading else []:
-        console.print(f"  {sentence}", highlight=False, soft_wrap=True)
+        console.print(f"  {sentence}", soft_wrap=True)
     for doubt in reading["doubts"] if reading else []:
-        console.print(f"  [yellow]doubt:[/] {doubt}", highlight=False, soft_wrap=True)
+        console.print(Text.assemble("  ", ("doubt:", "yellow"), f" {doubt}"), soft_wrap=True)
     seconds = summary["seconds"]
-    parts = " · ".join(f"{phase} {seconds.get(phase, 0.0):.1f} s" for phase in ("train", "embed", "transport", "evaluate"))
-    console.print(f"time: {parts} · total {seconds.get('total', 0.0):.1f} s", highlight=False, soft_wrap=True)
+    times = " · ".join(f"{phase} {seconds.get(phase, 0.0):.1f} s" for phase in ("train", "embed", "transport", "evaluate"))
+    console.print(f"time: {times} · total {seconds.get('total', 0.0):.1f} s", soft_wrap=True)
     for failure in summary["failures"][:MOST_FAULTS]:
         text = f"missing: {failure['client']} in round {failure['round']} ({failure['task']}): {failure['reason']}"
-        console.print(text, highlight=False, soft_wrap=True, markup=False)
+        console.print(text, soft_wrap=True)
     for entry in summary.get("quarantined", [])[:MOST_FAULTS]:
         text = f"quarantined for the {entry['for']}: {entry['client']} in round {entry['round']} ({entry['task']}): {entry['reason']}"
-        console.print(text, highlight=False, soft_wrap=True, markup=False)
+        console.print(text, soft_wrap=True)
     for flag in summary.get("flags", [])[:MOST_FAULTS]:
         text = f"stands out: {flag['what']} of {flag['client']}, {flag['value']:.3g} against a median of {flag['typical']:.3g}"
         rounds = f" (in {flag['times']} rounds from round {flag['first']} on)" if flag["times"] > 1 else f" (round {flag['first']})"
-        console.print(text + rounds, highlight=False, soft_wrap=True, markup=False)
+        console.print(text + rounds, soft_wrap=True)
     for note in summary["notes"][:NOTES]:
-        console.print(f"note: {note}", highlight=False, soft_wrap=True)
+        console.print(f"note: {note}", soft_wrap=True)
     if len(summary["notes"]) > NOTES:
-        console.print(f"note: {len(summary['notes']) - NOTES} more notes in summary.json", highlight=False)
-    console.print(f"run directory: {out}", highlight=False, soft_wrap=True, markup=False)
+        console.print(f"note: {len(summary['notes']) - NOTES} more notes in summary.json")
+    console.print(f"run directory: {out}", soft_wrap=True)
 
 
 def _clusters(summary: Mapping[str, Any], rows: Sequence[Row]) -> Table:
@@ -87,9 +93,9 @@ def _clusters(summary: Mapping[str, Any], rows: Sequence[Row]) -> Table:
     for k in sorted(set(summary["clusters"])):
         at = [i for i, label in enumerate(summary["clusters"]) if label == k]
         names = [summary["clients"][i] for i in at]
-        cells = [str(k), str(len(names)), escape(shorten(names))]
+        cells = [str(k), str(len(names)), shorten(names)]
         if summary["groups"] is not None:
-            cells.append(escape(", ".join(dict.fromkeys(str(summary["groups"][i]) for i in at))))
+            cells.append(", ".join(dict.fromkeys(str(summary["groups"][i]) for i in at)))
         own = [score[n] for n in names if n in score]
         cells += [percent(sum(own) / len(own) if own else None), percent(min(own) if own else None)]
         table.add_row(*cells)
@@ -110,4 +116,4 @@ def show_worth(console: Console, summary: Mapping[str, Any], others: Mapping[str
     for what, one in named.items():
         table.add_row(what, str(one["k"]), percent(one["accuracy"]["mean"]), percent(one["accuracy"]["worst"]))
     console.print(table)
-    console.print(verdict(summary, others), highlight=False, soft_wrap=True)
+    console.print(verdict(summary, others), soft_wrap=True)

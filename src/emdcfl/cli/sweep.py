@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from emdcfl.cli.app import app
 from emdcfl.cli.run import build_config
+from emdcfl.cli.show import terminal
 from emdcfl.errors import ConfigError
 from emdcfl.experiments import plots
 from emdcfl.experiments.files import write_file
@@ -49,11 +49,11 @@ def sweep_(
         for solver in solvers.split(",")
         for ratio in _numbers(ratios, "--ratios")
     ]
-    console = Console()
+    console = terminal()
     request = Request(config, samples)
     snapshot = take(request, out / "snapshots" / request.key())
     for note in snapshot.notes:
-        console.print(f"note: {note}", highlight=False, soft_wrap=True)
+        console.print(f"note: {note}", soft_wrap=True)
     records = sweep(snapshot, settings, _numbers(epsilons, "--epsilons"))
     records = [{"scenario": config.scenario.name, **r} for r in records]
     write_sweep(records, out)
@@ -66,8 +66,8 @@ def sweep_(
     for r in records:
         table.add_row(r["cost"], r["solver"], f"{r['ratio']:g}", right_tolerances(r), f"{r['auto']:.2f}", f"{r['tau']:.4f}")
     console.print(table)
-    console.print("auto: samples as drawn; a run matches their classes and tells more apart", highlight=False, soft_wrap=True)
-    console.print(f"maps and numbers in {out}: ari.png, sweep.csv, sweep.json", highlight=False, soft_wrap=True)
+    console.print("auto: samples as drawn; a run matches their classes and tells more apart", soft_wrap=True)
+    console.print(f"maps and numbers in {out}: ari.png, sweep.csv, sweep.json", soft_wrap=True)
 
 
 def right_tolerances(record: dict[str, object]) -> str:

@@ -8,11 +8,10 @@ from typing import Annotated
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from emdcfl.cli.app import app
-from emdcfl.cli.show import percent, shorten
+from emdcfl.cli.show import percent, shorten, terminal
 
 
 @app.command()
@@ -56,7 +55,7 @@ def place(
     if as_json:
         typer.echo(json.dumps(placing.as_dict(placement), indent=2, ensure_ascii=False))
         return
-    console = Console()
+    console = terminal()
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("cluster", "members", "distance / tolerance", "linked with", "its model's accuracy"):
         table.add_column(column, justify="left" if column == "members" else "right")
@@ -64,6 +63,6 @@ def place(
         linked = f"{c.linked} of {len(c.members)}"
         table.add_row(str(c.cluster), shorten(c.members, 6), f"{c.ratio:.2f}", linked, percent(c.accuracy))
     for note in placement.notes:
-        console.print(f"note: {note}", highlight=False, soft_wrap=True)
+        console.print(f"note: {note}", soft_wrap=True)
     console.print(table)
-    console.print(placement.verdict(), highlight=False, soft_wrap=True)
+    console.print(placement.verdict(), soft_wrap=True)

@@ -31,20 +31,26 @@ def parallel(jobs: Iterator[Job], number: int, keep: Path | None) -> Generator[D
     """Yield every job as it ends, ``number`` of them running at a time. Closing the iterator ends the workers at once."""
     workers: list[_Worker] = []
     try:
-        for job in jobs:
-            if len(workers) < number:
-                workers.append(_start(keep))
-                _give(workers[-1], job)
-                continue
-            free, done = _next(workers)
-            yield done
-            if not free.process.is_alive():
-                workers[workers.index(free)] = free = _start(keep)
-            _give(free, job)
+        while True:
+            if len(workers) == number and all(w.job is not None for w in workers):
+                yield _next(workers)[1]
+            job = next(jobs, None)  # asked for only now: whether its time is enough shows when it begins
+            if job is None:
+                break
+            _give(_idle(workers, keep), job)
         while any(w.job is not None for w in workers):
             yield _next(workers)[1]
     finally:
         _end(workers)
+
+
+def _idle(workers: list[_Worker], keep: Path | None) -> _Worker:
+    """Return a worker without a job: one that is there and alive, or a new one."""
+    workers[:] = [w for w in workers if w.job is not None or w.process.is_alive()]
+    found = next((w for w in workers if w.job is None), None)
+    if found is None:
+        workers.append(found := _start(keep))
+    return found
 
 
 def _start(keep: Path | None) -> _Worker:

@@ -32,6 +32,9 @@ AGAIN = "resume the run to write it again"
 OFTEN = 1 << 26
 """Numbers in all models together up to which they are written after every round; more are written after the last (the state has them)."""
 
+LONGEST_NAME = 48
+"""Characters of a model's file name: up to four bytes each, and file systems take 255 with what is added."""
+
 
 def write_outputs(path: Path, scenario: Scenario, serving: Serving, summary: Mapping[str, Any]) -> None:
     """Write everything but the state and the metrics, each file in one step."""
@@ -90,16 +93,22 @@ def _write_models(path: Path, scenario: Scenario, serving: Serving, clients: lis
 
 
 def _file_names(names: list[str]) -> list[str]:
-    """Names that any file system takes, still distinct."""
-    safe: list[str] = []
+    """Names that any file system takes, still distinct.
+
+    Examples
+    --------
+    >>> _file_names(["client-a/b", "client-a:b", "client-A_B", "client-" + "x" * 300])[:3]
+    ['client-a_b', 'client-a_b~2', 'client-A_B~3']
+    """
+    safe: dict[str, str] = {}
     for name in names:
-        base = re.sub(r"[^\w.-]+", "_", name)
+        base = re.sub(r"[^\w.-]+", "_", name)[:LONGEST_NAME]
         candidate, n = base, 1
-        while candidate in safe:
+        while candidate.casefold() in safe:  # some file systems do not tell A from a
             n += 1
             candidate = f"{base}~{n}"
-        safe.append(candidate)
-    return safe
+        safe[candidate.casefold()] = candidate
+    return list(safe.values())
 
 
 @dataclass(frozen=True)
