@@ -260,6 +260,7 @@ def test_command_line(tmp_path: Path, quick: list[str]) -> None:
     assert {p.name for p in tmp_path.iterdir()} >= {"results.jsonl", "table.md", "table.tex", "table.csv", "report.html"}
     assert "FedAvg" in (tmp_path / "report.html").read_text(encoding="utf-8")
     merged = cli("--merge", str(tmp_path), "--out", str(tmp_path / "more"))
+    assert "runs taken in: 4" in merged.output
     assert merged.exit_code == 0
     assert (tmp_path / "more" / "table.md").read_text() == (tmp_path / "table.md").read_text()
 

@@ -79,9 +79,11 @@ def conclude(console: Console, out: Path, outcome: Outcome) -> None:
         for one in rich_tables(write_tables(results, out)):
             console.print(one)
         write_report(out)
-    done = f"{outcome.found + outcome.ran} of {outcome.found + outcome.ran + outcome.left + len(outcome.failed)} runs are there"
+    wanted = outcome.found + outcome.ran + outcome.left + len(outcome.failed)
+    there = f"{outcome.found + outcome.ran} of {wanted} runs are there ({outcome.ran} run now)"
+    done = there if wanted else f"runs taken in: {len(results)}"
     left = f", {outcome.left} left by the time limit: start again to go on" if outcome.left else ""
-    console.print(f"{done} ({outcome.ran} run now){left}; results, tables and report.html in {out}", soft_wrap=True)
+    console.print(f"{done}{left}; results, tables and report.html in {out}", soft_wrap=True)
     if outcome.failed:
         raise ClientError(describe_failures(outcome.failed))
 
