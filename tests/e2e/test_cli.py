@@ -218,7 +218,7 @@ def test_names_and_places_are_printed_as_they_are(cli, tmp_path: Path) -> None:
     """Square brackets are markup to the library that prints; a client may be called that."""
     rng = random.Random(0)
     lines = ["clinic,a,b,label"]
-    for clinic in ("ward [bold]", "x[/y]", "[red]z"):
+    for clinic in ("ward [bold]", "x[/y]", "[red]z", "a:100:b"):
         lines += [f"{clinic},{rng.gauss(label, 1):.3f},{rng.gauss(0, 1):.3f},{label}" for label in [0, 1] * 40]
     table, out = tmp_path / "t.csv", tmp_path / "runs[" / "old]"
     table.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -228,6 +228,6 @@ def test_names_and_places_are_printed_as_they_are(cli, tmp_path: Path) -> None:
         cli("run", "--data", table, *options, "--out", out, "--set", "run.rounds=1", "--set", "training.local_epochs=1"),
     ):
         assert ended.code == 0, ended.err
-        assert all(clinic in ended.out for clinic in ("ward [bold]", "x[/y]", "[red]z"))
+        assert all(clinic in ended.out for clinic in ("ward [bold]", "x[/y]", "[red]z", "a:100:b"))
     assert "runs[/old]" in ended.out.replace("\n", "")
     assert cli("report", out).code == 0

@@ -25,8 +25,8 @@ NOTES = 8
 
 
 def terminal() -> Console:
-    """Return a command's console. It prints text, never markup: names, paths and messages are the user's, and may hold brackets."""
-    return Console(markup=False, highlight=False)
+    """Return a command's console. It prints text, never markup: names and paths are the user's, and may hold brackets or :100:."""
+    return Console(markup=False, emoji=False, highlight=False)
 
 
 def percent(value: float | None) -> str:
