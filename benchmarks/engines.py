@@ -24,7 +24,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -149,17 +149,18 @@ def machine() -> dict[str, Any]:
     }
 
 
-def measure(only: Sequence[str], repeats: int, clients: int, peers: Path | None = None) -> dict[str, Any]:
-    """Run the chosen workloads."""
+def measure(only: Sequence[str], repeats: int, clients: int, peers: Path | None = None) -> Iterator[tuple[str, Any]]:
+    """Run the chosen workloads, and yield what is known as it is."""
     torch.set_num_threads(1)
-    result: dict[str, Any] = {"machine": machine(), "repeats": repeats}
+    yield "machine", machine()
+    yield "repeats", repeats
     if peers is not None:
-        result["peers"] = {name: drive.versions(python, name) for name, python in drive.installed(peers).items()}
+        yield "peers", {name: drive.versions(python, name) for name, python in drive.installed(peers).items()}
     training = Training(local_epochs=1, batch_size=64)
     if "tiny" in only:
         world = tiny()
         contestants: dict[str, Contestant] = {name: Ours(world, training, name) for name in ("sequential", "vmapped")}
-        result["tiny"] = against(world, training, contestants, repeats, peers)
+        yield "tiny", against(world, training, contestants, repeats, peers)
     if "cnn" in only:
         world = cnn(clients)
         contestants = {
@@ -167,11 +168,10 @@ def measure(only: Sequence[str], repeats: int, clients: int, peers: Path | None 
             "sequential, bf16": Ours(world, training, "sequential", precision="bf16"),
             "sequential, 2 workers": Ours(world, training, "sequential", workers=2),
         }
-        result["cnn"] = {"clients": clients, **against(world, training, contestants, repeats, peers)}
+        yield "cnn", {"clients": clients, **against(world, training, contestants, repeats, peers)}
     if "growth" in only:
-        result["growth"] = growth(repeats)
-    result["load after"] = [round(v, 1) for v in os.getloadavg()]
-    return result
+        yield "growth", growth(repeats)
+    yield "load after", [round(v, 1) for v in os.getloadavg()]
 
 
 def against(
@@ -212,12 +212,12 @@ def main() -> None:
         sys.exit(gpu.measure(wanted, machine(), repeats=args.repeats, seconds=args.seconds, rows=args.rows, tiny=args.tiny))
     result = measure(args.only, args.repeats, args.clients, args.peers)
     if args.json:
-        print(json.dumps(result, indent=2))
+        print(json.dumps(dict(result), indent=2))
         return
-    for workload, table in result.items():
+    for workload, table in result:
         print(workload)
         for name, value in table.items() if isinstance(table, dict) else (("", table),):
-            print(f"  {name:24s} {value if not isinstance(value, dict) else json.dumps(value)}")
+            print(f"  {name:24s} {value if not isinstance(value, dict) else json.dumps(value)}", flush=True)
 
 
 if __name__ == "__main__":
