@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -35,6 +36,24 @@ def mean_loss(world: Scenario, module: torch.nn.Module, device: str) -> float:
     return total.item() / sum(len(site.train) for site in world.sites)
 
 
+def sgd(
+    net: torch.nn.Module,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    x: Tensor,
+    y: Tensor,
+    training: Training,
+    order: torch.Generator | None = None,
+) -> Iterator[None]:
+    """Train a module as one would by hand; yields after every epoch."""
+    optimiser = torch.optim.SGD(net.parameters(), lr=training.lr, momentum=training.momentum, weight_decay=training.weight_decay)
+    for _ in range(training.local_epochs):
+        for batch in torch.randperm(len(y), generator=order, device=y.device).split(training.batch_size):
+            optimiser.zero_grad()
+            loss(x[batch], y[batch]).backward()
+            optimiser.step()
+        yield
+
+
 class Bare:
     """A module, torch.optim.SGD, an average of state dicts; in torch's default precision, or under bfloat16 autocast (``low``)."""
 
@@ -51,12 +70,8 @@ class Bare:
         mean = {k: torch.zeros_like(v) for k, v in self.theta.items()}
         for x, y in self.data:
             net.load_state_dict(self.theta)
-            optimiser = torch.optim.SGD(net.parameters(), lr=training.lr, momentum=training.momentum, weight_decay=training.weight_decay)
-            for _ in range(training.local_epochs):
-                for batch in torch.randperm(len(y), device=self.device).split(training.batch_size):
-                    optimiser.zero_grad()
-                    self._loss(x[batch], y[batch]).backward()
-                    optimiser.step()
+            for _ in sgd(net, self._loss, x, y, training):
+                pass
             for k, v in net.state_dict().items():
                 if v.is_floating_point():  # not BatchNorm's counters
                     mean[k] += v * (len(y) / total)

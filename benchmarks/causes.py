@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector
 
+from bare import sgd
 from emdcfl.clustering import cut
 from emdcfl.experiments.config import Choice, Config, override
 from emdcfl.experiments.runner import Plan, plan
@@ -58,14 +59,9 @@ def _loop(chosen: Plan, client: int, state: Mapping[str, Tensor], training: Trai
     """Yield the parameters at the start and after every epoch."""
     split, preprocess, net = chosen.scenario.sites[client].train, chosen.scenario.preprocess, chosen.scenario.model()
     net.load_state_dict(state, strict=False)  # BatchNorm's counters stay at zero
-    optimiser = torch.optim.SGD(net.parameters(), lr=training.lr, momentum=training.momentum, weight_decay=training.weight_decay)
-    order = torch.Generator().manual_seed(client)
     yield parameters_to_vector(net.parameters()).detach().clone()
-    for _ in range(training.local_epochs):
-        for batch in torch.randperm(len(split), generator=order).split(training.batch_size):
-            optimiser.zero_grad()
-            cross_entropy(net(preprocess(split.x[batch])), split.y[batch]).backward()
-            optimiser.step()
+    order = torch.Generator().manual_seed(client)
+    for _ in sgd(net, lambda x, y: cross_entropy(net(preprocess(x)), y), split.x, split.y, training, order):
         yield parameters_to_vector(net.parameters()).detach().clone()
 
 

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -65,7 +66,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_whoever_watches_is_told_what_begins(tmp_path: Path, quick: list[str]) -> None:
     compare.compare(FOUR[:1], tmp_path)
     begun: list[tuple[str, int, int]] = []
-    compare.compare(FOUR, tmp_path, on_begin=lambda job, number, total: begun.append((str(job), number, total)))
+    watch = SimpleNamespace(launch=lambda job, number, total: begun.append((str(job), number, total)), note=lambda *_: None)
+    compare.compare(FOUR, tmp_path, watch=watch)
     assert begun == [
         ("fedavg on rotated-digits, seed 0", 2, 4),
         ("oracle on rotated-digits, seed 1", 3, 4),
@@ -116,7 +118,7 @@ def test_interrupted_anywhere_it_ends_as_if_it_had_not_been(tmp_path: Path, quic
 
     for _ in range(20):
         try:
-            compare.compare(FOUR, tmp_path / "stopped", on_row=stop)
+            compare.compare(FOUR, tmp_path / "stopped", watch=SimpleNamespace(launch=lambda *_: None, note=stop))
             break
         except KeyboardInterrupt:
             if rng.random() < 0.5:  # a kill in the middle of a line

@@ -56,17 +56,7 @@ def compare_(
     logging.getLogger("emdcfl").setLevel(logging.WARNING if quiet else logging.INFO)
     console = terminal()
     with Screen(console, quiet=quiet) as screen:
-        outcome = compare(
-            wanted,
-            out,
-            jobs=jobs,
-            time_limit=time_limit,
-            keep_runs=keep_runs,
-            merge=merge or [],
-            on_begin=screen.launch,
-            on_row=screen.note,
-            observer=screen,
-        )
+        outcome = compare(wanted, out, jobs=jobs, time_limit=time_limit, keep_runs=keep_runs, merge=merge or [], watch=screen)
     conclude(console, out, outcome)
 
 
@@ -110,7 +100,7 @@ class Screen:
 
     def launch(self, job: Job, number: int, total: int) -> None:
         """Show a run that begins."""
-        if not self.running and self.pace is None:
+        if self.pace is None:
             self._say(f"{total - number + 1} of {total} runs to do")
         self.running.append(job)
         self.pace = Pace()

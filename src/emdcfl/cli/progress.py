@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from emdcfl.experiments.scoring import Row
 from emdcfl.methods.base import Serving
 from emdcfl.schema import Reply
+from emdcfl.units import seconds
 
 HEARTBEAT = 60.0
 """Seconds without a word after which a run says where it is, where there is no bar to watch."""
@@ -60,19 +61,8 @@ class Pace:
     def __str__(self) -> str:
         if not self.first:
             return "before round 1"
-        left = "" if self.left is None else f", about {duration(self.left)} to go"
+        left = "" if self.left is None else f", about {seconds(self.left)} to go"
         return f"round {self.index}/{self.total}, {len(self.trained)} of {self.participants} clients trained{left}"
-
-
-def duration(seconds: float) -> str:
-    """Write a duration in the unit one would say it in.
-
-    Examples
-    --------
-    >>> [duration(s) for s in (7, 119, 1500, 5000, 40000)]
-    ['7 s', '119 s', '25 min', '83 min', '11 h']
-    """
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
 
 
 class Live:
@@ -108,7 +98,7 @@ class Live:
             detail = f"  loss {reply['loss']:.3f}"
         elif task == "test" and reply["accuracy"]:
             detail = f"  accuracy {next(iter(reply['accuracy'].values())):.1%}"
-        left = "" if self.pace.left is None else f"  about {duration(self.pace.left)} to go"
+        left = "" if self.pace.left is None else f"  about {seconds(self.pace.left)} to go"
         self.bar.update(
             self.task, advance=1, description=f"{getattr(self, 'head', 'before round 1')}  {task} {escape(client)}{detail}{left}"
         )

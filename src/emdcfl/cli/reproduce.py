@@ -50,19 +50,7 @@ def reproduce_(
     failed: dict[str, str] = {}
     for spec in chosen(names):
         with Screen(console, quiet=quiet or as_json) as screen:
-            context = Context(
-                spec,
-                SCALES[scale],
-                out,
-                numbers,
-                engine,
-                jobs,
-                time_limit,
-                random_weights,
-                on_begin=screen.launch,
-                on_row=screen.note,
-                observer=screen,
-            )
+            context = Context(spec, SCALES[scale], out, numbers, engine, jobs, time_limit, random_weights, watch=screen)
             context.say = (lambda text: None) if quiet or as_json else (lambda text: console.print(text, soft_wrap=True))
             try:
                 about = reproduce(context)

@@ -11,11 +11,11 @@ import json
 import logging
 import time
 import traceback
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from emdcfl.data.types import Scenario
 from emdcfl.errors import ConfigError, EmdcflError
@@ -160,6 +160,16 @@ class Outcome:
     keys: list[str] = field(default_factory=list)
 
 
+class Spectator(Observer, Protocol):
+    """Whoever wants to see a comparison progress."""
+
+    def launch(self, job: Job, number: int, total: int) -> None:
+        """Note that a run begins, the ``number``-th of all."""
+
+    def note(self, done: Done, results: Results, ended: int, total: int) -> None:
+        """Note that a run ended, with the results so far and the number of runs ended."""
+
+
 def compare(
     wanted: Sequence[Config],
     out: Path,
@@ -168,9 +178,7 @@ def compare(
     time_limit: float | None = None,
     keep_runs: bool = False,
     merge: Sequence[Path] = (),
-    on_begin: Callable[[Job, int, int], None] | None = None,
-    on_row: Callable[[Done, Results, int, int], None] | None = None,
-    observer: Observer | None = None,
+    watch: Spectator | None = None,
 ) -> Outcome:
     """Run what is missing in ``out/results.jsonl``.
 
@@ -186,10 +194,8 @@ def compare(
         Keep a run directory for every run (under ``out/runs``), from which an interrupted run goes on.
     merge : sequence of Path
         Further results to take in first.
-    on_begin : callable, optional
-        Told of every run that begins, with its number among all and the number of all.
-    on_row : callable, optional
-        Told of every run that ended, with the results so far, the number of runs ended and of all.
+    watch : Spectator, optional
+        Told of every run that begins and ends and, unless it runs in a process of its own, of its rounds.
     """
     from emdcfl.experiments.jobs import parallel
 
@@ -202,9 +208,9 @@ def compare(
         outcome = Outcome(found=len(queue) - len(missing), keys=[job.key for job in queue])
         keep = out / "runs" if keep_runs else None
         timely = _timely(missing, results, started, time_limit)
-        if on_begin is not None:
-            timely = _told(timely, on_begin, outcome.found, len(queue))
-        ended = parallel(timely, jobs, keep) if jobs > 1 else _serial(timely, keep, observer)
+        if watch is not None:
+            timely = _told(timely, watch, outcome.found, len(queue))
+        ended = parallel(timely, jobs, keep) if jobs > 1 else _serial(timely, keep, watch)
         with closing(ended):
             for done in ended:
                 if done.row is not None:
@@ -212,8 +218,8 @@ def compare(
                 else:
                     log.warning("%s failed: %s", done.job, done.error)
                     outcome.failed.append(done)
-                if on_row is not None:
-                    on_row(done, results, outcome.found + outcome.ran + len(outcome.failed), len(queue))
+                if watch is not None:
+                    watch.note(done, results, outcome.found + outcome.ran + len(outcome.failed), len(queue))
         outcome.left = len(missing) - outcome.ran - len(outcome.failed)
     return outcome
 
@@ -252,9 +258,9 @@ def _timely(jobs: Sequence[Job], results: Results, started: float, limit: float 
         yield job
 
 
-def _told(jobs: Iterator[Job], on_begin: Callable[[Job, int, int], None], found: int, total: int) -> Iterator[Job]:
+def _told(jobs: Iterator[Job], watch: Spectator, found: int, total: int) -> Iterator[Job]:
     for number, job in enumerate(jobs, found + 1):
-        on_begin(job, number, total)
+        watch.launch(job, number, total)
         yield job
 
 

@@ -50,9 +50,8 @@ def _wanted(context: Context) -> list[Config]:
 
 def _run(context: Context) -> tuple[list[Result], int]:
     """Run what the table needs and return its rows; failures are an error once everything else has run."""
-    watched: dict[str, Any] = {"on_begin": context.on_begin, "on_row": context.on_row, "observer": context.observer}
     there = {row["config"] for row in _rows(context)}
-    outcome = compare(_wanted(context), context.shared, jobs=context.jobs, time_limit=context.time_limit, **watched)
+    outcome = compare(_wanted(context), context.shared, jobs=context.jobs, time_limit=context.time_limit, watch=context.watch)
     wanted = set(outcome.keys)
     rows = [row for row in _rows(context) if row["config"] in wanted]
     context.reused += sum(float(row["seconds"]["total"]) for row in rows if row["config"] in there)

@@ -18,11 +18,10 @@ from typing import Any, Literal
 from emdcfl.engines.local.sequential import pick_device
 from emdcfl.errors import ConfigError, nearest
 from emdcfl.experiments import plumbing
-from emdcfl.experiments.compare import Done, Job, parse_methods
+from emdcfl.experiments.compare import Spectator, parse_methods
 from emdcfl.experiments.config import Choice, Config, EngineConfig
 from emdcfl.experiments.files import write_file
-from emdcfl.experiments.loop import Observer
-from emdcfl.experiments.results import Results, commit, hardware
+from emdcfl.experiments.results import commit, hardware
 from emdcfl.experiments.runner import versions
 from emdcfl.experiments.snapshot import Request, Snapshot, take
 
@@ -108,9 +107,7 @@ class Context:
     time_limit: float | None = None
     random_weights: bool = False
     say: Callable[[str], None] = print
-    on_begin: Callable[[Job, int, int], None] | None = None
-    on_row: Callable[[Done, Results, int, int], None] | None = None
-    observer: Observer | None = None
+    watch: Spectator | None = None
     notes: list[str] = field(default_factory=list)
     reused: float = 0.0
     """Seconds that runs and snapshots took which were there already: this table or figure costs them too."""

@@ -41,7 +41,8 @@ def verdict(clustered: Mapping[str, Any], baselines: Mapping[str, Mapping[str, A
         return f"grouping pays: {told}"
     if any(gain < -least for gain in gains.values()):
         return f"grouping does not pay here: {told}"
-    better, level = ([what for what, gain in gains.items() if (gain > least) is wanted] for wanted in (True, False))
+    better = [what for what, gain in gains.items() if gain > least]
     if better:
+        level = [what for what in gains if what not in better]
         return f"grouping is better than {' and '.join(better)}, level with {' and '.join(level)} on {samples} test samples: {told}"
     return f"grouping makes little difference on {samples} test samples: {told}"

@@ -22,6 +22,7 @@ from emdcfl.report import charts, words
 from emdcfl.report.comparison import comparison_context
 from emdcfl.report.reading import Run, read_run
 from emdcfl.report.svg import number, percent, plural, shape_path, visible
+from emdcfl.units import byte_count, seconds
 
 log = logging.getLogger("emdcfl")
 NAME = "report.html"
@@ -188,34 +189,3 @@ def _sent(counted: Any) -> list[tuple[str, float, float]]:
             rows.append((str(phase), down, up))
     rows.sort(key=lambda row: PHASES.index(row[0]) if row[0] in PHASES else len(PHASES))
     return [*rows, ("in all", sum(r[1] for r in rows), sum(r[2] for r in rows))] if rows else []
-
-
-def seconds(value: float | None) -> str:
-    """Write a duration for people.
-
-    Examples
-    --------
-    >>> seconds(0.328), seconds(74.2), seconds(7300)
-    ('0.33 s', '74 s', '2 h 2 min')
-    """
-    if value is None:
-        return "–"
-    if value < 120:
-        return f"{value:.2f} s" if value < 1 else f"{value:.1f} s" if value < 10 else f"{value:.0f} s"
-    minutes = round(value / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
-
-
-def byte_count(value: float) -> str:
-    """Write a number of bytes for people.
-
-    Examples
-    --------
-    >>> byte_count(512), byte_count(3_400_000)
-    ('512 B', '3.4 MB')
-    """
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.3g} {unit}"
-        value /= 1000
-    return f"{value:.3g} TB"
