@@ -51,10 +51,11 @@ fuzz: $(STAMP)  ## coverage-guided fuzzing of everything that reads bytes, FUZZ_
 smoke: $(STAMP)  ## every table and figure of the paper at smoke scale (plumbing; needs EMDCFL_DATA)
 	OMP_NUM_THREADS=1 $(BIN)/emdcfl reproduce all --scale smoke --jobs $(JOBS) --out runs/smoke
 
-lint: $(STAMP)  ## ruff (rules and format) and mypy --strict
+lint: $(STAMP)  ## ruff (rules and format), mypy --strict, import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict src
+	$(BIN)/lint-imports
 
 format: $(STAMP)  ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .

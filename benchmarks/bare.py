@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from emdcfl.core.tasks import Training
 from emdcfl.data.types import Preprocess, Scenario, Site, Split
 from emdcfl.models.recipe import ModelRecipe
-from emdcfl.tasks import Training
 
 
 def scenario(name: str, x: Tensor, y: Tensor, *, clients: int, samples: int, recipe: ModelRecipe, preprocess: Preprocess) -> Scenario:

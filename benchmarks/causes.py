@@ -26,17 +26,17 @@ from torch.nn.utils import parameters_to_vector
 
 from bare import sgd
 from emdcfl.clustering import cut
-from emdcfl.experiments.config import Choice, Config, override
-from emdcfl.experiments.runner import Plan, plan
+from emdcfl.core.params import Network
+from emdcfl.core.tasks import Training
 from emdcfl.methods import fedsac
 from emdcfl.methods.pacfl import PACFL, data_subspace, smallest_angle
-from emdcfl.params import Network
-from emdcfl.tasks import Training
+from emdcfl.runs.config import Choice, Config, override
+from emdcfl.runs.runner import RunPlan, plan
 
 Finding = dict[str, Any]
 
 
-def apart(chosen: Plan, clients: Sequence[int]) -> Iterator[Finding]:
+def apart(chosen: RunPlan, clients: Sequence[int]) -> Iterator[Finding]:
     """Train clients from θ⁰ for one round's epochs, as an engine does and in a loop by hand."""
     with chosen.federation() as fed:
         names, theta0, trainable, training = [fed.clients[c] for c in clients], fed.initial(), fed.layout.trainable, fed.training
@@ -55,7 +55,7 @@ def _lengths(start: Tensor, ends: Sequence[Tensor]) -> Finding:
     return {"moved": [round(float((e - start).norm()), 3) for e in ends], "apart": [round(float((a - b).norm()), 3) for a, b in pairs]}
 
 
-def _loop(chosen: Plan, client: int, state: Mapping[str, Tensor], training: Training) -> Iterator[Tensor]:
+def _loop(chosen: RunPlan, client: int, state: Mapping[str, Tensor], training: Training) -> Iterator[Tensor]:
     """Yield the parameters at the start and after every epoch."""
     split, preprocess, net = chosen.scenario.sites[client].train, chosen.scenario.preprocess, chosen.scenario.model()
     net.load_state_dict(state, strict=False)  # BatchNorm's counters stay at zero
@@ -65,7 +65,7 @@ def _loop(chosen: Plan, client: int, state: Mapping[str, Tensor], training: Trai
         yield parameters_to_vector(net.parameters()).detach().clone()
 
 
-def angles(chosen: Plan) -> Iterator[Finding]:
+def angles(chosen: RunPlan) -> Iterator[Finding]:
     """Compare PACFL's groups by |cos| and by signed cosines, at the scenario's threshold."""
     method = chosen.method
     assert isinstance(method, PACFL)
@@ -80,7 +80,7 @@ def angles(chosen: Plan) -> Iterator[Finding]:
         yield {"sign": sign, "threshold": method.threshold, "k": len(members), "ari": adjusted_rand_score(truth, labels), "groups": members}
 
 
-def graph(chosen: Plan, rounds: int) -> Iterator[Finding]:
+def graph(chosen: RunPlan, rounds: int) -> Iterator[Finding]:
     """Play FedSaC, and average what its weights come from by who is meant."""
     method = chosen.method
     assert isinstance(method, fedsac.FedSaC)

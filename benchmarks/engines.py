@@ -35,12 +35,12 @@ import numpy as np
 import torch
 
 from bare import Bare, mean_loss, scenario
+from emdcfl.core.params import Network
+from emdcfl.core.tasks import Training
 from emdcfl.data.types import Preprocess, Scenario
 from emdcfl.engines.local import make_federation
 from emdcfl.methods import make
 from emdcfl.models.recipe import ModelRecipe
-from emdcfl.params import Network
-from emdcfl.tasks import Training
 from peers import drive
 
 CPU, GPU = ("tiny", "cnn", "growth"), ("gpu-steps", "gpu-pairs", "gpu-runs")
@@ -130,7 +130,7 @@ def growth(repeats: int, sizes: Sequence[int] = (10, 30, 100, 300, 1000)) -> dic
     table = {}
     for clients in sizes:
         world, training = tiny(clients), Training(local_epochs=1, batch_size=64)
-        contestants: dict[str, Contestant] = {name: Ours(world, training, name) for name in ("sequential", "vmapped")}
+        contestants: dict[str, Contestant] = {name: Ours(world, training, name) for name in ("sequential", "batched")}
         table[str(clients)] = {name: {"ms per client": 1e3 * r["seconds"] / clients} for name, r in race(contestants, repeats).items()}
     return table
 
@@ -159,7 +159,7 @@ def measure(only: Sequence[str], repeats: int, clients: int, peers: Path | None 
     training = Training(local_epochs=1, batch_size=64)
     if "tiny" in only:
         world = tiny()
-        contestants: dict[str, Contestant] = {name: Ours(world, training, name) for name in ("sequential", "vmapped")}
+        contestants: dict[str, Contestant] = {name: Ours(world, training, name) for name in ("sequential", "batched")}
         yield "tiny", against(world, training, contestants, repeats, peers)
     if "cnn" in only:
         world = cnn(clients)

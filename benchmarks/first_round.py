@@ -2,7 +2,7 @@
 
     EMDCFL_DATA=… python -m benchmarks.first_round --scenario rotated-cifar10 --out runs/first \\
         --methods emdcfl:tolerance=auto,oracle,emdcfl:tolerance=0.025 --device cuda \\
-        --set engine.name=graphed --set engine.precision=bf16 --set engine.fuse=yes
+        --set engine.name=cuda --set engine.precision=bf16 --set engine.compile=yes
 
 Rows are those of ``emdcfl compare`` with ``run.rounds=1``, to the last bit, and merge with them; the time of the shared trainings is
 counted in each, and a note says so. Run directories, with all distances, are in ``runs/``.
@@ -21,13 +21,13 @@ from typing import Any
 from benchmarks.watch import refusing_fallbacks
 from torch import Tensor
 
-from emdcfl import tasks
-from emdcfl.experiments.compare import execute, parse_methods, shared_scenario
-from emdcfl.experiments.config import Choice, Config, config_hash, override
-from emdcfl.experiments.results import Result, Results
-from emdcfl.experiments.runner import plan
-from emdcfl.federation import Federation, Fold, Replies
-from emdcfl.keys import digest
+from emdcfl.core import tasks
+from emdcfl.core.federation import Federation, Fold, Replies
+from emdcfl.core.keys import digest
+from emdcfl.runs.config import Choice, Config, config_hash, override
+from emdcfl.runs.runner import plan
+from emdcfl.studies.compare import execute, parse_methods, shared_scenario
+from emdcfl.studies.results import ResultRow, Results
 
 NOTE = "local trainings of round 1 were done once for several methods; their time is counted in each"
 
@@ -81,12 +81,12 @@ def _folded(replies: Replies, fold: Fold) -> Replies:
 def _book(fed: Federation, starts: Mapping[str, Tensor], shared: Shared) -> None:
     """Count the time and the bytes of a training that is not done again."""
     fed.clock.seconds["train"] = fed.clock.seconds.get("train", 0.0) + shared.seconds
-    fed.carried.sent("train", {client: {"theta": theta} for client, theta in starts.items()}, {})
+    fed.traffic.sent("train", {client: {"theta": theta} for client, theta in starts.items()}, {})
     for reply in shared.replies.valid.values():
-        fed.carried.received("train", reply)
+        fed.traffic.received("train", reply)
 
 
-def first_round(config: Config, methods: str, out: Path) -> Iterator[Result]:
+def first_round(config: Config, methods: str, out: Path) -> Iterator[ResultRow]:
     """Play round 1 of every method; yields rows as they are there, also those of an earlier call."""
     one = override(config, {"run.rounds": "1"})
     with Results(out) as results:

@@ -26,10 +26,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 
 from emdcfl.data.types import Preprocess, Scenario, Site, Split
-from emdcfl.experiments.config import Choice, Config, EngineConfig, RunConfig, TrainingConfig
-from emdcfl.experiments.runner import run
 from emdcfl.methods import find
 from emdcfl.models.recipe import ModelRecipe
+from emdcfl.runs.config import Choice, Config, EngineConfig, RunConfig, TrainingConfig
+from emdcfl.runs.runner import run
 
 
 @dataclass(frozen=True)

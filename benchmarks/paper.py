@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from emdcfl.engines.local.graphed import FALLBACKS, ONE_AFTER_THE_OTHER
-from emdcfl.experiments.results import Results, read_results
+from emdcfl.engines.cuda.engine import FALLBACKS, ONE_AFTER_THE_OTHER
+from emdcfl.studies.results import Results, read_results
 
 EMDCFL = ("emdcfl:tolerance=auto", "emdcfl:tolerance=0.025")
 CORE = (*EMDCFL, "oracle", "fedavg")
@@ -75,9 +75,9 @@ class Wanted:
 
     def command(self, out: Path, device: str) -> list[str]:
         """Return the command that makes the row."""
-        fixed = {"engine.name": "graphed", "engine.precision": "bf16"} if device.startswith("cuda") else {}
+        fixed = {"engine.name": "cuda", "engine.precision": "bf16"} if device.startswith("cuda") else {}
         if fixed and "mnist" not in self.scenario:
-            fixed["engine.fuse"] = "yes"  # ResNet18: runs are too short for it to pay by itself, but all of them share what was compiled
+            fixed["engine.compile"] = "yes"  # ResNet18: runs are too short for it to pay by itself, but all of them share what was compiled
         settings = [part for key, value in (fixed | dict(self.settings)).items() for part in ("--set", f"{key}={value}")]
         chosen = ["--scenario", self.scenario, "--methods", self.method, "--seeds", str(self.seed), "--device", device]
         return [sys.executable, "-m", "emdcfl", "compare", *chosen, *settings, "--out", str(out), "--quiet"]

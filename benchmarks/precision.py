@@ -29,8 +29,8 @@ PRECISIONS = ("fp32", "bf16")
 def play(scenario: str, method: str, seed: int, precision: str, device: str, rounds: int | None) -> dict[str, Any]:
     """Run one of them in a folder of its own and return what counts."""
     from emdcfl.data import scenarios
-    from emdcfl.experiments.config import Choice, Config, EngineConfig, RunConfig
-    from emdcfl.experiments.runner import run
+    from emdcfl.runs.config import Choice, Config, EngineConfig, RunConfig
+    from emdcfl.runs.runner import run
     from watch import refusing_fallbacks
 
     data = {"data_seed": seed} if "data_seed" in scenarios.options(scenario) else {}

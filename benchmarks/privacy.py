@@ -28,20 +28,20 @@ import torch
 from benchmarks.tolerance import distances, extremes
 from torch import Tensor
 
-from emdcfl.client import Client
 from emdcfl.clustering import adjusted_rand, links, neighbourhoods
+from emdcfl.core.client import Client
+from emdcfl.core.keys import NodeSecret, digest
+from emdcfl.core.tasks import Training
 from emdcfl.data import scenarios
 from emdcfl.data.types import Scenario, Site, Split
 from emdcfl.engines.local import make_federation
-from emdcfl.experiments.results import commit, hardware
-from emdcfl.keys import NodeSecret, digest
-from emdcfl.methods.disclosure import releases
 from emdcfl.methods.emdcfl import EMDCFL
-from emdcfl.methods.measure import Comparison
-from emdcfl.methods.reading import doubts
+from emdcfl.methods.emdcfl.comparison import Comparison
+from emdcfl.methods.emdcfl.interpret import doubts
+from emdcfl.methods.emdcfl.privacy_budget import releases
 from emdcfl.models.recipe import ModelRecipe
 from emdcfl.privacy.noise import DELTA, gaussian_sigma, released, total_epsilon
-from emdcfl.tasks import Training
+from emdcfl.studies.results import commit, hardware
 from emdcfl.transport import cost_matrix, dual_variance, exact, projected_width, projection, quantile
 
 EPSILONS = "0.5,1,2,4,8,16,32,64,128,256,512,1024,inf"

@@ -21,9 +21,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from emdcfl.experiments.differences import PAPER_TRAINING, Difference, differences, full_size
-from emdcfl.experiments.results import Result, read_results
-from emdcfl.experiments.tables import build, by_label, markdown, sample_key
+from emdcfl.paper.differences import PAPER_TRAINING, Difference, differences, full_size
+from emdcfl.studies.results import ResultRow, read_results
+from emdcfl.studies.tables import build, by_label, markdown, sample_key
 
 HERE = Path(__file__).parents[1] / "docs/results"
 BEGIN, END = "<!-- tables: begin (benchmarks/results.py writes what is between these lines) -->", "<!-- tables: end -->"
@@ -53,12 +53,12 @@ def read_sentences(path: Path) -> list[Sentence]:
     return [Sentence(**entry) for entry in tomllib.loads(path.read_text(encoding="utf-8")).get("difference", [])] if path.exists() else []
 
 
-def read_rows(folder: Path) -> list[Result]:
+def read_rows(folder: Path) -> list[ResultRow]:
     """Return the rows at paper scale, scenarios in the order of the page."""
     return [as_now(row) for name in SCENARIOS if (path := folder / f"{name}.jsonl").exists() for row in read_results(path)]
 
 
-def as_now(row: Result) -> Result:
+def as_now(row: ResultRow) -> ResultRow:
     """Leave out an option that older rows name and that says nothing: with a given tolerance no blocks are averaged anyway."""
     method = row["settings"]["method"]
     if method.get("tolerance", "auto") == "auto" or method.get("average_blocks") is not False:
@@ -67,7 +67,7 @@ def as_now(row: Result) -> Result:
     return {**row, "settings": {**row["settings"], "method": kept}}
 
 
-def in_time(row: Result) -> str:
+def in_time(row: ResultRow) -> str:
     """Return how far a run went that is not of the paper's size."""
     rounds, epochs = row["settings"]["run"]["rounds"], row["settings"]["training"]["local_epochs"]
     if epochs == PAPER_TRAINING["local_epochs"]:
@@ -75,9 +75,9 @@ def in_time(row: Result) -> str:
     return f": {'1 round' if rounds == 1 else f'{rounds} rounds'} of {epochs} local epochs"
 
 
-def kinds(rows: Sequence[Result]) -> dict[str, list[Result]]:
+def kinds(rows: Sequence[ResultRow]) -> dict[str, list[ResultRow]]:
     """Divide rows into tables: what was trained alike, with as many participants."""
-    found: dict[str, list[Result]] = {}
+    found: dict[str, list[ResultRow]] = {}
     for row in rows:
         run = row["settings"]["run"]
         title = row["scenario"] if run.get("participants") is None else f"{row['scenario']}, {run['participants']} participants a round"
@@ -85,7 +85,7 @@ def kinds(rows: Sequence[Result]) -> dict[str, list[Result]]:
     return found
 
 
-def origins(rows: Sequence[Result]) -> str:
+def origins(rows: Sequence[ResultRow]) -> str:
     """Say from which commit the rows of a table are."""
     found: dict[str, list[str]] = {}
     for label, members in by_label(rows).items():
@@ -95,7 +95,7 @@ def origins(rows: Sequence[Result]) -> str:
     return f"{said[0].upper()}{said[1:]}.\n"
 
 
-def page(rows: Sequence[Result], sentences: Sequence[Sentence]) -> tuple[str, list[Difference]]:
+def page(rows: Sequence[ResultRow], sentences: Sequence[Sentence]) -> tuple[str, list[Difference]]:
     """Return the tables with their differences, and the differences without a sentence."""
     blocks, open_ = [], []
     for title, members in kinds(rows).items():

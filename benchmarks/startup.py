@@ -20,7 +20,7 @@ from pathlib import Path
 
 CHILD = """
 import os, sys, time
-from emdcfl import tasks
+from emdcfl.core import tasks
 def first(*args, **kwargs):
     used = os.times()
     os.write(int(os.environ["STARTUP_PIPE"]), f"{time.time()} {used.user + used.system}".encode())

@@ -24,16 +24,16 @@ import numpy as np
 from benchmarks.watch import FallbackError, refusing_fallbacks
 
 from emdcfl.clustering import adjusted_rand, links, margins, neighbourhoods
+from emdcfl.core.tasks import Training
 from emdcfl.data import scenarios
 from emdcfl.data.types import Scenario
 from emdcfl.engines.local import make_federation
-from emdcfl.experiments.results import commit, hardware
 from emdcfl.methods.base import Distances
 from emdcfl.methods.emdcfl import EMDCFL
-from emdcfl.methods.measure import Comparison, Measured
-from emdcfl.methods.reading import doubts
+from emdcfl.methods.emdcfl.comparison import Comparison, Measured
+from emdcfl.methods.emdcfl.interpret import doubts
 from emdcfl.models.recipe import ModelRecipe
-from emdcfl.tasks import Training
+from emdcfl.studies.results import commit, hardware
 from emdcfl.transport import quantile
 
 CPU = "rotated-digits,mnist-base,rotated-mnist-min,rotated-mnist,rotated-mnist-two,backdoor-mnist"
@@ -164,7 +164,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--engine", default="sequential")
-    parser.add_argument("--fuse", default="auto", help="of the graphed engine: auto, yes or no")
+    parser.add_argument("--fuse", default="auto", help="of the cuda engine: auto, yes or no")
     parser.add_argument("--workers", type=int, default=1)
     options = parser.parse_args()
     logging.basicConfig(level=logging.ERROR)

@@ -31,9 +31,9 @@ from benchmarks.embeddings import Case, digits, mnist
 
 from emdcfl.clustering import adjusted_rand, links, neighbourhoods
 from emdcfl.methods.emdcfl import EMDCFL
-from emdcfl.methods.matching import within_classes
-from emdcfl.methods.representatives import Pair, by_representatives
-from emdcfl.transport import Decision, Pool, Screen, cost_matrix, decide, exact, quantile, tolerance
+from emdcfl.methods.emdcfl.matching import within_classes
+from emdcfl.methods.emdcfl.representatives import Pair, by_representatives
+from emdcfl.transport import Decision, Screen, SolverPool, cost_matrix, decide, exact, quantile, tolerance
 from emdcfl.transport.threads import one_blas_thread
 
 EPSILON = 0.025
@@ -59,7 +59,7 @@ def plain(case: Case) -> np.ndarray[Any, Any]:
     return w
 
 
-def ours(case: Case, epsilon: float | dict[int, float], pool: Pool, device: str | None = None) -> Decision:
+def ours(case: Case, epsilon: float | dict[int, float], pool: SolverPool, device: str | None = None) -> Decision:
     return decide(case.rows, case.columns, tau=case.tau, epsilon=epsilon, pool=pool, device=device)
 
 
@@ -79,7 +79,7 @@ def race(case: Case, repeats: int = REPEATS, device: str | None = None) -> dict[
     q = quantile(ALPHA, clients)
     calibrated = {c: tolerance(case.variance[c], m, m, q) for c in case.rows}
     seconds: dict[str, list[tuple[float, float]]] = {"baseline": [], "ours": [], "calibrated": [], "threads": []}
-    with Pool() as pool:
+    with SolverPool() as pool:
         ours(case, EPSILON, pool, device)  # loads what is loaded once
         for _ in range(repeats):
             with one_blas_thread():
@@ -150,7 +150,7 @@ class Crowd:
             drawn = np.concatenate([rng.permutation(np.flatnonzero(y == k))[:n] for k, n in zip(classes, counts, strict=True)])
             parts = [(int(owner), np.flatnonzero(drawn // images == k)) for k, owner in enumerate(owners)]
             self.chosen[c] = [(owner, drawn[at] % images, at) for owner, at in parts]
-        with Pool() as pool:
+        with SolverPool() as pool:
             plans = dict(zip(self.base, pool.map(lambda c: exact(cost_matrix(self.rows[c], self.column(c, c)), duals=True), self.base)))
         q = quantile(ALPHA, clients)
         self.tau = {c: plan.value for c, plan in plans.items()}
@@ -166,7 +166,7 @@ class Crowd:
             sample[at] = (self.case.own[r] if r == k else self.case.columns[r, k])[images]
         return sample
 
-    def compare(self, pairs: Sequence[Pair], pool: Pool) -> dict[Pair, bool | None]:
+    def compare(self, pairs: Sequence[Pair], pool: SolverPool) -> dict[Pair, bool | None]:
         """Both directions of each pair; counts exact solves and the bytes of models and samples that would travel."""
         linked: dict[Pair, bool | None] = {}
         for start in range(0, len(pairs), BATCH):
@@ -189,7 +189,7 @@ def growth(case: Case, clients: int, pairing: str, size: int) -> dict[str, Any]:
     """Cluster a crowd with one way of pairing."""
     crowd = Crowd(case, clients, size, OMEGA)
     names, found = list(crowd.base), None
-    with Pool() as pool:
+    with SolverPool() as pool:
         start = time.perf_counter()
         if pairing == "all":
             pairs = list(itertools.combinations(names, 2))

@@ -33,6 +33,7 @@ import torch
 from tests.trust.liars import LIES, LyingFederation, flipped, honest, more_samples, without
 
 from emdcfl.clustering import adjusted_rand
+from emdcfl.core.tasks import Training
 from emdcfl.data import scenarios
 from emdcfl.data.scenarios.mnist import NORMALISE, shares
 from emdcfl.data.scenarios.plan import CNN_SCALES, PAPER_TRAINING, Share, shrink
@@ -40,12 +41,11 @@ from emdcfl.data.sources import load
 from emdcfl.data.transforms import rotate
 from emdcfl.data.types import Scenario, Site, Split
 from emdcfl.engines.local import SequentialFederation
-from emdcfl.experiments.loop import play
-from emdcfl.experiments.results import commit, hardware
-from emdcfl.experiments.scoring import accuracy, agreement
 from emdcfl.methods import make
 from emdcfl.models.recipe import ModelRecipe
-from emdcfl.tasks import Training
+from emdcfl.runs.loop import play
+from emdcfl.runs.scoring import accuracy, agreement
+from emdcfl.studies.results import commit, hardware
 from emdcfl.trust import Trust
 
 ANGLES = {"rot0": 0, "rot180": 180}

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from emdcfl.engines.local.graphed import FALLBACKS
+from emdcfl.engines.cuda.engine import FALLBACKS
 
 
 class FallbackError(RuntimeError):

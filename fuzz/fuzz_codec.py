@@ -9,8 +9,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as Proto
 
+from emdcfl.core.errors import ClientError
 from emdcfl.engines.flower.codec import DTYPES, FORMAT, STYPE, decode, encode
-from emdcfl.errors import ClientError
 from fuzz.feed import Feed, one_line
 
 WORDS = ("m", "l", "t", "b", "f", "nan", "-inf", "theta", "")

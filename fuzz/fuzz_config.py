@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from emdcfl.errors import ConfigError
-from emdcfl.experiments.config import Config, config_hash, dump, loads, override, template
+from emdcfl.core.errors import ConfigError
+from emdcfl.runs.config import Config, config_hash, dump, loads, override, template
 from fuzz.feed import Feed, one_line
 
 KEYS = ("run.rounds", "method", "method.tolerance", "training.lr", "engine.device", "scenario.a.b", "model.name", "x", "run", "run..a", "")

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
+from emdcfl.core.errors import DataError
 from emdcfl.data.own.folder import load_folder
 from emdcfl.data.own.images import read_image
 from emdcfl.data.own.site import read_inputs
-from emdcfl.errors import DataError
 from fuzz.feed import Feed, one_line
 
 ROWS = "".join(f"{i % 7},{i * 0.5},{'ab'[i % 2]},{'xyz'[i % 3]}\n" for i in range(24))

@@ -18,13 +18,14 @@ from typing import Any
 
 import torch
 
-from emdcfl.errors import EmdcflError
-from emdcfl.experiments import results, runner
-from emdcfl.experiments.config import Config, from_dict
-from emdcfl.experiments.outputs import read_reading, read_served, read_summary
-from emdcfl.experiments.store import RunStore
+from emdcfl.core.errors import EmdcflError
 from emdcfl.methods.emdcfl import EMDCFL
-from emdcfl.report.reading import read_run
+from emdcfl.report.load_run import read_run
+from emdcfl.runs import runner
+from emdcfl.runs.config import Config, from_dict
+from emdcfl.runs.outputs import read_reading, read_served, read_summary
+from emdcfl.runs.store.directory import RunStore
+from emdcfl.studies import results
 from fuzz.feed import Feed, one_line
 
 TABLES: dict[str, dict[str, Any]] = {

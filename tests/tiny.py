@@ -15,15 +15,15 @@ import torch
 from tests.methods.toy import CLASSES, FEATURES, samples
 from torch import Tensor, nn
 
-from emdcfl.client import Client
+from emdcfl.core.client import Client
+from emdcfl.core.keys import NodeSecret, generator, global_seed
+from emdcfl.core.params import Network
+from emdcfl.core.tasks import Training
 from emdcfl.data.scenarios.registry import scenario
 from emdcfl.data.types import Preprocess, Scenario, Site
 from emdcfl.engines.local import SequentialFederation
-from emdcfl.experiments.config import Choice, Config, RunConfig
-from emdcfl.keys import NodeSecret, generator, global_seed
 from emdcfl.models.recipe import ModelRecipe, register
-from emdcfl.params import Network
-from emdcfl.tasks import Training
+from emdcfl.runs.config import Choice, Config, RunConfig
 
 TRAINING = Training(local_epochs=2, batch_size=16, lr=0.05, momentum=0.9, weight_decay=1e-4)
 

@@ -19,9 +19,9 @@ from typing import Any
 import emdcfl
 from emdcfl.apps import trial
 from emdcfl.apps.trial.processes import LINK, identity, start
-from emdcfl.errors import EmdcflError
-from emdcfl.experiments import runner
-from emdcfl.experiments.config import from_dict
+from emdcfl.core.errors import EmdcflError
+from emdcfl.runs import runner
+from emdcfl.runs.config import from_dict
 from faults.runs import differing
 
 ROUNDS = 2

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from faults import mortal
 
-MODULES = ("sklearn", "ot", "pyarrow.parquet", "matplotlib.figure", "emdcfl.cli.run", "emdcfl.experiments.runner", "emdcfl.report")
+MODULES = ("sklearn", "ot", "pyarrow.parquet", "matplotlib.figure", "emdcfl.cli.run", "emdcfl.runs.runner", "emdcfl.report")
 
 
 def warm() -> None:

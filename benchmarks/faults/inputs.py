@@ -99,7 +99,7 @@ def changed(content: bytes, rng: random.Random) -> bytes:
 
 
 def config_file(rng: random.Random, place: Path) -> Case:
-    from emdcfl.experiments.config import Config, dump, template
+    from emdcfl.runs.config import Config, dump, template
 
     path = place / "config.toml"
     path.write_bytes(changed(rng.choice([template(), dump(Config())]).encode(), rng))
@@ -241,7 +241,7 @@ def forked(arguments: list[str], place: Path) -> tuple[int, str]:
 
 def main() -> None:
     first, last, seed = (int(argument) for argument in sys.argv[1:4])
-    for module in ("pyarrow.parquet", "emdcfl.cli.run", "emdcfl.experiments.runner", "emdcfl.report"):
+    for module in ("pyarrow.parquet", "emdcfl.cli.run", "emdcfl.runs.runner", "emdcfl.report"):
         importlib.import_module(module)  # once, here: a fork then starts at once
     with Path(sys.argv[4]).open("a", encoding="utf-8") as file:
         for index in range(first, last):

@@ -19,11 +19,11 @@ COMMON = [
     "--local-epochs", "1", "--device", "cpu",
 ]  # fmt: skip
 SETTINGS = {
-    "fedavg, vmapped": ["--method", "fedavg", "--engine", "vmapped"],
+    "fedavg, batched": ["--method", "fedavg", "--engine", "batched"],
     "emdcfl, sequential": ["--method", "emdcfl", "--engine", "sequential"],
     "ifca, sequential": ["--method", "ifca", "--engine", "sequential"],
     "cfl, 3 of 4 clients a round": ["--method", "cfl", "--engine", "sequential", "--participants", "3"],
-    "emdcfl, vmapped": ["--method", "emdcfl", "--engine", "vmapped"],
+    "emdcfl, batched": ["--method", "emdcfl", "--engine", "batched"],
     "emdcfl, 2 processes": ["--method", "emdcfl", "--engine", "sequential", "--workers", "2"],
 }
 FEW = "emdcfl, 2 processes"

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
+from emdcfl.core.tasks import Training
 from emdcfl.data.types import Scenario
 from emdcfl.engines.local import make_federation
-from emdcfl.tasks import Training
 from watch import refusing_fallbacks
 
 Line = dict[str, Any]
@@ -31,10 +31,10 @@ class Machine:
     @classmethod
     def here(cls, *, tiny: bool) -> Machine:
         if torch.cuda.is_available():
-            return cls("cuda", "graphed", tiny)
+            return cls("cuda", "cuda", tiny)
         if not tiny:
             raise SystemExit("the gpu parts need a CUDA device")
-        return cls("cpu", "vmapped", tiny)
+        return cls("cpu", "batched", tiny)
 
     @property
     def real(self) -> bool:
@@ -57,7 +57,7 @@ class Machine:
         return round(torch.cuda.max_memory_allocated() / 2**30, 2) if self.real else None
 
     def federation(self, world: Scenario, training: Training, *, precision: str = "bf16", **options: Any) -> Any:
-        """Start the engine; ``options`` are those of the graphed one alone."""
+        """Start the engine; ``options`` are those of the cuda one alone."""
         own = {"precision": precision, "gpu": options} if self.real else {}
         return make_federation(world, engine=self.engine, training=training, device=self.device, **own)
 

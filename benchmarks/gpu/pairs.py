@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from emdcfl.core.tasks import Training
 from emdcfl.data import scenarios
 from emdcfl.methods.emdcfl import EMDCFL
-from emdcfl.methods.measure import Comparison
-from emdcfl.tasks import Training
+from emdcfl.methods.emdcfl.comparison import Comparison
 from gpu.machine import Box, Emit, Line, Machine, attempt
 
 SHOWN = 25

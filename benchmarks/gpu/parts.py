@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from emdcfl.experiments.results import commit
+from emdcfl.studies.results import commit
 from emdcfl.transport.pool import cores
 from gpu import pairs, runs, steps
 from gpu.machine import Line, Machine, attempt

@@ -10,9 +10,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from emdcfl.experiments.compare import execute, parse_methods
-from emdcfl.experiments.config import Choice, Config, override
-from emdcfl.experiments.results import Results
+from emdcfl.runs.config import Choice, Config, override
+from emdcfl.studies.compare import execute, parse_methods
+from emdcfl.studies.results import Results
 from gpu.machine import Box, Emit, Machine, attempt
 
 METHODS = "oracle,emdcfl:tolerance=auto,emdcfl:tolerance=0.025"
@@ -26,7 +26,7 @@ def wanted(machine: Machine) -> dict[str, Config]:
     base = Config(scenario=Choice("rotated-digits", {"clients_per_group": 1}) if machine.tiny else Choice("rotated-mnist"))
     chosen = {"engine.name": machine.engine, "engine.device": machine.device}
     base = override(base, chosen | ({"engine.precision": "bf16"} if machine.real else {}) | (SHORT if machine.tiny else {}))
-    short = override(base, SHORT | ({"engine.fuse": "yes"} if machine.real else {}))
+    short = override(base, SHORT | ({"engine.compile": "yes"} if machine.real else {}))
     methods = {":".join([m.name, *(f"{k}={v}" for k, v in m.options.items())]): m for m in parse_methods(METHODS)}
     return {
         COMPILES: replace(short, method=Choice("oracle")),

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from bare import Bare, scenario
-from emdcfl.client import Client
+from emdcfl.core.client import Client
+from emdcfl.core.tasks import Fit, Training
 from emdcfl.data.types import Preprocess, Scenario
 from emdcfl.engines.local.sequential import intra_op_threads
 from emdcfl.models.recipe import ModelRecipe
-from emdcfl.tasks import Fit, Training
 from gpu.machine import Box, Emit, Line, Machine, attempt
 
 BATCH = 64

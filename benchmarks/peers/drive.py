@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from emdcfl.core.tasks import Training
 from emdcfl.data.types import Scenario
-from emdcfl.tasks import Training
 
 PEERS = {"flower": "flower_.py", "pfl": "pfl_.py", "fluke": "fluke_.py", "fedlab": "fedlab_.py"}
 PACKAGES = {"flower": "flwr", "pfl": "pfl", "fluke": "fluke-fl", "fedlab": "fedlab"}

@@ -16,17 +16,17 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from emdcfl import methods
     from emdcfl.api import Result, fit
-    from emdcfl.client import Client
+    from emdcfl.core.client import Client
+    from emdcfl.core.federation import Federation
     from emdcfl.data import scenarios
-    from emdcfl.federation import Federation
-    from emdcfl.methods.emdcfl import EMDCFL
+    from emdcfl.methods.emdcfl.algorithm import EMDCFL
 
 __all__ = ["EMDCFL", "Client", "Federation", "Result", "fit", "methods", "scenarios"]
 
 _HOMES = {
-    "EMDCFL": "emdcfl.methods.emdcfl",
-    "Client": "emdcfl.client",
-    "Federation": "emdcfl.federation",
+    "EMDCFL": "emdcfl.methods.emdcfl.algorithm",
+    "Client": "emdcfl.core.client",
+    "Federation": "emdcfl.core.federation",
     "Result": "emdcfl.api",
     "fit": "emdcfl.api",
     "methods": "emdcfl.methods",

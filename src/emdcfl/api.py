@@ -11,19 +11,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from emdcfl.core.errors import DataError, StoreError, nearest
+from emdcfl.core.tasks import Training
 from emdcfl.data.own import defaults, from_arrays
 from emdcfl.data.types import Scenario
 from emdcfl.engines.local import make_federation
-from emdcfl.errors import DataError, StoreError, nearest
-from emdcfl.experiments.files import json_text, write_file
-from emdcfl.experiments.loop import Finished, Observer, play
-from emdcfl.experiments.outputs import Served, serve_client, write_outputs
-from emdcfl.experiments.runner import versions
-from emdcfl.experiments.scoring import Row, accuracy, agreement
 from emdcfl.methods.base import Distances, Method, Serving
 from emdcfl.methods.emdcfl import EMDCFL
 from emdcfl.models.recipe import ModelRecipe, recipe_of
-from emdcfl.tasks import Training
+from emdcfl.runs.loop import Finished, Observer, play
+from emdcfl.runs.outputs import Served, serve_client, write_outputs
+from emdcfl.runs.runner import versions
+from emdcfl.runs.scoring import MetricsRow, accuracy, agreement
+from emdcfl.runs.store.files import json_text, write_file
 
 Clients = Scenario | Sequence[Any] | Mapping[str, Any]
 
@@ -56,7 +56,7 @@ class Result:
 
     scenario: Scenario
     serving: Serving
-    history: list[Row]
+    history: list[MetricsRow]
     method: Method
     seed: int
     seconds: dict[str, float]
@@ -137,7 +137,7 @@ class Result:
             "versions": versions(),
         }
 
-    def _last(self) -> list[Row]:
+    def _last(self) -> list[MetricsRow]:
         return [row for row in self.history if row["round"] == self.history[-1]["round"]]
 
     def _served(self, client: str) -> Served:
@@ -202,7 +202,7 @@ def fit(
     total = rounds or int(scenario.defaults.get("rounds", 10))
     chosen = method or EMDCFL()
     options: dict[str, Any] = {"training": Training(**known), "seed": seed, "number": participants, "device": device}
-    history: list[Row] = []
+    history: list[MetricsRow] = []
     with make_federation(scenario, workers=workers, **options) as fed:
         last: Finished | None = None
         for last in play(fed, chosen, rounds=total, observer=observer):

@@ -15,8 +15,8 @@ pytest.importorskip("flwr", reason="needs the extra emdcfl[flower]")
 from emdcfl.apps import trial
 from emdcfl.cli.app import main
 from emdcfl.cli.federation import _show, runner_over
-from emdcfl.errors import EmdcflError
-from emdcfl.experiments.config import Config
+from emdcfl.core.errors import EmdcflError
+from emdcfl.runs.config import Config
 
 
 @pytest.fixture(autouse=True)

@@ -29,9 +29,9 @@ from emdcfl.apps.server import Journal, read_config
 from emdcfl.apps.trial.folder import fingerprints
 from emdcfl.apps.trial.processes import LINK, _recorded, _start_time, _write
 from emdcfl.apps.trial.submit import _new_events
+from emdcfl.core.errors import ConfigError, EmdcflError
 from emdcfl.data import scenarios
-from emdcfl.errors import ConfigError, EmdcflError
-from emdcfl.experiments.config import dump, load
+from emdcfl.runs.config import dump, load
 
 ROOT = Path(emdcfl.__file__).parents[2]
 

@@ -17,7 +17,7 @@ pytest.importorskip("flwr", reason="needs the extra emdcfl[flower]")
 import emdcfl
 from emdcfl.apps import trial
 from emdcfl.apps.trial.processes import LINK
-from emdcfl.experiments.config import Config, from_dict
+from emdcfl.runs.config import Config, from_dict
 
 SOURCE = str(Path(emdcfl.__file__).parents[1])
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from emdcfl.experiments.config import Choice, Config, override
-from emdcfl.experiments.loop import play
-from emdcfl.experiments.runner import plan
+from emdcfl.runs.config import Choice, Config, override
+from emdcfl.runs.loop import play
+from emdcfl.runs.runner import plan
 
 ROOT = Path(__file__).parents[2]
 

@@ -21,7 +21,7 @@ def test_tiny_workload(form: str) -> None:
         assert [line for line in done.stdout.splitlines() if not line.startswith(" ")] == ["machine", "repeats", "tiny", "load after"]
         return
     raced = json.loads(done.stdout)["tiny"]
-    losses = [raced[name]["loss"] for name in ("bare loop", "sequential", "vmapped")]
+    losses = [raced[name]["loss"] for name in ("bare loop", "sequential", "batched")]
     assert losses == pytest.approx([losses[0]] * 3, rel=1e-5)
     assert losses[0] < raced["before"]["loss"]
-    assert all(raced[name]["ratio"] > 0 for name in ("sequential", "vmapped"))
+    assert all(raced[name]["ratio"] > 0 for name in ("sequential", "batched"))

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from benchmarks.first_round import NOTE, first_round
 
-from emdcfl.experiments.compare import execute, parse_methods
-from emdcfl.experiments.config import Choice, Config, override
-from emdcfl.experiments.results import read_results
-from emdcfl.federation import Federation
+from emdcfl.core.federation import Federation
+from emdcfl.runs.config import Choice, Config, override
+from emdcfl.studies.compare import execute, parse_methods
+from emdcfl.studies.results import read_results
 
 METHODS = "emdcfl:tolerance=auto,oracle,fedavg,emdcfl:tolerance=0.025"
 
@@ -37,7 +37,7 @@ def test_rows_are_those_of_runs_of_their_own_and_clients_train_once(tmp_path: Pa
         assert {k: row[k] for k in same} == {k: alone[k] for k in same}
         assert NOTE in row["notes"]
         assert row["seconds"]["total"] >= row["seconds"]["train"] > 0
-    assert Federation.train.__module__ == "emdcfl.federation"
+    assert Federation.train.__module__ == "emdcfl.core.federation"
 
 
 def test_a_method_with_trainings_of_its_own_says_nothing_of_shared_ones(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from benchmarks.watch import FallbackError, refusing_fallbacks
 
-from emdcfl.engines.local.graphed import FALLBACKS
-from emdcfl.experiments.results import read_results
+from emdcfl.engines.cuda.engine import FALLBACKS
+from emdcfl.studies.results import read_results
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from benchmarks import paper, results
-from emdcfl.engines.local.graphed import ONE_AFTER_THE_OTHER
-from emdcfl.experiments.compare import ORDER
-from emdcfl.experiments.results import read_results
-from emdcfl.experiments.tables import by_label
+from emdcfl.engines.cuda.engine import ONE_AFTER_THE_OTHER
+from emdcfl.studies.compare import ORDER
+from emdcfl.studies.results import read_results
+from emdcfl.studies.tables import by_label
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "docs/results/data"

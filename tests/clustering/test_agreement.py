@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import adjusted_rand_score
 
 from emdcfl.clustering import adjusted_rand, links, margins, neighbourhoods
-from emdcfl.errors import DataError
+from emdcfl.core.errors import DataError
 
 
 def test_single_group_truth() -> None:

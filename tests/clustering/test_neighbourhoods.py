@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emdcfl.clustering import components, links, neighbourhoods
-from emdcfl.errors import DataError
+from emdcfl.core.errors import DataError
 
 
 def blocks(*sizes: int) -> np.ndarray:

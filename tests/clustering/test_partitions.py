@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emdcfl.clustering import bipartition, cut, kmeans, match_labels
-from emdcfl.errors import ConfigError, DataError
+from emdcfl.core.errors import ConfigError, DataError
 
 
 def distances(seed: int, clients: int, dim: int = 3) -> np.ndarray:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 
 from emdcfl.clustering import edc, gram_features, project_simplex
-from emdcfl.errors import DataError
+from emdcfl.core.errors import DataError
 
 
 def vectors(seed: int, clients: int, d: int) -> np.ndarray:

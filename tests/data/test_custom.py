@@ -9,8 +9,8 @@ import pytest
 import torch
 from tests.data import standins
 
+from emdcfl.core.errors import ConfigError
 from emdcfl.data.scenarios import build
-from emdcfl.errors import ConfigError
 
 
 def custom(*partition: dict[str, Any], **options: Any) -> Any:

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
+from emdcfl.core.errors import DataError
 from emdcfl.data.own import encoding_of, from_arrays, read_inputs
-from emdcfl.errors import DataError
 
 RNG = np.random.default_rng(0)
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from PIL import Image
 
+from emdcfl.core.errors import DataError
 from emdcfl.data.own import check_folder, encoding_of, load_folder, load_site, read_inputs
 from emdcfl.data.scenarios import build
-from emdcfl.errors import DataError
 
 
 def image(path: Path, *, size: tuple[int, int] = (12, 12), mode: str = "RGB", seed: int = 0, level: int | None = None) -> Path:

@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from emdcfl.core.errors import DataError
 from emdcfl.data.own import check_folder, load_folder, load_site, read_inputs
 from emdcfl.data.own.tables import TableEncoding, pool, summarise
-from emdcfl.errors import DataError
 
 
 def rows(n: int = 60, shift: float = 0.0, seed: int = 0) -> list[dict[str, Any]]:

@@ -7,10 +7,10 @@ import pytest
 from PIL import Image
 from tests.data import standins
 
+from emdcfl.core.errors import DataError
 from emdcfl.data.own import from_arrays
 from emdcfl.data.picture import grid
 from emdcfl.data.scenarios import build
-from emdcfl.errors import DataError
 
 
 def test_rows_per_group_and_a_small_file(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ import pytest
 import torch
 from tests.data import standins
 
+from emdcfl.core.errors import ConfigError
 from emdcfl.data.scenarios import backdoor, build, cifar10, describe, mnist, names, options, pacs
 from emdcfl.data.scenarios.plan import BACKDOOR_MNIST_SCALES, CNN_SCALES, PAPER_TRAINING, Share, shrink
 from emdcfl.data.types import Scenario
-from emdcfl.errors import ConfigError
 
 MNIST_TRAIN = np.repeat(np.arange(10), [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949])
 MNIST_TEST = np.repeat(np.arange(10), [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009])

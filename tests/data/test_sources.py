@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from tests.data import standins
 
+from emdcfl.core.errors import ConfigError, DataError
 from emdcfl.data import sources
 from emdcfl.data.sources import cache
-from emdcfl.errors import ConfigError, DataError
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from emdcfl.core.errors import ConfigError, DataError
 from emdcfl.data import partition
 from emdcfl.data.split import equal_parts, split_indices, stratified_indices
-from emdcfl.errors import ConfigError, DataError
 
 
 def rng() -> np.random.Generator:

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from emdcfl.core.errors import ConfigError
 from emdcfl.data import transforms
 from emdcfl.data.scenarios.backdoor import GREEN, PURPLE, SUMMER, TAB10, paint_cifar, paint_mnist
 from emdcfl.data.scenarios.cifar10 import turned
-from emdcfl.errors import ConfigError
 
 RANDOM = np.random.default_rng(0)
 GREY = RANDOM.integers(0, 256, (5, 1, 28, 28), dtype=np.uint8)

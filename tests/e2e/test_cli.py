@@ -18,7 +18,7 @@ from tests.e2e.shell import emdcfl
 
 from emdcfl import __version__
 from emdcfl.cli import main
-from emdcfl.experiments import runner
+from emdcfl.runs import runner
 
 
 @dataclass(frozen=True)

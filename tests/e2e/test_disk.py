@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import tests.tiny
 
-from emdcfl.experiments import runner
-from emdcfl.experiments.config import Config, dump
+from emdcfl.runs import runner
+from emdcfl.runs.config import Config, dump
 
 ROOT = Path(__file__).parents[2]
 CONFIG = tests.tiny.config(method="fedavg", rounds=3)

@@ -15,7 +15,7 @@ from tests.apps.trial_runs import config, federation, log_of, over_flower
 from emdcfl.apps import trial
 from emdcfl.apps.trial.certificates import make_node_key
 from emdcfl.apps.trial.processes import start
-from emdcfl.experiments import runner
+from emdcfl.runs import runner
 
 pytestmark = pytest.mark.slow
 

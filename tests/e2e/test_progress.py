@@ -10,8 +10,8 @@ from rich.console import Console
 
 from emdcfl.cli import progress
 from emdcfl.cli.compare import Screen
-from emdcfl.experiments.compare import Job
-from emdcfl.experiments.config import Choice, Config
+from emdcfl.runs.config import Choice, Config
+from emdcfl.studies.compare import Job
 
 SITES = ("a", "b", "c", "d")
 JOB = Job(Config(scenario=Choice("rotated-digits"), method=Choice("fedavg")), "key")

@@ -27,9 +27,9 @@ from emdcfl.apps import trial
 from emdcfl.apps.trial.certificates import make_node_key
 from emdcfl.apps.trial.folder import CONNECTION, fingerprints
 from emdcfl.apps.trial.processes import LINK, flwr, identity, start
-from emdcfl.errors import EmdcflError
-from emdcfl.experiments import runner
-from emdcfl.experiments.config import Config
+from emdcfl.core.errors import EmdcflError
+from emdcfl.runs import runner
+from emdcfl.runs.config import Config
 
 pytestmark = [
     pytest.mark.faults,

@@ -16,9 +16,9 @@ from tests.apps.trial_runs import config, federation, over_flower
 
 from emdcfl.apps import trial
 from emdcfl.apps.sizing import bytes_of_run
-from emdcfl.experiments.config import Config
+from emdcfl.core.params import Network
 from emdcfl.models.recipe import ModelRecipe
-from emdcfl.params import Network
+from emdcfl.runs.config import Config
 
 pytestmark = [
     pytest.mark.faults,

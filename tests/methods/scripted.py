@@ -11,12 +11,12 @@ import torch
 from tests.methods.toy import toy
 from torch import Tensor, nn
 
-from emdcfl.client import TaskInfo
+from emdcfl.core.client import TaskInfo
+from emdcfl.core.federation import Failure, Federation, Inputs
+from emdcfl.core.schema import Reply
+from emdcfl.core.tasks import Training
 from emdcfl.data.types import Scenario
-from emdcfl.federation import Failure, Federation, Inputs
 from emdcfl.models.recipe import ModelRecipe
-from emdcfl.schema import Reply
-from emdcfl.tasks import Training
 
 Move = Callable[[str, int, Tensor], Tensor]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.tiny import federation, same_bits
 
-from emdcfl.errors import ConfigError
+from emdcfl.core.errors import ConfigError
 from emdcfl.methods import METHODS, find, make
 from emdcfl.methods.base import Clustered, average_sets, clusters_wanted, serve_clusters
 

@@ -6,9 +6,9 @@ from tests.methods.scripted import Scripted, at, batch_norm_toy
 from tests.methods.toy import run, toy, truth
 
 from emdcfl.clustering import adjusted_rand
-from emdcfl.errors import ConfigError
+from emdcfl.core.errors import ConfigError
+from emdcfl.core.params import average
 from emdcfl.methods import make
-from emdcfl.params import average
 
 GROUPS = {"a": (3.0, 0.0), "b": (-3.0, 2.0), "c": (-3.0, -2.0)}
 CLIENTS = ["c1", "a1", "b1", "a2", "c2", "b2", "b3", "a3", "c3"]  # groups mixed, so that positions are not client numbers

@@ -9,7 +9,7 @@ from tests.methods.toy import federation, run, truth
 from emdcfl.clustering import adjusted_rand, gram_features
 from emdcfl.methods import make
 from emdcfl.methods.cflgp import renumber
-from emdcfl.methods.profiles import Fresh, ProfileUpdate
+from emdcfl.methods.shared.profiles import Fresh, ProfileUpdate
 
 PROBE = Scripted("z", lambda c, r, theta: theta)
 SIDES = {"a": 1.0, "b": 1.2, "c": -1.0, "d": -1.3}

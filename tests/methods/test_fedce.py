@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.methods.toy import accuracies, federation, run
 
-from emdcfl.errors import ConfigError
+from emdcfl.core.errors import ConfigError
 from emdcfl.methods import make
 
 TABLES = st.integers(2, 5).flatmap(

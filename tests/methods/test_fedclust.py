@@ -7,8 +7,8 @@ from tests.methods.scripted import Scripted, at
 from tests.methods.toy import accuracies, federation, run, toy
 
 from emdcfl.clustering import cut
+from emdcfl.core.params import average
 from emdcfl.methods import make
-from emdcfl.params import average
 
 PLACES = {"a": (0.0,), "b": (1.0,), "c": (10.0,), "d": (10.5,), "e": (30.0,), "f": (1.5,), "g": (50.0,)}
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from tests.methods.toy import accuracies, federation, play, run, toy
 
-from emdcfl.errors import ConfigError
+from emdcfl.core.errors import ConfigError
+from emdcfl.core.tasks import Training, local_sgd, mixture, sample_losses
 from emdcfl.methods import make
-from emdcfl.methods.em import Mixture, label_mass, responsibilities
-from emdcfl.tasks import Training, local_sgd, mixture, sample_losses
+from emdcfl.methods.shared.em import Mixture, label_mass, responsibilities
 
 BRIEF = Training(local_epochs=1, batch_size=16, lr=0.05)
 

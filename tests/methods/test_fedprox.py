@@ -6,8 +6,8 @@ import pytest
 import torch
 from tests.methods.toy import TRAINING, federation, run, toy
 
-from emdcfl import tasks
-from emdcfl.errors import ConfigError
+from emdcfl.core import tasks
+from emdcfl.core.errors import ConfigError
 
 
 def drift(mu: float, prox: str = "squared") -> float:

@@ -8,11 +8,11 @@ import pytest
 import torch
 from tests.methods.toy import CLASSES, accuracies, federation, play, run, toy
 
-from emdcfl.errors import ConfigError
+from emdcfl.core.errors import ConfigError
+from emdcfl.core.tasks import Training, sample_losses
 from emdcfl.methods import make
-from emdcfl.methods.em import responsibilities
 from emdcfl.methods.fedrc import FedRCState, marginals, outputs
-from emdcfl.tasks import Training, sample_losses
+from emdcfl.methods.shared.em import responsibilities
 
 BRIEF = Training(local_epochs=1, batch_size=16, lr=0.05)
 

@@ -13,12 +13,12 @@ from tests.methods.test_pfedgraph import UNEQUAL, by_name, largest_difference, p
 from tests.methods.toy import accuracies, federation, play, run, toy
 
 from emdcfl.clustering import project_simplex
-from emdcfl.errors import ConfigError
-from emdcfl.federation import ByClient
+from emdcfl.core.errors import ConfigError
+from emdcfl.core.federation import ByClient
+from emdcfl.core.tasks import Training
 from emdcfl.methods import make
 from emdcfl.methods.fedsac import train_and_basis
-from emdcfl.methods.graph import complementarity, pca_basis
-from emdcfl.tasks import Training
+from emdcfl.methods.shared.graph import complementarity, pca_basis
 
 BRIEF = Training(local_epochs=1, batch_size=16, lr=0.05)
 

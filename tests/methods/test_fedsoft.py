@@ -6,11 +6,11 @@ import pytest
 import torch
 from tests.methods.toy import TRAINING, accuracies, federation, run, toy
 
-from emdcfl.errors import ConfigError
-from emdcfl.federation import ByClient
+from emdcfl.core.errors import ConfigError
+from emdcfl.core.federation import ByClient
+from emdcfl.core.params import average
 from emdcfl.methods import make
 from emdcfl.methods.fedsoft import batch_votes, smooth
-from emdcfl.params import average
 
 
 def test_the_penalty_towards_all_models_is_one_anchor():

@@ -9,8 +9,8 @@ from tests.methods.scripted import Scripted, at
 from tests.methods.toy import accuracies, federation, run, truth
 
 from emdcfl.clustering import adjusted_rand
+from emdcfl.core.params import average
 from emdcfl.methods import make
-from emdcfl.params import average
 
 PROBE = Scripted("z", lambda c, r, theta: theta)
 PLACES = {"a": 0.0, "b": 1.0, "c": 10.0, "d": 11.0, "e": 2.0}

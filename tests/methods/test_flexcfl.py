@@ -7,11 +7,11 @@ from tests.methods.scripted import Scripted, at
 from tests.methods.toy import accuracies, federation, run
 
 from emdcfl.clustering import edc
-from emdcfl.errors import ConfigError
+from emdcfl.core.errors import ConfigError
+from emdcfl.core.params import average
 from emdcfl.methods import make
 from emdcfl.methods.flexcfl import inter_group
-from emdcfl.methods.vectors import update_gram
-from emdcfl.params import average
+from emdcfl.methods.shared.vectors import update_gram
 
 
 def updates():

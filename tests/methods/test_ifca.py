@@ -7,10 +7,10 @@ import pytest
 import torch
 from tests.methods.toy import TRAINING, accuracies, federation, play, run, toy
 
+from emdcfl.core.errors import ConfigError
+from emdcfl.core.params import average
 from emdcfl.data.types import Site, Split
-from emdcfl.errors import ConfigError
 from emdcfl.methods import make
-from emdcfl.params import average
 
 GROUPS = [0, 0, 0, 1, 1, 1, 2, 2, 2]
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from tests.tiny import federation, same_bits, tiny
 
+from emdcfl.core.errors import ConfigError
 from emdcfl.data.types import Scenario
-from emdcfl.errors import ConfigError
-from emdcfl.experiments.scoring import agreement
 from emdcfl.methods import make
+from emdcfl.runs.scoring import agreement
 
 
 def play(fed: Any, rounds: int, name: str = "oracle") -> Any:

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from tests.methods.toy import accuracies, federation, play, run, toy, truth
 
 from emdcfl.clustering import adjusted_rand, cut
+from emdcfl.core.errors import ClientError, ConfigError
+from emdcfl.core.params import average
 from emdcfl.data.types import Preprocess, Scenario, Site, Split
-from emdcfl.errors import ClientError, ConfigError
 from emdcfl.methods import make
 from emdcfl.methods.pacfl import data_subspace, leading_vectors, smallest_angle
 from emdcfl.models.recipe import ModelRecipe
-from emdcfl.params import average
 
 
 def merge_loop(A: np.ndarray[Any, Any], threshold: float) -> list[int]:

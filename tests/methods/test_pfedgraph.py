@@ -13,13 +13,13 @@ from tests.methods.toy import CLASSES, FEATURES, accuracies, federation, play, r
 from torch import nn
 
 from emdcfl.clustering import project_simplex
+from emdcfl.core.errors import ConfigError
+from emdcfl.core.federation import ByClient
+from emdcfl.core.tasks import Training
 from emdcfl.data.types import Scenario
-from emdcfl.errors import ConfigError
-from emdcfl.federation import ByClient
 from emdcfl.methods import make
-from emdcfl.methods.graph import Personal, Trained, mix_rows, personal_start, similarities, train_personal
+from emdcfl.methods.shared.graph import Personal, Trained, mix_rows, personal_start, similarities, train_personal
 from emdcfl.models.recipe import ModelRecipe
-from emdcfl.tasks import Training
 
 BRIEF = Training(local_epochs=1, batch_size=16, lr=0.05)
 UNEQUAL = [96, 40, 64, 96, 96, 20, 96, 96, 33]
@@ -70,8 +70,8 @@ def test_orthogonal_updates_of_forty_clients_keep_two_thirds_for_oneself() -> No
 
 
 def test_mixing_takes_all_rows_from_one_snapshot_across_column_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("emdcfl.params.CHUNK", 7)
-    monkeypatch.setattr("emdcfl.params.WIDE", 3)
+    monkeypatch.setattr("emdcfl.core.params.CHUNK", 7)
+    monkeypatch.setattr("emdcfl.core.params.WIDE", 3)
     theta, x = torch.randn(6, 50), torch.rand(4, 4, dtype=torch.float64).softmax(1)
     rows = [0, 2, 3, 5]
     expected = theta.clone()
@@ -81,8 +81,8 @@ def test_mixing_takes_all_rows_from_one_snapshot_across_column_blocks(monkeypatc
 
 
 def test_mixing_in_place_reads_what_was_just_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("emdcfl.params.CHUNK", 7)
-    monkeypatch.setattr("emdcfl.params.WIDE", 3)
+    monkeypatch.setattr("emdcfl.core.params.CHUNK", 7)
+    monkeypatch.setattr("emdcfl.core.params.WIDE", 3)
     theta, x = torch.randn(3, 50), torch.rand(3, 3, dtype=torch.float64).softmax(1)
     expected = theta.double().clone()
     for i in range(3):

@@ -9,9 +9,9 @@ from tests.methods.scripted import Scripted, direct, same
 from tests.methods.toy import accuracies, federation, play, run, toy, truth
 
 from emdcfl.clustering import adjusted_rand, cut
+from emdcfl.core.params import squared_distances
 from emdcfl.methods import make
-from emdcfl.methods.vectors import sets_of, update_gram
-from emdcfl.params import squared_distances
+from emdcfl.methods.shared.vectors import sets_of, update_gram
 
 HARD = {
     "cfl": {"epsilon1": 0.9, "epsilon2": 1.2},

@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from emdcfl import tasks
-from emdcfl.client import TaskInfo
+from emdcfl.core import tasks
+from emdcfl.core.client import TaskInfo
+from emdcfl.core.federation import Failure, Inputs
+from emdcfl.core.keys import generator
+from emdcfl.core.schema import Reply
+from emdcfl.core.tasks import Training
 from emdcfl.data.types import Preprocess, Scenario, Site, Split
 from emdcfl.engines.local.sequential import SequentialFederation
-from emdcfl.federation import Failure, Inputs
-from emdcfl.keys import generator
 from emdcfl.methods import Method, Serving, make
 from emdcfl.models.recipe import ModelRecipe
-from emdcfl.schema import Reply
-from emdcfl.tasks import Training
 
 CLASSES = 4
 FEATURES = 8

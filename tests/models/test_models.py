@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from emdcfl.errors import ModelError
-from emdcfl.keys import global_seed
+from emdcfl.core.errors import ModelError
+from emdcfl.core.keys import global_seed
 from emdcfl.models import BUILDERS, ModelRecipe
 from emdcfl.models import weights as stored
 

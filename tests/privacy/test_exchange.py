@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from emdcfl.errors import ClientError
-from emdcfl.keys import NodeSecret
+from emdcfl.core.errors import ClientError
+from emdcfl.core.keys import NodeSecret
 from emdcfl.privacy.exchange import open_sealed, pair_seed, public_key, seal
 
 A, B, EVE = (NodeSecret.simulated(0, name) for name in ("a", "b", "eve"))

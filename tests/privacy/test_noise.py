@@ -8,18 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import integrate, stats
 
-from emdcfl.errors import ConfigError
-from emdcfl.keys import NodeSecret, generator
-from emdcfl.privacy.noise import (
-    SENSITIVITY,
-    gaussian_delta,
-    gaussian_epsilon,
-    gaussian_mu,
-    gaussian_sigma,
-    released,
-    total_epsilon,
-    unit,
-)
+from emdcfl.core.errors import ConfigError
+from emdcfl.core.keys import NodeSecret, generator
+from emdcfl.privacy.noise import SENSITIVITY, gaussian_delta, gaussian_epsilon, gaussian_mu, gaussian_sigma, released, total_epsilon, unit
 
 SECRET = NodeSecret(bytes(range(32)))
 RECORDS = [f"val {i}".encode() for i in range(40)]

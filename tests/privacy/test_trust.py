@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from emdcfl.errors import ClientError, ConfigError
-from emdcfl.keys import NodeSecret
+from emdcfl.core.errors import ClientError, ConfigError
+from emdcfl.core.keys import NodeSecret
 from emdcfl.privacy.exchange import public_key
+from emdcfl.privacy.keylist import KeyList
 from emdcfl.privacy.nodekeys import Challenge, fingerprint, load_secret, prove
-from emdcfl.privacy.trust import KeyList
 
 A, B = bytes(range(32)), bytes(range(1, 33))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from emdcfl.experiments.files import write_arrays
+from emdcfl.runs.store.files import write_arrays
 
 
 def make_run(

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from tests.report.fabricate import make_baselines, make_comparison, make_run, result
 
-from emdcfl.errors import StoreError
-from emdcfl.experiments.files import read_arrays, sealed, write_arrays
+from emdcfl.core.errors import StoreError
 from emdcfl.report import render, write_report
-from emdcfl.report.reading import read_run
+from emdcfl.report.load_run import read_run
 from emdcfl.report.words import headline, sentences
+from emdcfl.runs.store.files import read_arrays, sealed, write_arrays
 
 EVIL = [
     '<script>alert("x")</script>',

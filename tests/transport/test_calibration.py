@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from emdcfl.errors import ConfigError, DataError
-from emdcfl.transport import cost_matrix, dual_variance, exact, fewest, quantile, tolerance
+from emdcfl.core.errors import ConfigError, DataError
+from emdcfl.transport import cost_matrix, dual_variance, exact, min_samples, quantile, tolerance
 
 
 def test_quantile_is_bonferroni_over_ordered_pairs() -> None:
@@ -66,5 +66,5 @@ def test_below_the_fewest_samples_no_partner_is_large_enough() -> None:
     """A standard deviation of the potential is under the tolerance at any m' with fewer, and above it at some with as many."""
     for clients in (2, 8, 40, 640):
         q = quantile(0.005, clients)
-        m = fewest(q)
+        m = min_samples(q)
         assert tolerance(1.0, m - 1, 10**9, q) > 1.0 > tolerance(1.0, m, 10**9, q)

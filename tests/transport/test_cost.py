@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.spatial.distance import cdist
 
-from emdcfl.errors import ConfigError, DataError
+from emdcfl.core.errors import ConfigError, DataError
 from emdcfl.transport import cost_matrix, projected_width, projection
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info
 
-from emdcfl.errors import ConfigError, EmdcflError
-from emdcfl.transport import Pool, cost_matrix, exact
+from emdcfl.core.errors import ConfigError, EmdcflError
+from emdcfl.transport import SolverPool, cost_matrix, exact
 from emdcfl.transport.threads import one_blas_thread
 
 
@@ -21,14 +21,14 @@ def test_values_do_not_depend_on_the_number_of_workers(solver: str) -> None:
     problems = pairs(12)
     results = []
     for workers in (1, 2, 5):
-        with Pool(workers) as pool:
+        with SolverPool(workers) as pool:
             results.append(pool.distances(problems, solver=solver).tobytes())
     assert len(set(results)) == 1
 
 
 def test_distances_are_in_order_and_exact() -> None:
     problems = pairs(9)
-    with Pool(3) as pool:
+    with SolverPool(3) as pool:
         values = pool.distances(problems, cost="euclidean")
         assert pool.distances([]).shape == (0,)
     expected = [exact(cost_matrix(a, b, cost="euclidean")).value for a, b in problems]
@@ -37,7 +37,7 @@ def test_distances_are_in_order_and_exact() -> None:
 
 def test_label_aware_pairs_carry_their_labels() -> None:
     a = np.eye(4)
-    with Pool(2) as pool:
+    with SolverPool(2) as pool:
         same, other = pool.distances([((a, [0, 1, 2, 3]), (a, [0, 1, 2, 3])), ((a, [0, 1, 2, 3]), (a, [1, 0, 2, 3]))], cost="label-aware")
     assert same == pytest.approx(0.0, abs=1e-6)
     assert other == pytest.approx(0.5, abs=1e-6)
@@ -46,7 +46,7 @@ def test_label_aware_pairs_carry_their_labels() -> None:
 @pytest.mark.parametrize("workers", [1, 3])
 def test_a_failure_is_raised_and_the_pool_survives(workers: int) -> None:
     bad = [*pairs(2), (np.ones((2, 3)), np.ones((2, 4))), *pairs(2)]
-    with Pool(workers) as pool:
+    with SolverPool(workers) as pool:
         with pytest.raises(EmdcflError, match="width"):
             pool.distances(bad)
         assert pool.distances(pairs(3)).shape == (3,)
@@ -57,13 +57,13 @@ def test_a_failure_is_raised_and_the_pool_survives(workers: int) -> None:
 
 
 def test_one_worker_stays_in_the_calling_thread_and_more_do_not() -> None:
-    with Pool(1) as pool:
+    with SolverPool(1) as pool:
         assert pool.submit(threading.get_ident).result() == threading.get_ident()
-    with Pool(2) as pool:
+    with SolverPool(2) as pool:
         assert pool.submit(threading.get_ident).result() != threading.get_ident()
     with pytest.raises(ConfigError, match="worker"):
-        Pool(0)
-    assert Pool().workers >= 1
+        SolverPool(0)
+    assert SolverPool().workers >= 1
 
 
 def test_blas_is_held_at_one_thread_and_restored() -> None:
@@ -74,7 +74,7 @@ def test_blas_is_held_at_one_thread_and_restored() -> None:
     with one_blas_thread(), one_blas_thread():
         assert set(threads()) <= {1}
     assert threads() == before
-    with Pool(2) as pool:
+    with SolverPool(2) as pool:
         seen = pool.map(lambda _: threads(), range(4))
     assert all(set(s) <= {1} for s in seen)
     assert threads() == before

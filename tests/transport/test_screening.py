@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emdcfl.clustering import links
-from emdcfl.errors import ConfigError, DataError, EmdcflError
-from emdcfl.transport import EXACT, LOWER, UNKNOWN, UPPER, Decision, Pool, Screen, cost_matrix, decide, exact, solve
+from emdcfl.core.errors import ConfigError, DataError, EmdcflError
+from emdcfl.transport import EXACT, LOWER, UNKNOWN, UPPER, Decision, Screen, SolverPool, cost_matrix, decide, exact, solve
 from emdcfl.transport.bounds import minima, refine, slack
 
 
@@ -94,7 +94,7 @@ def plain_loop(rows: dict[int, np.ndarray], columns: dict[tuple[int, int], np.nd
 def test_links_equal_those_of_a_plain_loop(seed: int, clients: int, equal: bool, epsilon: float, workers: int) -> None:
     rows, columns, tau = federation(seed, clients, equal=equal)
     w = plain_loop(rows, columns, tau)
-    with Pool(workers) as pool:
+    with SolverPool(workers) as pool:
         found = decide(rows, columns, tau=tau, epsilon=epsilon, pool=pool)
     near = np.abs(w - epsilon) <= 1e-6
     expected = links(w, epsilon)
@@ -118,7 +118,7 @@ def test_ties_are_left_to_the_float64_solver(seed: int, above: bool) -> None:
     value = exact(cost_matrix(rows[0], columns[0, 1])).value - tau[0]
     other = exact(cost_matrix(rows[1], columns[1, 0])).value - tau[1]
     epsilon = {0: np.nextafter(value, np.inf) if above else value, 1: other + 1.0}
-    with Pool(1) as pool:
+    with SolverPool(1) as pool:
         found = decide(rows, columns, tau=tau, epsilon=epsilon, pool=pool)
     assert bool(found.linked[0, 1]) is above
     assert found.kind[0, 1] == EXACT
@@ -135,7 +135,7 @@ def test_neither_order_nor_workers_change_anything() -> None:
     for seed, workers in ((0, 1), (1, 1), (2, 2), (3, 4)):
         events: list[tuple[str, tuple[int, ...]]] = [("row", (c,)) for c in rows] + [("add", pair) for pair in columns]
         random.Random(seed).shuffle(events)
-        with Pool(workers) as pool:
+        with SolverPool(workers) as pool:
             screen = Screen(pool)
             for what, who in events:
                 if what == "row":
@@ -148,7 +148,7 @@ def test_neither_order_nor_workers_change_anything() -> None:
 
 def test_groups_that_are_clear_need_no_exact_solve() -> None:
     rows, columns, tau = federation(0, 6, equal=True, size=100, apart=8.0)
-    with Pool(2) as pool:
+    with SolverPool(2) as pool:
         found = decide(rows, columns, tau=tau, epsilon=0.1, pool=pool)
         everything = decide(rows, columns, tau=tau, epsilon=0.1, pool=pool, distances="all")
     assert np.array_equal(found.linked, np.add.outer(np.arange(6), np.arange(6)) % 2 == 0)
@@ -160,7 +160,7 @@ def test_groups_that_are_clear_need_no_exact_solve() -> None:
 
 def test_tolerance_per_partner_and_pairs_that_never_came() -> None:
     rows, columns, tau = federation(0, 3, equal=True)
-    with Pool(1) as pool:
+    with SolverPool(1) as pool:
         screen = Screen(pool)
         for c in range(3):
             screen.row(c, rows[c], tau=tau[c], epsilon=-9.0)
@@ -177,7 +177,7 @@ def test_a_pair_may_have_a_sample_and_a_reference_distance_of_its_own() -> None:
     rows, columns, tau = federation(1, 2, equal=True)
     rng = np.random.default_rng(0)
     r = rng.standard_normal((7, 5))
-    with Pool(1) as pool:
+    with SolverPool(1) as pool:
         screen = Screen(pool, distances="all")
         for c in range(2):
             screen.row(c, rows[c], tau=tau[c], epsilon=0.5)
@@ -199,7 +199,7 @@ def test_sinkhorn_links_equal_those_of_solving_everything() -> None:
         w = np.zeros((4, 4))
         for (c, k), b in columns.items():
             w[c, k] = solve(cost_matrix(rows[c], b), solver="sinkhorn", reg=0.1).value - 0.15
-        with Pool(2) as pool:
+        with SolverPool(2) as pool:
             found = decide(rows, columns, tau=tau, epsilon=0.05, pool=pool, solver="sinkhorn", reg=0.1)
         assert np.array_equal(found.linked, links(w, 0.05))
         assert not (found.kind == UPPER).any()
@@ -210,7 +210,7 @@ def test_label_aware_screening_sees_permuted_labels() -> None:
     y = np.arange(20) % 2
     results = {}
     for cost in ("cosine", "label-aware"):
-        with Pool(1) as pool:
+        with SolverPool(1) as pool:
             screen = Screen(pool, cost=cost)
             for c, labels in ((0, y), (1, 1 - y)):
                 screen.row(c, x, tau=0.0, epsilon=0.025, labels=labels)
@@ -221,7 +221,7 @@ def test_label_aware_screening_sees_permuted_labels() -> None:
 
 def test_mistakes_are_named() -> None:
     x = np.ones((3, 2))
-    with Pool(2) as pool:
+    with SolverPool(2) as pool:
         with pytest.raises(ConfigError, match="did you mean 'needed'"):
             Screen(pool, distances="need")
         screen = Screen(pool)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emdcfl.errors import ConfigError, EmdcflError
+from emdcfl.core.errors import ConfigError, EmdcflError
 from emdcfl.transport import cost_matrix, exact, sinkhorn, sinkhorn_batch, solve
 
 
@@ -160,9 +160,9 @@ def test_solvers_can_be_imported_ahead() -> None:
     """In a fresh process: they are not there at first, and they are when the thread has ended."""
     fresh("""
 import sys
-from emdcfl.transport import prefetch, simplex
+from emdcfl.transport import warm_up, simplex
 assert simplex._emd is None and "scipy.optimize" not in sys.modules
-prefetch().join()
+warm_up().join()
 assert simplex._emd is not None and "scipy.optimize" in sys.modules
 """)
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from emdcfl.client import TASKS, TaskInfo
+from emdcfl.core.client import TASKS, TaskInfo
+from emdcfl.core.federation import Failure, Inputs
+from emdcfl.core.keys import generator
+from emdcfl.core.schema import Reply
 from emdcfl.data.types import Scenario, Split
 from emdcfl.engines.local.sequential import SequentialFederation, answer, intra_op_threads, simulated_clients
-from emdcfl.federation import Failure, Inputs
-from emdcfl.keys import generator
-from emdcfl.schema import Reply
 
 Change = Callable[["LyingFederation", str, Inputs, Reply], Reply]
 """(federation, task, what was asked, honest reply) → what the liar says."""

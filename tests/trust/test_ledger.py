@@ -7,16 +7,16 @@ def test_faults_count_by_round_and_end_in_a_ban() -> None:
     ledger = Ledger(max_faults=3)
     for index in (1, 1, 2):  # the first round is repeated
         ledger.begin(index)
-        assert ledger.out("a") is None
+        assert ledger.exclusion_reason("a") is None
         ledger.fault("a", "train", f"NaN in round {index}")
         ledger.fault("a", "test", "and again")
-        assert ledger.out("a") == f"quarantined for this round: NaN in round {index}"
-    assert not ledger.banned("a") and ledger.out("b") is None
+        assert ledger.exclusion_reason("a") == f"quarantined for this round: NaN in round {index}"
+    assert not ledger.banned("a") and ledger.exclusion_reason("b") is None
     ledger.begin(5)
     ledger.fault("a", "describe", "wrong type")
     assert ledger.banned("a")
     ledger.begin(6)
-    assert ledger.out("a") == "quarantined for the run after 3 rounds with a refused reply: wrong type"
+    assert ledger.exclusion_reason("a") == "quarantined for the run after 3 rounds with a refused reply: wrong type"
     listed = [(q["client"], q["round"], q["task"], q["reason"], q["for"]) for q in ledger.quarantined()]
     assert listed == [
         ("a", 1, "train", "NaN in round 1", "round"),

@@ -13,15 +13,15 @@ from tests.methods.toy import play as rounds_of
 from tests.trust import liars
 from tests.trust.liars import LyingFederation, flipped, without
 
+from emdcfl.core.errors import ClientError, ConfigError
+from emdcfl.core.tasks import Training
 from emdcfl.data.scenarios import build
 from emdcfl.data.types import Scenario
 from emdcfl.engines.local import SequentialFederation
-from emdcfl.errors import ClientError, ConfigError
-from emdcfl.experiments import runner
-from emdcfl.experiments.config import from_dict
-from emdcfl.experiments.scoring import score
 from emdcfl.methods import make
-from emdcfl.tasks import Training
+from emdcfl.runs import runner
+from emdcfl.runs.config import from_dict
+from emdcfl.runs.scoring import score
 from emdcfl.trust import Trust
 
 TOLERANCE = 0.08

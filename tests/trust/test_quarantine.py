@@ -14,13 +14,13 @@ from tests.test_federation import BAD, Tampering, lost
 from tests.tiny import TRAINING, SequentialFederation, config, contents, same_bits, tiny
 from tests.trust.liars import LyingFederation, bad_boxes, not_a_number
 
-from emdcfl.client import TaskInfo
-from emdcfl.errors import ClientError, QuorumError
-from emdcfl.experiments import runner
-from emdcfl.experiments.loop import play
-from emdcfl.federation import Failure, Inputs
+from emdcfl.core.client import TaskInfo
+from emdcfl.core.errors import ClientError, QuorumError
+from emdcfl.core.federation import Failure, Inputs
+from emdcfl.core.schema import Reply
 from emdcfl.methods import make
-from emdcfl.schema import Reply
+from emdcfl.runs import runner
+from emdcfl.runs.loop import play
 from emdcfl.trust import Trust
 
 NAN = BAD["theta is NaN"][0]

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emdcfl.params import average
+from emdcfl.core.params import average
 from emdcfl.trust import Guard, Trust
 from emdcfl.trust import guard as guards
 from emdcfl.trust.robust import SMALL, capped_weights, cut, distance, distances, outliers, trimmed_mean
@@ -69,7 +69,7 @@ def test_norms_and_flags() -> None:
     guard = Guard(Trust(clip=2.0))
     guard.ledger.begin(4)
     local = {"a": start + 1, "b": start + 1.1, "c": start + 0.9, "d": start + 30}
-    out = guard.tempered(local, dict.fromkeys(local, start), [list(local)])
+    out = guard.clip_updates(local, dict.fromkeys(local, start), [list(local)])
     assert all(out[c] is local[c] for c in "abc")
     assert distance(out["d"], start) == pytest.approx(2 * np.median([distance(t, start) for t in local.values()]))
     (flag,) = guard.ledger.flagged()
@@ -122,7 +122,7 @@ def test_how_many_states_wait_changes_no_bit_of_an_average(policy: Trust, monkey
 def test_far_values_are_cut_back_to_the_largest_that_is_not() -> None:
     guard = Guard()
     values = {"a": 0.03, "b": 0.04, "c": 0.035, "d": 2.0, "e": 1.9}
-    assert guard.sane(values, "τ") == {"d": 0.04, "e": 0.04}
+    assert guard.cap_outliers(values, "τ") == {"d": 0.04, "e": 0.04}
     assert [f["client"] for f in guard.ledger.flagged()] == ["d", "e"]
-    assert Guard(Trust(flag=0.0)).sane(values, "τ") == {}
-    assert Guard().sane({"a": 0.02, "b": 0.021, "c": 0.02, "d": 0.08}, "τ") == {}  # four times the median may be honest
+    assert Guard(Trust(flag=0.0)).cap_outliers(values, "τ") == {}
+    assert Guard().cap_outliers({"a": 0.02, "b": 0.021, "c": 0.02, "d": 0.08}, "τ") == {}  # four times the median may be honest

@@ -9,10 +9,10 @@ import logging
 from typing import TYPE_CHECKING
 
 import emdcfl.methods  # noqa: F401  registers the tasks that methods bring
-from emdcfl.engines.flower.look import look
+from emdcfl.core.errors import ConfigError
 from emdcfl.engines.flower.node import HomeNode
+from emdcfl.engines.flower.node_survey import look
 from emdcfl.engines.flower.serve import make_app
-from emdcfl.errors import ConfigError
 
 if TYPE_CHECKING:
     from flwr.app import Context

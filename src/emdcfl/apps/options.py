@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from emdcfl.errors import ConfigError, nearest
+from emdcfl.core.errors import ConfigError, nearest
 
 
 @dataclass(frozen=True)

@@ -16,15 +16,15 @@ from flwr.serverapp import ServerApp
 
 import emdcfl.engines.flower.survey  # noqa: F401  registers the scenario "nodes"
 from emdcfl.apps.options import Options
+from emdcfl.core.errors import EmdcflError
+from emdcfl.core.schema import Reply
 from emdcfl.engines.flower.post import Wire
 from emdcfl.engines.flower.session import Session, session
-from emdcfl.errors import EmdcflError
-from emdcfl.experiments import runner
-from emdcfl.experiments.config import Config, load, loads
-from emdcfl.experiments.scoring import Row
 from emdcfl.methods.base import Serving
-from emdcfl.privacy.trust import KeyList
-from emdcfl.schema import Reply
+from emdcfl.privacy.keylist import KeyList
+from emdcfl.runs import runner
+from emdcfl.runs.config import Config, load, loads
+from emdcfl.runs.scoring import MetricsRow
 
 if TYPE_CHECKING:
     from flwr.app import Context
@@ -62,7 +62,7 @@ class Journal:
         first = next(iter(accuracy.values()), None) if isinstance(accuracy, dict) else None
         self.note(event="reply", task=task, client=client, loss=loss if isinstance(loss, float) else None, accuracy=first)
 
-    def end(self, index: int, total: int, rows: list[Row], serving: Serving) -> None:
+    def end(self, index: int, total: int, rows: list[MetricsRow], serving: Serving) -> None:
         clusters = None if serving.clusters is None else serving.clusters.tolist()
         self.note(event="end", round=index, total=total, rows=rows, clusters=clusters)
         log.info("round %d of %d is complete", index, total)
@@ -125,7 +125,7 @@ def _traffic(federations: list[Any]) -> dict[str, dict[str, int]]:
     """Bytes sent and received by task, over all requests."""
     total: dict[str, dict[str, int]] = {}
     for fed in federations:
-        for task, (sent, received, requests) in fed.traffic.items():
+        for task, (sent, received, requests) in fed.task_traffic.items():
             entry = total.setdefault(task, {"sent": 0, "received": 0, "requests": 0})
             entry["sent"] += sent
             entry["received"] += received

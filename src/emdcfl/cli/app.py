@@ -12,8 +12,8 @@ import click
 import typer
 
 import emdcfl
-from emdcfl.errors import EmdcflError
-from emdcfl.experiments import shield
+from emdcfl.core.errors import EmdcflError
+from emdcfl.runs import signals
 
 app = typer.Typer(
     name="emdcfl",
@@ -67,7 +67,7 @@ def main(arguments: list[str] | None = None) -> None:
     if not log.handlers:
         log.addHandler(_Stderr())
     log.setLevel(logging.INFO)
-    shield.install()
+    signals.install()
     try:
         code = app(args=arguments, standalone_mode=False)
     except EmdcflError as error:
@@ -84,7 +84,7 @@ def main(arguments: list[str] | None = None) -> None:
     except OSError as error:  # a full or read-only disk, or a file nobody may read, wherever it was met
         _explain(f"{error.filename or 'input/output'}: {error.strerror or error}; mend the cause and start again")
     if code == INTERRUPTED:  # typer turns the key press into this code by itself
-        if shield.received() == signal.SIGTERM:
+        if signals.received() == signal.SIGTERM:
             code = TERMINATED
         print(
             "stopped; what was finished is saved, continue with --resume (run) or with the same command (compare, sweep, reproduce)",

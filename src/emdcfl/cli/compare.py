@@ -17,13 +17,13 @@ from emdcfl.cli.app import app
 from emdcfl.cli.progress import Pace
 from emdcfl.cli.run import build_config
 from emdcfl.cli.show import percent, terminal
-from emdcfl.errors import ClientError, ConfigError
-from emdcfl.experiments.compare import Done, Job, Outcome, compare, configs, describe_failures, parse_methods, parse_seeds
-from emdcfl.experiments.results import Results, read_results
-from emdcfl.experiments.scoring import Row
-from emdcfl.experiments.tables import METRICS, Table, build, write_tables
+from emdcfl.core.errors import ClientError, ConfigError
+from emdcfl.core.schema import Reply
 from emdcfl.methods.base import Serving
-from emdcfl.schema import Reply
+from emdcfl.runs.scoring import MetricsRow
+from emdcfl.studies.compare import Done, Job, Outcome, compare, configs, describe_failures, parse_methods, parse_seeds
+from emdcfl.studies.results import Results, read_results
+from emdcfl.studies.tables import METRICS, Table, build, write_tables
 
 
 @app.command("compare")
@@ -118,7 +118,7 @@ class Screen:
         if self.live is None and self.pace.due():
             self._say(f"{self.running[0]}: {self.pace}")
 
-    def end(self, index: int, total: int, rows: list[Row], serving: Serving) -> None:
+    def end(self, index: int, total: int, rows: list[MetricsRow], serving: Serving) -> None:
         """Ignore: the next round or the finished run says it."""
 
     def note(self, done: Done, results: Results, ended: int, total: int) -> None:

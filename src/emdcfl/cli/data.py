@@ -12,7 +12,7 @@ from rich.table import Table
 
 from emdcfl.cli.app import app
 from emdcfl.cli.show import shorten, terminal
-from emdcfl.errors import DataError
+from emdcfl.core.errors import DataError
 
 data = typer.Typer(help="Scenarios, and people's own data.", no_args_is_help=True)
 app.add_typer(data, name="data")

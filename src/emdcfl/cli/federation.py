@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from emdcfl.cli.app import app
-from emdcfl.errors import ConfigError
-from emdcfl.experiments.config import Config
+from emdcfl.core.errors import ConfigError
+from emdcfl.runs.config import Config
 
 log = logging.getLogger("emdcfl")
 
@@ -87,7 +87,7 @@ def runner_over(folder: Path | None) -> Callable[..., dict[str, Any]]:
         raise ConfigError("engine 'flower' needs a federation: add --federation DIR (make one with: emdcfl federation init DIR --nodes 4)")
     _needs_flower()
     from emdcfl.apps import trial
-    from emdcfl.experiments.outputs import read_summary
+    from emdcfl.runs.outputs import read_summary
 
     there = trial.Trial.read(folder)
 

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from emdcfl.cli.app import app
-from emdcfl.errors import ConfigError
-from emdcfl.experiments.config import template
+from emdcfl.core.errors import ConfigError
+from emdcfl.runs.config import template
 
 
 @app.command()

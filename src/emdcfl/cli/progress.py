@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from emdcfl.experiments.scoring import Row
+from emdcfl.core.schema import Reply
+from emdcfl.core.units import seconds
 from emdcfl.methods.base import Serving
-from emdcfl.schema import Reply
-from emdcfl.units import seconds
+from emdcfl.runs.scoring import MetricsRow
 
 HEARTBEAT = 60.0
 """Seconds without a word after which a run says where it is, where there is no bar to watch."""
@@ -105,7 +105,7 @@ class Live:
         if not self.console.is_terminal and self.pace.due():
             self.console.print(f"{self.pace}  {time.perf_counter() - self.started:.0f} s", soft_wrap=True)
 
-    def end(self, index: int, total: int, rows: list[Row], serving: Serving) -> None:
+    def end(self, index: int, total: int, rows: list[MetricsRow], serving: Serving) -> None:
         parts = [f"round {index:>{len(str(total))}}/{total}"]
         if serving.clusters is not None:
             found = len(set(serving.clusters.tolist()))

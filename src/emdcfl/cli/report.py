@@ -21,7 +21,7 @@ def report(
     open_: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
 ) -> None:
     """Write one self-contained page: verdict, map, heat map, margins, accuracy, cost."""
-    from emdcfl.experiments.merging import write_merging, write_quick_merging
+    from emdcfl.paper.merging import write_merging, write_quick_merging
     from emdcfl.report import write_report
 
     if theory:

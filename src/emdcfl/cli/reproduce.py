@@ -14,10 +14,10 @@ from rich.table import Table
 from emdcfl.cli.app import app
 from emdcfl.cli.compare import Screen
 from emdcfl.cli.show import terminal
-from emdcfl.errors import ClientError, ConfigError, EmdcflError, nearest
-from emdcfl.experiments.compare import parse_seeds
-from emdcfl.experiments.config import Config, override
-from emdcfl.experiments.reproduce import SCALES, Context, chosen, listing, reproduce
+from emdcfl.core.errors import ClientError, ConfigError, EmdcflError, nearest
+from emdcfl.paper.reproduce import SCALES, Context, chosen, listing, reproduce
+from emdcfl.runs.config import Config, override
+from emdcfl.studies.compare import parse_seeds
 
 
 @app.command("reproduce")

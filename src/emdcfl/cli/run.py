@@ -15,10 +15,10 @@ import typer
 from emdcfl.cli.app import app
 from emdcfl.cli.progress import Live
 from emdcfl.cli.show import show_result, show_worth, terminal
-from emdcfl.errors import ConfigError
-from emdcfl.experiments.config import Choice, Config, load, override
-from emdcfl.experiments.loop import Observer
-from emdcfl.experiments.tracker import TensorBoard, Tracking
+from emdcfl.core.errors import ConfigError
+from emdcfl.runs.config import Choice, Config, load, override
+from emdcfl.runs.loop import Observer
+from emdcfl.runs.trackers import TensorBoard, Tracking
 
 
 def build_config(config: Path | None, flags: dict[str, Any], settings: list[str]) -> Config:
@@ -60,7 +60,7 @@ def run(
     workers: Annotated[
         int | None, typer.Option(help="Worker processes of the sequential engine; the bits stay the same.", show_default="1")
     ] = None,
-    engine: Annotated[str | None, typer.Option(help="auto, sequential, vmapped, graphed or flower.", show_default="auto")] = None,
+    engine: Annotated[str | None, typer.Option(help="auto, sequential, batched, cuda or flower.", show_default="auto")] = None,
     federation: Annotated[Path | None, typer.Option(help="Run over the nodes of this federation; see 'emdcfl federation'.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Any key, as in --set method.tolerance=0.03; repeatable.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run directory.", show_default="runs/SCENARIO-METHOD-seedS")] = None,
@@ -70,11 +70,11 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON and nothing else.")] = False,
 ) -> None:
     """Run one method on one scenario and leave a run directory."""
-    from emdcfl.experiments import runner
-    from emdcfl.experiments.merging import write_quick_merging
-    from emdcfl.experiments.store import RunStore
-    from emdcfl.experiments.worth import BASELINES, alongside
+    from emdcfl.paper.merging import write_quick_merging
     from emdcfl.report import write_report
+    from emdcfl.runs import runner
+    from emdcfl.runs.baselines import BASELINES, run_baselines
+    from emdcfl.runs.store.directory import RunStore
 
     flags: dict[str, Any] = {
         **_whose_data(scenario, data, label, client),
@@ -113,7 +113,7 @@ def run(
         summary = play(chosen, place, resume=resume, observer=watch(live))
         if compare:
             say("for comparison: one model for all (fedavg), then every site alone (local)")
-        others = alongside(place, observer=live) if compare else {}
+        others = run_baselines(place, observer=live) if compare else {}
     if chosen.engine.name != "flower":
         write_quick_merging(place)
     report = write_report(place)

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from emdcfl.experiments.outputs import read_reading
-from emdcfl.experiments.scoring import Row
+from emdcfl.runs.outputs import read_reading
+from emdcfl.runs.scoring import MetricsRow
 
 MOST_SENTENCES = 9
 """Sentences about the clusters printed; all of them are in ``reading.json``."""
@@ -41,7 +41,7 @@ def shorten(names: Sequence[str], most: int = 12) -> str:
     return ", ".join(names[: most - 2]) + f", … {len(names) - most + 1} more …, {names[-1]}"
 
 
-def show_result(console: Console, summary: Mapping[str, Any], rows: Sequence[Row], out: Path) -> None:
+def show_result(console: Console, summary: Mapping[str, Any], rows: Sequence[MetricsRow], out: Path) -> None:
     """Print clusters and their members, accuracy, agreement, and where the time went."""
     console.print()
     if summary["clusters"] is not None:
@@ -80,7 +80,7 @@ def show_result(console: Console, summary: Mapping[str, Any], rows: Sequence[Row
     console.print(f"run directory: {out}", soft_wrap=True)
 
 
-def _clusters(summary: Mapping[str, Any], rows: Sequence[Row]) -> Table:
+def _clusters(summary: Mapping[str, Any], rows: Sequence[MetricsRow]) -> Table:
     score = {r["client"]: next(iter(r["accuracy"].values())) for r in rows if r["accuracy"]}
     table = Table(title="Clusters found", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("cluster", justify="right")
@@ -104,7 +104,7 @@ def _clusters(summary: Mapping[str, Any], rows: Sequence[Row]) -> Table:
 
 def show_worth(console: Console, summary: Mapping[str, Any], others: Mapping[str, Mapping[str, Any]]) -> None:
     """Print the clustered run beside one model for all and every site alone, and say what grouping gained."""
-    from emdcfl.experiments.worth import BASELINES, verdict
+    from emdcfl.runs.baselines import BASELINES, verdict
 
     table = Table(title="Is grouping worth it?", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("training")

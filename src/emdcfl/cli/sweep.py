@@ -12,11 +12,11 @@ from rich.table import Table
 from emdcfl.cli.app import app
 from emdcfl.cli.run import build_config
 from emdcfl.cli.show import terminal
-from emdcfl.errors import ConfigError
-from emdcfl.experiments import plots
-from emdcfl.experiments.files import write_file
-from emdcfl.experiments.snapshot import Request, take
-from emdcfl.experiments.sweep import EPSILONS, RATIOS, Setting, sweep, write_sweep
+from emdcfl.core.errors import ConfigError
+from emdcfl.paper import plots
+from emdcfl.runs.store.files import write_file
+from emdcfl.studies.snapshot import Request, take
+from emdcfl.studies.sweep import EPSILONS, RATIOS, Setting, sweep, write_sweep
 
 
 def _numbers(text: str, option: str) -> list[float]:

@@ -23,7 +23,7 @@ def predict(
 ) -> None:
     """Classify files with the model a client is served."""
     from emdcfl.data.own import read_inputs
-    from emdcfl.experiments.outputs import read_served
+    from emdcfl.runs.outputs import read_served
 
     served = read_served(run, client)
     x, names = read_inputs(files, encoding=served.encoding)
@@ -49,7 +49,7 @@ def place(
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
     """Say which group a new site belongs to, and how clearly."""
-    from emdcfl.experiments import place as placing
+    from emdcfl.runs import place as placing
 
     placement = placing.place(run, folder, name=name, label=label)
     if as_json:

@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 import numpy as np
 
 from emdcfl.clustering.order import Labels, first_appearance, square
-from emdcfl.errors import DataError
+from emdcfl.core.errors import DataError
 
 
 def adjusted_rand(truth: Any, labels: Any) -> float:

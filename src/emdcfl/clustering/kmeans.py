@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from emdcfl.clustering.order import Labels, first_appearance
-from emdcfl.errors import ConfigError, DataError
+from emdcfl.core.errors import ConfigError, DataError
 
 
 def kmeans(x: Any, k: int, *, seed: int, n_init: int = 10, max_iter: int = 300) -> Labels:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from emdcfl.clustering.order import Array, Labels, first_appearance, square
-from emdcfl.errors import ConfigError, DataError, nearest
+from emdcfl.core.errors import ConfigError, DataError, nearest
 
 LINKAGES = ("complete", "average", "weighted", "single")
 

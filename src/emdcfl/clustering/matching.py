@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from emdcfl.clustering.order import Labels
-from emdcfl.errors import DataError
+from emdcfl.core.errors import DataError
 
 
 def match_labels(new: Any, old: Any, k: int) -> Labels:

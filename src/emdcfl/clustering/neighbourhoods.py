@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emdcfl.clustering.order import Labels, first_appearance, square
-from emdcfl.errors import DataError
+from emdcfl.core.errors import DataError
 
 Sets = list[tuple[int, ...]]
 

@@ -26,7 +26,7 @@ def first_appearance(keys: Iterable[Hashable]) -> Labels:
 
 def square(x: Any, what: str) -> Array:
     """Return `x` as a square matrix or say what is wrong with it."""
-    from emdcfl.errors import DataError
+    from emdcfl.core.errors import DataError
 
     a = np.asarray(x)
     if a.ndim != 2 or a.shape[0] != a.shape[1]:

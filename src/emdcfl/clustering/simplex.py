@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from emdcfl.clustering.order import Array
-from emdcfl.errors import DataError
+from emdcfl.core.errors import DataError
 
 
 def project_simplex(v: Any) -> Array:

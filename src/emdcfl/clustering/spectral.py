@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from emdcfl.clustering.order import Array, square
-from emdcfl.errors import ConfigError, DataError
+from emdcfl.core.errors import ConfigError, DataError
 
 
 def gram_features(gram: Any, k: int) -> Array:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from emdcfl.core.errors import ConfigError
 from emdcfl.data.split import Indices, equal_parts
-from emdcfl.errors import ConfigError
 
 Labels = NDArray[np.int64]
 _TRIES = 100

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from emdcfl.core.errors import DataError
 from emdcfl.data.types import Scenario, Site
-from emdcfl.errors import DataError
 
 
 def grid(scenario: Scenario, path: str | Path, *, clients: int = 3, samples: int = 4, thumb: int = 64) -> Path:

@@ -12,16 +12,16 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from emdcfl import keys
+from emdcfl.core import keys
+from emdcfl.core.errors import ConfigError, nearest
 from emdcfl.data import transforms
-from emdcfl.errors import ConfigError, nearest
 
 Images = NDArray[np.uint8]
 Labels = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Pool:
+class SamplePool:
     """Samples that form one true group."""
 
     name: str
@@ -29,10 +29,10 @@ class Pool:
     labels: Labels
     columns: Mapping[str, Labels]
 
-    def take(self, rows: NDArray[np.int64]) -> Pool:
+    def take(self, rows: NDArray[np.int64]) -> SamplePool:
         return replace(self, images=self.images[rows], labels=self.labels[rows], columns={k: v[rows] for k, v in self.columns.items()})
 
-    def where(self, mask: NDArray[np.bool_]) -> Pool:
+    def where(self, mask: NDArray[np.bool_]) -> SamplePool:
         return self.take(np.flatnonzero(mask))
 
 
@@ -41,7 +41,7 @@ class Setting:
     """One new group: what its name ends in, what is done to the samples, and whether that is to choose among them."""
 
     suffix: str
-    change: Callable[[Pool], Pool]
+    change: Callable[[SamplePool], SamplePool]
     chooses: bool = False
 
 
@@ -67,7 +67,7 @@ def blur(*, radii: Sequence[float]) -> list[Setting]:
 def noise(*, sigmas: Sequence[float], data_seed: int) -> list[Setting]:
     """Feature shift: Gaussian noise of each strength, as a share of full brightness."""
 
-    def change(pool: Pool, sigma: float) -> Pool:
+    def change(pool: SamplePool, sigma: float) -> SamplePool:
         rng = keys.generator(data_seed, f"{pool.name} {sigma:g}", 0, "noise")
         return replace(pool, images=transforms.noise(pool.images, sigma, rng))
 
@@ -80,7 +80,7 @@ def domain(*, column: str = "domain", values: Sequence[str], vocabulary: Sequenc
         if value not in vocabulary:
             raise ConfigError(f"domain: column {column!r} has no value {value!r}: {nearest(value, vocabulary)}")
 
-    def change(pool: Pool, code: int) -> Pool:
+    def change(pool: SamplePool, code: int) -> SamplePool:
         return pool.where(pool.columns[column] == code)
 
     return [Setting(value, partial(change, code=list(vocabulary).index(value)), chooses=True) for value in values]
@@ -89,7 +89,7 @@ def domain(*, column: str = "domain", values: Sequence[str], vocabulary: Sequenc
 def classes(*, groups: Sequence[Sequence[int]]) -> list[Setting]:
     """Label shift: each group sees only these classes."""
 
-    def change(pool: Pool, labels: tuple[int, ...]) -> Pool:
+    def change(pool: SamplePool, labels: tuple[int, ...]) -> SamplePool:
         return pool.where(np.isin(pool.labels, labels))
 
     return [Setting("classes" + "".join(map(str, labels)), partial(change, labels=tuple(labels)), chooses=True) for labels in groups]
@@ -101,7 +101,7 @@ def permutation(*, count: int, number_of_classes: int, data_seed: int) -> list[S
     rng = keys.generator(data_seed, "labels", 0, "permutation")
     orders += [rng.permutation(number_of_classes) for _ in range(count - 1)]
 
-    def change(pool: Pool, order: Labels) -> Pool:
+    def change(pool: SamplePool, order: Labels) -> SamplePool:
         return replace(pool, labels=order[pool.labels])
 
     return [Setting(f"labels{i}", partial(change, order=order)) for i, order in enumerate(orders, start=1)]
@@ -118,5 +118,5 @@ SHIFTS: dict[str, Callable[..., list[Setting]]] = {
 }
 
 
-def _on_images(transform: Callable[[Images], Images]) -> Callable[[Pool], Pool]:
+def _on_images(transform: Callable[[Images], Images]) -> Callable[[SamplePool], SamplePool]:
     return lambda pool: replace(pool, images=transform(pool.images))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from emdcfl.errors import DataError
+from emdcfl.core.errors import DataError
 
 Indices = NDArray[np.int64]
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from scipy import ndimage
 
-from emdcfl.errors import ConfigError
+from emdcfl.core.errors import ConfigError
 
 Images = NDArray[np.uint8]
 Labels = NDArray[np.int64]

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from emdcfl.errors import DataError
+from emdcfl.core.errors import DataError
 from emdcfl.models.recipe import ModelRecipe
 
 

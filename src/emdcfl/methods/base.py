@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emdcfl.errors import ConfigError, nearest
-from emdcfl.federation import Federation, Round
+from emdcfl.core.errors import ConfigError, nearest
+from emdcfl.core.federation import Federation, Round
 from emdcfl.trust import Guard
 
 Family = Literal["global", "hard", "soft", "personal", "alone"]
@@ -211,7 +211,7 @@ def average_sets(
         The federation's: it looks at this round's updates, averages under its policy, and leaves out whoever is quarantined for the run.
     """
     guard = guard or Guard()
-    local = guard.tempered(local, {c: state.start(c) for c in local}, [sets[labels[c]] for c in local])
+    local = guard.clip_updates(local, {c: state.start(c) for c in local}, [sets[labels[c]] for c in local])
     known = {**state.latest, **local}
     source = local if members == "participants" else known
     models = torch.empty(len(sets), state.theta0.shape[0])  # filled row by row: a list and its stack would be held at once

@@ -29,13 +29,13 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from emdcfl import tasks
 from emdcfl.clustering import bipartition
-from emdcfl.federation import Federation, Replies, Round
+from emdcfl.core import tasks
+from emdcfl.core.federation import Federation, Replies, Round
+from emdcfl.core.params import average, cosines
+from emdcfl.core.schema import Reply
 from emdcfl.methods.base import Clustered, Family, Serving, register, serve_clusters
-from emdcfl.methods.vectors import VectorScope, expect, sets_of, update_gram
-from emdcfl.params import average, cosines
-from emdcfl.schema import Reply
+from emdcfl.methods.shared.vectors import VectorScope, expect, sets_of, update_gram
 
 ROOT = ""
 
@@ -170,7 +170,7 @@ class CFL:
     def _advance(self, fed: Federation, tree: Tree, path: str, members: list[str], replies: Replies, round: Round, largest: float) -> float:
         """Average a cluster, or split it and average its parts; return the largest mean update seen."""
         start = tree.models[path]
-        sent = fed.guard.tempered({c: replies[c]["theta"] for c in members}, dict.fromkeys(members, start), [members])
+        sent = fed.guard.clip_updates({c: replies[c]["theta"] for c in members}, dict.fromkeys(members, start), [members])
         local, steps = list(sent.values()), [float(replies[c]["steps"]) for c in members]
         G = update_gram(fed.layout, local, start, steps, self.vector_scope)
         mean, top = float(G.sum().clamp_min(0).sqrt()) / len(members), float(G.diagonal().max().sqrt())

@@ -29,14 +29,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emdcfl import tasks
 from emdcfl.clustering import gram_features, kmeans, match_labels
-from emdcfl.federation import Federation, Replies, Round
-from emdcfl.keys import generator, keyed_int
+from emdcfl.core import tasks
+from emdcfl.core.federation import Federation, Replies, Round
+from emdcfl.core.keys import generator, keyed_int
+from emdcfl.core.schema import Reply
 from emdcfl.methods.base import Clustered, Family, Serving, clusters_wanted, register, serve_clusters
-from emdcfl.methods.profiles import Fresh, ProfileUpdate
-from emdcfl.methods.vectors import VectorScope, average_present, expect, floating, sets_of
-from emdcfl.schema import Reply
+from emdcfl.methods.shared.profiles import Fresh, ProfileUpdate
+from emdcfl.methods.shared.vectors import VectorScope, average_present, expect, floating, sets_of
 
 LARGEST_PROFILE = 1 << 29
 """Numbers all profiles together may hold (2 GiB) unless ``coordinates`` says otherwise; 40 clients of ResNet18 fit in one block."""

@@ -17,9 +17,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from emdcfl.federation import Federation, Round
+from emdcfl.core.federation import Federation, Round
+from emdcfl.core.schema import Reply
 from emdcfl.methods.base import Family, Serving, register
-from emdcfl.schema import Reply
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emdcfl.client import LOSS_BATCH
-from emdcfl.errors import ConfigError
-from emdcfl.federation import Federation, Round
+from emdcfl.core.client import LOSS_BATCH
+from emdcfl.core.errors import ConfigError
+from emdcfl.core.federation import Federation, Round
 from emdcfl.methods.base import Clustered, Family, Serving, clusters_wanted, register, serve_clusters
 from emdcfl.trust import Guard
 
@@ -88,7 +88,7 @@ class FedCE:
         labels = {**state.labels, **{c: credits[c][0] for c in replies.clients}}
         sets = [[c for c in state.clients if labels.get(c) == k] for k in range(len(state.models))]
         starts = {c: state.models[credits[c][0]] for c in replies.clients}
-        local = fed.guard.tempered(replies.column("theta"), starts, [replies.clients])
+        local = fed.guard.clip_updates(replies.column("theta"), starts, [replies.clients])
         models = self._ensembles(local, h, fed.guard)
         return replace(state, sets=sets, labels=labels, models=models, n={**state.n, **replies.column("n")}, h=h)
 

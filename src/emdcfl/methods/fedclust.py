@@ -26,10 +26,10 @@ import torch
 from torch import Tensor
 
 from emdcfl.clustering import cut
-from emdcfl.federation import Federation, Replies, Round
+from emdcfl.core.federation import Federation, Replies, Round
+from emdcfl.core.params import squared_distances
 from emdcfl.methods.base import Clustered, Family, Serving, register, serve_clusters
-from emdcfl.methods.vectors import VectorScope, average_present, expect, sets_of, update_gram
-from emdcfl.params import squared_distances
+from emdcfl.methods.shared.vectors import VectorScope, average_present, expect, sets_of, update_gram
 
 
 @dataclass(frozen=True)

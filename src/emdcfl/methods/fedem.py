@@ -23,9 +23,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from emdcfl.federation import Federation, Round
+from emdcfl.core.federation import Federation, Round
 from emdcfl.methods.base import Family, Serving, clusters_wanted, register
-from emdcfl.methods.em import Mixture, MixtureEval, serve_mixture, step_everybody
+from emdcfl.methods.shared.em import Mixture, MixtureEval, serve_mixture, step_everybody
 
 
 @register

@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from emdcfl.errors import ConfigError
-from emdcfl.federation import Federation, Round
+from emdcfl.core.errors import ConfigError
+from emdcfl.core.federation import Federation, Round
+from emdcfl.core.schema import Reply
 from emdcfl.methods.base import Family, Serving, register
 from emdcfl.methods.fedavg import FedAvg, GlobalState
-from emdcfl.schema import Reply
 
 
 @register

@@ -27,11 +27,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from emdcfl.federation import Federation, Round
+from emdcfl.core.federation import Federation, Round
+from emdcfl.core.params import Layout
 from emdcfl.methods.base import Family, Serving, clusters_wanted, register
-from emdcfl.methods.em import Mixture, MixtureEval, serve_mixture, step_everybody
-from emdcfl.methods.vectors import expect
-from emdcfl.params import Layout
+from emdcfl.methods.shared.em import Mixture, MixtureEval, serve_mixture, step_everybody
+from emdcfl.methods.shared.vectors import expect
 
 
 @dataclass(frozen=True)

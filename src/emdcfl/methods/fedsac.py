@@ -26,11 +26,13 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from emdcfl.client import Client, Stages, staged_task
 from emdcfl.clustering import project_simplex
-from emdcfl.federation import Federation, Round
+from emdcfl.core.client import Client, Stages, staged_task
+from emdcfl.core.federation import Federation, Round
+from emdcfl.core.schema import Field
+from emdcfl.core.tasks import TRAINED, Fit, Training
 from emdcfl.methods.base import Family, Serving, register
-from emdcfl.methods.graph import (
+from emdcfl.methods.shared.graph import (
     Aggregate,
     Angles,
     Personal,
@@ -44,9 +46,7 @@ from emdcfl.methods.graph import (
     similarities,
     train_personal,
 )
-from emdcfl.methods.vectors import VectorScope, expect
-from emdcfl.schema import Field
-from emdcfl.tasks import TRAINED, Fit, Training
+from emdcfl.methods.shared.vectors import VectorScope, expect
 
 
 @staged_task(phase="train", returns={**TRAINED, "basis": Field(torch.float32, (None, "d"))})

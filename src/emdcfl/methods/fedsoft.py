@@ -25,14 +25,14 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from emdcfl import tasks
-from emdcfl.client import LOSS_BATCH, Client, Stages, staged_task
-from emdcfl.errors import ConfigError
-from emdcfl.federation import Federation, Replies, Round
+from emdcfl.core import tasks
+from emdcfl.core.client import LOSS_BATCH, Client, Stages, staged_task
+from emdcfl.core.errors import ConfigError
+from emdcfl.core.federation import Federation, Replies, Round
+from emdcfl.core.params import average
+from emdcfl.core.schema import Field, Reply
+from emdcfl.core.tasks import TRAINED, Fit, Training
 from emdcfl.methods.base import Family, Serving, clusters_wanted, register
-from emdcfl.params import average
-from emdcfl.schema import Field, Reply
-from emdcfl.tasks import TRAINED, Fit, Training
 
 Votes = Literal["sample", "batch"]
 
@@ -169,7 +169,7 @@ class FedSoft:
         )
         fed.check_quorum(replies, len(round.participants))
         models = []
-        local = fed.guard.tempered(replies.column("theta"), self._starts(state, replies), [replies.clients])
+        local = fed.guard.clip_updates(replies.column("theta"), self._starts(state, replies), [replies.clients])
         for k, old in enumerate(state.models):
             weight = {c: self._weight(reply, k) for c, reply in replies.valid.items()}
             members = [c for c, w in weight.items() if w > 0]

@@ -26,11 +26,11 @@ import torch
 from torch import Tensor
 
 from emdcfl.clustering import gram_features, kmeans
-from emdcfl.federation import ByClient, Federation, Replies, Round
-from emdcfl.keys import keyed_int
+from emdcfl.core.federation import ByClient, Federation, Replies, Round
+from emdcfl.core.keys import keyed_int
+from emdcfl.core.params import Layout, squared_distances
 from emdcfl.methods.base import Clustered, Family, Serving, clusters_wanted, register, serve_clusters
-from emdcfl.methods.vectors import VectorScope, average_present, expect, sets_of, update_gram
-from emdcfl.params import Layout, squared_distances
+from emdcfl.methods.shared.vectors import VectorScope, average_present, expect, sets_of, update_gram
 from emdcfl.trust import Guard
 
 ROUNDING = 1e-6

@@ -28,11 +28,11 @@ import torch
 from torch import Tensor
 
 from emdcfl.clustering import edc, kmeans
-from emdcfl.federation import Federation, Replies, Round
-from emdcfl.keys import keyed_int
+from emdcfl.core.federation import Federation, Replies, Round
+from emdcfl.core.keys import keyed_int
+from emdcfl.core.params import Layout, blocks, cosines
 from emdcfl.methods.base import Clustered, Family, Serving, clusters_wanted, register, serve_clusters
-from emdcfl.methods.vectors import VectorScope, average_present, expect, sets_of, update_gram
-from emdcfl.params import Layout, blocks, cosines
+from emdcfl.methods.shared.vectors import VectorScope, average_present, expect, sets_of, update_gram
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class FlexCFL:
         found = kmeans(edc(G.numpy(), k), k, seed=keyed_int(fed.seed, "", round.index, "k-means"), max_iter=20)
         labels = {c: int(label) for c, label in zip(local, found, strict=True)}
         sets = sets_of(state.clients, labels, max(labels.values()) + 1)
-        local = fed.guard.tempered(local, dict.fromkeys(local, state.theta0), sets)
+        local = fed.guard.clip_updates(local, dict.fromkeys(local, state.theta0), sets)
         models = torch.stack([fed.guard.average([local[c] for c in members], [1.0] * len(members)) for members in sets])
         mean_steps = [sum(steps[c] for c in members) / len(members) for members in sets]
         state = replace(state, labels=labels, sets=sets, models=models, counters=[float(int(s)) for s in mean_steps])

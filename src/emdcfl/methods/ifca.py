@@ -25,10 +25,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emdcfl.errors import ConfigError
-from emdcfl.federation import Federation, Replies, Round
+from emdcfl.core.errors import ConfigError
+from emdcfl.core.federation import Federation, Replies, Round
+from emdcfl.core.schema import Reply
 from emdcfl.methods.base import Clustered, Family, Serving, clusters_wanted, register, serve_clusters
-from emdcfl.schema import Reply
 
 log = logging.getLogger("emdcfl")
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from emdcfl.federation import Federation, Round
+from emdcfl.core.federation import Federation, Round
 from emdcfl.methods.base import Family, Serving, register
 
 

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
-from emdcfl.errors import ConfigError
-from emdcfl.federation import Federation, Round
+from emdcfl.core.errors import ConfigError
+from emdcfl.core.federation import Federation, Round
 from emdcfl.methods.base import Clustered, Family, Serving, average_sets, register, serve_clusters
 
 

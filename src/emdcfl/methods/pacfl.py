@@ -26,12 +26,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emdcfl.client import Client, task
 from emdcfl.clustering import cut
-from emdcfl.errors import ClientError, ConfigError, DataError
-from emdcfl.federation import Federation, Replies, Round
+from emdcfl.core.client import Client, task
+from emdcfl.core.errors import ClientError, ConfigError, DataError
+from emdcfl.core.federation import Federation, Replies, Round
+from emdcfl.core.schema import Field, Reply
 from emdcfl.methods.base import Clustered, Family, Serving, average_sets, register, serve_clusters
-from emdcfl.schema import Field, Reply
 
 Flatten = Literal["channel", "image"]
 

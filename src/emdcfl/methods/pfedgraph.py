@@ -26,9 +26,9 @@ from typing import Any, ClassVar
 import torch
 
 from emdcfl.clustering import project_simplex
-from emdcfl.federation import Federation, Round
+from emdcfl.core.federation import Federation, Round
 from emdcfl.methods.base import Family, Serving, register
-from emdcfl.methods.graph import (
+from emdcfl.methods.shared.graph import (
     Aggregate,
     Personal,
     Since,
@@ -39,7 +39,7 @@ from emdcfl.methods.graph import (
     similarities,
     train_personal,
 )
-from emdcfl.methods.vectors import VectorScope, expect
+from emdcfl.methods.shared.vectors import VectorScope, expect
 
 
 @register

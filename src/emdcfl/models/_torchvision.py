@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from emdcfl.errors import ModelError
+from emdcfl.core.errors import ModelError
 
 _SCHEMAS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from emdcfl.errors import ModelError
+from emdcfl.core.errors import ModelError
 from emdcfl.models.recipe import register
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from emdcfl.errors import ModelError
+from emdcfl.core.errors import ModelError
 from emdcfl.models.recipe import register
 
 

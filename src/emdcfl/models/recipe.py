@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from emdcfl.errors import ModelError, nearest
+from emdcfl.core.errors import ModelError, nearest
 
 Builder = TypeVar("Builder", bound=Callable[..., nn.Module])
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from emdcfl.errors import ModelError
+from emdcfl.core.errors import ModelError
 from emdcfl.models import weights as stored
 from emdcfl.models._torchvision import torchvision_models
 from emdcfl.models.recipe import register

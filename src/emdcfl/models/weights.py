@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from emdcfl.errors import ModelError
+from emdcfl.core.errors import ModelError
 
 
 def imagenet_file(url: str) -> Path:

@@ -18,8 +18,8 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from emdcfl.errors import ClientError
-from emdcfl.keys import NodeSecret, digest
+from emdcfl.core.errors import ClientError
+from emdcfl.core.keys import NodeSecret, digest
 
 NONCE = 12
 KEY = 32

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
-from emdcfl.errors import ClientError, ConfigError
-from emdcfl.keys import NodeSecret
+from emdcfl.core.errors import ClientError, ConfigError
+from emdcfl.core.keys import NodeSecret
 from emdcfl.privacy.exchange import KEY, agreed_key, shared_key
 
 SECRET_BYTES = 32

@@ -31,8 +31,8 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
-from emdcfl.errors import ConfigError
-from emdcfl.keys import NodeSecret
+from emdcfl.core.errors import ConfigError
+from emdcfl.core.keys import NodeSecret
 
 Array = np.ndarray[Any, Any]
 SENSITIVITY = 2.0

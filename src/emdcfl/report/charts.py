@@ -9,7 +9,7 @@ import numpy as np
 from markupsafe import Markup
 
 from emdcfl.report.gaps import LOWER, UPPER, Edge, Gaps, classical_mds
-from emdcfl.report.reading import Run
+from emdcfl.report.load_run import Run
 from emdcfl.report.svg import Array, Scale, bent, chart, mark, number, percent, plural, shape_path, tag, ticks, visible
 
 WIDTH = 380.0
@@ -186,7 +186,7 @@ def _edge_mark(run: Run, edge: Edge, client: int, scale: Scale, y: float, what: 
 
 def round_lines(run: Run, variant: str) -> Markup | None:
     """Draw accuracy by round: mean, worst client, clusters where there are few, and the baselines where there are any."""
-    from emdcfl.experiments.worth import BASELINES
+    from emdcfl.runs.baselines import BASELINES
 
     lines: list[tuple[str, str, dict[int, float]]] = []
     if run.clusters is not None and 1 < len(run.colours) <= 10:

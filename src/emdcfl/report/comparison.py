@@ -10,22 +10,22 @@ from typing import Any
 
 from markupsafe import Markup
 
-from emdcfl.errors import StoreError
-from emdcfl.experiments.results import RESULTS, Result
-from emdcfl.experiments.tables import METRICS, Cell, Column, Table, build
+from emdcfl.core.errors import StoreError
 from emdcfl.report.svg import Scale, chart, mark, plural, shape_path, tag, ticks, visible
+from emdcfl.studies.results import RESULTS, ResultRow
+from emdcfl.studies.tables import METRICS, Cell, Column, Table, build
 
 WIDTH = 380.0
 STYLES = {"mean": "strong-dot", "clean": "strong-dot", "worst": "weak-dot", "backdoor": "weak-dot", "ari": "strong-dot"}
 
 
-def read_rows(folder: Path) -> tuple[list[Result], int]:
+def read_rows(folder: Path) -> tuple[list[ResultRow], int]:
     """Return the rows of ``results.jsonl``, each config once, and the number of lines that could not be used."""
     try:
         lines = (folder / RESULTS).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as error:
         raise StoreError(f"{folder / RESULTS}: cannot read: {error.strerror}") from error
-    found: dict[str, Result] = {}
+    found: dict[str, ResultRow] = {}
     unusable = 0
     for line in filter(str.strip, lines):
         row = _usable(line)
@@ -36,7 +36,7 @@ def read_rows(folder: Path) -> tuple[list[Result], int]:
     return list(found.values()), unusable
 
 
-def _usable(line: str) -> Result | None:
+def _usable(line: str) -> ResultRow | None:
     """Read a row, filling in what a row of an older or shorter form leaves out; none if it is no result at all."""
     try:
         row = json.loads(line)

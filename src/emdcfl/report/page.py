@@ -14,15 +14,15 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 import emdcfl
-from emdcfl.errors import StoreError
-from emdcfl.experiments.files import write_file
-from emdcfl.experiments.merging import merging_line
-from emdcfl.experiments.results import RESULTS
+from emdcfl.core.errors import StoreError
+from emdcfl.core.units import byte_count, seconds
+from emdcfl.paper.merging import merging_line
 from emdcfl.report import charts, words
 from emdcfl.report.comparison import comparison_context
-from emdcfl.report.reading import Run, read_run
+from emdcfl.report.load_run import Run, read_run
 from emdcfl.report.svg import number, percent, plural, shape_path, visible
-from emdcfl.units import byte_count, seconds
+from emdcfl.runs.store.files import write_file
+from emdcfl.studies.results import RESULTS
 
 log = logging.getLogger("emdcfl")
 NAME = "report.html"
@@ -157,7 +157,7 @@ def _table(run: Run) -> list[dict[str, Any]]:
 
 
 def _worth(run: Run) -> list[tuple[str, Any, float | None, float | None]]:
-    from emdcfl.experiments.worth import BASELINES
+    from emdcfl.runs.baselines import BASELINES
 
     if not run.baselines:
         return []

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from emdcfl.methods import METHODS
 from emdcfl.report.gaps import BAND, LOWER, Gaps
-from emdcfl.report.reading import Run
+from emdcfl.report.load_run import Run
 from emdcfl.report.svg import number, percent, plural, visible
 
 MOST = 8
@@ -165,7 +165,7 @@ def _truth(run: Run, ari: float) -> str:
 
 
 def _worth(run: Run) -> str:
-    from emdcfl.experiments.worth import BASELINES, verdict
+    from emdcfl.runs.baselines import BASELINES, verdict
 
     others = {n: b.summary for n, b in run.baselines.items() if n in BASELINES and b.summary["accuracy"].get("mean") is not None}
     if not others or run.summary["accuracy"].get("mean") is None:

@@ -8,17 +8,17 @@ Imports numpy, scipy and POT; torch only inside the batched Sinkhorn and where a
 
 from __future__ import annotations
 
-from emdcfl.transport.ahead import prefetch
-from emdcfl.transport.calibration import dual_variance, fewest, quantile, tolerance
+from emdcfl.transport.calibration import dual_variance, min_samples, quantile, tolerance
 from emdcfl.transport.cost import COSTS, cost_matrix
 from emdcfl.transport.exact import exact
 from emdcfl.transport.pairs import EXACT, KINDS, LOWER, UNKNOWN, UPPER
-from emdcfl.transport.plan import Plan
-from emdcfl.transport.pool import Pool
+from emdcfl.transport.plan import TransportPlan
+from emdcfl.transport.pool import SolverPool
 from emdcfl.transport.projection import projected_width, projection
 from emdcfl.transport.screening import Decision, Screen, decide
 from emdcfl.transport.sinkhorn import sinkhorn, sinkhorn_batch
 from emdcfl.transport.solve import SOLVERS, solve
+from emdcfl.transport.warmup import warm_up
 
 __all__ = [
     "COSTS",
@@ -29,15 +29,15 @@ __all__ = [
     "UNKNOWN",
     "UPPER",
     "Decision",
-    "Plan",
-    "Pool",
+    "TransportPlan",
+    "SolverPool",
     "Screen",
     "cost_matrix",
     "decide",
     "dual_variance",
     "exact",
-    "fewest",
-    "prefetch",
+    "min_samples",
+    "warm_up",
     "projected_width",
     "projection",
     "quantile",

@@ -1,6 +1,6 @@
 r"""Cheap bounds of the exact transport value, each with a certificate. Imports numpy; scipy for the leftovers of a matching.
 
-*Below*: every pair of potentials with :math:`f_i + g_j \le c_{ij}` gives :math:`\bar f + \bar g \le` value. Row minima followed by
+*Below*: every pair of potentials with :math:`f_i + g_j \le c_{ij}` gives :math:`\bar f + \bar g \le` value. RowSample minima followed by
 column minima are such a pair; a few Sinkhorn iterations followed by c-transforms give a better one.
 *Above*: every feasible plan costs at least the value. For equal sizes a greedy matching on the reduced costs
 :math:`c_{ij} - f_i - g_j` is completed optimally; else the Sinkhorn plan is rounded to the uniform marginals (Altschuler, Weed and
@@ -142,7 +142,7 @@ def _conjugate(c: Array, f: Array) -> tuple[Array, Array, Array]:
 
 
 def _sinkhorn(kernel: Array, iterations: int) -> tuple[Array, Array]:
-    """Row and column scalings after some iterations; columns are matched last. May overflow, which the caller notices."""
+    """RowSample and column scalings after some iterations; columns are matched last. May overflow, which the caller notices."""
     n, m = kernel.shape
     u, v = np.ones(n, np.float32), np.ones(m, np.float32)
     with np.errstate(all="ignore"), one_blas_thread():

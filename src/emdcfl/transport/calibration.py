@@ -37,8 +37,8 @@ least :math:`1-\alpha` no pair of the same law is refused. The power, whether gr
 
 Assumptions: samples are independent draws; A does not overlap V; the model was trained on A's split, not on any V; the sizes m and m'
 are equal or close (the mean of T falls with m, so a smaller partner looks farther away than it is); m is large enough for the normal
-approximation in the tail (64 or more) and for the plug-in variance; below :func:`fewest` nothing is compared. The potential of a finite
-problem is not unique; the one of the network simplex is used throughout, so that the measured margins apply.
+approximation in the tail (64 or more) and for the plug-in variance; nothing is compared below :func:`min_samples`. The potential of a
+finite problem is not unique; the one of the network simplex is used throughout, so that the measured margins apply.
 
 Imports numpy and scipy only.
 """
@@ -50,7 +50,7 @@ from typing import Any
 
 import numpy as np
 
-from emdcfl.errors import ConfigError, DataError
+from emdcfl.core.errors import ConfigError, DataError
 
 
 def dual_variance(g: Any) -> float:
@@ -106,7 +106,7 @@ def tolerance(variance: float, m: int, m2: int, q: float) -> float:
     return q * math.sqrt(variance * (1.0 / m + 1.0 / m2))
 
 
-def fewest(q: float) -> int:
+def min_samples(q: float) -> int:
     r"""Least m that says anything: with fewer samples the tolerance exceeds a standard deviation of the potential, whatever m' is.
 
     :math:`q\sqrt{\sigma^2(1/m + 1/m')} > \sigma` for every m' if :math:`m \le q^2`: not even a partner that lies a whole standard
@@ -114,7 +114,7 @@ def fewest(q: float) -> int:
 
     Examples
     --------
-    >>> fewest(quantile(0.005, 8)), fewest(quantile(0.005, 40))
+    >>> min_samples(quantile(0.005, 8)), min_samples(quantile(0.005, 40))
     (15, 21)
     """
     return math.floor(q * q) + 1

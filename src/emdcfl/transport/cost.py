@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from emdcfl.errors import ConfigError, DataError, nearest
+from emdcfl.core.errors import ConfigError, DataError, nearest
 from emdcfl.transport.plan import Array
 from emdcfl.transport.threads import one_blas_thread
 

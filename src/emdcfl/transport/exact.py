@@ -17,15 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from emdcfl.errors import EmdcflError
-from emdcfl.transport.plan import Array, Plan, checked, conjugate
+from emdcfl.core.errors import EmdcflError
+from emdcfl.transport.plan import Array, TransportPlan, checked, conjugate
 from emdcfl.transport.simplex import network_simplex
 
 ASSIGNMENT_LIMIT = 1024
 MAX_ITERATIONS = 10_000_000
 
 
-def exact(cost: Any, *, duals: bool = False) -> Plan:
+def exact(cost: Any, *, duals: bool = False) -> TransportPlan:
     """Solve the transport problem exactly, in float64.
 
     Parameters
@@ -37,7 +37,7 @@ def exact(cost: Any, *, duals: bool = False) -> Plan:
 
     Returns
     -------
-    Plan
+    TransportPlan
 
     Raises
     ------
@@ -54,7 +54,7 @@ def exact(cost: Any, *, duals: bool = False) -> Plan:
     """
     c = checked(cost).astype(np.float64)
     if not duals and c.shape[0] == c.shape[1] <= ASSIGNMENT_LIMIT:
-        return Plan(_assignment(c))
+        return TransportPlan(_assignment(c))
     return _simplex(c, duals=duals)
 
 
@@ -65,7 +65,7 @@ def _assignment(c: Array) -> float:
     return float(c[rows, columns].mean())
 
 
-def _simplex(c: Array, *, duals: bool) -> Plan:
+def _simplex(c: Array, *, duals: bool) -> TransportPlan:
     emd = network_simplex()
     n, m = c.shape
     with warnings.catch_warnings():
@@ -78,9 +78,9 @@ def _simplex(c: Array, *, duals: bool) -> Plan:
         )
     value = float(log["cost"])
     if not duals:
-        return Plan(value)
+        return TransportPlan(value)
     f, g = conjugate(c, np.asarray(log["u"], dtype=np.float64))
     gap = value - float(f.mean() + g.mean())
     if abs(gap) > 1e-6 * max(1.0, abs(value)):
         raise EmdcflError(f"exact transport of {n} x {m} samples has a duality gap of {gap:.1e}; report this cost matrix as a bug")
-    return Plan(value, f, g)
+    return TransportPlan(value, f, g)

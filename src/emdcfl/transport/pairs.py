@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from emdcfl.errors import DataError
+from emdcfl.core.errors import DataError
 from emdcfl.transport.bounds import COSINE_SLACK, cosine_minima, minima, refine, slack
 from emdcfl.transport.cost import cosine_of_units, cost_matrix, sample, unit
 from emdcfl.transport.plan import Array
@@ -28,7 +28,7 @@ KINDS = ("unknown", "exact", "lower bound", "upper bound")
 
 
 @dataclass(frozen=True)
-class Entry:
+class PairOutcome:
     """One entry of W: its value (or the bound that settled it), what it is, and whether the row client accepts the column client."""
 
     value: float
@@ -60,7 +60,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Row:
+class RowSample:
     """A row client: its own sample, reference distance and tolerance."""
 
     source: Source
@@ -75,7 +75,7 @@ class Problem:
     The partner's sample may consist of several equal `blocks`; T is then the mean over the blocks of the transport value.
     """
 
-    row: Row
+    row: RowSample
     b: Any
     labels: Any
     blocks: int = 1
@@ -138,10 +138,10 @@ class Options:
 
 
 @dataclass
-class Look:
+class FirstBounds:
     """The first look at one direction: per block the lower bound. The problem is kept only until the pair is settled."""
 
-    entry: Entry
+    entry: PairOutcome
     problem: Problem | None
     lows: tuple[float, ...] = ()
     solved: int = 0
@@ -149,16 +149,16 @@ class Look:
 
 @dataclass
 class Outcome:
-    """What settling a pair added: entries that replace those of the first look, and the number of exact solves."""
+    """What settling a pair added: entries that replace those of the first first_bounds, and the number of exact solves."""
 
-    entries: Mapping[tuple[Client, Client], Entry] = field(default_factory=dict)
+    entries: Mapping[tuple[Client, Client], PairOutcome] = field(default_factory=dict)
     solves: int = 0
 
 
-def look(problem: Problem, options: Options) -> Look:
-    """Row and column minima: enough for most pairs of different groups."""
+def first_bounds(problem: Problem, options: Options) -> FirstBounds:
+    """RowSample and column minima: enough for most pairs of different groups."""
     if options.all:
-        return Look(_solved(problem, options), None, solved=problem.blocks)
+        return FirstBounds(_solved(problem, options), None, solved=problem.blocks)
     lows, margin = [], COSINE_SLACK
     enough = problem.row.tau + problem.epsilon + margin if problem.blocks == 1 else np.inf
     if options.cost == "cosine" and not problem.row.source.has_zeros:
@@ -168,10 +168,10 @@ def look(problem: Problem, options: Options) -> Look:
             margin = max(margin, slack(cost))
             lows.append(minima(cost))
     entry = judge(float(np.mean(lows)), np.inf, margin, problem)
-    return Look(entry, None if entry.accepts is False else problem, tuple(lows))
+    return FirstBounds(entry, None if entry.accepts is False else problem, tuple(lows))
 
 
-def settle(key: tuple[Client, Client], one: Future[Look], other: Future[Look], options: Options) -> Outcome:
+def settle(key: tuple[Client, Client], one: Future[FirstBounds], other: Future[FirstBounds], options: Options) -> Outcome:
     """Decide a pair of which no direction is refused yet: better bounds for both directions, then the exact solver."""
     looks = {key: one.result(), key[::-1]: other.result()}
     problems = {direction: seen.problem for direction, seen in looks.items() if seen.problem is not None}
@@ -179,7 +179,7 @@ def settle(key: tuple[Client, Client], one: Future[Look], other: Future[Look], o
         seen.problem = None
     if options.all or any(seen.entry.accepts is False for seen in looks.values()):
         return Outcome()
-    entries: dict[tuple[Client, Client], Entry] = {}
+    entries: dict[tuple[Client, Client], PairOutcome] = {}
     for direction, problem in problems.items():
         entries[direction] = _bounded(problem, looks[direction].lows, options)
         if entries[direction].accepts is False:
@@ -187,7 +187,9 @@ def settle(key: tuple[Client, Client], one: Future[Look], other: Future[Look], o
     return conclude(entries, problems, options)
 
 
-def conclude(entries: dict[tuple[Client, Client], Entry], problems: Mapping[tuple[Client, Client], Problem], options: Options) -> Outcome:
+def conclude(
+    entries: dict[tuple[Client, Client], PairOutcome], problems: Mapping[tuple[Client, Client], Problem], options: Options
+) -> Outcome:
     """Solve what bounds left open, one direction after the other, until one refuses."""
     solves = 0
     for direction, problem in problems.items():
@@ -199,7 +201,7 @@ def conclude(entries: dict[tuple[Client, Client], Entry], problems: Mapping[tupl
     return Outcome(entries, solves)
 
 
-def _bounded(problem: Problem, lows: tuple[float, ...], options: Options) -> Entry:
+def _bounded(problem: Problem, lows: tuple[float, ...], options: Options) -> PairOutcome:
     """Refine the bounds, block by block to the same stage, until they decide or no further."""
     upper = options.solver == "exact"
     if problem.blocks == 1:
@@ -228,17 +230,17 @@ def _together(iterators: list[Iterator[tuple[float, float]]], lows: tuple[float,
         yield list(last)
 
 
-def judge(low: float, high: float, margin: float, problem: Problem) -> Entry:
+def judge(low: float, high: float, margin: float, problem: Problem) -> PairOutcome:
     """Compare bounds of the transport value with the tolerance; undecided where rounding might turn it."""
     tau = problem.row.tau
     if low - margin - tau >= problem.epsilon:
-        return Entry(low - margin - tau, LOWER, False)
+        return PairOutcome(low - margin - tau, LOWER, False)
     if high + margin - tau < problem.epsilon:
-        return Entry(high + margin - tau, UPPER, True)
-    return Entry(low - margin - tau, LOWER, None)
+        return PairOutcome(high + margin - tau, UPPER, True)
+    return PairOutcome(low - margin - tau, LOWER, None)
 
 
-def _solved(problem: Problem, options: Options) -> Entry:
+def _solved(problem: Problem, options: Options) -> PairOutcome:
     values = [solve(cost, solver=options.solver, reg=options.reg).value for cost in problem.costs(options)]
     w = (values[0] if len(values) == 1 else float(np.mean(values))) - problem.row.tau
-    return Entry(w, EXACT, bool(w < problem.epsilon))
+    return PairOutcome(w, EXACT, bool(w < problem.epsilon))

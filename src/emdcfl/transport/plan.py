@@ -12,7 +12,7 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Plan:
+class TransportPlan:
     r"""The value of a transport problem with uniform masses and, where asked for, its dual potentials.
 
     The potentials are feasible, :math:`f_i + g_j \le c_{ij}`, so :math:`\bar f + \bar g` never exceeds the exact value.
@@ -49,7 +49,7 @@ def conjugate(cost: Array, f: Array) -> tuple[Array, Array]:
 
 def checked(cost: Any) -> Array:
     """Return the cost as an array, refusing what no solver can use."""
-    from emdcfl.errors import EmdcflError
+    from emdcfl.core.errors import EmdcflError
 
     c = np.asarray(cost)
     if c.ndim != 2 or c.shape[0] == 0 or c.shape[1] == 0:

@@ -16,7 +16,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from emdcfl.errors import ConfigError
+from emdcfl.core.errors import ConfigError
 from emdcfl.transport.cost import cost_matrix
 from emdcfl.transport.plan import Array
 from emdcfl.transport.solve import solve
@@ -34,7 +34,7 @@ def cores() -> int:
         return os.cpu_count() or 1
 
 
-class Pool:
+class SolverPool:
     """Workers for transport problems, started when first used.
 
     Parameters
@@ -45,7 +45,7 @@ class Pool:
     Examples
     --------
     >>> a, b = np.eye(3), np.eye(3)[:2]
-    >>> with Pool(workers=2) as pool:
+    >>> with SolverPool(workers=2) as pool:
     ...     pool.distances([(a, a), (a, b)]).round(4)
     array([0.    , 0.3333])
     """
@@ -56,7 +56,7 @@ class Pool:
         self.workers = cores() if workers is None else workers
         self._threads: ThreadPoolExecutor | None = None
 
-    def __enter__(self) -> Pool:
+    def __enter__(self) -> SolverPool:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -11,7 +11,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from emdcfl.errors import ConfigError
+from emdcfl.core.errors import ConfigError
 from emdcfl.transport.plan import Array
 
 
@@ -33,7 +33,7 @@ def projected_width(ratio: float, d: int) -> int:
 def projection(seed: bytes | int, d: int, p: int) -> Array:
     """Draw the projection that belongs to a seed.
 
-    The generator is numpy's counter-based Philox keyed with SHA-256 of (seed, d, p). Row lengths are summed without rounding error
+    The generator is numpy's counter-based Philox keyed with SHA-256 of (seed, d, p). RowSample lengths are summed without rounding error
     (``math.fsum``), because vectorised sums round differently from one processor to the next.
 
     Parameters
@@ -54,7 +54,7 @@ def projection(seed: bytes | int, d: int, p: int) -> Array:
     ((4, 3), True, True)
     """
     # Imported here: keys.py needs torch, and the rest of this package does not.
-    from emdcfl.keys import digest
+    from emdcfl.core.keys import digest
 
     if d < 1 or p < 1:
         raise ConfigError(f"expected a projection of at least 1 x 1, got {d} x {p}")

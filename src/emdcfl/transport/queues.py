@@ -9,15 +9,15 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Protocol
 
-from emdcfl.errors import EmdcflError
-from emdcfl.transport.pairs import Client, Entry, Look, Options, Outcome, Problem, conclude, look, settle
-from emdcfl.transport.pool import Pool
+from emdcfl.core.errors import EmdcflError
+from emdcfl.transport.pairs import Client, FirstBounds, Options, Outcome, PairOutcome, Problem, conclude, first_bounds, settle
+from emdcfl.transport.pool import SolverPool
 
 if TYPE_CHECKING:
-    from emdcfl.transport.device import Device
+    from emdcfl.engines.cuda.transport_device import Device
 
 Key = tuple[Client, Client]
-Entries = dict[Key, Entry]
+Entries = dict[Key, PairOutcome]
 
 TOGETHER, REFINED_TOGETHER = 256, 512
 """Problems a device is given at once, for first bounds and for better ones: those take as many launches for few problems as for many."""
@@ -32,16 +32,16 @@ class Queue(Protocol):
 
 
 class ThreadQueue:
-    """One job per direction for the first look, one per pair for the rest, on the threads of a pool."""
+    """One job per direction for the first first_bounds, one per pair for the rest, on the threads of a pool."""
 
-    def __init__(self, pool: Pool, options: Options) -> None:
+    def __init__(self, pool: SolverPool, options: Options) -> None:
         self._pool, self._options = pool, options
-        self._first: dict[Key, Future[Look]] = {}
+        self._first: dict[Key, Future[FirstBounds]] = {}
         self._jobs: dict[Key, Future[Outcome]] = {}
 
     def add(self, key: Key, problem: Problem) -> None:
-        """Look at a problem; once both directions of a pair are there, settle it."""
-        self._first[key] = self._pool.submit(look, problem.at_home(), self._options)
+        """FirstBounds at a problem; once both directions of a pair are there, settle it."""
+        self._first[key] = self._pool.submit(first_bounds, problem.at_home(), self._options)
         if key[::-1] in self._first:
             # Submitted after both looks, so a worker that waits for them waits only for work that has already begun.
             one = in_order(key)
@@ -66,12 +66,12 @@ class ThreadQueue:
 
 
 class DeviceQueue:
-    """Problems are bounded on a device, many at once; only what its bounds leave open is solved on the threads of a pool.
+    """PairProblems are bounded on a device, many at once; only what its bounds leave open is solved on the threads of a pool.
 
     The last digits of a bound may depend on which problems came together; a link never does.
     """
 
-    def __init__(self, pool: Pool, options: Options, device: Device) -> None:
+    def __init__(self, pool: SolverPool, options: Options, device: Device) -> None:
         self._pool, self._options, self._device = pool, options, device
         self._new: dict[Key, Problem] = {}
         self._entries: Entries = {}
@@ -106,7 +106,7 @@ class DeviceQueue:
     def _look(self) -> None:
         """First bounds of all new problems; pairs of which no direction is refused go on."""
         new, self._new = self._new, {}
-        for key, seen in zip(new, self._device.look(list(new.values())), strict=True):
+        for key, seen in zip(new, self._device.first_bounds(list(new.values())), strict=True):
             self._entries[key] = seen.entry
             if seen.problem is not None:
                 self._kept[key] = seen.problem, seen.lows

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from emdcfl.errors import ConfigError, EmdcflError, nearest
+from emdcfl.core.errors import ConfigError, EmdcflError, nearest
 from emdcfl.transport.cost import COSTS
-from emdcfl.transport.pairs import Client, Entry, Options, Problem, Row, Source
-from emdcfl.transport.pool import Pool
+from emdcfl.transport.pairs import Client, Options, PairOutcome, Problem, RowSample, Source
+from emdcfl.transport.pool import SolverPool
 from emdcfl.transport.queues import DeviceQueue, Queue, ThreadQueue
 from emdcfl.transport.solve import SOLVERS
 
@@ -57,7 +57,7 @@ class Screen:
 
     Parameters
     ----------
-    pool : Pool
+    pool : SolverPool
         Workers.
     cost, solver, reg, label_weight
         As in :func:`emdcfl.transport.cost.cost_matrix` and :func:`emdcfl.transport.solve.solve`. With Sinkhorn only lower bounds are used:
@@ -70,7 +70,7 @@ class Screen:
     Examples
     --------
     >>> x = np.eye(3)
-    >>> with Pool(1) as pool:
+    >>> with SolverPool(1) as pool:
     ...     screen = Screen(pool)
     ...     for c in ("a", "b"):
     ...         screen.row(c, x, tau=0.0, epsilon=0.025)
@@ -83,7 +83,7 @@ class Screen:
 
     def __init__(
         self,
-        pool: Pool,
+        pool: SolverPool,
         *,
         cost: str = "cosine",
         solver: str = "exact",
@@ -97,7 +97,7 @@ class Screen:
                 raise ConfigError(f"unknown transport {what} {name!r}; {nearest(name, valid)}")
         options = Options(cost, solver, reg, label_weight, distances == "all")
         self._queue = _queue(pool, options, device)
-        self._rows: dict[Client, Row] = {}
+        self._rows: dict[Client, RowSample] = {}
         self._waiting: dict[Client, list[tuple[Client, Any, Any, int, dict[str, Any]]]] = {}
         self._added: set[tuple[Client, Client]] = set()
 
@@ -106,7 +106,7 @@ class Screen:
         if client in self._rows:
             raise EmdcflError(f"expected one row sample per client, got a second one for {client!r}")
         _check(client, tau, epsilon)
-        self._rows[client] = Row(Source(a, labels), float(tau), float(epsilon))
+        self._rows[client] = RowSample(Source(a, labels), float(tau), float(epsilon))
         for column, b, column_labels, blocks, special in self._waiting.pop(client, []):
             self._start(client, column, b, column_labels, blocks, special)
 
@@ -156,13 +156,13 @@ class Screen:
         tau, epsilon = (getattr(own, name) if special[name] is None else float(special[name]) for name in ("tau", "epsilon"))
         _check(row, tau, epsilon)
         source = own.source if a is None else Source(a, own.source.labels)
-        self._queue.add((row, column), Problem(Row(source, tau, epsilon), b, labels, blocks))
+        self._queue.add((row, column), Problem(RowSample(source, tau, epsilon), b, labels, blocks))
 
 
-def _queue(pool: Pool, options: Options, device: Any) -> Queue:
+def _queue(pool: SolverPool, options: Options, device: Any) -> Queue:
     if device is None or options.all:
         return ThreadQueue(pool, options)
-    from emdcfl.transport.device import Device
+    from emdcfl.engines.cuda.transport_device import Device
 
     return DeviceQueue(pool, options, Device(device, options))
 
@@ -173,7 +173,7 @@ def decide(
     *,
     tau: Mapping[Client, float],
     epsilon: float | Mapping[Client, float],
-    pool: Pool,
+    pool: SolverPool,
     **options: Any,
 ) -> Decision:
     """Decide all links at once.
@@ -186,7 +186,7 @@ def decide(
         The column client's sample under the row client's model.
     tau, epsilon : mapping of client to float
         Reference distance and tolerance of each row client (the tolerance may be one number for all).
-    pool : Pool
+    pool : SolverPool
         Workers.
     **options
         As for :class:`Screen`.
@@ -194,7 +194,7 @@ def decide(
     Examples
     --------
     >>> x, y = np.eye(2), np.array([[1.0, 1.0], [1.0, 1.0]])
-    >>> with Pool(1) as pool:
+    >>> with SolverPool(1) as pool:
     ...     found = decide({0: x, 1: y}, {(0, 1): y, (1, 0): x}, tau={0: 0.0, 1: 0.0}, epsilon=0.025, pool=pool)
     >>> found.linked.tolist(), found.exact_solves
     ([[True, False], [False, True]], 0)
@@ -213,7 +213,7 @@ def _check(client: Client, tau: float, epsilon: float) -> None:
 
 
 def _decision(
-    order: tuple[Client, ...], index: Mapping[Client, int], entries: Mapping[tuple[Client, Client], Entry], solves: int
+    order: tuple[Client, ...], index: Mapping[Client, int], entries: Mapping[tuple[Client, Client], PairOutcome], solves: int
 ) -> Decision:
     size = len(order)
     w, kind = np.full((size, size), np.nan), np.zeros((size, size), dtype=np.int8)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from emdcfl.errors import ConfigError, EmdcflError
-from emdcfl.transport.plan import Array, Plan, checked, conjugate
+from emdcfl.core.errors import ConfigError, EmdcflError
+from emdcfl.transport.plan import Array, TransportPlan, checked, conjugate
 from emdcfl.transport.threads import one_blas_thread
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _RANGE = 1e60
 
 
-def sinkhorn(cost: Any, *, reg: float = 0.1, duals: bool = False, tol: float = 1e-6, max_iter: int = 20_000) -> Plan:
+def sinkhorn(cost: Any, *, reg: float = 0.1, duals: bool = False, tol: float = 1e-6, max_iter: int = 20_000) -> TransportPlan:
     r"""Transport cost of the entropy-regularised plan.
 
     Potentials live in the log domain. Between two log-domain steps the kernel is fixed and the marginals are matched by
@@ -63,7 +63,7 @@ def sinkhorn(cost: Any, *, reg: float = 0.1, duals: bool = False, tol: float = 1
             f, g, left = f + reg * np.log(u), g + reg * np.log(v), left - used - 1
             if done:
                 value = float(((u[:, None] * kernel * v[None, :]) * c).sum())
-                return Plan(value, *conjugate(c, f)) if duals else Plan(value)
+                return TransportPlan(value, *conjugate(c, f)) if duals else TransportPlan(value)
     raise EmdcflError(
         f"Sinkhorn on {c.shape[0]} x {c.shape[1]} samples did not reach {tol:.0e} in {max_iter} iterations; "
         f"raise the regularisation (now {reg:g}) or use solver='exact'"

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from emdcfl.errors import ConfigError, nearest
+from emdcfl.core.errors import ConfigError, nearest
 from emdcfl.transport.exact import exact
-from emdcfl.transport.plan import Plan
+from emdcfl.transport.plan import TransportPlan
 from emdcfl.transport.sinkhorn import sinkhorn
 
 SOLVERS = ("exact", "sinkhorn")
 
 
-def solve(cost: Any, *, solver: str = "exact", reg: float = 0.1, duals: bool = False) -> Plan:
+def solve(cost: Any, *, solver: str = "exact", reg: float = 0.1, duals: bool = False) -> TransportPlan:
     """Solve a transport problem with uniform masses.
 
     Parameters

@@ -20,7 +20,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 from torch import Tensor
 
-from emdcfl.params import Average, average
+from emdcfl.core.params import Average, average
 from emdcfl.trust.ledger import Ledger
 from emdcfl.trust.policy import Trust
 from emdcfl.trust.robust import MEMBERS, capped_weights, cut, distance, distances, outliers, shortened, trimmed_mean
@@ -56,7 +56,9 @@ class Guard:
             return average(thetas, capped_weights(weights, policy.max_share))
         return trimmed_mean(thetas, cut(len(thetas), policy.trim if policy.aggregate == "trimmed-mean" else 0.5))
 
-    def tempered(self, local: Mapping[str, Tensor], starts: Mapping[str, Tensor], groups: Collection[Sequence[str]]) -> dict[str, Tensor]:
+    def clip_updates(
+        self, local: Mapping[str, Tensor], starts: Mapping[str, Tensor], groups: Collection[Sequence[str]]
+    ) -> dict[str, Tensor]:
         """Return this round's states with long updates flagged and, under ``clip``, shortened.
 
         Parameters
@@ -98,7 +100,7 @@ class Guard:
         limit = self.policy.clip * middle
         return {c: limit / norm for c, norm in norms.items() if norm > limit}
 
-    def sane(self, values: Mapping[str, float], what: str, *, factor: float = SANITY_FACTOR) -> dict[str, float]:
+    def cap_outliers(self, values: Mapping[str, float], what: str, *, factor: float = SANITY_FACTOR) -> dict[str, float]:
         """Return what replaces values far above the others', by client: the largest that is not; empty if none is.
 
         Parameters

@@ -57,9 +57,9 @@ class Ledger:
     --------
     >>> ledger = Ledger(max_faults=2)
     >>> ledger.begin(1); ledger.fault("a", "train", "theta is not finite"); ledger.fault("a", "train", "again, in a repeated round")
-    >>> ledger.banned("a"), ledger.out("a")
+    >>> ledger.banned("a"), ledger.exclusion_reason("a")
     (False, 'quarantined for this round: theta is not finite')
-    >>> ledger.begin(2); ledger.out("a"); ledger.fault("a", "train", "theta is not finite"); ledger.banned("a")
+    >>> ledger.begin(2); ledger.exclusion_reason("a"); ledger.fault("a", "train", "theta is not finite"); ledger.banned("a")
     True
     """
 
@@ -85,7 +85,7 @@ class Ledger:
         """Whether the client is left out for the rest of the run."""
         return len(self.faults.get(client, ())) >= self.max_faults
 
-    def out(self, client: str) -> str | None:
+    def exclusion_reason(self, client: str) -> str | None:
         """Say why a client is not to be asked now; ``None`` if it is."""
         if self.banned(client):
             return f"quarantined for the run after {self.max_faults} rounds with a refused reply: {self.faults[client][-1].reason}"

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emdcfl.params import blocks, chunks
+from emdcfl.core.params import blocks, chunks
 
 Array = np.ndarray[Any, Any]
 

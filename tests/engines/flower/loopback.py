@@ -20,15 +20,15 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 import emdcfl.methods  # noqa: F401  registers the tasks that methods bring
-from emdcfl.client import Client
+from emdcfl.core.client import Client
+from emdcfl.core.keys import NodeSecret, global_seed
+from emdcfl.core.params import Network
 from emdcfl.data.types import Scenario
 from emdcfl.engines.flower.federation import FlowerFederation
 from emdcfl.engines.flower.post import Wire
 from emdcfl.engines.flower.serve import make_app
 from emdcfl.engines.local.sequential import simulated_clients
-from emdcfl.keys import NodeSecret, global_seed
-from emdcfl.params import Network
-from emdcfl.privacy.trust import KeyList
+from emdcfl.privacy.keylist import KeyList
 
 TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
 

@@ -12,10 +12,10 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
+from emdcfl.core.errors import ClientError
+from emdcfl.core.replies import brief
 from emdcfl.engines.flower.codec import DTYPES, Encoder, Packed, decode, encode, from_bytes, pack, size, to_bytes, unpack
 from emdcfl.engines.flower.limits import LIMITS, Limits
-from emdcfl.errors import ClientError
-from emdcfl.replies import brief
 
 flwr_app = pytest.importorskip("flwr.app", reason="needs the extra emdcfl[flower]")
 

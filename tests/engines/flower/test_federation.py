@@ -17,17 +17,17 @@ from tests.engines.flower import loopback
 from tests.engines.flower.loopback import LoopbackGrid, MemoryNode
 from tests.methods import toy
 
-from emdcfl import tasks
+from emdcfl.core import tasks
+from emdcfl.core.errors import ClientError, QuorumError
+from emdcfl.core.keys import NodeSecret
 from emdcfl.engines.flower import codec
 from emdcfl.engines.flower.federation import FlowerFederation
 from emdcfl.engines.flower.post import Wire
-from emdcfl.errors import ClientError, QuorumError
-from emdcfl.experiments.loop import play
-from emdcfl.keys import NodeSecret
 from emdcfl.methods import make
 from emdcfl.privacy.exchange import public_key
+from emdcfl.privacy.keylist import KeyList
 from emdcfl.privacy.nodekeys import fingerprint
-from emdcfl.privacy.trust import KeyList
+from emdcfl.runs.loop import play
 
 SCENARIO = toy.toy(groups=2, per_group=2, n=48)
 TRAINING = toy.Training(local_epochs=1, batch_size=16, lr=0.05)
@@ -321,7 +321,7 @@ def test_node_keys_swapped_by_the_relay_are_noticed_by_the_nodes() -> None:
 def test_bytes_are_counted_by_task() -> None:
     fed = fed_of(loopback.loopback(SCENARIO))
     train(fed)
-    sent, received, requests = fed.traffic["train"]
+    sent, received, requests = fed.task_traffic["train"]
     assert requests == 4
     assert 4 * 4 * P < sent < 4 * (4 * P + 1500)
     assert 4 * 4 * P < received < 4 * (4 * P + 500)
@@ -337,7 +337,7 @@ def test_the_bytes_of_a_run_are_those_of_the_formula() -> None:
         pass
     size, width = fed.layout, 57
     expected = bytes_of_run(clients=4, parameters=size.size, embedding=size.embedding.stop, width=width, train=48, validation=64, rounds=2)
-    sent, received = (sum(count[i] for count in fed.traffic.values()) for i in (0, 1))
+    sent, received = (sum(count[i] for count in fed.task_traffic.values()) for i in (0, 1))
     assert sent == pytest.approx(expected.sent, rel=0.05)
     assert received == pytest.approx(expected.received, rel=0.05)
 

@@ -20,18 +20,18 @@ from tests.engines.flower import loopback
 from tests.engines.flower.loopback import LoopbackGrid
 
 import emdcfl.engines.flower.survey  # noqa: F401  registers the scenario "nodes"
-from emdcfl.client import PrivateState
+from emdcfl.core.client import PrivateState
+from emdcfl.core.errors import ConfigError, DataError
+from emdcfl.core.tasks import Training
 from emdcfl.data import scenarios
 from emdcfl.data.own import load_folder
-from emdcfl.engines.flower.look import look
 from emdcfl.engines.flower.node import HomeNode, read_config, read_state, write_state
+from emdcfl.engines.flower.node_survey import look
 from emdcfl.engines.flower.post import Wire
 from emdcfl.engines.flower.serve import make_app
 from emdcfl.engines.flower.session import Session, connect, session
 from emdcfl.engines.local.sequential import SequentialFederation
-from emdcfl.errors import ConfigError, DataError
-from emdcfl.privacy.trust import KeyList
-from emdcfl.tasks import Training
+from emdcfl.privacy.keylist import KeyList
 
 QUICK = Wire(deadline=30, poll=0.01, wait=0.0)
 

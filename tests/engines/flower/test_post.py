@@ -17,10 +17,10 @@ from tests.engines.flower import loopback
 from tests.engines.flower.loopback import QUICK, LoopbackGrid
 from tests.engines.flower.test_federation import SCENARIO, fed_of, train
 
-from emdcfl import tasks
+from emdcfl.core import tasks
+from emdcfl.core.errors import EmdcflError
 from emdcfl.engines.flower import post
 from emdcfl.engines.flower.federation import FlowerFederation
-from emdcfl.errors import EmdcflError
 
 LONG = replace(QUICK, deadline=300.0, patience=0.05)
 """A test that waited for this deadline would never end."""

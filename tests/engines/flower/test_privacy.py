@@ -118,8 +118,8 @@ def test_r_cannot_be_rebuilt_from_what_is_relayed(mode: str) -> None:
     assert len(keys) == 4
     for value in small | keys | {a + b for a in keys for b in keys}:
         assert projection(value, WIDTH, NARROW).tobytes() not in true
-    from emdcfl.errors import ClientError
-    from emdcfl.keys import NodeSecret
+    from emdcfl.core.errors import ClientError
+    from emdcfl.core.keys import NodeSecret
 
     boxes = [(c, to, box) for task, c, said in received if task == "reference" for to, box in said["reply"]["boxes"].items()]
     assert bool(boxes) == (mode == "row")
@@ -154,7 +154,7 @@ def test_the_projected_sample_does_not_give_the_embedding_back_without_r() -> No
 
 
 def test_a_node_withholds_the_tasks_that_would_show_more() -> None:
-    from emdcfl import tasks
+    from emdcfl.core import tasks
     from emdcfl.engines.flower.node import NodeConfig
 
     grid = loopback.loopback(SCENARIO)

@@ -32,9 +32,9 @@ import tomli_w
 import emdcfl
 from emdcfl.apps.options import Options
 from emdcfl.apps.trial.certificates import make_certificates, make_node_key
+from emdcfl.core.errors import ConfigError
 from emdcfl.data import scenarios
 from emdcfl.data.own.layout import discover
-from emdcfl.errors import ConfigError
 from emdcfl.privacy.exchange import public_key
 from emdcfl.privacy.nodekeys import fingerprint, load_secret
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from emdcfl.apps.trial.folder import CONNECTION, HOST, Trial
-from emdcfl.errors import ConfigError
+from emdcfl.core.errors import ConfigError
 
 LINK = "superlink"
 PATIENCE = 60.0

@@ -15,8 +15,8 @@ import tomli_w
 from emdcfl.apps.options import Options
 from emdcfl.apps.trial.folder import CONNECTION, Trial
 from emdcfl.apps.trial.processes import LINK, flwr, identity
-from emdcfl.errors import ConfigError, EmdcflError
-from emdcfl.experiments.config import Config, dump
+from emdcfl.core.errors import ConfigError, EmdcflError
+from emdcfl.runs.config import Config, dump
 
 log = logging.getLogger("emdcfl")
 

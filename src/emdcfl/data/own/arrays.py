@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from emdcfl.core.errors import DataError
 from emdcfl.data.own import defaults
 from emdcfl.data.own.parts import FRACTIONS, MIXED, SPLITS, Part, Raw, class_names, divide, known_only, to_site, warnings
 from emdcfl.data.types import Scenario
-from emdcfl.errors import DataError
 
 
 def from_arrays(

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from emdcfl.core.errors import DataError
 from emdcfl.data.own.folder import load_folder
 from emdcfl.data.own.images import common_shape, list_images, read_client
 from emdcfl.data.own.layout import ClientFiles, client_folder, discover, visible
-from emdcfl.data.own.reading import read_client_tables
+from emdcfl.data.own.readers import read_client_tables
 from emdcfl.data.types import Scenario
-from emdcfl.errors import DataError
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,14 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from emdcfl.core.errors import DataError
 from emdcfl.data.own import defaults
 from emdcfl.data.own.images import common_shape, list_images, read_client
 from emdcfl.data.own.layout import Layout, discover
 from emdcfl.data.own.parts import FRACTIONS, SPLITS, Part, Raw, class_names, divide, known_only, to_site, warnings
-from emdcfl.data.own.reading import read_client_tables, read_shared_table
+from emdcfl.data.own.readers import read_client_tables, read_shared_table
 from emdcfl.data.own.tables import TableEncoding, column_kinds, pool, summarise
 from emdcfl.data.types import Preprocess, Scenario
-from emdcfl.errors import DataError
 
 Divided = dict[str, dict[str, Part]]
 Arrays = Mapping[str, Mapping[str, NDArray[Any]]]

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from emdcfl.core.errors import DataError
 from emdcfl.data.own.layout import IMAGE_SUFFIXES, ClientFiles, visible
 from emdcfl.data.own.parts import Part, Raw
-from emdcfl.errors import DataError
 
 LARGEST_DEFAULT = 64
 _GREY = frozenset({"1", "L", "I", "I;16", "F"})

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from emdcfl.core.errors import DataError
 from emdcfl.data.own.parts import MIXED
-from emdcfl.errors import DataError
 
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"})
 TABLE_SUFFIXES = frozenset({".csv", ".tsv", ".parquet"})

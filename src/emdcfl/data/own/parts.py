@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from emdcfl import keys
+from emdcfl.core import keys
+from emdcfl.core.errors import DataError
 from emdcfl.data.split import stratified_indices
 from emdcfl.data.types import Site, Split
-from emdcfl.errors import DataError
 
 FRACTIONS = (0.6, 0.2, 0.2)
 MIN_SAMPLES = 10

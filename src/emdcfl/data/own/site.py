@@ -11,13 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from emdcfl.core.errors import DataError
 from emdcfl.data.own.images import list_images, read_client, read_image
 from emdcfl.data.own.layout import IMAGE_SUFFIXES, TABLE_SUFFIXES, ClientFiles, client_folder
 from emdcfl.data.own.parts import FRACTIONS, MIXED, SPLITS, divide, known_only, to_site, warnings
-from emdcfl.data.own.reading import read_client_tables, read_file
+from emdcfl.data.own.readers import read_client_tables, read_file
 from emdcfl.data.own.tables import TableEncoding
 from emdcfl.data.types import Scenario, Site
-from emdcfl.errors import DataError
 
 
 def encoding_of(scenario: Scenario) -> dict[str, Any]:

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from emdcfl.errors import DataError
+from emdcfl.core.errors import DataError
 
 MAX_WORDS = 200
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from emdcfl import keys
+from emdcfl.core import keys
 from emdcfl.data import partition, sources
 from emdcfl.data.scenarios.cifar10 import IMAGENET
 from emdcfl.data.scenarios.mnist import balanced_deal

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from emdcfl import keys
+from emdcfl.core import keys
 from emdcfl.data import partition, sources
 from emdcfl.data.scenarios.mnist import CLIENTS, VERSIONS, block_names
 from emdcfl.data.scenarios.plan import PAPER_TRAINING, RESNET_SCALES, Share, hold_out, shrink

@@ -27,16 +27,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from emdcfl import keys
+from emdcfl.core import keys
+from emdcfl.core.errors import ConfigError, nearest
 from emdcfl.data import partition as division
 from emdcfl.data import sources
 from emdcfl.data.own import defaults
 from emdcfl.data.own.parts import FRACTIONS, MIN_SAMPLES
 from emdcfl.data.scenarios.registry import scenario
-from emdcfl.data.shift import SHIFTS, Pool, Setting
+from emdcfl.data.shift import SHIFTS, SamplePool, Setting
 from emdcfl.data.split import Indices, split_indices
 from emdcfl.data.types import Scenario, Site, Split
-from emdcfl.errors import ConfigError, nearest
 
 DIVISIONS: dict[str, Callable[..., list[Indices]]] = {
     "iid": division.iid,
@@ -78,7 +78,7 @@ def custom(
     """
     origin = sources.load(source, data_root=data_root)
     rows = keys.generator(data_seed, source, 0, "draw").permutation(len(origin))[: samples or len(origin)]
-    pool = Pool("", origin.images, origin.labels, origin.columns).take(np.sort(rows))
+    pool = SamplePool("", origin.images, origin.labels, origin.columns).take(np.sort(rows))
     shifts = [spec for spec in partition if _kind(spec) in SHIFTS]
     dealing = [spec for spec in partition if _kind(spec) in DIVISIONS]
     if len(dealing) > 1:
@@ -103,7 +103,9 @@ def custom(
     )
 
 
-def _shifted(pool: Pool, shifts: Sequence[Mapping[str, Any]], origin: sources.Source, *, share_samples: bool, data_seed: int) -> list[Pool]:
+def _shifted(
+    pool: SamplePool, shifts: Sequence[Mapping[str, Any]], origin: sources.Source, *, share_samples: bool, data_seed: int
+) -> list[SamplePool]:
     """Apply every combination of the shifts' settings, to all samples or each to its own piece of them."""
     combinations = list(itertools.product(*(_settings(spec, origin, data_seed) for spec in shifts)))
     if not combinations:
@@ -127,14 +129,14 @@ def _shifted(pool: Pool, shifts: Sequence[Mapping[str, Any]], origin: sources.So
     return pools
 
 
-def _dealt(group: Pool, spec: Mapping[str, Any], clients: int, data_seed: int) -> list[tuple[str, Indices]]:
+def _dealt(group: SamplePool, spec: Mapping[str, Any], clients: int, data_seed: int) -> list[tuple[str, Indices]]:
     options = {key: value for key, value in spec.items() if key != "kind"}
     _check_options(spec, DIVISIONS[_kind(spec)], given=("labels", "clients", "rng"))
     shares = DIVISIONS[_kind(spec)](group.labels, clients, keys.generator(data_seed, group.name, 0, "deal"), **options)
     return [(f"{group.name}-{i}", share) for i, share in enumerate(shares, start=1)]
 
 
-def _site(name: str, group: Pool, members: Indices, data_seed: int) -> Site:
+def _site(name: str, group: SamplePool, members: Indices, data_seed: int) -> Site:
     if len(members) < MIN_SAMPLES:
         raise ConfigError(
             f"custom: client {name!r} has {len(members)} samples; at least {MIN_SAMPLES} are needed (fewer clients or groups)"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from emdcfl import keys
+from emdcfl.core import keys
+from emdcfl.core.errors import ConfigError
 from emdcfl.data.scenarios.registry import scenario
 from emdcfl.data.sources.digits import digits
 from emdcfl.data.split import split_indices
 from emdcfl.data.types import Preprocess, Scenario, Site, Split
-from emdcfl.errors import ConfigError
 from emdcfl.models.recipe import ModelRecipe
 
 ANGLES = (0, 90, 180, 270)

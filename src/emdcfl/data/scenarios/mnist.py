@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from emdcfl import keys
+from emdcfl.core import keys
 from emdcfl.data import partition, sources
 from emdcfl.data.scenarios.plan import CNN_SCALES, PAPER_TRAINING, Share, hold_out, shrink
 from emdcfl.data.scenarios.registry import scenario

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from emdcfl import keys
+from emdcfl.core import keys
 from emdcfl.data import sources
 from emdcfl.data.scenarios.cifar10 import IMAGENET
 from emdcfl.data.scenarios.plan import PAPER_TRAINING, RESNET_SCALES, Share, hold_out, shrink

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from emdcfl.core.errors import ConfigError, nearest
 from emdcfl.data.split import Indices
-from emdcfl.errors import ConfigError, nearest
 
 
 @dataclass(frozen=True)

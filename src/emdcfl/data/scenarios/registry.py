@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from emdcfl.core.errors import ConfigError, nearest
 from emdcfl.data.types import Scenario
-from emdcfl.errors import ConfigError, nearest
 
 Maker = Callable[..., Scenario]
 
 
 @dataclass(frozen=True)
-class Entry:
+class ScenarioEntry:
     """A registered scenario; ``presets`` are options fixed by its name."""
 
     maker: Maker
@@ -27,7 +27,7 @@ class Entry:
         return {name: p.default for name, p in parameters.items() if name not in self.presets}
 
 
-_ENTRIES: dict[str, Entry] = {}
+_ENTRIES: dict[str, ScenarioEntry] = {}
 _ORDER = (
     "rotated-digits",
     "rotated-mnist",
@@ -49,7 +49,7 @@ def scenario(name: str, summary: str, **presets: Any) -> Callable[[Maker], Maker
     """Register a function under a name; one function may serve several names with different presets."""
 
     def decorate(maker: Maker) -> Maker:
-        _ENTRIES[name] = Entry(maker, summary, presets)
+        _ENTRIES[name] = ScenarioEntry(maker, summary, presets)
         return maker
 
     return decorate
@@ -89,7 +89,7 @@ def build(name: str, **options: Any) -> Scenario:
     return entry.maker(**entry.presets, **options)
 
 
-def _entry(name: str) -> Entry:
+def _entry(name: str) -> ScenarioEntry:
     if name not in _ENTRIES:
         raise ConfigError(f"unknown scenario {name!r}: {nearest(name, _ENTRIES)}")
     return _ENTRIES[name]

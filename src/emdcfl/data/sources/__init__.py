@@ -6,11 +6,11 @@ import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from emdcfl.core.errors import ConfigError, nearest
 from emdcfl.data.sources.base import Source
 from emdcfl.data.sources.digits import digits
 from emdcfl.data.sources.locate import parquet_files
 from emdcfl.data.sources.parquet import ImageTable, read_table
-from emdcfl.errors import ConfigError, nearest
 
 log = logging.getLogger("emdcfl")
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from emdcfl import keys
-from emdcfl.errors import DataError
+from emdcfl.core import keys
+from emdcfl.core.errors import DataError
 
 Images = NDArray[np.uint8]
 _FORMAT = 1  # raise when the stored layout changes: older files are then ignored

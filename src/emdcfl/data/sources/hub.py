@@ -10,7 +10,7 @@ import importlib
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from emdcfl.errors import DataError
+from emdcfl.core.errors import DataError
 
 
 def download(repo: str, split: str, folder: Path) -> list[Path]:

@@ -6,9 +6,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from emdcfl.core.errors import DataError
 from emdcfl.data.sources import hub
 from emdcfl.data.sources.cache import cache_dir
-from emdcfl.errors import DataError
 
 
 def parquet_files(name: str, repo: str, split: str, data_root: str | Path | None = None) -> list[Path]:

@@ -20,9 +20,9 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from PIL import Image
 
+from emdcfl.core.errors import DataError
 from emdcfl.data.sources.base import Source
 from emdcfl.data.sources.cache import Images, cached_images, fingerprint
-from emdcfl.errors import DataError
 
 _BATCH = 512
 

@@ -21,9 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from emdcfl.core.errors import ClientError
+from emdcfl.core.replies import brief
 from emdcfl.engines.flower.limits import AXES, LIMITS, MEGABYTE, NUMBERS, Limits
-from emdcfl.errors import ClientError
-from emdcfl.replies import brief
 
 if TYPE_CHECKING:
     from flwr.app import Array, RecordDict

@@ -10,12 +10,12 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from emdcfl.core.errors import ClientError
+from emdcfl.core.replies import brief
 from emdcfl.engines.flower.limits import LIMITS
 from emdcfl.engines.flower.post import steady
-from emdcfl.errors import ClientError
+from emdcfl.privacy.keylist import KeyList
 from emdcfl.privacy.nodekeys import Challenge
-from emdcfl.privacy.trust import KeyList
-from emdcfl.replies import brief
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
@@ -98,7 +98,7 @@ class Directory:
             self.refused.pop(name, None)
             log.info("client %r is node %d", name, node)
 
-    def vouch(self, name: str, key: bytes) -> None:
+    def verify_identity(self, name: str, key: bytes) -> None:
         """Raise ``ClientError`` if a client shows another key than it proved: partners who know better would refuse all their work."""
         self._keys.check(name, key)
 

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from emdcfl.client import TaskInfo
+from emdcfl.core.client import TaskInfo
+from emdcfl.core.errors import ClientError
+from emdcfl.core.federation import Failure, Federation, Inputs
+from emdcfl.core.replies import brief
+from emdcfl.core.schema import Reply
 from emdcfl.engines.flower import codec
 from emdcfl.engines.flower.directory import HELLO, Directory
 from emdcfl.engines.flower.limits import MEGABYTE
+from emdcfl.engines.flower.parts import join, merge_inputs, parts
 from emdcfl.engines.flower.post import LateError, LostError, Post, RefusedError, Wire
-from emdcfl.engines.flower.split import join, merge_inputs, parts
-from emdcfl.errors import ClientError
-from emdcfl.federation import Failure, Federation, Inputs
-from emdcfl.privacy.trust import KeyList
-from emdcfl.replies import brief
-from emdcfl.schema import Reply
+from emdcfl.privacy.keylist import KeyList
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
@@ -66,7 +66,7 @@ class FlowerFederation(Federation):
     ) -> None:
         super().__init__(clients, factory, **options)
         self.wire, self.job = wire or Wire(), dict(job)
-        self.traffic: dict[str, list[int]] = {}  # task → bytes sent, bytes received, requests
+        self.task_traffic: dict[str, list[int]] = {}  # task → bytes sent, bytes received, requests
         self._post = Post(grid, self.wire)
         self.directory = Directory(grid, keys or KeyList(), self._hello)
         self._unanswered: set[str] = set()
@@ -88,9 +88,9 @@ class FlowerFederation(Federation):
         if missing:
             log.warning("not connected: %s; the run goes on without them until they are", ", ".join(missing))
 
-    def vouch(self, client: str, reply: Reply) -> None:
+    def verify_identity(self, client: str, reply: Reply) -> None:
         """Check that the key a client describes itself with is the one it proved to hold."""
-        self.directory.vouch(client, reply["key"])
+        self.directory.verify_identity(client, reply["key"])
 
     def _dispatch(self, info: TaskInfo, inputs: Mapping[str, Inputs], common: Inputs) -> Iterator[tuple[str, Reply | Failure]]:
         if info.phase == "train":  # a new try: whoever did not answer before is asked again
@@ -148,7 +148,7 @@ class FlowerFederation(Federation):
             waiting = {client: requests[client] for client in lost}
 
     def _exchange(self, info: TaskInfo, messages: Mapping[str, tuple[int, RecordDict]]) -> Iterator[tuple[str, Any]]:
-        count = self.traffic.setdefault(info.name, [0, 0, 0])
+        count = self.task_traffic.setdefault(info.name, [0, 0, 0])
         count[0] += sum(codec.size(record) for _, record in messages.values())
         count[2] += len(messages)
         kind, group = f"query.{info.name}", str(self.index)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sized
 from dataclasses import dataclass
 
-from emdcfl.errors import ClientError
+from emdcfl.core.errors import ClientError
 
 MEGABYTE = 1 << 20
 AXES = 32

@@ -26,17 +26,17 @@ from typing import Any, Protocol
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from emdcfl.client import Client, PrivateState
+from emdcfl.core.client import Client, PrivateState
+from emdcfl.core.errors import ClientError, ConfigError, DataError, nearest
+from emdcfl.core.keys import NodeSecret, digest, global_seed
+from emdcfl.core.params import Network
 from emdcfl.data.types import Preprocess, Site
 from emdcfl.engines.flower.codec import Packed, pack, unpack
 from emdcfl.engines.flower.site import read_site
 from emdcfl.engines.local.sequential import pick_device
-from emdcfl.errors import ClientError, ConfigError, DataError, nearest
-from emdcfl.keys import NodeSecret, digest, global_seed
 from emdcfl.models.recipe import ModelRecipe
-from emdcfl.params import Network
+from emdcfl.privacy.keylist import KeyList
 from emdcfl.privacy.nodekeys import load_secret
-from emdcfl.privacy.trust import KeyList
 
 
 class Node(Protocol):

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from emdcfl.core.errors import ClientError, EmdcflError
+from emdcfl.core.replies import brief
 from emdcfl.engines.flower import codec
 from emdcfl.engines.flower.limits import LIMITS, MEGABYTE
-from emdcfl.errors import ClientError, EmdcflError
-from emdcfl.replies import brief
 
 if TYPE_CHECKING:
     from flwr.app import Message, RecordDict

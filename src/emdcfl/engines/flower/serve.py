@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import emdcfl
-from emdcfl.client import TASKS
+from emdcfl.core.client import TASKS
+from emdcfl.core.errors import ClientError, EmdcflError
+from emdcfl.core.federation import Failure
 from emdcfl.engines.flower import codec
 from emdcfl.engines.flower.directory import HELLO
 from emdcfl.engines.flower.node import Node
 from emdcfl.engines.flower.post import HERE
 from emdcfl.engines.local.sequential import answer, intra_op_threads
-from emdcfl.errors import ClientError, EmdcflError
-from emdcfl.federation import Failure
 from emdcfl.privacy.exchange import public_key
 from emdcfl.privacy.nodekeys import prove
 
@@ -72,7 +72,7 @@ def _failed(node: Node, reason: str) -> dict[str, Any]:
 
 def _is_ours(traceback: str) -> bool:
     """Whether the error is one of ours, whose text was written to be read; others may quote data."""
-    return traceback.rstrip().rsplit("\n", 1)[-1].startswith("emdcfl.errors.")
+    return traceback.rstrip().rsplit("\n", 1)[-1].startswith("emdcfl.core.errors.")
 
 
 def check_relayed(node: Node, inputs: Mapping[str, Any]) -> None:

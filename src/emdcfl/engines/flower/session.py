@@ -8,12 +8,12 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from emdcfl.core.errors import ConfigError
 from emdcfl.data import scenarios
 from emdcfl.data.types import Scenario
 from emdcfl.engines.flower.federation import FlowerFederation
 from emdcfl.engines.flower.post import Wire
-from emdcfl.errors import ConfigError
-from emdcfl.privacy.trust import KeyList
+from emdcfl.privacy.keylist import KeyList
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid

@@ -17,10 +17,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from emdcfl.core.errors import DataError, nearest
+from emdcfl.core.keys import digest
 from emdcfl.data.own import load_site
 from emdcfl.data.types import Site, Split
-from emdcfl.errors import DataError, nearest
-from emdcfl.keys import digest
 
 log = logging.getLogger("emdcfl")
 

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from emdcfl.core.errors import ClientError, DataError
+from emdcfl.core.replies import brief
 from emdcfl.data.own import defaults
 from emdcfl.data.own.images import LARGEST_DEFAULT
 from emdcfl.data.own.parts import sort_words
@@ -28,8 +30,6 @@ from emdcfl.engines.flower import codec
 from emdcfl.engines.flower.directory import HELLO, Directory
 from emdcfl.engines.flower.post import LostError, Post
 from emdcfl.engines.flower.session import NODES, Session, current
-from emdcfl.errors import ClientError, DataError
-from emdcfl.replies import brief
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict

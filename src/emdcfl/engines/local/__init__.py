@@ -1,7 +1,7 @@
 """Clients simulated on this machine.
 
-``sequential`` is the reference, one client after the other, also spread over worker processes with the same bits; ``vmapped`` stacks the
-trainings of many clients (small models, CPU); ``graphed`` captures SGD steps as CUDA graphs. ``auto`` is one of them by a fixed
+``sequential`` is the reference, one client after the other, also spread over worker processes with the same bits; ``batched`` stacks the
+trainings of many clients (small models, CPU); ``cuda`` captures SGD steps as CUDA graphs. ``auto`` is one of them by a fixed
 rule (``choose``).
 """
 
@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from emdcfl.core.errors import ConfigError, nearest
+from emdcfl.core.federation import Federation
 from emdcfl.data.types import Scenario
 from emdcfl.engines.local.choose import choose
 from emdcfl.engines.local.processes import ProcessFederation
 from emdcfl.engines.local.sequential import SequentialFederation, pick_device
-from emdcfl.errors import ConfigError, nearest
-from emdcfl.federation import Federation
 
-ENGINES = ("auto", "sequential", "vmapped", "graphed")
+ENGINES = ("auto", "sequential", "batched", "cuda")
 
 
 def resolve(
@@ -27,10 +27,10 @@ def resolve(
     if engine not in ENGINES:
         raise ConfigError(f"unknown engine {engine!r}: {nearest(engine, ENGINES)}")
     chosen = pick_device(device)
-    if engine in ("vmapped", "graphed") and workers > 1:
+    if engine in ("batched", "cuda") and workers > 1:
         raise ConfigError(f"the {engine} engine works in one process, got workers = {workers}; use 'sequential', or one worker")
-    if engine == "graphed" and chosen.type != "cuda":
-        raise ConfigError(f"the graphed engine needs a CUDA device, got {chosen}; use 'auto' or --device cuda")
+    if engine == "cuda" and chosen.type != "cuda":
+        raise ConfigError(f"the cuda engine needs a CUDA device, got {chosen}; use 'auto' or --device cuda")
     if engine != "auto":
         return engine
     return choose(scenario, device=chosen, batch_size=batch_size, workers=workers, participants=participants)
@@ -41,7 +41,7 @@ def make_federation(
 ) -> Federation:
     """Start an engine by name; several workers spread the sequential engine's clients over processes, with the same bits.
 
-    ``gpu`` holds options of the graphed engine alone.
+    ``gpu`` holds options of the cuda engine alone.
     """
     name = resolve(
         engine,
@@ -51,14 +51,14 @@ def make_federation(
         workers=workers,
         participants=options.get("number"),
     )
-    if name == "vmapped":
-        from emdcfl.engines.local.vmapped import VmappedFederation
+    if name == "batched":
+        from emdcfl.engines.local.batched import BatchedFederation
 
-        return VmappedFederation(scenario, **options)
-    if name == "graphed":
-        from emdcfl.engines.local.graphed import GraphedFederation
+        return BatchedFederation(scenario, **options)
+    if name == "cuda":
+        from emdcfl.engines.cuda.engine import CudaFederation
 
-        return GraphedFederation(scenario, **(gpu or {}), **options)
+        return CudaFederation(scenario, **(gpu or {}), **options)
     return ProcessFederation(scenario, workers=workers, **options) if workers > 1 else SequentialFederation(scenario, **options)
 
 

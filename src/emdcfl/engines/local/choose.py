@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from emdcfl.core.keys import global_seed
 from emdcfl.data.types import Scenario
-from emdcfl.keys import global_seed
 
 SMALL_STEP = 1.0e7
 """Multiply-adds of one client's forward pass over one batch up to which a stack is faster than one client after the other."""
@@ -49,12 +49,12 @@ def multiply_adds(scenario: Scenario) -> float:
 
 
 def choose(scenario: Scenario, *, device: torch.device, batch_size: int, workers: int = 1, participants: int | None = None) -> str:
-    """Return the engine for a scenario: ``"graphed"``, ``"vmapped"`` or ``"sequential"`` (also over several worker processes)."""
+    """Return the engine for a scenario: ``"cuda"``, ``"batched"`` or ``"sequential"`` (also over several worker processes)."""
     if workers > 1:
         return "sequential"
     if device.type == "cuda":
-        return "graphed"
+        return "cuda"
     if (participants or len(scenario.sites)) < FEWEST:
         return "sequential"
     batch = min(batch_size, statistics.median(len(site.train) for site in scenario.sites))
-    return "vmapped" if multiply_adds(scenario) * batch <= SMALL_STEP else "sequential"
+    return "batched" if multiply_adds(scenario) * batch <= SMALL_STEP else "sequential"

@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from emdcfl.client import TASKS, Client, TaskInfo
+from emdcfl.core.client import TASKS, Client, TaskInfo
+from emdcfl.core.errors import ConfigError
+from emdcfl.core.federation import Failure, Federation, Inputs
+from emdcfl.core.keys import global_seed
+from emdcfl.core.params import Network
+from emdcfl.core.schema import Reply
 from emdcfl.data.types import Scenario, Site, Split
 from emdcfl.engines.local.sequential import answer, one_line, pick_device, simulated_clients
-from emdcfl.errors import ConfigError
-from emdcfl.federation import Failure, Federation, Inputs
-from emdcfl.keys import global_seed
-from emdcfl.params import Network
-from emdcfl.schema import Reply
 
 AHEAD = 4
 """Replies of one worker that may lie here unread: a worker that is ahead goes on working, and memory stays bounded."""

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emdcfl.client import Client
+from emdcfl.core.client import Client
+from emdcfl.core.tasks import Fit, batches
 from emdcfl.engines.local.shuffles import shuffles
-from emdcfl.tasks import Fit, batches
 
 Array = np.ndarray[Any, Any]
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from emdcfl.client import TASKS, Client, TaskInfo
+from emdcfl.core.client import TASKS, Client, TaskInfo
+from emdcfl.core.errors import ConfigError, EmdcflError
+from emdcfl.core.federation import Failure, Federation, Inputs
+from emdcfl.core.keys import NodeSecret, global_seed
+from emdcfl.core.params import Network
+from emdcfl.core.schema import Reply
 from emdcfl.data.types import Scenario
-from emdcfl.errors import ConfigError, EmdcflError
-from emdcfl.federation import Failure, Federation, Inputs
-from emdcfl.keys import NodeSecret, global_seed
-from emdcfl.params import Network
-from emdcfl.schema import Reply
 
 
 @contextmanager

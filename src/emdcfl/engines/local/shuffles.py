@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from emdcfl.client import Client
-from emdcfl.keys import keyed_int
+from emdcfl.core.client import Client
+from emdcfl.core.keys import keyed_int
 
 Array = np.ndarray[Any, Any]
 WORD = 0xFFFFFFFF

@@ -17,11 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call, vmap
 
+from emdcfl.core.params import Network
+from emdcfl.core.tasks import Training
 from emdcfl.engines.local.buffers import Buffers
 from emdcfl.engines.local.terms import Terms
 from emdcfl.engines.local.update import fused_sgd
-from emdcfl.params import Network
-from emdcfl.tasks import Training
 
 
 @dataclass

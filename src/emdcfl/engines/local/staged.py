@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeGuard
 
-from emdcfl.client import TASKS, Client, Stages, TaskInfo, Work
+from emdcfl.core.client import TASKS, Client, Stages, TaskInfo, Work
+from emdcfl.core.errors import EmdcflError
+from emdcfl.core.federation import Failure, Inputs
+from emdcfl.core.schema import Reply
 from emdcfl.engines.local.sequential import SequentialFederation, intra_op_threads
-from emdcfl.errors import EmdcflError
-from emdcfl.federation import Failure, Inputs
-from emdcfl.schema import Reply
 
 Outcome = Reply | Exception
 
@@ -116,14 +116,14 @@ class StagedFederation(SequentialFederation):
             yield from super()._dispatch(info, inputs, common)
             return
         waiting, at_once = self._crews(list(inputs), info)
-        crews: deque[Crew] = deque()
+        crews: deque[ClientBatch] = deque()
         while waiting or crews:
             with intra_op_threads(self.threads):
                 while waiting and len(crews) < at_once:
                     scripts = [Script(self._clients[name], info.name, self.index, []) for name in waiting.popleft()]
                     for script in scripts:
                         script.start(stages, {**common, **inputs[script.client.name]})
-                    crews.append(Crew(scripts, self._compute))
+                    crews.append(ClientBatch(scripts, self._compute))
                 for crew in crews:  # one stage each, so that what one waits for is computed while another goes on
                     crew.advance()
                     if crews[0].done:
@@ -142,7 +142,7 @@ class StagedFederation(SequentialFederation):
         return deque(names[begin : begin + most] for begin in range(0, len(names), most)), at_once
 
 
-class Crew:
+class ClientBatch:
     """Clients that are taken through a task together; their first works are begun at once."""
 
     def __init__(self, scripts: Sequence[Script], compute: Callable[[Sequence[tuple[Client, Work]]], Sequence[Result]]) -> None:

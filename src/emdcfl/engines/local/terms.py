@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from emdcfl.params import Layout
-from emdcfl.tasks import Fit
+from emdcfl.core.params import Layout
+from emdcfl.core.tasks import Fit
 
 Anchors = list[Tensor]
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from emdcfl.tasks import Training
+from emdcfl.core.tasks import Training
 
 
 def fused_sgd(weights: list[Any], gradients: list[Tensor], velocity: list[Tensor], training: Training, *, first: bool = False) -> None:

@@ -1,0 +1,233 @@
+"""A client: one site's data, a network to compute with, its private state, its keyed generators; and the register of tasks.
+
+A task is a plain function ``f(client, **inputs) -> dict`` of tensors, numbers, text and dicts of them that runs where the data
+live. The built-in ones are in ``tasks.py``; a method adds its own with the same decorator, in its own file. Tasks know neither the
+engine nor the method that asks.
+
+A task whose heavy work an engine may do for many clients at once is a generator: it yields a list of ``Work`` and is sent the list of
+results. One of phase ``"embed"`` does not touch the network itself once it has yielded: an engine may be embedding for others with it
+meanwhile, so what needs it is a work. Called directly, or by an engine that does not care, a generator is an ordinary task.
+
+May import: data types, params, schema, keys.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal, ParamSpec, Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from emdcfl.core.errors import DataError
+from emdcfl.core.keys import NodeSecret, generator, global_seed, keyed_int
+from emdcfl.core.params import Network
+from emdcfl.core.schema import Field, Reply
+from emdcfl.data.types import Preprocess, Site, Split
+
+EVALUATION_BATCH = 256
+LOSS_BATCH = 64
+
+
+@dataclass
+class PrivateState:
+    """What a client keeps at home, committed only when a later round's request arrives.
+
+    A round that is repeated (a lost reply, a resumed server) therefore finds what the first try found.
+    """
+
+    committed: dict[str, Any] = field(default_factory=dict)
+    _pending: dict[str, Any] = field(default_factory=dict)
+    _round: int = -1
+
+    def begin(self, round: int) -> None:
+        if round == self._round:  # another task of this round, or the same one again
+            return
+        if round > self._round:
+            self.committed |= self._pending
+        self._pending = {}
+        self._round = round
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self.committed.get(name, default)
+
+    def put(self, name: str, value: Any) -> None:
+        self._pending[name] = value
+
+
+class Client:
+    """One site: its data, a network to compute with, its private state and its keyed generators.
+
+    Parameters
+    ----------
+    site : Site
+    network : Network
+        May be shared by the clients of one process: tasks load what they need.
+    preprocess : Preprocess
+    seed : int
+        The run's seed, known to everybody.
+    secret : NodeSecret
+        Known to this node alone.
+    run : str
+        Name of the run; separates what the node derives from its secret in different runs.
+    precision : "fp32" or "bf16"
+        ``"bf16"`` computes forward and backward passes under autocast; states stay float32.
+    """
+
+    def __init__(
+        self,
+        site: Site,
+        network: Network,
+        preprocess: Preprocess,
+        *,
+        seed: int,
+        secret: NodeSecret,
+        run: str = "run",
+        precision: str = "fp32",
+    ) -> None:
+        self.site, self.name, self.network, self.preprocess = site, site.name, network, preprocess
+        self.seed, self.secret, self.run, self.precision = seed, secret, run, precision
+        self.state = PrivateState()
+        self.most_epsilon: float | None = None  # the largest ε per release its operator lets embeddings leave with; None: any, or no noise
+        self.round = 0
+        self._resident: dict[str, Split] = {}
+
+    def begin(self, round: int) -> None:
+        """Enter a round: generators and private state refer to it from here on."""
+        self.round = round
+        self.state.begin(round)
+
+    def generator(self, purpose: str, *, round: int | None = None) -> np.random.Generator:
+        """Return the generator for one purpose in this round (or a given one; 0 = drawn once per run)."""
+        return generator(self.seed, self.name, self.round if round is None else round, purpose)
+
+    def split(self, name: str) -> Split:
+        """Return ``"train"``, ``"val"`` or a test variant, on the network's device."""
+        if name not in self._resident:
+            found = {"train": self.site.train, "val": self.site.val, **{f"test:{v}": s for v, s in self.site.tests.items()}}
+            if name not in found:
+                raise DataError(f"client {self.name!r} has no split {name!r}; it has {', '.join(found)}")
+            split = found[name]
+            self._resident[name] = (
+                split if self.network.device.type == "cpu" else Split(split.x.to(self.network.device), split.y.to(self.network.device))
+            )
+        return self._resident[name]
+
+    def rows(self, split: str, indices: Tensor) -> Tensor:
+        """Return stored samples of a split; ``"all"`` counts the validation samples first, then the train samples."""
+        if split != "all":
+            return self.split(split).x[indices]
+        val, train = self.split("val").x, self.split("train").x
+        indices = indices.to(val.device)
+        held_out = indices < len(val)
+        x = val.new_empty((len(indices), *val.shape[1:]))
+        x[held_out], x[~held_out] = val[indices[held_out]], train[indices[~held_out] - len(val)]
+        return x
+
+    def place(self, name: str, split: Split) -> None:
+        """Take a split that lies on the network's device already, instead of a copy of one's own."""
+        self._resident[name] = split
+
+    def sample(self, split: str, cap: int) -> Tensor:
+        """Return at most ``cap`` indices of a split, in host memory, uniform without replacement, drawn once per run.
+
+        In random order, so that the first m of a larger sample are the sample of size m, not its first classes.
+        """
+        n = len(self.split(split))
+        chosen = self.generator(f"sample {split}", round=0).permutation(n)[: min(cap, n)]
+        return torch.from_numpy(chosen)
+
+    @torch.no_grad()
+    def embeddings(self, state: Tensor, split: str, indices: Tensor, *, mode: Literal["eval", "train"] = "eval") -> Tensor:
+        """Return g(x) for the chosen samples (see ``rows``) under ``state`` (or just its ω), on the CPU.
+
+        ``mode="train"`` takes BatchNorm statistics from batches of 64 and leaves dropout on, as some research code does.
+        """
+        net = self.network
+        net.load(state)
+        statistics = net.theta.clone() if mode == "train" else None
+        size = LOSS_BATCH if mode == "train" else EVALUATION_BATCH
+        batches = list(indices.split(size))
+        if mode == "train" and net.layout.batch_statistics and len(batches) > 1 and len(batches[-1]) == 1:
+            batches[-2:] = [torch.cat(batches[-2:])]  # as in training: BatchNorm fails on a batch of one
+        with self.mode(mode == "train"):
+            parts = [net.embed(self.preprocess(self.rows(split, batch))) for batch in batches]
+        if statistics is not None:  # running statistics moved while embedding; the next load may bring only ω
+            net.theta.copy_(statistics)
+        return torch.cat(parts).float().cpu()
+
+    @contextmanager
+    def mode(self, training: bool) -> Iterator[None]:
+        self.network.module.train(training)
+        # no cache: it would keep the low-precision weights of the first step for all steps of the block
+        low = torch.autocast(self.network.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=False)
+        with global_seed(keyed_int(self.seed, self.name, self.round, "dropout")), low:
+            yield
+
+
+class Work(Protocol):
+    """A piece of a task that an engine may do for many clients at once; called, it does it for one."""
+
+    def __call__(self, client: Client) -> Reply: ...
+
+
+Task = Callable[..., Reply]
+AnyTask = TypeVar("AnyTask", bound=Task)
+Stages = Generator[list[Work], list[Reply], Reply]
+Q = ParamSpec("Q")
+
+
+@dataclass(frozen=True)
+class TaskInfo:
+    """How a task is known to engines: its name, the phase its time is booked on, the schema of its reply, and its stages if it has any."""
+
+    name: str
+    run: Task
+    phase: str
+    returns: Mapping[str, Field]
+    stages: Callable[..., Stages] | None = None
+
+
+TASKS: dict[str, TaskInfo] = {}
+
+
+def task(*, phase: str, returns: Mapping[str, Field]) -> Callable[[AnyTask], AnyTask]:
+    """Register a function ``f(client, **inputs) -> dict`` as a task under its own name."""
+
+    def register(function: AnyTask) -> AnyTask:
+        _register(TaskInfo(function.__name__, function, phase, returns))
+        return function
+
+    return register
+
+
+def staged_task(*, phase: str, returns: Mapping[str, Field]) -> Callable[[Callable[Q, Stages]], Callable[Q, Reply]]:
+    """Register a generator that yields lists of ``Work`` and returns its reply; what comes back is an ordinary task."""
+
+    def register(stages: Callable[Q, Stages]) -> Callable[Q, Reply]:
+        @functools.wraps(stages)
+        def run(*args: Q.args, **kwargs: Q.kwargs) -> Reply:
+            client: Any = args[0]
+            running = stages(*args, **kwargs)
+            try:
+                works = next(running)
+                while True:
+                    works = running.send([work(client) for work in works])
+            except StopIteration as finished:
+                reply: Reply = finished.value
+                return reply
+
+        _register(TaskInfo(run.__name__, run, phase, returns, stages))
+        return run
+
+    return register
+
+
+def _register(info: TaskInfo) -> None:
+    if info.name in TASKS and TASKS[info.name].run.__module__ != info.run.__module__:
+        raise ValueError(f"a task named {info.name!r} exists already, in {TASKS[info.name].run.__module__}")
+    TASKS[info.name] = info

@@ -1,0 +1,285 @@
+"""The only door to clients: ``fed.run(task, {client: inputs}, **common) -> Replies``.
+
+Engines implement ``_dispatch``; everything a method may rely on is here: typed helpers, replies checked at the door, failures kept
+apart and named, the quorum, the time each phase took, and who takes part in a round. A method never knows which engine serves it.
+
+A reply that breaks the task's schema is more than a missing one: its sender is quarantined, for the round at first and for the run after
+``trust.max_faults`` rounds. Whoever is quarantined is not asked and counts as not participating.
+
+May import: client, tasks, params, replies, rounds, schema, shelf, keys, traffic, trust.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from emdcfl.core import tasks
+from emdcfl.core.client import LOSS_BATCH, TASKS, Task, TaskInfo
+from emdcfl.core.errors import ClientError, ConfigError, QuorumError
+from emdcfl.core.keys import global_seed, keyed_int
+from emdcfl.core.offload import StateOffload
+from emdcfl.core.params import Layout, Network
+from emdcfl.core.replies import Failure, Replies, brief
+from emdcfl.core.rounds import Clock, Round, participants
+from emdcfl.core.schema import Reply, check
+from emdcfl.core.tasks import Training
+from emdcfl.core.traffic import Traffic
+from emdcfl.trust import Guard, Trust
+
+__all__ = ["ByClient", "Clock", "Failure", "Federation", "Inputs", "Replies", "Reply", "Round", "participants"]
+
+log = logging.getLogger("emdcfl")
+
+Inputs = Mapping[str, Any]
+Fold = Callable[[str, Reply], None]
+Verify = Callable[[str, Reply], None]
+
+
+class ByClient(dict[str, Any]):
+    """An option of ``Federation.train`` that differs by client; a client it does not name goes without."""
+
+
+class Federation(ABC):
+    """Clients behind one door.
+
+    Parameters
+    ----------
+    clients : sequence of str
+        Names, in the order results are reported.
+    factory : callable
+        Builds the network; the server uses it for the layout and the initial models only.
+    training : Training
+        Local SGD settings sent with every ``train`` request.
+    seed : int
+    number : int or None
+        Participants per round; ``None`` means all.
+    on_failure : "stop" or "continue"
+        Whether a failed client ends the run, or counts as not participating in that round.
+    quorum : float
+        Smallest share of the asked clients that must return a valid ``train`` reply.
+    truth : mapping, optional
+        True group of every client, for Oracle and for scoring. No other method looks at it.
+    trust : Trust, optional
+        How much a single client is believed.
+    """
+
+    device: torch.device = torch.device("cpu")
+    """Where the server's own arithmetic may run: the CPU, unless the engine trains on a GPU of this machine."""
+
+    def __init__(
+        self,
+        clients: Sequence[str],
+        factory: Callable[[], nn.Module],
+        *,
+        training: Training,
+        seed: int = 0,
+        number: int | None = None,
+        on_failure: Literal["stop", "continue"] = "stop",
+        quorum: float = 0.5,
+        truth: Mapping[str, str] | None = None,
+        k: int | None = None,
+        trust: Trust | None = None,
+    ) -> None:
+        if len(set(clients)) != len(clients):
+            raise ConfigError("expected client names to differ, got the same name twice")
+        self.clients = tuple(clients)
+        self.training, self.seed, self.number = training, seed, number
+        self.on_failure, self.quorum, self.truth, self.k = on_failure, quorum, truth, k
+        self.clock, self.guard, self.traffic, self.offload = Clock(), Guard(trust), Traffic(), StateOffload()
+        self.index = 0
+        self.failures: list[Failure] = []
+        self.observer: Callable[[str, str, Reply], None] = lambda task, client, reply: None
+        participants(clients, number, seed=seed, round=0)  # a wrong number is an error before anything is trained
+        self._factory = factory
+        with global_seed(0):
+            self.layout: Layout = Network(factory).layout
+        self._described: dict[str, Reply] = {}
+
+    @property
+    def everyone_answers(self) -> bool:
+        """Whether every client trains in every round or the run stops; then nobody's old state is ever needed."""
+        return self.number in (None, len(self.clients)) and self.on_failure == "stop"
+
+    def begin(self, index: int) -> Round:
+        """Enter a round, or try it again, and say who takes part: those drawn, without whoever is quarantined for the run."""
+        self.index = index
+        self.guard.ledger.begin(index)
+        drawn = participants(self.clients, self.number, seed=self.seed, round=index)
+        here = tuple(c for c in drawn if not self.guard.ledger.banned(c))
+        if not here:  # the rest is drawn from: a run of few participants must not end where it happens to draw the banned
+            rest = [c for c in self.clients if not self.guard.ledger.banned(c)]
+            if not rest:
+                raise QuorumError(f"expected clients for round {index}, got none: all are quarantined; see 'quarantined' in summary.json")
+            here = participants(rest, min(len(drawn), len(rest)), seed=self.seed, round=index)
+        return Round(index, here, self.seed)
+
+    def initial(self, index: int = 0) -> Tensor:
+        """Return initial model number ``index``; for pretrained networks only the heads differ between numbers."""
+        with global_seed(keyed_int(self.seed, "", 0, f"initial model {index}")):
+            return Network(self._factory).theta.clone()
+
+    def network(self) -> Network:
+        """Return a network of the server's own, for what it computes itself; its weights mean nothing until a state is loaded."""
+        with global_seed(0):
+            return Network(self._factory)
+
+    def describe(self, clients: Sequence[str]) -> dict[str, Reply]:
+        """Return sizes and public keys of the clients, asking each of them once per run."""
+        unknown = [c for c in clients if c not in self._described]
+        if unknown:
+            self._described |= self.run(tasks.describe, {c: {} for c in unknown}, verify=self.verify_identity).valid
+        return {c: self._described[c] for c in clients if c in self._described}
+
+    def described(self, client: str) -> bool:
+        """Say whether a client has said its sizes and public key in this run."""
+        return client in self._described
+
+    def verify_identity(self, client: str, reply: Reply) -> None:  # noqa: B027  who simulates clients knows them
+        """Check that a description is its sender's own; an engine that knows the sender's key compares it."""
+
+    def expect(self, task: Task) -> None:  # noqa: B027  most engines are always ready
+        """Hear from a method that it will ask for a task once clients have trained; an engine may make itself ready meanwhile."""
+
+    def run(
+        self,
+        task: Task,
+        inputs: Mapping[str, Inputs],
+        *,
+        fold: Fold | None = None,
+        dims: Mapping[str, int] | None = None,
+        verify: Verify | None = None,
+        **common: Any,
+    ) -> Replies:
+        """Ask clients to run a task.
+
+        Parameters
+        ----------
+        task : function registered with ``@task``
+        inputs : mapping
+            Client → keyword arguments of its own.
+        fold : callable, optional
+            Receives ``(client, reply)`` in client order as they come; the replies are then not kept.
+        dims : mapping, optional
+            Further named dimensions of the reply's schema, beside ``"P"`` and ``"d"``.
+        verify : callable, optional
+            Receives ``(client, reply)`` after the schema; a ``ClientError`` it raises makes the reply a failure like any other.
+        **common
+            Keyword arguments that are the same for all, sent once per worker.
+        """
+        info = TASKS[task.__name__]
+        replies, ordered = Replies(), {}
+        for c in self.clients:
+            if c in inputs and (out := self.guard.ledger.exclusion_reason(c)) is not None:
+                replies.failures[c] = Failure(c, info.name, self.index, out)  # on record already, with the reply that was refused
+            elif c in inputs:
+                ordered[c] = inputs[c]
+        dims = {"P": self.layout.size, "d": self.layout.embedding_width, "max_n": self.guard.policy.max_n, **(dims or {})}
+        states = [name for name, field in info.returns.items() if field.shape == ("P",)]
+        shelved = fold is None and states and self.offload.wanted(len(ordered) * len(states), 4 * self.layout.size)
+        with self.clock(info.phase):
+            self.traffic.sent(info.phase, ordered, common)
+            for client, outcome in self._dispatch(info, ordered, common):
+                failure = outcome if isinstance(outcome, Failure) else self._inspect(client, info, outcome, dims, verify)
+                if failure is not None:
+                    self._fail(failure, replies)
+                    continue
+                assert not isinstance(outcome, Failure)
+                self.traffic.received(info.phase, outcome)
+                self.observer(info.name, client, outcome)
+                if fold is None:
+                    replies.valid[client] = (
+                        {**outcome, **{n: self.offload.put(outcome[n]) for n in states if n in outcome}} if shelved else outcome
+                    )
+                else:
+                    fold(client, outcome)
+                    replies.valid[client] = {}
+        return replies
+
+    def _inspect(self, client: str, info: TaskInfo, reply: Reply, dims: Mapping[str, int], verify: Verify | None) -> Failure | None:
+        try:
+            check(reply, info.returns, dims)
+            if verify is not None:
+                verify(client, reply)
+        except ClientError as error:
+            return Failure(client, info.name, self.index, str(error), violation=True)
+        return None
+
+    def _fail(self, failure: Failure, replies: Replies) -> None:
+        failure = replace(failure, reason=brief(failure.reason))
+        self.failures.append(failure)
+        replies.failures[failure.client] = failure
+        if self.on_failure == "stop":
+            raise ClientError(str(failure))
+        if failure.violation:
+            self.guard.ledger.fault(failure.client, failure.task, failure.reason)
+            log.warning("%s; it is not asked again in this round", failure)
+
+    def accuse(self, client: str, task: str, reason: str) -> None:
+        """Treat a client as one whose reply broke the rules, where a method found out later."""
+        self._fail(Failure(client, task, self.index, reason, violation=True), Replies())
+
+    def train(self, starts: Mapping[str, Tensor], *, task: Task = tasks.train, fold: Fold | None = None, **options: Any) -> Replies:
+        """Train every client of ``starts`` from its state; options go to the task, those in a ``ByClient`` to their clients alone.
+
+        Raises
+        ------
+        QuorumError
+            If fewer than the quorum's share of the clients asked gave a valid reply.
+        """
+        inputs: dict[str, dict[str, Any]] = {c: {"theta": theta} for c, theta in starts.items()}
+        common: dict[str, Any] = {"training": self.training.as_dict()}
+        for name, value in options.items():
+            if isinstance(value, ByClient):
+                for c in inputs:
+                    if c in value:
+                        inputs[c][name] = value[c]
+            else:
+                common[name] = value
+        replies = self.run(task, inputs, fold=fold, **common)
+        self.check_quorum(replies, len(starts))
+        return replies
+
+    def evaluate(self, clients: Sequence[str], models: Tensor, *, split: str = "val", reduction: tasks.Reduction = "mean") -> Replies:
+        """Have clients score K states on a split; see ``tasks.evaluate`` for the reductions."""
+        replies = self.run(
+            tasks.evaluate, {c: {} for c in clients}, dims={"K": len(models)}, models=models, split=split, reduction=reduction
+        )
+        for client, reply in list(replies.valid.items()):
+            columns = {"per_batch": -(-reply["n"] // LOSS_BATCH), "per_sample": reply["n"]}.get(reduction, 1)
+            if reply["table"].shape[1] != columns:
+                del replies.valid[client]
+                reason = f"expected a table of {columns} columns for {reply['n']} samples, got {reply['table'].shape[1]}"
+                self._fail(Failure(client, "evaluate", self.index, reason, violation=True), replies)
+        return replies
+
+    def check_quorum(self, replies: Replies, asked: int) -> None:
+        """Raise ``QuorumError`` if fewer than the quorum's share of the clients asked to train gave a valid reply."""
+        if len(replies) < self.quorum * asked:
+            missing = "; ".join(str(f) for f in replies.failures.values())
+            raise QuorumError(
+                f"expected {self.quorum:.0%} of {asked} clients to train in round {self.index}, got {len(replies)}: {missing}"
+            )
+
+    @abstractmethod
+    def _dispatch(self, info: TaskInfo, inputs: Mapping[str, Inputs], common: Inputs) -> Iterator[tuple[str, Reply | Failure]]:
+        """Yield ``(client, reply or failure)`` in the order of ``inputs``."""
+
+    def memory(self) -> dict[str, float]:
+        """Return GiB of accelerator memory ``allocated`` now and at its ``peak``; nothing where the engine computes on the CPU."""
+        return {}
+
+    def close(self) -> None:  # noqa: B027  most engines hold nothing
+        """Let go of workers and connections."""
+
+    def __enter__(self) -> Federation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

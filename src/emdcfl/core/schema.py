@@ -1,0 +1,144 @@
+"""What a task's reply must look like. Nothing from a client is trusted: every reply passes ``check`` before a method sees it.
+
+A task declares its reply as a mapping from field name to ``Field``. Shapes may name dimensions of the federation
+(``"P"`` the length of θ, ``"d"`` the embedding width) or leave a size open (``None``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from emdcfl.core.errors import ClientError
+
+Reply = dict[str, Any]
+"""Field name → tensor, number, text, bytes, or a dict of them."""
+
+SHARED_OUT = 1 << 15
+"""Numbers from which torch shares a sum out among threads."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of a reply.
+
+    Attributes
+    ----------
+    kind : torch.dtype or type
+        A dtype for tensors; ``int``, ``float``, ``str`` or ``bytes`` otherwise.
+    shape : tuple
+        Sizes, names of dimensions, or ``None`` for any size (tensors only).
+    low : float or None
+        Smallest value allowed.
+    high : float, str or None
+        Largest value allowed; a name refers to a dimension, as in shapes.
+    each : bool
+        The field is a dict from name to such a value.
+    optional : bool
+        The field may be missing.
+    """
+
+    kind: torch.dtype | type
+    shape: tuple[int | str | None, ...] = ()
+    low: float | None = None
+    high: float | str | None = None
+    each: bool = False
+    optional: bool = False
+
+
+def check(reply: Any, fields: Mapping[str, Field], dims: Mapping[str, int]) -> None:
+    """Raise ``ClientError`` with the reason if the reply is not what the task declares."""
+    if not isinstance(reply, dict):
+        raise ClientError(f"expected a reply with fields {sorted(fields)}, got {type(reply).__name__}")
+    if reply.keys() != fields.keys():
+        required = {name for name, field in fields.items() if not field.optional}
+        if not required <= set(reply) <= set(fields):
+            raise ClientError(f"expected a reply with fields {sorted(fields)}, got {sorted(map(str, reply))}")
+    for name, value in reply.items():
+        field = fields[name]
+        if field.each:
+            if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+                raise ClientError(f"expected {name} to map names to values, got {type(value).__name__}")
+            known = _all_finite(value.values())
+            for key, item in value.items():
+                _check_value(f"{name}[{key}]", item, field, dims, known_finite=known)
+        else:
+            _check_value(name, value, field, dims)
+
+
+def _check_value(name: str, value: Any, field: Field, dims: Mapping[str, int], *, known_finite: bool = False) -> None:
+    kind = field.kind
+    if isinstance(kind, torch.dtype):
+        _check_tensor(name, value, field, dims, known_finite=known_finite)
+        return
+    if type(value) is not kind:
+        if kind is not float or not isinstance(value, int) or isinstance(value, bool):
+            raise ClientError(f"expected {name} to be {kind.__name__}, got {type(value).__name__}")
+        value = float(value) if abs(value) < 10**300 else math.inf
+    if kind is float and not math.isfinite(value):
+        raise ClientError(f"{name} is not finite ({value})")
+    if isinstance(value, (int, float)):
+        _check_range(name, value, value, field, dims)
+
+
+def _check_tensor(name: str, value: Any, field: Field, dims: Mapping[str, int], *, known_finite: bool) -> None:
+    if not isinstance(value, Tensor) or value.dtype != field.kind:
+        got = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise ClientError(f"expected {name} as {field.kind}, got {got}")
+    if not _fits(value.shape, field, dims):
+        sizes = (dims[s] if isinstance(s, str) else "any" if s is None else s for s in field.shape)
+        raise ClientError(f"expected {name} of shape {tuple(sizes)}, got {tuple(value.shape)}")
+    if value.is_floating_point() and not known_finite and not finite(value):
+        raise ClientError(f"{name} holds values that are not finite")
+    if (field.low is not None or field.high is not None) and value.numel():
+        _check_range(name, value.min().item(), value.max().item(), field, dims)
+
+
+def _fits(shape: torch.Size, field: Field, dims: Mapping[str, int]) -> bool:
+    if len(shape) != len(field.shape):
+        return False
+    for want, have in zip(field.shape, shape, strict=True):
+        if want is not None and have != (dims[want] if isinstance(want, str) else want):
+            return False
+    return True
+
+
+def _check_range(name: str, smallest: float, largest: float, field: Field, dims: Mapping[str, int]) -> None:
+    if field.low is not None and smallest < field.low:
+        raise ClientError(f"expected {name} >= {field.low:g}, got {_shown(smallest)}")
+    high = dims[field.high] if isinstance(field.high, str) else field.high
+    if high is not None and largest > high:
+        raise ClientError(f"expected {name} <= {high:g}, got {_shown(largest)}")
+
+
+def _shown(value: float) -> str:
+    # an integer beyond the range of floats cannot be formatted as one, and its digits could fill a page
+    return f"{value:g}" if isinstance(value, float) else str(value) if abs(value) < 10**15 else "a huge integer"
+
+
+def _all_finite(values: Collection[Any]) -> bool:
+    """Say whether values are known to be finite tensors: those an engine left on a GPU are waited for once, not one by one."""
+    if not values or not all(isinstance(value, Tensor) and value.is_cuda and value.is_floating_point() for value in values):
+        return False
+    return bool(torch.stack([value.sum() for value in values]).isfinite().all())
+
+
+def finite(value: Tensor) -> bool:
+    """Say whether all numbers are finite.
+
+    A finite sum has finite terms and costs a tenth of looking at each of them; only a sum that overflows needs the look. Large tensors
+    on the host are added up by NumPy: torch would wait for threads of its own, and while transport problems are solved there are no
+    cores for them.
+    """
+    if value.numel() >= SHARED_OUT and value.device.type == "cpu" and value.dtype in (torch.float32, torch.float64):
+        with np.errstate(over="ignore", invalid="ignore"):
+            total = float(value.detach().numpy().sum())
+    else:
+        total = value.sum().item()
+    return math.isfinite(total) or bool(torch.isfinite(value).all())

@@ -1,0 +1,309 @@
+r"""The tasks every client answers: ``describe``, ``train``, ``evaluate``, ``embed``, ``test``.
+
+May import: client, data types, params, schema, privacy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from emdcfl.core.client import EVALUATION_BATCH, LOSS_BATCH, Client, Stages, staged_task, task
+from emdcfl.core.errors import ClientError, DataError
+from emdcfl.core.params import LayoutEntry, Network
+from emdcfl.core.schema import Field, Reply, finite
+from emdcfl.privacy.exchange import public_key
+
+
+@dataclass(frozen=True)
+class Training:
+    """Local SGD: E epochs of batches of B, with a fresh optimiser every round."""
+
+    local_epochs: int = 10
+    batch_size: int = 64
+    lr: float = 0.01
+    momentum: float = 0.9
+    weight_decay: float = 1e-6
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@task(phase="evaluate", returns={"n": Field(int, low=1, high="max_n"), "m": Field(int, low=0, high="max_n"), "key": Field(bytes)})
+def describe(client: Client) -> Reply:
+    """Sizes of the train and validation splits, and the node's public key."""
+    return {"n": len(client.site.train), "m": len(client.site.val), "key": public_key(client.secret)}
+
+
+LARGEST_LOSS = 1e6
+"""Of a training or a test; a model that does worse has diverged."""
+
+LARGEST_STEPS = 10**9
+
+TRAINED = {
+    "theta": Field(torch.float32, ("P",)),
+    "n": Field(int, low=1, high="max_n"),
+    "loss": Field(float, low=-1e-3, high=LARGEST_LOSS),
+    "steps": Field(int, low=1, high=LARGEST_STEPS),
+}
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Local SGD as a piece of work: the arguments of ``local_sgd``."""
+
+    theta: Tensor
+    training: Training
+    prox: Mapping[str, Any] | None = None
+    cosine: Mapping[str, Any] | None = None
+    sample_weights: Tensor | None = None
+
+    def __call__(self, client: Client) -> Reply:
+        return local_sgd(client, self.theta, self.training, prox=self.prox, cosine=self.cosine, sample_weights=self.sample_weights)
+
+
+@dataclass(frozen=True)
+class Embed:
+    """Embedding as a piece of work: the arguments of ``Client.embeddings``, and a matrix that the embeddings are multiplied with.
+
+    The result ``z`` lies where the engine computes.
+    """
+
+    state: Tensor
+    split: str
+    indices: Tensor
+    mode: Literal["eval", "train"] = "eval"
+    matrix: Tensor | None = None
+
+    def __call__(self, client: Client) -> Reply:
+        z = client.embeddings(self.state, self.split, self.indices, mode=self.mode)
+        return {"z": z if self.matrix is None else z @ self.matrix}
+
+
+@staged_task(phase="train", returns=TRAINED)
+def train(
+    client: Client,
+    *,
+    theta: Tensor,
+    training: Mapping[str, Any],
+    prox: Mapping[str, Any] | None = None,
+    cosine: Mapping[str, Any] | None = None,
+    sample_weights: Tensor | None = None,
+) -> Stages:
+    """Run E epochs of SGD on the train split from ``theta``; see ``local_sgd``."""
+    (reply,) = yield [Fit(theta, Training(**training), prox, cosine, sample_weights)]
+    return reply
+
+
+def local_sgd(
+    client: Client,
+    theta: Tensor,
+    training: Training,
+    *,
+    prox: Mapping[str, Any] | None = None,
+    cosine: Mapping[str, Any] | None = None,
+    sample_weights: Tensor | None = None,
+) -> Reply:
+    r"""Minimise :math:`\frac1{|b|}\sum_{s\in b} w_s\,\ell(\theta; x_s, y_s) + \text{terms}` by SGD with momentum.
+
+    Parameters
+    ----------
+    prox : {"anchor": state, "mu": float, "kind": "squared" or "layer_norm"}, optional
+        The anchor is the start state if left out, here and in ``cosine``.
+        Adds :math:`\frac\mu2\|P(\theta) - P(a)\|^2`, or with ``"layer_norm"`` :math:`\mu\sum_l\|\theta_l - a_l\|` over tensors.
+    cosine : {"anchor": state, "mu": float}, optional
+        Adds :math:`-\mu\cos(P(\theta), P(a))`.
+    sample_weights : (n,) tensor, optional
+        :math:`w_s` by train index; 1 by default. The sum is divided by the batch size, not by the weights.
+
+    Returns
+    -------
+    dict
+        ``theta`` after training, ``n`` samples, mean cross-entropy ``loss`` of the last epoch, number of ``steps``.
+    """
+    net, data = client.network, client.split("train")
+    if len(data) == 0:
+        raise DataError(f"client {client.name!r} has no training data; give it some or leave it out")
+    net.load(theta)
+    where = net.layout.trainable
+    weights = net.theta[where]
+    velocity = torch.zeros_like(weights)
+    terms = _terms(net, prox, cosine)
+    rng = client.generator("shuffle")
+    device = net.device
+    w = torch.ones(len(data), device=device) if sample_weights is None else sample_weights.to(device)
+    steps, loss_sum = 0, torch.zeros((), device=device)
+    with client.mode(training=True):
+        for _ in range(training.local_epochs):
+            loss_sum.zero_()
+            for batch in batches(rng.permutation(len(data)), training.batch_size, needs_two=net.layout.batch_statistics, client=client):
+                index = torch.from_numpy(batch).to(device)
+                losses = F.cross_entropy(net.module(client.preprocess(data.x[index])), data.y[index], reduction="none")
+                net.grad.zero_()
+                ((losses * w[index]).sum() / len(batch)).backward()
+                with torch.no_grad():
+                    for term in terms:
+                        term(weights, net.grad)
+                    velocity.mul_(training.momentum).add_(net.grad.add_(weights, alpha=training.weight_decay))
+                    weights.sub_(velocity, alpha=training.lr)
+                    loss_sum += losses.sum()
+                steps += 1
+    return trained(net.theta.detach(), len(data), loss_sum.item() / len(data), steps, training)
+
+
+def trained(theta: Tensor, n: int, loss: float, steps: int, training: Training, *, known_finite: bool = False, own: bool = False) -> Reply:
+    """Return the reply of a training, the state copied to the CPU unless it is its ``own`` already, or refuse one that diverged."""
+    if not math.isfinite(loss):
+        raise ClientError(f"the training loss became {loss}; lower the learning rate (training.lr = {training.lr:g}) or check the data")
+    if not known_finite and not finite(theta):
+        raise ClientError(f"the model is no longer finite after training; lower the learning rate (training.lr = {training.lr:g})")
+    return {"theta": theta if own else theta.to("cpu", copy=True), "n": n, "loss": loss, "steps": steps}
+
+
+def batches(order: np.ndarray[Any, Any], size: int, *, needs_two: bool, client: Client) -> Iterator[np.ndarray[Any, Any]]:
+    """Cut a permutation into batches; a last batch of one joins its predecessor where BatchNorm would fail on it."""
+    cuts = list(range(size, len(order), size))
+    if needs_two and len(order) % size == 1:
+        if not cuts:
+            raise DataError(
+                f"client {client.name!r} has one training sample in a batch, and BatchNorm needs two; use a larger batch or more data"
+            )
+        cuts.pop()
+    yield from np.split(order, cuts)
+
+
+def _terms(net: Network, prox: Mapping[str, Any] | None, cosine: Mapping[str, Any] | None) -> list[Callable[[Tensor, Tensor], None]]:
+    """Extra terms of the loss, as functions that add their gradient."""
+    where, terms = net.layout.trainable, []
+    if prox is not None:
+        anchor = _anchor(net, prox)
+        mu, kind = float(prox["mu"]), prox.get("kind", "squared")
+        if kind == "squared":
+            terms.append(lambda w, g: g.add_(w - anchor, alpha=mu))
+        else:
+            entries = [e for e in net.layout.entries if e.trainable]
+            terms.append(lambda w, g: _layer_norm_gradient(w - anchor, g, mu, entries, where.start))
+    if cosine is not None:
+        target = _anchor(net, cosine)
+        scale = float(cosine["mu"])
+        terms.append(lambda w, g: _cosine_gradient(w, target, g, scale))
+    return terms
+
+
+def _anchor(net: Network, term: Mapping[str, Any]) -> Tensor:
+    where = net.layout.trainable
+    return term["anchor"][where].to(net.device) if "anchor" in term else net.theta[where].clone()
+
+
+def _layer_norm_gradient(difference: Tensor, g: Tensor, mu: float, entries: list[LayoutEntry], start: int) -> None:
+    for e in entries:
+        part = slice(e.start - start, e.stop - start)
+        norm = difference[part].norm()
+        g[part].add_(torch.where(norm > 0, difference[part] / norm, torch.zeros_like(difference[part])), alpha=mu)
+
+
+def _cosine_gradient(w: Tensor, a: Tensor, g: Tensor, mu: float) -> None:
+    r"""Add the gradient of :math:`-\mu\cos(w, a)`: :math:`-\mu\,(a/\|a\| - \cos\,w/\|w\|)/\|w\|`."""
+    norm_w, norm_a = w.norm().clamp_min(1e-12), a.norm().clamp_min(1e-12)
+    cos = (w @ a) / (norm_w * norm_a)
+    g.sub_((a / norm_a - cos * w / norm_w) / norm_w, alpha=mu)
+
+
+Reduction = Literal["mean", "per_batch", "per_sample", "argmin_counts"]
+
+
+@torch.no_grad()
+def sample_losses(client: Client, theta: Tensor, split: str) -> tuple[Tensor, Tensor]:
+    """Return per-sample cross-entropy and correctness in fixed order, evaluation mode."""
+    net, data = client.network, client.split(split)
+    net.load(theta)
+    losses, correct = [], []
+    with client.mode(training=False):
+        for index in torch.arange(len(data), device=net.device).split(EVALUATION_BATCH):
+            logits = net.module(client.preprocess(data.x[index]))
+            losses.append(F.cross_entropy(logits, data.y[index], reduction="none"))
+            correct.append(logits.argmax(1) == data.y[index])
+    return torch.cat(losses).float().cpu(), torch.cat(correct).cpu()
+
+
+EVALUATED = {
+    "table": Field(torch.float32, ("K", None), low=0),
+    "accuracy": Field(torch.float32, ("K",), low=0, high=1),
+    "n": Field(int, low=1, high="max_n"),
+}
+
+
+@task(phase="evaluate", returns=EVALUATED)
+def evaluate(client: Client, *, models: Tensor, split: str = "val", reduction: Reduction = "mean") -> Reply:
+    """Score K states on a split in fixed order, in evaluation mode.
+
+    Returns
+    -------
+    dict
+        ``accuracy`` (K,), ``n``, and the losses as ``table``: by ``reduction``, ``mean`` → (K, 1), each sample counting alike;
+        ``per_batch`` → (K, batches of 64); ``per_sample`` → (K, n); ``argmin_counts`` → (K, 1), how many samples each state explains
+        best.
+    """
+    if len(client.split(split)) == 0:
+        raise DataError(f"client {client.name!r} has no {split} data to score models on; give it a validation share")
+    scored = [sample_losses(client, theta, split) for theta in models]
+    table = torch.stack([losses for losses, _ in scored])
+    reply: Reply = {"accuracy": torch.stack([correct.float().mean() for _, correct in scored]), "n": table.shape[1]}
+    if reduction == "mean":
+        reply["table"] = table.double().mean(1, keepdim=True).float()
+    elif reduction == "per_batch":
+        reply["table"] = torch.stack([part.mean(1) for part in table.split(LOSS_BATCH, dim=1)], dim=1)
+    elif reduction == "per_sample":
+        reply["table"] = table
+    else:
+        reply["table"] = torch.bincount(table.argmin(0), minlength=table.shape[0])[:, None].float()
+    return reply
+
+
+@task(phase="embed", returns={"embeddings": Field(torch.float32, (None, None))})
+def embed(client: Client, *, theta: Tensor, split: str = "val", cap: int = 512, mode: Literal["eval", "train"] = "eval") -> Reply:
+    """Embed at most ``cap`` samples of a split. Unprojected: for simulation and for what stays on the node."""
+    return {"embeddings": client.embeddings(theta, split, client.sample(split, cap), mode=mode)}
+
+
+TESTED = {
+    "accuracy": Field(float, low=0, high=1, each=True),
+    "loss": Field(float, low=-1e-3, high=LARGEST_LOSS, each=True),  # rounding may lift a probability over 1
+    "n": Field(int, low=0, high="max_n", each=True),
+}
+
+
+@task(phase="evaluate", returns=TESTED)
+@torch.no_grad()
+def test(client: Client, *, models: Tensor, weights: Tensor) -> Reply:
+    r"""Score one state, or the mixture :math:`\sum_k \pi_k\,\mathrm{softmax}(f_{\theta_k}(x))`, on every test variant."""
+    accuracy: dict[str, float] = {}
+    loss: dict[str, float] = {}
+    count: dict[str, int] = {}
+    for variant in client.site.tests:
+        p, y = mixture(client, models, weights, f"test:{variant}")
+        count[variant] = len(y)
+        accuracy[variant] = float((p.argmax(1) == y).double().mean()) if len(y) else 0.0
+        loss[variant] = float(-p.double().clamp_min(1e-12).log().gather(1, y[:, None]).mean()) if len(y) else 0.0
+    return {"accuracy": accuracy, "loss": loss, "n": count}
+
+
+def mixture(client: Client, models: Tensor, weights: Tensor, split: str) -> tuple[Tensor, Tensor]:
+    """Return class probabilities of a weighted mixture of states on a split, and the labels."""
+    data, net = client.split(split), client.network
+    total: Tensor | None = None
+    for theta, weight in zip(models, weights.tolist(), strict=True):
+        net.load(theta)
+        with client.mode(training=False):
+            parts = [net.module(client.preprocess(x)).softmax(1) for x in data.x.split(EVALUATION_BATCH)]
+        p = torch.cat(parts).float().cpu() * weight if parts else torch.zeros(0, 1)
+        total = p if total is None else total + p
+    assert total is not None
+    return total, data.y.cpu()

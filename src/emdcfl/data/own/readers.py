@@ -1,0 +1,118 @@
+"""Table files to Arrow tables, and from those to clients' samples with labels as text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+from emdcfl.core.errors import DataError, nearest
+from emdcfl.data.own.layout import ClientFiles
+from emdcfl.data.own.parts import MIXED, Part, Raw, Text
+
+LABEL_NAMES = ("label", "target", "class", "y")
+_MAX_CLASSES = 1000
+
+
+def read_file(path: Path) -> pa.Table:
+    """Read a CSV, TSV or Parquet file."""
+    try:
+        if path.suffix.lower() == ".parquet":
+            table = pq.read_table(path)
+        else:
+            delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
+            # Empty text counts as missing too, as an empty number does.
+            convert = pyarrow.csv.ConvertOptions(strings_can_be_null=True)
+            table = pyarrow.csv.read_csv(path, parse_options=pyarrow.csv.ParseOptions(delimiter=delimiter), convert_options=convert)
+        names = table.column_names  # a name that is not UTF-8 shows itself only here
+    except UnicodeDecodeError as error:
+        raise DataError(f"cannot read the table {path}: a column name is not UTF-8 text; save the file as UTF-8") from error
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise DataError(f"cannot read the table {path}: {error}") from error
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(f"{path} has two columns named {twice!r}: rename one")
+    return _as_utf8(table, path)
+
+
+def _as_utf8(table: pa.Table, path: Path) -> pa.Table:
+    """Columns of bytes as text: a CSV in another encoding has them, and Parquet files of some writers."""
+    t = pa.types
+    for number, field in enumerate(table.schema):
+        if t.is_binary(field.type) or t.is_large_binary(field.type) or t.is_fixed_size_binary(field.type):
+            try:
+                table = table.set_column(number, field.name, pc.cast(pc.cast(table.column(number), pa.binary()), pa.string()))
+            except pa.ArrowException as error:
+                raise DataError(f"{path}: column {field.name!r} holds bytes that are not UTF-8 text; save the file as UTF-8") from error
+    return table
+
+
+def label_column(table: pa.Table, label: str | None, origin: str) -> str:
+    """Return the name of the label column: the one asked for, or the first of label, target, class, y."""
+    if label is not None:
+        if label not in table.column_names:
+            raise DataError(f"{origin} has no label column {label!r}: {nearest(label, table.column_names)}")
+        return label
+    for name in LABEL_NAMES:
+        if name in table.column_names:
+            return name
+    raise DataError(f"{origin}: say which column holds the label (--label COLUMN); it has {', '.join(table.column_names)}")
+
+
+def labelled(table: pa.Table, label: str, name: str, origin: str) -> tuple[Part, list[str]]:
+    """Split off the labels as text; rows without one are left out, with a note."""
+    column = table.column(label)
+    keep = np.flatnonzero(~column.is_null().to_numpy(zero_copy_only=False))
+    notes = []
+    if len(keep) < table.num_rows:
+        notes.append(f"client {name!r} ({origin}): {table.num_rows - len(keep)} rows without a label were left out")
+        table = table.take(keep)
+    labels = _as_text(table.column(label))
+    distinct = len(np.unique(labels))
+    if distinct > _MAX_CLASSES or (pa.types.is_floating(column.type) and distinct > max(20, 0.2 * len(labels))):
+        raise DataError(f"client {name!r} ({origin}): label column {label!r} has {distinct} different values; labels must be classes")
+    return Part(table, labels), notes
+
+
+def read_client_tables(client: ClientFiles, label: str | None) -> tuple[Raw, str, list[str]]:
+    """Read the table or tables of one client; returns samples, the label column, notes."""
+    parts, notes, column = {}, [], ""
+    origin = ""
+    for split, path in client.parts.items():
+        table = read_file(path)
+        origin = origin or str(path)
+        column = label_column(table, label, f"client {client.name!r}: {path}")
+        part, more = labelled(table, column, client.name, str(path))
+        parts[split] = part
+        notes += more
+    return Raw(client.name, origin, parts), column, notes
+
+
+def read_shared_table(path: Path, label: str | None, client: str) -> tuple[list[Raw], str, list[str]]:
+    """Read one table and divide it by its client column; that column is dropped."""
+    table = read_file(path)
+    if client not in table.column_names:
+        raise DataError(f"{path} has no client column {client!r}: {nearest(client, table.column_names)}")
+    column = label_column(table, label, str(path))
+    if column == client:
+        raise DataError(f"{path}: the label and the client column are both {client!r}")
+    who = _as_text(pc.fill_null(pc.cast(table.column(client), pa.string()), ""))
+    notes = [f"{path}: {int((who == '').sum())} rows without a client were left out"] if (who == "").any() else []
+    table = table.drop_columns([client])
+    raws = []
+    for name in sorted(set(who.tolist()) - {""}):
+        part, more = labelled(table.take(np.flatnonzero(who == name)), column, name, str(path))
+        raws.append(Raw(name, f"{path}, {client} = {name}", {MIXED: part}))
+        notes += more
+    return raws, column, notes
+
+
+def _as_text(column: pa.ChunkedArray) -> Text:
+    values = column.to_pylist()
+    if pa.types.is_floating(column.type) and all(float(value).is_integer() for value in values):
+        values = [int(value) for value in values]  # a gap elsewhere turns a CSV's integers into floats
+    return np.array([str(value).strip() for value in values], dtype=str)

@@ -1,0 +1,79 @@
+"""The node's answers to the survey: what its own files are like, in counts and sums. No sample leaves the node; see ``survey.py``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import torch
+
+from emdcfl.core.errors import DataError
+from emdcfl.data.own.images import _GREY, _header, list_images, read_client
+from emdcfl.data.own.layout import ClientFiles, client_folder
+from emdcfl.data.own.parts import MIXED, Part, Raw, divide
+from emdcfl.data.own.readers import read_client_tables
+from emdcfl.data.own.tables import _is_numeric, summarise
+from emdcfl.engines.flower.node import HomeNode
+
+Answer = dict[str, Any]
+
+
+def look(node: HomeNode, request: Any) -> Answer:
+    """Answer a question of the survey about this node's own files."""
+    if node.config.data == "scenario":
+        raise DataError(f"node {node.name!r} has no files of its own: set data in {node.home}/node.toml to its folder or table")
+    path, seed = node.data, int(request["seed"])
+    if not path.exists():
+        raise DataError(f"client {node.name!r}: no such file or folder: {path}; correct data in {node.home}/node.toml")
+    kind, files = ("tables", ClientFiles(node.name, {MIXED: path})) if path.is_file() else client_folder(path)
+    files = ClientFiles(node.name, files.parts)
+    label = node.config.label or request.get("label")
+    if kind == "images":
+        answer = _look_images(files, seed) if request["question"] == "look" else _measure_images(files, seed, request["shape"])
+    else:
+        answer = _look_table(files, seed, label) if request["question"] == "look" else _measure_table(files, seed, label, request)
+    return {"client": node.name, "reply": answer}
+
+
+def _look_images(files: ClientFiles, seed: int) -> Answer:
+    listed = list_images(files)
+    headers = [header for part in listed.files.values() for file, _ in part if (header := _header(file)) is not None]
+    sizes = Counter(size for _, size in headers)
+    numbered = {
+        split: Part(np.arange(len(part)), np.array([label for _, label in part], dtype=str)) for split, part in listed.files.items()
+    }
+    labels = divide(Raw(listed.name, listed.origin, numbered), seed)["train"].labels
+    return {
+        "kind": "images",
+        "labels": sorted(set(labels.tolist())),
+        "colour": any(mode not in _GREY for mode, _ in headers),
+        "sizes": [[width, height, count] for (width, height), count in sorted(sizes.items())],
+    }
+
+
+def _measure_images(files: ClientFiles, seed: int, shape: Sequence[int]) -> Answer:
+    channels, height, width = shape
+    raw, _ = read_client(list_images(files), (channels, height, width))
+    x = divide(raw, seed)["train"].x
+    squares = np.square(x, dtype=np.float64).sum(axis=(0, 2, 3))
+    sums = x.sum(axis=(0, 2, 3), dtype=np.float64)
+    return {"count": int(x.shape[0] * height * width), "sums": torch.from_numpy(sums), "squares": torch.from_numpy(squares)}
+
+
+def _look_table(files: ClientFiles, seed: int, label: str | None) -> Answer:
+    raw, column, _ = read_client_tables(files, label)
+    train = divide(raw, seed)["train"]
+    columns = {name: bool(_is_numeric(train.x.schema.field(name).type)) for name in train.x.column_names if name != column}
+    return {"kind": "table", "labels": sorted(set(train.labels.tolist())), "label": column, "columns": columns}
+
+
+def _measure_table(files: ClientFiles, seed: int, label: str | None, request: Mapping[str, Any]) -> Answer:
+    raw, _, _ = read_client_tables(files, label)
+    summary = summarise(divide(raw, seed)["train"].x, request["numeric"], request["categorical"])
+    return {
+        "numeric": {name: asdict(moments) for name, moments in summary.numeric.items()},
+        "words": {name: list(words) for name, words in summary.words.items()},
+    }

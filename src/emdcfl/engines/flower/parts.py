@@ -1,0 +1,91 @@
+"""Fat requests in parts: the embedding models of many partners travel in several messages under a size cap.
+
+A task that answers item by item (``project``: one answer per row client) may be asked about some items now and about the others later.
+The parts are cut alike for all clients, because Flower stores equal arrays once: within a part, every ω is uploaded once for everybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from emdcfl.core.errors import ClientError
+from emdcfl.core.federation import Inputs
+from emdcfl.core.schema import Reply
+
+
+@dataclass(frozen=True)
+class Divisible:
+    """How a task's request is cut: ``items`` lists what is asked about, ``by_item`` names the inputs that map items to values."""
+
+    items: str
+    by_item: tuple[str, ...]
+
+
+DIVISIBLE: dict[str, Divisible] = {"project": Divisible("rows", ("omegas", "boxes", "keys"))}
+
+
+def merge_inputs(task: str, own: Inputs, common: Inputs) -> dict[str, Any]:
+    """Return one client's inputs, without what belongs to items it is not asked about."""
+    inputs = {**common, **own}
+    rule = DIVISIBLE.get(task)
+    return inputs if rule is None else _only(inputs, rule, inputs[rule.items])
+
+
+def parts(task: str, inputs: Mapping[str, Inputs], limit: int) -> Iterator[dict[str, Inputs]]:
+    """Yield the requests of one part after the other, each client's below ``limit`` bytes where its items allow it."""
+    rule = DIVISIBLE.get(task)
+    if rule is None:
+        yield dict(inputs)
+        return
+    every = list(dict.fromkeys(item for own in inputs.values() for item in own[rule.items]))
+    weight = {item: max(_weight(own, rule, item) for own in inputs.values() if item in own[rule.items]) for item in every}
+    group: list[str] = []
+    groups: list[list[str]] = []
+    for item in every:
+        if group and sum(weight[i] for i in group) + weight[item] > limit:
+            groups.append(group)
+            group = []
+        group.append(item)
+    for number, chosen in enumerate([*groups, group]):
+        part: dict[str, Inputs] = {}
+        for client, own in inputs.items():
+            mine = [item for item in own[rule.items] if item in set(chosen)]
+            if mine or (number == 0 and not own[rule.items]):  # whoever is asked about nothing still answers once
+                part[client] = _only(own, rule, mine)
+        yield part
+
+
+def _only(inputs: Inputs, rule: Divisible, items: list[str]) -> dict[str, Any]:
+    chosen = {**inputs, rule.items: items}
+    for name in rule.by_item:
+        chosen[name] = {item: inputs[name][item] for item in items if item in inputs[name]}
+    return chosen
+
+
+def _weight(inputs: Inputs, rule: Divisible, item: str) -> int:
+    values = [inputs[name][item] for name in rule.by_item if item in inputs[name]]
+    return sum(v.numel() * v.element_size() if isinstance(v, Tensor) else len(v) for v in values)
+
+
+def join(replies: list[Reply]) -> Reply:
+    """Put the replies to the parts of one request together: dicts by item are united, the rest must agree."""
+    joined: Reply = dict(replies[0])
+    for reply in replies[1:]:
+        if set(reply) != set(joined):
+            raise ClientError(f"expected parts of one reply to have the fields {sorted(joined)}, got {sorted(map(str, reply))}")
+        for name, value in reply.items():
+            if isinstance(value, dict) and isinstance(joined[name], dict):
+                joined[name] = {**joined[name], **value}
+            elif not _equal(joined[name], value):
+                raise ClientError(f"expected {name} to be the same in all parts of a reply, got different values")
+    return joined
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.dtype == b.dtype and a.shape == b.shape and bool((a == b).all())
+    return type(a) is type(b) and bool(a == b)

@@ -1,0 +1,288 @@
+"""The server side of EMD-CFL's comparison: ask for projected samples, solve the transport problems as they arrive.
+
+Rows are asked first (their train samples are needed by every problem of the row); columns are folded, so that no more than the
+row samples and one column's reply are held beside the problems still in the queue.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from emdcfl.core.errors import ConfigError
+from emdcfl.core.federation import Federation
+from emdcfl.core.params import Network
+from emdcfl.core.schema import Reply
+from emdcfl.methods.emdcfl.client import deposit, project, reference
+from emdcfl.methods.emdcfl.complaints import Complaints
+from emdcfl.methods.emdcfl.privacy_budget import noise_epsilon
+from emdcfl.methods.emdcfl.problems import PairProblems, validation_sizes
+from emdcfl.methods.emdcfl.verify import columns_verifier, deposits_verifier, matched_verifier, rows_verifier
+from emdcfl.transport import EXACT, Screen, SolverPool, min_samples, projected_width, quantile
+from emdcfl.trust.guard import SANITY_FACTOR
+
+if TYPE_CHECKING:
+    from emdcfl.methods.emdcfl.algorithm import EMDCFL
+
+log = logging.getLogger("emdcfl")
+
+Pair = tuple[str, str]
+EMBEDDED_AT_ONCE = 256
+
+
+@dataclass(frozen=True)
+class PairDistance:
+    """One measured direction: W, the tolerance it is compared with, and how it was found (see ``Distances.kind``)."""
+
+    W: float
+    epsilon: float
+    kind: int
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured in one go; ``bytes`` counts embedding models sent out and samples sent in."""
+
+    tau: dict[str, float]
+    entries: dict[Pair, PairDistance]
+    exact_solves: int
+    problems: int
+    bytes: int = 0
+
+
+def measure(method: EMDCFL, fed: Federation, pairs: Sequence[Pair], local: Mapping[str, Tensor]) -> Measured:
+    """Measure W for ordered pairs (row, column), each row under its client's latest local state."""
+    return Comparison(method, fed, local).measure(pairs)
+
+
+class Comparison:
+    """Comparisons of one round. Pairs may be asked for in several goes; what a row client sent once is not asked for again.
+
+    Parameters
+    ----------
+    method : EMDCFL
+    fed : Federation
+    local : mapping
+        Client → latest local state, for everybody who may be compared.
+    about : mapping, optional
+        What ``comparable`` says of them, where it was asked already.
+    """
+
+    def __init__(self, method: EMDCFL, fed: Federation, local: Mapping[str, Tensor], about: Mapping[str, Reply] | None = None) -> None:
+        self.method, self.fed, self.local = method, fed, local
+        self.about = comparable(method, fed, [c for c in fed.clients if c in local]) if about is None else about
+        m = {c: self.about[c]["m"] for c in self.about}
+        self.sizes = validation_sizes(m, cap=method.max_samples, at_least=method.min_validation)
+        small = [c for c in self.sizes if m[c] < method.min_validation]
+        if small:
+            text = "%s: fewer than %d validation samples; compared at their own size, with little power"
+            log.warning(text, ", ".join(small), method.min_validation)
+        self.settings = _settings(method)
+        ratio = 1.0 if self.settings["projection"] == "none" else method.projection_ratio
+        self.dims = {"p": projected_width(ratio, fed.layout.embedding_width), "sizes": len(set(self.sizes.values()))}
+        self.references: dict[str, Reply] = {}
+        self.complaints = Complaints(fed)
+        self.problems = PairProblems(
+            self.references,
+            self.sizes,
+            sorted(set(self.sizes.values())),
+            self.settings,
+            method.tolerance,
+            quantile(method.alpha, len(fed.clients)),
+            method.several_blocks,
+        )
+
+    def measure(self, pairs: Sequence[Pair]) -> Measured:
+        """Measure W for ordered pairs; those with a client that does not answer are left out."""
+        pairs = [(c, d) for c, d in pairs if c in self.about and d in self.about]
+        answered = self._rows(pairs)
+        columns: dict[str, list[str]] = {}
+        for r, d in pairs:
+            if r in answered and d not in answered[r]["refused"]:
+                columns.setdefault(d, []).append(r)
+        entries: dict[Pair, PairDistance] = {}
+        epsilon: dict[Pair, float] = {}
+        problems = self.problems
+        options = {name: self.settings[name] for name in ("cost", "solver", "reg", "label_weight")}
+        with SolverPool() as pool:
+            device = self.fed.device if self.fed.device.type == "cuda" else None
+            screen = Screen(pool, distances=self.method.distances, device=device, **options)
+            for row in answered:
+                problems.enter(screen, row)
+
+            def fold(column: str, reply: Reply) -> None:
+                self.complaints.heard(column, "project", reply["samples"], reply.get("refused", {}))
+                with self.fed.clock("transport"):
+                    for row in (r for r in columns[column] if r in reply["samples"]):
+                        if row == column:
+                            entries[row, row] = PairDistance(problems.own(row, reply), problems.epsilon(row, row), EXACT)
+                        else:
+                            epsilon[row, column] = problems.add(screen, row, column, reply)
+
+            sent = self._columns(columns, answered, fold)
+            with self.fed.clock("transport"):
+                found = screen.finish(self.fed.clients)
+        self.complaints.settle()
+        where = {c: i for i, c in enumerate(self.fed.clients)}
+        for (row, column), tolerance in epsilon.items():
+            i, j = where[row], where[column]
+            if self.fed.guard.ledger.exclusion_reason(row) or self.fed.guard.ledger.exclusion_reason(column):
+                continue
+            if found.kind[i, j] and found.kind[j, i]:  # a pair with one direction stays unset and is tried again
+                entries[row, column] = PairDistance(float(found.w[i, j]), tolerance, int(found.kind[i, j]))
+        log.debug("%d exact solves for %d transport problems", found.exact_solves, found.pairs)
+        tau = {c: problems.tau(c, d) for c, d in entries}
+        return Measured(tau, entries, found.exact_solves, found.pairs, sent)
+
+    def _rows(self, pairs: Sequence[Pair]) -> dict[str, Reply]:
+        """Ask the row clients; returns the boxes they sealed for their partners, and the partners they refused."""
+        per_pair = self.settings["projection"] in ("pair", "fresh")
+        rows: dict[str, list[str]] = {}
+        for r, d in pairs:
+            rows.setdefault(r, []).append(d)
+        asked = {
+            c: {
+                "omega": self.local[c][self.fed.layout.embedding],
+                "partners": {d: self.about[d]["key"] for d in partners},
+                "again": c in self.references and not per_pair,
+            }
+            for c, partners in rows.items()
+        }
+        verify = rows_verifier(asked, self.settings)
+        common: dict[str, Any] = {"sizes": self.problems.distinct, "settings": self.settings}
+        replies = self.fed.run(reference, asked, dims=self.dims, verify=verify, **common)
+        for c, reply in replies.valid.items():
+            if not asked[c]["again"]:
+                self.references[c] = reply
+            self.complaints.heard(c, "reference", [d for d in rows[c] if d not in reply["refused"]], reply["refused"])
+        self._sanity()
+        useful = [c for c in replies.valid if self.references[c]["samples"]]
+        return {c: {name: replies[c][name] for name in ("boxes", "refused")} for c in useful}
+
+    def _sanity(self) -> None:
+        """Cut back reference distances and variances far above the others': they would link their row with everybody, on its side."""
+        for field, what, factor in (("tau", "reference distance", SANITY_FACTOR), ("variance", "variance", SANITY_FACTOR**2)):
+            for s, size in enumerate(self.problems.distinct):
+                rows = {c: reply for c, reply in self.references.items() if self.sizes[c] >= size and reply[field]}
+                largest = {c: max(float(values[s]) for values in reply[field].values()) for c, reply in rows.items()}
+                for c, limit in self.fed.guard.cap_outliers(largest, what, factor=factor).items():
+                    cut = {name: torch.cat([v[:s], v[s : s + 1].clamp(max=limit), v[s + 1 :]]) for name, v in rows[c][field].items()}
+                    self.references[c] = {**self.references[c], field: cut}
+
+    def _columns(self, columns: Mapping[str, list[str]], answered: Mapping[str, Any], fold: Callable[[str, Reply], None]) -> int:
+        """Ask the column clients, or embed what they deposit; returns the bytes that travelled."""
+        omegas = {r: self.local[r][self.fed.layout.embedding] for r in answered}
+        sizes = {d: self._wanted(d) for d in columns}
+        per_sample = 4 * self.dims["p"]
+        common: dict[str, Any] = {"settings": self.settings}
+        if self.settings["projection"] == "none":
+            wanted = {d: {"size": size, "held_out": size <= self.sizes[d]} for d, size in sizes.items()}
+            received = 0
+
+            def embed(column: str, reply: Reply) -> None:
+                nonlocal received
+                received += 4 * reply["inputs"].numel()
+                fold(column, self._embedded(columns[column], omegas, reply))
+
+            verify = deposits_verifier(sizes, self.settings)
+            self.fed.run(deposit, wanted, fold=embed, dims=self.dims, verify=verify, **common)
+            return received
+        inputs = {
+            d: {
+                "rows": rs,
+                "boxes": {r: answered[r]["boxes"][d] for r in rs if self.settings["projection"] == "row"},
+                "size": sizes[d],
+                "held_out": sizes[d] <= self.sizes[d],
+            }
+            for d, rs in columns.items()
+        }
+        keys = {r: self.about[r]["key"] for r in answered}
+        verify = columns_verifier(columns, sizes, self.settings)
+        if self.settings["match"]:
+            wanted_blocks = {d: self._matching(d, rs) for d, rs in columns.items()}
+            inputs = {d: {**own, "matching": wanted_blocks[d]} for d, own in inputs.items()}
+            verify = matched_verifier(columns, wanted_blocks)
+        self.fed.run(project, inputs, fold=fold, dims=self.dims, verify=verify, omegas=omegas, keys=keys, **common)
+        return sum(4 * len(omegas[r]) + per_sample * sizes[d] for d, rs in columns.items() for r in rs)
+
+    def _wanted(self, column: str) -> int:
+        """Samples asked of a column client: its validation size, times the blocks its data and the cap allow."""
+        m, about = self.sizes[column], self.about[column]
+        blocks = max(1, min(self.method.max_samples, about["n"] + about["m"]) // m) if self.problems.blocks else 1
+        return m * blocks
+
+    def _matching(self, column: str, rows: Sequence[str]) -> dict[str, Any]:
+        """What a column client needs to draw samples with the rows' class counts."""
+        sizes = {r: self.problems.size(r, column) for r in rows}
+        blocks = {r: max(1, self.method.max_samples // m) if self.problems.blocks else 1 for r, m in sizes.items()}
+        return {"sizes": self.problems.distinct, "m": sizes, "blocks": blocks}
+
+    @cached_property
+    def _network(self) -> Network:
+        network = self.fed.network()
+        network.module.eval()
+        return network
+
+    @torch.no_grad()
+    def _embedded(self, rows: Sequence[str], omegas: Mapping[str, Tensor], reply: Reply) -> Reply:
+        """Embed a deposited sample under every row's model, here on the server."""
+        x, samples = reply["inputs"].view(-1, *reply["shape"].tolist()), {}
+        for row in rows:
+            self._network.load(omegas[row])
+            samples[row] = torch.cat([self._network.embed(part) for part in x.split(EMBEDDED_AT_ONCE)]).float()
+        return {"samples": samples, **({"labels": reply["labels"]} if "labels" in reply else {})}
+
+
+def comparable(method: EMDCFL, fed: Federation, clients: Sequence[str], *, say: bool = False) -> dict[str, Reply]:
+    """Describe the clients that can be compared, and, if wanted, say who of those that are new cannot; they are served alone.
+
+    Not the quarantined, nor those with fewer validation samples than ``trust.min_validation``, nor, where tolerances are calibrated, those
+    with so few that anybody would be linked with them (``transport.min_samples``; a smaller ``min_validation`` compares them all
+    the same). A client without any ends the run (``validation_sizes`` says so), unless the run goes on without those that fail.
+    """
+    new = {c for c in clients if not fed.described(c)}
+    about = fed.describe([c for c in clients if fed.guard.ledger.exclusion_reason(c) is None])
+    declared = max(fed.guard.policy.min_validation, 0 if fed.on_failure == "stop" else 1)
+    telling = _min_validation(method, len(fed.clients))
+    few = [c for c, reply in about.items() if reply["m"] < declared or 0 < reply["m"] < telling]
+    told = [c for c in few if c in new]
+    if told and say:
+        advice = ""
+        if declared < telling:
+            advice = "; give them more" + (", or choose method.tolerance = 0.025, which compares at any size" if method.plain else "")
+        text = "%s: fewer than %d validation samples; compared with nobody, and served alone%s"
+        log.warning(text, ", ".join(told), max(declared, telling), advice)
+    return {c: reply for c, reply in about.items() if c not in few}
+
+
+def _min_validation(method: EMDCFL, clients: int) -> int:
+    """Least validation samples with which a calibrated tolerance refuses anybody; 0 with a fixed one."""
+    if method.tolerance != "auto":
+        return 0
+    least = min(min_samples(quantile(method.alpha, clients)), method.min_validation)
+    if method.max_samples < least:
+        text = "expected method.max_samples of at least %d with a calibrated tolerance and %d clients, got %d: nobody could be told apart"
+        raise ConfigError(text % (least, clients, method.max_samples))
+    return least
+
+
+def _settings(method: EMDCFL) -> dict[str, Any]:
+    return {
+        "projection": "none" if method.exchange == "server-samples" else method.projection,
+        "ratio": method.projection_ratio,
+        "cap": method.max_samples,
+        "cost": method.cost,
+        "label_weight": method.label_weight,
+        "solver": method.solver,
+        "reg": method.sinkhorn_reg,
+        "mode": method.embedding_mode,
+        "match": method.matched,
+        "epsilon": noise_epsilon(method),
+        "delta": method.privacy_delta,
+    }

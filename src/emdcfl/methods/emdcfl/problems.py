@@ -1,0 +1,131 @@
+"""The transport problems of EMD-CFL's pairs, as far as the server may know them: samples, reference distances, tolerances.
+
+Imports schema and transport.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from emdcfl.core.errors import DataError
+from emdcfl.core.schema import Reply
+from emdcfl.methods.emdcfl.client import ROW
+from emdcfl.transport import Screen, cost_matrix, solve, tolerance
+
+
+def validation_sizes(m: Mapping[str, int], *, cap: int, at_least: int) -> dict[str, int]:
+    """Say how many validation samples each client is compared with.
+
+    Everybody uses the same number, ``min(cap, smallest m)``, because a smaller sample looks farther away; the minimum is taken over
+    clients with ``at_least`` samples, so that one tiny site does not blind the others. A smaller client is compared at its own size.
+
+    Examples
+    --------
+    >>> validation_sizes({"a": 600, "b": 90, "c": 20}, cap=512, at_least=64)
+    {'a': 90, 'b': 90, 'c': 20}
+    """
+    empty = [c for c, size in m.items() if size < 1]
+    if empty:
+        raise DataError(f"client {empty[0]!r} has no validation data, and its reference distance needs some; give it a validation share")
+    large = [size for size in m.values() if size >= at_least]
+    common = min([cap, *large])
+    return {c: common if size >= at_least else min(size, common) for c, size in m.items()}
+
+
+@dataclass(frozen=True)
+class PairProblems:
+    """All pairs' problems.
+
+    Attributes
+    ----------
+    references : mapping
+        Row client → its ``reference`` reply.
+    sizes : mapping
+        Client → validation samples it is compared with; ``distinct`` are the sizes at which τ is known, in order.
+    settings : mapping
+        As sent to the clients.
+    tolerance : float or "auto"
+    q : float
+        Standard errors in a calibrated tolerance.
+    blocks : bool
+        Average over as many equal blocks of a partner's data as ``settings["cap"]`` samples hold.
+    """
+
+    references: Mapping[str, Reply]
+    sizes: Mapping[str, int]
+    distinct: list[int]
+    settings: Mapping[str, Any]
+    tolerance: float | str
+    q: float
+    blocks: bool
+
+    def size(self, row: str, column: str) -> int:
+        return min(self.sizes[row], self.sizes[column])
+
+    def _of(self, field: str, row: str, column: str) -> Any:
+        """A field of the row's reference reply: for this partner if it depends on the pair, else for all."""
+        values = self.references[row][field]
+        return values[column] if column in values else values[ROW]
+
+    def tau(self, row: str, column: str) -> float:
+        return float(self._of("tau", row, column)[self.distinct.index(self.size(row, column))])
+
+    def epsilon(self, row: str, column: str, blocks: int = 1, *, matched: bool = False) -> float:
+        """The tolerance for a partner's sample of some blocks; where classes are matched, their mix adds no variance."""
+        if not isinstance(self.tolerance, str):
+            return self.tolerance
+        m = self.size(row, column)
+        variance = float(self._of("variance", row, column)[self.distinct.index(m)])
+        within = float(self._of("within", row, column)[self.distinct.index(m)]) if matched else 0.0
+        return tolerance(min(within, variance) if within > 0 else variance, m, blocks * m, self.q)
+
+    def blocks_in(self, row: str, column: str, samples: int) -> int:
+        """Blocks of the pair's size that a column sample holds and the cap allows."""
+        m = self.size(row, column)
+        return max(1, min(samples, self.settings["cap"]) // m) if self.blocks else 1
+
+    def enter(self, screen: Screen, row: str) -> None:
+        """Give the screen a row client's own sample."""
+        reply = self.references[row]
+        some = next(iter(reply["samples"]))
+        tau = self.tau(row, row if some == ROW else some)
+        screen.row(row, reply["samples"][some].numpy(), tau=tau, epsilon=0.0, labels=self._labels(row))
+
+    def add(self, screen: Screen, row: str, column: str, reply: Reply) -> float:
+        """Give the screen a column client's sample under a row client's model; returns the tolerance it is compared with."""
+        m, sample = self.size(row, column), reply["samples"][row]
+        matched = reply.get("matched", {}).get(row, 0)
+        blocks = matched or (1 if "matched" in reply else self.blocks_in(row, column, len(sample)))
+        own = None if ROW in self.references[row]["samples"] else self._of("samples", row, column).numpy()
+        labels = reply["labels"][: blocks * m].numpy() if "labels" in reply else None
+        epsilon = self.epsilon(row, column, blocks, matched=matched > 0)
+        special = {"epsilon": epsilon, "tau": self.tau(row, column), "a": own}
+        screen.add(row, column, _shown(sample[: blocks * m]), labels=labels, blocks=blocks, **special)
+        return epsilon
+
+    def own(self, row: str, reply: Reply) -> float:
+        """W of a client with itself, which only counts where the diagonal is not forced."""
+        m, s = self.sizes[row], self.settings
+        labels = reply["labels"][:m].numpy() if "labels" in reply else None
+        cost = cost_matrix(
+            self._of("samples", row, row).numpy(),
+            reply["samples"][row][:m].cpu().numpy(),
+            cost=s["cost"],
+            labels_a=self._labels(row),
+            labels_b=labels,
+            label_weight=s["label_weight"],
+        )
+        return solve(cost, solver=s["solver"], reg=s["reg"]).value - self.tau(row, row)
+
+    def _labels(self, row: str) -> Any:
+        labels = self.references[row].get("labels")
+        return None if labels is None else labels.numpy()
+
+
+def _shown(sample: Tensor) -> Any:
+    """A sample for the screen: where an engine left it on a GPU, it stays there."""
+    return sample.numpy() if sample.device.type == "cpu" else sample

@@ -1,0 +1,167 @@
+r"""What FedEM and FedRC share: K component models, one EM step per client and round, and how the mixture is served.
+
+A client's data are a mixture of K distributions with weights :math:`\pi_c`. In one request the client computes each sample's
+responsibilities from the K states, its new weights, and K trained components
+
+.. math:: q_{ks} = \mathrm{softmax}_k\bigl(\log\pi_{ck} - \ell(\theta_k; x_s, y_s) - \log\rho_k(y_s)\bigr), \qquad
+          \pi_{ck} = \tfrac1{n_c}\sum_s q_{ks}, \qquad
+          \theta_{ck} \leftarrow \mathrm{Train}_c(\theta_k;\ \text{weights } q_{ks})
+
+with :math:`\rho = 1` for FedEM. The server folds the K states of every reply into K running means, so it never holds more than the means
+and one reply; the q never leave the client.
+
+Imports federation, client tasks, params and base; never an engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from emdcfl.core.client import Client, Stages, staged_task
+from emdcfl.core.federation import Federation, Round
+from emdcfl.core.schema import Field, Reply
+from emdcfl.core.tasks import LARGEST_LOSS, LARGEST_STEPS, Fit, Training, sample_losses
+from emdcfl.methods.base import Serving
+
+SMALLEST_WEIGHT = 1e-12
+"""A component's weight before the logarithm is never taken to be less: one that died out may come back."""
+
+MixtureEval = Literal["mixture", "last-component"]
+
+
+def responsibilities(losses: Tensor, pi: Tensor, log_rho: Tensor | None = None) -> Tensor:
+    r"""Return the E-step :math:`q_{ks} = \mathrm{softmax}_k(\log\pi_k - \ell_{ks} - \log\rho_k(y_s))` in float64.
+
+    Parameters
+    ----------
+    losses : (K, n) tensor
+        Cross-entropy of every sample under every component.
+    pi : (K,) tensor
+    log_rho : (K, n) tensor, optional
+        :math:`\log\rho_k(y_s)` of every sample's label; 0 by default.
+
+    Examples
+    --------
+    >>> responsibilities(torch.tensor([[0.0, 1.0], [0.0, 1.0]]), torch.tensor([0.25, 0.75]))[0]
+    tensor([0.2500, 0.2500], dtype=torch.float64)
+    """
+    logits = pi.double().clamp_min(SMALLEST_WEIGHT).log()[:, None] - losses.double()
+    return (logits if log_rho is None else logits - log_rho).softmax(0)
+
+
+def label_mass(q: Tensor, y: Tensor, classes: int) -> Tensor:
+    r"""Return :math:`Q_k(y) = \sum_{s: y_s = y} q_{ks}` as ``(K, classes)``.
+
+    Examples
+    --------
+    >>> label_mass(torch.tensor([[0.5, 1.0, 0.25]]), torch.tensor([2, 0, 2]), 3)
+    tensor([[1.0000, 0.0000, 0.7500]])
+    """
+    return torch.zeros(q.shape[0], classes, dtype=q.dtype).index_add_(1, y, q)
+
+
+STEPPED = {
+    "models": Field(torch.float32, ("K", "P")),
+    "pi": Field(torch.float64, ("K",), low=0),
+    "mass": Field(torch.float64, ("K", "Y"), low=0, optional=True),
+    "n": Field(int, low=1, high="max_n"),
+    "loss": Field(float, low=-1e-3, high=LARGEST_LOSS),
+    "steps": Field(int, low=1, high=LARGEST_STEPS),
+}
+
+
+@staged_task(phase="train", returns=STEPPED)
+def em_step(client: Client, *, models: Tensor, pi: Tensor, training: Mapping[str, Any], rho: Tensor | None = None) -> Stages:
+    r"""Do one EM step on the train split: responsibilities, weights :math:`\pi_c`, K trained components.
+
+    Returns
+    -------
+    dict
+        ``models`` (K, P) after training; ``pi`` (K,); ``n``; ``loss``, the components' last train losses weighted by π; ``steps`` of all
+        components together; and, where ``rho`` (K, classes) came with the request, the label mass ``mass`` (K, classes).
+    """
+    y = client.site.train.y.cpu()
+    losses = torch.stack([sample_losses(client, theta, "train")[0] for theta in models])
+    q = responsibilities(losses, pi, None if rho is None else rho.double().log()[:, y])
+    weights = q.mean(1)
+    options = Training(**training)
+    trained = yield [Fit(theta, options, sample_weights=w) for theta, w in zip(models, q.float(), strict=True)]
+    reply: Reply = {
+        "models": torch.stack([t["theta"] for t in trained]),
+        "pi": weights,
+        "n": trained[0]["n"],
+        "loss": sum(w * t["loss"] for w, t in zip(weights.tolist(), trained, strict=True)),
+        "steps": sum(t["steps"] for t in trained),
+    }
+    return reply if rho is None else {**reply, "mass": label_mass(q, y, rho.shape[1])}
+
+
+@dataclass(frozen=True)
+class Mixture:
+    r"""K components and everybody's weights.
+
+    Attributes
+    ----------
+    clients : list of str
+    models : (K, P) tensor
+        :math:`\theta_k`.
+    pi : dict
+        Client → :math:`\pi_c` (K,), of the clients seen; the others' is uniform.
+    last : dict
+        Client → its own trained component K, kept only for ``mixture_eval="last-component"``.
+    """
+
+    clients: list[str]
+    models: Tensor
+    pi: dict[str, Tensor] = field(default_factory=dict)
+    last: dict[str, Tensor] = field(default_factory=dict)
+
+    def weights(self, client: str) -> Tensor:
+        K = self.models.shape[0]
+        return self.pi.get(client, torch.full((K,), 1.0 / K, dtype=torch.float64))
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """What one round of EM brought: new components, and by client its weights, label mass and last component."""
+
+    models: Tensor
+    pi: dict[str, Tensor]
+    mass: dict[str, Tensor]
+    last: dict[str, Tensor]
+
+
+def step_everybody(fed: Federation, state: Mixture, round: Round, *, keep_last: bool, rho: Tensor | None = None) -> Stepped:
+    r"""Ask the participants for an EM step and average component by component, :math:`\theta_k = \sum_c n_c\theta_{ck}/\sum_c n_c`."""
+    mean = fed.guard.mean()
+    pi, mass, last = dict(state.pi), {}, dict(state.last)
+
+    def fold(client: str, reply: Reply) -> None:
+        mean.add(reply["models"], reply["n"], client=client, start=state.models)
+        total = float(reply["pi"].sum())
+        if abs(total - 1.0) < 1e-3:  # weights that are none would leave this client, and nobody else, without a model
+            pi[client] = reply["pi"] / total
+        if "mass" in reply:
+            mass[client] = reply["mass"]
+        if keep_last:
+            last[client] = reply["models"][-1].clone()
+
+    inputs = {c: {"pi": state.weights(c)} for c in round.participants}
+    dims = {"K": state.models.shape[0], "Y": 0 if rho is None else rho.shape[1]}
+    common: dict[str, Any] = {"models": state.models, "training": fed.training.as_dict()} | ({} if rho is None else {"rho": rho})
+    replies = fed.run(em_step, inputs, fold=fold, dims=dims, **common)
+    fed.check_quorum(replies, len(inputs))
+    return Stepped(mean.result() if len(replies) else state.models, pi, mass, last)
+
+
+def serve_mixture(state: Mixture, mixture_eval: MixtureEval) -> Serving:
+    r"""Serve :math:`p(y|x) = \sum_k \pi_{ck}\,\mathrm{softmax}(f_{\theta_k}(x))`, or every client its own last trained component."""
+    if mixture_eval == "mixture":
+        return Serving(state.models, torch.stack([state.weights(c) for c in state.clients]).float(), mix="predictions")
+    models = torch.stack([state.last.get(c, state.models[-1]) for c in state.clients])
+    return Serving(models, torch.eye(len(state.clients)))

@@ -1,0 +1,230 @@
+r"""What pFedGraph and FedSaC share: personal models, the cosines of what clients learned, and averages along a graph.
+
+Every client i has a model of its own. After local training the method turns the cosines :math:`s_{ij}` of the clients' updates into a row
+:math:`x_i` of weights on the simplex, and the client receives :math:`\theta_i \leftarrow \sum_j x_{ij}\theta_j`. The graph spans those who
+answered in the round; the others keep their model. All local states of a round lie in one fresh ``(C, P)`` matrix, which becomes the
+personal models block of columns by block of columns: beside it only the old state's matrix is alive.
+
+Imports federation, client tasks, params, base and vectors; never an engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from emdcfl.core import tasks
+from emdcfl.core.client import Task
+from emdcfl.core.federation import ByClient, Federation, Round
+from emdcfl.core.params import Layout, blocks, cosines
+from emdcfl.core.schema import Reply
+from emdcfl.methods.base import Serving
+from emdcfl.methods.shared.vectors import VectorScope, expect, update_gram
+
+Since = Literal["initial", "round"]
+Aggregate = Literal["snapshot", "in-place"]
+Angles = Literal["principal", "greedy"]
+
+
+@dataclass(frozen=True)
+class Personal:
+    r"""A model for everybody.
+
+    Attributes
+    ----------
+    clients : list of str
+    theta0 : (P,) tensor
+        The common initial model θ⁰, which clients hold until they first take part.
+    models : (C, P) tensor
+        Personal models in client order; empty before round 1.
+    batches : dict
+        Client → batches its personal model has seen (averaged along the graph as the model is), of the clients seen. This is what
+        BatchNorm's counters hold, which are outside θ.
+    graph : (C, C) tensor
+        Row i: the weights :math:`x_i` of the last average client i received; zero before the first.
+    """
+
+    clients: list[str]
+    theta0: Tensor
+    models: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
+    batches: dict[str, float] = field(default_factory=dict)
+    graph: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.float64))
+
+    def start(self, client: str) -> Tensor:
+        """Return the model a client trains from."""
+        return self.models[self.clients.index(client)] if len(self.models) else self.theta0
+
+
+AnyPersonal = TypeVar("AnyPersonal", bound=Personal)
+
+
+def personal_start(fed: Federation) -> Personal:
+    """Everybody holds θ⁰."""
+    C = len(fed.clients)
+    return Personal(list(fed.clients), fed.initial(), graph=torch.zeros(C, C, dtype=torch.float64))
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A round's local states: ``models`` (C, P) in client order; ``rows``, who answered; ``replies``, the rest of their answers."""
+
+    models: Tensor
+    rows: list[int]
+    replies: list[Reply]
+
+    @property
+    def shares(self) -> Tensor:
+        r""":math:`p_j = n_j / \sum_j n_j` over those who answered."""
+        n = torch.tensor([float(reply["n"]) for reply in self.replies], dtype=torch.float64)
+        return n / n.sum()
+
+
+def train_personal(
+    fed: Federation, state: Personal, round: Round, *, mu: float, first_round_term: bool, task: Task = tasks.train, **options: Any
+) -> Trained:
+    r"""Train the participants from their own models with the term :math:`-\mu\cos(P(\theta), P(a_c))` towards them."""
+    starts = {c: state.start(c) for c in round.participants}
+    models = torch.empty(len(state.clients), state.theta0.shape[0])
+    models.copy_(state.models if len(state.models) else state.theta0)
+    index = {c: i for i, c in enumerate(state.clients)}
+    replies: dict[str, Reply] = {}
+
+    def fold(client: str, reply: Reply) -> None:
+        models[index[client]] = reply["theta"]
+        replies[client] = {name: value for name, value in reply.items() if name != "theta"}
+
+    terms = ByClient({c: {"mu": mu} for c in starts if mu and (first_round_term or c in state.batches)})
+    fed.train(starts, task=task, fold=fold, cosine=terms, **options)
+    return Trained(models, [index[c] for c in replies], list(replies.values()))
+
+
+def similarities(layout: Layout, state: Personal, trained: Trained, *, since: Since, scope: VectorScope, snap: float | None) -> Tensor:
+    r"""Return :math:`s_{ij} = \cos(\Delta_i, \Delta_j)` of those who answered.
+
+    Parameters
+    ----------
+    since : "initial" or "round"
+        :math:`\Delta` is the difference to θ⁰, or to the model the client started the round from.
+    scope : "P", "F", "H" or "state"
+        Part of the state; ``"state"`` adds BatchNorm's counters to ``"F"``.
+    snap : float or None
+        Cosines above it become 1.
+    """
+    who = [state.clients[i] for i in trained.rows]
+    origin = state.theta0 if since == "initial" else [state.start(c) for c in who]
+    before = [state.batches.get(c, 0.0) if since == "initial" else 0.0 for c in who]
+    steps = [counted + reply["steps"] for counted, reply in zip(before, trained.replies, strict=True)]
+    s = cosines(update_gram(layout, [trained.models[i] for i in trained.rows], origin, steps, scope))
+    return s if snap is None else torch.where(s > snap, torch.ones_like(s), s)
+
+
+def pca_basis(z: Tensor, r: int) -> Tensor:
+    """Return the first r principal directions of the rows of ``z`` as orthonormal rows, fewer if the data span fewer.
+
+    Each direction's largest entry is positive, so that the sign is a matter of the data and not of the library.
+
+    Examples
+    --------
+    >>> pca_basis(torch.tensor([[0.0, 1.0], [0.0, 3.0], [0.0, -4.0]]), 2)
+    tensor([[0., 1.]])
+    """
+    centred = (z - z.mean(0)).double() if len(z) else z.double()
+    values, vectors = torch.linalg.eigh(centred.T @ centred)
+    order = values.argsort(descending=True)[:r]
+    spanned = values[order] > max(float(values[-1]), 0.0) * 1e-12
+    basis = vectors[:, order[spanned]].T
+    largest = basis.gather(1, basis.abs().argmax(1, keepdim=True)) if len(basis) else basis[:, :1]
+    signed: Tensor = basis * largest.sign()
+    return signed.float().contiguous()  # the order in memory decides the last bits of products, and no message carries it
+
+
+def complementarity(bases: Sequence[Tensor], angles: Angles = "principal") -> Tensor:
+    r"""Return :math:`c_{ij}`, the cosine of the mean angle between subspaces; 1 on the diagonal, 0 where one of them is empty.
+
+    Parameters
+    ----------
+    bases : (r, d) tensors with orthonormal rows
+    angles : "principal" or "greedy"
+        Angles from the singular values of :math:`B_i B_j^\top`, or between directions paired off by their largest cosine, signs kept.
+
+    Examples
+    --------
+    >>> complementarity([torch.eye(4)[:2], torch.eye(4)[1:3]])
+    tensor([[1.0000, 0.7071],
+            [0.7071, 1.0000]], dtype=torch.float64)
+    """
+    out = torch.eye(len(bases), dtype=torch.float64)
+    for i, a in enumerate(bases):
+        for j, b in enumerate(bases[:i]):
+            table = a.double() @ b.double().T
+            cosines = torch.linalg.svdvals(table).clamp(0.0, 1.0) if angles == "principal" else _pair_off(table).clamp(-1.0, 1.0)
+            out[i, j] = out[j, i] = cosines.arccos().mean().cos() if len(cosines) else 0.0
+    return out
+
+
+def _pair_off(table: Tensor) -> Tensor:
+    rest, found = table.clone(), []
+    for _ in range(min(table.shape)):
+        row, column = divmod(int(rest.argmax()), table.shape[1])
+        found.append(float(table[row, column]))
+        rest[row], rest[:, column] = -torch.inf, -torch.inf
+    return torch.tensor(found, dtype=torch.float64)
+
+
+def mix_rows(models: Tensor, rows: Sequence[int], x: Tensor, aggregate: Aggregate) -> None:
+    r"""Replace the chosen rows by :math:`\theta_i \leftarrow \sum_j x_{ij}\theta_j`, in float64, block of columns by block of columns.
+
+    Parameters
+    ----------
+    models : (C, P) tensor
+        Changed in place.
+    rows : which rows, and which row of the (A, A) weights ``x`` belongs to which
+    aggregate : "snapshot" or "in-place"
+        All averages from the rows as they are, or one after the other, each from what those before it have become.
+
+    Examples
+    --------
+    >>> theta = torch.tensor([[0.0], [4.0], [8.0]])
+    >>> mix_rows(theta, [0, 2], torch.tensor([[0.5, 0.5], [0.25, 0.75]], dtype=torch.float64), "snapshot"); theta.flatten()
+    tensor([4., 4., 6.])
+    """
+    chosen = torch.tensor(list(rows))
+    for columns in blocks(models.shape[1], len(rows)):
+        part = models[:, columns]
+        block = part[chosen].double()
+        if aggregate == "snapshot":
+            block = x @ block
+        else:
+            for i in range(len(rows)):
+                block[i] = x[i] @ block
+        part[chosen] = block.to(models.dtype)
+
+
+def personalise(state: AnyPersonal, trained: Trained, x: Tensor, aggregate: Aggregate) -> AnyPersonal:
+    """Average along the graph's rows ``x`` (A, A) of those who answered; consumes ``trained.models``."""
+    who = [state.clients[i] for i in trained.rows]
+    counted = [[state.batches.get(c, 0.0) + reply["steps"]] for c, reply in zip(who, trained.replies, strict=True)]
+    batches = torch.tensor(counted, dtype=torch.float64)
+    mix_rows(batches, range(len(who)), x, aggregate)
+    mix_rows(trained.models, trained.rows, x, aggregate)
+    graph = state.graph.clone()
+    for i, weights in zip(trained.rows, x, strict=True):
+        graph[i] = 0.0
+        graph[i, trained.rows] = weights
+    seen = dict(zip(who, batches.flatten().tolist(), strict=True))
+    return replace(state, models=trained.models, batches={**state.batches, **seen}, graph=graph)
+
+
+def serve_personal(state: Personal) -> Serving:
+    """Serve everybody its personal model, θ⁰ to those never seen."""
+    C = len(state.clients)
+    return Serving(state.models, torch.eye(C)) if len(state.models) else Serving(state.theta0[None], torch.ones(C, 1))
+
+
+def check_graph(*, mu: float, snap: float | None) -> None:
+    expect(mu >= 0, "mu", ">= 0", mu)
+    expect(snap is None or -1.0 <= snap <= 1.0, "snap", "to be a cosine between -1 and 1, or None", snap)

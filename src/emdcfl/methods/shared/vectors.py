@@ -1,0 +1,113 @@
+r"""What methods that compare clients by their weights share: Gram matrices of states and updates, and cluster averages.
+
+A client's vector is a part of its state θ (the *scope*), minus an origin: the state it started from gives an update
+:math:`\Delta_c`, a common state gives distances between states with little rounding. Everything else follows from the C × C Gram
+matrix, so no method forms a second (C, P) matrix.
+
+Imports params, errors and the state of ``base``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from emdcfl.core.errors import ConfigError
+from emdcfl.core.params import Layout, Scope, average, gram
+from emdcfl.methods.base import Clustered
+from emdcfl.trust import Guard
+
+VectorScope = Literal["P", "F", "H", "state"]
+"""Trainable parameters, all floating state, the head, or all floating state and BatchNorm's integer counters."""
+
+
+def floating(scope: VectorScope) -> Scope:
+    """Return the part of θ that a scope covers; counters lie outside θ."""
+    return "F" if scope == "state" else scope
+
+
+def counter_gram(layout: Layout, steps: Sequence[float], scope: VectorScope) -> Tensor:
+    r"""Return what BatchNorm's counters add to a Gram matrix: :math:`B\,s_is_j` for B layers, zero unless the scope is ``"state"``.
+
+    Every step adds one to each of the B counters, so client i's block is :math:`s_i(1, …, 1)`.
+    """
+    s = torch.tensor(list(steps), dtype=torch.float64)
+    return torch.outer(s, s) * (len(layout.counters) if scope == "state" else 0)
+
+
+def update_gram(
+    layout: Layout,
+    thetas: Tensor | Sequence[Tensor],
+    origin: Tensor | Sequence[Tensor] | None = None,
+    steps: Sequence[float] | None = None,
+    scope: VectorScope = "P",
+) -> Tensor:
+    r"""Return :math:`G_{ij} = \langle v_i, v_j\rangle` with :math:`v_i` the scope's part of :math:`\theta_i - o_i`, in float64.
+
+    Parameters
+    ----------
+    layout : Layout
+    thetas : (C, P) tensor or its rows
+    origin : (P,) tensor, or (C, P) tensor or its rows, optional
+        Subtracted from each row.
+    steps : sequence of float
+        How far each row's counters have moved from the origin's; needed by the scope ``"state"`` alone.
+    scope : "P", "F", "H" or "state"
+
+    Returns
+    -------
+    (C, C) float64 tensor
+    """
+    out = gram(thetas, layout.scope(floating(scope)), origin=origin)
+    out = (out + out.T) / 2  # a product may round its two halves differently, which is seen in distances between equal states
+    if scope == "state" and layout.counters:
+        if steps is None:
+            raise ValueError("expected steps with the scope 'state', got None")
+        out += counter_gram(layout, steps, scope)
+    return out
+
+
+def sets_of(clients: Sequence[str], labels: Mapping[str, int], k: int) -> list[list[str]]:
+    """Return the members of each of k clusters, in client order; clients without a label are in none.
+
+    Examples
+    --------
+    >>> sets_of(["a", "b", "c"], {"a": 1, "c": 1}, 2)
+    [[], ['a', 'c']]
+    """
+    out: list[list[str]] = [[] for _ in range(k)]
+    for c in clients:
+        if c in labels:
+            out[labels[c]].append(c)
+    return out
+
+
+def average_present(
+    state: Clustered,
+    sets: Sequence[Sequence[str]],
+    local: Mapping[str, Tensor],
+    previous: Tensor,
+    guard: Guard | None = None,
+) -> Tensor:
+    r"""Return one model per set, :math:`\theta_k = \sum_{c\in S_k} n_c\theta_c / \sum_{c\in S_k} n_c` over this round's members.
+
+    A set none of whose members answered keeps its row of ``previous``; sets beyond its rows are new and have members. With the federation's
+    ``guard``, its policy decides how states become one; what is not a state trained in this round goes without.
+    """
+    if guard is not None:
+        local = guard.clip_updates(local, {c: state.start(c) for c in local}, sets)
+    merge = average if guard is None else guard.average
+    models = []
+    for k, members in enumerate(sets):
+        present = [c for c in members if c in local]
+        models.append(merge([local[c] for c in present], [float(state.n[c]) for c in present]) if present else previous[k])
+    return torch.stack(models)
+
+
+def expect(fine: bool, field: str, expected: str, got: Any) -> None:
+    """Raise ``ConfigError`` unless a field of a method is in its range."""
+    if not fine:
+        raise ConfigError(f"expected method.{field} {expected}, got {got}")

@@ -1,0 +1,274 @@
+r"""The paper's bounds, evaluated: what merging two clients or clusters can cost, from the transport distance of their embeddings.
+
+Hypotheses are linear heads with a softmax, :math:`h(z) = \mathrm{softmax}(Az + b)`, over one common embedding g. Norms are Euclidean, the
+transport distance :math:`W_1` is exact with the Euclidean ground cost on *unprojected* embeddings (a simulation has them, a server does
+not), and expectations are means over samples, for which the bounds hold as they stand.
+
+.. math::
+    \epsilon_c(h, h') = \mathbb E_{z\sim\mu_c}\|h(z) - h'(z)\|, \qquad \epsilon_c(h) = \mathbb E_{(z,y)\sim\mu_c}\|h(z) - e_y\|
+
+====================  ==================================================================================================================
+disagreement          :math:`|\epsilon_i(h,h') - \epsilon_j(h,h')| \le (L_h + L_{h'})\,W_1`
+merging               :math:`\epsilon_T(h) \le \alpha\,\epsilon_j(h) + (1-\alpha)\,\epsilon_i(h) + (L_h + L_{h^*})\,W_1 + \lambda(h^*)`
+gradient              :math:`\|\nabla_i - \nabla_j\| \le W_M`, transport with cost :math:`M\|z-z'\| + \sqrt2\,r\,[y \ne y']`
+parameters            :math:`\|\phi_i - \phi_j\| \le \kappa\,W_M` after one gradient step of length κ from a common head
+====================  ==================================================================================================================
+
+with :math:`T = \alpha\mu_i + (1-\alpha)\mu_j`, :math:`L_h = \tfrac12\|A\|_2` (softmax is ½-Lipschitz), :math:`\lambda(h^*) =
+\epsilon_i(h^*) + \epsilon_j(h^*)` for *any* head :math:`h^*` (the best one makes the bound tight), r the largest
+:math:`\|(z, 1)\|` and :math:`M = \tfrac12\|A\|_2\,r + \sqrt2`.
+
+Where this differs from the printed statements: M bounds the slope of the *gradient* of the loss, not of the loss; labels jump where
+embeddings do not, so the gradient's cost has a term for them; the learning rate multiplies (one step is κ times a gradient); the parameter
+bound is for one plain step, not for epochs with momentum.
+
+Imports transport and errors; arrays only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from emdcfl.core.errors import DataError
+from emdcfl.transport import cost_matrix, exact
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Embeddings ``(n, d)`` and labels ``(n,)`` of one client or cluster."""
+
+    z: Array
+    y: Array
+
+    def __post_init__(self) -> None:
+        if self.z.ndim != 2 or len(self.z) == 0 or self.y.shape != (len(self.z),):
+            raise DataError(f"expected embeddings (n, d) and n labels, got {self.z.shape} and {self.y.shape}")
+
+
+@dataclass(frozen=True)
+class Head:
+    """A linear head with softmax: ``weight`` (K, d), ``bias`` (K,)."""
+
+    weight: Array
+    bias: Array
+
+    def __call__(self, z: Array) -> Array:
+        """Return class probabilities ``(n, K)``."""
+        logits = z.astype(np.float64) @ self.weight.T.astype(np.float64) + self.bias
+        shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
+        return np.asarray(shifted / shifted.sum(axis=1, keepdims=True))
+
+    @property
+    def lipschitz(self) -> float:
+        r"""Return :math:`L = \tfrac12\|A\|_2`: the Jacobian of softmax has spectral norm at most ½."""
+        return 0.5 * float(np.linalg.norm(self.weight.astype(np.float64), 2))
+
+    @property
+    def classes(self) -> int:
+        """K."""
+        return len(self.bias)
+
+
+@dataclass(frozen=True)
+class Mixture:
+    r"""The ensemble :math:`h_e = \alpha h_i + (1-\alpha) h_j`."""
+
+    first: Head
+    second: Head
+    alpha: float
+
+    def __call__(self, z: Array) -> Array:
+        """Return class probabilities ``(n, K)``."""
+        return np.asarray(self.alpha * self.first(z) + (1 - self.alpha) * self.second(z))
+
+    @property
+    def lipschitz(self) -> float:
+        """Return the same convex combination of the heads' constants."""
+        return self.alpha * self.first.lipschitz + (1 - self.alpha) * self.second.lipschitz
+
+    @property
+    def classes(self) -> int:
+        """K."""
+        return self.first.classes
+
+
+Hypothesis = Head | Mixture
+
+
+def disagreement(h: Hypothesis, other: Hypothesis, z: Array) -> float:
+    r"""Return :math:`\epsilon_c(h, h') = \mathbb E\|h(z) - h'(z)\|`."""
+    return float(np.linalg.norm(h(z) - other(z), axis=1).mean())
+
+
+def error(h: Hypothesis, sample: Sample) -> float:
+    r"""Return :math:`\epsilon_c(h) = \mathbb E\|h(z) - e_y\|`: 0 for sure and right, :math:`\sqrt2` for sure and wrong."""
+    return float(np.linalg.norm(h(sample.z) - np.eye(h.classes)[sample.y], axis=1).mean())
+
+
+def w1(a: Array, b: Array) -> float:
+    r"""Return :math:`W_1` between two samples with the Euclidean cost."""
+    return exact(cost_matrix(a, b, cost="euclidean")).value
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A measured quantity, the bound above it, and the terms the bound is the sum of."""
+
+    measured: float
+    bound: float
+    terms: dict[str, float]
+
+    @property
+    def holds(self) -> bool:
+        """Whether the bound is respected, up to rounding."""
+        return self.measured <= self.bound + 1e-5 * max(1.0, abs(self.bound))
+
+
+def disagreement_bound(h: Hypothesis, other: Hypothesis, i: Array, j: Array, distance: float | None = None) -> Bound:
+    r"""Evaluate :math:`\epsilon_i(h,h') \le \epsilon_j(h,h') + (L_h + L_{h'})\,W_1`; the paper writes 2L for the larger L twice."""
+    distance = w1(i, j) if distance is None else distance
+    terms = {"disagreement there": disagreement(h, other, j), "transport": (h.lipschitz + other.lipschitz) * distance}
+    return Bound(disagreement(h, other, i), sum(terms.values()), terms)
+
+
+def merging_bound(h: Hypothesis, i: Sample, j: Sample, alpha: float, ideals: Sequence[Head], distance: float | None = None) -> Bound:
+    r"""Evaluate the bound on :math:`\epsilon_T(h)`, with the head among ``ideals`` that makes it smallest.
+
+    Every :math:`h^*` gives a valid bound, so candidates may trade a small λ for a small Lipschitz constant.
+    """
+    if not 0 <= alpha <= 1:
+        raise DataError(f"expected a share alpha between 0 and 1, got {alpha}")
+    distance = w1(i.z, j.z) if distance is None else distance
+    crossed = alpha * error(h, j) + (1 - alpha) * error(h, i)
+    found = []
+    for ideal in ideals:
+        terms = {
+            "crossed errors": crossed,
+            "transport": (h.lipschitz + ideal.lipschitz) * distance,
+            "lambda": error(ideal, i) + error(ideal, j),
+        }
+        found.append((sum(terms.values()), terms))
+    if not found:
+        raise DataError("expected at least one candidate for the ideal head, got none; see ideal_heads")
+    bound, terms = min(found, key=lambda pair: pair[0])
+    return Bound(alpha * error(h, i) + (1 - alpha) * error(h, j), bound, terms)
+
+
+def ensemble_bound(first: Head, second: Head, i: Sample, j: Sample, alpha: float, ideals: Sequence[Head]) -> Bound:
+    r"""Evaluate the bound on :math:`\epsilon_T(\alpha h_i + (1-\alpha) h_j)` that follows from convexity of the error."""
+    distance = w1(i.z, j.z)
+    one = merging_bound(first, i, j, alpha, ideals, distance)
+    two = merging_bound(second, i, j, alpha, ideals, distance)
+    terms = {name: alpha * one.terms[name] + (1 - alpha) * two.terms[name] for name in one.terms}
+    ensemble = Mixture(first, second, alpha)
+    return Bound(alpha * error(ensemble, i) + (1 - alpha) * error(ensemble, j), sum(terms.values()), terms)
+
+
+def gradient(head: Head, sample: Sample) -> Array:
+    r"""Return the mean gradient of cross-entropy with respect to (A, b): :math:`\mathbb E\,(h(z) - e_y)(z, 1)^\top`, ``(K, d + 1)``."""
+    residual = head(sample.z) - np.eye(head.classes)[sample.y]
+    return np.asarray(residual.T @ _with_one(sample.z) / len(sample.y))
+
+
+def gradient_bound(head: Head, i: Sample, j: Sample) -> Bound:
+    r"""Evaluate :math:`\|\nabla_i - \nabla_j\| \le W_M` at a common head.
+
+    For one label, :math:`(h(z) - e_y)(z,1)^\top` moves by at most :math:`(\tfrac12\|A\|r + \sqrt2)\|z - z'\|`; another label adds at most
+    :math:`\sqrt2\,r`.
+    """
+    r = max(float(np.linalg.norm(_with_one(s.z), axis=1).max()) for s in (i, j))
+    slope, jump = head.lipschitz * r + math.sqrt(2), math.sqrt(2) * r
+    cost = slope * cost_matrix(i.z, j.z, cost="euclidean").astype(np.float64) + jump * (i.y[:, None] != j.y[None, :])
+    measured = float(np.linalg.norm(gradient(head, i) - gradient(head, j)))
+    value = exact(cost).value
+    return Bound(measured, value, {"transport with labels": value, "M": slope})
+
+
+def parameter_bound(head: Head, i: Sample, j: Sample, kappa: float) -> Bound:
+    r"""Evaluate :math:`\|\phi_i - \phi_j\| \le \kappa\,W_M` after one gradient step of length κ each from ``head``."""
+    steps = [_stepped(head, s, kappa) for s in (i, j)]
+    apart = np.concatenate([(steps[0].weight - steps[1].weight).ravel(), steps[0].bias - steps[1].bias])
+    gradients = gradient_bound(head, i, j)
+    return Bound(float(np.linalg.norm(apart)), kappa * gradients.bound, {"kappa": kappa, **gradients.terms})
+
+
+def _stepped(head: Head, sample: Sample, kappa: float) -> Head:
+    step = gradient(head, sample)
+    return Head(head.weight - kappa * step[:, :-1], head.bias - kappa * step[:, -1])
+
+
+def _with_one(z: Array) -> Array:
+    return np.concatenate([z.astype(np.float64), np.ones((len(z), 1))], axis=1)
+
+
+def fit_head(sample: Sample, classes: int, *, penalty: float = 1e-3) -> Head:
+    r"""Return the head that minimises cross-entropy plus :math:`\tfrac{\text{penalty}}2\|A\|^2`; a larger penalty gives a smaller L."""
+    from scipy.optimize import minimize
+
+    x, targets = _with_one(sample.z), np.eye(classes)[sample.y]
+    decay = np.ones(x.shape[1])
+    decay[-1] = 0.0  # the bias is free
+
+    def objective(flat: Array) -> tuple[float, Array]:
+        weights = flat.reshape(classes, -1)
+        logits = x @ weights.T
+        logits -= logits.max(axis=1, keepdims=True)
+        log_p = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+        slope = (np.exp(log_p) - targets).T @ x / len(x) + penalty * decay * weights
+        value = -(targets * log_p).sum() / len(x) + 0.5 * penalty * float((decay * weights**2).sum())
+        return float(value), slope.ravel()
+
+    found = minimize(objective, np.zeros(classes * x.shape[1]), jac=True, method="L-BFGS-B", options={"maxiter": 500})
+    weights = found.x.reshape(classes, -1)
+    return Head(weights[:, :-1], weights[:, -1])
+
+
+def ideal_heads(i: Sample, j: Sample, classes: int, *, penalties: Sequence[float] = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)) -> list[Head]:
+    """Return candidates for the ideal head: fitted on both samples, from tight to smooth."""
+    both = Sample(np.concatenate([i.z, j.z]), np.concatenate([i.y, j.y]))
+    return [fit_head(both, classes, penalty=penalty) for penalty in penalties]
+
+
+@dataclass(frozen=True)
+class Merging:
+    """What merging two clusters could cost at most, and what it did cost, in units of the error (0 to √2)."""
+
+    alone: float
+    merged: Bound
+    distance: float
+
+    @property
+    def at_most(self) -> float:
+        """The bound on the rise of the error."""
+        return self.merged.bound - self.alone
+
+    @property
+    def did(self) -> float:
+        """The measured rise of the error (negative where merging helped)."""
+        return self.merged.measured - self.alone
+
+    def sentence(self, first: str = "the first", second: str = "the second") -> str:
+        """Say it in words; a bound above what an error can rise at all says nothing, and is said to."""
+        empty = ", more than an error can rise at all," if self.alone + self.at_most > math.sqrt(2) else ""
+        return (
+            f"merging {first} and {second} could raise the error by at most {self.at_most:.3f}{empty} and did raise it by {self.did:.3f} "
+            f"(from {self.alone:.3f}; W1 = {self.distance:.3f}, lambda = {self.merged.terms['lambda']:.3f})"
+        )
+
+
+def merging(i: Sample, j: Sample, classes: int, *, penalty: float = 1e-2) -> Merging:
+    r"""Fit a head on each sample, and one on both, over one embedding; compare each on its own with the ensemble on the mixture.
+
+    α is the share of the first sample, and ``alone`` is :math:`\alpha\,\epsilon_i(h_i) + (1-\alpha)\,\epsilon_j(h_j)`.
+    """
+    alpha = len(i.y) / (len(i.y) + len(j.y))
+    first, second = fit_head(i, classes, penalty=penalty), fit_head(j, classes, penalty=penalty)
+    bound = ensemble_bound(first, second, i, j, alpha, ideal_heads(i, j, classes))
+    return Merging(alpha * error(first, i) + (1 - alpha) * error(second, j), bound, w1(i.z, j.z))

@@ -1,0 +1,74 @@
+"""The numbers of the paper's tables, with their standard deviations, from one data file (``paper/values.json``).
+
+Accuracies are in percent, as printed there. Imports nothing of the package.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Value:
+    """A number of the paper: the mean of three runs and its standard deviation, where one is given."""
+
+    mean: float
+    std: float | None = None
+
+    def text(self, digits: int = 2) -> str:
+        """Write it as the paper does."""
+        return f"{self.mean:.{digits}f}" + ("" if self.std is None else f" ± {self.std:.{digits}f}")
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """One table: what its columns are (scenario, metric, participants), and its cells by row; ``None`` where it has a dash."""
+
+    label: str
+    columns: tuple[dict[str, Any], ...]
+    rows: dict[str, tuple[Value | None, ...]]
+
+
+@functools.cache
+def tables() -> dict[str, PaperTable]:
+    """Every table of the paper by its label (without ``tab:``)."""
+    text = resources.files("emdcfl.paper").joinpath("data/values.json").read_text(encoding="utf-8")
+    return {label: _table(label, raw) for label, raw in json.loads(text).items()}
+
+
+def _table(label: str, raw: dict[str, Any]) -> PaperTable:
+    rows = {name: tuple(None if cell is None else Value(*cell) for cell in cells) for name, cells in raw["rows"].items()}
+    return PaperTable(label, tuple(raw["columns"]), rows)
+
+
+@functools.cache
+def _cells() -> dict[tuple[str, str, str, int | None], Value]:
+    found: dict[tuple[str, str, str, int | None], Value] = {}
+    for table in tables().values():
+        for name, cells in table.rows.items():
+            for column, value in zip(table.columns, cells, strict=True):
+                if value is not None and "scenario" in column:
+                    found[column["scenario"], name, column["metric"], column.get("participants")] = value
+    return found
+
+
+def paper_value(scenario: str, method: str, metric: str, participants: int | None = None) -> Value | None:
+    """Return what the paper reports of a method on a scenario, or ``None`` where it reports nothing.
+
+    Parameters
+    ----------
+    metric : str
+        ``mean`` and ``worst`` accuracy, ``ari``; on backdoor scenarios ``clean``, ``backdoor`` and ``ari``.
+    participants : int, optional
+        Clients per round, where not all take part.
+
+    Examples
+    --------
+    >>> paper_value("pacs", "emdcfl", "mean").text()
+    '92.47 ± 0.32'
+    """
+    return _cells().get((scenario, method, metric, participants))

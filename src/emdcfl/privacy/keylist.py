@@ -1,0 +1,92 @@
+"""Whose key is whose: a list that binds a client's name to the fingerprint of its public key.
+
+The server keeps one, so that a node that takes another's name is noticed. A node may keep one too, so that a server that swaps the keys
+it relays (and could then open what is sealed) is noticed.
+
+==============  ==========================================================================================
+``relay``       take every key as it comes: the server is trusted to relay keys honestly
+``first-use``   remember the first key seen for a name; another one is refused
+``pinned``      only the names and keys of the list, which people compared by other means
+==============  ==========================================================================================
+
+Imports errors and the fingerprint only.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+
+from emdcfl.core.errors import ClientError, ConfigError
+from emdcfl.privacy.nodekeys import fingerprint
+
+Trust = Literal["relay", "first-use", "pinned"]
+MODES = ("relay", "first-use", "pinned")
+
+
+class KeyList:
+    """Name → fingerprint, in a TOML file or in memory.
+
+    Parameters
+    ----------
+    path : path, optional
+        Where the list is kept; ``None`` keeps it in memory.
+    trust : "relay", "first-use" or "pinned"
+    """
+
+    def __init__(self, path: str | Path | None = None, trust: str = "first-use") -> None:
+        if trust not in MODES:
+            raise ConfigError(f"expected trust to be one of {', '.join(MODES)}, got {trust!r}")
+        self.path, self.trust = None if path is None else Path(path), trust
+        self.known: dict[str, str] = self._read()
+        if trust == "pinned" and not self.known:
+            raise ConfigError(f"trust = 'pinned' needs a list of names and fingerprints, and {self.path or 'none'} holds none; fill it in")
+
+    def _read(self) -> dict[str, str]:
+        if self.path is None or not self.path.exists():
+            return {}
+        try:
+            raw: Any = tomllib.loads(self.path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{self.path}: cannot read the list of keys: {error}; restore it") from error
+        if not all(isinstance(v, str) and v.startswith("SHA256:") for v in raw.values()):
+            raise ConfigError(f'{self.path}: expected lines like site = "SHA256:…", got something else')
+        return dict(raw)
+
+    def check(self, name: str, key: bytes) -> None:
+        """Raise ``ClientError`` if this key may not go by this name."""
+        self.check_all({name: key})
+
+    def check_all(self, keys: Mapping[str, bytes]) -> None:
+        """Check several keys, and remember those that are new, where the mode is to remember."""
+        if self.trust == "relay":
+            return
+        new = {}
+        for name, key in keys.items():
+            print_ = fingerprint(key)
+            known = self.known.get(name)
+            if known is None and self.trust == "pinned":
+                raise ClientError(f"no key is pinned for client {name!r}, and it shows {print_}; add it to {self.path} if it is genuine")
+            if known is not None and known != print_:
+                raise ClientError(
+                    f"client {name!r} shows the key {print_}, expected {known}: another node uses its name, or its key was replaced; "
+                    f"correct {self.path or 'the list'} if that is meant"
+                )
+            if known is None:
+                new[name] = print_
+        if new:
+            self.known = {**self.known, **new}
+            self._write()
+
+    def _write(self) -> None:
+        if self.path is None:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        temporary.write_text(tomli_w.dumps(dict(sorted(self.known.items()))), encoding="utf-8")
+        temporary.replace(self.path)

@@ -1,0 +1,130 @@
+"""What a page is made from: a run directory read into one object. Imports experiments (outputs, store, files) and clustering."""
+
+from __future__ import annotations
+
+import tomllib
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from emdcfl.core.errors import StoreError
+from emdcfl.report.gaps import Gaps
+from emdcfl.report.svg import COLOURS, SHAPES
+from emdcfl.runs.outputs import read_reading, read_summary
+from emdcfl.runs.scoring import MetricsRow
+from emdcfl.runs.store.directory import RunStore
+from emdcfl.runs.store.files import read_arrays
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run directory, as far as it is there."""
+
+    path: Path
+    summary: dict[str, Any]
+    rows: list[MetricsRow]
+    config: dict[str, Any]
+    gaps: Gaps | None
+    tau: list[float] | None
+    doubts: list[str]
+    baselines: dict[str, Run]
+
+    @property
+    def clients(self) -> list[str]:
+        return [str(c) for c in self.summary["clients"]]
+
+    @property
+    def clusters(self) -> list[int] | None:
+        found = self.summary.get("clusters")
+        return None if found is None else [int(k) for k in found]
+
+    @property
+    def groups(self) -> list[str] | None:
+        """True groups, where the scenario knows them and there is more than a name for each."""
+        found = self.summary.get("groups")
+        return None if found is None else [str(g) for g in found]
+
+    @property
+    def variants(self) -> list[str]:
+        return list(self.summary["accuracy"]["variants"])
+
+    @cached_property
+    def last(self) -> dict[str, MetricsRow]:
+        """MetricsRow of the last round in which each client was tested."""
+        return {r["client"]: r for r in self.rows if r.get("accuracy")}
+
+    def accuracy_of(self, client: str, variant: str) -> float | None:
+        """Return the last accuracy of a client; none where it was not tested or has no test samples."""
+        row = self.last.get(client)
+        if row is None or variant not in row["accuracy"] or not (row.get("test_samples") or {}).get(variant, 1):
+            return None
+        value = row["accuracy"][variant]
+        return None if value is None else float(value)
+
+    @cached_property
+    def colours(self) -> dict[int, str]:
+        """Style class of each cluster: the largest have a colour each, the rest are grey."""
+        if self.clusters is None:
+            return {}
+        sizes = Counter(self.clusters)
+        chosen = sorted(sorted(sizes, key=lambda k: (-sizes[k], k))[:COLOURS])
+        return {k: f"k{chosen.index(k)}" if k in chosen else "kx" for k in sorted(sizes)}
+
+    @cached_property
+    def shapes(self) -> dict[str, str]:
+        """Shape of each true group; circles for all where there are more groups than shapes."""
+        names = list(dict.fromkeys(self.groups or []))
+        return {g: SHAPES[i] if len(names) <= len(SHAPES) else "circle" for i, g in enumerate(names)}
+
+    @property
+    def order(self) -> list[int]:
+        """Client numbers by cluster, then as given."""
+        labels = self.clusters or [0] * len(self.clients)
+        return sorted(range(len(labels)), key=lambda i: (labels[i], i))
+
+
+def read_run(folder: Path) -> Run:
+    """Read a run directory; only ``summary.json`` must be there."""
+    summary = read_summary(folder)
+    missing = [key for key in ("method", "scenario", "clients", "accuracy") if key not in summary]
+    if missing or "variants" not in summary["accuracy"]:
+        raise StoreError(f"{folder / 'summary.json'}: no {(missing or ['accuracy.variants'])[0]!r}; resume the run to write it again")
+    gaps, tau = _read_distances(folder, summary)
+    found = {p.name: p for p in sorted((folder / "baselines").glob("*")) if (p / "summary.json").is_file()}
+    return Run(
+        path=folder,
+        summary=summary,
+        rows=RunStore(folder).read_metrics(),
+        config=_read_config(folder / "config.toml"),
+        gaps=gaps,
+        tau=tau,
+        doubts=[str(doubt) for doubt in (read_reading(folder) or {}).get("doubts", [])],
+        baselines={name: read_run(path) for name, path in found.items()},
+    )
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{path}: truncated or damaged: {error}; restore it, or start again with another --out") from error
+
+
+def _read_distances(folder: Path, summary: dict[str, Any]) -> tuple[Gaps | None, list[float] | None]:
+    path = folder / "distances.npz"
+    if not path.exists() or summary.get("clusters") is None:
+        return None, None
+    arrays = read_arrays(path)
+    n = len(summary["clients"])
+    for name in ("W", "epsilon", "kind"):
+        if name not in arrays or arrays[name].shape != (n, n):
+            raise StoreError(f"{path}: expected {name} of shape ({n}, {n}), one row per client; resume the run to write it again")
+    tau = arrays.get("tau")
+    known = None if tau is None or tau.shape != (n,) else [float(t) for t in np.asarray(tau, dtype=np.float64)]
+    return Gaps(arrays["W"], arrays["epsilon"], arrays["kind"], [int(k) for k in summary["clusters"]]), known

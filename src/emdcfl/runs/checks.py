@@ -1,0 +1,167 @@
+"""Check values from a file or a command line against the type hints of the dataclass or function that will take them.
+
+Imports errors only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from emdcfl.core.errors import ConfigError, nearest
+
+NONE = "none"
+"""How ``None`` is written where the format has no word for it (TOML)."""
+
+
+def check_options(target: Callable[..., Any], options: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the options, coerced to the types that ``target`` declares.
+
+    Parameters
+    ----------
+    target : dataclass or function
+        Its fields, or its keyword parameters, are the valid names; their type hints are the valid types. An int is accepted for a float,
+        a list for a tuple, and the word ``"none"`` for ``None``.
+    options : mapping
+        Name → value.
+    where : str
+        Begins the error message: the file and table, as in ``"config.toml: method"``.
+
+    Raises
+    ------
+    ConfigError
+        A name is unknown (the nearest valid one is given) or a value has the wrong type.
+
+    Examples
+    --------
+    >>> @dataclasses.dataclass
+    ... class Example:
+    ...     tolerance: "float | typing.Literal['auto']" = 0.025
+    >>> check_options(Example, {"tolerance": 1}, "config.toml: method")
+    {'tolerance': 1.0}
+    >>> check_options(Example, {"tolerence": 1}, "config.toml: method")
+    Traceback (most recent call last):
+    ...
+    emdcfl.core.errors.ConfigError: config.toml: method has no key 'tolerence': did you mean 'tolerance'? (valid: tolerance)
+    """
+    names, open_ended = _names(target)
+    hints = typing.get_type_hints(target)
+    checked = {}
+    for key, value in options.items():
+        if key not in names:
+            if not open_ended:
+                raise ConfigError(f"{where} has no key {key!r}: {nearest(key, names) if names else 'it takes no options'}")
+            checked[key] = value
+            continue
+        checked[key] = _checked(value, hints.get(key, Any), f"{where}.{key}")
+    return checked
+
+
+def _names(target: Callable[..., Any]) -> tuple[list[str], bool]:
+    """Valid option names, and whether any other name is welcome too."""
+    if dataclasses.is_dataclass(target):
+        return [field.name for field in dataclasses.fields(target) if field.init], False
+    parameters = inspect.signature(target).parameters.values()
+    by_keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [p.name for p in parameters if p.kind in by_keyword], any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+
+
+def _checked(value: Any, hint: Any, where: str) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{where} must be finite, got {value}")
+    if isinstance(value, int) and abs(value) >= 2**63:  # beyond what a tensor, and at some size Python's own text, can hold
+        raise ConfigError(f"{where} must be below 2^63 in size, got a number of {value.bit_length()} bits")
+    fits, result = _fit(value, hint)
+    if not fits:
+        raise ConfigError(f"{where} must be {describe(hint)}, got {value!r} ({type(value).__name__})")
+    return result
+
+
+def _fit(value: Any, hint: Any) -> tuple[bool, Any]:
+    """Whether the value fits the hint, and the value coerced to it."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return True, value
+    if hint is None or hint is type(None):
+        return value is None or value == NONE, None
+    if origin is typing.Literal:
+        # 1 == True: without the type, a bool would pass for a number
+        return any(value == choice and type(value) is type(choice) for choice in arguments), value
+    if origin in (typing.Union, types.UnionType):
+        return _fit_union(value, arguments)
+    if hint is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool), float(value) if isinstance(value, (int, float)) else value
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool), value
+    container = origin or hint
+    if container is tuple:
+        return _fit_tuple(value, arguments)
+    if container is list or container is Sequence:
+        return _fit_items(value, arguments[0] if arguments else Any)
+    if container is dict or container is Mapping:
+        return _fit_mapping(value, arguments[1] if arguments else Any)
+    return isinstance(container, type) and isinstance(value, container), value
+
+
+def _fit_union(value: Any, hints: tuple[Any, ...]) -> tuple[bool, Any]:
+    if type(None) in hints and (value is None or value == NONE):
+        return True, None
+    exact = [hint for hint in hints if isinstance(hint, type) and type(value) is hint]  # int | float keeps an int
+    for hint in (*exact, *hints):
+        fits, result = _fit(value, hint)
+        if fits:
+            return True, result
+    return False, value
+
+
+def _fit_tuple(value: Any, hints: tuple[Any, ...]) -> tuple[bool, Any]:
+    if not isinstance(value, (list, tuple)):
+        return False, value
+    if not hints or hints[-1] is Ellipsis:
+        fits, items = _fit_items(value, hints[0] if hints else Any)
+        return fits, tuple(items)
+    if len(value) != len(hints):
+        return False, value
+    pairs = [_fit(item, hint) for item, hint in zip(value, hints, strict=True)]
+    return all(fits for fits, _ in pairs), tuple(item for _, item in pairs)
+
+
+def _fit_items(value: Any, hint: Any) -> tuple[bool, Any]:
+    if not isinstance(value, (list, tuple)):
+        return False, value
+    pairs = [_fit(item, hint) for item in value]
+    return all(fits for fits, _ in pairs), [item for _, item in pairs]
+
+
+def _fit_mapping(value: Any, hint: Any) -> tuple[bool, Any]:
+    if not isinstance(value, Mapping):
+        return False, value
+    pairs = {key: _fit(item, hint) for key, item in value.items()}
+    return all(fits for fits, _ in pairs.values()), {key: item for key, (_, item) in pairs.items()}
+
+
+def describe(hint: Any) -> str:
+    """The hint in words, for error messages.
+
+    Examples
+    --------
+    >>> describe(float | typing.Literal["auto"])
+    "float or 'auto'"
+    """
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        return " or ".join(repr(choice) for choice in arguments)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(describe(argument) for argument in arguments)
+    if hint is type(None):
+        return repr(NONE)
+    if origin in (list, tuple, Sequence):
+        return f"a list of {describe(arguments[0])}"
+    if origin in (dict, Mapping):
+        return f"a table of {describe(arguments[1])}"
+    return str(getattr(hint, "__name__", hint))

@@ -1,0 +1,283 @@
+"""The configuration of a run: dataclasses, and the TOML they are read from and written to.
+
+Seven tables: ``[run] [scenario] [method] [model] [training] [engine] [trust]``. In ``[scenario]``, ``[method]`` and ``[model]`` there is
+a ``name``, and every other key is an option of that scenario, method or model; ``check_options`` compares the options with what it
+declares. A key that is left out has its default; where the default is ``None``, the scenario decides (participants: all). An eighth,
+``[privacy]``, is another way to write the method's ``privacy_`` options: ``privacy.epsilon`` is ``method.privacy_epsilon``, and wins
+over it.
+
+Imports errors, checks, the template and the policy of ``trust``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import tomli_w
+
+from emdcfl.core.errors import ConfigError, nearest
+from emdcfl.runs.checks import NONE, check_options
+from emdcfl.runs.template import template
+from emdcfl.trust.policy import RANGES as TRUST_RANGES
+from emdcfl.trust.policy import Trust
+
+__all__ = [
+    "Choice",
+    "Config",
+    "EngineConfig",
+    "RunConfig",
+    "TrainingConfig",
+    "Trust",
+    "as_dict",
+    "check_options",
+    "config_hash",
+    "dump",
+    "from_dict",
+    "load",
+    "loads",
+    "override",
+    "template",
+]
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """How long, with whom, from which seed."""
+
+    seed: int = 0
+    rounds: int | None = None
+    participants: int | None = None
+    evaluate_every: int = 1
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A scenario, method or model: its name and its options."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """Local training. ``None`` is the scenario's default."""
+
+    local_epochs: int | None = None
+    batch_size: int | None = None
+    lr: float | None = None
+    momentum: float = 0.9
+    weight_decay: float = 1e-6
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Where client tasks run, and what happens when one fails."""
+
+    name: str = "auto"
+    workers: int = 1
+    device: str = "auto"
+    precision: Literal["fp32", "tf32", "bf16"] = "fp32"
+    threads: int = 1
+    streams: int | None = None
+    deterministic: bool = True
+    compile: Literal["auto", "yes", "no"] = "auto"
+    on_failure: Literal["stop", "continue"] = "stop"
+    quorum: float = 0.5
+    retries: int = 2
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything a run depends on."""
+
+    run: RunConfig = field(default_factory=RunConfig)
+    scenario: Choice = field(default_factory=lambda: Choice("rotated-digits"))
+    method: Choice = field(default_factory=lambda: Choice("emdcfl"))
+    model: Choice | None = None
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    trust: Trust = field(default_factory=Trust)
+
+
+TABLES = tuple(f.name for f in dataclasses.fields(Config))
+CHOICES = ("scenario", "method", "model")
+PRIVACY = "privacy"
+Table = TypeVar("Table", RunConfig, TrainingConfig, EngineConfig, Trust)
+
+RANGES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "run.seed": (lambda v: 0 <= v < 2**63, "from 0 to 2^63 - 1"),
+    "run.rounds": (lambda v: v >= 1, "at least 1"),
+    "run.participants": (lambda v: v >= 1, "at least 1"),
+    "run.evaluate_every": (lambda v: v >= 1, "at least 1"),
+    "training.local_epochs": (lambda v: v >= 1, "at least 1"),
+    "training.batch_size": (lambda v: v >= 1, "at least 1"),
+    "training.lr": (lambda v: v > 0, "above 0"),
+    "training.momentum": (lambda v: 0 <= v < 1, "at least 0 and below 1"),
+    "training.weight_decay": (lambda v: v >= 0, "at least 0"),
+    "engine.workers": (lambda v: v >= 1, "at least 1"),
+    "engine.device": (lambda v: re.fullmatch(r"auto|cpu|cuda(:\d+)?", v) is not None, "'auto', 'cpu', 'cuda' or 'cuda:<number>'"),
+    "engine.threads": (lambda v: v >= 1, "at least 1"),
+    "engine.streams": (lambda v: v >= 1, "at least 1"),
+    "engine.quorum": (lambda v: 0 < v <= 1, "above 0 and at most 1"),
+    "engine.retries": (lambda v: v >= 0, "at least 0"),
+    **TRUST_RANGES,
+}
+
+
+def from_dict(raw: Mapping[str, Any], where: str = "config") -> Config:
+    """Build and check a config from its tables. ``where`` (a file name, say) begins the error messages."""
+    for table, values in raw.items():
+        if table not in (*TABLES, PRIVACY):
+            raise ConfigError(f"{where}: unknown table [{table}]: {nearest(table, (*TABLES, PRIVACY))}")
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"{where}: {table} must be a table, [{table}], got {values!r} ({type(values).__name__})")
+    if PRIVACY in raw:
+        raw = {**raw, "method": {**raw.get("method", {}), **{f"{PRIVACY}_{key}": value for key, value in raw[PRIVACY].items()}}}
+    return Config(
+        run=_table(RunConfig, "run", raw, where),
+        scenario=_choice("scenario", raw, where, Config().scenario.name),
+        method=_choice("method", raw, where, Config().method.name),
+        model=_choice("model", raw, where, None) if raw.get("model") else None,
+        training=_table(TrainingConfig, "training", raw, where),
+        engine=_table(EngineConfig, "engine", raw, where),
+        trust=_table(Trust, "trust", raw, where),
+    )
+
+
+def _table(cls: type[Table], table: str, raw: Mapping[str, Any], where: str) -> Table:
+    values = check_options(cls, raw.get(table, {}), f"{where}: {table}")
+    for key, value in values.items():
+        holds, expected = RANGES.get(f"{table}.{key}", (lambda _: True, ""))
+        if value is not None and not holds(value):
+            raise ConfigError(f"{where}: {table}.{key} must be {expected}, got {value!r}")
+    return cls(**values)
+
+
+def _choice(table: str, raw: Mapping[str, Any], where: str, default: str | None) -> Choice:
+    values = raw.get(table, {})
+    name = values.get("name", default)
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"{where}: {table}.name must be the name of a {table}, got {'nothing' if name is None else repr(name)}")
+    options = {key: _plain(value, f"{where}: {table}.{key}") for key, value in values.items() if key != "name"}
+    return Choice(name, options)
+
+
+def _plain(value: Any, where: str) -> Any:
+    """Refuse what JSON cannot carry: dates, NaN, infinities, objects."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item, f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, where) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{where} must be finite, got {value}")
+    if isinstance(value, int) and abs(value) >= 2**63:
+        raise ConfigError(f"{where} must be below 2^63 in size, got a number of {value.bit_length()} bits")
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise ConfigError(f"{where} must be a number, string, boolean, list or table, got {value!r} ({type(value).__name__})")
+
+
+def as_dict(config: Config) -> dict[str, dict[str, Any]]:
+    """The tables of the config, in order. Unset keys are left out; an option that is ``None`` becomes ``"none"``."""
+    tables: dict[str, dict[str, Any]] = {}
+    for table in TABLES:
+        part = getattr(config, table)
+        if isinstance(part, Choice):
+            tables[table] = {"name": part.name} | {key: _written(part.options[key]) for key in sorted(part.options)}
+        elif part is not None:
+            tables[table] = {key: value for key, value in dataclasses.asdict(part).items() if value is not None}
+    return tables
+
+
+def _written(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _written(value[key]) for key in sorted(value)}
+    if isinstance(value, (list, tuple)):
+        return [_written(item) for item in value]
+    return NONE if value is None else value
+
+
+def loads(text: str, where: str = "config") -> Config:
+    """Parse TOML text."""
+    try:
+        raw = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits is a ValueError of its own
+        raise ConfigError(f"{where}: not valid TOML: {error}") from error
+    return from_dict(raw, where)
+
+
+def load(path: str | Path) -> Config:
+    """Read a TOML file."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise ConfigError(f"{path}: cannot read the config: {reason}; 'emdcfl init' writes one to start from") from error
+    return loads(text, str(path))
+
+
+def dump(config: Config) -> str:
+    """The config as TOML that can be run as it is: same config, same text."""
+    return tomli_w.dumps(as_dict(config))
+
+
+YOUNG: Mapping[str, tuple[str, ...]] = {
+    "trust": tuple(f.name for f in dataclasses.fields(Trust)),
+    "engine": ("streams", "deterministic", "compile"),
+}
+"""Keys that are younger than the hash: they count where they are not the default, so that older runs can be resumed."""
+
+
+def config_hash(config: Config) -> str:
+    """SHA-256 (hex) of the config as canonical JSON: equal for equal settings, whatever the order of their keys."""
+    tables, usual = as_dict(config), as_dict(Config())
+    for table, keys in YOUNG.items():
+        tables[table] = {k: v for k, v in tables[table].items() if k not in keys or v != usual[table].get(k)}
+    text = json.dumps({t: v for t, v in tables.items() if v}, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def override(config: Config, settings: Mapping[str, str], where: str = "--set") -> Config:
+    """Apply ``--set`` settings: dotted key → value as TOML, or a string where it is not TOML.
+
+    Examples
+    --------
+    >>> changed = override(Config(), {"method.tolerance": "0.03", "method": "fedavg", "run.rounds": "5"})
+    >>> changed.method, changed.run.rounds
+    (Choice(name='fedavg', options={'tolerance': 0.03}), 5)
+    """
+    raw: dict[str, Any] = as_dict(config)
+    for key, text in settings.items():
+        table, *path = key.split(".")
+        if table not in (*TABLES, PRIVACY):
+            raise ConfigError(f"--set {key}: unknown table {table!r}: {nearest(table, (*TABLES, PRIVACY))}")
+        if not path and table in CHOICES:
+            path = ["name"]
+        if not path or not all(path):
+            raise ConfigError(f"--set {key}: expected table.key=value, as in run.rounds=10")
+        target = raw.setdefault(table, {})
+        for step in path[:-1]:
+            target = target.setdefault(step, {})
+            if not isinstance(target, dict):
+                raise ConfigError(f"--set {key}: {step!r} is a value, not a table")
+        target[path[-1]] = text if path == ["name"] else _value(text)
+    return from_dict(raw, where)
+
+
+def _value(text: str) -> Any:
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):
+        return text
+    value = parsed["value"]
+    # more keys: the text had a line break in it; a date has no meaning here
+    return value if len(parsed) == 1 and isinstance(value, (bool, int, float, str, list, dict)) else text

@@ -1,0 +1,102 @@
+"""Rounds of a method over a federation: the loop that ``run`` and ``fit`` share. Knows no files and no terminal."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from emdcfl.core.errors import QuorumError
+from emdcfl.core.federation import Federation, Round
+from emdcfl.core.schema import Reply
+from emdcfl.methods.base import Method, Serving
+from emdcfl.runs.scoring import MetricsRow, score
+
+log = logging.getLogger("emdcfl")
+
+
+class Observer(Protocol):
+    """Whoever wants to see a run progress."""
+
+    def begin(self, index: int, total: int, participants: tuple[str, ...]) -> None:
+        """Note that a round begins."""
+
+    def reply(self, task: str, client: str, reply: Reply) -> None:
+        """Note that a client answered."""
+
+    def end(self, index: int, total: int, rows: list[MetricsRow], serving: Serving) -> None:
+        """Note that a round is finished and scored (``rows`` is empty where it was not)."""
+
+
+class Silent:
+    """An observer that does nothing."""
+
+    def begin(self, index: int, total: int, participants: tuple[str, ...]) -> None:
+        """Ignore."""
+
+    def reply(self, task: str, client: str, reply: Reply) -> None:
+        """Ignore."""
+
+    def end(self, index: int, total: int, rows: list[MetricsRow], serving: Serving) -> None:
+        """Ignore."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A finished round."""
+
+    index: int
+    state: Any
+    serving: Serving
+    rows: list[MetricsRow]
+
+
+def play(
+    fed: Federation,
+    method: Method,
+    *,
+    rounds: int,
+    state: Any = None,
+    done: int = 0,
+    evaluate_every: int = 1,
+    retries: int = 2,
+    observer: Observer | None = None,
+) -> Iterator[Finished]:
+    """Yield every round after ``done``, from ``state`` (or from ``init``), scored where ``evaluate_every`` says and in the last one.
+
+    A round below the quorum is repeated ``retries`` times; the state it started from is still there, because ``step`` changes nothing.
+    """
+    watch = observer or Silent()
+    losses: dict[str, float] = {}
+
+    def note(task: str, client: str, reply: Reply) -> None:
+        if isinstance(reply.get("loss"), float):
+            losses[client] = reply["loss"]
+        watch.reply(task, client, reply)
+
+    fed.observer = note
+    if state is None:
+        state = method.init(fed, fed.begin(0))
+    for index in range(done + 1, rounds + 1):
+        losses.clear()
+        round = fed.begin(index)
+        watch.begin(index, rounds, round.participants)
+        state = _persistent(fed, method, state, round, retries)
+        serving = method.serve(state)
+        scored = index % evaluate_every == 0 or index == rounds
+        rows = score(fed, serving, dict(losses)) if scored else []
+        watch.end(index, rounds, rows, serving)
+        yield Finished(index, state, serving, rows)
+
+
+def _persistent(fed: Federation, method: Method, state: Any, round: Round, retries: int) -> Any:
+    for attempt in range(retries + 1):
+        try:
+            return method.step(fed, state, round)
+        except QuorumError as error:
+            if attempt == retries:
+                raise
+            log.warning("round %d is repeated (%d of %d): %s", round.index, attempt + 1, retries, error)
+            round = fed.begin(round.index)
+    raise AssertionError("unreachable")

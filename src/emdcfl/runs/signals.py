@@ -1,0 +1,54 @@
+"""SIGTERM and Ctrl-C wait for a write that has begun: what is inside ``defer_signals`` is finished, then the program is interrupted.
+
+Only the command line installs it; a library must not take a host program's signals. Imports nothing of the project.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+class _Shield:
+    depth = 0
+    waiting = False
+    received: int | None = None
+
+
+def install() -> None:
+    """From now on SIGTERM and SIGINT raise ``KeyboardInterrupt``, but not in the middle of a write."""
+    _Shield.received, _Shield.waiting = None, False
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _interrupt)
+
+
+def received() -> int | None:
+    """Return the number of the last signal that asked to stop."""
+    return _Shield.received
+
+
+def _interrupt(number: int, frame: Any) -> None:
+    _Shield.received = number
+    if _Shield.depth:
+        _Shield.waiting = True
+    else:
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def defer_signals() -> Iterator[None]:
+    """Finish what is inside before a signal is obeyed. Blocks may be nested: the outermost counts."""
+    if threading.current_thread() is not threading.main_thread():  # Python runs signal handlers in the main thread only
+        yield
+        return
+    _Shield.depth += 1
+    try:
+        yield
+    finally:
+        _Shield.depth -= 1
+    if _Shield.waiting and not _Shield.depth:
+        _Shield.waiting = False
+        raise KeyboardInterrupt

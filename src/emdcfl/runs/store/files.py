@@ -1,0 +1,242 @@
+"""Files that are either whole or not there: written beside their place, flushed to the disk, then moved in one step.
+
+Also the two binary formats of a run directory, both with the same bytes for the same content: safetensors for tensors, npz for arrays.
+Nothing is pickled. A seal (``sealed``, ``write_tensors(seal=True)``) is a checksum inside a file that is read without its round.
+
+Imports errors, shield, torch, numpy and safetensors only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import zipfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from emdcfl.core.errors import StoreError
+from emdcfl.runs import signals
+
+SEAL = "sha256"
+"""Key of the checksum in a sealed file."""
+
+TEMPORARY = ".tmp-"
+"""How the names of files begin that were not finished; what a kill leaves behind is removed when the directory is opened next."""
+
+DTYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32",
+    torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+"""The types a tensor in a file may have, and their names in the safetensors format."""
+
+
+def write_file(path: Path, chunks: Iterable[bytes | memoryview], *, sync_folder: bool = True) -> None:
+    """Replace the file in one step. ``sync_folder=False`` leaves it to the caller to flush the folder entry (once for many files)."""
+    temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")
+    with signals.defer_signals():
+        try:
+            with temporary.open("wb") as file:
+                for chunk in chunks:
+                    file.write(chunk)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)  # noqa: PTH105 (one name to intercept in the tests of interrupted writes)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise unwritable(path, error) from error
+        if sync_folder:
+            fsync_folder(path.parent)
+
+
+def append_file(path: Path, content: bytes) -> None:
+    """Add to the end of a file, flushed to the disk before this returns; whoever reads it must expect a last line that was cut off."""
+    with signals.defer_signals():
+        try:
+            with path.open("ab") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise unwritable(path, error) from error
+
+
+def unwritable(path: Path, error: OSError) -> StoreError:
+    """Say that a place cannot be written, and that nothing is lost."""
+    return StoreError(f"{path}: cannot write: {error.strerror}; the last complete round is safe, free the cause and use --resume")
+
+
+def make_folder(path: Path) -> None:
+    """Make the folder and those above it, where they are missing."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise unwritable(path, error) from error
+
+
+def fsync_folder(folder: Path) -> None:
+    """Make new and renamed entries of the folder survive a power cut."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise unwritable(folder, error) from error
+
+
+def remove(path: Path) -> None:
+    """Delete a file that is no longer needed, if it is there."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise unwritable(path, error) from error
+
+
+def json_text(value: Any, where: str, *, indent: int | None = None) -> str:
+    """JSON in the order given, without NaN and infinities (they are not JSON, and other readers fail on them)."""
+    try:
+        return json.dumps(value, allow_nan=False, indent=indent, separators=None if indent else (",", ":"))
+    except ValueError as error:
+        raise StoreError(
+            f"{where}: a number is NaN or infinite, which JSON cannot hold; keep such values in tensors or write null"
+        ) from error
+    except TypeError as error:
+        raise StoreError(f"{where}: not made of JSON values: {error}") from error
+    except RecursionError as error:
+        raise StoreError(f"{where}: nested too deeply for JSON") from error
+
+
+def sealed(value: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The object with a checksum over its other keys as the last one.
+
+    Examples
+    --------
+    >>> unsealed(sealed({"k": 4}, "summary.json"), "summary.json")
+    {'k': 4}
+    """
+    plain = {key: item for key, item in value.items() if key != SEAL}
+    return {**plain, SEAL: hashlib.sha256(json_text(plain, where).encode()).hexdigest()}
+
+
+def unsealed(value: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The object without its checksum, which must fit; one that was written without is taken as it is."""
+    plain = {key: item for key, item in value.items() if key != SEAL}
+    if SEAL in value and sealed(plain, where)[SEAL] != value[SEAL]:
+        raise StoreError(f"{where}: changed or damaged since it was written (its checksum does not fit)")
+    return plain
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file."""
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise StoreError(f"{path}: missing") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise StoreError(f"{path}: truncated or damaged: {error}") from error
+
+
+def tensor_bytes(tensor: Tensor) -> memoryview:
+    """The elements of a contiguous CPU tensor in order, without a copy."""
+    array: Any = tensor.reshape(-1).view(torch.uint8).numpy()
+    return memoryview(array)
+
+
+def plain_tensor(tensor: Tensor, where: str) -> Tensor:
+    """The tensor as it goes into a file: detached, on the CPU, contiguous, of a type the file format has."""
+    if tensor.dtype not in DTYPES or tensor.layout != torch.strided:
+        raise StoreError(f"{where}: expected a dense tensor of type {', '.join(DTYPES.values())}, got {tensor.layout} {tensor.dtype}")
+    return tensor.detach().to("cpu").resolve_neg().contiguous()
+
+
+def tensor_hash(tensor: Tensor) -> str:
+    """SHA-256 (hex) over type, shape and elements of a plain tensor."""
+    h = hashlib.sha256(f"{DTYPES[tensor.dtype]}{list(tensor.shape)}\n".encode())
+    h.update(tensor_bytes(tensor))
+    return h.hexdigest()
+
+
+def write_tensors(
+    path: Path,
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, str] | None = None,
+    *,
+    seal: bool = False,
+    sync_folder: bool = True,
+) -> None:
+    """Write a safetensors file, streaming: the library's own writer would copy every tensor first.
+
+    The format: length of the header (8 bytes, little-endian), the header (JSON, padded with spaces to a multiple of 8), the elements. Wider
+    types come first, so that every tensor is aligned. With ``seal`` the metadata hold a checksum of tensors and metadata.
+    """
+    plain = {name: plain_tensor(tensor, f"{path}: {name}") for name, tensor in tensors.items()}
+    if seal:
+        metadata = {**(metadata or {}), SEAL: _tensors_seal(plain, metadata or {})}
+    order = sorted(plain, key=lambda name: (-plain[name].element_size(), name))
+    header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))} if metadata else {}
+    offset = 0
+    for name in order:
+        end = offset + plain[name].numel() * plain[name].element_size()
+        header[name] = {"dtype": DTYPES[plain[name].dtype], "shape": list(plain[name].shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json_text(header, str(path)).encode()
+    text += b" " * (-len(text) % 8)
+    write_file(path, [len(text).to_bytes(8, "little"), text, *(tensor_bytes(plain[name]) for name in order)], sync_folder=sync_folder)
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata of a safetensors file. Tensors from 1 MiB up are mapped from the file; writing to them does not change it."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+            metadata = dict(file.metadata() or {})
+    except Exception as error:  # the library's own errors, and whatever a forged header makes torch raise
+        state = "truncated or damaged" if path.exists() else "missing"
+        raise StoreError(f"{path}: {state}: {' '.join(str(error).split())}") from error
+    if any(tensor.dtype not in DTYPES for tensor in tensors.values()):
+        raise StoreError(f"{path}: damaged, or not written by emdcfl: expected tensors of type {', '.join(DTYPES.values())}")
+    seal = metadata.pop(SEAL, None)
+    if seal is not None and seal != _tensors_seal(tensors, metadata):
+        raise StoreError(f"{path}: truncated or damaged (its checksum does not fit)")
+    return {name: t if t.numel() * t.element_size() >= 1 << 20 else t.clone() for name, t in tensors.items()}, metadata
+
+
+def _tensors_seal(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    parts = {name: tensor_hash(tensors[name].contiguous()) for name in sorted(tensors)}
+    return hashlib.sha256(json.dumps([parts, dict(sorted(metadata.items()))]).encode()).hexdigest()
+
+
+def write_arrays(path: Path, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    """Write an npz file without compression and without the time of day, so that equal arrays give equal bytes."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for name in sorted(arrays):
+            entry = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
+            entry.create_system = 3
+            content = io.BytesIO()
+            try:
+                np.lib.format.write_array(content, np.asarray(arrays[name]), allow_pickle=False)
+            except ValueError as error:
+                raise StoreError(f"{path}: {name} holds Python objects; expected numbers, booleans or strings") from error
+            archive.writestr(entry, content.getvalue())
+    write_file(path, [buffer.getvalue()])
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """All arrays of an npz file; the format has a checksum for each."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except Exception as error:  # zip, npy header and array have a dozen ways each to be broken
+        raise StoreError(f"{path}: missing, truncated or damaged: {' '.join(str(error).split())}") from error

@@ -1,0 +1,278 @@
+"""Many runs, each once: what is missing in ``results.jsonl`` is run, several at a time if wanted, and what is there is left alone.
+
+A run counts when its line is on the disk; a comparison that was interrupted therefore starts again where it stopped, and ends with the
+rows it would have had. Scenarios are built once per process and shared by the runs on them.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import time
+import traceback
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from emdcfl.core.errors import ConfigError, EmdcflError
+from emdcfl.data.types import Scenario
+from emdcfl.methods import METHODS, find
+from emdcfl.runs import runner
+from emdcfl.runs.config import CHOICES, Choice, Config, as_dict, config_hash, from_dict, override
+from emdcfl.runs.loop import Observer, play
+from emdcfl.runs.scoring import MetricsRow, agreement
+from emdcfl.studies.results import ResultRow, Results, as_result, read_results
+
+log = logging.getLogger("emdcfl")
+
+ORDER = (
+    "oracle", "emdcfl", "cfl", "pacfl", "fedclust", "ifca", "flexcfl", "fesem", "cflgp", "fedem", "fedsoft", "fedrc", "fedce", "fedavg",
+    "fedprox", "pfedgraph", "fedsac", "local",
+)  # fmt: skip
+"""Methods in the order of the paper's tables."""
+
+
+def methods_in_order() -> list[str]:
+    """Every method: the paper's in its order, then others by name."""
+    return sorted(METHODS, key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name))
+
+
+def parse_methods(text: str) -> list[Choice]:
+    """Read ``all`` or ``a,b,c``; a method may carry options after colons, as in ``emdcfl:tolerance=0.025:solver=sinkhorn``.
+
+    Examples
+    --------
+    >>> parse_methods("fedavg,emdcfl:tolerance=0.03")
+    [Choice(name='fedavg', options={}), Choice(name='emdcfl', options={'tolerance': 0.03})]
+    """
+    found: list[Choice] = []
+    for part in (p.strip() for p in text.split(",")):
+        name, *settings = part.split(":")
+        if name == "all" and not settings:
+            found += [Choice(name) for name in methods_in_order()]
+            continue
+        find(name)
+        wanted = {}
+        for setting in settings:
+            key, sign, value = setting.partition("=")
+            if not sign or not key:
+                raise ConfigError(f"--methods {part}: expected {name}:option=value, got {setting!r}")
+            wanted[f"method.{key}"] = value
+        found.append(override(Config(method=Choice(name)), wanted).method)
+    unique = {json.dumps([c.name, dict(c.options)], sort_keys=True): c for c in found}
+    return list(unique.values())
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Read ``0,1,2`` or ``0-4``.
+
+    Examples
+    --------
+    >>> parse_seeds("0,2-4")
+    [0, 2, 3, 4]
+    """
+    seeds: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise ConfigError(f"--seeds {text}: expected numbers like 0,1,2 or 0-4, got {part.strip()!r}")
+        seeds += range(int(first), int(last or first) + 1)
+    return list(dict.fromkeys(seeds))
+
+
+def configs(base: Config, methods: Sequence[Choice], seeds: Sequence[int]) -> list[Config]:
+    """Return one config per run; all methods of a seed before the next seed, so that an early stop leaves a whole table."""
+    return [replace(base, method=method, run=replace(base.run, seed=seed)) for seed in seeds for method in methods]
+
+
+@functools.lru_cache(maxsize=2)
+def _scenario(key: str) -> Scenario:
+    return runner.build_scenario(from_dict(json.loads(key), "scenario"))
+
+
+def shared_scenario(config: Config) -> Scenario:
+    """Build the scenario of a config, or return the one built before for the same settings."""
+    tables = as_dict(config)
+    return _scenario(json.dumps({t: tables[t] for t in CHOICES if t != "method" and t in tables}, sort_keys=True))
+
+
+def execute(config: Config, *, keep: Path | None = None, observer: Observer | None = None) -> ResultRow:
+    """Run one config and return its row; with ``keep``, in a run directory below that folder, resuming one that was interrupted."""
+    scenario = shared_scenario(config)
+    plan_ = runner.plan(config, scenario)
+    if keep is not None:
+        name = f"{scenario.name}-{config.method.name}-seed{config.run.seed}-{config_hash(plan_.config)[:8]}"
+        kept = runner.run(config, keep / name, resume=True, observer=observer, scenario=scenario)
+        return {**as_result(kept, as_dict(plan_.config), []), "directory": name}
+    started = time.perf_counter()
+    history: list[dict[str, Any]] = []
+    rows: list[MetricsRow] = []
+    failures: list[dict[str, Any]] = []
+    summary: dict[str, Any] = {}
+    run, groups = plan_.config.run, scenario.groups
+    assert run.rounds is not None
+    with plan_.federation() as fed:
+        settings = {"rounds": run.rounds, "evaluate_every": run.evaluate_every, "retries": plan_.config.engine.retries}
+        for finished in play(fed, plan_.method, observer=observer, **settings):
+            rows = finished.rows or rows
+            failures += [asdict(f) for f in fed.failures]
+            fed.failures.clear()
+            wall = {**{p: fed.clock.seconds.get(p, 0.0) for p in runner.PHASES}, "total": time.perf_counter() - started}
+            summary = runner.summarise(plan_, fed, finished.index, finished.serving, rows, wall, failures)
+            ari = agreement(finished.serving, fed.clients, groups)
+            mean = summary["accuracy"]["mean"] if finished.rows else None
+            history.append({"round": finished.index, "k": summary["k"], "ari": ari, "mean": mean})
+    return as_result(summary, as_dict(plan_.config), history)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to do: its config as asked for, and the hash of the complete one."""
+
+    config: Config
+    key: str
+
+    def __str__(self) -> str:
+        options = "".join(f":{k}={v}" for k, v in self.config.method.options.items())
+        return f"{self.config.method.name}{options} on {self.config.scenario.name}, seed {self.config.run.seed}"
+
+
+@dataclass(frozen=True)
+class Done:
+    """A run that ended: its row, or why there is none."""
+
+    job: Job
+    row: ResultRow | None
+    error: str = ""
+
+
+@dataclass
+class Outcome:
+    """What a comparison did: runs found finished, run now, failed, and left for the next time; and the keys of all that were wanted."""
+
+    found: int = 0
+    ran: int = 0
+    failed: list[Done] = field(default_factory=list)
+    left: int = 0
+    keys: list[str] = field(default_factory=list)
+
+
+class Spectator(Observer, Protocol):
+    """Whoever wants to see a comparison progress."""
+
+    def launch(self, job: Job, number: int, total: int) -> None:
+        """Note that a run begins, the ``number``-th of all."""
+
+    def note(self, done: Done, results: Results, ended: int, total: int) -> None:
+        """Note that a run ended, with the results so far and the number of runs ended."""
+
+
+def compare(
+    wanted: Sequence[Config],
+    out: Path,
+    *,
+    jobs: int = 1,
+    time_limit: float | None = None,
+    keep_runs: bool = False,
+    merge: Sequence[Path] = (),
+    watch: Spectator | None = None,
+) -> Outcome:
+    """Run what is missing in ``out/results.jsonl``.
+
+    Parameters
+    ----------
+    wanted : sequence of Config
+        As asked for; defaults are filled in here.
+    jobs : int
+        Runs at a time, each in a process of its own.
+    time_limit : float, optional
+        Seconds after which no run begins; a run is not begun either if what is known of its method says that it would not end in time.
+    keep_runs : bool
+        Keep a run directory for every run (under ``out/runs``), from which an interrupted run goes on.
+    merge : sequence of Path
+        Further results to take in first.
+    watch : Spectator, optional
+        Told of every run that begins and ends and, unless it runs in a process of its own, of its rounds.
+    """
+    from emdcfl.studies.jobs import parallel
+
+    started = time.monotonic()
+    with Results(out) as results:
+        for path in merge:
+            results.add(read_results(path))
+        queue = _queue(wanted)
+        missing = [job for job in queue if job.key not in results.known()]
+        outcome = Outcome(found=len(queue) - len(missing), keys=[job.key for job in queue])
+        keep = out / "runs" if keep_runs else None
+        timely = _timely(missing, results, started, time_limit)
+        if watch is not None:
+            timely = _told(timely, watch, outcome.found, len(queue))
+        ended = parallel(timely, jobs, keep) if jobs > 1 else _serial(timely, keep, watch)
+        with closing(ended):
+            for done in ended:
+                if done.row is not None:
+                    outcome.ran += results.add([done.row])
+                else:
+                    log.warning("%s failed: %s", done.job, done.error)
+                    outcome.failed.append(done)
+                if watch is not None:
+                    watch.note(done, results, outcome.found + outcome.ran + len(outcome.failed), len(queue))
+        outcome.left = len(missing) - outcome.ran - len(outcome.failed)
+    return outcome
+
+
+def _queue(wanted: Sequence[Config]) -> list[Job]:
+    jobs: dict[str, Job] = {}
+    for config in wanted:
+        key = config_hash(runner.plan(config, shared_scenario(config)).config)
+        jobs.setdefault(key, Job(config, key))
+    return list(jobs.values())
+
+
+def _serial(jobs: Iterator[Job], keep: Path | None, observer: Observer | None) -> Generator[Done, None, None]:
+    for job in jobs:
+        yield attempt(job, keep, observer)
+
+
+def attempt(job: Job, keep: Path | None, observer: Observer | None = None) -> Done:
+    """Run a job; whatever goes wrong ends this run, not the others."""
+    try:
+        return Done(job, execute(job.config, keep=keep, observer=observer))
+    except EmdcflError as error:
+        return Done(job, None, str(error))
+    except Exception as error:  # a method's bug must not cost the runs behind it
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        return Done(job, None, f"{type(error).__name__}: {' '.join(str(error).split())} ({Path(place.filename).name}, line {place.lineno})")
+
+
+def _timely(jobs: Sequence[Job], results: Results, started: float, limit: float | None) -> Iterator[Job]:
+    """Yield the jobs that can be expected to end before the limit."""
+    for job in jobs:
+        left = None if limit is None else limit - (time.monotonic() - started)
+        if left is not None and left <= max(0.0, expected_seconds(job, results.rows)):
+            log.debug("time limit: %s waits for the next start", job)
+            continue
+        yield job
+
+
+def _told(jobs: Iterator[Job], watch: Spectator, found: int, total: int) -> Iterator[Job]:
+    for number, job in enumerate(jobs, found + 1):
+        watch.launch(job, number, total)
+        yield job
+
+
+def expected_seconds(job: Job, rows: Sequence[ResultRow]) -> float:
+    """Say how long a run may take: the longest of its method on its scenario, else the median on its scenario, else 0 (unknown)."""
+    same = [r for r in rows if r["settings"]["scenario"]["name"] == job.config.scenario.name]
+    own = [float(r["seconds"]["total"]) for r in same if r["method"] == job.config.method.name]
+    others = sorted(float(r["seconds"]["total"]) for r in same)
+    return max(own) if own else (others[len(others) // 2] if others else 0.0)
+
+
+def describe_failures(failed: Sequence[Done]) -> str:
+    """One line that names what failed."""
+    shown = "; ".join(f"{d.job}: {d.error}" for d in failed[:3])
+    return f"{len(failed)} run{'s' if len(failed) != 1 else ''} failed ({shown}{'; …' if len(failed) > 3 else ''}); start again to retry"

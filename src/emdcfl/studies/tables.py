@@ -1,0 +1,277 @@
+"""From rows of results to a table: mean ± standard deviation over seeds, the paper's value beside ours, as text, LaTeX and CSV.
+
+A column is a scenario (with its options, network and number of participants), a row a method. Runs that differ in seed or hardware only
+are one cell; where a method was run with several settings, the settings that differ are named in its label.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from emdcfl.methods import METHODS
+from emdcfl.paper.values import Value, paper_value
+from emdcfl.runs.store.files import write_file
+from emdcfl.studies.compare import ORDER
+from emdcfl.studies.results import ResultRow
+
+TITLES = {
+    "oracle": "Oracle", "emdcfl": "EMD-CFL", "cfl": "CFL", "pacfl": "PACFL", "fedclust": "FedClust", "ifca": "IFCA", "flexcfl": "FlexCFL",
+    "fesem": "FeSEM", "cflgp": "CFLGP", "fedem": "FedEM", "fedsoft": "FedSoft", "fedrc": "FedRC", "fedce": "FedCE", "fedavg": "FedAvg",
+    "fedprox": "FedProx", "pfedgraph": "pFedGraph", "fedsac": "FedSaC", "local": "Local",
+}  # fmt: skip
+METRICS = {"mean": "Avg acc", "worst": "Worst acc", "clean": "Clean acc", "backdoor": "Backdoor acc", "ari": "ARI", "seconds": "s/run"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of ours, over ``n`` seeds, and the paper's. The standard deviation is the sample's (ddof = 1)."""
+
+    mean: float
+    std: float | None
+    n: int
+    paper: Value | None = None
+
+    def text(self, metric: str) -> str:
+        digits = 1 if metric == "seconds" else 2
+        return f"{self.mean:.{digits}f}" + ("" if self.std is None else f" ± {self.std:.{digits}f}")
+
+
+@dataclass(frozen=True)
+class Column:
+    """A scenario and what is measured on it."""
+
+    key: str
+    title: str
+    metrics: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells by (row label, column key, metric)."""
+
+    columns: tuple[Column, ...]
+    rows: tuple[str, ...]
+    cells: Mapping[tuple[str, str, str], Cell]
+    methods: Mapping[str, str]
+    """Method of each row."""
+
+    @property
+    def reference(self) -> set[str]:
+        """Rows that know the truth and do not compete."""
+        return {label for label, method in self.methods.items() if method == "oracle"}
+
+    def best(self, column: str, metric: str) -> set[str]:
+        """Labels whose cell is the best of its column at the precision shown."""
+        if metric == "seconds":
+            return set()
+        shown = {r: round(c.mean, 2) for r in self.rows if r not in self.reference and (c := self.cells.get((r, column, metric)))}
+        return {r for r, value in shown.items() if value == max(shown.values())}
+
+    def has_paper(self, column: str, metric: str) -> bool:
+        return any(key[1:] == (column, metric) and cell.paper is not None for key, cell in self.cells.items())
+
+
+def build(results: Sequence[ResultRow]) -> Table:
+    """Arrange results: columns in the order they were first run, rows in the paper's order."""
+    by_column: dict[str, list[ResultRow]] = {}
+    for row in results:
+        by_column.setdefault(json.dumps(_column_settings(row), sort_keys=True), []).append(row)
+    titles = _titles({key: (rows[0]["scenario"], _flat(json.loads(key))) for key, rows in by_column.items()})
+    columns, cells, methods = [], {}, {}
+    for key, rows in by_column.items():
+        metrics = _metrics(rows)
+        columns.append(Column(key, titles[key], metrics))
+        for label, members in by_label(rows).items():
+            methods[label] = members[0]["method"]
+            for metric in metrics:
+                cell = _cell(members, metric)
+                if cell is not None:
+                    cells[label, key, metric] = cell
+    order = sorted(methods, key=lambda label: (ORDER.index(methods[label]) if methods[label] in ORDER else len(ORDER), label))
+    return Table(tuple(columns), tuple(order), cells, methods)
+
+
+def _column_settings(row: ResultRow) -> dict[str, Any]:
+    settings = row["settings"]
+    scenario = {k: v for k, v in settings["scenario"].items() if k != "data_root"}
+    return {"scenario": scenario, "model": settings.get("model"), "participants": settings["run"].get("participants")}
+
+
+def _row_settings(row: ResultRow) -> dict[str, Any]:
+    settings = row["settings"]
+    return _flat({"method": _complete(settings["method"]), "training": settings["training"], "rounds": settings["run"]["rounds"]})
+
+
+def _complete(method: Mapping[str, Any]) -> dict[str, Any]:
+    """Add options that a row does not have because they are younger than it, so that old and new rows of a method share a cell.
+
+    An option that may be ``None`` is left out of a row where it is, which says nothing about its age.
+    """
+    cls: Any = METHODS.get(str(method.get("name")))
+    known = [] if cls is None else [f for f in fields(cls) if f.default is not MISSING and "None" not in str(f.type)]
+    return {f.name: list(f.default) if isinstance(f.default, tuple) else f.default for f in known} | dict(method)
+
+
+def sample_key(row: ResultRow) -> str:
+    """Return what makes two rows the same sample of the same cell: column, method, settings and seed, whatever they ran on."""
+    return json.dumps([_column_settings(row), _row_key(row), row["seed"]], sort_keys=True)
+
+
+def _row_key(row: ResultRow) -> str:
+    return json.dumps([row["method"], _row_settings(row)], sort_keys=True)
+
+
+def by_label(results: Sequence[ResultRow]) -> dict[str, list[ResultRow]]:
+    """Group the results of one column by method and settings, one per seed."""
+    groups: dict[str, list[ResultRow]] = {}
+    for row in results:
+        members = groups.setdefault(_row_key(row), [])
+        if all(other["seed"] != row["seed"] for other in members):  # the same run on other hardware is not a second sample
+            members.append(row)
+    named = {key: (TITLES.get(str(rows[0]["method"]), str(rows[0]["method"])), _row_settings(rows[0])) for key, rows in groups.items()}
+    return {title: groups[key] for key, title in _titles(named).items()}
+
+
+def _titles(named: Mapping[str, tuple[str, Mapping[str, Any]]]) -> dict[str, str]:
+    """Name things: their name, and where several share one, the settings in which those differ."""
+    titles = {}
+    for key, (name, settings) in named.items():
+        others = [s for n, s in named.values() if n == name]
+        differing = sorted({k for s in others for k in s if any(o.get(k) != s[k] for o in others)})
+        shown = [f"{k.rpartition('.')[2]} {settings[k]}" for k in differing if settings.get(k) is not None]
+        titles[key] = f"{name} ({', '.join(shown)})" if shown else name
+    return titles
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
+def _metrics(rows: Sequence[ResultRow]) -> tuple[str, ...]:
+    accuracy = ("clean", "backdoor") if "backdoor" in rows[0]["accuracy"]["variants"] else ("mean", "worst")
+    ari = ("ari",) if any(row["ari"] is not None for row in rows) else ()
+    return (*accuracy, *ari, "seconds")
+
+
+def value_of(row: ResultRow, metric: str) -> float | None:
+    """Return one metric of a row: accuracies in percent, ARI, seconds."""
+    if metric == "ari":
+        return None if row["ari"] is None else float(row["ari"])
+    if metric == "seconds":
+        return float(row["seconds"]["total"])
+    accuracy = row["accuracy"]
+    value = accuracy["variants"][metric]["mean"] if metric in ("clean", "backdoor") else accuracy[metric]
+    return None if value is None else 100 * float(value)
+
+
+def _cell(rows: Sequence[ResultRow], metric: str) -> Cell | None:
+    values = [v for row in rows if (v := value_of(row, metric)) is not None]
+    if not values:
+        return None
+    first = rows[0]
+    paper = paper_value(first["scenario"], first["method"], metric, first["settings"]["run"].get("participants"))
+    return Cell(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values), paper)
+
+
+def markdown(table: Table, *, leave_out: Sequence[str] = ()) -> str:
+    """Write the table for people: one block per scenario, best in bold (Oracle does not compete)."""
+    blocks = []
+    for column in table.columns:
+        heads, keys = ["method"], []
+        for metric in (m for m in column.metrics if m not in leave_out):
+            heads.append(METRICS[metric])
+            keys.append((metric, False))
+            if table.has_paper(column.key, metric):
+                heads.append("paper")
+                keys.append((metric, True))
+        lines = [f"### {column.title}", "", f"| {' | '.join([*heads, 'seeds'])} |", f"| --- |{' ---: |' * len(heads)}"]
+        for label in table.rows:
+            own = [table.cells.get((label, column.key, metric)) for metric in column.metrics]
+            if not any(own):
+                continue
+            cells = [_markdown_cell(table, label, column.key, metric, paper) for metric, paper in keys]
+            lines.append(f"| {' | '.join([label, *cells, str(max(c.n for c in own if c))])} |")
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks) + "\n"
+
+
+def _markdown_cell(table: Table, label: str, column: str, metric: str, paper: bool) -> str:
+    cell = table.cells.get((label, column, metric))
+    if cell is None:
+        return "–"
+    if paper:
+        return "–" if cell.paper is None else cell.paper.text()
+    return f"**{cell.text(metric)}**" if label in table.best(column, metric) else cell.text(metric)
+
+
+def latex(table: Table) -> str:
+    """Write the table as a ``tabular`` (booktabs), the paper's value in brackets."""
+    shown = [(c, m) for c in table.columns for m in c.metrics if m != "seconds"]
+    spans, first = [], 2
+    heads = []
+    for column in table.columns:
+        width = len([m for m in column.metrics if m != "seconds"])
+        heads.append(f"\\multicolumn{{{width}}}{{c}}{{{_escape(column.title)}}}")
+        spans.append(f"\\cmidrule(lr){{{first}-{first + width - 1}}}")
+        first += width
+    lines = [
+        f"\\begin{{tabular}}{{l{'c' * len(shown)}}}",
+        "\\toprule",
+        f" & {' & '.join(heads)} \\\\ {' '.join(spans)}",
+        f"Method & {' & '.join(METRICS[m] for _, m in shown)} \\\\",
+        "\\midrule",
+    ]
+    for label in table.rows:
+        cells = [_latex_cell(table, label, c.key, m) for c, m in shown]
+        lines.append(f"{_escape(label)} & {' & '.join(cells)} \\\\")
+    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", ""])
+
+
+def _latex_cell(table: Table, label: str, column: str, metric: str) -> str:
+    cell = table.cells.get((label, column, metric))
+    if cell is None:
+        return "--"
+    text = cell.text(metric).replace(" ± ", "$\\pm$")
+    text = f"\\textbf{{{text}}}" if label in table.best(column, metric) else text
+    return text if cell.paper is None else f"{text} ({cell.paper.text().replace(' ± ', '$' + chr(92) + 'pm$')})"
+
+
+def _escape(text: str) -> str:
+    return re.sub(r"([&%$#_{}])", r"\\\1", text)
+
+
+def tidy(table: Table) -> str:
+    """Write one line per number: CSV that other programs can read."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(["scenario", "method", "metric", "mean", "std", "seeds", "paper_mean", "paper_std"])
+    for column in table.columns:
+        for label in table.rows:
+            for metric in column.metrics:
+                cell = table.cells.get((label, column.key, metric))
+                if cell is None:
+                    continue
+                paper = (None, None) if cell.paper is None else (cell.paper.mean, cell.paper.std)
+                numbers = [None if v is None or math.isnan(v) else round(v, 6) for v in (cell.mean, cell.std)]
+                writer.writerow([column.title, label, metric, *numbers, cell.n, *paper])
+    return buffer.getvalue()
+
+
+def write_tables(results: Sequence[ResultRow], out: Path) -> Table:
+    """Write ``table.md``, ``table.tex`` and ``table.csv``."""
+    table = build(results)
+    for name, text in (("table.md", markdown(table)), ("table.tex", latex(table)), ("table.csv", tidy(table))):
+        write_file(out / name, [text.encode()])
+    return table

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.methods.toy import CLASSES, FEATURES, TRAINING, play, toy
+from tests.tiny import tiny
+from torch import nn
+
+from emdcfl.core.errors import ConfigError
+from emdcfl.data import scenarios
+from emdcfl.engines.cuda.engine import FALLBACKS, CudaFederation, _draws
+from emdcfl.engines.local.sequential import SequentialFederation
+from emdcfl.methods import METHODS, make
+from emdcfl.methods.emdcfl import EMDCFL
+from emdcfl.methods.emdcfl.comparison import Comparison
+from emdcfl.models.recipe import ModelRecipe
+from emdcfl.runs.config import Choice, Config, EngineConfig, RunConfig
+from emdcfl.runs.loop import Silent
+from emdcfl.runs.runner import run
+
+SIZES = [96, 80, 77, 96, 33, 50, 96, 96, 12]
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def noisy() -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, CLASSES))
+
+
+def norms() -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES))
+
+
+def test_without_a_gpu_it_says_what_to_do() -> None:
+    with pytest.raises(ConfigError, match="--device cuda"):
+        CudaFederation(toy(), training=TRAINING, device="cpu")
+
+
+def test_networks_that_draw_are_noticed() -> None:
+    assert _draws(noisy())
+    assert not _draws(norms())
+    assert not _draws(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.0)))
+
+
+@needs_cuda
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_every_method_gives_the_models_and_clusters_of_the_reference(name: str) -> None:
+    served = []
+    for engine in (SequentialFederation, CudaFederation, CudaFederation):
+        fed = engine(toy(n=SIZES), training=TRAINING, device="cuda")
+        served.append(play(fed, make(name), 3)[1])
+    reference, fast, again = served
+    torch.testing.assert_close(fast.models, reference.models, rtol=1e-3, atol=1e-4)
+    if fast.clusters is not None:
+        assert torch.equal(fast.clusters, reference.clusters)
+    assert torch.equal(fast.models, again.models)
+
+
+@needs_cuda
+def test_a_compiled_step_gives_the_models_of_the_reference(caplog: pytest.LogCaptureFixture) -> None:
+    served = []
+    with caplog.at_level(logging.WARNING, logger="emdcfl"):
+        for engine, options in ((SequentialFederation, {}), (CudaFederation, {"fuse": "yes"}), (CudaFederation, {"fuse": "yes"})):
+            fed = engine(toy(n=SIZES), training=TRAINING, device="cuda", **options)
+            served.append(play(fed, make("fedavg"), 3)[1].models)
+    assert not caplog.records  # a step that cannot be compiled would say so, and train as it is
+    torch.testing.assert_close(served[1], served[0], rtol=1e-3, atol=1e-4)
+    assert torch.equal(served[1], served[2])
+
+
+class Stop(Exception):
+    """Raised in the middle of a run."""
+
+
+class Impatient(Silent):
+    """Stops a run before its third round."""
+
+    def begin(self, index: int, total: int, participants: tuple[str, ...]) -> None:
+        if index == 3:
+            raise Stop
+
+
+@needs_cuda
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("method", ["emdcfl", "fedavg"])
+def test_a_stopped_run_ends_with_the_same_bits(tmp_path: Path, method: str, precision: Any) -> None:
+    engine = EngineConfig(name="cuda", device="cuda", precision=precision)
+    config = Config(run=RunConfig(rounds=4), scenario=Choice("tiny"), method=Choice(method), engine=engine)
+    assert tiny().name == "tiny"  # importing it registers the scenario
+    run(config, tmp_path / "whole")
+    with pytest.raises(Stop):
+        run(config, tmp_path / "broken", observer=Impatient())
+    summary = run(config, tmp_path / "broken", resume=True)
+    assert summary["rounds"] == 4
+    assert summary["memory"]["peak"] >= summary["memory"]["allocated"] > 0
+    files = sorted(p.relative_to(tmp_path / "whole") for p in (tmp_path / "whole").rglob("*.safetensors"))
+    assert files
+    for path in files:
+        assert (tmp_path / "whole" / path).read_bytes() == (tmp_path / "broken" / path).read_bytes()
+
+
+@needs_cuda
+def test_batch_norm_meets_true_batches(caplog: pytest.LogCaptureFixture) -> None:
+    world = replace(toy(n=SIZES), model=ModelRecipe(f"{__name__}:norms"))
+    trained = []
+    with caplog.at_level(logging.WARNING, logger="emdcfl"):
+        for engine in (SequentialFederation, CudaFederation):
+            fed = engine(world, training=TRAINING, device="cuda")
+            fed.begin(1)
+            trained.append(fed.train({c: fed.initial() for c in fed.clients}).stack("theta"))
+    assert not caplog.records
+    torch.testing.assert_close(trained[1], trained[0], rtol=1e-3, atol=1e-4)
+
+
+def all_pairs(engine: type[SequentialFederation], device: str) -> dict[tuple[str, str], float]:
+    """W of every ordered pair of clients with images, each under a model of its own."""
+    fed = engine(scenarios.build("rotated-digits", clients_per_group=1), training=TRAINING, device=device)
+    fed.begin(1)
+    local = {c: fed.initial(i) for i, c in enumerate(fed.clients)}
+    method = EMDCFL(tolerance="auto", distances="all")
+    found = Comparison(method, fed, local).measure([(c, d) for c in fed.clients for d in fed.clients if c != d])
+    return {pair: entry.W for pair, entry in found.entries.items()}
+
+
+@needs_cuda
+def test_pairs_of_images_are_as_far_apart_as_in_the_reference(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="emdcfl"):
+        reference, fast = all_pairs(SequentialFederation, "cpu"), all_pairs(CudaFederation, "cuda")
+    assert not [record for record in caplog.records if record.getMessage().startswith(FALLBACKS)]
+    assert fast == pytest.approx(reference, abs=1e-4)
+
+
+@needs_cuda
+def test_dropout_trains_as_in_the_reference_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    world = replace(toy(n=SIZES), model=ModelRecipe(f"{__name__}:noisy"))
+    with caplog.at_level(logging.WARNING, logger="emdcfl"):
+        fed = CudaFederation(world, training=TRAINING, device="cuda")
+        fed.begin(1)
+        first = fed.train({c: fed.initial() for c in fed.clients}).stack("theta")
+        fed.train({c: fed.initial() for c in fed.clients})
+    assert len(caplog.records) == 1
+    reference = SequentialFederation(world, training=TRAINING, device="cuda")
+    reference.begin(1)
+    expected = reference.train({c: reference.initial() for c in reference.clients}).stack("theta")
+    torch.testing.assert_close(first, expected, rtol=1e-3, atol=1e-4)

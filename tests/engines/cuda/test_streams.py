@@ -1,0 +1,39 @@
+"""What of the GPU engine's steps can be seen without a GPU: one compilation serves all lanes."""
+
+from __future__ import annotations
+
+import torch
+
+from emdcfl.data.types import Preprocess
+from emdcfl.engines.cuda.narrow import multiply_narrow
+from emdcfl.engines.cuda.streams import Samples, objective
+from emdcfl.models.recipe import ModelRecipe
+
+
+def samples(seed: int) -> Samples:
+    x = torch.randint(0, 256, (40, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+    shape = (1, -1, 1, 1)
+    mean, std = torch.tensor([0.5]).view(shape), torch.tensor([0.25]).view(shape)
+    return Samples(x, torch.arange(40) % 10, {"a": seed}, Preprocess((0.5,), (0.25,), 1 / 255), mean, std)
+
+
+def test_one_compilation_serves_all_lanes_and_the_next_run_in_the_process() -> None:
+    from torch._dynamo.testing import CompileCounter
+
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    compiled = torch.compile(objective, dynamic=False, fullgraph=True, backend=counter)
+    recipe = ModelRecipe("small_cnn", {"channels": 1, "classes": 10, "size": 8})
+    for run in range(2):
+        data = samples(run)
+        for lane in range(3):
+            torch.manual_seed(lane)
+            module = recipe()
+            assert multiply_narrow(module) == 1
+            module.to(memory_format=torch.channels_last).train(True)
+            index, scale = torch.arange(16) + lane, torch.full((16,), 1 / 16)
+            value, losses = compiled(module, data, index, scale, False)
+            expected = objective(module, data, index, scale, False)
+            torch.testing.assert_close((value, losses), expected)
+    assert counter.frame_count == 1
+    torch._dynamo.reset()

@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.methods.toy import CLASSES, FEATURES, TRAINING, toy
+from torch import Tensor, nn
+
+from emdcfl.core import tasks
+from emdcfl.core.federation import ByClient, Replies
+from emdcfl.core.keys import global_seed
+from emdcfl.core.params import Network
+from emdcfl.core.tasks import Training
+from emdcfl.data.types import Preprocess, Scenario, Site, Split
+from emdcfl.engines.cuda.chain import find_chain
+from emdcfl.engines.local import batched
+from emdcfl.engines.local.batched import BatchedFederation
+from emdcfl.engines.local.sequential import SequentialFederation
+from emdcfl.engines.local.shuffles import philox_keys, shuffles
+from emdcfl.models.recipe import ModelRecipe
+
+SIZES = [50, 33, 16, 17, 50, 3]
+TIGHT = {"rtol": 1e-4, "atol": 1e-5}
+
+
+def norms() -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES))
+
+
+def untracked() -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 8, bias=False), nn.BatchNorm1d(8, track_running_stats=False), nn.ReLU(), nn.Linear(8, CLASSES))
+
+
+def noisy() -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, CLASSES))
+
+
+def smooth() -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.LayerNorm(8), nn.Linear(8, CLASSES))
+
+
+def frozen() -> nn.Module:
+    module = nn.Sequential(nn.Linear(FEATURES, 8), nn.ReLU(), nn.Linear(8, CLASSES))
+    module[0].requires_grad_(False)
+    return module
+
+
+class Residual(nn.Module):
+    """Looks like a chain of layers, and is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.act, self.head = nn.Linear(FEATURES, FEATURES), nn.ReLU(), nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.head(x + self.act(self.first(x)))
+        return y
+
+
+def scenario(model: str, sizes: list[int] = SIZES) -> Scenario:
+    base = toy(groups=1, per_group=len(sizes), n=sizes)
+    return base if model == "mlp" else replace(base, model=ModelRecipe(f"{__name__}:{model}"))
+
+
+def wrapped(values: Any) -> Any:
+    return ByClient(values) if isinstance(values, dict) else values
+
+
+def train(engine: type[SequentialFederation], world: Scenario, options: Mapping[str, Any], **settings: Any) -> tuple[Any, Replies]:
+    fed = engine(world, training=settings.pop("training", TRAINING), device="cpu", **settings)
+    fed.begin(3)
+    thetas = {c: fed.initial(i) for i, c in enumerate(fed.clients)}
+    chosen = {name: wrapped(make(fed, thetas)) if callable(make) else make for name, make in options.items()}
+    return fed, fed.train(thetas, **chosen)
+
+
+TERMS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "prox": {"prox": {"mu": 0.5}},
+    "layers": {"prox": {"mu": 0.1, "kind": "layer_norm"}},
+    "anchored": {"prox": lambda fed, thetas: {c: {"mu": 0.1 * i, "anchor": 0.5 * t} for i, (c, t) in enumerate(thetas.items())}},
+    "cosine": {"cosine": {"mu": 0.7}},
+    "weights": {
+        "sample_weights": lambda fed, thetas: {c: torch.linspace(0, 2, len(fed._clients[c].site.train)) for c in thetas},
+    },
+    "all": {"prox": {"mu": 0.5}, "cosine": lambda fed, thetas: {c: {"mu": 0.3, "anchor": t + 1} for c, t in thetas.items()}},
+}
+
+
+@pytest.mark.parametrize("model", ["mlp", "norms", "untracked", "smooth", "frozen", "Residual"])
+@pytest.mark.parametrize("terms", sorted(TERMS))
+def test_every_client_takes_its_own_steps(model: str, terms: str, caplog: pytest.LogCaptureFixture) -> None:
+    world = scenario(model)
+    _, slow = train(SequentialFederation, world, TERMS[terms])
+    with caplog.at_level(logging.WARNING):
+        fed, fast = train(BatchedFederation, world, TERMS[terms])
+    assert fed._stackable
+    assert not caplog.records
+    for client, reply in slow.valid.items():
+        torch.testing.assert_close(fast[client]["theta"], reply["theta"], **TIGHT)
+        assert (fast[client]["n"], fast[client]["steps"]) == (reply["n"], reply["steps"])
+        assert fast[client]["loss"] == pytest.approx(reply["loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize("training", [replace(TRAINING, momentum=0.0), replace(TRAINING, local_epochs=1, batch_size=100)])
+def test_without_momentum_and_in_a_single_step(training: Training, caplog: pytest.LogCaptureFixture) -> None:
+    _, slow = train(SequentialFederation, scenario("mlp"), {}, training=training)
+    with caplog.at_level(logging.WARNING):
+        fed, fast = train(BatchedFederation, scenario("mlp"), {}, training=training)
+    assert fed._stackable and not caplog.records
+    torch.testing.assert_close(fast.stack("theta"), slow.stack("theta"), **TIGHT)
+
+
+def test_splitting_a_stack_changes_nothing_but_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, whole = train(BatchedFederation, scenario("mlp"), {})
+    monkeypatch.setattr(batched, "STACKED", 2 * 108)
+    _, parts = train(BatchedFederation, scenario("mlp"), {})
+    torch.testing.assert_close(parts.stack("theta"), whole.stack("theta"), **TIGHT)
+
+
+def test_inputs_made_batch_by_batch_are_the_prepared_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    sites = []
+    for i, n in enumerate((20, 9, 13)):
+        split = Split(torch.from_numpy(rng.integers(0, 256, (n, 1, 6, 6), dtype=np.uint8)), torch.from_numpy(rng.integers(0, 3, n)))
+        sites.append(Site(f"site-{i}", split, split, {"test": split}))
+    recipe = ModelRecipe("small_cnn", {"channels": 1, "classes": 3, "size": 8})
+    world = Scenario("images", tuple(sites), ("a", "b", "c"), Preprocess((0.5,), (0.25,), 1 / 255, 8), recipe)
+    _, slow = train(SequentialFederation, world, {})
+    _, ready = train(BatchedFederation, world, {})
+    monkeypatch.setattr(batched, "PREPARED", 0)
+    _, made = train(BatchedFederation, world, {})
+    assert torch.equal(made.stack("theta"), ready.stack("theta"))
+    torch.testing.assert_close(made.stack("theta"), slow.stack("theta"), **TIGHT)
+
+
+def test_dropout_falls_back_to_the_reference_bit_for_bit_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    _, slow = train(SequentialFederation, scenario("noisy"), {})
+    with caplog.at_level(logging.WARNING, logger="emdcfl"):
+        fed, fast = train(BatchedFederation, scenario("noisy"), {})
+        fed.train({c: fed.initial() for c in fed.clients})
+    assert torch.equal(fast.stack("theta"), slow.stack("theta"))
+    assert len(caplog.records) == 1
+    assert "one after the other" in caplog.text
+
+
+def test_a_client_that_diverges_fails_alone_and_by_name() -> None:
+    world = scenario("mlp")
+    huge = world.sites[1].train
+    sites = list(world.sites)
+    sites[1] = replace(sites[1], train=Split(huge.x * 1e30, huge.y))
+    bad = replace(world, sites=tuple(sites))
+    _, slow = train(SequentialFederation, bad, {}, on_failure="continue")
+    _, fast = train(BatchedFederation, bad, {}, on_failure="continue")
+    assert set(fast.failures) == set(slow.failures) == {"site-1"}
+    assert "learning rate" in fast.failures["site-1"].reason
+    for client in slow.clients:
+        torch.testing.assert_close(fast[client]["theta"], slow[client]["theta"], **TIGHT)
+
+
+def test_a_client_batch_norm_cannot_train_fails_alone() -> None:
+    world = scenario("norms", [20, 1, 30])
+    _, fast = train(BatchedFederation, world, {}, on_failure="continue")
+    assert set(fast.failures) == {"site-1"}
+    assert "BatchNorm" in fast.failures["site-1"].reason
+    assert fast.clients == ("site-0", "site-2")
+
+
+@pytest.mark.parametrize("model", ["norms", "untracked"])
+def test_a_last_batch_of_one_joins_its_predecessor_under_batch_norm(model: str) -> None:
+    world = scenario(model, [33, 17, 32])
+    _, slow = train(SequentialFederation, world, {})
+    _, fast = train(BatchedFederation, world, {})
+    assert fast.column("steps") == slow.column("steps") == {"site-0": 8, "site-1": 4, "site-2": 8}
+    torch.testing.assert_close(fast.stack("theta"), slow.stack("theta"), **TIGHT)
+
+
+def test_low_precision_follows_the_reference_loosely() -> None:
+    _, full = train(SequentialFederation, scenario("mlp"), {})
+    _, slow = train(SequentialFederation, scenario("mlp"), {}, precision="bf16")
+    fed, fast = train(BatchedFederation, scenario("mlp"), {}, precision="bf16")
+    assert fed._stackable
+    torch.testing.assert_close(fast.stack("theta"), slow.stack("theta"), rtol=0.1, atol=0.02)
+    torch.testing.assert_close(slow.stack("theta"), full.stack("theta"), rtol=0.1, atol=0.02)  # weights are cast anew at every step
+    assert not torch.equal(slow.stack("theta"), full.stack("theta"))
+
+
+def test_tasks_without_stages_run_as_in_the_reference() -> None:
+    answers = []
+    for engine in (SequentialFederation, BatchedFederation):
+        fed = engine(scenario("mlp"), training=TRAINING, device="cpu")
+        models = torch.stack([fed.initial(0), fed.initial(1)])
+        answers.append(fed.evaluate(fed.clients, models, reduction="per_sample").stack("table"))
+    assert torch.equal(*answers)
+
+
+def test_replies_do_not_share_memory_with_the_next_round() -> None:
+    fed, first = train(BatchedFederation, scenario("mlp"), {})
+    before = first.stack("theta").clone()
+    fed.begin(4)
+    fed.train({c: fed.initial() for c in fed.clients})
+    assert torch.equal(first.stack("theta"), before)
+
+
+def test_shuffles_are_those_of_the_clients_own_generators() -> None:
+    fed = BatchedFederation(scenario("mlp"), training=TRAINING, device="cpu", seed=5)
+    clients = list(fed._clients.values())
+    for client in clients:
+        client.begin(7)
+    for client, orders in zip(clients, shuffles(clients, 29, 3), strict=True):
+        rng = client.generator("shuffle")
+        assert all(np.array_equal(order, rng.permutation(29)) for order in orders)
+
+
+def test_keys_are_those_numpy_would_derive() -> None:
+    seeds = [0, 1, 2**32 - 1, 2**32, 2**63 - 1, 1234567890123456789]
+    expected = [np.random.Philox(seed).state["state"]["key"] for seed in seeds]
+    assert np.array_equal(philox_keys(seeds), expected)
+
+
+@pytest.mark.parametrize(("model", "is_chain"), [("mlp", True), ("Residual", False), ("smooth", False), ("frozen", False)])
+def test_only_true_chains_are_taken_for_one(model: str, is_chain: bool) -> None:
+    with global_seed(0):
+        network = Network(scenario(model).model)
+    assert (find_chain(network, torch.randn(8, FEATURES)) is not None) == is_chain
+
+
+def test_different_settings_are_not_stacked_together() -> None:
+    fed = BatchedFederation(scenario("mlp"), training=TRAINING, device="cpu")
+    other = Training(local_epochs=1, batch_size=8, lr=0.1)
+    inputs = {c: {"theta": fed.initial(), "training": (other if i % 2 else TRAINING).as_dict()} for i, c in enumerate(fed.clients)}
+    steps = fed.run(tasks.train, inputs).column("steps")
+    assert steps == {c: (-(-n // 8) if i % 2 else 4 * -(-n // 16)) for i, (c, n) in enumerate(zip(fed.clients, SIZES, strict=True))}

@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import time
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.tiny import TRAINING, same_bits, tiny
+from torch import Tensor
+
+from emdcfl.core import tasks
+from emdcfl.core.client import Client, task
+from emdcfl.core.errors import ClientError, ConfigError
+from emdcfl.core.schema import Field, Reply
+from emdcfl.engines.local import ProcessFederation, SequentialFederation, make_federation, sequential
+from emdcfl.engines.local.processes import _from_wire, _to_wire
+from emdcfl.engines.local.sequential import arithmetic, intra_op_threads, pick_device
+from emdcfl.methods import make
+
+OPTIONS: dict[str, Any] = {"training": TRAINING, "device": "cpu"}
+
+
+@task(phase="evaluate", returns={"value": Field(int), "optional": Field(str, optional=True)})
+def misbehave(client: Client, *, how: str) -> Reply:
+    """Answer, or do something that no client should."""
+    if client.name == "site-1":
+        if how == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "raise":
+            raise Unpicklable("two\nlines")
+        if how == "send":
+            return {"value": 1, "optional": lambda: None}
+    return {"value": torch.get_num_threads()}
+
+
+@task(phase="evaluate", returns={"seen": Field(int)})
+def sign(client: Client, *, book: str, wait_for: int) -> Reply:
+    """Leave one's name in a folder, and wait until so many have done the same; a minute is long enough for any machine."""
+    (Path(book) / client.name).touch()
+    end = time.monotonic() + 60
+    while (seen := len(list(Path(book).iterdir()))) < wait_for and time.monotonic() < end:
+        time.sleep(0.01)
+    return {"seen": seen}
+
+
+class Unpicklable(Exception):
+    """An error that cannot travel between processes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.hook = lambda: None
+
+    def __reduce__(self) -> str:
+        raise TypeError("cannot be pickled")
+
+
+def leaves(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [leaf for item in value.values() for leaf in leaves(item)]
+    if isinstance(value, (list, tuple)):
+        return [leaf for item in value for leaf in leaves(item)]
+    return [value]
+
+
+def play(fed: Any, name: str, rounds: int) -> tuple[Any, Any]:
+    method = make(name)
+    state = method.init(fed, fed.begin(0))
+    for index in range(1, rounds + 1):
+        state = method.step(fed, state, fed.begin(index))
+    return state, fed.run(tasks.test, {c: {} for c in fed.clients}, models=state.models[:1], weights=torch.ones(1)).valid
+
+
+def test_worker_processes_give_the_same_bits() -> None:
+    scenario = tiny(model="tests.tiny:tiny_bn", clients_per_group=2, n=(80, 49), val=(70, 20))
+    with SequentialFederation(scenario, number=3, **OPTIONS) as fed:
+        expected, scores = play(fed, "emdcfl", 3)
+    with ProcessFederation(scenario, workers=2, number=3, **OPTIONS) as fed:
+        got, others = play(fed, "emdcfl", 3)
+    assert scores == others
+    a, b = leaves(vars(expected)), leaves(vars(got))
+    assert len(a) == len(b)
+    for x, y in zip(a, b, strict=True):
+        assert same_bits(x, y) if isinstance(x, Tensor) else x == y
+    assert torch.isfinite(expected.W).any()
+
+
+def test_trouble_in_a_worker_has_a_name() -> None:
+    with ProcessFederation(tiny(), workers=2, on_failure="continue", threads=2, **OPTIONS) as fed:
+        fed.begin(2)
+        everybody: dict[str, dict[str, Any]] = {c: {} for c in fed.clients}
+        assert fed.run(misbehave, everybody, how="well").column("value") == dict.fromkeys(fed.clients, 2)  # threads
+
+        raised = fed.run(misbehave, everybody, how="raise")
+        assert raised.clients == ("site-0", "site-2", "site-3")
+        assert str(raised.failures["site-1"]) == "client 'site-1' failed in round 2 (misbehave): Unpicklable: two lines"
+
+        unsent = fed.run(misbehave, everybody, how="send")
+        assert unsent.clients == ("site-0", "site-2", "site-3")
+        assert "its reply cannot be sent" in unsent.failures["site-1"].reason
+
+        for _ in range(2):  # when it dies, and when it is dead
+            dead = fed.run(misbehave, everybody, how="die")
+            assert dead.clients == ("site-0", "site-2")
+            assert list(dead.failures) == ["site-1", "site-3"]  # the two that lived there
+            assert all("worker process died" in f.reason for f in dead.failures.values())
+        fed.on_failure = "stop"
+        with pytest.raises(ClientError, match="client 'site-1' failed"):
+            fed.run(misbehave, everybody, how="die")
+    assert fed._workers == []
+
+
+def test_a_worker_that_cannot_start_says_why(capfd: pytest.CaptureFixture[str]) -> None:
+    message = r"client 'site-0' failed .* its worker could not start: ModelError: unknown model 'tiny_bn'"
+    fed = ProcessFederation(tiny(model="tiny_bn"), workers=1, **OPTIONS)  # the name is registered in this process alone
+    with fed, pytest.raises(ClientError, match=message):
+        fed.train({"site-0": fed.initial()})
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_sequential_tasks_use_the_threads_asked_for_and_give_them_back() -> None:
+    fed = SequentialFederation(tiny(), threads=2, **OPTIONS)
+    assert fed.run(misbehave, {"site-0": {}}, how="well")["site-0"]["value"] == 2
+    assert torch.get_num_threads() == 1
+    with intra_op_threads(2):
+        assert torch.get_num_threads() == 2
+    assert torch.get_num_threads() == 1
+
+
+@pytest.mark.parametrize(("precision", "tf32"), [("fp32", False), ("bf16", False), ("tf32", True)])
+def test_on_cuda_the_precision_asked_for_decides_about_tf32(precision: str, tf32: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    switches = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [switch.allow_tf32 for switch in switches]
+    with arithmetic(torch.device("cuda"), precision):
+        assert [switch.allow_tf32 for switch in switches] == [tf32, tf32]
+    assert [switch.allow_tf32 for switch in switches] == before
+    with arithmetic(torch.device("cpu"), precision):
+        assert [switch.allow_tf32 for switch in switches] == before
+    asked: list[tuple[torch.device, str]] = []
+
+    def noted(device: torch.device, precision: str) -> AbstractContextManager[None]:
+        asked.append((device, precision))
+        return nullcontext()
+
+    monkeypatch.setattr(sequential, "arithmetic", noted)
+    fed = SequentialFederation(tiny(), precision=precision, **OPTIONS)
+    fed.run(misbehave, {"site-0": {}}, how="well")
+    assert asked == [(torch.device("cpu"), precision)]
+
+
+def test_what_several_clients_are_given_travels_once_and_arrives_as_it_was() -> None:
+    model, other = torch.arange(100_000.0), torch.arange(100_000.0) + 1
+    requests = {f"c{i}": {"theta": model, "rows": [model[:50_000], other]} for i in range(20)}
+    wire = _to_wire(requests)
+    message = pickle.dumps(wire)
+    assert len(message) < 3 * model.nbytes  # model, half of it, other; not twenty of each
+    arrived = _from_wire(pickle.loads(message))  # noqa: S301
+    for request in arrived.values():
+        assert same_bits(request["theta"], model) and same_bits(request["rows"][0], model[:50_000]) and same_bits(request["rows"][1], other)
+    views = _from_wire(pickle.loads(pickle.dumps(_to_wire([model, model.view(100, 1000), model.view(100, 1000).T]))))  # noqa: S301
+    assert [tuple(v.shape) for v in views] == [(100_000,), (100, 1000), (1000, 100)]
+    assert same_bits(views[2].contiguous(), model.view(100, 1000).T.contiguous())
+
+
+def test_a_worker_that_is_ahead_does_not_wait_for_another_until_the_limit(tmp_path: Path) -> None:
+    with ProcessFederation(tiny(clients_per_group=6), workers=2, **OPTIONS) as fed:
+        fed.begin(1)
+        # site-1, on the other worker than site-0, stays until site-0, -2, -4 and -6 have been there
+        replies = fed.run(sign, {c: {"book": str(tmp_path), "wait_for": 5 if c == "site-1" else 0} for c in fed.clients})
+    assert replies["site-1"]["seen"] >= 5
+    assert replies.clients == fed.clients  # and are handed on in order
+
+
+def test_devices_that_are_not_there_are_named() -> None:
+    assert pick_device("cpu") == torch.device("cpu")
+    assert pick_device("auto").type in ("cpu", "cuda")
+    for name, message in (
+        ("gpu", "unknown device 'gpu'; expected auto, cpu, cuda or cuda:N"),
+        ("meta", "unsupported device 'meta'"),
+        ("cuda:99", r"device 'cuda:99' is not here: torch sees \d+ CUDA devices; use --device cpu"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            pick_device(name)
+
+
+def test_engines_by_name() -> None:
+    assert isinstance(make_federation(tiny(), workers=1, **OPTIONS), SequentialFederation)
+    with pytest.raises(ConfigError, match="unknown engine 'sequentail': did you mean 'sequential'"):
+        make_federation(tiny(), engine="sequentail", **OPTIONS)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_runs_partial_participation_and_agrees_with_the_cpu() -> None:
+    results = {}
+    for device in ("cpu", "cuda"):
+        with SequentialFederation(tiny(clients_per_group=3), training=TRAINING, device=device, number=2) as fed:
+            state, _ = play(fed, "emdcfl", 3)
+            results[device] = state
+            assert make("emdcfl").serve(state).models.device.type == "cpu"
+    assert results["cpu"].labels == results["cuda"].labels
+    torch.testing.assert_close(results["cpu"].models, results["cuda"].models, rtol=1e-3, atol=1e-4)

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from emdcfl.methods.base import Distances
+from emdcfl.methods.emdcfl.interpret import LOW_POWER, doubts, read
+from emdcfl.runs.figures import heatmap, margin_plot
+
+NAMES = ["a", "b", "c", "d"]
+CLUSTERS = [0, 0, 1, 1]
+
+
+def block(inside: float = 0.01, outside: float = 0.1, epsilon: float | None = 0.025, tau: float = 0.1) -> Distances:
+    same = np.equal.outer(CLUSTERS, CLUSTERS)
+    W = np.where(same, inside, outside)
+    np.fill_diagonal(W, np.nan)
+    tolerance = np.full((4, 4), 0.025) if epsilon is not None else np.repeat([[0.02], [0.03], [0.02], [0.03]], 4, axis=1)
+    return Distances(W, np.full(4, tau), tolerance, np.ones((4, 4), np.int8))
+
+
+def test_a_clear_clustering_in_words() -> None:
+    found = read(block(), NAMES, CLUSTERS)
+    assert not found.calibrated and not found.doubts
+    assert found.margins["interval"] == (0.01, 0.1)
+    assert found.sentences[0] == "the same clusters come out for every tolerance above 0.01 up to 0.1 (used: 0.025)"
+    assert found.sentences[1].startswith("cluster 0 (a, b): weakest link a – b at 0.01; nearest outsider c at 0.1")
+    assert json.loads(json.dumps(found.as_dict(), allow_nan=False))["interval"] == [0.01, 0.1]
+
+
+def test_calibrated_tolerances_are_the_unit() -> None:
+    found = read(block(epsilon=None), NAMES, CLUSTERS)
+    assert found.calibrated
+    assert found.margins["inside"] == pytest.approx(0.5) and found.margins["outside"] == pytest.approx(0.1 / 0.03)
+    assert "times the tolerance" in found.sentences[1]
+    assert found.as_dict()["unit"] == "tolerances"
+
+
+def test_bounds_are_named_as_such() -> None:
+    d = block()
+    d.kind[0, 2:] = d.kind[2:, 0] = 2
+    d.kind[0, 1] = d.kind[1, 0] = 3
+    text = read(d, NAMES, CLUSTERS).sentences
+    assert text[0].endswith("at least, as some pairs were only bounded")
+    assert "weakest link a – b at ≤ 0.01" in text[1] and "≥ 0.1" in text[1]
+
+
+def test_one_cluster_has_an_open_interval() -> None:
+    d = block(outside=0.012)
+    found = read(d, NAMES, [0, 0, 0, 0])
+    assert found.as_dict()["interval"] == [0.012, None]
+    assert "up to" not in found.sentences[0] and "nearest" not in found.sentences[1]
+
+
+def test_links_across_clusters_are_a_doubt() -> None:
+    d = block()
+    d.W[1, 2] = d.W[2, 1] = 0.02
+    assert "b – c are linked but in different clusters" in doubts(d, NAMES, CLUSTERS)[0]
+
+
+def test_two_directions_that_only_together_refuse_are_a_doubt() -> None:
+    d = block(epsilon=None)
+    d.W[0, 1], d.W[1, 0] = 0.8 * 0.02, 0.8 * 0.03
+    (text,) = doubts(d, NAMES, CLUSTERS)
+    assert "a – b are linked, but both directions together" in text
+    d.W[1, 0] = 0.5 * 0.03
+    assert not doubts(d, NAMES, CLUSTERS)
+
+
+def test_a_tolerance_as_wide_as_tau_is_low_power() -> None:
+    near = {"epsilon": None, "outside": 0.05}
+    (text,) = doubts(block(**near, tau=0.02 / LOW_POWER - 1e-4), NAMES, CLUSTERS)  # type: ignore[arg-type]
+    assert text.startswith("low power: the tolerance of a, b, c, d")
+    assert not doubts(block(**near, tau=0.02 / LOW_POWER + 1e-4), NAMES, CLUSTERS)  # type: ignore[arg-type]  # half of the clients only
+    assert not doubts(block(epsilon=None, outside=0.1, tau=0.01), NAMES, CLUSTERS)  # clusters far apart
+
+
+def test_pairs_never_compared_do_not_count() -> None:
+    d = block()
+    d.W[0, 1] = d.W[1, 0] = np.nan
+    found = read(d, NAMES, CLUSTERS)
+    assert "no pair was compared" in found.sentences[1]
+
+
+@pytest.mark.parametrize(("epsilon", "unset"), [(0.025, False), (None, False), (0.025, True)])
+def test_pictures_are_png_and_the_same_every_time(epsilon: float | None, unset: bool) -> None:
+    d = block(epsilon=epsilon)
+    d.kind[0, 2] = 2
+    if unset:
+        d.W[:] = np.nan
+    for draw in (margin_plot, heatmap):
+        first = draw(d, NAMES, CLUSTERS)
+        assert first[:8] == b"\x89PNG\r\n\x1a\n"
+        assert first == draw(d, NAMES, CLUSTERS)
+
+
+def test_where_nobody_was_compared_no_tolerance_is_praised() -> None:
+    unset = np.full((2, 2), np.nan)
+    found = read(Distances(unset, unset[0], unset, np.zeros((2, 2), np.int8)), ["a", "b"], [0, 1])
+    assert found.sentences[0] == "no two clients were compared, so nothing is known about groups"
+    assert not any("come out for every tolerance" in sentence for sentence in found.sentences)

@@ -1,0 +1,262 @@
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.tiny import federation, tiny
+
+from emdcfl.clustering import adjusted_rand
+from emdcfl.core.errors import ClientError, ConfigError
+from emdcfl.core.federation import Failure
+from emdcfl.core.tasks import Training
+from emdcfl.data import scenarios
+from emdcfl.data.types import Scenario
+from emdcfl.engines.local import SequentialFederation
+from emdcfl.methods import make
+from emdcfl.methods.emdcfl import EMDCFL
+from emdcfl.methods.emdcfl.comparison import Comparison
+from emdcfl.transport import EXACT, LOWER, UPPER, Screen, SolverPool, cost_matrix, exact, min_samples, quantile
+
+
+def trained(scenario: Scenario, training: Training | None = None, seed: int = 0) -> tuple[SequentialFederation, dict[str, Any]]:
+    fed = federation(scenario, seed=seed, **({"training": training} if training else {}))
+    fed.begin(1)
+    return fed, fed.train(dict.fromkeys(fed.clients, fed.initial())).column("theta")
+
+
+def every_pair(fed: SequentialFederation) -> list[tuple[str, str]]:
+    return [(c, d) for c in fed.clients for d in fed.clients if c != d]
+
+
+@pytest.mark.parametrize("distances", ["all", "needed"])
+def test_w_is_the_mean_over_blocks_and_bounds_enclose_it(distances: str) -> None:
+    rng = np.random.default_rng(0)
+    rows = [np.maximum(rng.standard_normal((40, 6)), 0) for _ in range(2)]
+    columns = [np.maximum(rng.standard_normal((60, 6)) + shift, 0) for shift in (0.0, 0.2)]
+    with SolverPool(1) as pool:
+        screen = Screen(pool, distances=distances)
+        for c in (0, 1):
+            screen.row(c, rows[c], tau=0.0, epsilon=0.2)
+        screen.add(0, 1, columns[1], blocks=3)
+        screen.add(1, 0, columns[0], blocks=3)
+        found = screen.finish()
+    for r, c in ((0, 1), (1, 0)):
+        value = np.mean([exact(cost_matrix(rows[r], columns[c][20 * b : 20 * b + 20])).value for b in range(3)])
+        got, kind = found.w[r, c], found.kind[r, c]
+        assert kind != EXACT or got == pytest.approx(value, abs=1e-9)
+        assert kind != LOWER or got <= value
+        assert kind != UPPER or got >= value
+    if distances == "all":
+        assert found.exact_solves == 6 and (found.kind[[0, 1], [1, 0]] == EXACT).all()
+
+
+def test_blocks_must_be_equal() -> None:
+    with SolverPool(1) as pool, pytest.raises(Exception, match="3 equal blocks"):  # noqa: PT012
+        screen = Screen(pool)
+        for c in (0, 1):
+            screen.row(c, np.ones((3, 2)), tau=0.0, epsilon=0.1)
+        screen.add(0, 1, np.ones((4, 2)), blocks=3)
+        screen.finish()
+
+
+def test_small_partners_are_asked_for_blocks_of_both_splits_and_the_tolerance_shrinks_as_it_should() -> None:
+    fed, local = trained(tiny(n=(210,), val=(70,)))
+    several = Comparison(EMDCFL(tolerance="auto", match_classes=False, distances="all", average_blocks=True), fed, local)
+    assert several._wanted("site-0") == 4 * 70
+    one = Comparison(EMDCFL(tolerance="auto", match_classes=False, distances="all"), fed, local)
+    assert one._wanted("site-0") == 70
+    pair = ("site-0", "site-1")
+    a, b = (c.measure(every_pair(fed)).entries[pair] for c in (several, one))
+    assert a.epsilon / b.epsilon == pytest.approx(np.sqrt((1 + 1 / 4) / 2))
+    capped = Comparison(EMDCFL(tolerance="auto", match_classes=False, max_samples=160, average_blocks=True), fed, local)
+    assert capped._wanted("site-0") == 2 * 70
+    fixed = Comparison(EMDCFL(tolerance=0.025, average_blocks=True), fed, local)
+    assert fixed._wanted("site-0") == 70
+    again = Comparison(EMDCFL(tolerance="auto", match_classes=False, recompute="every-round", average_blocks=True), fed, local)
+    assert again._wanted("site-0") == 70  # by then the models may have seen the partners' train data
+
+
+def test_the_first_samples_of_a_sorted_split_are_a_sample() -> None:
+    """A row with few validation samples takes the first of a partner's; they must not all be of one class."""
+    fed, local = trained(tiny(val=(70, 12, 70, 70), sort=True))
+    method = EMDCFL(cost="label-aware", min_validation=64)
+    seen: list[Any] = []
+    fed.observer = lambda task, client, reply: seen.append(reply["labels"]) if task == "project" else None
+    Comparison(method, fed, local).measure(every_pair(fed))
+    assert all(len(set(labels[:12].tolist())) > 1 for labels in seen if len(labels) > 12)
+    assert any(len(labels) > 12 for labels in seen)
+
+
+def test_under_the_null_hypothesis_nobody_is_refused_and_the_values_are_standardised() -> None:
+    """One group: studentised values have mean near 0 and a spread of at most 1, since the toy's validation splits are stratified."""
+    values = []
+    for seed in range(3):
+        fed, local = trained(tiny(groups=1, clients_per_group=6, n=(200,), val=(100,)), seed=seed)
+        found = Comparison(EMDCFL(tolerance="auto", distances="all"), fed, local).measure(every_pair(fed))
+        q = quantile(EMDCFL().alpha, 6)
+        values += [q * e.W / e.epsilon for e in found.entries.values()]
+        assert all(e.epsilon > e.W for e in found.entries.values())
+    assert abs(np.mean(values)) < 0.7
+    assert np.std(values) < 1.2
+
+
+@pytest.mark.slow
+def test_rotated_digits_are_found_without_a_tolerance() -> None:
+    scenario = scenarios.build("rotated-digits")
+    fed, local = trained(scenario, Training(10, 32, 0.02))
+    method = make("emdcfl", tolerance="auto")
+    state = method.init(fed, fed.begin(0))
+    fed.train = lambda starts, **_: type("R", (), {"column": lambda self, name: local if name == "theta" else dict.fromkeys(local, 1)})()  # type: ignore[method-assign, assignment]
+    serving = method.serve(method.step(fed, state, fed.begin(1)))
+    assert scenario.groups is not None and serving.clusters is not None
+    groups = list(dict.fromkeys(scenario.groups.values()))
+    assert adjusted_rand([groups.index(scenario.groups[c]) for c in fed.clients], serving.clusters.tolist()) == 1.0
+
+
+def test_low_power_is_a_warning_and_not_a_guess(caplog: pytest.LogCaptureFixture) -> None:
+    """Twelve validation samples: tolerances as wide as the reference distance."""
+    with caplog.at_level(logging.WARNING, logger="emdcfl"):
+        for val in (12, 200):
+            fed = federation(tiny(n=(200,), val=(val,)))
+            method = make("emdcfl", tolerance="auto", match_classes=False, min_validation=2, distances="all")
+            method.step(fed, method.init(fed, fed.begin(0)), fed.begin(1))
+            assert ("low power" in caplog.text) is (val == 12)
+            caplog.clear()
+
+
+def test_concept_shift_is_seen_by_the_label_aware_cost_alone() -> None:
+    """Two groups with the same images and permuted labels."""
+    options = {"source": "digits", "clients": 2, "partition": [{"kind": "permutation", "count": 2}]}
+    fed, local = trained(scenarios.build("custom", **options), Training(6, 32, 0.02))
+    found = {}
+    for cost in ("cosine", "label-aware"):
+        entries = Comparison(EMDCFL(tolerance="auto", cost=cost), fed, local).measure(every_pair(fed)).entries  # type: ignore[arg-type]
+        found[cost] = {frozenset((c, d)) for c, d in entries if all(entries[p].epsilon > entries[p].W for p in ((c, d), (d, c)))}
+    truth = fed.truth
+    assert truth is not None
+    same = {frozenset((c, d)) for c, d in every_pair(fed) if truth[c] == truth[d]}
+    assert found["label-aware"] == same
+    assert found["cosine"] == {frozenset(pair) for pair in every_pair(fed)}
+
+
+@pytest.mark.parametrize("options", [{}, {"tolerance": 0.025}, {"cost": "label-aware"}, {"cost": "label-aware", "tolerance": 0.1}])
+def test_server_samples_find_the_same_groups_and_no_model_travels(options: dict[str, Any]) -> None:
+    fed, asked = federation(), []
+    method = make("emdcfl", exchange="server-samples", **options)
+    state = method.init(fed, fed.begin(0))
+    fed.observer = lambda task, client, reply: asked.append(task)
+    state = method.step(fed, state, fed.begin(1))
+    assert method.serve(state).clusters.tolist() == [0, 0, 1, 1]  # type: ignore[union-attr]
+    assert "project" not in asked and asked.count("deposit") == 4
+
+
+def test_server_samples_need_fewer_bytes_and_are_checked() -> None:
+    fed, local = trained(tiny(clients_per_group=6))
+    peer = Comparison(EMDCFL(), fed, local).measure(every_pair(fed))
+    server = Comparison(EMDCFL(exchange="server-samples"), fed, local).measure(every_pair(fed))
+    assert server.bytes == sum(70 * 8 * 4 for _ in fed.clients) < peer.bytes
+    honest = fed._dispatch
+
+    def tampered(info: Any, inputs: Any, common: Any) -> Any:
+        for name, reply in honest(info, inputs, common):
+            yield name, {**reply, "shape": torch.tensor([9])} if info.name == "deposit" else reply  # type: ignore[dict-item]
+
+    fed._dispatch = tampered  # type: ignore[method-assign]
+    with pytest.raises(ClientError, match=r"site-0.*expected inputs of 70 samples of shape"):
+        Comparison(EMDCFL(exchange="server-samples"), fed, local).measure(every_pair(fed))
+    with pytest.raises(ConfigError, match=r"method\.exchange"):
+        make("emdcfl", exchange="server-samples", embedding_mode="train").init(fed, fed.begin(0))
+
+
+def played(fed: SequentialFederation, rounds: int = 1, **options: Any) -> list[int]:
+    method = make("emdcfl", **options)
+    state = method.init(fed, fed.begin(0))
+    for t in range(rounds):
+        state = method.step(fed, state, fed.begin(t + 1))
+    clusters = method.serve(state).clusters
+    assert clusters is not None
+    return clusters.tolist()
+
+
+def test_the_default_is_calibrated_and_the_papers_number_is_the_authors_codes() -> None:
+    assert make("emdcfl").tolerance == "auto"
+    assert make("emdcfl", preset="reference").tolerance == 0.025
+
+
+def test_a_site_with_too_few_samples_is_alone_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Four clients: q² is 11.1, so ten samples say nothing and twelve do."""
+    assert min_samples(quantile(EMDCFL().alpha, 4)) == 12
+    with caplog.at_level(logging.WARNING, logger="emdcfl"):
+        assert played(federation(tiny(val=(10, 70, 70, 70))), rounds=3) == [0, 1, 2, 2]
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith("site-0: fewer than 12 validation samples; compared with nobody, and served alone; give them more")
+    assert played(federation(tiny(val=(12, 70, 70, 70)))) == [0, 0, 1, 1]
+    assert played(federation(tiny(val=(10, 70, 70, 70))), min_validation=10) == [0, 0, 1, 1]
+    assert played(federation(tiny(val=(10, 70, 70, 70))), tolerance=0.12) == [0, 0, 1, 1]
+
+
+def test_a_site_with_too_few_samples_that_answers_later_is_told_of_too(caplog: pytest.LogCaptureFixture) -> None:
+    fed = federation(tiny(val=(10, 70, 70, 70)))
+    fed.on_failure, honest, silent = "continue", fed._dispatch, ["site-0"]
+
+    def dispatch(info: Any, inputs: Any, common: Any) -> Any:
+        for name, reply in honest(info, inputs, common):
+            yield name, Failure(name, info.name, 0, "away") if name in silent else reply
+
+    fed._dispatch = dispatch  # type: ignore[method-assign]
+    method = make("emdcfl")
+    with caplog.at_level(logging.WARNING, logger="emdcfl"):
+        state = method.init(fed, fed.begin(0))
+        state = method.step(fed, state, fed.begin(1))
+        assert not any("site-0: fewer than" in record.getMessage() for record in caplog.records)
+        silent.clear()
+        for t in (2, 3):
+            state = method.step(fed, state, fed.begin(t))
+    assert sum("site-0: fewer than 12 validation samples" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_samples_so_few_that_nobody_is_told_apart_are_refused() -> None:
+    fed = federation()
+    with pytest.raises(ConfigError, match=r"expected method\.max_samples of at least 12 with a calibrated tolerance and 4 clients, got 8"):
+        make("emdcfl", max_samples=8).init(fed, fed.begin(0))
+    make("emdcfl", max_samples=8, tolerance=0.025).init(fed, fed.begin(0))
+
+
+@pytest.mark.parametrize("pairing", ["all", "representatives"])
+def test_where_nobody_has_enough_everybody_is_alone(pairing: str) -> None:
+    assert played(federation(tiny(val=(8,))), rounds=2, pairing=pairing) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "samples of equal class counts are compared"),
+        ({"projection": "pair"}, "with projection = 'pair' samples stay as drawn"),
+        ({"cost": "label-aware", "exchange": "server-samples"}, "with cost = 'label-aware' and exchange = 'server-samples' samples"),
+        ({"recompute": "every-round"}, "with recompute = 'every-round' samples stay as drawn"),
+        ({"privacy_epsilon": 64.0}, "with privacy noise samples stay as drawn"),
+        ({"match_classes": False}, None),
+        ({"tolerance": 0.025, "projection": "pair"}, None),
+    ],
+    ids=str,
+)
+def test_a_run_says_what_it_compares(options: dict[str, Any], said: str | None, caplog: pytest.LogCaptureFixture) -> None:
+    fed = federation()
+    with caplog.at_level(logging.INFO, logger="emdcfl"):
+        played(fed, rounds=2, **options)
+    found = [record for record in caplog.records if "tolerance auto" in record.getMessage()]
+    assert len(found) == (said is not None)
+    assert all(said in r.getMessage() and (r.levelno == logging.WARNING) is bool(options) for r in found if said)
+
+
+def test_tolerances_do_not_depend_on_the_solver() -> None:
+    """Sinkhorn's potentials vary less than exact ones, and tolerances from them would refuse partners of the same law."""
+    fed, local = trained(tiny())
+    of = {}
+    for solver in ("exact", "sinkhorn"):
+        entries = Comparison(EMDCFL(solver=solver, distances="all"), fed, local).measure(every_pair(fed)).entries  # type: ignore[arg-type]
+        of[solver] = {pair: entry.epsilon for pair, entry in entries.items()}
+    assert of["sinkhorn"] == pytest.approx(of["exact"], rel=1e-9)

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import pytest
+from tests.tiny import config
+
+from emdcfl.core.errors import ConfigError
+from emdcfl.runs import runner
+from emdcfl.runs.config import Choice, Config, dump, loads, override
+
+
+def test_the_privacy_table_sets_the_methods_options() -> None:
+    read = loads("[privacy]\nepsilon = 4\ndelta = 1e-6\n[method]\nname = 'emdcfl'\ntolerance = 'auto'\n")
+    assert read.method == Choice("emdcfl", {"tolerance": "auto", "privacy_epsilon": 4, "privacy_delta": 1e-6})
+    assert loads(dump(read)) == read
+
+
+def test_set_privacy_epsilon_reaches_the_method_and_wins_over_what_was_there() -> None:
+    first = runner.plan(override(config(), {"privacy.epsilon": "4"}))
+    assert first.method.privacy_epsilon == 4.0  # type: ignore[attr-defined]
+    again = runner.plan(override(first.config, {"privacy.epsilon": "8"}))
+    assert again.method.privacy_epsilon == 8.0  # type: ignore[attr-defined]
+    assert runner.plan(override(again.config, {"privacy.epsilon": "none"})).method.privacy_epsilon is None  # type: ignore[attr-defined]
+
+
+def test_a_method_without_noise_refuses_the_table() -> None:
+    with pytest.raises(ConfigError, match=r"expected privacy\.epsilon with a method that adds noise \(emdcfl\), got fedavg"):
+        runner.plan(override(config(method="fedavg"), {"privacy.epsilon": "4"}))
+
+
+def test_unknown_keys_and_values_are_refused() -> None:
+    with pytest.raises(ConfigError, match="no key 'privacy_epsilom': did you mean 'privacy_epsilon'"):
+        runner.plan(override(config(), {"privacy.epsilom": "4"}))
+    with pytest.raises(ConfigError, match="privacy_epsilon must be float or 'none', got 'much'"):
+        runner.plan(override(config(), {"privacy.epsilon": "much"}))
+    with pytest.raises(ConfigError, match="privacy must be a table"):
+        loads("privacy = 4")
+    assert "privacy_epsilon" not in dump(runner.plan(Config()).config)

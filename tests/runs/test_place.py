@@ -1,0 +1,44 @@
+"""Placing a site among the clusters of a run: what is compared decides, and who cannot be compared does not."""
+
+from __future__ import annotations
+
+import json
+from math import inf
+
+from emdcfl.methods.emdcfl.comparison import Entry, Measured
+from emdcfl.runs.place import Placement, _candidate, as_dict
+from emdcfl.transport import EXACT
+
+
+def measured(**there_and_back: tuple[tuple[float, float], tuple[float, float]]) -> Measured:
+    entries = {}
+    for c, (there, back) in there_and_back.items():
+        entries["new", c], entries[c, "new"] = Entry(*there, EXACT), Entry(*back, EXACT)
+    return Measured({}, entries, 0, 0)
+
+
+def test_the_farther_direction_of_the_farthest_member_decides() -> None:
+    found = measured(a=((0.01, 0.02), (0.01, 0.1)), b=((0.01, 0.1), (0.03, 0.02)))
+    one = _candidate(0, ["a", "b"], "new", found, 0.9)
+    assert one.ratio == 1.5 and one.linked == 1
+
+
+def test_a_member_that_was_not_compared_does_not_count() -> None:
+    """It may have too few validation samples for a calibrated tolerance."""
+    found = measured(a=((0.01, 0.02), (0.01, 0.1)))
+    with_it, alone = _candidate(0, ["a", "tiny"], "new", found, 0.9), _candidate(1, ["tiny"], "new", found, 0.5)
+    assert (with_it.ratio, with_it.linked) == (0.5, 1) and (alone.ratio, alone.linked) == (inf, 0)
+    placement = Placement("new", 0, [with_it, alone], ())
+    assert placement.verdict() == "new belongs to cluster 0: at 0.50 times the tolerance"
+    assert json.loads(json.dumps(as_dict(placement), allow_nan=False))["candidates"][1]["ratio"] is None
+
+
+def test_where_nobody_could_be_compared_no_distance_is_named() -> None:
+    nobody = Placement("new", None, [_candidate(0, ["tiny"], "new", measured(), 0.5)], ())
+    assert nobody.verdict() == "new belongs to none of the 1 groups, as far as their members could be compared"
+
+
+def test_a_tolerance_of_zero_is_all_or_nothing() -> None:
+    """A client whose samples are all alike calibrates to zero."""
+    assert _candidate(0, ["a"], "new", measured(a=((0.0, 0.0), (0.0, 0.1))), 0.9).ratio == inf
+    assert _candidate(0, ["a"], "new", measured(a=((-0.1, 0.0), (0.05, 0.1))), 0.9).ratio == 0.5

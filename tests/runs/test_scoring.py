@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.tiny import federation, same_bits
+
+from emdcfl.methods.base import Serving
+from emdcfl.runs.scoring import accuracy, agreement, model_names, score, served
+
+MODELS = torch.arange(6.0).reshape(3, 2)
+CLIENTS = ["a", "b", "c"]
+
+
+def row(client: str, value: float | None, n: int = 10) -> dict[str, object]:
+    return {
+        "client": client,
+        "accuracy": None if value is None else {"test": value},
+        "test_samples": None if value is None else {"test": n},
+    }
+
+
+def test_one_hot_rows_serve_the_model_itself() -> None:
+    serving = Serving(MODELS, torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]), clusters=torch.tensor([0, 1]))
+    models, weights = served(serving, 0)
+    assert same_bits(models, MODELS[1:2]) and weights.tolist() == [1.0]
+
+
+def test_mixtures_are_of_parameters_or_of_predictions() -> None:
+    weights = torch.tensor([[0.25, 0.75, 0.0]])
+    models, one = served(Serving(MODELS, weights), 0)
+    assert models.tolist() == [[1.5, 2.5]] and one.tolist() == [1.0]
+    models, pi = served(Serving(MODELS, 2 * weights, mix="predictions"), 0)
+    assert same_bits(models, MODELS[:2]) and pi.tolist() == [0.25, 0.75]
+
+
+def test_a_mixture_of_all_models_is_no_copy_of_them() -> None:
+    serving = Serving(MODELS, torch.full((2, 3), 1 / 3), mix="predictions")
+    assert served(serving, 0)[0].data_ptr() == served(serving, 1)[0].data_ptr() == MODELS.data_ptr()
+
+
+def test_accuracy_is_an_unweighted_mean_over_those_who_count() -> None:
+    rows = [row("a", 0.5, 10), row("b", 1.0, 1000), row("c", None), row("d", 0.0, 0)]
+    assert accuracy(rows, "test") == {"mean": 0.75, "worst": 0.5}
+    assert accuracy(rows, "test", ["b"]) == {"mean": 1.0, "worst": 1.0}
+    assert accuracy(rows, "test", []) == accuracy([], "test") == {"mean": None, "worst": None}
+
+
+def test_agreement_needs_clusters_and_truth() -> None:
+    serving = Serving(MODELS, torch.eye(3), clusters=torch.tensor([0, 0, 1]))
+    assert agreement(serving, CLIENTS, {"a": "x", "b": "x", "c": "y"}) == 1.0
+    assert agreement(serving, CLIENTS, {"a": "x", "b": "y", "c": "y"}) < 1.0  # type: ignore[operator]
+    assert agreement(serving, CLIENTS, None) is None
+    assert agreement(Serving(MODELS, torch.eye(3)), CLIENTS, {"a": "x", "b": "x", "c": "y"}) is None
+
+
+def test_one_true_group_is_right_or_wrong() -> None:
+    truth = dict.fromkeys(CLIENTS, "x")
+    one, two = (Serving(MODELS, torch.eye(3), clusters=torch.tensor(c)) for c in ([0, 0, 0], [0, 0, 1]))
+    assert agreement(one, CLIENTS, truth) == 1.0 and agreement(two, CLIENTS, truth) == 0.0
+
+
+def test_models_are_named_after_whom_they_serve() -> None:
+    clusters = torch.tensor([1, 0, 1])
+    weights = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0], [1.0, 0.0, 0.0]])
+    assert model_names(Serving(MODELS, weights, clusters=clusters), CLIENTS) == ["cluster-1", "unused-1", "cluster-0"]
+    assert model_names(Serving(MODELS, torch.eye(3)), CLIENTS) == ["client-a", "client-b", "client-c"]
+    assert model_names(Serving(MODELS, torch.eye(3), mix="predictions"), CLIENTS) == ["component-0", "component-1", "component-2"]
+    assert model_names(Serving(MODELS[:1], torch.ones(3, 1)), CLIENTS) == ["cluster-0"]
+
+
+def test_every_client_gets_a_row() -> None:
+    fed = federation()
+    fed.begin(5)
+    serving = Serving(fed.initial()[None], torch.ones(4, 1), clusters=torch.tensor([0, 0, 0, 0]))
+    rows = score(fed, serving, {"site-1": 0.5})
+    assert [r["client"] for r in rows] == list(fed.clients)
+    assert {r["round"] for r in rows} == {5} and {r["cluster"] for r in rows} == {0}
+    assert [r["train_loss"] for r in rows] == [None, 0.5, None, None]
+    assert all(r["test_samples"] == {"test": 40} and 0 <= r["accuracy"]["test"] <= 1 for r in rows)
+    assert rows[0]["test_loss"]["test"] == pytest.approx(1.4, abs=0.5)

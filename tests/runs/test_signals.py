@@ -1,0 +1,123 @@
+"""A signal waits for a write that has begun; the command then ends with a code of its own, and the run goes on from there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tests.tiny
+
+from emdcfl.core.errors import StoreError
+from emdcfl.runs import runner, signals
+from emdcfl.runs.store import files
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def installed() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    signals.install()
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.usefixtures("installed")
+def test_a_signal_waits_for_the_outermost_block(number: signal.Signals) -> None:
+    done: list[str] = []
+
+    def write() -> None:
+        with signals.defer_signals():
+            with signals.defer_signals():
+                signal.raise_signal(number)
+                done.append("inner")
+            done.append("outer")
+
+    with pytest.raises(KeyboardInterrupt):
+        write()
+    assert done == ["inner", "outer"]
+    assert signals.received() == number
+    with signals.defer_signals():  # and it is obeyed once only
+        pass
+
+
+@pytest.mark.usefixtures("installed")
+def test_outside_of_writes_a_signal_interrupts_at_once() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_error_of_the_write_is_not_hidden_by_the_signal() -> None:
+    def fail() -> None:
+        with signals.defer_signals():
+            signal.raise_signal(signal.SIGTERM)
+            raise StoreError("no space left")
+
+    with pytest.raises(StoreError, match="no space left"):
+        fail()
+
+
+@pytest.mark.usefixtures("installed")
+def test_blocks_of_other_threads_hold_nothing_up() -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with signals.defer_signals():
+            entered.set()
+            leave.wait(10)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    entered.wait(10)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        leave.set()
+        thread.join()
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_file_that_is_being_written_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    move = os.replace
+
+    def signalled(source: str, target: str) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        move(source, target)
+
+    monkeypatch.setattr(os, "replace", signalled)
+    with pytest.raises(KeyboardInterrupt):
+        files.write_file(tmp_path / "x", [b"whole"])
+    assert (tmp_path / "x").read_bytes() == b"whole"
+    assert [p.name for p in tmp_path.iterdir()] == ["x"]
+
+
+def test_sigterm_ends_the_command_with_143_and_the_run_goes_on(tmp_path: Path) -> None:
+    config = tests.tiny.config(method="fedavg", rounds=100)
+    from emdcfl.runs.config import dump
+
+    (tmp_path / "c.toml").write_text(dump(config))
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "tests.tiny", "run", str(tmp_path / "c.toml"), "--out", str(out), "--quiet"]
+    surroundings = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, env=surroundings, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    end = time.monotonic() + 120
+    while not (out / "state" / "round-3.json").exists() and process.poll() is None and time.monotonic() < end:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 143, said
+    assert "stopped; what was finished is saved, continue with --resume" in said and "Traceback" not in said
+    assert not list(out.rglob(".tmp-*"))
+    summary = runner.run(config, out, resume=True)  # the lock is free, and the run is whole
+    assert summary["finished"] and summary["rounds"] == 100

@@ -1,0 +1,613 @@
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from emdcfl.core.errors import StoreError
+from emdcfl.runs.config import Choice, Config, RunConfig, load
+from emdcfl.runs.store.directory import RunStore
+
+
+@dataclass(frozen=True)
+class Member:
+    name: str
+    weight: float
+    omega: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Memory:
+    theta: Tensor
+    counts: dict[str, int] = field(default_factory=dict)
+    members: list[Member] = field(default_factory=list)
+    pair: tuple[Any, ...] = ()
+    by_name: dict[str, Tensor] = field(default_factory=dict)
+    blob: bytes = b""
+    note: str | None = None
+
+
+def vector(seed: int, size: int = 1000) -> Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal(size).astype(np.float32))
+
+
+def memory(seed: int) -> Memory:
+    return Memory(
+        theta=vector(seed),
+        counts={"é": 3, "$tensor": 2**70},
+        members=[Member("a", 0.1 + 0.2, vector(seed + 100)), Member("b", -0.0)],
+        pair=(1, [2.5, None, True], {"$dict": (1,)}, ()),
+        by_name={"a": torch.tensor([float("nan"), float("inf"), -0.0]), "b": torch.arange(6).reshape(2, 3), "c": torch.tensor(True)},
+        blob=b"\x00\xff",
+        note="x",
+    )
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal in type, structure and bits."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, Tensor):
+        return a.dtype == b.dtype and a.shape == b.shape and a.contiguous().numpy().tobytes() == b.contiguous().numpy().tobytes()
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[k], b[k]) for k in a)
+    if is_dataclass(a):
+        return all(same(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
+    return repr(a) == repr(b)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[RunStore]:
+    with RunStore.open(tmp_path / "run", Config()) as opened:
+        yield opened
+
+
+def reopen(store: RunStore) -> RunStore:
+    store.close()
+    return RunStore.open(store.path, Config(), resume=True)
+
+
+def tensor_files(store: RunStore) -> dict[str, int]:
+    return {p.name: p.stat().st_ino for p in (store.path / "state" / "tensors").iterdir()}
+
+
+# --- states ---
+
+
+def test_nested_states_come_back_bit_for_bit(store: RunStore) -> None:
+    extra = {"seconds": {"train": 1.5}, "w": vector(5), "t": (1, "a")}
+    store.save_state(3, memory(0), extra)
+    loaded = reopen(store).load_state(Memory)
+    assert loaded is not None
+    assert loaded[0] == 3
+    assert same(loaded[1], memory(0))
+    assert same(loaded[2], extra)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool]
+)
+@pytest.mark.parametrize("shape", [(), (0,), (3, 5), (40, 50)])
+def test_every_type_and_shape_comes_back(store: RunStore, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    tensor = (torch.rand(shape, generator=torch.Generator().manual_seed(0)) * 3).to(dtype)
+    store.save_state(0, Memory(tensor))
+    loaded = store.load_state(Memory)
+    assert loaded is not None
+    assert loaded[1].theta.dtype == dtype and loaded[1].theta.shape == shape and torch.equal(loaded[1].theta, tensor)
+
+
+def test_views_and_parameters_are_saved_by_value(store: RunStore) -> None:
+    base = vector(0, 4000).reshape(50, 80)
+    store.save_state(0, Memory(base.T, by_name={"p": torch.nn.Parameter(base[::2])}))
+    loaded = store.load_state(Memory)
+    assert loaded is not None
+    assert torch.equal(loaded[1].theta, base.T)
+    assert torch.equal(loaded[1].by_name["p"], base[::2]) and not loaded[1].by_name["p"].requires_grad
+
+
+def test_nothing_saved_is_none(store: RunStore) -> None:
+    assert store.load_state(Memory) is None
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (Memory(vector(0), note=3.0 * float("inf")), r"Memory.note: the number is inf, which JSON cannot hold; make it a tensor"),  # type: ignore[arg-type]
+        (Memory(vector(0), members=[Member("a", float("nan"))]), r"Memory.members\[0\].weight: the number is nan"),
+        (Memory(vector(0), counts={1: 2}), r"Memory.counts: keys must be strings"),  # type: ignore[dict-item]
+        (Memory(vector(0), counts={"a": np.int64(2)}), r"Memory.counts\['a'\]: a state holds only .* got int64"),  # type: ignore[dict-item]
+        (Memory(vector(0), note=object()), r"Memory.note: a state holds only"),  # type: ignore[arg-type]
+        (Memory(torch.zeros(2, dtype=torch.complex64)), r"Memory.theta: expected a dense tensor"),
+        (Memory(vector(0), pair=(Config(),)), r"Memory.pair\[0\]: dataclass Config is not in the type hints"),
+    ],
+)
+def test_what_cannot_be_saved_is_named_and_harms_nothing(store: RunStore, bad: Memory, message: str) -> None:
+    store.save_state(1, memory(0))
+    with pytest.raises(StoreError, match=message):
+        store.save_state(2, bad)
+    loaded = store.load_state(Memory)
+    assert loaded is not None
+    assert loaded[0] == 1 and same(loaded[1], memory(0))
+
+
+def test_another_class_is_refused(store: RunStore) -> None:
+    @dataclass
+    class Changed:
+        theta: Tensor
+        brand_new: int = 0
+
+    Changed.__qualname__ = "Memory"
+    store.save_state(1, memory(0))
+    with pytest.raises(StoreError, match=r"the saved Memory and this version differ in .*brand_new"):
+        store.load_state(Changed)
+    with pytest.raises(StoreError, match="holds a Memory, which this method does not know"):
+        store.load_state(Member)
+
+
+def test_unchanged_tensors_are_not_written_again(store: RunStore) -> None:
+    fixed = vector(9)
+    store.save_state(1, Memory(vector(1), by_name={"fixed": fixed}))
+    before = tensor_files(store)
+    store.save_state(2, Memory(vector(2), by_name={"fixed": fixed.clone()}))
+    again = reopen(store)
+    again.save_state(3, Memory(vector(3), by_name={"fixed": fixed}))
+    after = tensor_files(again)
+    shared = before.keys() & after.keys()
+    assert len(before) == 2 and len(after) == 3 and len(shared) == 1
+    assert all(before[name] == after[name] for name in shared)
+
+
+def test_equal_tensors_share_a_file_but_not_memory(store: RunStore) -> None:
+    theta = vector(0, 300_000)
+    store.save_state(1, Memory(theta, by_name={"a": theta}))
+    assert len(tensor_files(store)) == 1
+    loaded = store.load_state(Memory)
+    assert loaded is not None
+    loaded[1].theta.zero_()
+    assert torch.equal(loaded[1].by_name["a"], theta)
+    again = store.load_state(Memory)  # the mapped file must not have changed either
+    assert again is not None
+    assert torch.equal(again[1].theta, theta)
+
+
+def test_the_last_two_rounds_are_kept(store: RunStore) -> None:
+    for round in range(6):
+        store.save_state(round, Memory(vector(round)))
+        assert store.rounds() == [r for r in (round - 1, round) if r >= 0]
+        assert len(tensor_files(store)) == len(store.rounds())
+
+
+def test_saving_an_earlier_round_again_forgets_later_ones(store: RunStore) -> None:
+    for round in (1, 2, 3):
+        store.save_state(round, Memory(vector(round)))
+    store.save_state(2, Memory(vector(20)))
+    assert store.rounds() == [2]
+    loaded = store.load_state(Memory)
+    assert loaded is not None
+    assert loaded[0] == 2 and torch.equal(loaded[1].theta, vector(20))
+
+
+# --- kills ---
+
+
+class Killed(BaseException):
+    pass
+
+
+def die_at(monkeypatch: pytest.MonkeyPatch, n: int, after: bool) -> None:
+    """From the n-th change of the directory on, nothing happens any more (not even cleaning up), as after kill -9."""
+    calls = 0
+
+    def mortal(function: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == n and after:
+                function(*args, **kwargs)
+            if calls >= n:
+                raise Killed
+            return function(*args, **kwargs)
+
+        return wrapped
+
+    monkeypatch.setattr(os, "replace", mortal(os.replace))
+    monkeypatch.setattr(Path, "unlink", mortal(Path.unlink))
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_kill_between_any_two_files_leaves_the_previous_round_or_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: bool
+) -> None:
+    seen: list[int] = []
+    for n in range(1, 100):
+        store = RunStore.open(tmp_path / f"run-{n}", Config())
+        store.save_state(1, memory(1))
+        store.save_state(2, memory(2))
+        with monkeypatch.context() as patch:
+            die_at(patch, n, after)
+            try:
+                store.append_metrics([{"round": 3, "loss": 0.5}])
+                store.save_state(3, memory(3), {"r": 3})
+                survived = True
+            except Killed:
+                survived = False
+        store = reopen(store)
+        loaded = store.load_state(Memory)
+        assert loaded is not None
+        assert same(loaded[1], memory(loaded[0]))
+        assert loaded[2] == ({"r": 3} if loaded[0] == 3 else {})
+        seen.append(loaded[0])
+        assert not list(store.path.rglob(".tmp-*"))
+        store.save_state(3, memory(3))
+        store.save_state(4, memory(4))
+        assert store.rounds() == [3, 4] and len(tensor_files(store)) == 4
+        store.close()
+        if survived:
+            break
+    assert seen == sorted(seen) and set(seen) == {2, 3}
+    assert len(seen) >= 5  # two tensors, the round, then deletions
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_kill_while_the_directory_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n: int) -> None:
+    with monkeypatch.context() as patch:
+        die_at(patch, n, after=False)
+        with pytest.raises(Killed):
+            RunStore.open(tmp_path / "run", Config())
+    with RunStore.open(tmp_path / "run", Config(), resume=True) as store:
+        assert store.load_state(Memory) is None
+        assert load(tmp_path / "run" / "config.toml") == Config()
+
+
+def test_a_file_that_cannot_be_written_is_an_error_in_one_line(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(StoreError, match=r"summary.json: cannot write: No space left on device"):
+        store.write_json("summary.json", {})
+    assert not list(store.path.rglob(".tmp-*"))
+
+
+# --- large states, written while the caller goes on ---
+
+
+def test_a_large_state_is_written_beside_the_caller(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("emdcfl.runs.store.LARGE", 4 * 1000)
+    held, move = threading.Event(), os.replace
+
+    def slow(*args: Any) -> None:
+        assert held.wait(60)
+        move(*args)
+
+    monkeypatch.setattr(os, "replace", slow)
+    extra = {"rows": [1]}
+    store.save_state(1, memory(1), extra, beside=True)  # would wait for ever
+    extra["rows"].append(2)
+    assert not list(store.path.rglob("round-1.json"))
+    held.set()
+    loaded = store.load_state(Memory)
+    assert loaded is not None and loaded[0] == 1 and same(loaded[1], memory(1)) and loaded[2] == {"rows": [1]}
+
+
+@pytest.mark.parametrize("end", ["next", "close"])
+def test_what_goes_wrong_beside_is_raised_later_and_the_round_before_is_safe(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    monkeypatch.setattr("emdcfl.runs.store.LARGE", 0)
+    store.save_state(1, memory(1), beside=True)
+    assert store.rounds() == [1]
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        store.save_state(2, memory(2), beside=True)
+        with pytest.raises(StoreError, match=r"No space left on device; the last complete round is safe"):
+            store.save_state(3, memory(3), beside=True) if end == "next" else store.close()
+    loaded = reopen(store).load_state(Memory)
+    assert loaded is not None and loaded[0] == 1 and same(loaded[1], memory(1))
+
+
+def test_a_small_state_is_there_when_saving_returns(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading.Thread, "start", lambda self: pytest.fail("a thread for a small state"))
+    store.save_state(1, memory(1), beside=True)
+    assert store.rounds() == [1]
+
+
+# --- damage ---
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-10] ^= 1
+    path.write_bytes(content)
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+DAMAGE = [truncate, flip, empty, Path.unlink]
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("what", ["json", "tensor"])
+def test_a_damaged_newest_round_falls_back_to_the_one_before(
+    store: RunStore, caplog: pytest.LogCaptureFixture, damage: Callable[[Path], None], what: str
+) -> None:
+    store.save_state(1, Memory(vector(1)))
+    before = tensor_files(store)
+    store.save_state(2, Memory(vector(2)))
+    victim = store.path / "state" / "round-2.json"
+    if what == "tensor":
+        victim = store.path / "state" / "tensors" / min(tensor_files(store).keys() - before.keys())
+    damage(victim)
+    store = reopen(store)
+    with caplog.at_level(logging.WARNING):
+        loaded = store.load_state(Memory)
+    assert loaded is not None
+    assert loaded[0] == 1 and torch.equal(loaded[1].theta, vector(1))
+    if victim.exists():
+        assert str(victim) in caplog.text
+        with pytest.raises(StoreError, match="truncated or damaged"):
+            store.load_state(Memory, fallback=False)
+    store.save_state(2, Memory(vector(2)))  # the run goes on and repairs what was damaged
+    repaired = reopen(store).load_state(Memory)
+    assert repaired is not None
+    assert repaired[0] == 2 and torch.equal(repaired[1].theta, vector(2))
+
+
+@pytest.mark.parametrize("damage", DAMAGE[:3])
+def test_damage_to_all_rounds_is_an_error_that_names_the_file(store: RunStore, damage: Callable[[Path], None]) -> None:
+    store.save_state(1, Memory(vector(1)))
+    store.save_state(2, Memory(vector(2)))
+    for path in (store.path / "state").glob("round-*.json"):
+        damage(path)
+    with pytest.raises(StoreError) as caught:
+        store.load_state(Memory)
+    assert f"{store.path}/state/round-2.json: truncated or damaged" in str(caught.value)
+    assert "another --out" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_every_flipped_bit_of_the_round_file_is_noticed(store: RunStore) -> None:
+    store.save_state(1, Memory(torch.arange(3), note="abc"))
+    path = store.path / "state" / "round-1.json"
+    original = path.read_bytes()
+    for position in range(len(original) - 1):
+        content = bytearray(original)
+        content[position] ^= 1 << (position % 7)
+        path.write_bytes(content)
+        with pytest.raises(StoreError, match=r"round-1\.json"):
+            store.load_state(Memory)
+
+
+# --- the directory ---
+
+
+def test_a_run_of_another_config_is_refused_and_the_keys_are_named(store: RunStore) -> None:
+    store.close()
+    other = Config(run=RunConfig(seed=3), method=Choice("fedavg", {"x": 1}))
+    for resume in (False, True):
+        with pytest.raises(StoreError) as caught:
+            RunStore.open(store.path, other, resume=resume)
+        message = str(caught.value)
+        assert "method.name ('emdcfl' there, 'fedavg' here), method.x ('unset' there, 1 here), run.seed (0 there, 3 here)" in message
+        assert "scenario" not in message and "\n" not in message
+
+
+def test_the_same_run_needs_resume(store: RunStore) -> None:
+    store.save_state(1, Memory(vector(1)))
+    store.close()
+    with pytest.raises(StoreError, match="already holds this run; add --resume"):
+        RunStore.open(store.path, Config())
+    assert RunStore.open(store.path, Config(), resume=True).rounds() == [1]
+
+
+def test_resume_of_nothing_starts(tmp_path: Path) -> None:
+    with RunStore.open(tmp_path / "deep" / "run", Config(), resume=True) as store:
+        assert store.config() == Config()
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_foreign_folder_is_refused(tmp_path: Path, resume: bool) -> None:
+    (tmp_path / "config.toml").write_text("")
+    with pytest.raises(StoreError, match="not empty and not a run directory"):
+        RunStore.open(tmp_path, Config(), resume=resume)
+    assert [p.name for p in tmp_path.iterdir()] == ["config.toml"]
+    with pytest.raises(StoreError, match="is a file"):
+        RunStore.open(tmp_path / "config.toml", Config(), resume=resume)
+    with pytest.raises(StoreError, match="not a run directory"):
+        RunStore.read(tmp_path)
+
+
+def test_two_runs_cannot_share_a_directory(store: RunStore) -> None:
+    with pytest.raises(StoreError, match=rf"in use by another emdcfl run \(process {os.getpid()}\)"):
+        RunStore.open(store.path, Config(), resume=True)
+    script = f"from emdcfl.runs.store.directory import *; RunStore.open({str(store.path)!r}, Config(), resume=True)"
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": "src"}
+    )
+    assert "in use by another emdcfl run" in result.stderr
+    reopen(store).close()
+
+
+KILLED_PARENT = """
+import multiprocessing, os, signal, sys
+from emdcfl.runs.store.directory import *
+
+def work(ready):
+    ready.set()
+    sys.stdin = open(0)
+    sys.stdin.read()  # until the test ends
+
+fork = multiprocessing.get_context("fork")
+store = RunStore.open(sys.argv[1], Config())
+ready = fork.Event()
+fork.Process(target=work, args=(ready,)).start()
+ready.wait()
+print("worker is up", flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_worker_that_outlives_its_killed_parent_does_not_keep_the_lock(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED_PARENT, str(tmp_path / "run")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": "src"},
+    )
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        assert process.stdout.readline() == b"worker is up\n"
+        assert process.wait() == -signal.SIGKILL
+        RunStore.open(tmp_path / "run", Config(), resume=True).close()
+        assert select.select([process.stdout], [], [], 0)[0] == []  # no end of file: the worker was alive all the while
+    finally:
+        process.stdin.close()
+        process.stdout.close()
+
+
+def _wait(ready: Any, finish: Any) -> None:
+    ready.set()
+    finish.wait()
+
+
+def test_forking_a_worker_does_not_give_the_lock_away(store: RunStore) -> None:
+    fork = multiprocessing.get_context("fork")
+    ready, finish = fork.Event(), fork.Event()
+    worker = fork.Process(target=_wait, args=(ready, finish))
+    worker.start()
+    try:
+        ready.wait()
+        with pytest.raises(StoreError, match="in use by another emdcfl run"):
+            RunStore.open(store.path, Config(), resume=True)
+        reopen(store).close()
+    finally:
+        finish.set()
+        worker.join()
+
+
+def test_a_reader_needs_no_lock_and_cannot_write(store: RunStore) -> None:
+    store.save_state(1, memory(1))
+    store.write_json("summary.json", {"k": 4})
+    reader = RunStore.read(store.path)
+    assert reader.read_json("summary.json") == {"k": 4} and reader.config() == Config()
+    loaded = reader.load_state(Memory)
+    assert loaded is not None and same(loaded[1], memory(1))
+    for write in (lambda: reader.write_text("a", "b"), lambda: reader.save_state(2, memory(2)), lambda: reader.append_metrics([])):
+        with pytest.raises(StoreError, match="opened for reading only"):
+            write()
+
+
+# --- what a run writes ---
+
+
+def test_metrics_are_trimmed_to_the_committed_round(store: RunStore) -> None:
+    rows = [{"round": r, "client": "é", "loss": 0.1 * r} for r in range(1, 4)]
+    store.append_metrics(rows[:2])
+    expected = (store.path / "metrics.jsonl").read_bytes()
+    store.append_metrics(rows[2:])
+    assert store.read_metrics() == rows
+    with (store.path / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"round": 1, "cli')  # cut off by a kill
+    assert store.read_metrics() == rows
+    store.trim_metrics(2)
+    assert (store.path / "metrics.jsonl").read_bytes() == expected
+    store.trim_metrics(0)
+    assert (store.path / "metrics.jsonl").read_bytes() == b""
+
+
+def test_trimming_without_metrics_makes_no_file(store: RunStore) -> None:
+    store.trim_metrics(1)
+    assert not (store.path / "metrics.jsonl").exists()
+
+
+def test_bad_metrics_are_refused(store: RunStore) -> None:
+    with pytest.raises(StoreError, match=r"metrics.jsonl: round 2: a number is NaN or infinite"):
+        store.append_metrics([{"round": 1, "loss": 0.0}, {"round": 2, "loss": float("nan")}])
+    assert store.read_metrics() == []  # all rows or none
+    with pytest.raises(StoreError, match="needs an integer 'round'"):
+        store.append_metrics([{"loss": 0.0}])
+    (store.path / "metrics.jsonl").write_bytes(b'{"round": 1}\nbroken\n{"round": 2}\n')
+    with pytest.raises(StoreError, match="line 2 is damaged"):
+        store.trim_metrics(1)
+
+
+def test_json_is_strict(store: RunStore) -> None:
+    store.write_json("summary.json", {"b": 1, "a": [None, 0.1]})
+    assert json.loads((store.path / "summary.json").read_text()) == {"b": 1, "a": [None, 0.1]}
+    with pytest.raises(StoreError, match=r"summary.json: a number is NaN"):
+        store.write_json("summary.json", {"k": float("nan")})
+    with pytest.raises(StoreError, match=r"summary.json: not made of JSON values"):
+        store.write_json("summary.json", {"k": torch.zeros(1)})
+    assert store.read_json("summary.json") == {"b": 1, "a": [None, 0.1]}
+
+
+def test_arrays_have_the_same_bytes_whatever_the_order_and_time(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays = {"W": np.array([[0.0, np.nan]]), "names": np.array(["a", "é"])}
+    store.write_npz("distances.npz", arrays)
+    first = (store.path / "distances.npz").read_bytes()
+    monkeypatch.setattr("time.time", lambda: 2e9)
+    store.write_npz("distances.npz", dict(reversed(arrays.items())))
+    assert (store.path / "distances.npz").read_bytes() == first
+    back = store.read_npz("distances.npz")
+    np.testing.assert_array_equal(back["W"], arrays["W"])
+    assert back["names"].tolist() == ["a", "é"]
+    with pytest.raises(StoreError, match="bad holds Python objects"):
+        store.write_npz("distances.npz", {"bad": np.array([object()])})
+
+
+def test_models_are_plain_safetensors(store: RunStore) -> None:
+    tensors = {
+        "w": vector(1).reshape(10, 100),
+        "flag": torch.tensor([True, False, True]),
+        "n": torch.tensor(5),
+        "h": torch.ones(3, dtype=torch.bfloat16),
+    }
+    metadata = {"classes": '["0", "1"]', "recipe": "{}"}
+    store.write_model("models/cluster-0.safetensors", tensors, metadata)
+    path = store.path / "models" / "cluster-0.safetensors"
+    official = load_file(path)
+    assert official.keys() == tensors.keys() and all(torch.equal(official[k], tensors[k]) for k in tensors)
+    read, read_metadata = store.read_model("models/cluster-0.safetensors")
+    assert read_metadata == metadata and all(torch.equal(read[k], tensors[k]) for k in tensors)
+    first = path.read_bytes()
+    store.write_model("models/cluster-0.safetensors", dict(reversed(tensors.items())), dict(reversed(metadata.items())))
+    assert path.read_bytes() == first
+    truncate(path)
+    with pytest.raises(StoreError, match=r"cluster-0.safetensors: truncated or damaged"):
+        store.read_model("models/cluster-0.safetensors")
+
+
+def test_prune_leaves_only_what_is_named(store: RunStore) -> None:
+    for k in range(3):
+        store.write_bytes(f"models/{k}", b"x")
+    store.prune("models", ["1"])
+    assert [p.name for p in (store.path / "models").iterdir()] == ["1"]
+
+
+@pytest.mark.parametrize("name", ["../x", "/tmp/x", "models/../../x"])
+def test_files_stay_inside(store: RunStore, name: str) -> None:
+    with pytest.raises(StoreError, match="lies inside its directory"):
+        store.write_text(name, "x")

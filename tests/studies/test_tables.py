@@ -1,0 +1,118 @@
+"""Tables: which runs share a cell, what is bold, what stands beside it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from emdcfl.paper.values import Value
+from emdcfl.studies.tables import build, latex, markdown, tidy, write_tables
+
+
+def row(
+    method: str, seed: int = 0, mean: float = 0.9, *, scenario: str = "pacs", ari: float | None = 1.0, **settings: Any
+) -> dict[str, Any]:
+    options = {"name": method, **settings.pop("options", {})}
+    run = {"seed": seed, "rounds": 10, "evaluate_every": 1, **settings.pop("run", {})}
+    tables = {
+        "run": run, "scenario": {"name": scenario, **settings.pop("scenario_options", {})}, "method": options,
+        "model": {"name": "resnet18"}, "training": {"lr": 0.01}, "engine": {"device": "cpu", **settings.pop("engine", {})},
+    }  # fmt: skip
+    variants = settings.pop("variants", {"test": {"mean": mean, "worst": mean / 2}})
+    return {
+        "config": json.dumps(tables), "scenario": scenario, "method": method, "seed": seed, "ari": ari, "seconds": {"total": 3.0},
+        "accuracy": {"mean": mean, "worst": mean / 2, "variants": variants}, "settings": tables,
+    }  # fmt: skip
+
+
+def test_mean_and_sample_standard_deviation_over_seeds() -> None:
+    table = build([row("emdcfl", 0, 0.90), row("emdcfl", 1, 0.92), row("emdcfl", 2, 0.97)])
+    cell = table.cells["EMD-CFL", table.columns[0].key, "mean"]
+    assert cell.mean == pytest.approx(93.0)
+    assert cell.std == pytest.approx(3.6055513)  # ddof = 1
+    assert cell.n == 3
+    assert cell.paper == Value(92.47, 0.32)
+    assert "| EMD-CFL | **93.00 ± 3.61** | 92.47 ± 0.32 |" in markdown(table)
+
+
+def test_one_seed_has_no_deviation() -> None:
+    assert "**90.00** | 92.47 ± 0.32" in markdown(build([row("emdcfl")]))
+
+
+def test_best_is_bold_and_oracle_does_not_compete() -> None:
+    table = build([row("oracle", mean=0.99), row("fedavg", mean=0.90), row("ifca", mean=0.9000004), row("cfl", mean=0.89)])
+    key = table.columns[0].key
+    assert table.best(key, "mean") == {"FedAvg", "IFCA"}  # equal at the precision shown
+    text = markdown(table)
+    assert "| Oracle | 99.00 |" in text and "**90.00**" in text and "**89.00**" not in text
+
+
+def test_rows_stand_in_the_papers_order() -> None:
+    table = build([row(name) for name in ("local", "fedavg", "emdcfl", "oracle", "cfl")])
+    assert table.rows == ("Oracle", "EMD-CFL", "CFL", "FedAvg", "Local")
+
+
+def test_the_same_run_on_other_hardware_is_no_second_sample() -> None:
+    table = build([row("fedavg", 0, 0.9), row("fedavg", 0, 0.8, engine={"device": "cuda"}), row("fedavg", 1, 0.9)])
+    cell = table.cells["FedAvg", table.columns[0].key, "mean"]
+    assert (cell.n, cell.mean) == (2, pytest.approx(90.0))
+
+
+def test_settings_that_differ_are_named() -> None:
+    found = build([row("emdcfl", options={"tolerance": 0.025}), row("emdcfl", options={"tolerance": "auto"}), row("fedavg")])
+    assert found.rows == ("EMD-CFL (tolerance 0.025)", "EMD-CFL (tolerance auto)", "FedAvg")
+    rounds = build([row("fedavg"), row("fedavg", run={"rounds": 2})])
+    assert set(rounds.rows) == {"FedAvg (rounds 10)", "FedAvg (rounds 2)"}
+
+
+def test_columns_are_scenarios_scales_and_participants() -> None:
+    table = build(
+        [
+            row("emdcfl", scenario="rotated-mnist", run={"participants": 10}),
+            row("emdcfl", scenario="rotated-mnist", run={"participants": 20}),
+            row("emdcfl", scenario="pacs", scenario_options={"scale": "small"}),
+        ]
+    )
+    assert [c.title for c in table.columns] == ["rotated-mnist (participants 10)", "rotated-mnist (participants 20)", "pacs"]
+    assert table.cells["EMD-CFL", table.columns[0].key, "mean"].paper == Value(93.70, 2.11)
+    assert table.cells["EMD-CFL", table.columns[1].key, "mean"].paper == Value(98.52, 0.03)
+
+
+def test_thresholds_of_a_scenario_do_not_split_a_method_over_columns() -> None:
+    table = build(
+        [row("pacfl", scenario="pacs", options={"threshold": 11.0}), row("pacfl", scenario="rotated-mnist", options={"threshold": 12.0})]
+    )
+    assert table.rows == ("PACFL",)
+    assert len(table.columns) == 2
+
+
+def test_backdoor_scenarios_show_clean_and_backdoor_accuracy() -> None:
+    variants = {"clean": {"mean": 0.98, "worst": 0.9}, "backdoor": {"mean": 0.5, "worst": 0.4}}
+    table = build([row("fedavg", scenario="backdoor-mnist", ari=None, variants=variants)])
+    assert table.columns[0].metrics == ("clean", "backdoor", "seconds")
+    assert table.cells["FedAvg", table.columns[0].key, "backdoor"].mean == pytest.approx(50.0)
+    assert table.cells["FedAvg", table.columns[0].key, "backdoor"].paper == Value(88.49, 1.39)
+
+
+def test_missing_agreement_is_a_dash() -> None:
+    assert "| FedAvg | 80.00 | 86.20 ± 0.66 | 40.00 | 79.23 ± 1.39 | – | – |" in markdown(
+        build([row("emdcfl"), row("fedavg", mean=0.8, ari=None)])
+    )
+
+
+def test_latex_and_csv_hold_the_same_numbers(tmp_path: Path) -> None:
+    results = [row("emdcfl", 0, 0.90), row("emdcfl", 1, 0.92), row("my_method", ari=None)]
+    table = write_tables(results, tmp_path)
+    tex = latex(table)
+    assert "EMD-CFL & \\textbf{91.00$\\pm$1.41} (92.47$\\pm$0.32)" in tex
+    assert "my\\_method & 90.00" in tex
+    assert tex.count("&") == 1 + 3 + 2 * 3  # every line has all columns
+    lines = list(csv.DictReader(io.StringIO(tidy(table))))
+    found = next(line for line in lines if (line["method"], line["metric"]) == ("EMD-CFL", "mean"))
+    assert (found["mean"], found["std"], found["seeds"], found["paper_mean"]) == ("91.0", "1.414214", "2", "92.47")
+    assert (tmp_path / "table.csv").read_text() == tidy(table)
