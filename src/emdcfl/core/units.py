@@ -1,6 +1,8 @@
-"""Durations and sizes as people write them, in reports and on terminals. Imports nothing."""
+"""Durations, sizes and lists of names as people write them, in logs, reports and on terminals."""
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 
 def seconds(value: float | None) -> str:
@@ -32,3 +34,19 @@ def byte_count(value: float) -> str:
             return f"{value:.3g} {unit}"
         value /= 1000
     return f"{value:.3g} TB"
+
+
+NAMED_IN_FULL = 6
+"""Longest list of names that is written out."""
+
+
+def names(clients: Collection[str]) -> str:
+    """Write a list of clients for people: up to six names in full, else their number with the first and the last.
+
+    Examples
+    --------
+    >>> names(["a", "b"]), names([f"s{i:03d}" for i in range(100)])
+    ('a, b', '100 clients (s000 … s099)')
+    """
+    listed = list(clients)
+    return ", ".join(listed) if len(listed) <= NAMED_IN_FULL else f"{len(listed)} clients ({listed[0]} … {listed[-1]})"
