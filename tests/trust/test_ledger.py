@@ -16,7 +16,8 @@ def test_faults_count_by_round_and_end_in_a_ban() -> None:
     ledger.fault("a", "describe", "wrong type")
     assert ledger.banned("a")
     ledger.begin(6)
-    assert ledger.exclusion_reason("a") == "quarantined for the run after 3 rounds with a refused reply: wrong type"
+    reason = ledger.exclusion_reason("a")
+    assert reason is not None and "for the run" in reason and "wrong type" in reason
     listed = [(q["client"], q["round"], q["task"], q["reason"], q["for"]) for q in ledger.quarantined()]
     assert listed == [
         ("a", 1, "train", "NaN in round 1", "round"),

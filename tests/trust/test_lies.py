@@ -156,14 +156,14 @@ def test_a_thousand_times_the_samples_weigh_no_more_than_the_share(scenario: Sce
     assert capped - free > 0.1
 
 
-def test_more_than_anybody_may_claim_is_refused_at_the_door(scenario: Scenario) -> None:
+def test_more_than_anybody_may_claim_is_rejected(scenario: Scenario) -> None:
     fed, state, _ = lying(scenario, liars.too_many_samples, rounds=1)
     (entry,) = fed.guard.ledger.quarantined()
     assert entry["client"] == LIAR and "expected n <= 1e+08, got 1000000000" in entry["reason"]
     assert together(state) == []
 
 
-def test_a_reference_distance_beyond_the_cost_is_refused_at_the_door(scenario: Scenario) -> None:
+def test_a_reference_distance_beyond_the_cost_is_rejected(scenario: Scenario) -> None:
     fed, state, _ = lying(scenario, liars.impossible_tau, rounds=1)
     (entry,) = fed.guard.ledger.quarantined()
     assert (entry["client"], entry["task"]) == (LIAR, "reference") and "expected tau <= 2 with the cosine cost, got 50" in entry["reason"]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.test_federation import BAD, Tampering, lost
+from tests.core.test_federation import BAD, Tampering, lost
 from tests.tiny import TRAINING, SequentialFederation, config, contents, same_bits, tiny
 from tests.trust.liars import LyingFederation, bad_boxes, not_a_number
 
@@ -130,11 +130,11 @@ def test_nobody_is_asked_about_somebody_who_is_left_out() -> None:
 def lying_plan(monkeypatch: pytest.MonkeyPatch, liar: str = "site-1") -> None:
     """Every federation of the runner has a liar from here on."""
 
-    def federation(self: runner.Plan) -> Any:
+    def federation(self: runner.RunPlan) -> Any:
         options = {"training": self.training, "seed": self.config.run.seed, "run": self.name, "trust": self.config.trust}
         return LyingFederation(self.scenario, liar=liar, lie=not_a_number, device="cpu", on_failure="continue", **options)
 
-    monkeypatch.setattr(runner.Plan, "federation", federation)
+    monkeypatch.setattr(runner.RunPlan, "federation", federation)
 
 
 def test_the_account_survives_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,3 +126,14 @@ def test_far_values_are_cut_back_to_the_largest_that_is_not() -> None:
     assert [f["client"] for f in guard.ledger.flagged()] == ["d", "e"]
     assert Guard(Trust(flag=0.0)).cap_outliers(values, "τ") == {}
     assert Guard().cap_outliers({"a": 0.02, "b": 0.021, "c": 0.02, "d": 0.08}, "τ") == {}  # four times the median may be honest
+
+
+def test_an_outlier_is_logged_once_per_round_and_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    guard = Guard()
+    with caplog.at_level("DEBUG", logger="emdcfl"):
+        for index in (1, 2, 3):
+            guard.ledger.begin(index)
+            for _ in range(10):  # one client in ten averages of a round
+                guard.scales({"a": 1.0, "b": 1.1, "c": 0.9, "d": 50.0})
+    assert [record.levelname for record in caplog.records] == ["WARNING", "DEBUG", "DEBUG"]
+    assert [flag["times"] for flag in guard.ledger.flagged()] == [3]

@@ -1,12 +1,11 @@
-"""Clustering on arrays: pure functions that know nothing of clients, models or methods. Imports numpy, scipy and scikit-learn only."""
+"""Clustering on arrays: pure functions that know nothing of clients, models or methods."""
 
 from __future__ import annotations
 
-from emdcfl.clustering.agreement import Link, Margins, adjusted_rand, margins
-from emdcfl.clustering.kmeans import kmeans
-from emdcfl.clustering.linkage import LINKAGES, bipartition, cut
-from emdcfl.clustering.matching import match_labels
+from emdcfl.clustering.labels import adjusted_rand, match_labels
+from emdcfl.clustering.margins import Link, Margins, margins
 from emdcfl.clustering.neighbourhoods import components, joined, links, neighbourhoods, per_pair
+from emdcfl.clustering.partitions import LINKAGES, bipartition, cut, kmeans
 from emdcfl.clustering.simplex import project_simplex
 from emdcfl.clustering.spectral import edc, gram_features
 

@@ -1,4 +1,4 @@
-r"""From distances to clusters: links, identical neighbourhoods, connected components. Imports numpy and scipy only.
+r"""From distances to clusters: links, identical neighbourhoods, connected components.
 
 .. math:: M = (W < \epsilon) \wedge (W < \epsilon)^\top, \qquad N(c) = \{c' : M_{c,c'}\}
 
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from emdcfl.clustering.order import Labels, first_appearance, square
+from emdcfl.clustering.labels import Labels, first_appearance, square
 from emdcfl.core.errors import DataError
 
 Sets = list[tuple[int, ...]]

@@ -1,4 +1,4 @@
-r"""Euclidean projection on the probability simplex. Imports numpy only.
+r"""Euclidean projection on the probability simplex.
 
 .. math:: \arg\min_x \lVert x - v\rVert^2 \quad\text{s.t.}\quad x \ge 0,\ \textstyle\sum_j x_j = 1
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from emdcfl.clustering.order import Array
+from emdcfl.clustering.labels import Array
 from emdcfl.core.errors import DataError
 
 

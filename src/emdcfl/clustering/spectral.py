@@ -1,4 +1,4 @@
-r"""Spectral features of clients from the C × C Gram matrix of their update vectors. Imports numpy only.
+r"""Spectral features of clients from the C × C Gram matrix of their update vectors.
 
 With the clients' vectors as rows of X and :math:`XX^\top = V \operatorname{diag}(\sigma^2) V^\top`, the coordinates of client i on the
 leading right singular vectors of X are :math:`\sigma_j V_{ij}`; no vector as long as the model is needed.
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from emdcfl.clustering.order import Array, square
+from emdcfl.clustering.labels import Array, square
 from emdcfl.core.errors import ConfigError, DataError
 
 

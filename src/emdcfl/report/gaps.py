@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from emdcfl.clustering import margins
-from emdcfl.clustering.agreement import Margins
+from emdcfl.clustering import Margins, margins
 
 Array = np.ndarray[Any, Any]
 BAND = 1.25

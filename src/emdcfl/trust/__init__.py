@@ -1,7 +1,4 @@
-"""What is believed of clients: the policy, who is quarantined, what was noticed, and averages that one client cannot own.
-
-May import: errors, params, numpy and torch.
-"""
+"""Protection against faulty and hostile clients: quarantine, flags of unusual values, and robust averages."""
 
 from emdcfl.trust.guard import Guard, TrustedMean
 from emdcfl.trust.ledger import Fault, Flag, Ledger

@@ -1,15 +1,12 @@
-r"""The guard of a federation: quarantine, flags, and averages under the policy.
+r"""The guard of a federation: it flags unusual values and averages clients' states under the trust policy.
 
-Methods average through it (``fed.guard.mean()``, ``fed.guard.average``). With the default policy that is ``params.Average``, bit for bit;
-otherwise, over the k members of an average,
+With the default policy an average is ``params.Average``, bit for bit. Otherwise, over the k members of an average,
 
-1. weights are capped: nobody has more than ``max_share`` of their sum;
-2. updates :math:`\Delta_c = \theta_c - \theta_c^{start}` longer than ``clip`` times the median :math:`\|\Delta\|` are shortened to it;
-3. the states become one by weighted mean, or by trimmed mean or median of each coordinate.
+1. weights are capped: no client has more than ``max_share`` of their sum;
+2. updates :math:`\Delta_c = \theta_c - \theta_c^{start}` longer than ``clip`` times the median :math:`\|\Delta\|` are clipped to it;
+3. the states are combined by weighted mean, or by trimmed mean or median of each coordinate.
 
-None of this helps where liars are the majority of a cluster, and two members have no majority.
-
-Imports ledger, policy, robust and params.
+None of this helps where hostile clients are the majority of a cluster, and two members have no majority.
 """
 
 from __future__ import annotations
@@ -28,18 +25,18 @@ from emdcfl.trust.robust import MEMBERS, capped_weights, cut, distance, distance
 log = logging.getLogger("emdcfl")
 
 NORM_FACTOR = 3.0
-"""Times the median norm from which an update may be flagged: clients of very different size do differ by as much as two."""
+"""Smallest ratio to the median norm that is flagged: honest clients of very different size differ by up to two."""
 
 SANITY_FACTOR = 10.0
-"""Times the median from which a reference distance (squared: a variance) may be flagged. Honest clients of very small networks were seen to
-differ by as much as 6.5."""
+"""Smallest ratio to the median at which a reference distance is flagged (squared for a variance): honest clients of very small networks
+differ by up to 6.5."""
 
 TOGETHER = 1 << 17
-"""Numbers of the states that a running average takes in together: for small models it is calls that cost, not arithmetic."""
+"""Numbers that a running average collects before it adds them: for small models the calls cost more than the arithmetic."""
 
 
 class Guard:
-    """What a federation believes of its clients."""
+    """Quarantine, flags and averages of one federation."""
 
     def __init__(self, policy: Trust | None = None) -> None:
         self.policy = policy or Trust()
@@ -50,7 +47,7 @@ class Guard:
         return TrustedMean(self)
 
     def average(self, thetas: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-        """Return the members' states as one: weights capped, then the mean, trimmed mean or median."""
+        """Combine the members' states: cap the weights, then take the mean, trimmed mean or median."""
         policy = self.policy
         if policy.aggregate == "mean":
             return average(thetas, capped_weights(weights, policy.max_share))
@@ -59,17 +56,17 @@ class Guard:
     def clip_updates(
         self, local: Mapping[str, Tensor], starts: Mapping[str, Tensor], groups: Collection[Sequence[str]]
     ) -> dict[str, Tensor]:
-        """Return this round's states with long updates flagged and, under ``clip``, shortened.
+        """Flag long updates of this round and, under ``clip``, shorten them; return the states.
 
         Parameters
         ----------
         local, starts : mapping
-            Client → what it sent, and what it had trained from.
+            Client → the state it sent, and the state it trained from.
         groups : collection of lists
-            Who is compared with whom. A client in several groups is shortened to the shortest of their limits.
+            Clients whose norms are compared. A client in several groups is clipped to the smallest of their limits.
         """
         out = dict(local)
-        if not self._looks:
+        if not self.checks_updates:
             return out
         norms = {c: distance(local[c], starts[c]) for c in local if c in starts}
         for group in groups:
@@ -80,11 +77,12 @@ class Guard:
         return out
 
     @property
-    def _looks(self) -> bool:
+    def checks_updates(self) -> bool:
+        """Whether the policy asks for the norms of updates."""
         return self.policy.flag > 0 or self.policy.clip is not None
 
     def scales(self, norms: Mapping[str, float]) -> dict[str, float]:
-        """Flag the norms that stand out among a cluster's, and say by what to shorten those that ``clip`` does not allow."""
+        """Flag outlying norms of a cluster; return the factor by which to shorten each update that ``clip`` does not allow."""
         if len(norms) < MEMBERS:
             return {}
         values = np.fromiter(norms.values(), dtype=np.float64)
@@ -101,12 +99,12 @@ class Guard:
         return {c: limit / norm for c, norm in norms.items() if norm > limit}
 
     def cap_outliers(self, values: Mapping[str, float], what: str, *, factor: float = SANITY_FACTOR) -> dict[str, float]:
-        """Return what replaces values far above the others', by client: the largest that is not; empty if none is.
+        """Flag values far above the others'; return the cap for each such client: the largest value that is no outlier.
 
         Parameters
         ----------
         values : mapping
-            Client → a value that would buy links if it were large.
+            Client → a value that would gain it links if it were large.
         what : str
             Its name, for the flag.
         """
@@ -121,13 +119,16 @@ class Guard:
         return dict.fromkeys(high, kept)
 
     def flag(self, client: str, what: str, value: float, typical: float) -> None:
-        """Note and log that a client's value stands out."""
-        log.warning("round %d: %s of client %r is %.3g, the others' median %.3g", self.ledger.round, what, client, value, typical)
+        """Record that a client's value is an outlier; log it once per round, and only the first time as a warning."""
+        known = self.ledger.flags.get((client, what))
+        if known is None or known.last != self.ledger.round:
+            level = logging.WARNING if known is None else logging.DEBUG
+            log.log(level, "round %d: %s of client %r is %.3g, median %.3g", self.ledger.round, what, client, value, typical)
         self.ledger.flag(client, what, value, typical)
 
 
 class TrustedMean:
-    """A running average under a policy; states are kept only where the policy needs them all at once, and small ones for a moment.
+    """A running average under a policy. It keeps all states only where the policy needs them at once.
 
     Examples
     --------
@@ -140,7 +141,7 @@ class TrustedMean:
     """
 
     def __init__(self, guard: Guard) -> None:
-        self._guard, self._looks, self._plain = guard, guard._looks, guard.policy.plain
+        self._guard, self._checks_updates, self._plain = guard, guard.checks_updates, guard.policy.plain
         self._running = Average()
         self._waiting: list[tuple[str, Tensor, float, Tensor | None]] = []
         self._kept: list[tuple[str, Tensor, float]] = []
@@ -150,18 +151,18 @@ class TrustedMean:
     @property
     def total(self) -> float:
         """Sum of the weights so far; 0 while nothing was added."""
-        self._take()
+        self._add_waiting()
         return self._running.total or sum(weight for _, _, weight in self._kept)
 
     def add(self, theta: Tensor, weight: float, *, client: str, start: Tensor | None = None) -> None:
-        """Add a client's state; ``start`` is what it trained from, where its update is to be looked at."""
+        """Add a client's state; ``start`` is the state it trained from, needed to check its update."""
         self._waiting.append((client, theta, float(weight), start))
         if len(self._waiting) * theta.numel() >= TOGETHER:
-            self._take()
+            self._add_waiting()
 
-    def _take(self) -> None:
-        """Take in what waits, in its order."""
-        if self._looks:
+    def _add_waiting(self) -> None:
+        """Add the collected states in their order."""
+        if self._checks_updates:
             known = [(client, theta, start) for client, theta, _, start in self._waiting if start is not None]
             if known:
                 clients, thetas, starts = zip(*known, strict=True)
@@ -175,8 +176,8 @@ class TrustedMean:
         self._waiting.clear()
 
     def result(self) -> Tensor:
-        """Return the average; flags are noted here, when all members are known."""
-        self._take()
+        """Return the average; outlying updates are flagged here, when all members are known."""
+        self._add_waiting()
         scales = self._guard.scales(self._norms)
         if self._plain:
             return self._running.result()

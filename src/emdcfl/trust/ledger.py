@@ -1,9 +1,6 @@
-"""The account of a run's clients: replies refused at the door, who is left out because of them, and values that stand out.
+"""Record of a run's faulty replies, the clients quarantined for them, and outlying values.
 
-Everything is plain numbers and text, so that a run stores it with its state and goes on from it. A fault counts once per round and a flag
-once per round, however often the round is repeated.
-
-Imports nothing of this package.
+A run stores the record with its state, as plain numbers and text. A fault or a flag counts once per round, even if the round is repeated.
 """
 
 from __future__ import annotations
@@ -15,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Fault:
-    """A reply refused at the door."""
+    """A reply rejected by validation."""
 
     round: int
     task: str
@@ -24,16 +21,16 @@ class Fault:
 
 @dataclass(frozen=True)
 class Flag:
-    """A value of a client that stands out among the others'.
+    """A value of a client that is an outlier among the others'.
 
     Attributes
     ----------
     client, what : str
-        Whose value, and what it is.
+        The client, and the name of the value.
     first, last, times : int
-        First and last round in which it did, and in how many.
+        First and last round in which it was an outlier, and in how many.
     value, typical : float
-        The largest one seen, and the median it was compared with then.
+        The largest such value, and the median of the clients at that time.
     """
 
     client: str
@@ -51,7 +48,7 @@ class Ledger:
     Parameters
     ----------
     max_faults : int
-        Rounds with a fault after which a client is left out for good.
+        Rounds with a fault after which a client is excluded from the run.
 
     Examples
     --------
@@ -70,29 +67,29 @@ class Ledger:
         self._now: dict[str, str] = {}
 
     def begin(self, round: int) -> None:
-        """Enter a round, or try it again: whoever is not banned is asked again."""
+        """Start a round, or repeat it; clients that are not banned take part again."""
         self.round = round
         self._now.clear()
 
     def fault(self, client: str, task: str, reason: str) -> None:
-        """Note a reply refused at the door; the client is not asked again in this try of the round."""
+        """Record a rejected reply; the client is not asked again in this attempt of the round."""
         self._now.setdefault(client, reason)
         known = self.faults.setdefault(client, [])
         if all(fault.round != self.round for fault in known):
             known.append(Fault(self.round, task, reason))
 
     def banned(self, client: str) -> bool:
-        """Whether the client is left out for the rest of the run."""
+        """Whether the client is excluded from the rest of the run."""
         return len(self.faults.get(client, ())) >= self.max_faults
 
     def exclusion_reason(self, client: str) -> str | None:
-        """Say why a client is not to be asked now; ``None`` if it is."""
+        """Say why a client must not be asked now; ``None`` if it may be."""
         if self.banned(client):
-            return f"quarantined for the run after {self.max_faults} rounds with a refused reply: {self.faults[client][-1].reason}"
+            return f"quarantined for the run after {self.max_faults} rounds with a rejected reply: {self.faults[client][-1].reason}"
         return f"quarantined for this round: {self._now[client]}" if client in self._now else None
 
     def flag(self, client: str, what: str, value: float, typical: float) -> None:
-        """Note that a value of a client stands out."""
+        """Record that a value of a client is an outlier."""
         old = self.flags.get((client, what))
         if old is None:
             self.flags[client, what] = Flag(client, what, self.round, self.round, 1, value, typical)
@@ -102,7 +99,7 @@ class Ledger:
         self.flags[client, what] = Flag(client, what, old.first, self.round, times, *largest)
 
     def quarantined(self) -> list[dict[str, Any]]:
-        """Who was left out, for how long and why, in order of the rounds: what a summary lists."""
+        """Return the quarantined clients with reason and duration, by round, as the summary lists them."""
         found = []
         for client, faults in self.faults.items():
             for i, fault in enumerate(faults):
@@ -111,14 +108,14 @@ class Ledger:
         return sorted(found, key=lambda entry: entry["round"])
 
     def flagged(self) -> list[dict[str, Any]]:
-        """What stood out: what a summary lists."""
+        """Return the flags as the summary lists them."""
         return [asdict(flag) for flag in self.flags.values()]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return everything a run needs to go on."""
+        """Return the whole record as JSON values."""
         return {"faults": {c: [asdict(f) for f in faults] for c, faults in self.faults.items()}, "flags": self.flagged()}
 
     def restore(self, stored: Mapping[str, Any]) -> None:
-        """Go on from what ``as_dict`` returned."""
+        """Load what ``as_dict`` returned."""
         self.faults = {c: [Fault(**f) for f in faults] for c, faults in stored.get("faults", {}).items()}
         self.flags = {(f["client"], f["what"]): Flag(**f) for f in stored.get("flags", [])}

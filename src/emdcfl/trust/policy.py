@@ -1,8 +1,6 @@
-"""The table ``[trust]`` of a config: how much a single client is believed.
+"""The ``[trust]`` table of a config: limits on what a single client can do.
 
-The defaults change nothing in the numbers of an honest run: they quarantine, flag, and cut back reference distances no honest client sends.
-
-Imports nothing of this package, so that the config may import it.
+The defaults do not change the results of honest clients: they quarantine, flag, and cap reference distances that no honest client sends.
 """
 
 from __future__ import annotations
@@ -16,31 +14,30 @@ Aggregate = Literal["mean", "trimmed-mean", "median"]
 
 @dataclass(frozen=True)
 class Trust:
-    r"""How much a single client is believed.
+    r"""Limits on what a single client can do.
 
     Parameters
     ----------
     max_faults : int
-        Rounds in which a client's reply was refused at the door before it is left out for the rest of the run.
+        Rounds with a rejected reply after which a client is excluded from the rest of the run.
     max_n : int
-        Largest number of samples a client may claim; more is refused at the door.
+        Largest number of samples a client may report; validation rejects more.
     min_validation : int
         Clients that claim fewer validation samples are compared with nobody in EMD-CFL, and stay alone: with few samples a calibrated
         tolerance refutes little, so that a small claim would buy links. 0 leaves it to the method: with a
         calibrated tolerance nobody below about 20 is compared, with a fixed one everybody.
     max_share : float
-        Largest share of an average that one client may have, whatever n it claims. 1 leaves n as claimed; a share below 1/k means
+        Largest share of an average that one client may have, whatever n it reports. 1 keeps the reported n; a share below 1/k means
         equal weights among k members.
     aggregate : "mean", "trimmed-mean" or "median"
-        How a cluster's states become one: the mean weighted by n; coordinate by coordinate without the extremes; or the median. The
-        last two ignore n.
+        How the states of a cluster are combined: mean weighted by n, or trimmed mean or median of each coordinate, which ignore n.
     trim : float
-        Share of the members cut off at each end by ``"trimmed-mean"``, rounded up, at most all but the middle.
+        Share of the members that ``"trimmed-mean"`` drops at each end, rounded up; the middle always stays.
     clip : float or None
-        Updates longer than this many times the median of their cluster are shortened to it.
+        Clip updates to this many times the median norm of their cluster.
     flag : float
-        Robust z-score (median and MAD of the logarithm) above which an update's norm, a reference distance or a variance is flagged; it
-        must also be several times the median. 0 flags nothing.
+        Robust z-score (median and MAD of the logarithm) above which an update's norm, a reference distance or a variance is flagged, if
+        it is also several times the median. 0 flags nothing.
     """
 
     max_faults: int = 3

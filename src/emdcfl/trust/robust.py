@@ -1,14 +1,12 @@
-r"""Statistics that one liar among honest members cannot move far: outliers by median and MAD, capped weights, trimmed means.
+r"""Robust statistics, which one hostile member cannot move far: outliers by median and MAD, capped weights, trimmed means.
 
 .. math:: z_i = \frac{\log x_i - \mathrm{med}(\log x)}{1.4826\ \mathrm{med}|\log x - \mathrm{med}(\log x)|}
 
-Norms, distances and variances are compared on a logarithmic scale: where honest values already spread over orders of magnitude, as those of
-very small networks do, only what lies orders beyond them stands out.
+Norms, distances and variances are compared on a logarithmic scale, because honest values of very small networks spread over orders of
+magnitude.
 
 Yin, Chen, Ramchandran, Bartlett. *Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates.* ICML 2018 (trimmed mean and
 median by coordinate).
-
-Imports numpy, torch and params only.
 """
 
 from __future__ import annotations
@@ -26,20 +24,20 @@ from emdcfl.core.params import blocks, chunks
 Array = np.ndarray[Any, Any]
 
 MEMBERS = 3
-"""Fewer values have no majority to compare with."""
+"""Fewest values among which an outlier can be told."""
 
 SMALL = 1 << 16
-"""Numbers up to which a norm is summed in float32 (error below 1e-6): many clients of a small model are averaged in microseconds each."""
+"""Numbers up to which a norm is summed in float32 (error below 1e-6), which is faster."""
 
 LEAST = 1e-6
-"""Of the median; smaller values, zeros among them, count as this."""
+"""Smallest ratio to the median; smaller values, and zeros, count as this."""
 
 NORMAL = 1.4826
 """MAD of a normal sample times this is its standard deviation."""
 
 
 def outliers(values: Sequence[float] | Array, *, z: float, factor: float) -> list[bool]:
-    """Say which values are far above the others: ``z`` robust standard deviations of the logarithm, and ``factor`` times the median.
+    """Return which values are far above the others: ``z`` robust standard deviations of the logarithm, and ``factor`` times the median.
 
     The factor keeps values that agree almost exactly, whose MAD is next to nothing, from being outliers of each other.
 
@@ -65,7 +63,7 @@ def outliers(values: Sequence[float] | Array, *, z: float, factor: float) -> lis
 
 
 def capped_weights(weights: Sequence[float], share: float) -> list[float]:
-    r"""Return :math:`\min(w_i, c)` with the largest c for which nobody has more than ``share`` of the sum; equal weights if none does.
+    r"""Return :math:`\min(w_i, c)` with the largest c for which no weight exceeds ``share`` of the sum; equal weights if there is none.
 
     Examples
     --------
@@ -88,7 +86,7 @@ def capped_weights(weights: Sequence[float], share: float) -> list[float]:
 
 
 def cut(members: int, trim: float) -> int:
-    """How many of ``members`` a trimmed mean leaves out at each end; a median leaves out all but the middle (``trim`` of one half).
+    """Return how many of ``members`` a trimmed mean drops at each end; ``trim`` of one half gives the median.
 
     Examples
     --------
@@ -99,7 +97,7 @@ def cut(members: int, trim: float) -> int:
 
 
 def trimmed_mean(thetas: Sequence[Tensor], ends: int) -> Tensor:
-    r"""Return, coordinate by coordinate, the mean of the values that are left without the ``ends`` smallest and largest.
+    r"""Return, coordinate by coordinate, the mean without the ``ends`` smallest and largest values.
 
     In float64, chunk by chunk; with ``ends = (k - 1) // 2`` it is the median.
 
@@ -130,7 +128,7 @@ def distance(theta: Tensor, start: Tensor) -> float:
 
 
 def distances(thetas: Sequence[Tensor], starts: Sequence[Tensor]) -> list[float]:
-    """Return ``distance`` of every update, with the same bits; small ones are looked at together."""
+    """Return ``distance`` of every update, bit-identical; small ones are computed together."""
     if len(thetas) == 1 or thetas[0].numel() > SMALL:
         return [distance(theta, start) for theta, start in zip(thetas, starts, strict=True)]
     shared = all(start is starts[0] for start in starts)

@@ -1,4 +1,4 @@
-"""How well clusters agree with the truth, and how clearly the distances separate them. Imports numpy and scikit-learn only."""
+"""How clearly the distances between clients separate the clusters."""
 
 from __future__ import annotations
 
@@ -8,28 +8,8 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from emdcfl.clustering.order import Labels, first_appearance, square
+from emdcfl.clustering.labels import Labels, first_appearance, square
 from emdcfl.core.errors import DataError
-
-
-def adjusted_rand(truth: Any, labels: Any) -> float:
-    """Adjusted Rand index; where the truth is a single group, 1 for a single cluster and 0 otherwise.
-
-    (The index itself is 0 or undefined there, whatever was predicted.)
-
-    Examples
-    --------
-    >>> adjusted_rand([0, 0, 1, 1], [5, 5, 2, 2]), adjusted_rand([0, 0, 0], [0, 0, 0]), adjusted_rand([0, 0, 0], [0, 0, 1])
-    (1.0, 1.0, 0.0)
-    """
-    from sklearn.metrics import adjusted_rand_score
-
-    t, p = first_appearance(np.asarray(truth).tolist()), first_appearance(np.asarray(labels).tolist())
-    if t.shape != p.shape or t.size == 0:
-        raise DataError(f"expected one true group and one cluster per client, got {t.size} and {p.size}")
-    if t.max() == 0:
-        return float(p.max() == 0)
-    return float(adjusted_rand_score(t, p))
 
 
 class Link(TypedDict):
