@@ -194,13 +194,13 @@ def test_the_projects_bundle_is_small_and_holds_no_code() -> None:
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({"dedline": 5.0}, "unknown key 'dedline': did you mean 'deadline'"),
-        ({"deadline": "5"}, "expected deadline as float, got '5' (str)"),
-        ({"resume": 1}, "expected resume as bool, got 1 (int)"),
-        ({"deadline": 0}, "expected deadline of at least 1, got 0.0"),
-        ({"deadline": float("nan")}, "expected deadline of at least 1, got nan"),
-        ({"wait": -1}, "expected wait of at least 0"),
-        ({"out": ""}, "expected out to name a run directory"),
+        ({"dedline": 5.0}, "no key 'dedline': did you mean 'deadline'"),
+        ({"deadline": "5"}, "deadline must be float, got '5'"),
+        ({"resume": 1}, "resume must be bool, got 1"),
+        ({"deadline": 0}, "deadline must be at least 1, got 0.0"),
+        ({"deadline": float("nan")}, "deadline must be finite, got nan"),
+        ({"wait": -1}, "wait must be at least 0"),
+        ({"out": ""}, "out must name a run directory"),
     ],
 )
 def test_a_mistake_in_the_run_config_is_told(given: dict[str, object], expected: str) -> None:

@@ -130,6 +130,6 @@ def test_a_task_name_is_taken_once() -> None:
         return {"n": 1}
 
     before = dict(TASKS)
-    with pytest.raises(ValueError, match=r"a task named 'describe' exists already, in emdcfl\.tasks"):
+    with pytest.raises(ValueError, match=r"a task named 'describe' exists already, in emdcfl\.core\.tasks"):
         task(phase="evaluate", returns={"n": Field(int)})(describe)
     assert before == TASKS

@@ -13,8 +13,8 @@ from rich.table import Table
 
 from emdcfl.cli.app import app
 from emdcfl.cli.show import terminal
+from emdcfl.core.checks import describe
 from emdcfl.methods import METHODS, Method, find
-from emdcfl.runs.checks import describe
 
 
 def about(cls: type[Method]) -> dict[str, Any]:

@@ -41,22 +41,22 @@ class PrivateState:
     """
 
     committed: dict[str, Any] = field(default_factory=dict)
-    _pending: dict[str, Any] = field(default_factory=dict)
-    _round: int = -1
+    pending: dict[str, Any] = field(default_factory=dict)
+    round: int = -1
 
     def begin(self, round: int) -> None:
-        if round == self._round:  # another task of this round, or the same one again
+        if round == self.round:  # another task of this round, or the same one again
             return
-        if round > self._round:
-            self.committed |= self._pending
-        self._pending = {}
-        self._round = round
+        if round > self.round:
+            self.committed |= self.pending
+        self.pending = {}
+        self.round = round
 
     def get(self, name: str, default: Any = None) -> Any:
         return self.committed.get(name, default)
 
     def put(self, name: str, value: Any) -> None:
-        self._pending[name] = value
+        self.pending[name] = value
 
 
 class Client:
@@ -182,30 +182,68 @@ Q = ParamSpec("Q")
 
 
 @dataclass(frozen=True)
+class Divisible:
+    """A request that may be divided into several smaller ones, because the task answers item by item.
+
+    Attributes
+    ----------
+    items : str
+        The input that lists the items asked about.
+    by_item : tuple of str
+        The inputs that map an item to a value.
+    """
+
+    items: str
+    by_item: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class TaskInfo:
-    """How a task is known to engines: its name, the phase its time is booked on, the schema of its reply, and its stages if it has any."""
+    """What engines know of a task.
+
+    Attributes
+    ----------
+    name : str
+    run : callable
+    phase : str
+        What its time is counted as.
+    returns : mapping
+        Schema of its reply.
+    stages : callable, optional
+        The generator behind a staged task.
+    divisible : Divisible, optional
+        How a large request may be divided.
+    relayed_keys : tuple of str
+        Inputs that map partners to the public keys the server relays. A node checks them before it runs the task.
+    """
 
     name: str
     run: Task
     phase: str
     returns: Mapping[str, Field]
     stages: Callable[..., Stages] | None = None
+    divisible: Divisible | None = None
+    relayed_keys: tuple[str, ...] = ()
 
 
 TASKS: dict[str, TaskInfo] = {}
 
 
-def task(*, phase: str, returns: Mapping[str, Field]) -> Callable[[AnyTask], AnyTask]:
-    """Register a function ``f(client, **inputs) -> dict`` as a task under its own name."""
+def task(
+    *, phase: str, returns: Mapping[str, Field], divisible: Divisible | None = None, relayed_keys: tuple[str, ...] = ()
+) -> Callable[[AnyTask], AnyTask]:
+    """Register a function ``f(client, **inputs) -> dict`` as a task under its own name; see ``TaskInfo`` for the arguments."""
 
     def register(function: AnyTask) -> AnyTask:
-        _register(TaskInfo(function.__name__, function, phase, returns))
+        _register(TaskInfo(function.__name__, function, phase, returns, None, divisible, relayed_keys))
         return function
 
     return register
 
 
-def staged_task(*, phase: str, returns: Mapping[str, Field]) -> Callable[[Callable[Q, Stages]], Callable[Q, Reply]]:
+def staged_task(
+    *, phase: str, returns: Mapping[str, Field], divisible: Divisible | None = None, relayed_keys: tuple[str, ...] = ()
+) -> Callable[[Callable[Q, Stages]], Callable[Q, Reply]]:
     """Register a generator that yields lists of ``Work`` and returns its reply; what comes back is an ordinary task."""
 
     def register(stages: Callable[Q, Stages]) -> Callable[Q, Reply]:
@@ -221,7 +259,7 @@ def staged_task(*, phase: str, returns: Mapping[str, Field]) -> Callable[[Callab
                 reply: Reply = finished.value
                 return reply
 
-        _register(TaskInfo(run.__name__, run, phase, returns, stages))
+        _register(TaskInfo(run.__name__, run, phase, returns, stages, divisible, relayed_keys))
         return run
 
     return register

@@ -36,7 +36,7 @@ class ModelRecipe:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self) -> nn.Module:
-        builder = self._builder()
+        builder = self.builder_function()
         try:
             inspect.signature(builder).bind(**self.options)
         except TypeError as error:
@@ -50,7 +50,8 @@ class ModelRecipe:
         """The same network without pretrained weights, for whoever loads a state into it anyway."""
         return ModelRecipe(self.name, {**self.options, "weights": None}) if "weights" in self.options else self
 
-    def _builder(self) -> Callable[..., nn.Module]:
+    def builder_function(self) -> Callable[..., nn.Module]:
+        """Return the function that builds the network."""
         if self.name in BUILDERS:
             return BUILDERS[self.name]
         if ":" not in self.name:

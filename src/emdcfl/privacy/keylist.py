@@ -8,8 +8,6 @@ it relays (and could then open what is sealed) is noticed.
 ``first-use``   remember the first key seen for a name; another one is refused
 ``pinned``      only the names and keys of the list, which people compared by other means
 ==============  ==========================================================================================
-
-Imports errors and the fingerprint only.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import tomli_w
 
@@ -26,7 +24,7 @@ from emdcfl.core.errors import ClientError, ConfigError
 from emdcfl.privacy.nodekeys import fingerprint
 
 Trust = Literal["relay", "first-use", "pinned"]
-MODES = ("relay", "first-use", "pinned")
+MODES = get_args(Trust)
 
 
 class KeyList:

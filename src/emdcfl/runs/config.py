@@ -24,8 +24,8 @@ from typing import Any, Literal, TypeVar
 
 import tomli_w
 
+from emdcfl.core.checks import NONE, check_options
 from emdcfl.core.errors import ConfigError, nearest
-from emdcfl.runs.checks import NONE, check_options
 from emdcfl.runs.template import template
 from emdcfl.trust.policy import RANGES as TRUST_RANGES
 from emdcfl.trust.policy import Trust

@@ -18,6 +18,7 @@ import torch
 
 import emdcfl
 from emdcfl.core import keys
+from emdcfl.core.checks import check_options
 from emdcfl.core.errors import ConfigError, nearest
 from emdcfl.core.federation import Federation
 from emdcfl.core.tasks import Training
@@ -31,7 +32,6 @@ from emdcfl.methods.base import Method, Serving
 from emdcfl.models import ModelRecipe
 from emdcfl.models.recipe import BUILDERS
 from emdcfl.runs import signals
-from emdcfl.runs.checks import check_options
 from emdcfl.runs.config import Choice, Config, as_dict, config_hash
 from emdcfl.runs.loop import Finished, Observer, play
 from emdcfl.runs.outputs import write_outputs

@@ -158,3 +158,12 @@ def federation(
     clients = [site.name for site in scenario.sites]
     about = {"truth": scenario.groups, "k": scenario.k, **options}
     return FlowerFederation(grid, clients, scenario.model, job=job(scenario, seed=options.get("seed", 0)), wire=wire, keys=keys, **about)
+
+
+def bytes_of_run(
+    *, clients: int, parameters: int, embedding: int, width: int, train: int, validation: int, rounds: int, tests: int
+) -> tuple[int, int]:
+    """Bytes sent and received in a run of EMD-CFL in which everybody takes part: the formula of ``docs/deploy.md``."""
+    sent = (rounds + tests) * parameters + embedding + (clients - 1) * embedding
+    received = rounds * parameters + train * width + (clients - 1) * validation * width
+    return 4 * clients * sent, 4 * clients * received

@@ -23,7 +23,9 @@ from emdcfl.core.keys import NodeSecret
 from emdcfl.engines.flower import codec
 from emdcfl.engines.flower.federation import FlowerFederation
 from emdcfl.engines.flower.post import Wire
+from emdcfl.engines.flower.serve import perform
 from emdcfl.methods import make
+from emdcfl.models.recipe import ModelRecipe
 from emdcfl.privacy.exchange import public_key
 from emdcfl.privacy.keylist import KeyList
 from emdcfl.privacy.nodekeys import fingerprint
@@ -328,18 +330,14 @@ def test_bytes_are_counted_by_task() -> None:
 
 
 def test_the_bytes_of_a_run_are_those_of_the_formula() -> None:
-    from emdcfl.apps.sizing import bytes_of_run
-    from emdcfl.models.recipe import ModelRecipe
-
     big = replace(SCENARIO, model=ModelRecipe("mlp", {"features": toy.FEATURES, "classes": toy.CLASSES, "hidden": [300, 64]}))
     fed = loopback.federation(big, training=TRAINING)
     for _ in play(fed, make("emdcfl"), rounds=2):
         pass
-    size, width = fed.layout, 57
-    expected = bytes_of_run(clients=4, parameters=size.size, embedding=size.embedding.stop, width=width, train=48, validation=64, rounds=2)
-    sent, received = (sum(count[i] for count in fed.task_traffic.values()) for i in (0, 1))
-    assert sent == pytest.approx(expected.sent, rel=0.05)
-    assert received == pytest.approx(expected.received, rel=0.05)
+    model = {"parameters": fed.layout.size, "embedding": fed.layout.embedding.stop, "width": 57}
+    expected = loopback.bytes_of_run(clients=4, **model, train=48, validation=64, rounds=2, tests=2)
+    for i in (0, 1):
+        assert sum(count[i] for count in fed.task_traffic.values()) == pytest.approx(expected[i], rel=0.05)
 
 
 def test_a_key_that_was_not_proved_is_its_senders_fault_and_reaches_nobody() -> None:
@@ -350,3 +348,30 @@ def test_a_key_that_was_not_proved_is_its_senders_fault_and_reaches_nobody() -> 
     assert list(fed.describe(fed.clients)) == ["site-0", "site-1", "site-2"]
     (failure,) = fed.failures
     assert failure.client == "site-3" and failure.violation and "shows the key" in failure.reason
+
+
+def reference_request(keys: Any) -> dict[str, Any]:
+    return {"task": "reference", "round": 1, "client": "site-0", "job": {"threads": 1}, "inputs": {"partners": keys}}
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"site-1": NodeSecret(b"x" * 32), "site-2": "text"}, "expected partners"),
+        ({"site-1": "swapped", "site-2": None}, "expected partners"),
+        (["site-1"], "expected partners"),
+        (None, "expected partners"),
+        ({"site-0": NodeSecret(b"x" * 32)}, "another key than this node's own"),
+        ({"site-1": NodeSecret(b"x" * 32)}, "shows the key"),
+        ({"stranger": NodeSecret(b"x" * 32)}, "no key is pinned"),
+    ],
+)
+def test_a_node_refuses_a_request_unless_every_relayed_key_passes(keys: Any, expected: str) -> None:
+    grid = loopback.loopback(SCENARIO)
+    node = grid.nodes[100]
+    node.partners.trust = "pinned"
+    node.partners.known = {n.name: fingerprint(public_key(n.secret)) for n in grid.nodes.values()}
+    if isinstance(keys, dict):
+        keys = {name: public_key(key) if isinstance(key, NodeSecret) else key for name, key in keys.items()}
+    said = perform(node, reference_request(keys))
+    assert expected in said["failure"] and "reply" not in said

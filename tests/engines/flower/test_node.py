@@ -54,11 +54,11 @@ def test_a_new_node_draws_a_secret_and_keeps_it(tmp_path: Path) -> None:
     [
         ("dat = 'x'", "did you mean 'data'"),
         ("details = 'yes'", "must be bool"),
-        ("withhold = 'embed'", "must be list"),
-        ("privacy_epsilon = true", "must be a number above 0"),
-        ("privacy_epsilon = -4", "must be a number above 0"),
+        ("withhold = 'embed'", "must be a list of str"),
+        ("privacy_epsilon = true", "must be float"),
+        ("privacy_epsilon = -4", "must be above 0"),
         ("data = ", "cannot read"),
-        ("trust = 'blind'", "expected trust to be one of"),
+        ("trust = 'blind'", "trust must be 'relay' or 'first-use' or 'pinned'"),
     ],
 )
 def test_a_mistake_in_node_toml_is_told(tmp_path: Path, text: str, expected: str) -> None:

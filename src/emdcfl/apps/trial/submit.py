@@ -16,6 +16,7 @@ from emdcfl.apps.options import Options
 from emdcfl.apps.trial.folder import CONNECTION, Trial
 from emdcfl.apps.trial.processes import LINK, flwr, identity
 from emdcfl.core.errors import ConfigError, EmdcflError
+from emdcfl.privacy.keylist import Trust
 from emdcfl.runs.config import Config, dump
 
 log = logging.getLogger("emdcfl")
@@ -27,7 +28,13 @@ CHECK = 60.0
 
 
 def submit(
-    trial: Trial, config: Config, out: Path, *, resume: bool = False, trust: str = "first-use", watch: Callable[[Event], None] | None = None
+    trial: Trial,
+    config: Config,
+    out: Path,
+    *,
+    resume: bool = False,
+    trust: Trust = "first-use",
+    watch: Callable[[Event], None] | None = None,
 ) -> dict[str, Any]:
     """Run a config over the federation; return its outcome (``ok``, ``error``, ``traffic``).
 

@@ -40,7 +40,7 @@ def recipe(model: Model, *, shape: Sequence[int], classes: int) -> ModelRecipe:
     facts: dict[str, Any] = {"classes": classes, "features": int(np.prod(shape))}
     if len(shape) == 3:
         facts |= {"channels": int(shape[0]), "size": int(shape[-1])}
-    parameters = inspect.signature(ModelRecipe(name)._builder()).parameters
+    parameters = inspect.signature(ModelRecipe(name).builder_function()).parameters
     return ModelRecipe(name, {key: value for key, value in facts.items() if key in parameters})
 
 

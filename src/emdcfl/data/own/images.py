@@ -18,7 +18,8 @@ from emdcfl.data.own.layout import IMAGE_SUFFIXES, ClientFiles, visible
 from emdcfl.data.own.parts import Part, Raw
 
 LARGEST_DEFAULT = 64
-_GREY = frozenset({"1", "L", "I", "I;16", "F"})
+GREY_MODES = frozenset({"1", "L", "I", "I;16", "F"})
+"""Pillow's modes of images with one channel."""
 
 Shape = tuple[int, int, int]
 
@@ -49,11 +50,11 @@ def list_images(client: ClientFiles) -> Listed:
 
 def common_shape(clients: Sequence[Listed], *, size: int | None = None, colour: bool | None = None) -> Shape:
     """Channels, height and width for all: grey only if every image is; the most frequent size where it is square and small, else 64×64."""
-    headers = [_header(file) for client in clients for part in client.files.values() for file, _ in part]
+    headers = [read_header(file) for client in clients for part in client.files.values() for file, _ in part]
     known = [header for header in headers if header is not None]
     if not known:
         raise DataError(f"none of the {len(headers)} images can be read, for example {_first_file(clients)}")
-    channels = 3 if (any(mode not in _GREY for mode, _ in known) if colour is None else colour) else 1
+    channels = 3 if (any(mode not in GREY_MODES for mode, _ in known) if colour is None else colour) else 1
     if size is None:
         width, height = Counter(shape for _, shape in known).most_common(1)[0][0]
         size = width if width == height and width <= LARGEST_DEFAULT else LARGEST_DEFAULT
@@ -113,7 +114,8 @@ def _fit(image: Image.Image, shape: Shape) -> NDArray[np.uint8]:
     return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
 
 
-def _header(file: Path) -> tuple[str, tuple[int, int]] | None:
+def read_header(file: Path) -> tuple[str, tuple[int, int]] | None:
+    """Return an image's mode and size (width, height) without decoding it; ``None`` if it cannot be opened."""
     try:
         with Image.open(file) as image:
             return image.mode, image.size

@@ -149,7 +149,7 @@ def column_kinds(tables: Sequence[tuple[str, pa.Table]], leave_out: Sequence[str
     categorical: list[str] = []
     notes: list[str] = []
     for name in names:
-        textual = [origin for origin, table in tables if not _is_numeric(table.schema.field(name).type)]
+        textual = [origin for origin, table in tables if not is_numeric(table.schema.field(name).type)]
         (categorical if textual else numeric).append(name)
         if textual and any(origin not in textual and not pa.types.is_null(t.schema.field(name).type) for origin, t in tables):
             notes.append(f"column {name!r} holds text in {textual[0]} and numbers elsewhere: it is treated as categories")
@@ -164,7 +164,7 @@ def _encode_column(values: pa.ChunkedArray, column: Numeric | Categorical, origi
             if word in number:
                 block[row, number[word]] = 1
         return block
-    if not _is_numeric(values.type):
+    if not is_numeric(values.type):
         raise DataError(f"column {column.name!r} of {origin} must hold numbers, as in training; it holds {values.type}")
     numbers = _numbers(values)
     gaps = np.isnan(numbers)
@@ -172,7 +172,8 @@ def _encode_column(values: pa.ChunkedArray, column: Numeric | Categorical, origi
     return np.stack([z, gaps.astype(np.float32)], axis=1) if column.gaps else z[:, None]
 
 
-def _is_numeric(kind: pa.DataType) -> bool:
+def is_numeric(kind: pa.DataType) -> bool:
+    """Whether a column of this type is read as numbers; others are read as categories."""
     t = pa.types
     tests = (t.is_integer, t.is_floating, t.is_boolean, t.is_decimal, t.is_temporal, t.is_null)
     return any(test(kind) for test in tests)

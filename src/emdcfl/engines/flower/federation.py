@@ -95,8 +95,8 @@ class FlowerFederation(Federation):
     def _dispatch(self, info: TaskInfo, inputs: Mapping[str, Inputs], common: Inputs) -> Iterator[tuple[str, Reply | Failure]]:
         if info.phase == "train":  # a new try: whoever did not answer before is asked again
             self._unanswered.clear()
-        full = {client: merge_inputs(info.name, own, common) for client, own in inputs.items()}
-        cut = list(parts(info.name, full, int(self.wire.part_mb * MEGABYTE)))
+        full = {client: merge_inputs(info, own, common) for client, own in inputs.items()}
+        cut = list(parts(info, full, int(self.wire.part_mb * MEGABYTE)))
         if len(cut) == 1:
             yield from in_order(list(inputs), self._ask(info, cut[0]))
             return

@@ -19,15 +19,16 @@ import base64
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from emdcfl.core.checks import check_options
 from emdcfl.core.client import Client, PrivateState
-from emdcfl.core.errors import ClientError, ConfigError, DataError, nearest
+from emdcfl.core.errors import ClientError, ConfigError, DataError
 from emdcfl.core.keys import NodeSecret, digest, global_seed
 from emdcfl.core.params import Network
 from emdcfl.data.types import Preprocess, Site
@@ -35,7 +36,7 @@ from emdcfl.engines.flower.codec import Packed, pack, unpack
 from emdcfl.engines.flower.site import read_site
 from emdcfl.engines.local.sequential import pick_device
 from emdcfl.models.recipe import ModelRecipe
-from emdcfl.privacy.keylist import KeyList
+from emdcfl.privacy.keylist import KeyList, Trust
 from emdcfl.privacy.nodekeys import load_secret
 
 
@@ -83,10 +84,14 @@ class NodeConfig:
     data: str = "scenario"
     label: str | None = None
     device: str = "auto"
-    trust: str = "relay"
+    trust: Trust = "relay"
     withhold: list[str] = field(default_factory=lambda: ["embed", "deposit"])
     privacy_epsilon: float | None = None
     details: bool = False
+
+    def __post_init__(self) -> None:
+        if self.privacy_epsilon is not None and not self.privacy_epsilon > 0:
+            raise ConfigError(f"node.toml: privacy_epsilon must be above 0, got {self.privacy_epsilon}")
 
 
 class HomeNode:
@@ -135,22 +140,14 @@ def read_config(path: Path) -> NodeConfig:
         return NodeConfig()
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot read the node's config: {error}") from error
-    valid = {f.name: f for f in fields(NodeConfig)}
-    for key, value in raw.items():
-        if key not in valid:
-            raise ConfigError(f"{path}: unknown key {key!r}: {nearest(key, valid)}")
-        wanted = {"details": bool, "withhold": list, "privacy_epsilon": float}.get(key, str)
-        number = wanted is float and isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not (isinstance(value, wanted) or number) or (number and not value > 0):
-            raise ConfigError(f"{path}: {key} must be {'a number above 0' if wanted is float else wanted.__name__}, got {value!r}")
-    return NodeConfig(**raw)
+    return NodeConfig(**check_options(NodeConfig, raw, f"{path}: node"))
 
 
 def write_state(path: Path, state: PrivateState) -> None:
     """Write a private state; a client that keeps nothing leaves no file."""
-    if not state.committed and not state._pending:
+    if not state.committed and not state.pending:
         return
-    packed = pack({"committed": state.committed, "pending": state._pending, "round": state._round})
+    packed = pack({"committed": state.committed, "pending": state.pending, "round": state.round})
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     temporary = path.with_suffix(".tmp")
     blobs = [base64.b64encode(blob).decode() for blob in packed.blobs]

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 
 from emdcfl.core.errors import DataError
-from emdcfl.data.own.images import _GREY, _header, list_images, read_client
+from emdcfl.data.own.images import GREY_MODES, list_images, read_client, read_header
 from emdcfl.data.own.layout import ClientFiles, client_folder
 from emdcfl.data.own.parts import MIXED, Part, Raw, divide
 from emdcfl.data.own.readers import read_client_tables
-from emdcfl.data.own.tables import _is_numeric, summarise
+from emdcfl.data.own.tables import is_numeric, summarise
 from emdcfl.engines.flower.node import HomeNode
 
 Answer = dict[str, Any]
@@ -40,7 +40,7 @@ def look(node: HomeNode, request: Any) -> Answer:
 
 def _look_images(files: ClientFiles, seed: int) -> Answer:
     listed = list_images(files)
-    headers = [header for part in listed.files.values() for file, _ in part if (header := _header(file)) is not None]
+    headers = [header for part in listed.files.values() for file, _ in part if (header := read_header(file)) is not None]
     sizes = Counter(size for _, size in headers)
     numbered = {
         split: Part(np.arange(len(part)), np.array([label for _, label in part], dtype=str)) for split, part in listed.files.items()
@@ -49,7 +49,7 @@ def _look_images(files: ClientFiles, seed: int) -> Answer:
     return {
         "kind": "images",
         "labels": sorted(set(labels.tolist())),
-        "colour": any(mode not in _GREY for mode, _ in headers),
+        "colour": any(mode not in GREY_MODES for mode, _ in headers),
         "sizes": [[width, height, count] for (width, height), count in sorted(sizes.items())],
     }
 
@@ -66,7 +66,7 @@ def _measure_images(files: ClientFiles, seed: int, shape: Sequence[int]) -> Answ
 def _look_table(files: ClientFiles, seed: int, label: str | None) -> Answer:
     raw, column, _ = read_client_tables(files, label)
     train = divide(raw, seed)["train"]
-    columns = {name: bool(_is_numeric(train.x.schema.field(name).type)) for name in train.x.column_names if name != column}
+    columns = {name: bool(is_numeric(train.x.schema.field(name).type)) for name in train.x.column_names if name != column}
     return {"kind": "table", "labels": sorted(set(train.labels.tolist())), "label": column, "columns": columns}
 
 

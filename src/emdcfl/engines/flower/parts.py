@@ -1,43 +1,32 @@
-"""Fat requests in parts: the embedding models of many partners travel in several messages under a size cap.
+"""Divide a large request into several messages below a size limit, and join the replies.
 
-A task that answers item by item (``project``: one answer per row client) may be asked about some items now and about the others later.
-The parts are cut alike for all clients, because Flower stores equal arrays once: within a part, every ω is uploaded once for everybody.
+A task that declares itself ``Divisible`` may be asked about some items now and about the others later. All clients' requests are divided
+at the same items: Flower stores equal arrays once, so a tensor that several clients need is uploaded once per part.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
+from emdcfl.core.client import Divisible, TaskInfo
 from emdcfl.core.errors import ClientError
 from emdcfl.core.federation import Inputs
 from emdcfl.core.schema import Reply
 
 
-@dataclass(frozen=True)
-class Divisible:
-    """How a task's request is cut: ``items`` lists what is asked about, ``by_item`` names the inputs that map items to values."""
-
-    items: str
-    by_item: tuple[str, ...]
-
-
-DIVISIBLE: dict[str, Divisible] = {"project": Divisible("rows", ("omegas", "boxes", "keys"))}
-
-
-def merge_inputs(task: str, own: Inputs, common: Inputs) -> dict[str, Any]:
+def merge_inputs(info: TaskInfo, own: Inputs, common: Inputs) -> dict[str, Any]:
     """Return one client's inputs, without what belongs to items it is not asked about."""
     inputs = {**common, **own}
-    rule = DIVISIBLE.get(task)
+    rule = info.divisible
     return inputs if rule is None else _only(inputs, rule, inputs[rule.items])
 
 
-def parts(task: str, inputs: Mapping[str, Inputs], limit: int) -> Iterator[dict[str, Inputs]]:
+def parts(info: TaskInfo, inputs: Mapping[str, Inputs], limit: int) -> Iterator[dict[str, Inputs]]:
     """Yield the requests of one part after the other, each client's below ``limit`` bytes where its items allow it."""
-    rule = DIVISIBLE.get(task)
+    rule = info.divisible
     if rule is None:
         yield dict(inputs)
         return

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import emdcfl
-from emdcfl.core.client import TASKS
+from emdcfl.core.client import TASKS, TaskInfo
 from emdcfl.core.errors import ClientError, EmdcflError
 from emdcfl.core.federation import Failure
 from emdcfl.engines.flower import codec
@@ -26,9 +26,6 @@ log = logging.getLogger("emdcfl")
 
 Open = Callable[["Context"], Node]
 Answer = Callable[[Any, Any], dict[str, Any]]  # from the node and the decoded request
-
-RELAYED = ("partners", "keys")
-"""Inputs in which the server relays partners' public keys."""
 
 
 def hello(node: Node, request: Any) -> dict[str, Any]:
@@ -51,10 +48,11 @@ def perform(node: Node, request: Any) -> dict[str, Any]:
     if request["client"] != node.name:
         return _failed(node, f"the request is for client {request['client']!r}, but this node is {node.name!r}")
     try:
-        check_relayed(node, request["inputs"])
+        info = TASKS[task]
+        check_relayed(node, info, request["inputs"])
         with intra_op_threads(int(job["threads"])):
             client = node.client(job)
-            outcome = answer(client, TASKS[task], round, request["inputs"])
+            outcome = answer(client, info, round, request["inputs"])
             if not isinstance(outcome, Failure):
                 node.keep(client)
     except EmdcflError as error:
@@ -75,12 +73,15 @@ def _is_ours(traceback: str) -> bool:
     return traceback.rstrip().rsplit("\n", 1)[-1].startswith("emdcfl.core.errors.")
 
 
-def check_relayed(node: Node, inputs: Mapping[str, Any]) -> None:
-    """Compare the partners' keys in a request with this node's list."""
-    for name in RELAYED:
+def check_relayed(node: Node, info: TaskInfo, inputs: Mapping[str, Any]) -> None:
+    """Check every key that the server relays with a request; one that is missing, malformed or not the partner's refuses the request."""
+    for name in info.relayed_keys:
         keys = inputs.get(name)
-        if isinstance(keys, dict) and all(isinstance(key, bytes) for key in keys.values()):
-            node.partners.check_all({partner: key for partner, key in keys.items() if partner != node.name})
+        if not isinstance(keys, dict) or not all(isinstance(key, bytes) for key in keys.values()):
+            raise ClientError(f"expected {name} of {info.name!r} to map partners to keys of bytes, got something else; check the server")
+        if keys.get(node.name, public_key(node.secret)) != public_key(node.secret):
+            raise ClientError(f"{name} of {info.name!r} gives {node.name!r} another key than this node's own; check the server")
+        node.partners.check_all({partner: key for partner, key in keys.items() if partner != node.name})
 
 
 def make_app(open_node: Open, **more: Answer) -> ClientApp:

@@ -33,7 +33,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from emdcfl.core.client import Client, Stages, staged_task, task
+from emdcfl.core.client import Client, Divisible, Stages, staged_task, task
 from emdcfl.core.errors import ClientError
 from emdcfl.core.schema import Field, Reply
 from emdcfl.core.tasks import Embed
@@ -60,7 +60,7 @@ REFERENCE = {
 }
 
 
-@staged_task(phase="embed", returns=REFERENCE)
+@staged_task(phase="embed", returns=REFERENCE, relayed_keys=("partners",))
 def reference(
     client: Client,
     *,
@@ -137,7 +137,7 @@ PROJECTED = {
 }
 
 
-@staged_task(phase="embed", returns=PROJECTED)
+@staged_task(phase="embed", returns=PROJECTED, divisible=Divisible("rows", ("omegas", "boxes", "keys")), relayed_keys=("keys",))
 def project(
     client: Client,
     *,

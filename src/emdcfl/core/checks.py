@@ -1,7 +1,4 @@
-"""Check values from a file or a command line against the type hints of the dataclass or function that will take them.
-
-Imports errors only.
-"""
+"""Check values from a file or a command line against the type hints of the dataclass or function that will take them."""
 
 from __future__ import annotations
 
