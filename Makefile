@@ -13,7 +13,7 @@ EXTRAS ?= dev,vision,flower
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-browser test-faults reliability fuzz smoke lint format bench clean
+.PHONY: help install demo test test-browser test-faults reliability fuzz smoke lint format bench results clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,6 +66,9 @@ BENCHMARKS = engines memory precision server startup transport
 
 bench: $(STAMP)  ## run the benchmarks that need no argument
 	@set -e; for name in $(BENCHMARKS); do echo "== $$name"; PYTHONPATH=. $(BIN)/python benchmarks/$$name.py; done
+
+results: $(STAMP)  ## write the generated tables of docs/results/tables from docs/results/data
+	PYTHONPATH=. $(BIN)/python -m benchmarks.results
 
 clean:  ## remove the environment, caches, builds and runs
 	rm -rf $(VENV) build dist runs .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,50 +1,21 @@
-"""The queue at paper scale, and the page made from its rows."""
+"""The queue at paper scale."""
 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import paper, results
+from benchmarks import paper
 from emdcfl.engines.cuda.engine import ONE_AFTER_THE_OTHER
 from emdcfl.studies.compare import ORDER
 from emdcfl.studies.results import read_results
-from emdcfl.studies.tables import by_label
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "docs/results/data"
-
-
-def test_the_page_is_what_the_rows_give_and_every_difference_has_its_sentence() -> None:
-    tables, unexplained = results.page(results.read_rows(DATA), results.read_sentences(results.HERE / "differences.toml"))
-    assert not unexplained
-    text = (results.HERE / "README.md").read_text(encoding="utf-8")
-    assert results.with_tables(text, tables) == text, "run python benchmarks/results.py"
-
-
-@pytest.mark.parametrize("scenario", ["rotated-mnist", "pacs", "backdoor-mnist"])
-def test_the_table_of_the_readme_is_what_the_rows_say(scenario: str) -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8").partition("## At the paper's size")[2]
-    cells = next(line for line in text.splitlines() if line.startswith(f"| `{scenario}`")).split(" | ")
-    rows = [
-        r for r in read_results(DATA / f"{scenario}.jsonl") if r["method"] != "emdcfl" or r["settings"]["method"]["tolerance"] == "auto"
-    ]
-    variant = "backdoor" if scenario.startswith("backdoor") else "test"
-    for method, cell in zip(("emdcfl", "oracle", "fedavg"), cells[2:], strict=False):
-        (row,) = (r for r in rows if r["method"] == method)
-        assert cell == f"{100 * row['accuracy']['variants'][variant]['mean']:.2f}"
-        assert method == "fedavg" or row["ari"] == 1.0
-
-
-def test_a_difference_without_a_sentence_is_found(tmp_path: Path) -> None:
-    rows = results.read_rows(DATA)
-    assert results.page(rows, [])[1]
-    assert results.UNEXPLAINED in results.page(rows, [])[0]
 
 
 def test_the_queue_holds_every_method_and_knows_finished_rows() -> None:
@@ -149,56 +120,3 @@ def test_nothing_begins_that_cannot_end(tmp_path: Path, monkeypatch: pytest.Monk
         [True, False, True],
         [True, True, True],
     ]
-
-
-def test_rows_are_taken_once_and_replace_older_ones_where_asked(tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    old = read_results(DATA / "pacs.jsonl")[0]
-    new = {**old, "config": "another engine", "settings": {**old["settings"], "engine": {**old["settings"]["engine"], "precision": "fp32"}}}
-    other = {**old, "config": "another seed", "seed": old["seed"] + 1}
-    for name, rows in (("old", [old]), ("new", [new, other])):
-        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    place = tmp_path / "data/pacs.jsonl"
-    assert results.take(tmp_path / "old", tmp_path / "data") == 1 and results.take(tmp_path / "old", tmp_path / "data") == 0
-    assert results.take(tmp_path / "new", tmp_path / "data") == 2 and len(read_results(place)) == 3
-    place.unlink()
-    results.take(tmp_path / "old", tmp_path / "data")
-    assert results.take(tmp_path / "new", tmp_path / "data", replace=True) == 2
-    assert [row["config"] for row in read_results(place)] == ["another engine", "another seed"]
-    again = {**new, "commit": "0123456789ab"}
-    (tmp_path / "again").write_text(json.dumps(again) + "\n")
-    assert results.take(tmp_path / "again", tmp_path / "data") == 0
-    assert results.take(tmp_path / "again", tmp_path / "data", replace=True) == 1
-    assert {row["config"]: row["commit"] for row in read_results(place)}["another engine"] == "0123456789ab"
-    assert results.take(tmp_path / "again", tmp_path / "data", replace=True) == 0
-
-
-def test_rows_that_name_an_option_without_effect_are_those_that_do_not(tmp_path: Path) -> None:
-    row = next(r for r in read_results(DATA / "rotated-mnist.jsonl") if r["settings"]["method"].get("tolerance") == 0.025)
-    named = with_settings(row, "method", average_blocks=False)
-    assert list(by_label([results.as_now(named), {**row, "seed": 1}])) == ["EMD-CFL"]
-    calibrated = with_settings(named, "method", tolerance="auto")
-    assert results.as_now(calibrated) == calibrated
-
-
-def test_a_shorter_run_has_a_table_of_its_own_which_says_so() -> None:
-    row = next(r for r in read_results(DATA / "rotated-mnist.jsonl") if r["method"] == "oracle")
-    first, short = with_settings(row, "run", rounds=1), with_settings(row, "training", local_epochs=2)
-    assert list(results.kinds([row, first, short])) == [
-        "rotated-mnist",
-        "rotated-mnist, after round 1",
-        "rotated-mnist: 10 rounds of 2 local epochs",
-    ]
-    tables, unexplained = results.page([first, {**row, "commit": None}], [])
-    assert tables.count("no target here") == 1 and {d.scenario for d in unexplained} <= {"rotated-mnist"}
-    assert f"Commit {row['commit']}: Oracle." in tables and "No commit: Oracle." in tables
-
-
-def with_settings(row: dict[str, Any], table: str, **values: Any) -> dict[str, Any]:
-    """Return a row whose settings differ."""
-    return {**row, "settings": {**row["settings"], table: {**row["settings"][table], **values}}}
-
-
-def test_command_line() -> None:
-    command = [sys.executable, str(ROOT / "benchmarks/results.py"), "--check"]
-    assert subprocess.run(command, check=False, cwd=ROOT).returncode == 0

@@ -1,0 +1,290 @@
+"""Markdown tables from the rows that the other benchmarks leave: tolerance, privacy noise, liars, faults, speed.
+
+``benchmarks/results.py`` puts them into ``docs/results/tables``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.faults.table import write_table
+
+from benchmarks import privacy, trust
+
+Row = dict[str, Any]
+WAYS = {"drawn": "as drawn", "matched": "matched", "blocks": "blocks"}
+
+
+def pages(data: Path) -> dict[str, str]:
+    """Return the body of each page whose rows are not those of ``emdcfl compare``."""
+    makers: dict[str, Callable[[Path], str]] = {
+        "tolerance": tolerance,
+        "privacy": privacy_noise,
+        "trust": liars,
+        "reliability": lambda folder: write_table(read(folder / "faults.jsonl"))[0],
+        "performance": performance,
+    }
+    return {name: maker(data / name) for name, maker in makers.items()}
+
+
+def read(path: Path) -> list[Row]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Write a Markdown table.
+
+    >>> print(table(["engine", "ratio"], [["batched", 0.1]]))
+    | engine | ratio |
+    | --- | --- |
+    | batched | 0.1 |
+    """
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def section(title: str, body: str, *, level: int = 2) -> str:
+    return f"{'#' * level} {title}\n\n{body.strip()}\n"
+
+
+def sources(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Name seeds, commits and hardware of rows."""
+    parts = []
+    for key, title in (("seed", "Seeds"), ("commit", "Commits"), ("hardware", "Hardware")):
+        found = sorted({str(row[key]) for row in rows if row.get(key) is not None}, key=lambda text: (len(text), text))
+        if found:
+            parts.append(f"{title}: {', '.join(found)}.")
+    return " ".join(parts)
+
+
+def written_down(tables: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return tables whose numbers were printed once and written down in ``pages.toml``, by page."""
+    found: dict[str, list[str]] = {}
+    for one in tables:
+        body = "\n\n".join(
+            part for part in (one.get("text", "").strip(), table(one["head"], one["rows"]), one.get("after", "").strip()) if part
+        )
+        found.setdefault(one["page"], []).append(section(one["title"], body))
+    return {page: "\n".join(parts) for page, parts in found.items()}
+
+
+def tolerance(folder: Path) -> str:
+    names = {
+        "paper": "Paper scale",
+        "mnist-small": "MNIST, small scale",
+        "mnist-small-same-samples": "MNIST, small scale, the same samples for all partners",
+        "backdoor-mnist-small": "Backdoor MNIST, small scale",
+        "backdoor-mnist-1200": "Backdoor MNIST, 1200 train images, five epochs",
+    }
+    parts = [section(title, _tolerances(read(folder / f"{name}.jsonl"))) for name, title in names.items()]
+    parts.append(section("Rotated digits", _digits(read(folder / "digits.jsonl"))))
+    parts.append(section("Rotated digits, seeds that were held out", _tolerances(read(folder / "digits-held-out.jsonl"))))
+    return "\n".join(parts)
+
+
+def _tolerances(rows: Sequence[Row]) -> str:
+    head = ["scenario", "seed", "sites (validation)", "groups", "q", "fixed ε", "ARI at 0.025"]
+    head += [f"{title}: in / out, ARI" for title in WAYS.values()] + ["blocks, inside: mean, sd"]
+    lines = []
+    for r in sorted(rows, key=lambda r: (r["scenario"], r["seed"])):
+        interval = r["fixed_interval"]
+        fixed = (
+            "none" if interval is None else f"above {interval[0]:.3f}" if interval[1] is None else f"{interval[0]:.3f} to {interval[1]:.3f}"
+        )
+        inside = r["auto"]["blocks"]["inside"]
+        cells = [
+            r["scenario"],
+            r["seed"],
+            f"{r['clients']} ({r['validation']})",
+            r["groups"],
+            f"{r['q']:.2f}",
+            fixed,
+            f"{r['ari_at_0.025']:.2f}",
+        ]
+        lines.append([*cells, *(_in_out([r["auto"][way]]) for way in WAYS), f"{inside['mean']:+.2f}, {inside['sd']:.2f}"])
+    return f"{table(head, lines)}\n\n{sources(rows)}"
+
+
+def _in_out(found: Sequence[Row]) -> str:
+    """Return the largest value inside a group and the smallest between groups, and ARI or how many are right."""
+    outs = [one["standard_errors"]["out"] for one in found]
+    out = "–" if outs[0] is None else f"{min(outs):.1f}"
+    right = sum(one["ari"] == 1.0 for one in found)
+    last = f"{found[0]['ari']:.2f}" if len(found) == 1 else f"{right} of {len(found)}"
+    return f"{max(one['standard_errors']['in'] for one in found):.1f} / {out}, {last}"
+
+
+def _digits(rows: Sequence[Row]) -> str:
+    head = ["clients per rotation (validation)", "q", "seeds", "a fixed ε exists", "0.025 is right"]
+    head += [f"{title}: in / out, right" for title in WAYS.values()] + ["wrong with a doubt", "right with a doubt"]
+    lines = []
+    for size in sorted({r["per_group"] for r in rows}):
+        for first, last in ((0, 4), (5, 9), (10, 19)):
+            own = [r for r in rows if r["per_group"] == size and first <= r["seed"] <= last]
+            blocks = [r["auto"]["blocks"] for r in own]
+            wrong, right = ([b for b in blocks if (b["ari"] == 1.0) == wanted] for wanted in (False, True))
+            cells = [f"{size} ({own[0]['validation']})", f"{own[0]['q']:.2f}", f"{first} to {last}"]
+            cells += [f"{sum(test(r) for r in own)} of {len(own)}" for test in (_separable, _fixed_is_right)]
+            cells += [_in_out([r["auto"][way] for r in own]) for way in WAYS]
+            lines.append([*cells, *(f"{sum(bool(b['doubts']) for b in some)} of {len(some)}" for some in (wrong, right))])
+    note = "In: largest over the seeds; out: smallest. A doubt is a warning that the clusters should not be called certain."
+    return f"{note}\n\n{table(head, lines)}\n\n{sources(rows)}"
+
+
+def _separable(row: Row) -> bool:
+    return row["fixed_interval"] is not None
+
+
+def _fixed_is_right(row: Row) -> bool:
+    return bool(row["ari_at_0.025"] == 1.0)
+
+
+def privacy_noise(folder: Path) -> str:
+    names = {
+        "digits": "Rotated digits, two clients per rotation",
+        "digits-90": "Rotated digits, at most 90 samples a side",
+        "mnist-cnn": "Rotated MNIST at small scale, the paper's CNN",
+        "mnist": "Rotated MNIST at small scale, a smaller CNN",
+        "mnist-512": "Rotated MNIST at small scale, 512 validation images, a smaller CNN",
+    }
+    parts = []
+    for name, title in names.items():
+        rows = read(folder / f"{name}.jsonl")
+        caption, body = privacy.table(rows).strip().split("\n", 1)
+        parts.append(section(title, f"{caption}.\n\n{body.strip()}\n\n{sources(rows)}"))
+    null = [
+        [r["ratio"], r["p"], "∞" if r["epsilon"] is None else f"{r['epsilon']:g}", r["sigma"], r["mean"], r["deviation"], r["largest"]]
+        for r in read(folder / "null.jsonl")
+    ]
+    note = (
+        "W between samples of one law, in calibrated standard errors, 100 draws. "
+        "The tolerance accounts for the noise if mean and deviation are 0 and 1."
+    )
+    head = ["projection ratio", "p", "ε per release", "σ", "mean", "deviation", "largest"]
+    parts.append(section("Does the tolerance account for the noise?", f"{note}\n\n{table(head, null)}"))
+    return "\n".join(parts)
+
+
+def liars(folder: Path) -> str:
+    note = (
+        "Points by which the mean test accuracy of the other nine clients changed against a run without the liar; in brackets the group "
+        "that lost most; then the number of seeds."
+    )
+    found = {name: read(folder / f"{name}.jsonl") for name in ("liars", "liars-cpu", "backdoor", "backdoor-600")}
+    parts = []
+    for name, title in (("liars", "One liar among ten"), ("liars-cpu", "Two more lies, in bf16 on a CPU")):
+        body = "\n".join(trust.liars_table(found[name]))
+        parts.append(section(title, f"{note}\n\n{body}\n\n{sources(found[name])}"))
+    for name, title in (
+        ("backdoor", "Backdoor MNIST at small scale"),
+        ("backdoor-600", "Backdoor MNIST with 600 train images: the attackers' networks have not learned the cue"),
+    ):
+        body = "\n".join(trust.backdoor_table(found[name]))
+        parts.append(section(title, f"{body}\n\n{sources(found[name])}"))
+    return "\n".join(parts)
+
+
+def performance(folder: Path) -> str:
+    sessions = [*_sessions(read(folder / "h200.jsonl")), *_sessions(read(folder / "h200-comparison.jsonl"))]
+    newest: dict[str, tuple[str, list[Row]]] = {}
+    for head, rows in sessions:
+        machine = head["machine"]
+        about = f"{machine['gpu']} ({machine['processor']}, {machine['cores']} cores), torch {machine['torch']}, commit {head['commit']}."
+        for part in {row["part"] for row in rows}:
+            newest[part] = about, [row for row in rows if row["part"] == part]
+    return "\n".join(
+        [
+            section("GPU: one SGD step", _steps(*newest["gpu-steps"])),
+            section("GPU: whole runs on Rotated MNIST at paper scale", _whole_runs(*newest["gpu-runs"])),
+            section("GPU: comparing all pairs of 40 clients", _pairs(*newest["gpu-pairs"])),
+            section("CPU: the server's part with large models", _server(read(folder / "server.jsonl"))),
+        ]
+    )
+
+
+def _sessions(rows: Sequence[Row]) -> list[tuple[Row, list[Row]]]:
+    """Divide lines into measuring sessions; each begins with a line about the machine."""
+    found: list[tuple[Row, list[Row]]] = []
+    for row in rows:
+        if "machine" in row:
+            found.append((row, []))
+        else:
+            found[-1][1].append(row)
+    return found
+
+
+def _steps(about: str, rows: Sequence[Row]) -> str:
+    note = (
+        "Random images, batches of 64, medians of three repeats; the bare loop has torch's default precision. Lanes are `engine.streams`. "
+        "The engine launches one step at a time from one thread; rows with more of either, 'as it is' among them, show no gain."
+    )
+    shown = [r for r in rows if "ms_per_step" in r]
+    lines = [
+        [r["network"], r["contestant"], f"{r['ms_per_step']:.3f}", f"{r['ms_best']:.3f}", r["images_per_s"], f"{r['ratio']:.3f}"]
+        for r in shown
+    ]
+    head = ["network", "contestant", "ms per step", "best", "images/s", "ratio to the bare loop"]
+    return f"{note} {about}\n\n{table(head, lines)}"
+
+
+def _whole_runs(about: str, rows: Sequence[Row]) -> str:
+    ratios: Row = next(r["total_over_oracle"] for r in rows if "total_over_oracle" in r)
+    lines = []
+    for r in (r for r in rows if r.get("run") in ratios):
+        seconds = [f"{r['seconds'][phase]:.2f}" for phase in ("train", "embed", "transport", "evaluate", "total")]
+        share = f"{100 * r['embedding_and_transport_over_training']:.2f} %"
+        lines.append(
+            [
+                r["run"],
+                *seconds,
+                f"{ratios[r['run']]:.3f}",
+                share,
+                r["peak_gib"],
+                f"{100 * r['accuracy']:.2f}, {100 * r['worst']:.2f}",
+                r["ari"],
+            ]
+        )
+    head = [
+        "run",
+        "train s",
+        "embed s",
+        "transport s",
+        "evaluate s",
+        "whole run s",
+        "ratio to Oracle",
+        "embed and transport / train",
+        "GPU peak GiB",
+    ]
+    note = "40 clients, 10 rounds of 10 local epochs, bf16, seed 0, one run after the other in one process."
+    return f"{note} {about}\n\n{table([*head, 'accuracy, worst site', 'ARI'], lines)}"
+
+
+def _pairs(about: str, rows: Sequence[Row]) -> str:
+    lines = []
+    for wanted in ("auto", 0.025):
+        own = [r for r in rows if r.get("tolerance") == wanted and r["repeat"] > 0]
+        columns = [[r[key] for r in own] for key in ("seconds", "embed", "transport")]
+        cells = [f"{median(column):.2f} ({min(column):.2f} to {max(column):.2f})" for column in columns]
+        lines.append([wanted, *cells, f"{own[0]['solved']} of {own[0]['problems']}"])
+    head = ["tolerance", "seconds", "embedding", "transport", "problems solved exactly"]
+    return f"Median and range of three repeats after a first one. {about}\n\n{table(head, lines)}"
+
+
+def _server(rows: Sequence[Row]) -> str:
+    """Seconds outside all phases, newest sources that have all methods."""
+    sessions: dict[str, list[Row]] = {}
+    source = ""
+    for row in rows:
+        source = row.get("sources", source)
+        if "method" in row:
+            sessions.setdefault(source, []).append(row)
+    commit = max(sessions, key=lambda c: (len({r["method"] for r in sessions[c]}), list(sessions).index(c)))
+    own = sessions[commit]
+    methods = dict.fromkeys(r["method"] for r in own)
+    lines = [[m, *(f"{median(r[key] for r in own if r['method'] == m):.1f}" for key in ("rest", "total"))] for m in methods]
+    note = "18 clients of ResNet18, three rounds of very little training, two cores of an AMD EPYC, torch 2.13; medians of three runs"
+    return f"{note}; commit {commit}.\n\n{table(['method', 'seconds outside all phases', 'seconds of the run'], lines)}"
