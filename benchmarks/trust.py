@@ -35,8 +35,8 @@ from tests.trust.liars import LIES, LyingFederation, flipped, honest, more_sampl
 from emdcfl.clustering import adjusted_rand
 from emdcfl.core.tasks import Training
 from emdcfl.data import scenarios
-from emdcfl.data.scenarios.mnist import NORMALISE, shares
 from emdcfl.data.scenarios.plan import CNN_SCALES, PAPER_TRAINING, Share, shrink
+from emdcfl.data.scenarios.rotated import MNIST, mnist_shares
 from emdcfl.data.sources import load
 from emdcfl.data.transforms import rotate
 from emdcfl.data.types import Scenario, Site, Split
@@ -65,7 +65,7 @@ KINDS = ["absent", "honest", *LIES, "labels flipped", "labels flipped, n ×1000"
 def rotated(seed: int, *, train: int | None = None) -> Scenario:
     """Two rotations of MNIST, five clients each; ``train`` caps their train samples further."""
     sources = {split: load("mnist", split) for split in ("train", "test")}
-    every = [s for s in shares(sources["train"].labels, sources["test"].labels, "max", seed) if s.block in ANGLES]
+    every = [s for s in mnist_shares(sources["train"].labels, sources["test"].labels, "max", seed) if s.block in ANGLES]
     scale = {"small": replace(CNN_SCALES["small"], clients=PER_GROUP, test=10**6, train=train or CNN_SCALES["small"].train)}
     plan, training, notes = shrink(every, "small", scale, PAPER_TRAINING)
 
@@ -80,7 +80,7 @@ def rotated(seed: int, *, train: int | None = None) -> Scenario:
         "rotated-mnist (0°, 180°)",
         tuple(map(site, plan)),
         sources["train"].classes,
-        NORMALISE,
+        MNIST,
         ModelRecipe("cnn", {"channels": 1, "classes": 10, "size": 28}),
         groups={s.name: s.group for s in plan},
         k=len(ANGLES),

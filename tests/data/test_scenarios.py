@@ -12,7 +12,7 @@ import torch
 from tests.data import standins
 
 from emdcfl.core.errors import ConfigError
-from emdcfl.data.scenarios import backdoor, build, cifar10, describe, mnist, names, options, pacs
+from emdcfl.data.scenarios import backdoor, build, describe, names, options, pacs, rotated
 from emdcfl.data.scenarios.plan import BACKDOOR_MNIST_SCALES, CNN_SCALES, PAPER_TRAINING, Share, shrink
 from emdcfl.data.types import Scenario
 
@@ -55,8 +55,8 @@ def pacs_shares(data_seed: int = 0) -> list[Share]:
 def plans(data_seed: int = 0) -> dict[str, list[Share]]:
     found = {"pacs": pacs_shares(data_seed)}
     for name, version in (("rotated-mnist", "max"), ("rotated-mnist-two", "two"), ("rotated-mnist-min", "min"), ("mnist-base", "base")):
-        found[name] = mnist.shares(MNIST_TRAIN, MNIST_TEST, version, data_seed)
-        found[name.replace("mnist", "cifar10")] = cifar10.shares(CIFAR_TRAIN, CIFAR_TEST, version, data_seed)
+        found[name] = rotated.mnist_shares(MNIST_TRAIN, MNIST_TEST, version, data_seed)
+        found[name.replace("mnist", "cifar10")] = rotated.cifar10_shares(CIFAR_TRAIN, CIFAR_TEST, version, data_seed)
     found["backdoor-mnist"] = backdoor.mnist_shares(MNIST_TRAIN, MNIST_TEST, data_seed)
     found["backdoor-cifar10"] = backdoor.cifar_shares(CIFAR_TRAIN, CIFAR_TEST, data_seed)
     return found
@@ -90,9 +90,9 @@ def test_no_sample_twice_within_a_block(name: str, paper_plans: dict[str, list[S
 def test_blocks_are_independent_shuffles_and_seeds_matter(paper_plans: dict[str, list[Share]]) -> None:
     first, other = paper_plans["rotated-mnist"][0], paper_plans["rotated-mnist"][10]
     assert not np.array_equal(first.train, other.train)
-    again = mnist.shares(MNIST_TRAIN, MNIST_TEST, "max", 0)
+    again = rotated.mnist_shares(MNIST_TRAIN, MNIST_TEST, "max", 0)
     assert all(np.array_equal(a.train, b.train) for a, b in zip(again, paper_plans["rotated-mnist"], strict=True))
-    assert not np.array_equal(mnist.shares(MNIST_TRAIN, MNIST_TEST, "max", 1)[0].train, first.train)
+    assert not np.array_equal(rotated.mnist_shares(MNIST_TRAIN, MNIST_TEST, "max", 1)[0].train, first.train)
 
 
 def test_classes_are_balanced_where_the_paper_balances(paper_plans: dict[str, list[Share]]) -> None:
@@ -100,9 +100,9 @@ def test_classes_are_balanced_where_the_paper_balances(paper_plans: dict[str, li
         both = np.concatenate([share.train, share.val])
         assert set(np.bincount(MNIST_TRAIN[both])) <= {542, 543}
         assert set(np.bincount(MNIST_TEST[share.test])) == {22}
-    kept = mnist.balance(MNIST_TRAIN)
+    kept = rotated.balance(MNIST_TRAIN)
     assert len(kept) == 54_210
-    assert len(mnist.balance(MNIST_TEST)) == 8_920
+    assert len(rotated.balance(MNIST_TEST)) == 8_920
 
 
 def test_labels_of_backdoor_cifar10(paper_plans: dict[str, list[Share]]) -> None:

@@ -8,7 +8,7 @@ from PIL import Image
 from emdcfl.core.errors import ConfigError
 from emdcfl.data import transforms
 from emdcfl.data.scenarios.backdoor import GREEN, PURPLE, SUMMER, TAB10, paint_cifar, paint_mnist
-from emdcfl.data.scenarios.cifar10 import turned
+from emdcfl.data.scenarios.rotated import rotate_cifar10
 
 RANDOM = np.random.default_rng(0)
 GREY = RANDOM.integers(0, 256, (5, 1, 28, 28), dtype=np.uint8)
@@ -34,9 +34,9 @@ def test_right_angles_equal_rot90(images: np.ndarray, turns: int) -> None:
 
 
 def test_canvas_sizes() -> None:
-    assert {turned(COLOUR, angle, "min").shape[2:] for angle in (-3, -1, 1, 3)} == {(38, 38)}
-    assert {turned(COLOUR, angle, "two").shape[2:] for angle in (-3, 3, 177, 183)} == {(34, 34)}
-    assert {turned(COLOUR, angle, "max").shape[2:] for angle in (0, 90, 180, 270)} == {(32, 32)}
+    assert {rotate_cifar10(COLOUR, angle, "min").shape[2:] for angle in (-3, -1, 1, 3)} == {(38, 38)}
+    assert {rotate_cifar10(COLOUR, angle, "two").shape[2:] for angle in (-3, 3, 177, 183)} == {(34, 34)}
+    assert {rotate_cifar10(COLOUR, angle, "max").shape[2:] for angle in (0, 90, 180, 270)} == {(32, 32)}
     assert transforms.rotate(GREY, 3).shape[2:] == (28, 28)
 
 

@@ -161,7 +161,7 @@ def test_imagenet_weights_know_dogs_and_elephants(
     import numpy as np
 
     from emdcfl.data import sources
-    from emdcfl.data.scenarios.cifar10 import IMAGENET
+    from emdcfl.data.scenarios.rotated import IMAGENET
 
     monkeypatch.setenv("EMDCFL_CACHE", str(tmp_path))
     state = stored.load(weights_dir / "resnet18-f37072fd.pth")

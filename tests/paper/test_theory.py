@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emdcfl.core.errors import DataError
-from emdcfl.data.sources.digits import digits
+from emdcfl.data.sources import digits
 from emdcfl.paper import theory
 
 

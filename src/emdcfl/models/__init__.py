@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from emdcfl.models.cnn import cnn, small_cnn
-from emdcfl.models.mlp import mlp
+from emdcfl.models.networks import cnn, mlp, small_cnn
 from emdcfl.models.recipe import BUILDERS, ModelRecipe, register
 from emdcfl.models.vision import convnext_base, efficientnet_b3, resnet18, resnet50, vit_b_16
 

@@ -1,9 +1,9 @@
-"""The one place that imports torchvision, and why it needs care.
+"""Import torchvision, also beside a build of torch that its compiled operators do not fit.
 
 torchvision's compiled operators (``nms`` and friends, for object detection) are built against one build of torch. Next to a CPU-only torch
-the library does not load, and importing torchvision then fails because it registers shape functions for two operators that do not exist.
-None of the networks here uses those operators. So, only when the compiled library cannot be loaded, their names are declared first,
-without any implementation: the import succeeds, and calling one of them is still an error.
+the library does not load, and importing torchvision fails because it registers shape functions for two operators that do not exist. None
+of the networks here uses them. Only when the compiled library cannot be loaded, this module declares their names without an
+implementation: the import then succeeds, and calling one of them is still an error.
 """
 
 from __future__ import annotations

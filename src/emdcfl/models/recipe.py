@@ -1,4 +1,4 @@
-"""A network as a description that can be written to a file: a name and options.
+"""A network as a name and options, which can be written to a file.
 
 ``ModelRecipe("cnn", {"channels": 1, "classes": 10})()`` builds a fresh module. Initial weights come from torch's global generator; callers
 seed it (``keys.global_seed``).
@@ -47,7 +47,7 @@ class ModelRecipe:
         return module
 
     def untrained(self) -> ModelRecipe:
-        """The same network without pretrained weights, for whoever loads a state into it anyway."""
+        """Return the same network without pretrained weights, for callers that load a state into it."""
         return ModelRecipe(self.name, {**self.options, "weights": None}) if "weights" in self.options else self
 
     def builder_function(self) -> Callable[..., nn.Module]:
@@ -73,7 +73,7 @@ class ModelRecipe:
 
 @dataclass(frozen=True)
 class FactoryRecipe(ModelRecipe):
-    """A function of one's own that returns a network. A saved run can rebuild it only if the function can be imported."""
+    """A user's function that returns a network. A saved run can rebuild it only if the function can be imported."""
 
     factory: Callable[[], nn.Module] | None = None
 
@@ -86,7 +86,7 @@ class FactoryRecipe(ModelRecipe):
 
 
 def recipe_of(model: str | ModelRecipe | Callable[[], nn.Module]) -> str | ModelRecipe:
-    """Return a name or a recipe as it is, and a function that builds a network as a recipe."""
+    """Return a name or a recipe unchanged, and a recipe for a function that builds a network."""
     if isinstance(model, (str, ModelRecipe)):
         return model
     if isinstance(model, nn.Module) or not callable(model):

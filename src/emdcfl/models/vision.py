@@ -9,8 +9,6 @@ efficientnet_b3    after global average pooling, no dropout         1536
 vit_b_16           class token after the encoder's final norm       768
 convnext_base      after global average pooling, no final norm      1024
 =================  ===============================================  =========
-
-Imports torch, torchvision (through ``_torchvision``, when a network is built) and errors only.
 """
 
 from __future__ import annotations
@@ -23,14 +21,16 @@ from torch import Tensor, nn
 from emdcfl.core.errors import ModelError
 from emdcfl.models import weights as stored
 from emdcfl.models._torchvision import torchvision_models
+from emdcfl.models.networks import Classifier
 from emdcfl.models.recipe import register
 
 IMAGENET = "imagenet"
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SIZE = 224
-_SMALLEST = 32  # five halvings: below this nothing is left to pool
+_SMALLEST = 32  # the networks halve the size five times
 
 
-class Backbone(nn.Module):
+class Backbone(Classifier):
     """A feature extractor and the linear layer on top of it.
 
     Parameters
@@ -48,7 +48,6 @@ class Backbone(nn.Module):
         self.head = nn.Linear(width, classes)
 
     def embed(self, x: Tensor) -> Tensor:
-        """Return the ``(N, width)`` input of the head."""
         if x.dim() != 4 or x.shape[1] != 3:
             raise ModelError(f"the network takes RGB images (N, 3, H, W), got {tuple(x.shape)}: use cnn for grey images")
         if self.exact is not None and tuple(x.shape[2:]) != (self.exact, self.exact):
@@ -59,10 +58,6 @@ class Backbone(nn.Module):
             )
         z: Tensor = self.body(x)
         return z.flatten(1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.embed(x))
-        return logits
 
 
 @register
@@ -103,7 +98,7 @@ def _resnet(name: str, edition: str, width: int, classes: int, weights: str | No
 
 
 def _network(name: str, edition: str, weights: str | None, *, drop: str) -> Any:
-    """Build a torchvision network whose published head, ``drop``, does nothing, and fill it with the weights asked for."""
+    """Build a torchvision network without its published head, the attribute ``drop``, and load the weights."""
     models = torchvision_models()
     net = getattr(models, name)(weights=None)
     setattr(net, drop, nn.Identity())

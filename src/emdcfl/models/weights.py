@@ -1,7 +1,4 @@
-"""Pretrained weights: from ``TORCH_HOME``, from a file, or downloaded; never unpickled as code.
-
-Imports torch, safetensors and errors only.
-"""
+"""Pretrained weights: from ``TORCH_HOME``, from a file, or downloaded; never unpickled as code."""
 
 from __future__ import annotations
 
@@ -77,8 +74,5 @@ def _hash_in(name: str) -> str | None:
 
 @functools.lru_cache(maxsize=8)
 def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from emdcfl.data.types import Preprocess
 from emdcfl.models import BUILDERS
 from emdcfl.models.recipe import ModelRecipe
+from emdcfl.models.vision import IMAGENET_MEAN, IMAGENET_STD
 
 TRAINING = {"rounds": 5, "local_epochs": 10, "batch_size": 32, "lr": 0.02}
 PRETRAINED_TRAINING = {"rounds": 5, "local_epochs": 5, "batch_size": 32, "lr": 0.003}
 SMALL = 16
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 Model = str | ModelRecipe | None
 

@@ -6,20 +6,21 @@ the targets are scored.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 
 from emdcfl.core import keys
 from emdcfl.data import partition, sources
-from emdcfl.data.scenarios.cifar10 import IMAGENET
-from emdcfl.data.scenarios.mnist import balanced_deal
-from emdcfl.data.scenarios.plan import BACKDOOR_MNIST_SCALES, PAPER_TRAINING, RESNET_SCALES, Share, hold_out, shrink
+from emdcfl.data.scenarios.plan import BACKDOOR_MNIST_SCALES, PAPER_TRAINING, RESNET_SCALES, Scale, Share, hold_out, shrink
 from emdcfl.data.scenarios.registry import scenario
+from emdcfl.data.scenarios.rotated import IMAGENET, balanced_deal
 from emdcfl.data.split import Indices
 from emdcfl.data.transforms import RGB, Images, Labels, colour, colour_by_label, patch
-from emdcfl.data.types import Preprocess, Scenario, Site, Split
+from emdcfl.data.types import Scenario, Site, Split
 from emdcfl.models.recipe import ModelRecipe
 
 ROLES = ("target", "attacker", "unrelated")
@@ -82,57 +83,60 @@ def paint_cifar(role: str, images: Images, labels: Labels, kind: str) -> Images:
     return patch(images, labels, TAB10) if kind == "train" and role == "attacker" else images
 
 
-def _sites(plan: list[Share], train: sources.Source, test: sources.Source, paint: Paint) -> tuple[Site, ...]:
-    def split(source: sources.Source, rows: Indices, role: str, kind: str) -> Split:
-        labels = source.labels[rows]
-        return Split(torch.from_numpy(paint(role, source.images[rows], labels, kind)), torch.from_numpy(labels))
-
-    return tuple(
-        Site(
-            s.name,
-            split(train, s.train, s.block, "train"),
-            split(train, s.val, s.block, "train"),
-            {kind: split(test, s.test, s.block, kind) for kind in ("clean", "backdoor")},
-        )
-        for s in plan
-    )
-
-
 @scenario("backdoor-mnist", "coloured MNIST, 10 targets, 10 attackers, 10 unrelated sites; only targets are scored")
 def backdoor_mnist(*, scale: str = "paper", data_seed: int = 0, data_root: str | None = None) -> Scenario:
     """Build Backdoor MNIST: colour is the attackers' cue for the digit."""
     train, test = (sources.load("mnist", split, data_root) for split in ("train", "test"))
-    plan, training, notes = shrink(mnist_shares(train.labels, test.labels, data_seed), scale, BACKDOOR_MNIST_SCALES, PAPER_TRAINING)
-    return Scenario(
-        name="backdoor-mnist",
-        sites=_sites(plan, train, test, paint_mnist),
-        classes=train.classes,
-        preprocess=Preprocess(mean=IMAGENET.mean, std=IMAGENET.std, scale=1 / 255),
+    shares = mnist_shares(train.labels, test.labels, data_seed)
+    return _build(
+        "backdoor-mnist", scale, BACKDOOR_MNIST_SCALES, shares, train, test, paint_mnist,
+        preprocess=replace(IMAGENET, size=None),
         model=ModelRecipe("cnn", {"channels": 3, "classes": 10, "size": 28}),
-        groups={s.name: s.group for s in plan},
-        k=3,
-        scored=tuple(s.name for s in plan if s.group == "target"),
-        defaults={**training, "lr": 0.01},
         method_defaults={"pacfl": {"threshold": 2.5}, "fedclust": {"threshold": 4.0}, "fedsoft": {"lam": 0.1}},
-        notes=notes,
-    )
+    )  # fmt: skip
 
 
 @scenario("backdoor-cifar10", "CIFAR10 with a patch, 5 targets, 5 attackers, 5 unrelated sites; only targets are scored")
 def backdoor_cifar10(*, scale: str = "paper", data_seed: int = 0, data_root: str | None = None) -> Scenario:
     """Build Backdoor CIFAR10: a 3×3 patch in the corner is the attackers' cue for the class."""
     train, test = (sources.load("cifar10", split, data_root) for split in ("train", "test"))
-    plan, training, notes = shrink(cifar_shares(train.labels, test.labels, data_seed), scale, RESNET_SCALES, PAPER_TRAINING)
-    return Scenario(
-        name="backdoor-cifar10",
-        sites=_sites(plan, train, test, paint_cifar),
-        classes=train.classes,
+    shares = cifar_shares(train.labels, test.labels, data_seed)
+    return _build(
+        "backdoor-cifar10", scale, RESNET_SCALES, shares, train, test, paint_cifar,
         preprocess=IMAGENET,
         model=ModelRecipe("resnet18", {"classes": 10, "weights": "imagenet"}),
+        method_defaults={"pacfl": {"threshold": 10.5}, "fedclust": {"threshold": 28.0}, "fedsoft": {"lam": 0.01}},
+    )  # fmt: skip
+
+
+def _build(
+    name: str,
+    scale: str,
+    scales: Mapping[str, Scale],
+    shares: list[Share],
+    train: sources.Source,
+    test: sources.Source,
+    paint: Paint,
+    **facts: Any,
+) -> Scenario:
+    plan, training, notes = shrink(shares, scale, scales, PAPER_TRAINING)
+
+    def split(source: sources.Source, rows: Indices, role: str, kind: str) -> Split:
+        labels = source.labels[rows]
+        return Split(torch.from_numpy(paint(role, source.images[rows], labels, kind)), torch.from_numpy(labels))
+
+    def site(s: Share) -> Site:
+        tests = {kind: split(test, s.test, s.block, kind) for kind in ("clean", "backdoor")}
+        return Site(s.name, split(train, s.train, s.block, "train"), split(train, s.val, s.block, "train"), tests)
+
+    return Scenario(
+        name=name,
+        sites=tuple(map(site, plan)),
+        classes=train.classes,
         groups={s.name: s.group for s in plan},
         k=3,
         scored=tuple(s.name for s in plan if s.group == "target"),
         defaults={**training, "lr": 0.01},
-        method_defaults={"pacfl": {"threshold": 10.5}, "fedclust": {"threshold": 28.0}, "fedsoft": {"lam": 0.01}},
         notes=notes,
+        **facts,
     )

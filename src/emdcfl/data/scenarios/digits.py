@@ -1,4 +1,4 @@
-"""``rotated-digits``: scikit-learn's digits in four orientations. Needs no files; made for the demo and for tests."""
+"""``rotated-digits``: scikit-learn's digits in four orientations, for the demo and for tests; needs no files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from emdcfl.core import keys
 from emdcfl.core.errors import ConfigError
 from emdcfl.data.scenarios.registry import scenario
-from emdcfl.data.sources.digits import digits
+from emdcfl.data.sources import digits
 from emdcfl.data.split import split_indices
 from emdcfl.data.types import Preprocess, Scenario, Site, Split
 from emdcfl.models.recipe import ModelRecipe

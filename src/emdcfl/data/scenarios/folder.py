@@ -1,4 +1,4 @@
-"""People's own files as a scenario, so that a run on them has a config like any other."""
+"""``folder``: the user's own files as a scenario, so that a run on them has a config like any other."""
 
 from __future__ import annotations
 

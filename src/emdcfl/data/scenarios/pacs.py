@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 
 from emdcfl.core import keys
 from emdcfl.data import sources
-from emdcfl.data.scenarios.cifar10 import IMAGENET
 from emdcfl.data.scenarios.plan import PAPER_TRAINING, RESNET_SCALES, Share, hold_out, shrink
 from emdcfl.data.scenarios.registry import scenario
+from emdcfl.data.scenarios.rotated import IMAGENET
 from emdcfl.data.types import Scenario, Site, Split
 from emdcfl.models.recipe import ModelRecipe
 

@@ -1,7 +1,7 @@
-"""Who gets which samples, decided on indices first; images are gathered afterwards, and only those that are kept.
+"""Index plans of the paper's scenarios, and the scales ``smoke``, ``small`` and ``paper``.
 
-Scales are applied here: ``smoke`` and ``small`` keep the first clients of every block and the first samples of every (shuffled) split of
-the same construction, and shorten training; what changed is said in the scenario's notes.
+A plan assigns sample indices to clients; images are gathered afterwards. ``smoke`` and ``small`` keep the first clients of every block and
+the first samples of every shuffled split, and shorten training; the scenario's notes list the changes.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from emdcfl.data.split import Indices
 
 @dataclass(frozen=True)
 class Share:
-    """Index arrays of one future site. ``block`` is what it was built with (an angle, a role); ``group`` the truth to be found.
+    """Sample indices of one site. ``block`` names how it is built (an angle, a role); ``group`` is its true group.
 
-    ``part`` is how much of a scale's cap on train samples it gets, so that sites that have fewer than others still do when all are cut.
+    ``part`` is its share of a scale's limit on train samples, so that smaller sites stay smaller in every scale.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Scale:
-    """Caps per scale: clients of a block, samples of a split, and the training that goes with them (the paper's batches unless said)."""
+    """Limits of a scale: clients per block, samples per split, and training (batches as in the paper unless given)."""
 
     clients: int
     train: int
@@ -51,12 +51,10 @@ RESNET_SCALES = {"smoke": Scale(2, 32, 24, 16, 1, 1), "small": Scale(2, 128, 64,
 """A ResNet at 224×224 trains about twenty times slower than the CNN, so its scales are smaller."""
 
 BACKDOOR_MNIST_SCALES = {"smoke": CNN_SCALES["smoke"], "small": Scale(3, 2400, 256, 512, 3, 3, batch_size=16)}
-"""The attackers' networks must have learnt their cue before there is anything to be found or to be isolated from.
+"""``small`` trains longer, in smaller batches: the attackers must learn the colour cue, or there is nothing to separate.
 
-A digit can be told by its shape, and in batches of 64 the training loss is gone before the shade of green matters: after 350 steps on 2,000
-images, two attackers lost 3 and 13 points on their own digits in wrong colours; after three epochs on 2,400 images in batches of 16, a
-third of the computing, 20 and 22. With five epochs on 1,200 images their distances to the targets were a quarter (all: seed 0).
-Targets and unrelated sites, which have half the attackers' train images at full size, have half of theirs here as well.
+The shape alone tells a digit, and with batches of 64 the loss vanishes before the shade of green matters. Targets and unrelated sites have
+half as many train images as attackers, as in the paper.
 """
 
 PAPER_TRAINING = {"rounds": 10, "local_epochs": 10, "batch_size": 64}
@@ -65,7 +63,7 @@ PAPER_TRAINING = {"rounds": 10, "local_epochs": 10, "batch_size": 64}
 def shrink(
     shares: Sequence[Share], scale: str, scales: Mapping[str, Scale], training: Mapping[str, Any]
 ) -> tuple[list[Share], dict[str, Any], tuple[str, ...]]:
-    """Apply a scale; returns the shares that stay, the training defaults, and notes."""
+    """Apply a scale; return the kept shares, the training defaults, and notes."""
     if scale == "paper":
         return list(shares), dict(training), ()
     if scale not in scales:

@@ -1,4 +1,4 @@
-"""Where samples come from: every source is a table of images with labels, kept as uint8."""
+"""Where samples come from. Every source is a table of uint8 images with labels."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from emdcfl.core.errors import ConfigError, nearest
-from emdcfl.data.sources.base import Source
-from emdcfl.data.sources.digits import digits
-from emdcfl.data.sources.locate import parquet_files
+from emdcfl.data.sources.files import parquet_files
 from emdcfl.data.sources.parquet import ImageTable, read_table
+from emdcfl.data.sources.source import Source, digits
 
 log = logging.getLogger("emdcfl")
 
@@ -19,7 +18,7 @@ log = logging.getLogger("emdcfl")
 class Published:
     """A public data set: its place on the hub, the shape of its images, its further text columns.
 
-    ``resized`` says that an edition in another square size will do, because the network's input is resized anyway.
+    ``resized`` allows an edition in another square size, because the network's input is resized anyway.
     """
 
     repo: str

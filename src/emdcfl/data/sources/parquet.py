@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from emdcfl.core.errors import DataError
-from emdcfl.data.sources.base import Source
 from emdcfl.data.sources.cache import Images, cached_images, fingerprint
+from emdcfl.data.sources.source import Source
 
 _BATCH = 512
 

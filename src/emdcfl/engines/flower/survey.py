@@ -30,6 +30,7 @@ from emdcfl.engines.flower import codec
 from emdcfl.engines.flower.directory import HELLO, Directory
 from emdcfl.engines.flower.post import LostError, Post
 from emdcfl.engines.flower.session import NODES, Session, current
+from emdcfl.models.vision import IMAGENET_MEAN, IMAGENET_STD
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
@@ -152,7 +153,7 @@ def _images(ask: _Asking, looked: Mapping[str, Answer], options: Mapping[str, An
     shape = (channels, size, size)
     encoding = {"kind": "images", "shape": list(shape)}
     if pretrained:
-        return encoding, Preprocess(mean=defaults.IMAGENET_MEAN, std=defaults.IMAGENET_STD, scale=1 / 255), shape
+        return encoding, Preprocess(mean=IMAGENET_MEAN, std=IMAGENET_STD, scale=1 / 255), shape
     measured = ask({"question": "measure", "seed": options["seed"], "shape": list(shape)})
     count = float(sum(answer["count"] for answer in measured.values()))
     mean = torch.stack([answer["sums"] for answer in measured.values()]).sum(0).numpy() / 255 / count

@@ -1,9 +1,8 @@
-"""Convolutional networks: the paper's CNN for 28×28 images, and a small one for 8×8 digits.
-
-Imports torch and the recipe registry only.
-"""
+"""Networks that train from scratch: the paper's CNN for 28×28 images, a small one for 8×8 digits, a perceptron for tables."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from torch import Tensor, nn
 
@@ -11,8 +10,22 @@ from emdcfl.core.errors import ModelError
 from emdcfl.models.recipe import register
 
 
-class ConvNet(nn.Module):
-    """Two 3×3 convolutions, one max-pool, one hidden layer; the embedding is what leaves the hidden layer's ReLU.
+class Classifier(nn.Module):
+    """A network with a linear ``head`` on top of an embedding."""
+
+    head: nn.Linear
+
+    def embed(self, x: Tensor) -> Tensor:
+        """Return the input of the head, ``(N, width)``."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.embed(x))
+        return logits
+
+
+class ConvNet(Classifier):
+    """Two 3×3 convolutions, one max-pool, one hidden layer; the embedding is the output of the hidden layer's ReLU.
 
     Parameters
     ----------
@@ -43,7 +56,6 @@ class ConvNet(nn.Module):
         self.head = nn.Linear(embedding, classes)
 
     def embed(self, x: Tensor) -> Tensor:
-        """Return the ``(N, embedding)`` input of the last linear layer."""
         if tuple(x.shape[1:]) != self.input_shape:
             raise ModelError(
                 f"the network was built for inputs of shape {self.input_shape}, got {tuple(x.shape[1:])}: "
@@ -52,9 +64,31 @@ class ConvNet(nn.Module):
         z: Tensor = self.body(x)
         return z
 
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.embed(x))
-        return logits
+
+class MLP(Classifier):
+    """Linear layers with ReLU; the embedding is the output of the last hidden layer. Images are flattened."""
+
+    def __init__(self, features: int, classes: int, hidden: Sequence[int]) -> None:
+        super().__init__()
+        if not hidden:
+            raise ModelError("an mlp needs at least one hidden layer (its output is the embedding), got hidden = []")
+        self.features = features
+        layers: list[nn.Module] = []
+        width = features
+        for units in hidden:
+            layers += [nn.Linear(width, units), nn.ReLU()]
+            width = units
+        self.body = nn.Sequential(*layers)
+        self.head = nn.Linear(width, classes)
+
+    def embed(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        if x.shape[1] != self.features:
+            raise ModelError(
+                f"the network was built for {self.features} features, got {x.shape[1]}: set the model's features to that of the data"
+            )
+        z: Tensor = self.body(x)
+        return z
 
 
 @register
@@ -67,3 +101,9 @@ def cnn(*, channels: int = 1, classes: int = 10, size: int = 28) -> nn.Module:
 def small_cnn(*, channels: int = 1, classes: int = 10, size: int = 8) -> nn.Module:
     """Build a CNN for small images: 16 and 32 filters, embedding width 64 (38,282 parameters for 8×8 digits)."""
     return ConvNet(channels, classes, size, (16, 32), 64)
+
+
+@register
+def mlp(*, features: int, classes: int, hidden: Sequence[int] = (64, 64)) -> nn.Module:
+    """Build a perceptron with ReLU hidden layers of the given widths."""
+    return MLP(features, classes, tuple(hidden))

@@ -1,14 +1,41 @@
-"""The 1,797 handwritten digits that come with scikit-learn: no download, no files."""
+"""What every source returns, and the source that needs no files: scikit-learn's 1,797 handwritten digits."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from emdcfl.data.sources.base import Source
+
+@dataclass(frozen=True)
+class Source:
+    """Images with labels, before they are divided among sites.
+
+    Attributes
+    ----------
+    images : array
+        uint8 ``(N, C, H, W)``; may be memory-mapped.
+    labels : array
+        int64 ``(N,)``.
+    classes : tuple of str
+        Names of the labels.
+    columns : mapping
+        Further columns of the table, for example ``domain``.
+    """
+
+    images: NDArray[np.uint8]
+    labels: NDArray[np.int64]
+    classes: tuple[str, ...]
+    columns: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
+    vocabularies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.labels)
 
 
 def digits() -> Source:
