@@ -1,4 +1,4 @@
-"""The ``ClientApp``: one client's node. Its name and home folder come from the node's config, its data from that folder.
+"""The ``ClientApp``: one client's node. The node's config gives its name and its home folder, where ``node.toml`` says what it serves.
 
 ``flower-supernode … --node-config 'name="hospital-3" home="/srv/emdcfl"'``
 """
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import emdcfl.methods  # noqa: F401  registers the tasks that methods bring
 from emdcfl.core.errors import ConfigError
 from emdcfl.engines.flower.node import HomeNode
-from emdcfl.engines.flower.node_survey import look
+from emdcfl.engines.flower.node_survey import answer_survey
 from emdcfl.engines.flower.serve import make_app
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def open_node(context: Context) -> HomeNode:
-    """Return the node that this process speaks for; from here on its log goes where the SuperNode's does."""
+    """Return the node of this process, and send its log to the SuperNode's."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     name, home = context.node_config.get("name"), context.node_config.get("home")
     if not isinstance(name, str) or not name or not isinstance(home, str):
@@ -27,4 +27,4 @@ def open_node(context: Context) -> HomeNode:
     return HomeNode(name, home)
 
 
-app = make_app(open_node, survey=look)
+app = make_app(open_node, survey=answer_survey)

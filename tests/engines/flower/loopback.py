@@ -25,7 +25,7 @@ from emdcfl.core.keys import NodeSecret, global_seed
 from emdcfl.core.params import Network
 from emdcfl.data.types import Scenario
 from emdcfl.engines.flower.federation import FlowerFederation
-from emdcfl.engines.flower.post import Wire
+from emdcfl.engines.flower.messages import MessageSettings
 from emdcfl.engines.flower.serve import make_app
 from emdcfl.engines.local.sequential import simulated_clients
 from emdcfl.privacy.keylist import KeyList
@@ -33,7 +33,7 @@ from emdcfl.privacy.keylist import KeyList
 TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
 
 RUN = "run"
-QUICK = Wire(deadline=5.0, poll=0.001, wait=0.0)
+QUICK = MessageSettings(deadline=5.0, poll=0.001, wait=0.0)
 
 
 @dataclass
@@ -152,12 +152,14 @@ def loopback(scenario: Scenario, *, seed: int = 0) -> LoopbackGrid:
 
 
 def federation(
-    scenario: Scenario, grid: LoopbackGrid | None = None, *, wire: Wire = QUICK, keys: KeyList | None = None, **options: Any
+    scenario: Scenario, grid: LoopbackGrid | None = None, *, settings: MessageSettings = QUICK, keys: KeyList | None = None, **options: Any
 ) -> FlowerFederation:
     grid = loopback(scenario, seed=options.get("seed", 0)) if grid is None else grid
     clients = [site.name for site in scenario.sites]
     about = {"truth": scenario.groups, "k": scenario.k, **options}
-    return FlowerFederation(grid, clients, scenario.model, job=job(scenario, seed=options.get("seed", 0)), wire=wire, keys=keys, **about)
+    return FlowerFederation(
+        grid, clients, scenario.model, job=job(scenario, seed=options.get("seed", 0)), settings=settings, keys=keys, **about
+    )
 
 
 def bytes_of_run(

@@ -22,7 +22,7 @@ from emdcfl.core.errors import ClientError, QuorumError
 from emdcfl.core.keys import NodeSecret
 from emdcfl.engines.flower import codec
 from emdcfl.engines.flower.federation import FlowerFederation
-from emdcfl.engines.flower.post import Wire
+from emdcfl.engines.flower.messages import MessageSettings
 from emdcfl.engines.flower.serve import perform
 from emdcfl.methods import make
 from emdcfl.models.recipe import ModelRecipe
@@ -33,11 +33,11 @@ from emdcfl.runs.loop import play
 
 SCENARIO = toy.toy(groups=2, per_group=2, n=48)
 TRAINING = toy.Training(local_epochs=1, batch_size=16, lr=0.05)
-SHORT = Wire(deadline=0.3, poll=0.01, wait=0.0)
+SHORT = MessageSettings(deadline=0.3, poll=0.01, wait=0.0)
 
 
 def fed_of(grid: LoopbackGrid, **options: Any) -> FlowerFederation:
-    return loopback.federation(SCENARIO, grid, training=TRAINING, **{"on_failure": "continue", "wire": SHORT, **options})
+    return loopback.federation(SCENARIO, grid, training=TRAINING, **{"on_failure": "continue", "settings": SHORT, **options})
 
 
 def train(fed: FlowerFederation, index: int = 1) -> Any:
@@ -139,18 +139,18 @@ def test_a_node_that_could_not_say_who_it_is_is_asked_again() -> None:
     assert rounds[-1] == 4
 
 
-def test_a_name_that_cannot_be_printed_or_ends_nowhere_is_turned_away(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_name_that_cannot_be_printed_or_is_too_long_is_refused(caplog: pytest.LogCaptureFixture) -> None:
     for name in ("", "a\nb", "x" * 5000):
         grid = loopback.loopback(SCENARIO)
         grid.nodes[103].name = name
         assert train(fed_of(grid)).clients == ("site-0", "site-1", "site-2")
-    assert caplog.text.count("was turned away: expected a name") == 3
+    assert caplog.text.count("was refused: expected a name") == 3
 
 
 def test_a_reply_over_the_limit_is_refused() -> None:
     grid = loopback.loopback(SCENARIO)
     grid.tamper[103] = with_reply(theta=torch.zeros(1 << 20))
-    replies = train(fed_of(grid, wire=replace(SHORT, reply_mb=1.0)))
+    replies = train(fed_of(grid, settings=replace(SHORT, reply_mb=1.0)))
     assert "at most 1 MB" in replies.failures["site-3"].reason
 
 
@@ -212,13 +212,13 @@ def test_a_lost_node_that_is_back_under_another_id_is_asked_again() -> None:
     grid.tamper[103] = die
     replies = train(fed)
     assert replies.clients == fed.clients
-    assert fed.directory.nodes["site-3"] == 203
+    assert fed.connected.nodes["site-3"] == 203
     assert not fed.failures
 
 
 def test_a_node_lost_near_the_deadline_and_back_has_a_deadline_of_its_own() -> None:
     grid = loopback.loopback(SCENARIO)
-    fed = fed_of(grid, wire=replace(SHORT, deadline=60.0))
+    fed = fed_of(grid, settings=replace(SHORT, deadline=60.0))
     train(fed)
     lifetimes: list[float] = []
 
@@ -265,7 +265,7 @@ def test_a_forged_name_is_noticed_and_the_true_client_served() -> None:
     train(fed)
     grid.online.add(50)
     assert train(fed, 2).clients == fed.clients
-    assert fed.directory.nodes["site-0"] == 100
+    assert fed.connected.nodes["site-0"] == 100
 
 
 def test_a_pinned_list_refuses_an_impostor_that_comes_first() -> None:

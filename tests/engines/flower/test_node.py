@@ -19,21 +19,22 @@ from flwr.app import Message
 from tests.engines.flower import loopback
 from tests.engines.flower.loopback import LoopbackGrid
 
-import emdcfl.engines.flower.survey  # noqa: F401  registers the scenario "nodes"
+import emdcfl.apps.nodes  # noqa: F401  registers the scenario "nodes"
 from emdcfl.core.client import PrivateState
 from emdcfl.core.errors import ConfigError, DataError
 from emdcfl.core.tasks import Training
 from emdcfl.data import scenarios
 from emdcfl.data.own import load_folder
+from emdcfl.engines.flower.messages import MessageSettings
 from emdcfl.engines.flower.node import HomeNode, read_config, read_state, write_state
-from emdcfl.engines.flower.node_survey import look
-from emdcfl.engines.flower.post import Wire
+from emdcfl.engines.flower.node_survey import answer_survey
 from emdcfl.engines.flower.serve import make_app
 from emdcfl.engines.flower.session import Session, connect, session
 from emdcfl.engines.local.sequential import SequentialFederation
+from emdcfl.privacy.exchange import public_key
 from emdcfl.privacy.keylist import KeyList
 
-QUICK = Wire(deadline=30, poll=0.01, wait=0.0)
+QUICK = MessageSettings(deadline=30, poll=0.01, wait=0.0)
 
 
 def home(folder: Path, **values: Any) -> Path:
@@ -45,7 +46,7 @@ def home(folder: Path, **values: Any) -> Path:
 
 def test_a_new_node_draws_a_secret_and_keeps_it(tmp_path: Path) -> None:
     first, second = (HomeNode("a", home(tmp_path)) for _ in range(2))
-    assert first.secret._secret == second.secret._secret
+    assert public_key(first.secret) == public_key(second.secret)
     assert stat.S_IMODE((tmp_path / "secret.key").stat().st_mode) == 0o600
 
 
@@ -143,7 +144,7 @@ class HomeGrid(LoopbackGrid):
         super().__init__({})
         self.online = set(homes)
         for node, (name, folder) in homes.items():
-            self._apps[node] = make_app(lambda context, name=name, folder=folder: HomeNode(name, folder), survey=look)
+            self._apps[node] = make_app(lambda context, name=name, folder=folder: HomeNode(name, folder), survey=answer_survey)
 
 
 def images(folder: Path, shift: int) -> None:
@@ -209,14 +210,14 @@ def test_an_answer_to_the_survey_that_is_lost_is_asked_for_again(tmp_path: Path)
     grid.tamper[2] = lose_the_first
     with session(Session(grid, replace(QUICK, patience=0.05), KeyList())):
         assert [site.name for site in scenarios.build("nodes", clients=["a", "b", "c"]).sites] == ["a", "b", "c"]
-    assert asked == ["query.hello", "query.survey", "query.here", "query.survey", "query.survey"]  # look, lost, look again, measure
+    assert asked == ["query.hello", "query.survey", "query.ping", "query.survey", "query.survey"]  # describe, lost, describe again, measure
 
 
 def test_nodes_of_different_kinds_and_a_missing_folder_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     images(tmp_path / "i", 0)
     table(tmp_path / "t.csv", 0.0)
     homes = {1: ("i", home(tmp_path / "h1", data=str(tmp_path / "i"))), 2: ("t", home(tmp_path / "h2", data=str(tmp_path / "t.csv")))}
-    with session(Session(HomeGrid(homes), QUICK, KeyList())), pytest.raises(DataError, match="i images, t table"):
+    with session(Session(HomeGrid(homes), QUICK, KeyList())), pytest.raises(DataError, match="images: i; table: t"):
         scenarios.build("nodes")
     homes[2] = ("t", home(tmp_path / "h2", data="nowhere"))
     with session(Session(HomeGrid(homes), QUICK, KeyList())), pytest.raises(DataError, match="at least two nodes"):

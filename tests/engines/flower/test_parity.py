@@ -12,7 +12,7 @@ from tests.methods import toy
 from torch import Tensor
 
 from emdcfl.engines.flower.codec import to_bytes
-from emdcfl.engines.flower.post import Wire
+from emdcfl.engines.flower.messages import MessageSettings
 from emdcfl.methods import METHODS, make
 
 SCENARIO = toy.toy(groups=2, per_group=2, n=48)
@@ -33,10 +33,12 @@ def identical(a: Any, b: Any) -> bool:
     return type(a) is type(b) and (a == b or (a != a and b != b))
 
 
-def both(name: str, *, wire: Wire = loopback.QUICK, participants: int | None = None, rounds: int = 3, **options: Any) -> None:
+def both(
+    name: str, *, settings: MessageSettings = loopback.QUICK, participants: int | None = None, rounds: int = 3, **options: Any
+) -> None:
     method = make(name, **options)
     local = toy.federation(SCENARIO, training=TRAINING, participants=participants)
-    flower = loopback.federation(SCENARIO, training=TRAINING, number=participants, wire=wire)
+    flower = loopback.federation(SCENARIO, training=TRAINING, number=participants, settings=settings)
     first, second = (toy.play(fed, method, rounds) for fed in (local, flower))
     assert identical(first, second)
     assert torch.equal(first[1].models, second[1].models)
@@ -62,4 +64,4 @@ def test_every_way_of_comparing_gives_the_same_bits(options: dict[str, Any]) -> 
 
 @pytest.mark.parametrize("options", [{}, {"projection": "pair"}, {"cost": "label-aware"}, {"tolerance": "auto"}])
 def test_requests_in_many_parts_give_the_same_bits(options: dict[str, Any]) -> None:
-    both("emdcfl", rounds=2, wire=Wire(deadline=5, poll=0.001, wait=0, part_mb=1e-4), **options)
+    both("emdcfl", rounds=2, settings=MessageSettings(deadline=5, poll=0.001, wait=0, part_mb=1e-4), **options)

@@ -1,4 +1,6 @@
-"""Clients on other machines: the same tasks as messages of Flower. Needs the extra ``emdcfl[flower]``.
+"""Clients on other machines: tasks are messages of Flower. Needs the extra ``emdcfl[flower]``.
 
-May import: client, tasks, federation, params, schema, keys, privacy, data; never a method.
+On the server, ``federation.py`` sends tasks (``messages.py``, ``parts.py``) to the nodes that ``connected.py`` has identified. On a node,
+``serve.py`` answers them with what ``node.py`` keeps between messages. ``survey.py`` and ``node_survey.py`` prepare a run over nodes' own
+files.
 """

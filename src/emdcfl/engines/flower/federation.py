@@ -1,14 +1,13 @@
 """A federation whose clients are Flower nodes. A task is a ``query.<task>`` message; everything else is as in one process.
 
-Every request has its own deadline. Replies are matched by message id, never by node; whatever goes wrong becomes a failure that names the
-client. Tasks may be repeated without harm (their randomness is keyed, a node's private state is committed by the next round), so a request
-whose node or reply was lost is sent again if the client is there.
+Every request has its own deadline. Replies are matched by message id, never by node; every error becomes a failure that names the client.
+Repeating a task does no harm: its randomness is keyed, and a node commits its private state in the next round. So a request whose node or
+reply was lost is sent again if the client is connected.
 """
 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +18,12 @@ from emdcfl.core.errors import ClientError
 from emdcfl.core.federation import Failure, Federation, Inputs
 from emdcfl.core.replies import brief
 from emdcfl.core.schema import Reply
+from emdcfl.core.units import names
 from emdcfl.engines.flower import codec
-from emdcfl.engines.flower.directory import HELLO, Directory
+from emdcfl.engines.flower.connected import ConnectedNodes
 from emdcfl.engines.flower.limits import MEGABYTE
+from emdcfl.engines.flower.messages import LateError, LostError, MessageSettings, Messenger, RefusedError
 from emdcfl.engines.flower.parts import join, merge_inputs, parts
-from emdcfl.engines.flower.post import LateError, LostError, Post, RefusedError, Wire
 from emdcfl.privacy.keylist import KeyList
 
 if TYPE_CHECKING:
@@ -39,14 +39,14 @@ class FlowerFederation(Federation):
     Parameters
     ----------
     grid : Grid
-        What a ``ServerApp`` is given.
+        Flower's connection to the nodes, which a ``ServerApp`` is given.
     clients : sequence of str
         Names of all clients that may take part, connected or not.
     factory : callable
         Builds the network.
     job : mapping
         What a node needs to know about the run, sent with every request (see ``node.py``).
-    wire : Wire, optional
+    settings : MessageSettings, optional
     keys : KeyList, optional
         Which key may use which name; by default the first key seen in this run.
     **options
@@ -60,43 +60,35 @@ class FlowerFederation(Federation):
         factory: Callable[[], nn.Module],
         *,
         job: Mapping[str, Any],
-        wire: Wire | None = None,
+        settings: MessageSettings | None = None,
         keys: KeyList | None = None,
         **options: Any,
     ) -> None:
         super().__init__(clients, factory, **options)
-        self.wire, self.job = wire or Wire(), dict(job)
+        self.settings, self.job = settings or MessageSettings(), dict(job)
         self.task_traffic: dict[str, list[int]] = {}  # task → bytes sent, bytes received, requests
-        self._post = Post(grid, self.wire)
-        self.directory = Directory(grid, keys or KeyList(), self._hello)
+        self._messenger = Messenger(grid, self.settings)
+        self.connected = ConnectedNodes(self._messenger, keys or KeyList())
         self._unanswered: set[str] = set()
 
-    def _hello(self, requests: Mapping[int, Any]) -> Mapping[int, Any]:
-        encoder = codec.Encoder()
-        messages = {node: (node, encoder.encode(value)) for node, value in requests.items()}
-        return dict(self._post.exchange(f"query.{HELLO}", messages, group="", deadline=self.wire.greeting))
+    def wait_for_clients(self) -> None:
+        """Wait for the clients before the first round, and warn of those that are missing."""
+        self.connected.wait_until(lambda: not self._missing())
+        if missing := self._missing():
+            log.warning("not connected: %s; the run goes on without them until they connect", names(missing))
 
-    def gather(self) -> None:
-        """Wait for the clients before the first round, and say who is missing."""
-        end = time.monotonic() + self.wire.wait
-        while True:
-            self.directory.refresh()
-            missing = [c for c in self.clients if c not in self.directory.nodes]
-            if not missing or time.monotonic() >= end:
-                break
-            time.sleep(min(2.0, max(0.1, self.wire.poll)))
-        if missing:
-            log.warning("not connected: %s; the run goes on without them until they are", ", ".join(missing))
+    def _missing(self) -> list[str]:
+        return [client for client in self.clients if client not in self.connected.nodes]
 
     def verify_identity(self, client: str, reply: Reply) -> None:
         """Check that the key a client describes itself with is the one it proved to hold."""
-        self.directory.verify_identity(client, reply["key"])
+        self.connected.verify_identity(client, reply["key"])
 
     def _dispatch(self, info: TaskInfo, inputs: Mapping[str, Inputs], common: Inputs) -> Iterator[tuple[str, Reply | Failure]]:
-        if info.phase == "train":  # a new try: whoever did not answer before is asked again
+        if info.phase == "train":  # a new round: ask those again that did not answer before
             self._unanswered.clear()
         full = {client: merge_inputs(info, own, common) for client, own in inputs.items()}
-        cut = list(parts(info, full, int(self.wire.part_mb * MEGABYTE)))
+        cut = list(parts(info, full, int(self.settings.part_mb * MEGABYTE)))
         if len(cut) == 1:
             yield from in_order(list(inputs), self._ask(info, cut[0]))
             return
@@ -118,22 +110,22 @@ class FlowerFederation(Federation):
             return self._failure(client, info, str(error), violation=True)
 
     def _ask(self, info: TaskInfo, requests: Mapping[str, Inputs]) -> Iterator[tuple[str, Reply | Failure]]:
-        """Ask clients, twice where a node or its reply was lost (with a deadline of its own each time); yield outcomes as they come."""
+        """Yield outcomes as they arrive; send a request again, with a new deadline, if its node or reply was lost."""
         encoder, waiting = codec.Encoder(), dict(requests)
-        for attempt in range(self.wire.attempts):
-            self.directory.refresh()
-            nodes = self.directory.nodes
-            last = attempt == self.wire.attempts - 1
+        for attempt in range(self.settings.attempts):
+            self.connected.refresh()
+            nodes = self.connected.nodes
+            last = attempt == self.settings.attempts - 1
             lost: dict[str, str] = {}
             messages: dict[str, tuple[int, RecordDict]] = {}
             for client, own in waiting.items():
                 if client in self._unanswered:
                     yield client, self._failure(client, info, "it did not answer an earlier request of this round")
                 elif client not in nodes:
-                    lost[client] = self.directory.refused.get(client, "no node with this name is connected")
+                    lost[client] = self.connected.refused.get(client, "no node with this name is connected")
                 else:
-                    envelope = {"task": info.name, "round": self.index, "client": client, "job": self.job, "inputs": own}
-                    messages[client] = nodes[client], encoder.encode(envelope)
+                    request = {"task": info.name, "round": self.index, "client": client, "job": self.job, "inputs": own}
+                    messages[client] = nodes[client], encoder.encode(request)
             for client, outcome in self._exchange(info, messages):
                 if isinstance(outcome, LostError) and not last:
                     lost[client] = str(outcome)
@@ -141,7 +133,7 @@ class FlowerFederation(Federation):
                     yield client, self._open(client, info, outcome)
             if not lost:
                 return
-            if last or not messages:  # nobody was asked: another look at once would find the same
+            if last or not messages:  # nobody was asked: refreshing at once would change nothing
                 for client, reason in lost.items():
                     yield client, self._failure(client, info, reason)
                 return
@@ -152,19 +144,19 @@ class FlowerFederation(Federation):
         count[0] += sum(codec.size(record) for _, record in messages.values())
         count[2] += len(messages)
         kind, group = f"query.{info.name}", str(self.index)
-        for client, outcome in self._post.exchange(kind, messages, group=group, deadline=self.wire.deadline):
+        for client, outcome in self._messenger.exchange(kind, messages, group=group, deadline=self.settings.deadline):
             if isinstance(outcome, LateError):
                 self._unanswered.add(client)
-            count[1] += self._post.take_received()
+            count[1] += self._messenger.take_received()
             yield client, outcome
 
     def _open(self, client: str, info: TaskInfo, outcome: Any) -> Reply | Failure:
-        """Take the reply out of its envelope, or say why there is none."""
+        """Return the reply in a node's answer, or a failure that says why there is none."""
         if isinstance(outcome, ClientError):
             return self._failure(client, info, str(outcome), violation=isinstance(outcome, RefusedError))
         if not isinstance(outcome, dict) or outcome.get("client") != client:
             who = outcome.get("client") if isinstance(outcome, dict) else None
-            self.directory.forget(client)
+            self.connected.forget(client)
             reason = f"expected an answer of client {client!r}, got one in the name of {brief(repr(who), 80)}"
             return self._failure(client, info, reason, violation=True)
         if isinstance(outcome.get("failure"), str):
@@ -176,7 +168,7 @@ class FlowerFederation(Federation):
 
     def _failure(self, client: str, info: TaskInfo, reason: str, *, violation: bool = False) -> Failure:
         failure = Failure(client, info.name, self.index, reason, violation=violation)
-        if not violation:  # those are told where every engine's replies are checked
+        if not violation:  # violations are logged where every engine's replies are checked
             log.warning("%s", failure)
         return failure
 

@@ -33,7 +33,7 @@ from emdcfl.core.keys import NodeSecret, digest, global_seed
 from emdcfl.core.params import Network
 from emdcfl.data.types import Preprocess, Site
 from emdcfl.engines.flower.codec import Packed, pack, unpack
-from emdcfl.engines.flower.site import read_site
+from emdcfl.engines.flower.node_data import read_site
 from emdcfl.engines.local.sequential import pick_device
 from emdcfl.models.recipe import ModelRecipe
 from emdcfl.privacy.keylist import KeyList, Trust

@@ -1,4 +1,4 @@
-"""The node's answers to the survey: what its own files are like, in counts and sums. No sample leaves the node; see ``survey.py``."""
+"""A node's answers to the survey: what its own files contain, in counts and sums; see ``survey.py``. No sample leaves the node."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ from emdcfl.data.own.readers import read_client_tables
 from emdcfl.data.own.tables import is_numeric, summarise
 from emdcfl.engines.flower.node import HomeNode
 
+DESCRIBE, MEASURE = "describe", "measure"
+"""The two questions of the survey."""
+
 Answer = dict[str, Any]
 
 
-def look(node: HomeNode, request: Any) -> Answer:
+def answer_survey(node: HomeNode, request: Any) -> Answer:
     """Answer a question of the survey about this node's own files."""
     if node.config.data == "scenario":
         raise DataError(f"node {node.name!r} has no files of its own: set data in {node.home}/node.toml to its folder or table")
@@ -30,15 +33,15 @@ def look(node: HomeNode, request: Any) -> Answer:
         raise DataError(f"client {node.name!r}: no such file or folder: {path}; correct data in {node.home}/node.toml")
     kind, files = ("tables", ClientFiles(node.name, {MIXED: path})) if path.is_file() else client_folder(path)
     files = ClientFiles(node.name, files.parts)
-    label = node.config.label or request.get("label")
+    label, describes = node.config.label or request.get("label"), request["question"] == DESCRIBE
     if kind == "images":
-        answer = _look_images(files, seed) if request["question"] == "look" else _measure_images(files, seed, request["shape"])
+        answer = _describe_images(files, seed) if describes else _measure_images(files, seed, request["shape"])
     else:
-        answer = _look_table(files, seed, label) if request["question"] == "look" else _measure_table(files, seed, label, request)
+        answer = _describe_table(files, seed, label) if describes else _measure_table(files, seed, label, request)
     return {"client": node.name, "reply": answer}
 
 
-def _look_images(files: ClientFiles, seed: int) -> Answer:
+def _describe_images(files: ClientFiles, seed: int) -> Answer:
     listed = list_images(files)
     headers = [header for part in listed.files.values() for file, _ in part if (header := read_header(file)) is not None]
     sizes = Counter(size for _, size in headers)
@@ -63,7 +66,7 @@ def _measure_images(files: ClientFiles, seed: int, shape: Sequence[int]) -> Answ
     return {"count": int(x.shape[0] * height * width), "sums": torch.from_numpy(sums), "squares": torch.from_numpy(squares)}
 
 
-def _look_table(files: ClientFiles, seed: int, label: str | None) -> Answer:
+def _describe_table(files: ClientFiles, seed: int, label: str | None) -> Answer:
     raw, column, _ = read_client_tables(files, label)
     train = divide(raw, seed)["train"]
     columns = {name: bool(is_numeric(train.x.schema.field(name).type)) for name in train.x.column_names if name != column}

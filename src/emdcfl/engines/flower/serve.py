@@ -1,4 +1,4 @@
-"""The node's side of every message: open the envelope, run the task, close the envelope. Never lets an error take the node down."""
+"""The node's side of every message: decode the request, run the task, encode the answer. An error becomes an answer; the node goes on."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from emdcfl.core.client import TASKS, TaskInfo
 from emdcfl.core.errors import ClientError, EmdcflError
 from emdcfl.core.federation import Failure
 from emdcfl.engines.flower import codec
-from emdcfl.engines.flower.directory import HELLO
+from emdcfl.engines.flower.connected import HELLO
+from emdcfl.engines.flower.messages import PING
 from emdcfl.engines.flower.node import Node
-from emdcfl.engines.flower.post import HERE
 from emdcfl.engines.local.sequential import answer, intra_op_threads
 from emdcfl.privacy.exchange import public_key
 from emdcfl.privacy.nodekeys import prove
@@ -29,14 +29,14 @@ Answer = Callable[[Any, Any], dict[str, Any]]  # from the node and the decoded r
 
 
 def hello(node: Node, request: Any) -> dict[str, Any]:
-    """Say who this is, and prove it."""
+    """Answer with this node's name and key, and prove that it holds the key."""
     key = public_key(node.secret)
     proof = prove(node.secret, request["challenge"], request["nonce"], node.name)
     return {"name": node.name, "key": key, "proof": proof, "version": emdcfl.__version__}
 
 
-def here(node: Node, request: Any) -> dict[str, Any]:
-    """Say that everything asked before has been dealt with."""
+def ping(node: Node, request: Any) -> dict[str, Any]:
+    """Say that this node has answered everything it was asked before."""
     return {"client": node.name}
 
 
@@ -85,7 +85,7 @@ def check_relayed(node: Node, info: TaskInfo, inputs: Mapping[str, Any]) -> None
 
 
 def make_app(open_node: Open, **more: Answer) -> ClientApp:
-    """Return a ``ClientApp`` that answers ``hello``, ``here``, every registered task, and ``more``, each as ``query.<name>``.
+    """Return a ``ClientApp`` that answers ``hello``, ``ping``, every registered task, and ``more``, each as ``query.<name>``.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ def make_app(open_node: Open, **more: Answer) -> ClientApp:
     from flwr.clientapp import ClientApp
 
     app = ClientApp()
-    answers: dict[str, Answer] = {HELLO: hello, HERE: here, **dict.fromkeys(TASKS, perform), **more}
+    answers: dict[str, Answer] = {HELLO: hello, PING: ping, **dict.fromkeys(TASKS, perform), **more}
     for name, function in answers.items():
         app.query(name)(_handler(open_node, function))
     return app

@@ -1,7 +1,8 @@
-"""The Flower session of a run: the grid, how requests travel, whose key is whose. Set by the ``ServerApp``, used by the runner."""
+"""The Flower session of a run: the grid, how requests are sent, which key is whose. The ``ServerApp`` enters it, the runner uses it."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -12,24 +13,29 @@ from emdcfl.core.errors import ConfigError
 from emdcfl.data import scenarios
 from emdcfl.data.types import Scenario
 from emdcfl.engines.flower.federation import FlowerFederation
-from emdcfl.engines.flower.post import Wire
+from emdcfl.engines.flower.messages import MessageSettings
 from emdcfl.privacy.keylist import KeyList
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
-NODES = "nodes"
-"""The scenario in which every client is a node with files of its own."""
-
 
 @dataclass
 class Session:
-    """What a ``ServerApp`` was given. ``federations`` collects what was connected, for the account at the end."""
+    """What a ``ServerApp`` was given, and the federations that were connected in it."""
 
     grid: Grid
-    wire: Wire
+    settings: MessageSettings
     keys: KeyList
     federations: list[FlowerFederation] = field(default_factory=list)
+
+    def traffic(self) -> dict[str, dict[str, int]]:
+        """Bytes sent and received, and requests, by task."""
+        total: dict[str, Counter[str]] = {}
+        for fed in self.federations:
+            for task, (sent, received, requests) in fed.task_traffic.items():
+                total.setdefault(task, Counter()).update(sent=sent, received=received, requests=requests)
+        return {task: dict(count) for task, count in total.items()}
 
 
 _CURRENT: ContextVar[Session | None] = ContextVar("flower session", default=None)
@@ -80,16 +86,15 @@ def connect(
         "data": _data(scenario, *source),
     }
     about = {"truth": scenario.groups, "k": scenario.k, "seed": seed, **options}
-    fed = FlowerFederation(
-        here.grid, [site.name for site in scenario.sites], scenario.model, job=job, wire=here.wire, keys=here.keys, **about
-    )
-    fed.gather()
+    clients = [site.name for site in scenario.sites]
+    fed = FlowerFederation(here.grid, clients, scenario.model, job=job, settings=here.settings, keys=here.keys, **about)
+    fed.wait_for_clients()
     here.federations.append(fed)
     return fed
 
 
 def _data(scenario: Scenario, name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    if name == NODES:
+    if not any(len(site.train) for site in scenario.sites):  # surveyed: only the nodes have the samples
         return {"encoding": dict(scenario.encoding), "classes": list(scenario.classes), "seed": int(options.get("data_seed", 0))}
     given = dict(options)
     if "model" in scenarios.options(name):

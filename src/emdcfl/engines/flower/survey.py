@@ -1,16 +1,13 @@
 """Before round 1 with nodes' own files: agree on classes, image shape, table encoding and standardisation. No sample leaves a node.
 
-Two questions to every node. *look*: what kind of files, which labels in the train split, image sizes or table columns. *measure*: with
-what the answers decided, count, sum and sum of squares per channel, or moments and category words per column. ``docs/privacy.md`` lists
-what this tells the server. The result is a ``Scenario`` whose sites have names and no samples.
-
-May import: data, models, session.
+The server asks every node two questions. *describe*: what kind of files it has, which labels in the train split, which image sizes or
+table columns. *measure*, with what the answers decided: count, sum and sum of squares per channel, or moments and category words per
+column. ``docs/privacy.md`` lists what this tells the server. The result is a ``Scenario`` whose sites have names and no samples.
 """
 
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -20,16 +17,17 @@ import torch
 
 from emdcfl.core.errors import ClientError, DataError
 from emdcfl.core.replies import brief
+from emdcfl.core.units import names
 from emdcfl.data.own import defaults
 from emdcfl.data.own.images import LARGEST_DEFAULT
 from emdcfl.data.own.parts import sort_words
 from emdcfl.data.own.tables import Moments, Summary, pool
-from emdcfl.data.scenarios.registry import scenario
 from emdcfl.data.types import Preprocess, Scenario, Site, Split
 from emdcfl.engines.flower import codec
-from emdcfl.engines.flower.directory import HELLO, Directory
-from emdcfl.engines.flower.post import LostError, Post
-from emdcfl.engines.flower.session import NODES, Session, current
+from emdcfl.engines.flower.connected import ConnectedNodes
+from emdcfl.engines.flower.messages import LostError, Messenger
+from emdcfl.engines.flower.node_survey import DESCRIBE, MEASURE, Answer
+from emdcfl.engines.flower.session import Session
 from emdcfl.models.vision import IMAGENET_MEAN, IMAGENET_STD
 
 if TYPE_CHECKING:
@@ -37,85 +35,60 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("emdcfl")
 
-Answer = dict[str, Any]
+Agreed = tuple[dict[str, Any], Preprocess, tuple[int, ...]]  # encoding, preprocessing, shape of a sample
 
 
-@scenario(NODES, "the connected nodes, each with files of its own (Flower only; see docs/deploy.md)")
-def nodes(
-    *,
-    clients: list[str] | None = None,
-    label: str | None = None,
-    data_seed: int = 0,
-    size: int | None = None,
-    model: str | None = None,
+def survey_nodes(
+    here: Session, name: str, *, clients: list[str] | None, label: str | None, data_seed: int, size: int | None, model: str | None
 ) -> Scenario:
-    """Ask the connected nodes about their files; see the module.
-
-    Parameters
-    ----------
-    clients : list of str, optional
-        Names of the clients of the run; by default those on the server's list of keys or, if it is empty, whoever is connected.
-    label : str, optional
-        Label column of tables.
-    data_seed : int
-        Seed of the splits.
-    size : int, optional
-        Height and width of images.
-    model : str, optional
-        Name of the network.
-    """
-    here = current()
-    ask = _Asking(here, clients)
-    looked = ask({"question": "look", "seed": data_seed, "label": label})
-    kinds = {answer["kind"] for answer in looked.values()}
+    """Ask the connected nodes about their files and return the scenario they agree on; the options are those of ``apps/nodes.py``."""
+    ask = _Survey(here, clients)
+    described = ask({"question": DESCRIBE, "seed": data_seed, "label": label})
+    kinds = sorted({answer["kind"] for answer in described.values()})
     if len(kinds) > 1:
-        held = ", ".join(f"{client} {answer['kind']}" for client, answer in looked.items())
-        raise DataError(f"some nodes hold images and others tables: {held}; keep one kind")
-    classes = tuple(sort_words({str(word) for answer in looked.values() for word in answer["labels"]}))
+        held = "; ".join(f"{kind}: {names([c for c, answer in described.items() if answer['kind'] == kind])}" for kind in kinds)
+        raise DataError(f"expected all nodes to hold images or all to hold tables, got both ({held}); keep one kind")
+    classes = tuple(sort_words({str(word) for answer in described.values() for word in answer["labels"]}))
     if len(classes) < 2:
         raise DataError(f"all training samples have the same label {classes[0] if classes else ''!r}: at least two classes are needed")
-    decide = _images if kinds == {"images"} else _tables
-    encoding, preprocess, shape = decide(ask, looked, {"seed": data_seed, "label": label, "size": size, "model": model})
-    dtype = torch.uint8 if kinds == {"images"} else torch.float32
+    decide, dtype = (_images, torch.uint8) if kinds == ["images"] else (_tables, torch.float32)
+    encoding, preprocess, shape = decide(ask, described, {"seed": data_seed, "label": label, "size": size, "model": model})
     empty = Split(torch.empty((0, *shape), dtype=dtype), torch.empty(0, dtype=torch.int64))
-    missing = [c for c in ask.clients if c not in looked]
+    missing = [c for c in ask.clients if c not in described]
     return Scenario(
-        name=NODES,
-        sites=tuple(Site(name, empty, empty, {"test": empty}) for name in ask.clients),
+        name=name,
+        sites=tuple(Site(client, empty, empty, {"test": empty}) for client in ask.clients),
         classes=classes,
         preprocess=preprocess,
         model=defaults.recipe(model, shape=shape, classes=len(classes)),
         defaults=defaults.training(model),
-        notes=(f"not surveyed, because they did not answer: {', '.join(missing)}",) if missing else (),
+        notes=(f"not surveyed, because they did not answer: {names(missing)}",) if missing else (),
         encoding=encoding,
     )
 
 
-class _Asking:
-    """Puts a question to the nodes of all clients; those that do not answer are left out, with a warning."""
+class _Survey:
+    """Puts a question to the nodes of all clients; leaves out those that do not answer, with a warning."""
 
     def __init__(self, here: Session, clients: list[str] | None) -> None:
-        self._post, self._here = Post(here.grid, here.wire), here
-        self._directory = Directory(here.grid, here.keys, self._hello)
-        end = time.monotonic() + here.wire.wait
-        while True:
-            self._directory.refresh()
-            self.clients = list(clients or sorted(here.keys.known) or sorted(self._directory.nodes))
-            if (len(self.clients) >= 2 and set(self.clients) <= set(self._directory.nodes)) or time.monotonic() >= end:
-                break
-            time.sleep(min(2.0, max(0.1, here.wire.poll)))
-        if len(self.clients) < 2:
-            raise DataError(f"expected at least two nodes, got {len(self.clients)} connected after {here.wire.wait:.0f} s; start them")
+        self._messenger = Messenger(here.grid, here.settings)
+        self._connected = ConnectedNodes(self._messenger, here.keys)
+        self.clients: list[str] = []
 
-    def _hello(self, requests: Mapping[int, Any]) -> Mapping[int, Any]:
-        messages = {node: (node, codec.encode(request)) for node, request in requests.items()}
-        return dict(self._post.exchange(f"query.{HELLO}", messages, group="", deadline=self._here.wire.greeting))
+        def complete() -> bool:
+            self.clients = list(clients or sorted(here.keys.known) or sorted(self._connected.nodes))
+            return len(self.clients) >= 2 and set(self.clients) <= set(self._connected.nodes)
+
+        self._connected.wait_until(complete)
+        if len(self.clients) < 2:
+            raise DataError(f"expected at least two nodes, got {len(self.clients)} connected after {here.settings.wait:.0f} s; start them")
 
     def _ask(self, at: Mapping[str, tuple[int, RecordDict]]) -> Iterator[tuple[str, Any]]:
-        """Ask, and ask again those whose node is there but whose answer was lost."""
-        for left in reversed(range(self._here.wire.attempts)):
+        """Yield answers as they arrive; ask again where an answer was lost."""
+        settings = self._messenger.settings
+        for left in reversed(range(settings.attempts)):
             lost: list[str] = []
-            for client, outcome in self._post.exchange("query.survey", at, group="0", deadline=self._here.wire.deadline):
+            for client, outcome in self._messenger.exchange("query.survey", at, group="0", deadline=settings.deadline):
                 if left and isinstance(outcome, LostError):
                     lost.append(client)
                 else:
@@ -123,15 +96,13 @@ class _Asking:
             at = {client: at[client] for client in lost}
 
     def __call__(self, question: Mapping[str, Any]) -> dict[str, Answer]:
-        record = codec.encode(dict(question))
-        at = {c: (self._directory.nodes[c], record) for c in self.clients if c in self._directory.nodes}
+        record, nodes = codec.encode(dict(question)), self._connected.nodes
         answers: dict[str, Answer] = {}
-        for client, outcome in self._ask(at):
-            reason = (
-                str(outcome) if isinstance(outcome, ClientError) else outcome.get("failure") if isinstance(outcome, dict) else "no answer"
-            )
-            if reason is None and outcome.get("client") == client and isinstance(outcome.get("reply"), dict):
-                answers[client] = outcome["reply"]
+        for client, outcome in self._ask({c: (nodes[c], record) for c in self.clients if c in nodes}):
+            said = outcome if isinstance(outcome, dict) else {}
+            reason = str(outcome) if isinstance(outcome, ClientError) else said.get("failure", "no answer in its reply")
+            if "failure" not in said and said.get("client") == client and isinstance(said.get("reply"), dict):
+                answers[client] = said["reply"]
             else:
                 log.warning("client %r did not answer the survey: %s", client, brief(str(reason)))
         if len(answers) < 2:
@@ -139,22 +110,22 @@ class _Asking:
         return {c: answers[c] for c in self.clients if c in answers}
 
 
-def _images(ask: _Asking, looked: Mapping[str, Answer], options: Mapping[str, Any]) -> tuple[dict[str, Any], Preprocess, tuple[int, ...]]:
+def _images(ask: _Survey, described: Mapping[str, Answer], options: Mapping[str, Any]) -> Agreed:
     """Shape and standardisation of images, by the rules of ``load_folder``."""
     pretrained = defaults.is_pretrained(options["model"])
     size = options["size"] or (224 if pretrained else None)
     if size is None:
         counts: Counter[tuple[int, int]] = Counter()
-        for answer in looked.values():
+        for answer in described.values():
             counts.update({(width, height): count for width, height, count in answer["sizes"]})
         width, height = counts.most_common(1)[0][0]
         size = width if width == height and width <= LARGEST_DEFAULT else LARGEST_DEFAULT
-    channels = 3 if pretrained or any(answer["colour"] for answer in looked.values()) else 1
+    channels = 3 if pretrained or any(answer["colour"] for answer in described.values()) else 1
     shape = (channels, size, size)
     encoding = {"kind": "images", "shape": list(shape)}
     if pretrained:
         return encoding, Preprocess(mean=IMAGENET_MEAN, std=IMAGENET_STD, scale=1 / 255), shape
-    measured = ask({"question": "measure", "seed": options["seed"], "shape": list(shape)})
+    measured = ask({"question": MEASURE, "seed": options["seed"], "shape": list(shape)})
     count = float(sum(answer["count"] for answer in measured.values()))
     mean = torch.stack([answer["sums"] for answer in measured.values()]).sum(0).numpy() / 255 / count
     square = torch.stack([answer["squares"] for answer in measured.values()]).sum(0).numpy() / 255**2 / count
@@ -163,22 +134,22 @@ def _images(ask: _Asking, looked: Mapping[str, Answer], options: Mapping[str, An
     return encoding, Preprocess(mean=tuple(mean.tolist()), std=tuple(std.tolist()), scale=1 / 255), shape
 
 
-def _tables(ask: _Asking, looked: Mapping[str, Answer], options: Mapping[str, Any]) -> tuple[dict[str, Any], Preprocess, tuple[int, ...]]:
+def _tables(ask: _Survey, described: Mapping[str, Answer], options: Mapping[str, Any]) -> Agreed:
     """Encoding of tables, pooled from what the nodes report about their training rows."""
-    first, *others = looked
-    names = list(looked[first]["columns"])
+    first, *others = described
+    names = list(described[first]["columns"])
     for client in others:
-        different = set(names) ^ set(looked[client]["columns"])
+        different = set(names) ^ set(described[client]["columns"])
         if different:
             raise DataError(f"clients {first!r} and {client!r} differ in the column {min(different)!r}: all clients need the same columns")
-    numeric = [name for name in names if all(answer["columns"][name] for answer in looked.values())]
+    numeric = [name for name in names if all(answer["columns"][name] for answer in described.values())]
     categorical = [name for name in names if name not in numeric]
-    question = {"question": "measure", "seed": options["seed"], "label": options["label"], "numeric": numeric, "categorical": categorical}
+    question = {"question": MEASURE, "seed": options["seed"], "label": options["label"], "numeric": numeric, "categorical": categorical}
     summaries = [
         Summary(
             {name: Moments(**answer["numeric"][name]) for name in numeric}, {name: tuple(answer["words"][name]) for name in categorical}
         )
         for answer in ask(question).values()
     ]
-    encoding = pool(summaries, looked[first]["label"])
+    encoding = pool(summaries, described[first]["label"])
     return encoding.as_dict(), Preprocess(), (encoding.width,)

@@ -19,7 +19,7 @@ from tests.engines.flower.test_federation import SCENARIO, fed_of, train
 
 from emdcfl.core import tasks
 from emdcfl.core.errors import EmdcflError
-from emdcfl.engines.flower import post
+from emdcfl.engines.flower import messages
 from emdcfl.engines.flower.federation import FlowerFederation
 
 LONG = replace(QUICK, deadline=300.0, patience=0.05)
@@ -30,7 +30,7 @@ Answer = Callable[[Message], Message]
 
 def met(grid: LoopbackGrid, **changes: float) -> FlowerFederation:
     """A federation that knows its nodes: what follows is tasks alone."""
-    fed = fed_of(grid, wire=replace(LONG, **changes))
+    fed = fed_of(grid, settings=replace(LONG, **changes))
     fed.begin(1)
     fed.run(tasks.describe, {c: {} for c in fed.clients})
     return fed
@@ -56,14 +56,14 @@ def test_a_lost_reply_is_noticed_and_asked_for_again() -> None:
     before = len(kinds(grid, 103))
     replies = train(fed, 2)
     assert replies.clients == fed.clients and not fed.failures
-    assert kinds(grid, 103)[before:] == ["query.train", "query.here", "query.train"]
-    assert "query.here" not in kinds(grid, 102)  # nobody asks after a node that has answered
+    assert kinds(grid, 103)[before:] == ["query.train", "query.ping", "query.train"]
+    assert "query.ping" not in kinds(grid, 102)  # nobody asks after a node that has answered
 
 
 def test_replies_that_are_lost_every_time_are_a_failure_with_its_reason() -> None:
     grid = loopback.loopback(SCENARIO)
     fed = met(grid)
-    grid.tamper[103] = lambda message, answer: answer(message) if message.metadata.message_type == "query.here" else None
+    grid.tamper[103] = lambda message, answer: answer(message) if message.metadata.message_type == "query.ping" else None
     failures = train(fed, 2).failures
     assert failures["site-3"].reason == "its node has answered, but the answer was lost on its way"
 
@@ -86,7 +86,7 @@ def test_a_busy_node_answers_in_order_and_loses_nothing() -> None:
 
     grid.tamper[103], before = busy, len(kinds(grid, 103))
     assert train(fed, 2).clients == fed.clients
-    assert kinds(grid, 103)[before:] == ["query.train", *["query.here"] * 3]
+    assert kinds(grid, 103)[before:] == ["query.train", *["query.ping"] * 3]
 
 
 def test_a_node_that_answers_nothing_is_late() -> None:
@@ -126,7 +126,7 @@ class SlowGrid(LoopbackGrid):
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowGrid]:
-    monkeypatch.setattr(post, "LOOK", 0.05)
+    monkeypatch.setattr(messages, "POLL_TIMEOUT", 0.05)
     grid = SlowGrid(loopback.loopback(SCENARIO).nodes)
     yield grid
     grid.rest.set()
@@ -167,7 +167,7 @@ def test_a_reply_that_does_not_end_before_the_deadline_costs_its_own_client_only
 
 def test_what_an_older_look_brings_is_not_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both looks end before anybody asks: the reply that the first one took counts, not that the second one did not find it."""
-    monkeypatch.setattr(post, "LOOK", 0.05)
+    monkeypatch.setattr(messages, "POLL_TIMEOUT", 0.05)
     message = Message(RecordDict(), dst_node_id=1, message_type="query.train")
     message.metadata.__dict__["_message_id"] = "m"
     reply, gone = Message(RecordDict(), reply_to=message), Message(Error(code=3, reason="not found"), reply_to=message)
@@ -183,7 +183,7 @@ def test_what_an_older_look_brings_is_not_gone(monkeypatch: pytest.MonkeyPatch) 
             second.wait(60)
             return [reply]
 
-    looks = post.Looks(Slow({}))
+    looks = messages.ReplyPoller(Slow({}))
     assert looks(["m"]) == []
     (first,) = looks._open
     found: list[Message] = []
@@ -198,7 +198,7 @@ def test_a_reply_that_is_gone_is_told_when_nobody_else_looks() -> None:
     gone = Message(Error(code=3, reason="not found"), reply_to=message)
     grid = LoopbackGrid({})
     grid._replies["m"] = gone
-    assert [found.error.code for found in post.Looks(grid)(["m"])] == [3]
+    assert [found.error.code for found in messages.ReplyPoller(grid)(["m"])] == [3]
 
 
 def broken(times: int, code: int) -> Callable[[], str]:
@@ -215,18 +215,18 @@ def broken(times: int, code: int) -> Callable[[], str]:
 
 
 def test_a_superlink_with_errors_of_its_own_is_asked_again(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(post, "PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(messages, "PAUSES", (0.0, 0.0))
     with caplog.at_level(logging.WARNING, logger="emdcfl"):
-        assert post.steady(broken(2, 500)) == "well"
-    assert caplog.messages == ["the SuperLink answered with error 500; it is asked again in 0 s"] * 2
-    with pytest.raises(EmdcflError, match="keeps answering with error 503; see its log, and go on with --resume"):
-        post.steady(broken(3, 503))
+        assert messages.retry_when_busy(broken(2, 500)) == "well"
+    assert ["error 500" in message for message in caplog.messages] == [True, True]
+    with pytest.raises(EmdcflError, match="keeps answering with error 503.*--resume"):
+        messages.retry_when_busy(broken(3, 503))
     with pytest.raises(httpx.HTTPStatusError):  # a refusal is not a hiccup
-        post.steady(broken(1, 403))
+        messages.retry_when_busy(broken(1, 403))
 
 
 def test_requests_and_replies_survive_an_error_of_the_superlink(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(post, "PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(messages, "PAUSES", (0.0, 0.0))
     grid = loopback.loopback(SCENARIO)
     fed = met(grid)
     for name in ("push_messages", "pull_messages", "get_node_ids"):

@@ -1,0 +1,130 @@
+"""Which connected node is which client. Names come from the nodes' own configs; Flower may give a node another id at any time.
+
+A node that is new to this run is asked ``hello``: it answers with its client's name, its public key, and a proof that it holds the
+key. The server's list of keys decides whether the node may use the name.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from emdcfl.core.errors import ClientError
+from emdcfl.core.replies import brief
+from emdcfl.engines.flower import codec
+from emdcfl.engines.flower.limits import LIMITS
+from emdcfl.engines.flower.messages import Messenger, retry_when_busy
+from emdcfl.privacy.keylist import KeyList
+from emdcfl.privacy.nodekeys import Challenge
+
+log = logging.getLogger("emdcfl")
+
+HELLO = "hello"
+LONGEST_PAUSE = 8
+"""A node that does not answer ``hello`` is asked again after 1, 2, 4, … refreshes, at most this many: each try may cost a deadline."""
+
+
+class ConnectedNodes:
+    """Client name → node id, kept up to date.
+
+    Parameters
+    ----------
+    messenger : Messenger
+    keys : KeyList
+        Which key may use which name.
+
+    Attributes
+    ----------
+    refused : dict
+        Client name → why the last node that used it was refused.
+    """
+
+    def __init__(self, messenger: Messenger, keys: KeyList) -> None:
+        self._messenger, self._keys = messenger, keys
+        self._names: dict[int, str] = {}  # node id → client; "" for a node that was refused or replaced
+        self._refreshes = 0
+        self._silent: dict[int, tuple[int, int]] = {}  # node → refreshes to pause, refresh at which to ask again
+        self.refused: dict[str, str] = {}
+
+    @property
+    def nodes(self) -> dict[str, int]:
+        """Client name → node id, of the nodes that were connected at the last refresh."""
+        return {name: node for node, name in self._names.items() if name}
+
+    def refresh(self) -> None:
+        """Ask Flower which nodes are connected, and ask new ones who they are."""
+        online = retry_when_busy(lambda: list(self._messenger.grid.get_node_ids()))
+        self._refreshes += 1
+        self._silent = {node: entry for node, entry in self._silent.items() if node in online}
+        for node in [node for node in self._names if node not in online]:
+            name = self._names.pop(node)
+            if name:
+                log.info("client %r: its node %d is no longer connected", name, node)
+        new = [node for node in online if node not in self._names and self._silent.get(node, (0, 0))[1] <= self._refreshes]
+        if new:
+            self._greet(new)
+
+    def wait_until(self, complete: Callable[[], bool]) -> None:
+        """Refresh until ``complete()`` is true, but no longer than the settings allow."""
+        settings = self._messenger.settings
+        end = time.monotonic() + settings.wait
+        self.refresh()
+        while not complete() and time.monotonic() < end:
+            time.sleep(min(2.0, max(0.1, settings.poll)))
+            self.refresh()
+
+    def forget(self, client: str) -> None:
+        """Ask the node of a client again who it is before its next task."""
+        node = self.nodes.get(client)
+        if node is not None:
+            del self._names[node]
+
+    def verify_identity(self, client: str, key: bytes) -> None:
+        """Raise ``ClientError`` if a client shows another key than it proved: partners that remember its key would refuse all its work."""
+        self._keys.check(client, key)
+
+    def _greet(self, new: list[int]) -> None:
+        challenge = Challenge()
+        record = codec.encode({"challenge": challenge.public, "nonce": challenge.nonce})
+        requests = {node: (node, record) for node in new}
+        deadline = self._messenger.settings.hello_deadline
+        for node, reply in self._messenger.exchange(f"query.{HELLO}", requests, group="", deadline=deadline):
+            failed = reply.get("failure") if isinstance(reply, dict) else reply if isinstance(reply, ClientError) else None
+            if failed is not None:
+                pause = min(LONGEST_PAUSE, 2 * self._silent.get(node, (0, 0))[0] or 1)
+                self._silent[node] = pause, self._refreshes + pause
+                log.warning("node %d did not say who it is: %s", node, brief(str(failed)))
+                continue
+            try:
+                name = self._identify(challenge, reply)
+            except ClientError as error:
+                self._refuse(node, reply, str(error))
+                continue
+            before = self.nodes.get(name)
+            if before is not None:  # the same key under two ids: the node restarted, and the old id has not expired yet
+                self._names[before] = ""
+            self._names[node] = name
+            self._silent.pop(node, None)
+            self.refused.pop(name, None)
+            log.info("client %r is node %d", name, node)
+
+    def _refuse(self, node: int, reply: Any, reason: str) -> None:
+        self._names[node] = ""
+        claimed = reply.get("name") if isinstance(reply, dict) else None
+        if isinstance(claimed, str) and len(claimed) <= LIMITS.name:
+            self.refused[claimed] = reason
+        log.warning("node %d was refused: %s", node, reason)
+
+    def _identify(self, challenge: Challenge, reply: Any) -> str:
+        expected = {"name": str, "key": bytes, "proof": bytes}
+        if not isinstance(reply, dict) or any(type(reply.get(field)) is not kind for field, kind in expected.items()):
+            raise ClientError("expected a name, a key and a proof in the answer to hello, got something else; is it a node of emdcfl?")
+        name = reply["name"]
+        if not name.isprintable() or not 0 < len(name) <= LIMITS.name:
+            raise ClientError(f"expected a name of 1 to {LIMITS.name} printable characters, got {brief(repr(name), 40)}")
+        if not challenge.holds(reply["key"], name, reply["proof"]):
+            raise ClientError(f"it calls itself {name!r} but does not hold the key it shows")
+        self._keys.check(name, reply["key"])
+        return str(name)
