@@ -14,7 +14,7 @@ pytest.importorskip("flwr", reason="needs the extra emdcfl[flower]")
 
 from emdcfl.apps import trial
 from emdcfl.cli.app import main
-from emdcfl.cli.federation import _show, runner_over
+from emdcfl.cli.federation import runner_over, show_event
 from emdcfl.core.errors import EmdcflError
 from emdcfl.runs.config import Config
 
@@ -86,7 +86,7 @@ def test_the_servers_journal_reaches_the_terminals_observer(caplog: pytest.LogCa
         {"event": "log", "level": "WARNING", "text": "not connected: b"},
         {"event": "end", "round": 1, "total": 2, "rows": [], "clusters": [0, 1]},
     ):
-        _show(event, seen)
+        show_event(event, seen)
     assert seen.calls[0] == ("begin", 1, 2, ("a", "b"))
     assert seen.calls[1] == ("reply", "train", "a", {"loss": 0.5, "accuracy": {}})
     assert seen.calls[2] == ("end", 1, 2, [], [0, 1])

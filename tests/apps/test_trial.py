@@ -27,8 +27,8 @@ from emdcfl.apps import options, trial
 from emdcfl.apps.options import Options
 from emdcfl.apps.server import Journal, read_config
 from emdcfl.apps.trial.folder import fingerprints
-from emdcfl.apps.trial.processes import LINK, _recorded, _start_time, _write
-from emdcfl.apps.trial.submit import _new_events
+from emdcfl.apps.trial.processes import LINK, process_ids, record, start_time
+from emdcfl.apps.trial.submit import new_events
 from emdcfl.core.errors import ConfigError, EmdcflError
 from emdcfl.data import scenarios
 from emdcfl.runs.config import dump, load
@@ -120,19 +120,19 @@ def test_mistakes_are_told(four: trial.Trial, tmp_path: Path) -> None:
 def test_a_process_number_that_was_given_to_another_is_not_taken_for_ours(four: trial.Trial) -> None:
     import os
 
-    _write(four, {"superlink": {"pid": os.getpid(), "started": "1"}, "rot0-1": {"pid": os.getpid(), "started": _start_time(os.getpid())}})
+    record(four, {"superlink": {"pid": os.getpid(), "started": "1"}, "rot0-1": {"pid": os.getpid(), "started": start_time(os.getpid())}})
     try:
-        assert _recorded(four) == {"superlink": None, "rot0-1": os.getpid()}
+        assert process_ids(four) == {"superlink": None, "rot0-1": os.getpid()}
         assert trial.status(four)["superlink"] == f"ended by itself; see {four.path}/logs/superlink.log"
     finally:
-        _write(four, {})
+        record(four, {})
     assert trial.status(four) == dict.fromkeys(("superlink", *four.nodes), "stopped")
 
 
 def test_a_superlink_that_dies_as_soon_as_it_has_taken_the_run_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there = trial.create(tmp_path / "federation", nodes=2)
     with subprocess.Popen(["sleep", "300"]) as link:
-        _write(there, {LINK: {"pid": link.pid, "started": _start_time(link.pid)}})
+        record(there, {LINK: {"pid": link.pid, "started": start_time(link.pid)}})
 
         def taken(*_: object) -> subprocess.CompletedProcess[str]:
             link.kill()
@@ -153,14 +153,14 @@ def test_the_server_reads_a_config_as_text_or_file_and_runs_it_over_flower(four:
 def test_the_journal_is_read_line_by_line_as_it_grows(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.begin(1, 2, ("a",))
-    events, position = _new_events(tmp_path / "progress.jsonl", 0)
+    events, position = new_events(tmp_path / "progress.jsonl", 0)
     assert [e["event"] for e in events] == ["begin"]
     journal.reply("train", "a", {"loss": 0.5, "theta": "not written"})
     with (tmp_path / "progress.jsonl").open("a") as file:
         file.write('{"event": "half')
-    events, position = _new_events(tmp_path / "progress.jsonl", position)
+    events, position = new_events(tmp_path / "progress.jsonl", position)
     assert [(e["event"], e["loss"]) for e in events] == [("reply", 0.5)]
-    assert _new_events(tmp_path / "progress.jsonl", position)[0] == []
+    assert new_events(tmp_path / "progress.jsonl", position)[0] == []
     journal.outcome(ok=True)
     assert json.loads((tmp_path / "outcome.json").read_text()) == {"ok": True}
 

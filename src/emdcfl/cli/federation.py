@@ -1,4 +1,4 @@
-"""``emdcfl federation init | up | status | down``: a real federation on this machine; and ``emdcfl run --engine flower`` over it."""
+"""``emdcfl federation init | up | status | down``: a trial federation on this machine, and runs over it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import typer
 
 from emdcfl.cli.app import app
 from emdcfl.core.errors import ConfigError
+from emdcfl.core.units import names
 from emdcfl.runs.config import Config
 
 log = logging.getLogger("emdcfl")
@@ -52,18 +53,18 @@ def init(
 
 @federation.command()
 def up(folder: Folder) -> None:
-    """Start the SuperLink and the nodes; those that run stay as they are."""
+    """Start the SuperLink and the nodes that are not running."""
     _needs_flower()
     from emdcfl.apps import trial
 
     started = trial.up(trial.Trial.read(folder))
-    typer.echo(f"started {', '.join(started)}" if started else "everything is running already")
+    typer.echo(f"started {_listed(started)}" if started else "everything is running already")
     typer.echo(f"next: emdcfl run {folder}/run.toml --federation {folder}")
 
 
 @federation.command()
 def status(folder: Folder) -> None:
-    """Say what runs."""
+    """List the processes and whether they run."""
     _needs_flower()
     from emdcfl.apps import trial
 
@@ -78,11 +79,18 @@ def down(folder: Folder) -> None:
     from emdcfl.apps import trial
 
     stopped = trial.down(trial.Trial.read(folder))
-    typer.echo(f"stopped {', '.join(stopped)}" if stopped else "nothing was running")
+    typer.echo(f"stopped {_listed(stopped)}" if stopped else "nothing was running")
+
+
+def _listed(processes: list[str]) -> str:
+    from emdcfl.apps.trial.processes import LINK
+
+    nodes = [name for name in processes if name != LINK]
+    return " and ".join([*([LINK] if LINK in processes else []), *([names(nodes)] if nodes else [])])
 
 
 def runner_over(folder: Path | None) -> Callable[..., dict[str, Any]]:
-    """Return a stand-in for ``runner.run`` that submits the config to a federation and follows it."""
+    """Return a function like ``runner.run`` that submits the config to a federation and follows the run."""
     if folder is None:
         raise ConfigError("engine 'flower' needs a federation: add --federation DIR (make one with: emdcfl federation init DIR --nodes 4)")
     _needs_flower()
@@ -93,14 +101,14 @@ def runner_over(folder: Path | None) -> Callable[..., dict[str, Any]]:
 
     def run(config: Config, out: Path, *, resume: bool = False, observer: Any = None) -> dict[str, Any]:
         engine = replace(config.engine, name="flower", workers=1)
-        trial.submit(there, replace(config, engine=engine), out, resume=resume, watch=lambda event: _show(event, observer))
+        trial.submit(there, replace(config, engine=engine), out, resume=resume, watch=lambda event: show_event(event, observer))
         return read_summary(out)
 
     return run
 
 
-def _show(event: dict[str, Any], observer: Any) -> None:
-    """Pass a line of the server's journal on to the observer of this terminal."""
+def show_event(event: dict[str, Any], observer: Any) -> None:
+    """Pass an event of the server's journal on to the log or to an observer."""
     import torch
 
     from emdcfl.methods.base import Serving

@@ -1,4 +1,4 @@
-"""Start, look at and stop the processes of a trial federation, known by process id and start time in ``processes.json``."""
+"""Start, list and stop the processes of a trial federation; ``processes.json`` holds their process ids and start times."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ from emdcfl.core.errors import ConfigError
 
 LINK = "superlink"
 PATIENCE = 60.0
+"""Seconds the SuperLink may take to start."""
+
 NICENESS = 10
-"""How much the nodes of a trial yield to the SuperLink and the run, which share their machine."""
+"""Added to the nodes' niceness, so that the SuperLink and the run on the same machine go first."""
 
 
 def up(trial: Trial) -> list[str]:
     """Start what is not running: the SuperLink, then the nodes, registered first. Returns the names of what was started."""
-    running = {name for name, pid in _recorded(trial).items() if pid is not None}
+    running = {name for name, pid in process_ids(trial).items() if pid is not None}
     started = []
     if LINK not in running:
         if _listens(trial.port):
@@ -57,14 +59,14 @@ def start(trial: Trial, name: str) -> int:
     if node is not None:  # many nodes on one machine must not keep the SuperLink from its database: Flower gives up after five seconds
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
-    known = _known(trial)
-    known[name] = {"pid": process.pid, "started": _start_time(process.pid)}
-    _write(trial, known)
+    records = _records(trial)
+    records[name] = {"pid": process.pid, "started": start_time(process.pid)}
+    record(trial, records)
     return process.pid
 
 
 def register(trial: Trial) -> None:
-    """Tell the SuperLink the nodes' public keys; those it knows stay as they are."""
+    """Register the nodes' public keys with the SuperLink, once each."""
     done = trial.path / "server" / "registered.json"
     known = set(json.loads(done.read_text(encoding="utf-8"))) if done.exists() else set()
     for node in trial.nodes:
@@ -90,8 +92,8 @@ def _last_line(result: subprocess.CompletedProcess[str]) -> str:
 
 
 def status(trial: Trial) -> dict[str, str]:
-    """Say of each process whether it runs, and of each node whether the SuperLink sees it."""
-    recorded = _recorded(trial)
+    """Return for each process whether it runs, and for the SuperLink how many nodes are online."""
+    recorded = process_ids(trial)
     said = {name: "running" if recorded.get(name) is not None else "stopped" for name in (LINK, *trial.nodes)}
     said |= {name: f"ended by itself; see {trial.path}/logs/{name}.log" for name in said if name in recorded and recorded[name] is None}
     if said[LINK] != "running":
@@ -104,17 +106,17 @@ def status(trial: Trial) -> dict[str, str]:
 
 def down(trial: Trial) -> list[str]:
     """Stop everything that ``up`` started, nodes first; returns what was stopped."""
-    recorded = {name: pid for name, pid in _recorded(trial).items() if pid is not None}
+    recorded = {name: pid for name, pid in process_ids(trial).items() if pid is not None}
     order = [name for name in recorded if name != LINK] + [name for name in recorded if name == LINK]
     for name in order:
         _signal(recorded[name], signal.SIGTERM)
     end = time.monotonic() + 20
-    while time.monotonic() < end and any(pid is not None for pid in _recorded(trial).values()):
+    while time.monotonic() < end and any(pid is not None for pid in process_ids(trial).values()):
         time.sleep(0.2)
-    for pid in _recorded(trial).values():
+    for pid in process_ids(trial).values():
         if pid is not None:
             _signal(pid, signal.SIGKILL)
-    _write(trial, {})
+    record(trial, {})
     return order
 
 
@@ -123,30 +125,32 @@ def _signal(pid: int, number: signal.Signals) -> None:
         os.killpg(pid, number)  # every process was started as the leader of its own group
 
 
-def _known(trial: Trial) -> dict[str, Any]:
+def _records(trial: Trial) -> dict[str, Any]:
     path = trial.path / "processes.json"
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
 
-def _write(trial: Trial, known: Mapping[str, Any]) -> None:
+def record(trial: Trial, records: Mapping[str, Any]) -> None:
+    """Write ``processes.json``: name → ``pid`` and ``started``."""
     temporary = trial.path / ".processes.json"
-    temporary.write_text(json.dumps(known), encoding="utf-8")
+    temporary.write_text(json.dumps(records), encoding="utf-8")
     temporary.replace(trial.path / "processes.json")
 
 
-def _recorded(trial: Trial) -> dict[str, int | None]:
-    """Name → process id, or ``None`` where that process is gone (and its number perhaps another's)."""
-    return {name: entry["pid"] if _start_time(entry["pid"]) == entry["started"] != "" else None for name, entry in _known(trial).items()}
-
-
 def identity(trial: Trial, name: str) -> tuple[int, str] | None:
-    """Process id and start time of a process that runs; ``None`` if it does not."""
-    entry = _known(trial).get(name)
-    return (entry["pid"], entry["started"]) if entry and _start_time(entry["pid"]) == entry["started"] != "" else None
+    """Process id and start time of a process that runs; ``None`` if it does not (its number may belong to another process now)."""
+    entry = _records(trial).get(name)
+    return (entry["pid"], entry["started"]) if entry and start_time(entry["pid"]) == entry["started"] != "" else None
 
 
-def _start_time(pid: int) -> str:
-    """When a process began, in the kernel's ticks; empty if it is gone or only waits to be collected."""
+def process_ids(trial: Trial) -> dict[str, int | None]:
+    """Name → process id of everything that was started, ``None`` where that process is gone."""
+    found = {name: identity(trial, name) for name in _records(trial)}
+    return {name: None if entry is None else entry[0] for name, entry in found.items()}
+
+
+def start_time(pid: int) -> str:
+    """When a process started, in the kernel's clock ticks; empty if it is gone or a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()
     except (OSError, IndexError):
@@ -165,7 +169,7 @@ def _until_listening(trial: Trial) -> None:
     while time.monotonic() < end:
         if _listens(trial.port):
             return
-        if _recorded(trial).get(LINK) is None:
+        if process_ids(trial).get(LINK) is None:
             raise ConfigError(f"the SuperLink ended at once; see {trial.path}/logs/{LINK}.log")
         time.sleep(0.2)
     raise ConfigError(f"the SuperLink does not listen on port {trial.port} after {PATIENCE:.0f} s; see {trial.path}/logs/{LINK}.log")

@@ -57,7 +57,7 @@ def submit(
         job=str(job),
     )
     (job / "run-config.toml").write_text(tomli_w.dumps(options.as_dict()), encoding="utf-8")
-    link = identity(trial, LINK)  # before the run exists: one that dies just after taking it is noticed too
+    link = identity(trial, LINK)  # before the run exists, to notice a SuperLink that dies just after taking it
     result = flwr(trial, ["run", str(trial.path / "app"), CONNECTION, "--run-config", str(job / "run-config.toml"), "--format", "json"])
     found = re.search(r'"run-id":\s*"?(\d+)', result.stdout)
     if result.returncode != 0 or found is None:
@@ -66,17 +66,17 @@ def submit(
     run = found.group(1)
     try:
         return follow(trial, job, run, watch or (lambda event: None), link=link)
-    except KeyboardInterrupt:  # as in a local run: what is complete is on disk, and --resume must find nobody at work
+    except KeyboardInterrupt:  # as in a local run: complete rounds are on disk, and --resume must find no other server at work
         stop(trial, job, run)
         raise
 
 
 def follow(trial: Trial, job: Path, run: str, watch: Callable[[Event], None], *, link: tuple[int, str] | None) -> dict[str, Any]:
-    """Show what the server's journal says until the run, or the SuperLink that took it, has ended."""
+    """Pass the server's journal on until the run ends; raise if the SuperLink that took it ends first."""
     position, checked = 0, time.monotonic()
     while True:
         ended = (job / "outcome.json").exists()
-        events, position = _new_events(job / "progress.jsonl", position)
+        events, position = new_events(job / "progress.jsonl", position)
         for event in events:
             watch(event)
         if ended:
@@ -97,7 +97,7 @@ def follow(trial: Trial, job: Path, run: str, watch: Callable[[Event], None], *,
 
 
 def stop(trial: Trial, job: Path, run: str, *, patience: float = 60.0) -> None:
-    """Have a run stopped, and wait until its server has noticed."""
+    """Stop a run, and wait until its server has ended."""
     log.info("stopping run %s", run)
     flwr(trial, ["stop", run, CONNECTION])
     end = time.monotonic() + patience
@@ -105,7 +105,7 @@ def stop(trial: Trial, job: Path, run: str, *, patience: float = 60.0) -> None:
         time.sleep(POLL)
 
 
-def _new_events(path: Path, position: int) -> tuple[list[Event], int]:
+def new_events(path: Path, position: int) -> tuple[list[Event], int]:
     """Return the complete lines after a position, and the position after them."""
     if not path.exists():
         return [], position
@@ -117,7 +117,7 @@ def _new_events(path: Path, position: int) -> tuple[list[Event], int]:
 
 
 def _state(trial: Trial, run: str) -> str | None:
-    """What the SuperLink says of a run, ``None`` if it does not answer."""
+    """A run's status at the SuperLink, ``None`` if it does not answer."""
     result = flwr(trial, ["list", CONNECTION, "--run-id", run, "--format", "json"])
     found = re.search(r'"status":\s*"([^"]+)"', result.stdout)
     return found.group(1) if result.returncode == 0 and found else None

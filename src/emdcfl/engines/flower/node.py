@@ -1,16 +1,14 @@
-"""A node: one client's data, secret and private state on its own machine, between messages that may each be a new process.
+"""A node: one client's data, secret and private state on its own machine. Each message may be handled by a new process.
 
 A node's *home* is a folder::
 
     node.toml            what it serves, and how
-    secret.key           32 bytes of the operating system's entropy, mode 600; made on first use, never sent
+    secret.key           32 random bytes, mode 600; drawn on first use, never sent
     partners.toml        fingerprints of the partners' keys (trust = "first-use" or "pinned")
     state/site/…         this site's samples as the network takes them, so that files are decoded once
-    state/<run>/…        what a method keeps at home, by run and client
+    state/<run>/…        the client's private state, by run and client
 
 The *job* comes with every request: the run's name, seed and precision, the network's recipe, the preprocessing, and how data are read.
-
-May import: client, data, keys, params, privacy.
 """
 
 from __future__ import annotations
@@ -54,7 +52,7 @@ class Node(Protocol):
         ...
 
     def keep(self, client: Client) -> None:
-        """Store what the client keeps at home."""
+        """Store the client's private state."""
         ...
 
 
@@ -68,11 +66,11 @@ class NodeConfig:
         Folder or table of this site (own-data formats), relative to the node's home; or ``"scenario"``: this client's share of a built-in
         scenario, for trials.
     label : str or None
-        Label column of a table, where it is not called as at the other sites.
+        Label column of a table, if this site calls it by another name than the others.
     device : str
         ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
     trust : str
-        What to make of partners' keys that the server relays: ``relay``, ``first-use`` or ``pinned`` (``privacy.trust``).
+        How partners' keys that the server relays are checked: ``relay``, ``first-use`` or ``pinned`` (``privacy.keylist``).
     withhold : list of str
         Tasks this node refuses. ``embed`` and ``deposit`` would hand out embeddings or samples that are not projected.
     privacy_epsilon : float or None
@@ -111,7 +109,7 @@ class HomeNode:
         return self.home / self.config.data
 
     def client(self, job: Mapping[str, Any]) -> Client:
-        """Build the client: its site, a network, and what it kept at home in this run."""
+        """Build the client: its site, a network, and its private state in this run."""
         site, preprocess = self._site(job), Preprocess.from_dict(job["preprocess"])
         with global_seed(0):
             network = Network(ModelRecipe.from_dict(job["model"]), pick_device(self.config.device))
@@ -144,7 +142,7 @@ def read_config(path: Path) -> NodeConfig:
 
 
 def write_state(path: Path, state: PrivateState) -> None:
-    """Write a private state; a client that keeps nothing leaves no file."""
+    """Write a private state in one step; an empty one leaves no file."""
     if not state.committed and not state.pending:
         return
     packed = pack({"committed": state.committed, "pending": state.pending, "round": state.round})
@@ -167,4 +165,4 @@ def read_state(path: Path) -> PrivateState:
         value = unpack(Packed(json.loads(about["skeleton"]), tensors, [base64.b64decode(b) for b in json.loads(about["blobs"])]))
         return PrivateState(value["committed"], value["pending"], value["round"])
     except (OSError, ValueError, KeyError, TypeError, SafetensorError, ClientError) as error:
-        raise DataError(f"{path}: the private state kept here is damaged ({error}); delete it, and this client starts afresh") from error
+        raise DataError(f"{path}: the client's private state is damaged ({error}); delete the file to start with an empty one") from error

@@ -1,7 +1,7 @@
-"""A node's site, read once: every message may be a new process, and decoding thousands of images for each would cost more than training.
+"""Read a node's site once and cache it: each message may start a new process, and decoding images again would cost more than training.
 
-The cache lies in the node's home, readable by its owner alone. Its name is a digest of what was asked for and of the files' names, sizes
-and times, so that changed files are read again; only the newest is kept.
+The cache is a file in the node's home, readable by its owner alone. Its name is a digest of the request and of the files' names, sizes and
+times, so that changed files are read again. Only the newest is kept.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def read_site(name: str, source: str, path: Path, data: Mapping[str, Any], *, la
     data : mapping
         Of the job: a scenario's name and options, or encoding, classes and seed of own files.
     label : str or None
-        Label column, where this site calls it by another name.
+        Label column, if this site calls it by another name.
     cache : Path
         Folder to keep the site in.
     """
@@ -88,7 +88,7 @@ def _cached(name: str, path: Path) -> Site | None:
     except FileNotFoundError:
         return None
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
-        log.warning("%s: the copy of this site's data is damaged (%s); it is made again", path, error)
+        log.warning("%s: the cached copy of this site's data is damaged (%s); reading the files again", path, error)
         return None
     return Site(name, splits["train"], splits["val"], {variant.removeprefix("test:"): splits[variant] for variant in variants})
 
