@@ -31,8 +31,8 @@ from benchmarks.embeddings import Case, digits, mnist
 
 from emdcfl.clustering import adjusted_rand, links, neighbourhoods
 from emdcfl.methods.emdcfl import EMDCFL
-from emdcfl.methods.emdcfl.matching import within_classes
 from emdcfl.methods.emdcfl.representatives import Pair, by_representatives
+from emdcfl.methods.emdcfl.tolerance import within_classes
 from emdcfl.transport import Decision, Screen, SolverPool, cost_matrix, decide, exact, quantile, tolerance
 from emdcfl.transport.threads import one_blas_thread
 

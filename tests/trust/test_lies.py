@@ -121,7 +121,7 @@ def test_a_tiny_validation_set_buys_no_links_unless_so_few_samples_are_asked_to_
     assert together(calibrated, "site-1") == FIRST[1:] and together(calibrated, "site-5") == SECOND[1:]
     _, lowered, _ = lying(scenario, liars.tiny_validation, rounds=1, tolerance="auto", min_validation=2)
     assert linked(lowered) & set(SECOND)
-    _, strict, _ = lying(scenario, liars.tiny_validation, rounds=1, trust=Trust(min_validation=32))
+    _, strict, _ = lying(scenario, liars.tiny_validation, rounds=1, require_validation=32)
     assert linked(strict) == set() and together(strict) == []
     _, fixed, _ = lying(scenario, liars.tiny_validation, rounds=1)
     assert not linked(fixed) & set(SECOND)

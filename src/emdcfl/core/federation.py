@@ -31,7 +31,7 @@ from emdcfl.core.rounds import Clock, Round, participants
 from emdcfl.core.schema import Reply, check
 from emdcfl.core.tasks import Training
 from emdcfl.core.traffic import Traffic
-from emdcfl.trust import Guard, Trust
+from emdcfl.trust import Guard, Trust, TrustedMean
 
 __all__ = ["ByClient", "Clock", "Failure", "Federation", "Inputs", "Replies", "Reply", "Round", "participants"]
 
@@ -220,6 +220,14 @@ class Federation(ABC):
         if failure.violation:
             self.guard.ledger.fault(failure.client, failure.task, failure.reason)
             log.warning("%s; it is not asked again in this round", failure)
+
+    def exclusion_reason(self, client: str) -> str | None:
+        """Say why a client is not to be asked now; ``None`` if it is."""
+        return self.guard.ledger.exclusion_reason(client)
+
+    def average(self) -> TrustedMean:
+        """Return a running average under the trust policy."""
+        return self.guard.mean()
 
     def accuse(self, client: str, task: str, reason: str) -> None:
         """Treat a client as one whose reply broke the rules, where a method found out later."""

@@ -177,6 +177,7 @@ class Network:
     """
 
     def __init__(self, factory: Callable[[], nn.Module], device: str | torch.device = "cpu") -> None:
+        self.factory = factory
         self.module = factory().to(device)
         self.layout = make_layout(self.module)
         self.device = torch.device(device)

@@ -53,7 +53,7 @@ class FedProx:
         return GlobalState(list(fed.clients), fed.initial())
 
     def step(self, fed: Federation, state: GlobalState, round: Round) -> GlobalState:
-        mean = fed.guard.mean()
+        mean = fed.average()
 
         def fold(client: str, reply: Reply) -> None:
             mean.add(reply["theta"], reply["n"], client=client, start=state.theta)

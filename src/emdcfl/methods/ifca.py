@@ -79,7 +79,7 @@ class IFCA:
 
     def step(self, fed: Federation, state: Clustered, round: Round) -> Clustered:
         chosen, scores = self._assign(fed, round.participants, state.models)
-        means = [fed.guard.mean() for _ in state.models]
+        means = [fed.average() for _ in state.models]
         n: dict[str, int] = {}
 
         def fold(client: str, reply: Reply) -> None:

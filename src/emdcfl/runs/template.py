@@ -55,7 +55,6 @@ retries = 2                 # how often a round below the quorum is tried again
 [trust]                     # how much a single client is believed; docs/privacy.md explains
 max_faults = 3              # rounds with a reply refused at the door before a client is left out for good
 max_n = 100000000           # most samples a client may claim
-min_validation = 0          # emdcfl compares nobody with fewer validation samples: they stay alone (64 where clients are not trusted)
 max_share = 1.0             # largest share of an average one client may have, whatever it claims
 aggregate = "mean"          # "trimmed-mean" or "median": coordinate by coordinate inside a cluster, without n
 trim = 0.2                  # share that "trimmed-mean" cuts off at each end

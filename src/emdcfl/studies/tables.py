@@ -118,7 +118,9 @@ def _complete(method: Mapping[str, Any]) -> dict[str, Any]:
     """
     cls: Any = METHODS.get(str(method.get("name")))
     known = [] if cls is None else [f for f in fields(cls) if f.default is not MISSING and "None" not in str(f.type)]
-    return {f.name: list(f.default) if isinstance(f.default, tuple) else f.default for f in known} | dict(method)
+    own = set(method) if cls is None else {"name", "preset", *(f.name for f in fields(cls))}  # without options the method has no more
+    given = {name: value for name, value in method.items() if name in own}
+    return {f.name: list(f.default) if isinstance(f.default, tuple) else f.default for f in known} | given
 
 
 def sample_key(row: ResultRow) -> str:

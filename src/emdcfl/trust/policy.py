@@ -22,10 +22,6 @@ class Trust:
         Rounds with a rejected reply after which a client is excluded from the rest of the run.
     max_n : int
         Largest number of samples a client may report; validation rejects more.
-    min_validation : int
-        Clients that claim fewer validation samples are compared with nobody in EMD-CFL, and stay alone: with few samples a calibrated
-        tolerance refutes little, so that a small claim would buy links. 0 leaves it to the method: with a
-        calibrated tolerance nobody below about 20 is compared, with a fixed one everybody.
     max_share : float
         Largest share of an average that one client may have, whatever n it reports. 1 keeps the reported n; a share below 1/k means
         equal weights among k members.
@@ -42,7 +38,6 @@ class Trust:
 
     max_faults: int = 3
     max_n: int = 100_000_000
-    min_validation: int = 0
     max_share: float = 1.0
     aggregate: Aggregate = "mean"
     trim: float = 0.2
@@ -58,7 +53,6 @@ class Trust:
 RANGES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "trust.max_faults": (lambda v: v >= 1, "at least 1"),
     "trust.max_n": (lambda v: 1 <= v < 2**29, "from 1 to 2^29 - 1 (weights are exact up to there)"),
-    "trust.min_validation": (lambda v: v >= 0, "at least 0"),
     "trust.max_share": (lambda v: 0 < v <= 1, "above 0 and at most 1"),
     "trust.trim": (lambda v: 0 <= v < 0.5, "at least 0 and below 0.5"),
     "trust.clip": (lambda v: v >= 1, "at least 1 (times the median norm)"),

@@ -15,8 +15,8 @@ from emdcfl.data.types import Site, Split
 from emdcfl.methods import make
 from emdcfl.methods.emdcfl import EMDCFL, client
 from emdcfl.methods.emdcfl.comparison import Comparison
-from emdcfl.methods.emdcfl.matching import matched, packed_counts, pools, unpacked_counts, within_classes
-from emdcfl.methods.emdcfl.sampling import all_labels
+from emdcfl.methods.emdcfl.sampling import all_labels, matched, packed_counts, pools, unpacked_counts
+from emdcfl.methods.emdcfl.tolerance import within_classes
 from emdcfl.privacy.exchange import BOX
 from emdcfl.transport import dual_variance, quantile
 
@@ -132,7 +132,7 @@ def test_a_partner_that_seals_unusable_counts_costs_only_its_own_pairs(lie: byte
     found = Comparison(EMDCFL(tolerance="auto"), fed, local).measure(every_pair(fed))
     assert not any("site-0" in pair for pair in found.entries)
     assert {pair for pair in every_pair(fed) if "site-0" not in pair} == set(found.entries)
-    assert [c for c in fed.clients if fed.guard.ledger.exclusion_reason(c) is not None] == ["site-0"]
+    assert [c for c in fed.clients if fed.exclusion_reason(c) is not None] == ["site-0"]
 
 
 def test_a_column_that_sends_more_than_it_says_is_refused() -> None:

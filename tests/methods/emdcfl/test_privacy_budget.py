@@ -18,10 +18,11 @@ from emdcfl.core.errors import ClientError, ConfigError
 from emdcfl.core.keys import NodeSecret
 from emdcfl.methods.emdcfl import EMDCFL
 from emdcfl.methods.emdcfl.client import ROW, deposit, project, reference
-from emdcfl.methods.emdcfl.comparison import Comparison, _settings
+from emdcfl.methods.emdcfl.comparison import Comparison
 from emdcfl.methods.emdcfl.interpret import doubts
 from emdcfl.methods.emdcfl.privacy_budget import Releases, releases
 from emdcfl.methods.emdcfl.sampling import records
+from emdcfl.methods.emdcfl.settings import CompareSettings
 from emdcfl.privacy.exchange import public_key
 from emdcfl.privacy.noise import gaussian_sigma, released, unit
 from emdcfl.transport import cost_matrix, dual_variance, exact
@@ -37,15 +38,20 @@ def pair() -> tuple[Client, Client, dict[str, Tensor]]:
     return a, b, {"site-0": omega, "site-1": omega * 1.1 + 0.01}
 
 
+def sent(**options: Any) -> dict[str, Any]:
+    """Settings as a server sends them."""
+    return CompareSettings.of(EMDCFL(**options)).as_dict()
+
+
 def rows_of(a: Client, omega: Tensor, *, partner: Client | None = None, **options: Any) -> dict[str, Any]:
-    settings = _settings(EMDCFL(**{"privacy_epsilon": EPSILON, **options}))
+    settings = sent(**{"privacy_epsilon": EPSILON, **options})
     partners = {} if partner is None else {partner.name: public_key(partner.secret)}
     return reference(a, omega=omega, partners=partners, sizes=[70], settings=settings)
 
 
 def column(a: Client, b: Client, omega: Tensor, *, size: int = 70, **options: Any) -> Tensor:
     """What b sends for a's row."""
-    settings = _settings(EMDCFL(**{"privacy_epsilon": EPSILON, **options}))
+    settings = sent(**{"privacy_epsilon": EPSILON, **options})
     boxes = rows_of(a, omega, partner=b, privacy_epsilon=None)["boxes"]
     inputs = {"boxes": {a.name: boxes[b.name]}, "omegas": {a.name: omega}, "keys": {a.name: public_key(a.secret)}}
     found: Tensor = project(b, rows=[a.name], size=size, held_out=True, settings=settings, **inputs)["samples"][a.name]
@@ -220,19 +226,26 @@ def test_what_noise_does_not_cover_is_refused(options: dict[str, Any], message: 
 
 def test_a_client_refuses_too_whatever_the_server_says() -> None:
     a, _, omega = pair()
-    for name, value in (("cost", "label-aware"), ("mode", "train"), ("projection", "none"), ("match", True)):
-        settings = {**_settings(EMDCFL(privacy_epsilon=4.0)), name: value}
-        with pytest.raises(ClientError, match="privacy noise covers"):
+    for name, value in (("cost", "label-aware"), ("embedding_mode", "train"), ("exchange", "server-samples"), ("match_classes", True)):
+        settings = {**sent(privacy_epsilon=4.0), name: value}
+        with pytest.raises(ClientError, match="privacy noise"):
             reference(a, omega=omega["site-0"], partners={}, sizes=[70], settings=settings)
-        with pytest.raises(ClientError, match="privacy noise covers"):
+        with pytest.raises(ClientError, match="privacy noise"):
             deposit(a, size=3, held_out=True, settings=settings)
+
+
+@pytest.mark.parametrize("options", [{}, {"privacy_epsilon": 4.0}])
+def test_raw_samples_leave_only_where_the_settings_say_so(options: dict[str, Any]) -> None:
+    a, _, _ = pair()
+    with pytest.raises(ClientError, match="server-samples"):
+        deposit(a, size=3, held_out=True, settings=sent(**options))
 
 
 def test_a_client_with_noise_lets_nobody_choose_its_sample_by_class() -> None:
     a, _, omega = pair()
     inputs = {"boxes": {}, "omegas": omega, "keys": {}, "matching": {"sizes": [70], "m": {}, "blocks": {}}}
-    with pytest.raises(ClientError, match="privacy noise covers, got match True"):
-        project(a, rows=[], size=70, held_out=True, settings=_settings(EMDCFL(privacy_epsilon=4.0)), **inputs)
+    with pytest.raises(ClientError, match="match_classes"):
+        project(a, rows=[], size=70, held_out=True, settings=sent(privacy_epsilon=4.0), **inputs)
 
 
 def test_a_node_sends_no_embedding_with_less_noise_than_its_operator_wants() -> None:

@@ -1,25 +1,25 @@
-r"""The client side of EMD-CFL: what a client computes at home and what it lets out, projected.
+r"""The client side of EMD-CFL: what a client computes locally and what it sends, projected.
 
 Three tasks. ``reference`` answers for the client as *row*: its train sample under its own model, projected, with the reference
-distance :math:`\tau_c` and its variance, and the seed of its projection (with class counts, see ``matching``) sealed for each partner.
+distance :math:`\tau_c` and its variance, and the seed of its projection (with class counts, see ``sampling``) sealed for each partner.
 ``project`` answers for the client as *column*: its sample embedded by each partner's :math:`\omega` and projected with that partner's
-:math:`R`. The server holds neither R nor its seed. Whom a client cannot serve, because the partner's key or box is unusable, it names under
-``refused``, and serves the others.
+:math:`R`. The server holds neither R nor its seed. A client serves the partners whose key and box it can use, and names the others
+under ``refused``.
 ``deposit`` replaces ``project`` where the server may see raw samples (``exchange="server-samples"``).
 
-Modes of projection:
+Which R (``CompareSettings.r_per``):
 
 ============  ==========================================================================================================
 ``row``       one :math:`R_c` per row client, for its whole row and for :math:`\tau_c`; the noise of R cancels in W
 ``pair``      one R per pair, derived by both from their shared key; :math:`\tau` is computed under each of them
 ``fresh``     one R per ordered pair and a square R for :math:`\tau`, as the authors' public code does
-``none``      no projection: the server embeds deposited samples itself, so there is nothing left to hide behind R
+``none``      no projection: the server embeds deposited samples itself
 ============  ==========================================================================================================
 
 A column sample larger than the validation size m consists of several blocks of m. Its further blocks come from the client's train split
 too: the partner's model has never seen either split, so for the partner both are fresh draws from the client's law.
 
-With privacy noise (``epsilon`` in the settings) every projected vector is scaled to unit length and released with Gaussian noise
+With privacy noise every projected vector is scaled to unit length and released with Gaussian noise
 (``privacy.noise``). :math:`\tau_c` and its variance are computed from released vectors alone, so that they cost nothing more, and so that
 train, validation and partner's sample are draws from laws smoothed alike: what the noise adds to W it adds to τ.
 """
@@ -27,8 +27,7 @@ train, validation and partner's sample are draws from laws smoothed alike: what 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,17 +36,17 @@ from emdcfl.core.client import Client, Divisible, Stages, staged_task, task
 from emdcfl.core.errors import ClientError
 from emdcfl.core.schema import Field, Reply
 from emdcfl.core.tasks import Embed
-from emdcfl.methods.emdcfl.matching import counts_of, packed_counts, pools, shown_to, within_classes
-from emdcfl.methods.emdcfl.projecting import Side, matrix, own_seed, refuse_uncovered, released, sealed, seed_of_pair
-from emdcfl.methods.emdcfl.sampling import all_labels, column, draw, records
+from emdcfl.methods.emdcfl.projecting import Side, matrix, own_seed, released, sealed, seed_of_pair
+from emdcfl.methods.emdcfl.sampling import Matching, all_labels, column, counts_of, draw, packed_counts, pools, records, shown_to
+from emdcfl.methods.emdcfl.settings import CompareSettings, accepted
+from emdcfl.methods.emdcfl.tolerance import Calibrate
 from emdcfl.privacy.exchange import KEY, open_sealed
-from emdcfl.transport import cost_matrix, dual_variance, exact, projected_width, solve
 
 ROW = "*"
-"""Key under which a row client files what is the same for all its partners."""
+"""Key under which a row client sends what is the same for all its partners."""
 
 ROWS_AT_ONCE = 64
-"""Partners' models under which a column client embeds in one go: bounds how many projections are held."""
+"""Partners' models under which a column client embeds at once: bounds how many projections are held."""
 
 REFERENCE = {
     "samples": Field(torch.float32, (None, "p"), each=True),
@@ -81,31 +80,31 @@ def reference(
     sizes : list of int
         Numbers of validation samples at which τ is wanted; those above what the client has are answered at what it has.
     settings : mapping
-        ``projection, ratio, cap, cost, label_weight, solver, reg, mode, match, epsilon, delta``.
+        ``CompareSettings`` as a dict.
     again : bool
         The server has this client's sample and τ already; it asks only for what new partners need.
     """
-    refuse_uncovered(client, settings)
+    use = accepted(client, settings)
     reply: Reply = {"samples": {}, "tau": {}, "variance": {}, "boxes": {}, "refused": {}}
-    if settings["projection"] == "row":
-        message = own_seed(client) + (packed_counts(client, sizes) if settings["match"] else b"")
+    if use.r_per == "row":
+        message = own_seed(client) + (packed_counts(client, sizes) if use.match_classes else b"")
         reply["boxes"], reply["refused"] = _where_possible(partners, lambda name: sealed(client, name, partners[name], message))
     if again:
         return reply
-    chosen = client.sample("train", settings["cap"])
+    chosen = client.sample("train", use.max_samples)
     held_out = draw(client, "val", max(sizes))
-    found = yield [Embed(omega, "train", chosen, settings["mode"]), Embed(omega, "val", held_out, settings["mode"])]
+    found = yield [Embed(omega, "train", chosen, use.embedding_mode), Embed(omega, "val", held_out, use.embedding_mode)]
     z, v = (embedded["z"] for embedded in found)
     labels = client.site.train.y[chosen], client.site.val.y[held_out]
-    if settings["cost"] == "label-aware":
+    if use.labelled:
         reply["labels"] = labels[0]
-    own, fresh = Side(client, omega, "train", chosen, z, settings), Side(client, omega, "val", held_out, v, settings)
-    reply["samples"], compared, unusable = _sides(own, fresh, partners)
+    train, val = Side(client, omega, "train", chosen, z, use), Side(client, omega, "val", held_out, v, use)
+    reply["samples"], compared, unusable = _sides(train, val, partners)
     reply["refused"] |= unusable
-    wanted = {name: Calibrate(a, b, labels, sizes, settings) for name, (a, b) in compared.items()}
+    wanted = {name: Calibrate(a, b, labels, sizes, use) for name, (a, b) in compared.items()}
     for name, found_here in zip(wanted, (yield list(wanted.values())), strict=True):
         reply["tau"][name], reply["variance"][name] = found_here["tau"], found_here["variance"]
-        if settings["match"]:
+        if use.match_classes:
             reply.setdefault("within", {})[name] = found_here["within"]
     return reply
 
@@ -115,18 +114,18 @@ def _sides(
 ) -> tuple[dict[str, Tensor], dict[str, tuple[Tensor, Tensor]], dict[str, str]]:
     """Return the samples to send, the two sides of each τ (of what is sent, wherever R is the same), and whose keys are unusable."""
     client, settings, (d, p) = train.client, train.settings, train.widths
-    if settings["projection"] == "none":
+    if settings.r_per == "none":
         return {ROW: train.z.cpu()}, {ROW: (train.z.cpu(), val.z.cpu())}, {}
-    if settings["projection"] == "row":
+    if settings.r_per == "row":
         seed = own_seed(client)
-        sent = train.hidden(seed, p)
-        return {ROW: sent}, {ROW: (sent, val.hidden(seed, p))}, {}
+        sent = train.projected(seed, p)
+        return {ROW: sent}, {ROW: (sent, val.projected(seed, p))}, {}
     seeds, unusable = _where_possible(partners, lambda name: seed_of_pair(client, name, partners[name], client.name, settings))
-    samples = {name: train.hidden(seed, p) for name, seed in seeds.items()}
-    if settings["projection"] == "pair":
-        return samples, {name: (samples[name], val.hidden(seed, p)) for name, seed in seeds.items()}, unusable
+    samples = {name: train.projected(seed, p) for name, seed in seeds.items()}
+    if settings.r_per == "pair":
+        return samples, {name: (samples[name], val.projected(seed, p)) for name, seed in seeds.items()}, unusable
     square = client.secret.derive("square projection", client.run, client.name)
-    return samples, {ROW: (train.hidden(square, d), val.hidden(square, d))}, unusable
+    return samples, {ROW: (train.projected(square, d), val.projected(square, d))}, unusable
 
 
 PROJECTED = {
@@ -148,7 +147,7 @@ def project(
     omegas: Mapping[str, Tensor],
     keys: Mapping[str, bytes],
     settings: Mapping[str, Any],
-    matching: Mapping[str, Any] | None = None,
+    matching: Matching | None = None,
 ) -> Stages:
     r"""Return :math:`Z_{c|c'}R_{c'}` for each row client c': the client's sample embedded by the partner's model, projected.
 
@@ -158,16 +157,18 @@ def project(
         Samples wanted.
     held_out : bool
         Take them from the validation split alone, or from both splits.
-    matching : mapping, optional
-        Instead: samples with each row's class counts. ``sizes`` that its box has counts for, and per row the size ``m`` and the most
-        ``blocks`` of it. ``matched`` in the reply says how many there are; 0 where classes are short and the sample is a plain one.
+    matching : Matching, optional
+        Draw samples with each row's class counts instead. ``matched`` in the reply says how many blocks there are; 0 where classes
+        are short and the sample is a plain one.
     """
-    refuse_uncovered(client, {**settings, "match": settings["match"] or matching is not None})
+    use = accepted(client, settings)
+    if matching is not None and not use.match_classes:
+        raise ClientError("expected a request to match classes only with match_classes in the server's settings, got one without")
     reply: Reply = {"samples": {}}
     counts: dict[str, Any] = {}
 
     def opened(row: str) -> bytes:
-        message = _message_of(client, row, keys[row], boxes, settings)
+        message = _message_of(client, row, keys[row], boxes, use)
         if matching is not None:  # unusable counts are the row client's failure, as an unusable box is
             counts[row] = counts_of(row, message[KEY:], matching)
         return message[:KEY]
@@ -182,21 +183,21 @@ def project(
     else:
         chosen = column(client, size, held_out=held_out)
         shown = dict.fromkeys(seeds, chosen)
-        whose = records(client, "all", chosen) if settings["epsilon"] is not None else []
-        if settings["cost"] == "label-aware":
+        whose = records(client, "all", chosen) if use.noisy else []
+        if use.labelled:
             reply["labels"] = all_labels(client)[chosen]
     d = client.network.layout.embedding_width
-    p, mode = projected_width(settings["ratio"], d), settings["mode"]
+    p = use.width(d)
     for start in range(0, len(seeds), ROWS_AT_ONCE):
         some = dict(list(seeds.items())[start : start + ROWS_AT_ONCE])
-        found = yield [Embed(omegas[row], "all", shown[row], mode, matrix(seed, d, p)) for row, seed in some.items()]
+        found = yield [Embed(omegas[row], "all", shown[row], use.embedding_mode, matrix(seed, d, p)) for row, seed in some.items()]
         for (row, seed), projected in zip(some.items(), found, strict=True):
-            reply["samples"][row] = released(client, omegas[row], seed, p, whose, projected["z"], settings)
+            reply["samples"][row] = released(client, omegas[row], seed, p, whose, projected["z"], use)
     return reply
 
 
 def _where_possible(names: Iterable[str], make: Callable[[str], bytes]) -> tuple[dict[str, bytes], dict[str, str]]:
-    """Make something for every partner; for those whose key or box is unusable say why, so that it does not cost the others theirs."""
+    """Make something for every partner; say why for those whose key or box is unusable, and serve the others."""
     made: dict[str, bytes] = {}
     refused: dict[str, str] = {}
     for name in names:
@@ -207,9 +208,9 @@ def _where_possible(names: Iterable[str], make: Callable[[str], bytes]) -> tuple
     return made, refused
 
 
-def _message_of(client: Client, row: str, key: bytes, boxes: Mapping[str, bytes], settings: Mapping[str, Any]) -> bytes:
-    """The seed of the projection that belongs to a row, and what came with it: from the box it sealed, or (the seed) derived by both."""
-    if settings["projection"] == "row":
+def _message_of(client: Client, row: str, key: bytes, boxes: Mapping[str, bytes], settings: CompareSettings) -> bytes:
+    """Return the seed of a row's projection, and what came with it: from the box it sealed, or (the seed) derived by both."""
+    if settings.r_per == "row":
         return open_sealed(client.secret, key, boxes[row], context=(client.run, row, client.name))
     return seed_of_pair(client, row, key, row, settings)
 
@@ -224,38 +225,12 @@ DEPOSITED = {
 @task(phase="embed", returns=DEPOSITED)
 def deposit(client: Client, *, size: int, held_out: bool, settings: Mapping[str, Any]) -> Reply:
     """Return the client's raw sample as the network would see it, flattened, for the server to embed under every model."""
-    refuse_uncovered(client, settings)
+    use = accepted(client, settings)
+    if use.exchange != "server-samples":
+        raise ClientError(f"expected a request for raw samples only with exchange = 'server-samples', got {use.exchange!r}")
     chosen = column(client, size, held_out=held_out)
     x = client.preprocess(client.rows("all", chosen)).float().cpu()
     reply: Reply = {"inputs": x.flatten(1), "shape": torch.tensor(x.shape[1:])}
-    if settings["cost"] == "label-aware":
+    if use.labelled:
         reply["labels"] = all_labels(client)[chosen]
     return reply
-
-
-@dataclass(frozen=True)
-class Calibrate:
-    """A piece of work: τ and the variance of its dual potential, at each validation size. Needs neither network nor data."""
-
-    z: Tensor
-    v: Tensor
-    labels: tuple[Tensor, Tensor]
-    sizes: list[int]
-    settings: Mapping[str, Any]
-
-    threads: ClassVar[bool] = True
-
-    def __call__(self, client: Client) -> Reply:
-        options, (labels_a, labels_b) = self.settings, self.labels
-        taus, variances, within = [], [], []
-        for size in self.sizes:
-            weight = options["label_weight"]
-            cost = cost_matrix(
-                self.z, self.v[:size], cost=options["cost"], labels_a=labels_a, labels_b=labels_b[:size], label_weight=weight
-            )
-            plan = exact(cost, duals=True)  # for the variances whatever the solver: Sinkhorn's potentials vary too little
-            taus.append(plan.value if options["solver"] == "exact" else solve(cost, solver="sinkhorn", reg=options["reg"]).value)
-            variances.append(dual_variance(plan.g) if cost.shape[1] > 1 else 0.0)
-            within.append(within_classes(plan.g, labels_b[:size]))
-        found = {"tau": taus, "variance": variances, "within": within}
-        return {name: torch.tensor(values, dtype=torch.float64) for name, values in found.items()}

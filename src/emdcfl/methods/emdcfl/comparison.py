@@ -10,25 +10,23 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from emdcfl.core.errors import ConfigError
 from emdcfl.core.federation import Federation
 from emdcfl.core.params import Network
 from emdcfl.core.schema import Reply
+from emdcfl.core.units import names
 from emdcfl.methods.emdcfl.client import deposit, project, reference
-from emdcfl.methods.emdcfl.complaints import Complaints
-from emdcfl.methods.emdcfl.privacy_budget import noise_epsilon
 from emdcfl.methods.emdcfl.problems import PairProblems, validation_sizes
-from emdcfl.methods.emdcfl.verify import columns_verifier, deposits_verifier, matched_verifier, rows_verifier
-from emdcfl.transport import EXACT, Screen, SolverPool, min_samples, projected_width, quantile
+from emdcfl.methods.emdcfl.sampling import Matching
+from emdcfl.methods.emdcfl.settings import CompareSettings, Options
+from emdcfl.methods.emdcfl.tolerance import least_validation
+from emdcfl.methods.emdcfl.verify import Complaints, columns_verifier, deposits_verifier, matched_verifier, rows_verifier
+from emdcfl.transport import EXACT, Screen, SolverPool, quantile
 from emdcfl.trust.guard import SANITY_FACTOR
-
-if TYPE_CHECKING:
-    from emdcfl.methods.emdcfl.algorithm import EMDCFL
 
 log = logging.getLogger("emdcfl")
 
@@ -47,7 +45,7 @@ class PairDistance:
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured in one go; ``bytes`` counts embedding models sent out and samples sent in."""
+    """What one call measured; ``bytes`` counts embedding models sent out and samples sent in."""
 
     tau: dict[str, float]
     entries: dict[Pair, PairDistance]
@@ -56,47 +54,37 @@ class Measured:
     bytes: int = 0
 
 
-def measure(method: EMDCFL, fed: Federation, pairs: Sequence[Pair], local: Mapping[str, Tensor]) -> Measured:
+def measure(options: Options, fed: Federation, pairs: Sequence[Pair], local: Mapping[str, Tensor]) -> Measured:
     """Measure W for ordered pairs (row, column), each row under its client's latest local state."""
-    return Comparison(method, fed, local).measure(pairs)
+    return Comparison(options, fed, local).measure(pairs)
 
 
 class Comparison:
-    """Comparisons of one round. Pairs may be asked for in several goes; what a row client sent once is not asked for again.
+    """Comparisons of one round. Pairs may be asked for in several calls; what a row client sent once is not asked for again.
 
     Parameters
     ----------
-    method : EMDCFL
+    options : Options
+        Of the method.
     fed : Federation
     local : mapping
-        Client → latest local state, for everybody who may be compared.
+        Client → latest local state, for all clients that may be compared.
     about : mapping, optional
-        What ``comparable`` says of them, where it was asked already.
+        What ``comparable`` returned for them, if it was called already.
     """
 
-    def __init__(self, method: EMDCFL, fed: Federation, local: Mapping[str, Tensor], about: Mapping[str, Reply] | None = None) -> None:
-        self.method, self.fed, self.local = method, fed, local
-        self.about = comparable(method, fed, [c for c in fed.clients if c in local]) if about is None else about
-        m = {c: self.about[c]["m"] for c in self.about}
-        self.sizes = validation_sizes(m, cap=method.max_samples, at_least=method.min_validation)
-        small = [c for c in self.sizes if m[c] < method.min_validation]
-        if small:
-            text = "%s: fewer than %d validation samples; compared at their own size, with little power"
-            log.warning(text, ", ".join(small), method.min_validation)
-        self.settings = _settings(method)
-        ratio = 1.0 if self.settings["projection"] == "none" else method.projection_ratio
-        self.dims = {"p": projected_width(ratio, fed.layout.embedding_width), "sizes": len(set(self.sizes.values()))}
+    def __init__(self, options: Options, fed: Federation, local: Mapping[str, Tensor], about: Mapping[str, Reply] | None = None) -> None:
+        self.options, self.fed, self.local = options, fed, local
+        self.about = comparable(options, fed, [c for c in fed.clients if c in local]) if about is None else about
+        m = {c: reply["m"] for c, reply in self.about.items()}
+        self.sizes = validation_sizes(m, cap=options.max_samples, at_least=options.min_validation)
+        self.settings = CompareSettings.of(options)
+        distinct = sorted(set(self.sizes.values()))
+        self.dims = {"p": self.settings.width(fed.layout.embedding_width), "sizes": len(distinct)}
         self.references: dict[str, Reply] = {}
         self.complaints = Complaints(fed)
-        self.problems = PairProblems(
-            self.references,
-            self.sizes,
-            sorted(set(self.sizes.values())),
-            self.settings,
-            method.tolerance,
-            quantile(method.alpha, len(fed.clients)),
-            method.several_blocks,
-        )
+        q = quantile(options.alpha, len(fed.clients))
+        self.problems = PairProblems(self.references, self.sizes, distinct, self.settings, options.tolerance, q, options.several_blocks)
 
     def measure(self, pairs: Sequence[Pair]) -> Measured:
         """Measure W for ordered pairs; those with a client that does not answer are left out."""
@@ -109,10 +97,11 @@ class Comparison:
         entries: dict[Pair, PairDistance] = {}
         epsilon: dict[Pair, float] = {}
         problems = self.problems
-        options = {name: self.settings[name] for name in ("cost", "solver", "reg", "label_weight")}
+        use = self.settings
         with SolverPool() as pool:
             device = self.fed.device if self.fed.device.type == "cuda" else None
-            screen = Screen(pool, distances=self.method.distances, device=device, **options)
+            problem: dict[str, Any] = {"cost": use.cost, "solver": use.solver, "reg": use.sinkhorn_reg, "label_weight": use.label_weight}
+            screen = Screen(pool, distances=self.options.distances, device=device, **problem)
             for row in answered:
                 problems.enter(screen, row)
 
@@ -132,7 +121,7 @@ class Comparison:
         where = {c: i for i, c in enumerate(self.fed.clients)}
         for (row, column), tolerance in epsilon.items():
             i, j = where[row], where[column]
-            if self.fed.guard.ledger.exclusion_reason(row) or self.fed.guard.ledger.exclusion_reason(column):
+            if self.fed.exclusion_reason(row) or self.fed.exclusion_reason(column):
                 continue
             if found.kind[i, j] and found.kind[j, i]:  # a pair with one direction stays unset and is tried again
                 entries[row, column] = PairDistance(float(found.w[i, j]), tolerance, int(found.kind[i, j]))
@@ -142,7 +131,7 @@ class Comparison:
 
     def _rows(self, pairs: Sequence[Pair]) -> dict[str, Reply]:
         """Ask the row clients; returns the boxes they sealed for their partners, and the partners they refused."""
-        per_pair = self.settings["projection"] in ("pair", "fresh")
+        per_pair = self.settings.r_per in ("pair", "fresh")
         rows: dict[str, list[str]] = {}
         for r, d in pairs:
             rows.setdefault(r, []).append(d)
@@ -155,7 +144,7 @@ class Comparison:
             for c, partners in rows.items()
         }
         verify = rows_verifier(asked, self.settings)
-        common: dict[str, Any] = {"sizes": self.problems.distinct, "settings": self.settings}
+        common: dict[str, Any] = {"sizes": self.problems.distinct, "settings": self.settings.as_dict()}
         replies = self.fed.run(reference, asked, dims=self.dims, verify=verify, **common)
         for c, reply in replies.valid.items():
             if not asked[c]["again"]:
@@ -180,8 +169,8 @@ class Comparison:
         omegas = {r: self.local[r][self.fed.layout.embedding] for r in answered}
         sizes = {d: self._wanted(d) for d in columns}
         per_sample = 4 * self.dims["p"]
-        common: dict[str, Any] = {"settings": self.settings}
-        if self.settings["projection"] == "none":
+        common: dict[str, Any] = {"settings": self.settings.as_dict()}
+        if self.settings.r_per == "none":
             wanted = {d: {"size": size, "held_out": size <= self.sizes[d]} for d, size in sizes.items()}
             received = 0
 
@@ -196,7 +185,7 @@ class Comparison:
         inputs = {
             d: {
                 "rows": rs,
-                "boxes": {r: answered[r]["boxes"][d] for r in rs if self.settings["projection"] == "row"},
+                "boxes": {r: answered[r]["boxes"][d] for r in rs if self.settings.r_per == "row"},
                 "size": sizes[d],
                 "held_out": sizes[d] <= self.sizes[d],
             }
@@ -204,7 +193,7 @@ class Comparison:
         }
         keys = {r: self.about[r]["key"] for r in answered}
         verify = columns_verifier(columns, sizes, self.settings)
-        if self.settings["match"]:
+        if self.settings.match_classes:
             wanted_blocks = {d: self._matching(d, rs) for d, rs in columns.items()}
             inputs = {d: {**own, "matching": wanted_blocks[d]} for d, own in inputs.items()}
             verify = matched_verifier(columns, wanted_blocks)
@@ -214,13 +203,13 @@ class Comparison:
     def _wanted(self, column: str) -> int:
         """Samples asked of a column client: its validation size, times the blocks its data and the cap allow."""
         m, about = self.sizes[column], self.about[column]
-        blocks = max(1, min(self.method.max_samples, about["n"] + about["m"]) // m) if self.problems.blocks else 1
+        blocks = max(1, min(self.options.max_samples, about["n"] + about["m"]) // m) if self.problems.blocks else 1
         return m * blocks
 
-    def _matching(self, column: str, rows: Sequence[str]) -> dict[str, Any]:
+    def _matching(self, column: str, rows: Sequence[str]) -> Matching:
         """What a column client needs to draw samples with the rows' class counts."""
         sizes = {r: self.problems.size(r, column) for r in rows}
-        blocks = {r: max(1, self.method.max_samples // m) if self.problems.blocks else 1 for r, m in sizes.items()}
+        blocks = {r: max(1, self.options.max_samples // m) if self.problems.blocks else 1 for r, m in sizes.items()}
         return {"sizes": self.problems.distinct, "m": sizes, "blocks": blocks}
 
     @cached_property
@@ -239,50 +228,30 @@ class Comparison:
         return {"samples": samples, **({"labels": reply["labels"]} if "labels" in reply else {})}
 
 
-def comparable(method: EMDCFL, fed: Federation, clients: Sequence[str], *, say: bool = False) -> dict[str, Reply]:
-    """Describe the clients that can be compared, and, if wanted, say who of those that are new cannot; they are served alone.
+def comparable(options: Options, fed: Federation, clients: Sequence[str], *, say: bool = False) -> dict[str, Reply]:
+    """Describe the clients that can be compared; the others stay clusters of their own. ``say`` names new clients that are too small.
 
-    Not the quarantined, nor those with fewer validation samples than ``trust.min_validation``, nor, where tolerances are calibrated, those
-    with so few that anybody would be linked with them (``transport.min_samples``; a smaller ``min_validation`` compares them all
-    the same). A client without any ends the run (``validation_sizes`` says so), unless the run goes on without those that fail.
+    Left out are the quarantined, those with fewer validation samples than ``require_validation`` and, where tolerances are calibrated,
+    those with so few that anybody would be linked with them (``tolerance.least_validation``). A client without any
+    ends the run (``validation_sizes`` says so), unless the run goes on without those that fail.
     """
-    new = {c for c in clients if not fed.described(c)}
-    about = fed.describe([c for c in clients if fed.guard.ledger.exclusion_reason(c) is None])
-    declared = max(fed.guard.policy.min_validation, 0 if fed.on_failure == "stop" else 1)
-    telling = _min_validation(method, len(fed.clients))
-    few = [c for c, reply in about.items() if reply["m"] < declared or 0 < reply["m"] < telling]
-    told = [c for c in few if c in new]
-    if told and say:
-        advice = ""
-        if declared < telling:
-            advice = "; give them more" + (", or choose method.tolerance = 0.025, which compares at any size" if method.plain else "")
-        text = "%s: fewer than %d validation samples; compared with nobody, and served alone%s"
-        log.warning(text, ", ".join(told), max(declared, telling), advice)
+    new = [c for c in clients if not fed.described(c)]
+    about = fed.describe([c for c in clients if fed.exclusion_reason(c) is None])
+    required = max(options.require_validation, 0 if fed.on_failure == "stop" else 1)
+    least = least_validation(options, len(fed.clients))
+    few = {c for c, reply in about.items() if reply["m"] < required or 0 < reply["m"] < least}
+    if say:
+        _say_small(options, [c for c in new if c in few], max(required, least), calibration=required < least)
+        small = [c for c in new if c in about and c not in few and 0 < about[c]["m"] < options.min_validation]
+        if small:
+            text = "%s: fewer than %d validation samples; compared at their own size, with little power"
+            log.warning(text, names(small), options.min_validation)
     return {c: reply for c, reply in about.items() if c not in few}
 
 
-def _min_validation(method: EMDCFL, clients: int) -> int:
-    """Least validation samples with which a calibrated tolerance refuses anybody; 0 with a fixed one."""
-    if method.tolerance != "auto":
-        return 0
-    least = min(min_samples(quantile(method.alpha, clients)), method.min_validation)
-    if method.max_samples < least:
-        text = "expected method.max_samples of at least %d with a calibrated tolerance and %d clients, got %d: nobody could be told apart"
-        raise ConfigError(text % (least, clients, method.max_samples))
-    return least
-
-
-def _settings(method: EMDCFL) -> dict[str, Any]:
-    return {
-        "projection": "none" if method.exchange == "server-samples" else method.projection,
-        "ratio": method.projection_ratio,
-        "cap": method.max_samples,
-        "cost": method.cost,
-        "label_weight": method.label_weight,
-        "solver": method.solver,
-        "reg": method.sinkhorn_reg,
-        "mode": method.embedding_mode,
-        "match": method.matched,
-        "epsilon": noise_epsilon(method),
-        "delta": method.privacy_delta,
-    }
+def _say_small(options: Options, few: Sequence[str], least: int, *, calibration: bool) -> None:
+    if not few:
+        return
+    fixed = ", or choose method.tolerance = 0.025, which compares at any size" if options.papers_distances else ""
+    advice = f"; give them more{fixed}" if calibration else ""
+    log.warning("%s: fewer than %d validation samples; not compared, kept as a cluster of its own%s", names(few), least, advice)

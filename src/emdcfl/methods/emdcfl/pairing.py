@@ -1,23 +1,23 @@
-"""Which pairs EMD-CFL measures, and where the results go: all unset pairs, or clients against representatives first."""
+"""The state of EMD-CFL, and which pairs are measured: all unset pairs, or clients against representatives first."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from emdcfl.clustering import joined
 from emdcfl.core.federation import Federation, Round
 from emdcfl.methods.base import Clustered, Distances
 from emdcfl.methods.emdcfl.comparison import Comparison, Measured, Pair, comparable
-from emdcfl.methods.emdcfl.interpret import doubts
 from emdcfl.methods.emdcfl.representatives import by_representatives
-
-if TYPE_CHECKING:
-    from emdcfl.methods.emdcfl.algorithm import EMDCFL
+from emdcfl.methods.emdcfl.settings import Options
+from emdcfl.methods.emdcfl.tolerance import say_what_is_compared
 
 log = logging.getLogger("emdcfl")
 
@@ -36,14 +36,22 @@ class EMDCFLState(Clustered):
     shrunk: float = 1.0
 
     def distances(self) -> Distances:
-        """Return what a person may look at; an entry that was only inferred has no value."""
+        """Return the distances for people to read; an entry that was only inferred has no value."""
         known = torch.isfinite(self.W)
         W, epsilon = (torch.where(known, x, torch.full_like(x, torch.nan)) for x in (self.W, self.epsilon))
         return Distances(W.numpy(), self.tau.numpy(), epsilon.numpy(), self.kind.numpy(), self.shrunk)
 
+    def linked(self, i: int, j: int) -> bool:
+        """Whether both directions of a pair stay under their tolerances."""
+        return bool(self.W[i, j] < self.epsilon[i, j]) and bool(self.W[j, i] < self.epsilon[j, i])
+
+    def copied(self) -> EMDCFLState:
+        """Return the state with matrices of its own, to be filled."""
+        return replace(self, W=self.W.clone(), tau=self.tau.clone(), epsilon=self.epsilon.clone(), kind=self.kind.clone())
+
 
 def empty_state(fed: Federation) -> EMDCFLState:
-    """Everybody holds θ⁰ and is alone; W is unset."""
+    """Every client holds θ⁰ and is a cluster of its own; W is unset."""
     C = len(fed.clients)
     unset = torch.full((C, C), torch.nan, dtype=torch.float64)
     return EMDCFLState(
@@ -51,46 +59,33 @@ def empty_state(fed: Federation) -> EMDCFLState:
     )
 
 
-def compare(method: EMDCFL, fed: Federation, state: EMDCFLState, local: Mapping[str, Tensor], round: Round) -> EMDCFLState:
-    """Measure what is unset among the clients seen, each row under its client's latest local state."""
-    pairs = _unset(method, state)
-    able = comparable(method, fed, [c for c in fed.clients if c in local], say=True) if pairs else {}
+def compare(options: Options, fed: Federation, state: EMDCFLState, local: Mapping[str, Tensor], round: Round) -> EMDCFLState:
+    """Measure the pairs of seen clients whose W is unset, each row under its client's latest local state."""
+    pairs = _unset(options, state)
+    able = comparable(options, fed, [c for c in fed.clients if c in local], say=True) if pairs else {}
     if not any(c in able and d in able for c, d in pairs):
         return state
     if not state.kind.any():
-        _say_tolerance(method)
-    comparison = Comparison(method, fed, local, able)
-    if method.pairing == "all":
+        say_what_is_compared(options)
+    comparison = Comparison(options, fed, local, able)
+    if options.pairing == "all":
         return _filled(state, comparison.measure(pairs))
     return _with_representatives(comparison, state, round)
 
 
-def warn_of_doubts(state: EMDCFLState, labels: Mapping[str, int]) -> None:
-    """Say why the clusters should not be called certain, where there is a reason."""
-    clusters = [labels.get(c, -1 - i) for i, c in enumerate(state.clients)]  # clients never seen are alone
-    for doubt in doubts(state.distances(), state.clients, clusters):
-        log.warning("%s", doubt)
+def keep_clusters(state: EMDCFLState, clients: Sequence[str], W: Any, M: Any) -> tuple[list[list[str]], dict[str, int]]:
+    """Keep the clusters there are, and add newcomers to those they are linked with (``joining="keep"``)."""
+    found, members = joined(np.where(np.isnan(W), np.nan, M), [state.labels.get(c, -1) for c in clients])
+    before = [*state.sets, *([] for _ in range(len(members) - len(state.sets)))]
+    sets = [[*old, *(clients[j] for j in new if clients[j] not in old)] for old, new in zip(before, members, strict=True)]
+    return sets, {c: int(label) for c, label in zip(clients, found, strict=True)}
 
 
-def _say_tolerance(method: EMDCFL) -> None:
-    """Say once what a calibrated tolerance leaves out, unless samples as drawn were asked for."""
-    if method.tolerance != "auto" or not method.match_classes:
-        return
-    if method.unmatched:
-        log.warning(
-            "tolerance auto: with %s samples stay as drawn, which tells less than equal class counts; look at the doubts of the clusters%s",
-            " and ".join(method.unmatched),
-            ", or choose method.tolerance = 0.025, the paper's" if method.plain else "",
-        )
-    else:
-        log.info("tolerance auto: samples of equal class counts are compared, so class frequencies alone part nobody (match_classes)")
-
-
-def _unset(method: EMDCFL, state: EMDCFLState) -> list[Pair]:
+def _unset(options: Options, state: EMDCFLState) -> list[Pair]:
     """Ordered pairs (row, column) of seen clients to measure now: both directions, if one of them is unset."""
     seen = [(i, c) for i, c in enumerate(state.clients) if c in state.n]
-    unset = torch.isnan(state.W) | torch.isnan(state.W.T) | (method.recompute == "every-round")
-    return [(c, d) for i, c in seen for j, d in seen if (i != j or not method.force_diagonal) and bool(unset[i, j])]
+    unset = torch.isnan(state.W) | torch.isnan(state.W.T) | (options.recompute == "every-round")
+    return [(c, d) for i, c in seen for j, d in seen if (i != j or not options.force_diagonal) and bool(unset[i, j])]
 
 
 def _with_representatives(comparison: Comparison, state: EMDCFLState, round: Round) -> EMDCFLState:
@@ -102,27 +97,23 @@ def _with_representatives(comparison: Comparison, state: EMDCFLState, round: Rou
         if c not in new:
             groups.setdefault(state.labels[c], []).append(c)
     known = [c for members in groups.values() for c in members]
-    measured = {}
-    for c in known:
-        for d in known:
-            if c < d and bool(torch.isfinite(state.W[at[c], at[d]])):
-                measured[c, d] = _linked(state, at[c], at[d])
+    measured = {(c, d): state.linked(at[c], at[d]) for c in known for d in known if c < d and bool(torch.isfinite(state.W[at[c], at[d]]))}
 
     def ask(pairs: Sequence[Pair]) -> dict[Pair, bool | None]:
         nonlocal state
         state = _filled(state, comparison.measure([way for c, d in pairs for way in ((c, d), (d, c))]))
-        return {(c, d): None if bool(torch.isnan(state.W[at[c], at[d]])) else _linked(state, at[c], at[d]) for c, d in pairs}
+        return {(c, d): None if bool(torch.isnan(state.W[at[c], at[d]])) else state.linked(at[c], at[d]) for c, d in pairs}
 
     found = by_representatives(new, list(groups.values()), ask, round.generator("representatives"), measured=measured)
     if found.contradictions:
         log.warning(
             "links are no union of cliques: %d of %d spot checks contradict; %d clients were compared with their whole groups, "
-            "but links inferred for others may be wrong; pairing = 'all' compares everybody",
+            "but links inferred for others may be wrong; pairing = 'all' compares every pair",
             found.contradictions,
             found.checks,
             len(found.concerned),
         )
-    state = _copied(state)
+    state = state.copied()
     for (c, d), linked in found.inferred().items():
         here = at[c], at[d]
         if bool(torch.isnan(state.W[here])):
@@ -130,17 +121,9 @@ def _with_representatives(comparison: Comparison, state: EMDCFLState, round: Rou
     return state
 
 
-def _linked(state: EMDCFLState, i: int, j: int) -> bool:
-    return bool(state.W[i, j] < state.epsilon[i, j]) and bool(state.W[j, i] < state.epsilon[j, i])
-
-
-def _copied(state: EMDCFLState) -> EMDCFLState:
-    return replace(state, W=state.W.clone(), tau=state.tau.clone(), epsilon=state.epsilon.clone(), kind=state.kind.clone())
-
-
 def _filled(state: EMDCFLState, found: Measured) -> EMDCFLState:
     where = {c: i for i, c in enumerate(state.clients)}
-    new = _copied(state)
+    new = state.copied()
     for c, value in found.tau.items():
         new.tau[where[c]] = value
     for (c, d), entry in found.entries.items():

@@ -1,4 +1,4 @@
-r"""What EMD-CFL's privacy noise promises in a run: how often a record is released, and what that comes to.
+r"""What EMD-CFL's privacy noise promises in a run: how often a record is released, and the total ε of that.
 
 One release of a record is its projected embedding under one model and one projection, at unit length, with noise. Counted per record of the
 train and of the validation split, for a federation of C clients in which everybody takes part in the comparison once:
@@ -12,9 +12,7 @@ projection    train record                           validation record
 ============  =====================================  ==========================================
 
 ``average_blocks`` adds C − 1 releases of train records. Under partial participation a client may be compared in several rounds, under a
-newer model each time: at worst once per partner. ``recompute="every-round"`` releases all of it anew in every round.
-
-Imports privacy and federation.
+newer model each time: at worst once per partner. ``recompute="every-round"`` releases all of it again in every round.
 """
 
 from __future__ import annotations
@@ -22,15 +20,11 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from emdcfl.core.errors import ConfigError
 from emdcfl.core.federation import Federation
+from emdcfl.methods.emdcfl.settings import Options
 from emdcfl.privacy.noise import gaussian_sigma, total_epsilon
 from emdcfl.transport import projected_width
-
-if TYPE_CHECKING:
-    from emdcfl.methods.emdcfl.algorithm import EMDCFL
 
 log = logging.getLogger("emdcfl")
 
@@ -43,29 +37,7 @@ class Releases:
     val: int
 
 
-def noise_epsilon(method: EMDCFL) -> float | None:
-    """Return ε per record and release, or ``None`` where there is no noise (an infinite ε asks for none)."""
-    chosen = method.privacy_epsilon
-    return None if chosen is None or math.isinf(chosen) else chosen
-
-
-def check_noise(method: EMDCFL) -> None:
-    """Refuse what noise on embeddings does not cover, and budgets that are none."""
-    if noise_epsilon(method) is None:
-        return
-    gaussian_sigma(noise_epsilon(method) or 0.0, method.privacy_delta)
-    uncovered = {
-        "cost": (method.cost == "label-aware", "labels travel without noise"),
-        "exchange": (method.exchange == "server-samples", "the server sees raw samples"),
-        "embedding_mode": (method.embedding_mode == "train", "a record changes the embeddings of its whole batch"),
-    }
-    for name, (refused, reason) in uncovered.items():
-        if refused:
-            got = getattr(method, name)
-            raise ConfigError(f"expected privacy.epsilon without method.{name} = {got!r}, got both: {reason}; leave one of them out")
-
-
-def releases(method: EMDCFL, clients: int, *, everyone: bool = True) -> Releases:
+def releases(options: Options, clients: int, *, everyone: bool = True) -> Releases:
     """Count the releases of a record in one comparison of everybody with everybody (representatives: fewer).
 
     Parameters
@@ -77,31 +49,30 @@ def releases(method: EMDCFL, clients: int, *, everyone: bool = True) -> Releases
 
     Examples
     --------
-    >>> from emdcfl.methods.emdcfl.algorithm import EMDCFL
-    >>> releases(EMDCFL(privacy_epsilon=8.0), 8), releases(EMDCFL(projection="pair", privacy_epsilon=8.0), 8)
+    >>> releases(Options(privacy_epsilon=8.0), 8), releases(Options(projection="pair", privacy_epsilon=8.0), 8)
     (Releases(train=1, val=8), Releases(train=7, val=14))
     """
     partners = max(1, clients - 1)
     times = 1 if everyone else partners
-    train, tau = {"row": (times, times), "pair": (partners, partners), "fresh": (partners + times, times)}[method.projection]
-    itself = 0 if method.force_diagonal or method.projection == "row" else 1  # with "row" it shows what τ was computed from
-    blocks = partners if method.several_blocks else 0
+    train, tau = {"row": (times, times), "pair": (partners, partners), "fresh": (partners + times, times)}[options.projection]
+    itself = 0 if options.force_diagonal or options.projection == "row" else 1  # with "row" it shows what τ was computed from
+    blocks = partners if options.several_blocks else 0
     return Releases(train + itself + blocks, partners + tau + itself)
 
 
-def say_budget(method: EMDCFL, fed: Federation) -> float:
-    """Say what a run's noise promises; returns how many times it shrinks cosine distances, about."""
-    epsilon, delta = noise_epsilon(method), method.privacy_delta
-    if epsilon is None:
+def say_budget(options: Options, fed: Federation) -> float:
+    """Log what a run's noise promises; returns how many times it shrinks cosine distances, about."""
+    epsilon, delta = options.privacy_epsilon, options.privacy_delta
+    if epsilon is None or not options.noisy:
         return 1.0
-    sigma, p = gaussian_sigma(epsilon, delta), projected_width(method.projection_ratio, fed.layout.embedding_width)
-    found = releases(method, len(fed.clients), everyone=fed.everyone_answers)
+    sigma, p = gaussian_sigma(epsilon, delta), projected_width(options.projection_ratio, fed.layout.embedding_width)
+    found = releases(options, len(fed.clients), everyone=fed.everyone_answers)
     log.info(
         "privacy noise: (%g, %g) per record and release, σ = %.3g, %.2g times as long as an embedding; at that δ in total ε ≤ %.3g for a "
         "train record (%d releases) and %.3g for a validation record (%d)%s; models, sizes and test results are not covered",
         *(epsilon, delta, sigma, sigma * math.sqrt(p)),
         *(total_epsilon(epsilon, delta, found.train), found.train),
         *(total_epsilon(epsilon, delta, found.val), found.val),
-        ", in every round anew" if method.recompute == "every-round" else "",
+        ", again in every round" if options.recompute == "every-round" else "",
     )
     return 1 + p * sigma**2

@@ -1,7 +1,4 @@
-"""The transport problems of EMD-CFL's pairs, as far as the server may know them: samples, reference distances, tolerances.
-
-Imports schema and transport.
-"""
+"""The transport problems of EMD-CFL's pairs as the server knows them: samples, reference distances, tolerances."""
 
 from __future__ import annotations
 
@@ -14,14 +11,16 @@ from torch import Tensor
 from emdcfl.core.errors import DataError
 from emdcfl.core.schema import Reply
 from emdcfl.methods.emdcfl.client import ROW
-from emdcfl.transport import Screen, cost_matrix, solve, tolerance
+from emdcfl.methods.emdcfl.settings import CompareSettings
+from emdcfl.methods.emdcfl.tolerance import pair_tolerance
+from emdcfl.transport import Screen, cost_matrix, solve
 
 
 def validation_sizes(m: Mapping[str, int], *, cap: int, at_least: int) -> dict[str, int]:
     """Say how many validation samples each client is compared with.
 
-    Everybody uses the same number, ``min(cap, smallest m)``, because a smaller sample looks farther away; the minimum is taken over
-    clients with ``at_least`` samples, so that one tiny site does not blind the others. A smaller client is compared at its own size.
+    All use the same number, ``min(cap, smallest m)``, because a smaller sample looks farther away. The minimum is taken over clients
+    with ``at_least`` samples, so that one tiny site does not cost the others their power; a smaller client is compared at its own size.
 
     Examples
     --------
@@ -46,24 +45,24 @@ class PairProblems:
         Row client → its ``reference`` reply.
     sizes : mapping
         Client → validation samples it is compared with; ``distinct`` are the sizes at which τ is known, in order.
-    settings : mapping
-        As sent to the clients.
+    settings : CompareSettings
     tolerance : float or "auto"
     q : float
         Standard errors in a calibrated tolerance.
     blocks : bool
-        Average over as many equal blocks of a partner's data as ``settings["cap"]`` samples hold.
+        Average over as many equal blocks of a partner's data as ``max_samples`` hold.
     """
 
     references: Mapping[str, Reply]
     sizes: Mapping[str, int]
     distinct: list[int]
-    settings: Mapping[str, Any]
+    settings: CompareSettings
     tolerance: float | str
     q: float
     blocks: bool
 
     def size(self, row: str, column: str) -> int:
+        """Samples in a block of the pair."""
         return min(self.sizes[row], self.sizes[column])
 
     def _of(self, field: str, row: str, column: str) -> Any:
@@ -72,6 +71,7 @@ class PairProblems:
         return values[column] if column in values else values[ROW]
 
     def tau(self, row: str, column: str) -> float:
+        """The row's reference distance at the pair's size."""
         return float(self._of("tau", row, column)[self.distinct.index(self.size(row, column))])
 
     def epsilon(self, row: str, column: str, blocks: int = 1, *, matched: bool = False) -> float:
@@ -81,12 +81,12 @@ class PairProblems:
         m = self.size(row, column)
         variance = float(self._of("variance", row, column)[self.distinct.index(m)])
         within = float(self._of("within", row, column)[self.distinct.index(m)]) if matched else 0.0
-        return tolerance(min(within, variance) if within > 0 else variance, m, blocks * m, self.q)
+        return pair_tolerance(variance, within, m, blocks, self.q)
 
     def blocks_in(self, row: str, column: str, samples: int) -> int:
         """Blocks of the pair's size that a column sample holds and the cap allows."""
         m = self.size(row, column)
-        return max(1, min(samples, self.settings["cap"]) // m) if self.blocks else 1
+        return max(1, min(samples, self.settings.max_samples) // m) if self.blocks else 1
 
     def enter(self, screen: Screen, row: str) -> None:
         """Give the screen a row client's own sample."""
@@ -114,12 +114,12 @@ class PairProblems:
         cost = cost_matrix(
             self._of("samples", row, row).numpy(),
             reply["samples"][row][:m].cpu().numpy(),
-            cost=s["cost"],
+            cost=s.cost,
             labels_a=self._labels(row),
             labels_b=labels,
-            label_weight=s["label_weight"],
+            label_weight=s.label_weight,
         )
-        return solve(cost, solver=s["solver"], reg=s["reg"]).value - self.tau(row, row)
+        return solve(cost, solver=s.solver, reg=s.sinkhorn_reg).value - self.tau(row, row)
 
     def _labels(self, row: str) -> Any:
         labels = self.references[row].get("labels")
@@ -127,5 +127,5 @@ class PairProblems:
 
 
 def _shown(sample: Tensor) -> Any:
-    """A sample for the screen: where an engine left it on a GPU, it stays there."""
+    """Return a sample for the screen: one that an engine left on a GPU stays there."""
     return sample.numpy() if sample.device.type == "cpu" else sample

@@ -1,16 +1,42 @@
-"""Which of its samples a client shows in EMD-CFL, and in which order. Imports client.
+"""Which of its samples a client shows in EMD-CFL, and in which order; with a partner's class counts where classes are matched.
 
-A column sample may come from both splits. It is a tensor of places among all samples of the client, the validation samples first
+A column sample may come from both splits. It is a tensor of indices into all samples of the client, the validation samples first
 (``Client.rows`` with ``"all"``), in the order in which it is shown.
+
+Matched classes: a row client packs how many validation samples of each class it has next to the seed of its projection, in the box that
+only the partner can open. The partner draws, from all its data, blocks with exactly these counts, so that W does not depend on how many
+samples of each class happened to be drawn. It learns the counts; the server does not. Why this tests the same hypothesis with far less
+noise: ``transport.calibration``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from emdcfl.core.client import Client
+from emdcfl.core.errors import ClientError
 from emdcfl.core.keys import digest
+
+MOST_CLASSES = 2**16
+
+Array = np.ndarray[Any, Any]
+
+
+class Matching(TypedDict):
+    """What a column client is told to draw samples with its rows' class counts.
+
+    ``sizes``: those the boxes hold counts for. ``m`` and ``blocks``: for each row, the size of a block and the most blocks.
+    """
+
+    sizes: list[int]
+    m: dict[str, int]
+    blocks: dict[str, int]
 
 
 def column(client: Client, size: int, *, held_out: bool) -> Tensor:
@@ -22,7 +48,7 @@ def column(client: Client, size: int, *, held_out: bool) -> Tensor:
 
 
 def draw(client: Client, split: str, size: int) -> Tensor:
-    """A sample in random order, so that its first entries are a sample too, whatever order the data are stored in."""
+    """Draw a sample in random order, so that its first entries are a sample too, whatever order the data are stored in."""
     chosen = client.sample(split, size)
     return chosen[torch.from_numpy(client.generator(f"order of the {split} sample", round=0).permutation(len(chosen)))]
 
@@ -33,9 +59,73 @@ def all_labels(client: Client) -> Tensor:
 
 
 def records(client: Client, split: str, index: Tensor) -> list[bytes]:
-    """What records are known by where privacy noise is drawn for them: their place and their content."""
+    """Identify records where privacy noise is drawn for them: by their index and their content."""
     if split == "all":
         m = len(client.site.val)
         return [records(client, *(("val", i) if i < m else ("train", i - m)))[0] for i in index.view(-1, 1)]
     x = client.split(split).x
     return [digest(split, i, x[i].cpu().numpy().tobytes()) for i in index.tolist()]
+
+
+def packed_counts(client: Client, sizes: Sequence[int]) -> bytes:
+    """Class counts of the first m validation samples, for each size m: the number of classes, then the counts, four bytes each."""
+    y = client.site.val.y[draw(client, "val", max(sizes))].numpy()
+    classes = 1 + max(int(split.y.max()) for split in (client.site.train, client.site.val))
+    counts = [np.bincount(y[:size], minlength=classes) for size in sizes]
+    return np.concatenate([[classes], *counts]).astype("<u4").tobytes()
+
+
+def unpacked_counts(message: bytes, sizes: int) -> Array:
+    """Return the (sizes, classes) counts that a partner packed, or refuse a message that holds none."""
+    values = np.frombuffer(message, dtype="<u4").astype(np.int64) if len(message) % 4 == 0 else np.zeros(0, np.int64)
+    if not values.size or not 0 < values[0] <= MOST_CLASSES or values.size != 1 + sizes * values[0]:
+        raise ClientError(f"expected class counts for {sizes} sample sizes beside the seed, got {len(message)} bytes")
+    return np.asarray(values[1:].reshape(sizes, -1))
+
+
+def counts_of(partner: str, message: bytes, matching: Matching) -> Array:
+    """Return the counts for the size at which a partner is compared; the sample drawn by them would have another size if they did."""
+    m = matching["m"][partner]
+    counts: Array = unpacked_counts(message, len(matching["sizes"]))[matching["sizes"].index(m)]
+    if counts.sum() != m:
+        raise ClientError(f"expected class counts of {m} samples beside the seed, got those of {counts.sum()}")
+    return counts
+
+
+@dataclass(frozen=True)
+class Pools:
+    """A client's samples by class, in random order; ``turn`` is the random order in which samples are shown, whatever their classes."""
+
+    by_class: Mapping[int, Array]
+    turn: Array
+
+
+def pools(client: Client) -> Pools:
+    """Shuffle all samples of a client, once for all partners, and sort them by class."""
+    y = all_labels(client).numpy()
+    rng = client.generator("samples by class", round=0)
+    shuffled = rng.permutation(len(y))
+    found = y[shuffled]
+    return Pools({int(k): shuffled[found == k] for k in np.unique(y)}, rng.permutation(len(y)))
+
+
+def matched(counts: Array, most_blocks: int, own: Pools) -> tuple[Tensor, int] | None:
+    """Take blocks with the given class counts from both splits; as many as the rarest class allows, or None where it allows none.
+
+    Of each class always the first ones of the shuffle, so that partners with like counts are shown the same samples, and no more of
+    a client's data than one partner needs.
+    """
+    wanted = np.flatnonzero(counts).tolist()
+    if not wanted or any(k not in own.by_class for k in wanted):
+        return None
+    blocks = min(most_blocks, *(len(own.by_class[k]) // int(counts[k]) for k in wanted))
+    if blocks < 1:
+        return None
+    parts = np.concatenate([own.by_class[k][: blocks * counts[k]].reshape(blocks, -1) for k in wanted], axis=1)
+    return torch.from_numpy(np.concatenate([block[own.turn[block].argsort()] for block in parts])), blocks
+
+
+def shown_to(client: Client, partner: str, counts: Array, matching: Matching, own: Pools) -> tuple[Tensor, int]:
+    """Return the sample for one partner: blocks with its class counts and their number, or the plain sample and 0 if classes are short."""
+    found = matched(counts, matching["blocks"][partner], own)
+    return found or (column(client, matching["m"][partner], held_out=True), 0)

@@ -1,4 +1,11 @@
-"""What the server of EMD-CFL checks in a reply beyond its schema; a reply that fails is its sender's failure."""
+"""What the server of EMD-CFL checks in a reply beyond its schema, and what it makes of clients that complain about each other.
+
+A reply that fails a check is its sender's failure. A client that names a partner whose key or sealed box it cannot use is another matter:
+the server cannot open a box, so it cannot tell a row client that seals rubbish from a column client that says so of an honest one. A
+complaint therefore leaves the pair unset, to be tried again in the next round, with both names on record, and counts against neither.
+A client that more partners complain about than were served by it, and at least two, is treated as the author of a refused reply. Liars
+who are the majority of a client's partners can have it quarantined; they could as well leave all their pairs with it unset.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +14,27 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from emdcfl.core.errors import ClientError
+from emdcfl.core.federation import Failure, Federation
 from emdcfl.core.schema import Reply
+from emdcfl.core.units import names
 from emdcfl.methods.emdcfl.client import ROW
+from emdcfl.methods.emdcfl.sampling import Matching
+from emdcfl.methods.emdcfl.settings import CompareSettings
 from emdcfl.privacy.exchange import BOX
 
 LONGEST_BOX = 2**20
 
+ACCUSERS = 2
+"""Fewest complaints that count."""
+
 Verify = Callable[[str, Reply], None]
 
 
-def rows_verifier(asked: Mapping[str, Mapping[str, Any]], settings: Mapping[str, Any]) -> Verify:
+def rows_verifier(asked: Mapping[str, Mapping[str, Any]], settings: CompareSettings) -> Verify:
     """Return a check that a row client's reply serves every partner it was asked for (and nothing it was not asked for again)."""
 
     def verify(row: str, reply: Reply) -> None:
-        again, mode = asked[row]["again"], settings["projection"]
+        again, mode = asked[row]["again"], settings.r_per
         partners = _unrefused(reply, list(asked[row]["partners"]))
         if again:
             _names(reply["samples"], [], "samples")
@@ -30,11 +44,11 @@ def rows_verifier(asked: Mapping[str, Mapping[str, Any]], settings: Mapping[str,
             _names(reply[name], [] if again else partners if mode == "pair" else [ROW], name)
             found = max((float(values.max()) for values in reply[name].values() if values.numel()), default=0.0)
             if found > limit:
-                raise ClientError(f"expected {name} <= {limit:g} with the {settings['cost']} cost, got {found:g}")
+                raise ClientError(f"expected {name} <= {limit:g} with the {settings.cost} cost, got {found:g}")
         _names(reply["boxes"], partners if mode == "row" else [], "boxes")
-        if settings["match"]:
+        if settings.match_classes:
             _names(reply.get("within", {}), [] if again else [ROW], "within")
-        _boxes(reply["boxes"].values(), longer=settings["match"])
+        _boxes(reply["boxes"].values(), longer=settings.match_classes)
 
     return verify
 
@@ -47,11 +61,11 @@ def _boxes(boxes: Iterable[bytes], *, longer: bool) -> None:
         raise ClientError(f"expected boxes of {BOX} bytes{' and the class counts' if longer else ''}, got {lengths}")
 
 
-def _largest(settings: Mapping[str, Any]) -> tuple[float, float]:
+def _largest(settings: CompareSettings) -> tuple[float, float]:
     """Largest τ, and variance of a dual potential, that the ground cost allows: its diameter, and the diameter squared."""
-    if settings["cost"] == "euclidean":
+    if settings.cost == "euclidean":
         return math.inf, math.inf
-    diameter = 2.0 + (settings["label_weight"] if settings["cost"] == "label-aware" else 0.0)
+    diameter = 2.0 + (settings.label_weight if settings.labelled else 0.0)
     return diameter + 1e-6, diameter**2
 
 
@@ -63,12 +77,12 @@ def _unrefused(reply: Reply, asked: Sequence[str]) -> list[str]:
     return [name for name in asked if name not in reply["refused"]]
 
 
-def columns_verifier(columns: Mapping[str, Sequence[str]], sizes: Mapping[str, int], settings: Mapping[str, Any]) -> Verify:
+def columns_verifier(columns: Mapping[str, Sequence[str]], sizes: Mapping[str, int], settings: CompareSettings) -> Verify:
     """Return a check that a column client answers for every row it was asked for, with as many samples."""
     return lambda column, reply: _samples(reply, _unrefused(reply, columns[column]), sizes[column], settings)
 
 
-def matched_verifier(columns: Mapping[str, Sequence[str]], matching: Mapping[str, Mapping[str, Any]]) -> Verify:
+def matched_verifier(columns: Mapping[str, Sequence[str]], matching: Mapping[str, Matching]) -> Verify:
     """Return a check that a column client answers for every row with as many blocks as it says, and no more than it was asked for."""
 
     def verify(column: str, reply: Reply) -> None:
@@ -84,7 +98,7 @@ def matched_verifier(columns: Mapping[str, Sequence[str]], matching: Mapping[str
     return verify
 
 
-def deposits_verifier(sizes: Mapping[str, int], settings: Mapping[str, Any]) -> Verify:
+def deposits_verifier(sizes: Mapping[str, int], settings: CompareSettings) -> Verify:
     """Return a check that a deposited sample has the size asked for and the shape it claims."""
 
     def verify(column: str, reply: Reply) -> None:
@@ -101,20 +115,54 @@ def _names(values: Mapping[str, Any], wanted: Sequence[str], name: str) -> None:
         raise ClientError(f"expected {name} for {', '.join(map(repr, wanted)) or 'nobody'}, got {', '.join(map(repr, values)) or 'none'}")
 
 
-def _samples(reply: Reply, wanted: Sequence[str], size: int | None, settings: Mapping[str, Any]) -> None:
+def _samples(reply: Reply, wanted: Sequence[str], size: int | None, settings: CompareSettings) -> None:
     """Refuse samples that leave a partner out, differ in number from what was asked (for a row: 1 to the cap), or lack their labels."""
     _names(reply["samples"], wanted, "samples")
     if not wanted:
         return
     counts = {len(z) for z in reply["samples"].values()}
     most = max(counts)
-    if counts != {most if size is None else size} or not 0 < most <= max(size or 0, settings["cap"]):
-        expected = f"the same number (1 to {settings['cap']}) of" if size is None else size
+    if counts != {most if size is None else size} or not 0 < most <= max(size or 0, settings.max_samples):
+        expected = f"the same number (1 to {settings.max_samples}) of" if size is None else size
         raise ClientError(f"expected {expected} samples for every partner, got {sorted(counts)}")
     _labels(reply, counts, settings)
 
 
-def _labels(reply: Reply, counts: set[int], settings: Mapping[str, Any]) -> None:
+def _labels(reply: Reply, counts: set[int], settings: CompareSettings) -> None:
     labels = reply.get("labels")
-    if settings["cost"] == "label-aware" and (labels is None or {len(labels)} != counts):
+    if settings.labelled and (labels is None or {len(labels)} != counts):
         raise ClientError(f"expected {max(counts)} labels beside the samples, got {'none' if labels is None else len(labels)}")
+
+
+class Complaints:
+    """What clients say of each other's keys and boxes in one round."""
+
+    def __init__(self, fed: Federation) -> None:
+        self.fed = fed
+        self._served: dict[str, set[str]] = {}
+        self._against: dict[str, dict[str, tuple[str, str]]] = {}
+
+    def heard(self, accuser: str, task: str, served: Iterable[str], refused: Mapping[str, str]) -> None:
+        """Note whom a client served and whom it could not; where failures end a run, the first complaint does."""
+        for name in served:
+            self._served.setdefault(name, set()).add(accuser)
+        for name, reason in refused.items():
+            if self.fed.on_failure == "stop":
+                raise ClientError(str(self._failure(accuser, task, name, reason)))
+            self._against.setdefault(name, {})[accuser] = (task, reason)
+
+    def settle(self) -> None:
+        """Accuse those a majority complains about; keep the other complaints on record."""
+        for name, accusers in self._against.items():
+            served = self._served.get(name, set()) - set(accusers)
+            if len(accusers) >= ACCUSERS and len(accusers) > len(served):
+                who = names(accusers)
+                task, reason = next(iter(accusers.values()))
+                self.fed.accuse(name, task, f"its key or box is unusable for {len(accusers)} of its partners ({who}): {reason}")
+                continue
+            self.fed.failures += [self._failure(accuser, task, name, reason) for accuser, (task, reason) in accusers.items()]
+        self._against.clear()
+
+    def _failure(self, accuser: str, task: str, name: str, reason: str) -> Failure:
+        text = f"it finds the key or box of client {name!r} unusable ({reason}); the pair stays unset, which counts against neither"
+        return Failure(accuser, task, self.fed.index, text)

@@ -138,7 +138,7 @@ class Stepped:
 
 def step_everybody(fed: Federation, state: Mixture, round: Round, *, keep_last: bool, rho: Tensor | None = None) -> Stepped:
     r"""Ask the participants for an EM step and average component by component, :math:`\theta_k = \sum_c n_c\theta_{ck}/\sum_c n_c`."""
-    mean = fed.guard.mean()
+    mean = fed.average()
     pi, mass, last = dict(state.pi), {}, dict(state.last)
 
     def fold(client: str, reply: Reply) -> None:

@@ -1,0 +1,335 @@
+"""What can be set in EMD-CFL, which settings go together, and what of them travels to the clients.
+
+``Options`` are the fields of the method. ``CompareSettings`` is the part of them that a client needs. It travels as a plain dict, which a
+client checks: it does not trust the server. ``SWITCHED_OFF`` and ``REFUSED`` say which settings do not go together and why; the
+server's config errors and the client's refusals both come from there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
+from typing import Any, Literal, get_args, get_type_hints
+
+from emdcfl.core.client import Client
+from emdcfl.core.errors import ClientError, ConfigError
+from emdcfl.privacy.noise import DELTA, gaussian_sigma
+from emdcfl.transport import projected_width
+
+Projection = Literal["row", "pair", "fresh"]
+Cost = Literal["cosine", "euclidean", "label-aware"]
+Solver = Literal["exact", "sinkhorn"]
+Exchange = Literal["peer", "server-samples"]
+Mode = Literal["eval", "train"]
+
+
+@dataclass(frozen=True)
+class Options:
+    r"""Options of EMD-CFL.
+
+    Parameters
+    ----------
+    tolerance : float or "auto"
+        :math:`\epsilon`. ``"auto"``: each client calibrates its own threshold locally (``transport.calibration``); clients with too few
+        validation samples for that (about 10 to 25, by the number of clients) are not compared. A number holds for all pairs; the
+        paper keeps 0.025 for most experiments, which is ``tolerance=0.025``.
+    alpha : float
+        Family-wise error of ``tolerance="auto"`` over all ordered pairs.
+    match_classes : bool
+        With ``tolerance="auto"``: partners draw their samples with the class counts of the row client's validation sample, which it
+        seals for them. W then compares what the classes look like, not how frequent they are. ``SWITCHED_OFF`` says with which
+        settings samples stay as drawn.
+    average_blocks : bool, optional
+        With ``tolerance="auto"``: average W over as many equal blocks of the partner's data, train and validation, as ``max_samples``
+        hold. More power for small clients. On where classes are matched, unless switched off. Elsewhere switch it on only if validation
+        samples are plain random draws: a split stratified by class is less noisy than a random block, which biases W upwards.
+    projection_ratio : float
+        Width of the projection over the embedding width; the paper uses 0.9.
+    projection : "row", "pair" or "fresh"
+        One R per row client (its noise cancels), one per pair (the paper's wording), or one per ordered pair with a square one for τ
+        (the authors' public code).
+    max_samples : int
+        Most samples a side in a transport problem; the paper uses 512.
+    min_validation : int
+        Clients with fewer validation samples do not lower the common sample size; they are compared at their own size, with a warning.
+        A value below what ``tolerance="auto"`` asks for lowers that too.
+    require_validation : int
+        Clients that claim fewer validation samples are not compared and stay clusters of their own. With few samples a calibrated tolerance
+        refuses little, so that a false claim would gain links: 64 is sensible where clients are not trusted. 0 leaves it to the
+        tolerance: a calibrated one needs about 20 samples, a fixed one none.
+    cost : "cosine", "euclidean" or "label-aware"
+        Ground cost. ``"label-aware"`` adds ``label_weight`` where labels differ: it sees concept shift and shows the labels to the server.
+    label_weight : float
+        What a different label costs, in units of the cosine distance.
+    solver : "exact" or "sinkhorn"
+    sinkhorn_reg : float
+        Entropic regularisation; the paper uses 0.1.
+    pairing : "all" or "representatives"
+        Compare every pair, or clients with one member per known cluster, with spot checks: O(C·K) exchanges, the same clusters
+        where the links are a union of cliques (``representatives.py``).
+    exchange : "peer" or "server-samples"
+        Models travel to the partners, or every client deposits a raw sample with the server once, which embeds it under each model: O(C)
+        models on the wire instead of O(C²), but the server sees those samples and unprojected embeddings.
+    joining : "regroup" or "keep"
+        When clients appear in later rounds: take the neighbourhoods of all links again (the paper), or keep the clusters; a newcomer
+        then joins the one whose compared members it is all linked with, or founds one.
+    force_diagonal : bool
+        Link every client with itself whatever its own distance says. Off in the authors' public code.
+    recompute : "once" or "every-round"
+        Measure a pair once, or measure all known pairs in every round as the authors' public code does under partial participation.
+    aggregate : "latest" or "participants"
+        Under partial participation: average every member's latest local state, or only this round's.
+    distances : "needed" or "all"
+        Solve only what bounds leave open (the links are bit-identical; entries that were only bounded are marked), or every pair.
+    embedding_mode : "eval" or "train"
+        Mode of the network while embedding. ``"train"`` (batch statistics, dropout) is what the authors' public code does.
+    privacy_epsilon, privacy_delta : float
+        :math:`(\varepsilon, \delta)` per record and per release of Gaussian noise on the projected embeddings, ``[privacy]`` in a config
+        (``privacy_budget.py``, ``docs/privacy.md``). ``None``: no noise.
+    """
+
+    tolerance: float | Literal["auto"] = "auto"
+    alpha: float = 0.005
+    match_classes: bool = True
+    average_blocks: bool | None = None
+    projection_ratio: float = 0.9
+    projection: Projection = "row"
+    max_samples: int = 512
+    min_validation: int = 64
+    require_validation: int = 0
+    cost: Cost = "cosine"
+    label_weight: float = 1.0
+    solver: Solver = "exact"
+    sinkhorn_reg: float = 0.1
+    pairing: Literal["all", "representatives"] = "all"
+    exchange: Exchange = "peer"
+    joining: Literal["regroup", "keep"] = "regroup"
+    force_diagonal: bool = True
+    recompute: Literal["once", "every-round"] = "once"
+    aggregate: Literal["latest", "participants"] = "latest"
+    distances: Literal["needed", "all"] = "needed"
+    embedding_mode: Mode = "eval"
+    privacy_epsilon: float | None = None
+    privacy_delta: float = DELTA
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether clients calibrate their tolerances."""
+        return self.tolerance == "auto"
+
+    @property
+    def noisy(self) -> bool:
+        """Whether embeddings are released with privacy noise; an infinite ε asks for none."""
+        return self.privacy_epsilon is not None and not math.isinf(self.privacy_epsilon)
+
+    @property
+    def matched(self) -> bool:
+        """Whether partners draw samples with a row client's class counts."""
+        return self.calibrated and self.match_classes and not self.unmatched
+
+    @property
+    def unmatched(self) -> list[str]:
+        """The settings with which classes are not matched, in words."""
+        return [rule.second.said(self) for rule in SWITCHED_OFF if rule.first == MATCHING and rule.second.made(self)]
+
+    @property
+    def several_blocks(self) -> bool:
+        """Whether W is a mean over blocks."""
+        wanted = self.matched if self.average_blocks is None else self.average_blocks
+        return self.calibrated and wanted and not any(rule.first == BLOCKS and rule.second.made(self) for rule in SWITCHED_OFF)
+
+    @property
+    def papers_distances(self) -> bool:
+        """Whether the paper's tolerance fits the distances: cosines, without labels or noise."""
+        return self.cost == "cosine" and not self.noisy
+
+    def check(self) -> None:
+        """Raise ``ConfigError`` if a setting is out of range or does not go with another."""
+        if fault := _fault(self):
+            raise ConfigError(f"expected method.{fault}")
+        for rule in REFUSED:
+            if rule.broken(self):
+                raise ConfigError(f"expected method.{rule.said(self)}; leave one of them out")
+
+
+@dataclass(frozen=True)
+class CompareSettings:
+    """What a client must know to take part in a comparison: a part of the options, under the same names."""
+
+    projection: Projection
+    projection_ratio: float
+    max_samples: int
+    cost: Cost
+    label_weight: float
+    solver: Solver
+    sinkhorn_reg: float
+    exchange: Exchange
+    embedding_mode: Mode
+    match_classes: bool
+    privacy_epsilon: float | None
+    privacy_delta: float
+
+    @classmethod
+    def of(cls, options: Options) -> CompareSettings:
+        """Return what clients are sent."""
+        shared = {f.name: getattr(options, f.name) for f in fields(cls)}
+        epsilon = options.privacy_epsilon if options.noisy else None
+        return cls(**{**shared, "match_classes": options.matched, "privacy_epsilon": epsilon})
+
+    @classmethod
+    def from_dict(cls, sent: Mapping[str, Any]) -> CompareSettings:
+        """Return the settings a server sent, or raise ``ClientError`` if they are not valid or do not go together."""
+        names = {f.name for f in fields(cls)}
+        if not isinstance(sent, Mapping) or set(sent) != names:
+            raise ClientError(f"expected settings named {', '.join(sorted(names))}, got {', '.join(map(str, sent)) or 'none'}")
+        settings = cls(**sent)
+        if fault := _fault(settings):
+            raise ClientError(f"expected the server's setting {fault}")
+        for rule in (*SWITCHED_OFF, *REFUSED):
+            if rule.broken(settings):
+                raise ClientError(f"expected the server's setting {rule.said(settings)}; see docs/privacy.md")
+        return settings
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what travels."""
+        return asdict(self)
+
+    @property
+    def noisy(self) -> bool:
+        """Whether embeddings are released with privacy noise; an infinite ε asks for none."""
+        return self.privacy_epsilon is not None and not math.isinf(self.privacy_epsilon)
+
+    @property
+    def sigma(self) -> float:
+        """Standard deviation of the privacy noise."""
+        assert self.privacy_epsilon is not None
+        return _sigma(self.privacy_epsilon, self.privacy_delta)
+
+    @property
+    def r_per(self) -> Literal["row", "pair", "fresh", "none"]:
+        """What a projection R belongs to; none where the server embeds samples itself and nothing is projected."""
+        return self.projection if self.exchange == "peer" else "none"
+
+    @property
+    def labelled(self) -> bool:
+        """Whether labels travel beside the samples."""
+        return self.cost == "label-aware"
+
+    def width(self, d: int) -> int:
+        """Width in which embeddings of width d travel."""
+        return projected_width(self.projection_ratio if self.exchange == "peer" else 1.0, d)
+
+
+def accepted(client: Client, sent: Mapping[str, Any]) -> CompareSettings:
+    """Return the settings a server sent to a client, or refuse them: also those with less noise than the node's operator wants."""
+    settings, most = CompareSettings.from_dict(sent), client.most_epsilon
+    if most is not None and (not settings.noisy or settings.sigma < _sigma(most, DELTA)):
+        asked = f"({settings.privacy_epsilon:g}, {settings.privacy_delta:g})" if settings.noisy else "none"
+        raise ClientError(
+            f"client {client.name!r} sends embeddings only with privacy noise of epsilon {most:g} or less (delta {DELTA:g}), "
+            f"got a request with {asked}; set privacy.epsilon"
+        )
+    return settings
+
+
+@lru_cache(maxsize=16)  # one search per run, not one per matrix
+def _sigma(epsilon: float, delta: float) -> float:
+    return gaussian_sigma(epsilon, delta)
+
+
+class Choice:
+    """A setting with one of some values."""
+
+    def __init__(self, name: str, *values: object, words: str = "") -> None:
+        self.name, self.values, self.words = name, values, words
+
+    def made(self, settings: object) -> bool:
+        """Whether the settings have it; a client does not know all of the server's."""
+        return getattr(settings, self.name, None) in self.values
+
+    def said(self, settings: object) -> str:
+        """Name it for people."""
+        return self.words or f"{self.name} = {getattr(settings, self.name)!r}"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Two choices that do not go together, and why."""
+
+    first: Choice
+    second: Choice
+    reason: str
+
+    def broken(self, settings: object) -> bool:
+        """Whether both choices are made."""
+        return self.first.made(settings) and self.second.made(settings)
+
+    def said(self, settings: object) -> str:
+        """Say what is wrong, after "expected "."""
+        return f"{self.second.name} to go with {self.first.said(settings)}, got {self.second.said(settings)}: {self.reason}"
+
+
+MATCHING = Choice("match_classes", True)
+BLOCKS = Choice("average_blocks", True)
+NOISE = Choice("noisy", True, words="privacy noise")
+LABELS = Choice("cost", "label-aware")
+DEPOSITS = Choice("exchange", "server-samples")
+BATCHES = Choice("embedding_mode", "train")
+REPRESENTATIVES = Choice("pairing", "representatives")
+REPEATED = Choice("recompute", "every-round")
+
+SWITCHED_OFF = (
+    Rule(MATCHING, Choice("projection", "pair", "fresh"), "class counts travel with the seed of a row's projection"),
+    Rule(MATCHING, LABELS, "the server sees labels, and would see the class counts"),
+    Rule(MATCHING, DEPOSITS, "one deposited sample serves all partners"),
+    Rule(MATCHING, REPEATED, "the models have then seen the partners' train data"),
+    Rule(MATCHING, NOISE, "partners would choose which records are released, and more of them"),
+    Rule(BLOCKS, REPEATED, "the models have then seen the partners' train data"),
+)
+"""The server switches the first choice off where the second is made. A client refuses both together."""
+
+REFUSED = (
+    Rule(NOISE, LABELS, "labels travel without noise"),
+    Rule(NOISE, DEPOSITS, "the server sees raw samples"),
+    Rule(NOISE, BATCHES, "a record changes the embeddings of its whole batch"),
+    Rule(DEPOSITS, BATCHES, "the server embeds deposited samples in eval mode"),
+    Rule(REPRESENTATIVES, Choice("force_diagonal", False), "a client must be linked with itself"),
+    Rule(REPRESENTATIVES, REPEATED, "links that were inferred are not measured again"),
+)
+"""Server and client refuse both choices together."""
+
+RANGES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "tolerance": (lambda v: v == "auto" or math.isfinite(v), "a number or 'auto'"),
+    "alpha": (lambda v: 0 < v < 1, "between 0 and 1"),
+    "projection_ratio": (lambda v: 0 < v <= 1, "in (0, 1]"),
+    "max_samples": (lambda v: v >= 2, "at least 2"),
+    "min_validation": (lambda v: v >= 1, "at least 1"),
+    "require_validation": (lambda v: v >= 0, "at least 0"),
+    "label_weight": (lambda v: 0 <= v < math.inf, "at least 0"),
+    "sinkhorn_reg": (lambda v: 0 < v < math.inf, "above 0"),
+    "privacy_epsilon": (lambda v: v is None or v > 0, "above 0, or left out for no noise"),
+    "privacy_delta": (lambda v: 0 < v < 1, "between 0 and 1"),
+}
+
+
+def _fault(settings: Options | CompareSettings) -> str | None:
+    """Say which setting has a wrong type or lies out of its range, after "expected "."""
+    hints = get_type_hints(type(settings))
+    for name in (f.name for f in fields(settings)):
+        hint, value = hints[name], getattr(settings, name)
+        fine, expected = RANGES.get(name, (lambda v: True, " or ".join(map(repr, get_args(hint))) or "true or false"))
+        if not (_fits(value, hint) and fine(value)):
+            return f"{name} {expected}, got {value}"
+    return None
+
+
+def _fits(value: object, hint: Any) -> bool:
+    """Whether a value has a field's type; a whole number is a float, a bool is no number."""
+    if hint in (bool, type(None)):
+        return isinstance(value, hint)
+    if hint in (int, float):
+        return isinstance(value, (int, float) if hint is float else int) and not isinstance(value, bool)
+    options = get_args(hint)
+    return any(value == option if isinstance(option, str) else _fits(value, option) for option in options)

@@ -1,0 +1,121 @@
+r"""The calibrated tolerance of EMD-CFL (``tolerance="auto"``): what a client computes for it, what the server makes of it, what is said.
+
+A client solves its own train-to-validation problem and sends :math:`\tau_c` with the variance of the dual potential g, whole and inside
+classes. The server makes :math:`\epsilon = q\sqrt{\operatorname{Var}(g)(1/m + 1/m')}` of it for each partner; why, and what q is:
+``transport.calibration``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from emdcfl.core.client import Client
+from emdcfl.core.errors import ConfigError
+from emdcfl.core.schema import Reply
+from emdcfl.methods.base import Distances
+from emdcfl.methods.emdcfl.interpret import doubts
+from emdcfl.methods.emdcfl.settings import CompareSettings, Options
+from emdcfl.transport import cost_matrix, dual_variance, exact, min_samples, quantile, solve, tolerance
+
+log = logging.getLogger("emdcfl")
+
+
+@dataclass(frozen=True)
+class Calibrate:
+    """A piece of a client's work: τ and the variances of its dual potential, at each validation size. Needs neither network nor data.
+
+    Attributes
+    ----------
+    z, v : tensor
+        The client's train and validation sample, embedded and projected.
+    labels : pair of tensors
+        Of both.
+    """
+
+    z: Tensor
+    v: Tensor
+    labels: tuple[Tensor, Tensor]
+    sizes: list[int]
+    settings: CompareSettings
+
+    threads: ClassVar[bool] = True
+
+    def __call__(self, client: Client) -> Reply:
+        settings, (labels_a, labels_b) = self.settings, self.labels
+        taus, variances, within = [], [], []
+        for size in self.sizes:
+            labels: dict[str, Any] = {"labels_a": labels_a, "labels_b": labels_b[:size], "label_weight": settings.label_weight}
+            cost = cost_matrix(self.z, self.v[:size], cost=settings.cost, **labels)
+            plan = exact(cost, duals=True)  # for the variances whatever the solver: Sinkhorn's potentials vary too little
+            taus.append(plan.value if settings.solver == "exact" else solve(cost, solver="sinkhorn", reg=settings.sinkhorn_reg).value)
+            variances.append(dual_variance(plan.g) if cost.shape[1] > 1 else 0.0)
+            within.append(within_classes(plan.g, labels_b[:size]))
+        found = {"tau": taus, "variance": variances, "within": within}
+        return {name: torch.tensor(values, dtype=torch.float64) for name, values in found.items()}
+
+
+def within_classes(g: Any, labels: Tensor) -> float:
+    """Variance of a dual potential inside classes, pooled; 0 where no class has two samples."""
+    values, y = np.asarray(g, dtype=np.float64), labels.cpu().numpy()
+    _, index = np.unique(y, return_inverse=True)
+    means = np.bincount(index, values) / np.bincount(index)
+    freedom = len(values) - len(means)
+    return float(((values - means[index]) ** 2).sum() / freedom) if freedom > 0 else 0.0
+
+
+def pair_tolerance(variance: float, within: float, m: int, blocks: int, q: float) -> float:
+    """Return ε for a partner's sample of some blocks of m samples; ``within`` is 0 where classes are not matched."""
+    return tolerance(min(within, variance) if within > 0 else variance, m, blocks * m, q)
+
+
+def least_validation(options: Options, clients: int) -> int:
+    """Fewest validation samples with which a calibrated tolerance can refuse a partner; 0 with a fixed one."""
+    if not options.calibrated:
+        return 0
+    least = min(min_samples(quantile(options.alpha, clients)), options.min_validation)
+    if options.max_samples < least:
+        raise ConfigError(
+            f"expected method.max_samples of at least {least} with a calibrated tolerance and {clients} clients, "
+            f"got {options.max_samples}: groups could not be told apart"
+        )
+    return least
+
+
+@cache
+def say_once(level: int, text: str) -> None:
+    """Log a sentence once per process: a comparison of many runs would repeat it."""
+    log.log(level, "%s", text)
+
+
+def say_what_is_compared(options: Options) -> None:
+    """Say what a calibrated tolerance compares, unless samples as drawn were asked for."""
+    if not options.calibrated or not options.match_classes:
+        return
+    if options.unmatched:
+        fixed = ", or choose method.tolerance = 0.025, the paper's" if options.papers_distances else ""
+        say_once(
+            logging.WARNING,
+            f"tolerance auto: with {' and '.join(options.unmatched)} samples stay as drawn, so that distances are noisier than with equal "
+            f"class counts; read the doubts about the clusters{fixed}",
+        )
+    else:
+        say_once(
+            logging.INFO,
+            "tolerance auto compares samples of equal class counts: differences in class frequencies alone do not separate clients "
+            "(match_classes)",
+        )
+
+
+def warn_of_doubts(distances: Distances, clients: Sequence[str], labels: Mapping[str, int]) -> None:
+    """Warn where there is a reason not to call the clusters certain."""
+    clusters = [labels.get(c, -1 - i) for i, c in enumerate(clients)]  # clients never seen are clusters of their own
+    for doubt in doubts(distances, clients, clusters):
+        log.warning("%s", doubt)
