@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from math import inf
 
-from emdcfl.methods.emdcfl.comparison import Entry, Measured
+from emdcfl.methods.emdcfl.comparison import Measured, PairDistance
 from emdcfl.runs.place import Placement, _candidate, as_dict
 from emdcfl.transport import EXACT
 
@@ -13,7 +13,7 @@ from emdcfl.transport import EXACT
 def measured(**there_and_back: tuple[tuple[float, float], tuple[float, float]]) -> Measured:
     entries = {}
     for c, (there, back) in there_and_back.items():
-        entries["new", c], entries[c, "new"] = Entry(*there, EXACT), Entry(*back, EXACT)
+        entries["new", c], entries[c, "new"] = PairDistance(*there, EXACT), PairDistance(*back, EXACT)
     return Measured({}, entries, 0, 0)
 
 
