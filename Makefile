@@ -41,7 +41,7 @@ test-faults: $(STAMP)  ## kill, stop and forge nodes of a real federation on thi
 test-browser: $(STAMP)  ## the report in a headless Chromium; skipped where none is on the PATH
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/e2e/test_browser.py -rs $(PYTEST_ARGS)
 
-reliability: $(STAMP)  ## kill, starve and damage runs, and give them bad inputs: the table of docs/reliability.md, a small sample
+reliability: $(STAMP)  ## kill, starve and damage runs, and give them bad inputs: the table of docs/results/tables/reliability.md, a small sample
 	$(BIN)/python benchmarks/reliability.py --out runs/reliability --jobs $(JOBS) $(RELIABILITY_ARGS)
 
 fuzz: $(STAMP)  ## coverage-guided fuzzing of everything that reads bytes, FUZZ_SECONDS per target (nightly)

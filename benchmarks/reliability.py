@@ -1,4 +1,4 @@
-"""Faults injected, runs finished, wrong results, data lost; bad inputs tried, crashes: the table of docs/reliability.md, in one command.
+"""Inject faults and bad inputs into real runs, and count what finished: the rows of docs/results/tables/reliability.md, in one command.
 
     python benchmarks/reliability.py --out runs/reliability                        # a small sample of everything, some minutes
     python benchmarks/reliability.py --out runs/reliability --kills 180 --terms 40 --disk 60 --pairs 20 --damage 240 --inputs 3000 --jobs 16

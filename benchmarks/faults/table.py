@@ -1,4 +1,4 @@
-"""The table of docs/reliability.md, from the rows of ``faults.jsonl``."""
+"""The table of docs/results/tables/reliability.md, from the rows of ``faults.jsonl``."""
 
 from __future__ import annotations
 

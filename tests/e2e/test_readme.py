@@ -20,19 +20,3 @@ def test_python_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert said is not None
     assert lines[0] == said.group(1)
     assert 0.9 < float(lines[1].split(",")[0]) <= 1.0
-
-
-def test_methods_named_in_the_table_exist() -> None:
-    from emdcfl.methods import METHODS
-
-    table = README.read_text(encoding="utf-8").split("| family | methods |")[1].split("\n\n")[0]
-    named = set(re.findall(r"`([a-z]+)`", table))
-    assert named == set(METHODS)
-
-
-def test_scenarios_named_in_the_table_exist() -> None:
-    from emdcfl.data import scenarios
-
-    table = README.read_text(encoding="utf-8").split("| scenarios | sites |")[1].split("\n\n")[0]
-    named = set(re.findall(r"`([a-z0-9]+(?:-[a-z0-9]+)*)`", table))
-    assert named <= set(scenarios.names())

@@ -1,4 +1,4 @@
-"""The walks of docs/own-data.md, taken from the page and run as they stand; the shifted sites come out as their own group."""
+"""The tutorials of docs/tutorials/own-data.md, run as they stand: the shifted sites come out as their own group."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "own-data.md"
+PAGE = ROOT / "docs/tutorials/own-data.md"
 
 
-def blocks(walk: int) -> list[tuple[str, str]]:
+def blocks(tutorial: int) -> list[tuple[str, str]]:
     text = PAGE.read_text(encoding="utf-8")
-    section = re.search(rf"^## Walk {walk}:.*?(?=^## )", text, flags=re.M | re.S)
-    assert section, f"{PAGE} has no walk {walk}"
-    return [(m[1], m[2]) for m in re.finditer(r"^```(python|bash)\n(.*?)^```", section[0], flags=re.M | re.S)]
+    section = re.search(rf"^## Tutorial {tutorial}:.*?(?=^## )", text, flags=re.M | re.S)
+    assert section, f"{PAGE} has no tutorial {tutorial}"
+    return [(m[1], m[2]) for m in re.finditer(r"^```(python|sh)\n(.*?)^```", section[0], flags=re.M | re.S)]
 
 
-def follow(walk: int, folder: Path) -> str:
-    """Run the blocks of a walk in order, as a reader would; returns everything they print."""
+def follow(tutorial: int, folder: Path) -> str:
+    """Run the blocks in order, as a reader would; return everything they print."""
     command = folder / "bin" / "emdcfl"
     command.parent.mkdir()
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m emdcfl "$@"\n')
@@ -36,7 +36,7 @@ def follow(walk: int, folder: Path) -> str:
         "COLUMNS": "200",
     }
     printed = ""
-    for language, code in blocks(walk):
+    for language, code in blocks(tutorial):
         program = [sys.executable, "-c", code] if language == "python" else ["bash", "-e", "-c", code]
         done = subprocess.run(program, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=False)
         assert done.returncode == 0, done.stderr
@@ -57,16 +57,14 @@ def groups(run: Path) -> list[set[str]]:
 def test_images_in_folders(tmp_path: Path) -> None:
     printed = follow(1, tmp_path)
     assert groups(tmp_path / "runs" / "scans") == [{"east", "west"}, {"north", "south"}]
-    assert "one model for all" in printed
-    assert "grouping pays" in printed
-    assert re.search(r"south belongs to cluster 1", printed)
+    assert "fedavg" in printed and "local" in printed
+    assert re.search(r"south .*cluster 1", printed)
 
 
 @pytest.mark.slow
 def test_a_table_per_site(tmp_path: Path) -> None:
-    printed = follow(2, tmp_path)
+    follow(2, tmp_path)
     assert groups(tmp_path / "runs" / "clinics") == [{"clinic0", "clinic1"}, {"clinic2"}]
-    assert "38 validation samples" in printed
 
 
 @pytest.mark.slow

@@ -1,0 +1,128 @@
+"""The documentation builds: links lead somewhere, commands and config keys exist, tables list what is registered."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import pkgutil
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote
+
+import click
+import pytest
+import typer
+
+import emdcfl.cli
+from emdcfl.cli.app import app
+from emdcfl.data import scenarios
+from emdcfl.methods import METHODS
+from emdcfl.runs import config
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "benchmarks/README.md"])
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def prose(page: Path) -> str:
+    """Return a page without its blocks of code."""
+    return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors that GitHub gives the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", prose(page), flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_and_images_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)|src=\"([^\"]+)\"", prose(page)):
+        path, _, anchor = unquote("".join(target)).partition("#")
+        if path.startswith(("http://", "https://")):
+            continue
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), f"{name(page)}: {path} does not exist"
+        assert not anchor or anchor in anchors(file), f"{name(page)}: {path}#{anchor} is no heading"
+
+
+def test_every_page_can_be_reached_from_the_readme_and_every_picture_is_used() -> None:
+    reached, waiting = set(), [ROOT / "README.md"]
+    while waiting:
+        page = waiting.pop()
+        if page in reached:
+            continue
+        reached.add(page)
+        if page.suffix == ".md":
+            found = re.findall(r"\]\(([^)#\s]+)|src=\"([^\"]+)\"", prose(page))
+            files = [(page.parent / unquote("".join(target))).resolve() for target in found if not "".join(target).startswith("http")]
+            waiting += [file for file in files if file.is_file()]
+    wanted = {*ROOT.glob("docs/**/*.md"), *ROOT.glob("docs/img/*")}
+    assert {name(file) for file in wanted - reached} == set()
+
+
+def commands() -> Iterator[tuple[str, list[str]]]:
+    """Every ``emdcfl …`` command of a block of shell code, and where it stands."""
+    for page in PAGES:
+        for block in re.findall(r"^```sh\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.M | re.S):
+            for line in block.replace("\\\n", " ").splitlines():
+                words = shlex.split(line, comments=True)
+                while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+                    words = words[1:]
+                if words and words[0].rpartition("/")[2] == "emdcfl":
+                    yield name(page), words[1:]
+
+
+def test_commands_name_existing_options() -> None:
+    for module in pkgutil.iter_modules(emdcfl.cli.__path__):
+        importlib.import_module(f"emdcfl.cli.{module.name}")  # each adds its commands
+    for page, words in commands():
+        command: click.Command = typer.main.get_command(app)
+        context, left = click.Context(command, info_name="emdcfl"), words
+        while isinstance(command, click.Group):
+            found = command.get_command(context, left[0])
+            assert found is not None, f"{page}: there is no command 'emdcfl {' '.join(words)}'"
+            command, left = found, left[1:]
+            context = click.Context(command, parent=context)
+        try:
+            command.make_parser(context).parse_args(left)
+        except click.UsageError as error:
+            pytest.fail(f"{page}: emdcfl {' '.join(words)}: {error.format_message()}")
+
+
+def test_the_config_page_names_every_key_and_loads() -> None:
+    page = (ROOT / "docs/reference/config.md").read_text(encoding="utf-8")
+    block = re.search(r"^```toml\n(.*?)^```", page, flags=re.M | re.S)
+    assert block is not None
+    config.loads(block[1])
+    named = set(re.findall(r"^(?:# )?(\w+) = ", block[1], flags=re.M))
+    fields = {
+        f.name for table in (config.RunConfig, config.TrainingConfig, config.EngineConfig, config.Trust) for f in dataclasses.fields(table)
+    }
+    assert fields <= named
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/reference/methods.md"])
+def test_tables_of_methods_are_complete(page: str) -> None:
+    rows = [line for line in (ROOT / page).read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+    assert set(METHODS) <= set(re.findall(r"`([a-z]+)`", "\n".join(rows)))
+
+
+def test_the_table_of_scenarios_is_complete() -> None:
+    page = (ROOT / "docs/reference/scenarios.md").read_text(encoding="utf-8").partition("\n## ")[0]
+    other = {"folder", "tiny"}  # people's own files; tests register the second
+    assert set(re.findall(r"^\| `([a-z0-9-]+)` \|", page, flags=re.M)) == set(scenarios.names()) - other
+
+
+def test_numbers_of_the_readme_are_those_of_the_generated_table() -> None:
+    table = (ROOT / "docs/results/tables/comparison.md").read_text(encoding="utf-8").replace("*", "")
+    for page in ("README.md", "docs/results/README.md"):
+        lines = re.findall(r"^\| `[a-z-]+`, .* true ones .*$", (ROOT / page).read_text(encoding="utf-8"), flags=re.M)
+        assert len(lines) == 3
+        for cell in (cell for line in lines for cell in re.findall(r"\d\d\.\d\d(?: ± \d\.\d\d)?", line)):
+            assert f"| {cell} |" in table, f"{page}: {cell}"
