@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from emdcfl.runs.store.files import write_arrays
+from emdcfl.methods.base import Distances
+from emdcfl.methods.emdcfl.interpret import read
+from emdcfl.runs.store.files import json_text, read_arrays, sealed, write_arrays
 
 
 def make_run(
@@ -71,8 +73,23 @@ def make_run(
         "config": "0" * 64, "versions": {"emdcfl": "0.1.0"},
     }  # fmt: skip
     (folder / "summary.json").write_text(json.dumps({**summary, **changes}), encoding="utf-8")
+    interpret(folder)
     (folder / "config.toml").write_text('[run]\nseed = 0\nrounds = 5\n\n[method]\nname = "emdcfl"\ntolerance = 0.025\n', encoding="utf-8")
     return folder
+
+
+def interpret(folder: Path) -> None:
+    """Write ``reading.json`` from the distances and the summary, as a run does."""
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    if summary["clusters"] is not None:
+        found = read(Distances(**read_arrays(folder / "distances.npz")), summary["clients"], summary["clusters"]).as_dict()
+        (folder / "reading.json").write_text(json_text(sealed(found, "reading.json"), "reading.json"), encoding="utf-8")
+
+
+def change_distances(folder: Path, **arrays: Any) -> None:
+    """Replace arrays of a made-up run, and interpret them again."""
+    write_arrays(folder / "distances.npz", {**read_arrays(folder / "distances.npz"), **arrays})
+    interpret(folder)
 
 
 def make_baselines(folder: Path, **options: Any) -> None:

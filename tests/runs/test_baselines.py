@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from emdcfl.runs.baselines import verdict
+from emdcfl.runs.verdict import worth
 
 
 def summary(mean: float, k: int = 3, samples: int = 400) -> dict[str, Any]:
@@ -25,4 +25,4 @@ def summary(mean: float, k: int = 3, samples: int = 400) -> dict[str, Any]:
     ],
 )
 def test_verdict(k: int, together: float, alone: float, words: str) -> None:
-    assert verdict(summary(0.9, k), {"fedavg": summary(together), "local": summary(alone)}).startswith(words)
+    assert worth(summary(0.9, k), {"fedavg": summary(together), "local": summary(alone)}).startswith(words)

@@ -183,11 +183,11 @@ def test_terminal_and_page_name_it(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     show_result(console, summary, [], out)
     text = console.export_text()
     assert "quarantined for the run: site-1 in round 3 (train): theta holds values that are not finite" in text
-    assert "stands out: update norm of site-2, 9 against a median of 1 (in 2 rounds from round 1 on)" in text
+    assert "update norm of site-2, 9 against a median of 1 (in 2 rounds from round 1 on)" in text
     (out / "summary.json").write_text(json.dumps(summary))
     page = write_report(out).read_text()
-    assert "Quarantined clients" in page and "1 client sent what was not agreed and was quarantined" in page
-    assert "the run" in page and "Values that stand out" in page and "1 value of clients stands out" in page
+    assert "Quarantined clients" in page and "1 client sent invalid replies" in page
+    assert "the run" in page and "Outlying values" in page and "1 outlying value" in page
 
 
 def test_a_violation_is_logged(caplog: pytest.LogCaptureFixture) -> None:

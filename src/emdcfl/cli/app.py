@@ -1,4 +1,4 @@
-"""The ``emdcfl`` command: its sub-commands, and how errors reach people (one line, exit code 2)."""
+"""The ``emdcfl`` command: sub-commands, exit codes, and errors as one line."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ app = typer.Typer(
 )
 
 
-EXPLAINED = 2
+USER_ERROR = 2
 INTERRUPTED = 130
 TERMINATED = 143
-"""Exit codes: an error that was explained, Ctrl-C, SIGTERM. After the last two a run goes on with ``--resume``."""
+"""Exit codes: a user error, Ctrl-C, SIGTERM. After the last two ``--resume`` continues the run."""
 
 
 def _version(wanted: bool) -> None:
@@ -54,13 +54,13 @@ class _Stderr(logging.Handler):
 
 def _explain(message: str) -> NoReturn:
     print(f"error: {' '.join(message.split())}", file=sys.stderr)
-    sys.exit(EXPLAINED)
+    sys.exit(USER_ERROR)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and exit: 0 done, 2 an error that was explained, 130 interrupted (Ctrl-C), 143 terminated (SIGTERM)."""
-    # states and activations are megabytes each: in pages of 4 KiB, taking new memory for them costs more than adding them up
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # read by torch when it is imported, here and in worker processes
+    """Run the command line and exit: 0 done, 2 a user error, 130 interrupted (Ctrl-C), 143 terminated (SIGTERM)."""
+    # huge pages: states and activations are megabytes each, and allocating them in pages of 4 KiB costs more than adding them up
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch reads it on import, here and in worker processes
     from emdcfl.cli import compare, data, federation, init, methods, report, reproduce, run, sweep, use  # noqa: F401  each module adds its commands
 
     log = logging.getLogger("emdcfl")
@@ -81,13 +81,13 @@ def main(arguments: list[str] | None = None) -> None:
         code = INTERRUPTED
     except BrokenPipeError:
         sys.exit(141)
-    except OSError as error:  # a full or read-only disk, or a file nobody may read, wherever it was met
-        _explain(f"{error.filename or 'input/output'}: {error.strerror or error}; mend the cause and start again")
+    except OSError as error:  # a full or read-only disk, or a file without read permission
+        _explain(f"{error.filename or 'input/output'}: {error.strerror or error}; fix the problem and retry")
     if code == INTERRUPTED:  # typer turns the key press into this code by itself
         if signals.received() == signal.SIGTERM:
             code = TERMINATED
         print(
-            "stopped; what was finished is saved, continue with --resume (run) or with the same command (compare, sweep, reproduce)",
+            "stopped; finished work is saved: continue with --resume (run) or the same command (compare, sweep, reproduce)",
             file=sys.stderr,
         )
     sys.exit(code if isinstance(code, int) else 0)

@@ -16,9 +16,10 @@ from rich.text import Text
 from emdcfl.cli.app import app
 from emdcfl.cli.progress import Pace
 from emdcfl.cli.run import build_config
-from emdcfl.cli.show import percent, terminal
+from emdcfl.cli.show import terminal
 from emdcfl.core.errors import ClientError, ConfigError
 from emdcfl.core.schema import Reply
+from emdcfl.core.units import percent
 from emdcfl.methods.base import Serving
 from emdcfl.runs.scoring import MetricsRow
 from emdcfl.studies.compare import Done, Job, Outcome, compare, configs, describe_failures, parse_methods, parse_seeds

@@ -1,4 +1,4 @@
-"""``emdcfl data list | show | check``: what there is to train on."""
+"""``emdcfl data list | show | check``: scenarios, and the user's own data."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from rich import box
 from rich.table import Table
 
 from emdcfl.cli.app import app
-from emdcfl.cli.show import shorten, terminal
+from emdcfl.cli.show import tell, terminal
 from emdcfl.core.errors import DataError
 
-data = typer.Typer(help="Scenarios, and people's own data.", no_args_is_help=True)
+data = typer.Typer(help="Scenarios, and your own data.", no_args_is_help=True)
 app.add_typer(data, name="data")
 
 
@@ -67,7 +67,7 @@ def check(
     client: Annotated[str | None, typer.Option(help="Client column of one shared table.", show_default=False)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
-    """Say what a run would see in a folder, and what is wrong with it."""
+    """Report what a run would read from a folder, and every problem in it."""
     from emdcfl.data.own import check_folder
 
     report = check_folder(folder, label=label, client=client)
@@ -80,13 +80,20 @@ def check(
         for column in ("client", "train", "val", "test", "classes"):
             table.add_column(column, justify="left" if column in ("client", "classes") else "right", overflow="fold")
         for c in report.clients:
-            balance = shorten([f"{k}: {v}" for k, v in c.labels.items()], 8)
-            table.add_row(c.name, *(str(c.sizes.get(s, 0)) for s in ("train", "val", "test")), balance)
+            table.add_row(c.name, *(str(c.sizes.get(s, 0)) for s in ("train", "val", "test")), _balance(c.labels))
         console.print(table)
     for note in report.notes:
-        console.print(f"note: {note}", soft_wrap=True)
+        tell(console, f"note: {note}")
     for problem in report.errors:
-        console.print(f"problem: {problem}", soft_wrap=True)
+        tell(console, f"problem: {problem}")
     if not report.ok:
-        raise DataError(f"{folder}: {len(report.errors)} problem{'s' if len(report.errors) > 1 else ''} to mend before a run")
+        raise DataError(f"{folder}: {len(report.errors)} problem{'s' if len(report.errors) > 1 else ''} to fix before a run")
     console.print("ready to run")
+
+
+def _balance(labels: dict[str, int]) -> str:
+    """Write the number of samples per class: each where there are few classes, else the range."""
+    if len(labels) <= 6:
+        return ", ".join(f"{name}: {count}" for name, count in labels.items())
+    low, high = min(labels.values()), max(labels.values())
+    return f"{len(labels)} classes, {low if low == high else f'{low} to {high}'} samples each"

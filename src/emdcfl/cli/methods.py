@@ -1,4 +1,4 @@
-"""``emdcfl methods``: what there is to compare with."""
+"""``emdcfl methods``: the methods and their options."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from emdcfl.methods import METHODS, Method, find
 
 
 def about(cls: type[Method]) -> dict[str, Any]:
-    """Return what is known of a method: family, fields with type and default, what the docstrings say."""
+    """Return a method's family, fields with type and default, and docstrings."""
     hints = get_type_hints(cls)
     return {
         "name": cls.name,
@@ -54,7 +54,7 @@ def methods(
         for m in known:
             table.add_row(m["name"], m["family"], "yes" if m["needs_k"] else "no", m["citation"])
         console.print(table)
-        console.print("emdcfl methods NAME tells one method's fields and formulas.")
+        console.print("'emdcfl methods NAME' shows a method's fields and formulas.")
         return
     typer.echo(known[0]["description"])
     typer.echo("\n" + known[0]["parameters"])

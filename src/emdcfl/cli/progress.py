@@ -1,4 +1,4 @@
-"""What a run shows while it runs: a live line on a terminal; elsewhere one plain line per round, and per minute of a long one."""
+"""Progress of a run: a live bar on a terminal; elsewhere one line per round, and per minute of a long round."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from emdcfl.methods.base import Serving
 from emdcfl.runs.scoring import MetricsRow
 
 HEARTBEAT = 60.0
-"""Seconds without a word after which a run says where it is, where there is no bar to watch."""
+"""Seconds between two lines of progress where there is no bar."""
 SETTLED = 30.0
-"""Seconds after which the speed so far is believed."""
+"""Seconds after which the remaining time is estimated."""
 
 
 class Pace:
-    """Where a run is, counted in trained clients, and how long it has to go at this speed."""
+    """Progress counted in trained clients, and the remaining time at this speed."""
 
     def __init__(self) -> None:
         self.started = self.spoke = time.monotonic()
@@ -43,7 +43,7 @@ class Pace:
 
     @property
     def left(self) -> float | None:
-        """Seconds to go; None as long as that is not known."""
+        """Seconds to go; None while unknown."""
         took = time.monotonic() - self.started
         done = self.index - self.first + len(self.trained) / max(self.participants, 1)
         if took < SETTLED or done <= 0:
@@ -51,7 +51,7 @@ class Pace:
         return took / done * max(self.total - self.first + 1 - done, 0.0)
 
     def due(self) -> bool:
-        """Say whether nothing was said for long; true once per such while."""
+        """Whether a line of progress is due; true once per ``HEARTBEAT``."""
         now = time.monotonic()
         if now - self.spoke < HEARTBEAT:
             return False

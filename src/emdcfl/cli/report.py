@@ -1,4 +1,4 @@
-"""``emdcfl report``: one HTML page to look at, of a run or a comparison."""
+"""``emdcfl report``: an HTML page of a run or a comparison."""
 
 from __future__ import annotations
 

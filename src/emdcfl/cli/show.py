@@ -1,4 +1,4 @@
-"""Tables for the terminal."""
+"""What commands print when they end."""
 
 from __future__ import annotations
 
@@ -11,41 +11,51 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from emdcfl.core.units import names, percent
 from emdcfl.runs.outputs import read_reading
 from emdcfl.runs.scoring import MetricsRow
+from emdcfl.runs.verdict import BASELINES, headline, worth
 
-MOST_SENTENCES = 9
-"""Sentences about the clusters printed; all of them are in ``reading.json``."""
+MOST_LINES = 8
+"""Lines printed of each kind (clusters, failures, flags, notes); the files of the run hold all."""
 
-MOST_FAULTS = 10
-"""Most failures, quarantines and flags that are printed; all are in ``summary.json``."""
-
-NOTES = 8
-"""Most notes that are printed."""
+PHASES = ("train", "embed", "transport", "evaluate")
 
 
 def terminal() -> Console:
-    """Return a command's console. It prints text, never markup: names and paths are the user's, and may hold brackets or :100:."""
+    """Return a command's console. It prints text, never markup: names and paths may hold brackets or :100:."""
     return Console(markup=False, emoji=False, highlight=False)
 
 
-def percent(value: float | None) -> str:
-    """Write a share as a percentage with one digit, a dash for none."""
-    return "–" if value is None else f"{value:.1%}"
-
-
-def shorten(names: Sequence[str], most: int = 12) -> str:
-    """Join names, leaving out the middle of a long list."""
-    if len(names) <= most:
-        return ", ".join(names)
-    return ", ".join(names[: most - 2]) + f", … {len(names) - most + 1} more …, {names[-1]}"
+def tell(console: Console, text: str | Text) -> None:
+    """Print a sentence: a terminal wraps it between words; in a file it stays one line."""
+    console.print(text, soft_wrap=not console.is_terminal)
 
 
 def show_result(console: Console, summary: Mapping[str, Any], rows: Sequence[MetricsRow], out: Path) -> None:
-    """Print clusters and their members, accuracy, agreement, and where the time went."""
+    """Print clusters and their members, accuracy, agreement, what the distances say, and the time by phase."""
     console.print()
+    reading = read_reading(out) if summary["clusters"] is not None else None
     if summary["clusters"] is not None:
         console.print(_clusters(summary, rows))
+    head = f"{summary['method']} on {summary['scenario']}, seed {summary['seed']}: "
+    tell(console, Text.assemble(head, (headline(summary, reading), "bold")))
+    tell(console, _scores(summary))
+    if reading is not None:
+        _show_distances(console, reading)
+    seconds = summary["seconds"]
+    times = " · ".join(f"{phase} {seconds.get(phase, 0.0):.1f} s" for phase in PHASES)
+    tell(console, f"time: {times} · total {seconds.get('total', 0.0):.1f} s")
+    _list(console, [f"missing: {f['client']} in round {f['round']} ({f['task']}): {f['reason']}" for f in summary["failures"]], "failures")
+    quarantined = summary.get("quarantined", [])
+    where = "quarantined for the {for}: {client} in round {round} ({task}): {reason}"
+    _list(console, [where.format(**entry) for entry in quarantined], "quarantines")
+    _list(console, [_flag(flag) for flag in summary.get("flags", [])], "outliers")
+    _list(console, [f"note: {note}" for note in summary["notes"]], "notes")
+    console.print(f"run directory: {out}", soft_wrap=True)
+
+
+def _scores(summary: Mapping[str, Any]) -> Text:
     parts = []
     for variant, score in summary["accuracy"]["variants"].items():
         name = "" if len(summary["accuracy"]["variants"]) == 1 else f"{variant} "
@@ -53,50 +63,45 @@ def show_result(console: Console, summary: Mapping[str, Any], rows: Sequence[Met
     if summary["clusters"] is not None:
         ari = f"ARI = {summary['ari']:.2f}" if summary["ari"] is not None else "no true groups to compare with"
         parts.append(Text(f"K = {summary['k']}, {ari}"))
-    head = Text.assemble((summary["method"], "bold"), f" on {summary['scenario']}, seed {summary['seed']}: ")
-    console.print(head + Text("; ").join(parts), soft_wrap=True)
-    reading = read_reading(out)
-    for sentence in reading["sentences"][:MOST_SENTENCES] if reading else []:
-        console.print(f"  {sentence}", soft_wrap=True)
-    for doubt in reading["doubts"] if reading else []:
-        console.print(Text.assemble("  ", ("doubt:", "yellow"), f" {doubt}"), soft_wrap=True)
-    seconds = summary["seconds"]
-    times = " · ".join(f"{phase} {seconds.get(phase, 0.0):.1f} s" for phase in ("train", "embed", "transport", "evaluate"))
-    console.print(f"time: {times} · total {seconds.get('total', 0.0):.1f} s", soft_wrap=True)
-    for failure in summary["failures"][:MOST_FAULTS]:
-        text = f"missing: {failure['client']} in round {failure['round']} ({failure['task']}): {failure['reason']}"
-        console.print(text, soft_wrap=True)
-    for entry in summary.get("quarantined", [])[:MOST_FAULTS]:
-        text = f"quarantined for the {entry['for']}: {entry['client']} in round {entry['round']} ({entry['task']}): {entry['reason']}"
-        console.print(text, soft_wrap=True)
-    for flag in summary.get("flags", [])[:MOST_FAULTS]:
-        text = f"stands out: {flag['what']} of {flag['client']}, {flag['value']:.3g} against a median of {flag['typical']:.3g}"
-        rounds = f" (in {flag['times']} rounds from round {flag['first']} on)" if flag["times"] > 1 else f" (round {flag['first']})"
-        console.print(text + rounds, soft_wrap=True)
-    for note in summary["notes"][:NOTES]:
-        console.print(f"note: {note}", soft_wrap=True)
-    if len(summary["notes"]) > NOTES:
-        console.print(f"note: {len(summary['notes']) - NOTES} more notes in summary.json")
-    console.print(f"run directory: {out}", soft_wrap=True)
+    return Text("; ").join(parts)
+
+
+def _show_distances(console: Console, reading: Mapping[str, Any]) -> None:
+    for sentence in reading["sentences"]:
+        tell(console, f"  {sentence}")
+    _list(console, [f"  cluster {k}: {about}" for k, about in reading["clusters"].items()], "clusters", "reading.json")
+    for doubt in reading["doubts"]:
+        tell(console, Text.assemble("  ", ("doubt:", "yellow"), f" {doubt}"))
+
+
+def _flag(flag: Mapping[str, Any]) -> str:
+    rounds = f"in {flag['times']} rounds from round {flag['first']} on" if flag["times"] > 1 else f"round {flag['first']}"
+    return f"outlier: {flag['what']} of {flag['client']}, {flag['value']:.3g} against a median of {flag['typical']:.3g} ({rounds})"
+
+
+def _list(console: Console, lines: Sequence[str], what: str, file: str = "summary.json") -> None:
+    for line in lines[:MOST_LINES]:
+        tell(console, line)
+    if len(lines) > MOST_LINES:
+        console.print(f"{'  ' if lines[0].startswith('  ') else ''}{len(lines) - MOST_LINES} more {what} in {file}")
 
 
 def _clusters(summary: Mapping[str, Any], rows: Sequence[MetricsRow]) -> Table:
     score = {r["client"]: next(iter(r["accuracy"].values())) for r in rows if r["accuracy"]}
     table = Table(title="Clusters found", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("cluster", justify="right")
-    table.add_column("clients", justify="right")
-    table.add_column("members", overflow="fold")
+    table.add_column("clients", overflow="fold")
     if summary["groups"] is not None:
         table.add_column("true groups", overflow="fold")
     table.add_column("accuracy", justify="right")
     table.add_column("worst", justify="right")
     for k in sorted(set(summary["clusters"])):
         at = [i for i, label in enumerate(summary["clusters"]) if label == k]
-        names = [summary["clients"][i] for i in at]
-        cells = [str(k), str(len(names)), shorten(names)]
+        members = [summary["clients"][i] for i in at]
+        cells = [str(k), names(members)]
         if summary["groups"] is not None:
             cells.append(", ".join(dict.fromkeys(str(summary["groups"][i]) for i in at)))
-        own = [score[n] for n in names if n in score]
+        own = [score[n] for n in members if n in score]
         cells += [percent(sum(own) / len(own) if own else None), percent(min(own) if own else None)]
         table.add_row(*cells)
     return table
@@ -104,8 +109,6 @@ def _clusters(summary: Mapping[str, Any], rows: Sequence[MetricsRow]) -> Table:
 
 def show_worth(console: Console, summary: Mapping[str, Any], others: Mapping[str, Mapping[str, Any]]) -> None:
     """Print the clustered run beside one model for all and every site alone, and say what grouping gained."""
-    from emdcfl.runs.baselines import BASELINES, verdict
-
     table = Table(title="Is grouping worth it?", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("training")
     table.add_column("models", justify="right")
@@ -116,4 +119,4 @@ def show_worth(console: Console, summary: Mapping[str, Any], others: Mapping[str
     for what, one in named.items():
         table.add_row(what, str(one["k"]), percent(one["accuracy"]["mean"]), percent(one["accuracy"]["worst"]))
     console.print(table)
-    console.print(verdict(summary, others), soft_wrap=True)
+    tell(console, worth(summary, others))

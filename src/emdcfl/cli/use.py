@@ -11,7 +11,8 @@ from rich import box
 from rich.table import Table
 
 from emdcfl.cli.app import app
-from emdcfl.cli.show import percent, shorten, terminal
+from emdcfl.cli.show import tell, terminal
+from emdcfl.core.units import names, percent
 
 
 @app.command()
@@ -61,8 +62,8 @@ def place(
         table.add_column(column, justify="left" if column == "members" else "right")
     for c in placement.candidates:
         linked = f"{c.linked} of {len(c.members)}"
-        table.add_row(str(c.cluster), shorten(c.members, 6), f"{c.ratio:.2f}", linked, percent(c.accuracy))
+        table.add_row(str(c.cluster), names(c.members), f"{c.ratio:.2f}", linked, percent(c.accuracy))
     for note in placement.notes:
-        console.print(f"note: {note}", soft_wrap=True)
+        tell(console, f"note: {note}")
     console.print(table)
-    console.print(placement.verdict(), soft_wrap=True)
+    tell(console, placement.verdict())

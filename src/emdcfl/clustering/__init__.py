@@ -5,6 +5,7 @@ from __future__ import annotations
 from emdcfl.clustering.labels import adjusted_rand, match_labels
 from emdcfl.clustering.margins import Link, Margins, margins
 from emdcfl.clustering.neighbourhoods import components, joined, links, neighbourhoods, per_pair
+from emdcfl.clustering.pairs import PairRatios
 from emdcfl.clustering.partitions import LINKAGES, bipartition, cut, kmeans
 from emdcfl.clustering.simplex import project_simplex
 from emdcfl.clustering.spectral import edc, gram_features
@@ -13,6 +14,7 @@ __all__ = [
     "LINKAGES",
     "Link",
     "Margins",
+    "PairRatios",
     "adjusted_rand",
     "bipartition",
     "components",

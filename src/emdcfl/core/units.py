@@ -36,6 +36,28 @@ def byte_count(value: float) -> str:
     return f"{value:.3g} TB"
 
 
+def percent(value: float | None) -> str:
+    """Write a share as a percentage with one digit, a dash for none.
+
+    Examples
+    --------
+    >>> percent(0.9512), percent(None)
+    ('95.1%', '–')
+    """
+    return "–" if value is None else f"{value:.1%}"
+
+
+def plural(n: int, what: str) -> str:
+    """Write a number and its noun.
+
+    Examples
+    --------
+    >>> plural(1, "group"), plural(3, "group")
+    ('1 group', '3 groups')
+    """
+    return f"{n} {what}{'' if n == 1 else 's'}"
+
+
 NAMED_IN_FULL = 6
 """Longest list of names that is written out."""
 

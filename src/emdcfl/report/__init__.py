@@ -1,7 +1,6 @@
-"""One self-contained HTML page per run or comparison, for a person to look at and decide from.
+"""One self-contained HTML page per run or comparison.
 
-Imports experiments, clustering, methods and jinja2. Everything a page needs is inside it: it asks nothing of the network, and its content
-policy admits no script but its own.
+A page loads nothing from the network, and its content policy allows no script but its own.
 """
 
 from __future__ import annotations

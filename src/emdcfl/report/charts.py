@@ -1,4 +1,4 @@
-"""The drawings of one run: the map of clients, how the pairs lie about the tolerance, accuracy by round. Imports reading, gaps and svg."""
+"""The charts of one run: map of clients, distances around the tolerance, accuracy by round."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from emdcfl.report.gaps import LOWER, UPPER, Edge, Gaps, classical_mds
+from emdcfl.clustering.pairs import LOWER, SIGNS, UPPER, Edge, PairRatios
+from emdcfl.core.units import percent, plural
 from emdcfl.report.load_run import Run
-from emdcfl.report.svg import Array, Scale, bent, chart, mark, number, percent, plural, shape_path, tag, ticks, visible
+from emdcfl.report.projection import classical_mds, symmetric
+from emdcfl.report.svg import Array, Scale, bent, chart, mark, number, shape_path, tag, ticks, visible
+from emdcfl.runs.verdict import BASELINES
 
 WIDTH = 380.0
 NAMED = 24
@@ -19,18 +22,17 @@ LINKS = 300
 """Up to this many links are drawn on the map."""
 TIGHTEST = 14
 """Most clients in the drawing of margins: those closest to the tolerance."""
-SIGNS = {LOWER: "≥ ", UPPER: "≤ "}
 
 
 def client_map(run: Run) -> tuple[Markup, float]:
-    """Draw clients as points whose distances in the plane follow W; return the drawing and the share of variance it shows."""
-    gaps, labels = run.gaps, run.clusters
-    assert gaps is not None and labels is not None
-    points, share = classical_mds(gaps.symmetric())
+    """Draw clients at distances that follow W; return the chart and the share of variance it shows."""
+    pairs, labels = run.pairs, run.clusters
+    assert pairs is not None and labels is not None
+    points, share = classical_mds(symmetric(pairs.W))
     r = 6.0 if len(points) <= NAMED else 4.2 if len(points) <= 100 else 3.4
     x, y, unit, height = _fit(points, r)
     parts: list[Markup] = [tag("rect", x=0.5, y=0.5, width=WIDTH - 1, height=height - 1, rx=6, class_="frame")]
-    linked = np.argwhere(np.triu(gaps.deciding < 1, 1))
+    linked = np.argwhere(np.triu(pairs.deciding < 1, 1))
     if len(linked) <= LINKS:
         parts += [tag("line", x1=x[a], y1=y[a], x2=x[b], y2=y[b], class_="link") for a, b in linked]
     names = _place_names(run.clients, x, y, r, height) if len(x) <= NAMED else _place_clusters(run, x, y)
@@ -42,7 +44,7 @@ def client_map(run: Run) -> tuple[Markup, float]:
             lines.append(f"accuracy {percent(accuracy)}")
         shape = run.shapes[run.groups[i]] if run.groups is not None else "circle"
         parts.append(mark("path", "\n".join(lines), d=shape_path(shape, x[i], y[i], r), class_=f"point {run.colours[labels[i]]}"))
-    epsilon = gaps.tolerance
+    epsilon = pairs.tolerance
     if epsilon is not None and epsilon > 0 and unit * epsilon <= 200:
         x0, y0 = 14.0, height - 14
         parts.append(tag("path", d=f"M{x0:.1f} {y0 - 3:.1f}v6m0 -3h{unit * epsilon:.1f}m0 -3v6", class_="ruler"))
@@ -51,7 +53,7 @@ def client_map(run: Run) -> tuple[Markup, float]:
 
 
 def _fit(points: Array, r: float) -> tuple[list[float], list[float], float, float]:
-    """Turn coordinates into a frame, one scale for both axes; return x, y, units per distance and the height of the frame."""
+    """Scale coordinates to the frame; return x, y, units per distance and the height of the frame."""
     across, down = (66.0 if len(points) <= NAMED else 34.0), 46.0  # names need room at the sides
     low, high = points.min(axis=0), points.max(axis=0)
     span = np.maximum(high - low, 1e-12)
@@ -63,8 +65,8 @@ def _fit(points: Array, r: float) -> tuple[list[float], list[float], float, floa
 
 
 def _apart(points: Array, least: float, times: int = 80) -> Array:
-    """Push points that would cover each other apart, so that each can be seen and pointed at."""
-    angle = np.pi * (3 - np.sqrt(5)) * np.arange(len(points))  # tells points at the same place where to go
+    """Move overlapping points apart, so that each can be seen."""
+    angle = np.pi * (3 - np.sqrt(5)) * np.arange(len(points))  # separates points at the same position
     p = points + 1e-3 * np.stack([np.cos(angle), np.sin(angle)], axis=1)
     for _ in range(times):
         step = p[:, None] - p[None]
@@ -78,7 +80,7 @@ def _apart(points: Array, least: float, times: int = 80) -> Array:
 
 
 def _place_names(clients: Sequence[str], x: list[float], y: list[float], r: float, height: float) -> list[Markup]:
-    """Write each name where it covers neither a point nor another name; leave out those for which there is no room."""
+    """Place each name where it covers neither a point nor another name; omit names that do not fit."""
     taken = [(a - r, b - r, a + r, b + r) for a, b in zip(x, y, strict=True)]
     parts = []
     for i, client in enumerate(clients):
@@ -108,9 +110,9 @@ def _place_clusters(run: Run, x: list[float], y: list[float]) -> list[Markup]:
     return parts
 
 
-def _ratio_axis(gaps: Gaps, start: float, y: float, top: float) -> tuple[Scale, list[Markup]]:
+def _ratio_axis(pairs: PairRatios, start: float, y: float, top: float) -> tuple[Scale, list[Markup]]:
     """Axis in units of the tolerance, with the tolerance marked."""
-    known = gaps.deciding[~np.isnan(gaps.deciding)]
+    known = pairs.deciding[~np.isnan(pairs.deciding)]
     low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 2.0)
     scale = Scale(min(low * 1.05, 0.0), max(high * 1.05, 1.5), start, WIDTH - 10, bent)
     parts, last = [], -1e9
@@ -128,16 +130,16 @@ def _ratio_axis(gaps: Gaps, start: float, y: float, top: float) -> tuple[Scale, 
 
 
 def pair_histogram(run: Run) -> Markup:
-    """Draw how many pairs lie where: pairs of one cluster above the axis, pairs of two clusters below."""
-    gaps = run.gaps
-    assert gaps is not None
+    """Draw a histogram of pairs: those of one cluster above the axis, those of two clusters below."""
+    pairs = run.pairs
+    assert pairs is not None
     top, middle, bottom = 16.0, 74.0, 132.0
-    scale, parts = _ratio_axis(gaps, 10.0, bottom, top)
+    scale, parts = _ratio_axis(pairs, 10.0, bottom, top)
     edges = np.linspace(bent(scale.low), bent(scale.high), 49)
     values = [float(np.copysign(v * v, v)) for v in edges]
     bars = []
     for same, what in ((True, "inside clusters"), (False, "between clusters")):
-        found = np.clip(gaps.pairs(same=same), scale.low, scale.high)
+        found = np.clip(pairs.pairs(same=same), scale.low, scale.high)
         counts, _ = np.histogram([bent(v) for v in found], bins=edges)
         for i in np.flatnonzero(counts).tolist():
             tall = max(52.0 * float(counts[i]) / max(int(counts.max()), 1), 2.0)
@@ -152,16 +154,16 @@ def pair_histogram(run: Run) -> Markup:
 
 
 def margin_rows(run: Run) -> tuple[Markup, int]:
-    """Draw, for the clients closest to the tolerance, their farthest partner inside and nearest client outside; and say how many."""
-    gaps = run.gaps
-    assert gaps is not None
-    tight = sorted(range(len(run.clients)), key=lambda i: (gaps.tightness(i), i))[:TIGHTEST]
-    tight = [i for i in tight if np.isfinite(gaps.tightness(i))]
+    """Draw the farthest partner inside and nearest client outside of the tightest clients; return the chart and their number."""
+    pairs = run.pairs
+    assert pairs is not None
+    tight = sorted(range(len(run.clients)), key=lambda i: (pairs.tightness(i), i))[:TIGHTEST]
+    tight = [i for i in tight if np.isfinite(pairs.tightness(i))]
     bottom = 8 + 18.0 * len(tight)
-    scale, parts = _ratio_axis(gaps, 108.0, bottom, 4.0)
+    scale, parts = _ratio_axis(pairs, 108.0, bottom, 4.0)
     for row, i in enumerate(tight):
         y = 8 + 18.0 * row + 9
-        inside, outside = gaps.edge(i, same=True), gaps.edge(i, same=False)
+        inside, outside = pairs.edge(i, same=True), pairs.edge(i, same=False)
         parts.append(tag("text", visible(run.clients[i], 16), x=97, y=y + 3.5, class_="small end"))
         if inside is not None and outside is not None:
             parts.append(tag("line", x1=scale(inside.ratio), x2=scale(outside.ratio), y1=y, y2=y, class_="span"))
@@ -173,7 +175,7 @@ def margin_rows(run: Run) -> tuple[Markup, int]:
 
 
 def _edge_mark(run: Run, edge: Edge, client: int, scale: Scale, y: float, what: str, class_: str) -> Markup:
-    """A dot for a value, a triangle pointing to where the value may lie for a bound."""
+    """Draw a dot for a value, and for a bound a triangle that points to where the value lies."""
     x, r = scale(edge.ratio), 4.2
     side = {LOWER: 1, UPPER: -1}.get(edge.kind)
     outline = (
@@ -185,9 +187,7 @@ def _edge_mark(run: Run, edge: Edge, client: int, scale: Scale, y: float, what: 
 
 
 def round_lines(run: Run, variant: str) -> Markup | None:
-    """Draw accuracy by round: mean, worst client, clusters where there are few, and the baselines where there are any."""
-    from emdcfl.runs.baselines import BASELINES
-
+    """Draw accuracy by round: mean, worst client, clusters if there are few, and baselines."""
     lines: list[tuple[str, str, dict[int, float]]] = []
     if run.clusters is not None and 1 < len(run.colours) <= 10:
         for k, colour in run.colours.items():
@@ -226,7 +226,7 @@ def _draw_lines(lines: list[tuple[str, str, dict[int, float]]], label: str) -> M
         parts.append(
             tag(
                 "text",
-                f"{100 * value:.0f} %" if y.high - low > 0.06 else f"{100 * value:.1f} %",
+                f"{value:.0%}" if y.high - low > 0.06 else f"{value:.1%}",
                 x=35,
                 y=y(value) + 3.5,
                 class_="small muted end",
@@ -247,13 +247,13 @@ def _draw_lines(lines: list[tuple[str, str, dict[int, float]]], label: str) -> M
 
 
 def heat_data(run: Run, most: int = 500) -> dict[str, Any]:
-    """Return what the page needs to draw the heat map: clients by cluster, W to four digits, tolerances, kinds."""
-    gaps = run.gaps
-    assert gaps is not None and run.clusters is not None
+    """Return the data of the heat map: clients by cluster, W to four digits, tolerances, kinds."""
+    pairs = run.pairs
+    assert pairs is not None and run.clusters is not None
     order = run.order
     if len(order) > most:
         order = [order[i] for i in np.linspace(0, len(order) - 1, most).round().astype(int).tolist()]
-    w, e, kind = (a[np.ix_(order, order)] for a in (gaps.W, gaps.epsilon, gaps.kind))
+    w, e, kind = (a[np.ix_(order, order)] for a in (pairs.W, pairs.epsilon, pairs.kind))
     per_row = [next((v for v in row if v == v), None) for row in e.tolist()]
     shared = all(v != v or v == per_row[i] for i, row in enumerate(e.tolist()) for v in row)
     return {

@@ -1,4 +1,4 @@
-"""The page of a comparison: the table of methods, and their accuracy and ARI drawn. Imports experiments (results, tables) and svg."""
+"""The page of a comparison: a table of methods, and charts of their accuracy and ARI."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 from markupsafe import Markup
 
 from emdcfl.core.errors import StoreError
-from emdcfl.report.svg import Scale, chart, mark, plural, shape_path, tag, ticks, visible
+from emdcfl.core.units import plural
+from emdcfl.report.svg import Scale, chart, mark, shape_path, tag, ticks, visible
 from emdcfl.studies.results import RESULTS, ResultRow
 from emdcfl.studies.tables import METRICS, Cell, Column, Table, build
 
@@ -103,7 +104,7 @@ def _headline(table: Table, methods: int) -> str:
         named = " and ".join(best[:3]) + (f" and {len(best) - 3} more" if len(best) > 3 else "")
         cell = table.cells.get((best[0], column.key, column.metrics[0])) if best else None
         return (
-            f"{named} {'leads' if len(best) == 1 else 'lead'} on {column.title}" + (f" with {cell.mean:.1f} %" if cell else "")
+            f"{named} {'leads' if len(best) == 1 else 'lead'} on {column.title}" + (f" with {cell.mean:.1f}%" if cell else "")
             if best
             else column.title
         )
@@ -142,7 +143,7 @@ def _block(table: Table, column: Column) -> dict[str, Any]:
         "heads": [METRICS.get(m, m) for m in shown],
         "rows": rows,
         "paper": any(c["paper"] for r in rows for c in r["cells"]),
-        "accuracy": _dots(table, column, labels, accuracy, " %", "Accuracy by method"),
+        "accuracy": _dots(table, column, labels, accuracy, "%", "Accuracy by method"),
         "accuracy_names": [METRICS[m] for m in accuracy],
         "ari": _dots(table, column, labels, ["ari"], "", "ARI by method") if "ari" in shown else None,
     }

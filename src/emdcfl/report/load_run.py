@@ -1,4 +1,4 @@
-"""What a page is made from: a run directory read into one object. Imports experiments (outputs, store, files) and clustering."""
+"""A run directory, read for its report page."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from emdcfl.clustering import PairRatios
 from emdcfl.core.errors import StoreError
-from emdcfl.report.gaps import Gaps
 from emdcfl.report.svg import COLOURS, SHAPES
 from emdcfl.runs.outputs import read_reading, read_summary
 from emdcfl.runs.scoring import MetricsRow
@@ -22,15 +20,14 @@ from emdcfl.runs.store.files import read_arrays
 
 @dataclass(frozen=True)
 class Run:
-    """A run directory, as far as it is there."""
+    """The parts of a run directory that exist."""
 
     path: Path
     summary: dict[str, Any]
     rows: list[MetricsRow]
     config: dict[str, Any]
-    gaps: Gaps | None
-    tau: list[float] | None
-    doubts: list[str]
+    pairs: PairRatios | None
+    reading: dict[str, Any] | None
     baselines: dict[str, Run]
 
     @property
@@ -44,7 +41,7 @@ class Run:
 
     @property
     def groups(self) -> list[str] | None:
-        """True groups, where the scenario knows them and there is more than a name for each."""
+        """True groups, where the scenario knows them."""
         found = self.summary.get("groups")
         return None if found is None else [str(g) for g in found]
 
@@ -54,7 +51,7 @@ class Run:
 
     @cached_property
     def last(self) -> dict[str, MetricsRow]:
-        """MetricsRow of the last round in which each client was tested."""
+        """Metrics of the last round in which each client was tested."""
         return {r["client"]: r for r in self.rows if r.get("accuracy")}
 
     def accuracy_of(self, client: str, variant: str) -> float | None:
@@ -82,7 +79,7 @@ class Run:
 
     @property
     def order(self) -> list[int]:
-        """Client numbers by cluster, then as given."""
+        """Client numbers sorted by cluster."""
         labels = self.clusters or [0] * len(self.clients)
         return sorted(range(len(labels)), key=lambda i: (labels[i], i))
 
@@ -93,16 +90,14 @@ def read_run(folder: Path) -> Run:
     missing = [key for key in ("method", "scenario", "clients", "accuracy") if key not in summary]
     if missing or "variants" not in summary["accuracy"]:
         raise StoreError(f"{folder / 'summary.json'}: no {(missing or ['accuracy.variants'])[0]!r}; resume the run to write it again")
-    gaps, tau = _read_distances(folder, summary)
     found = {p.name: p for p in sorted((folder / "baselines").glob("*")) if (p / "summary.json").is_file()}
     return Run(
         path=folder,
         summary=summary,
         rows=RunStore(folder).read_metrics(),
         config=_read_config(folder / "config.toml"),
-        gaps=gaps,
-        tau=tau,
-        doubts=[str(doubt) for doubt in (read_reading(folder) or {}).get("doubts", [])],
+        pairs=_read_distances(folder, summary),
+        reading=read_reading(folder) if summary.get("clusters") is not None else None,
         baselines={name: read_run(path) for name, path in found.items()},
     )
 
@@ -116,15 +111,13 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise StoreError(f"{path}: truncated or damaged: {error}; restore it, or start again with another --out") from error
 
 
-def _read_distances(folder: Path, summary: dict[str, Any]) -> tuple[Gaps | None, list[float] | None]:
+def _read_distances(folder: Path, summary: dict[str, Any]) -> PairRatios | None:
     path = folder / "distances.npz"
     if not path.exists() or summary.get("clusters") is None:
-        return None, None
+        return None
     arrays = read_arrays(path)
     n = len(summary["clients"])
     for name in ("W", "epsilon", "kind"):
         if name not in arrays or arrays[name].shape != (n, n):
             raise StoreError(f"{path}: expected {name} of shape ({n}, {n}), one row per client; resume the run to write it again")
-    tau = arrays.get("tau")
-    known = None if tau is None or tau.shape != (n,) else [float(t) for t in np.asarray(tau, dtype=np.float64)]
-    return Gaps(arrays["W"], arrays["epsilon"], arrays["kind"], [int(k) for k in summary["clusters"]]), known
+    return PairRatios(arrays["W"], arrays["epsilon"], arrays["kind"], [int(k) for k in summary["clusters"]])

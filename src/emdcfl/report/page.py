@@ -1,4 +1,4 @@
-"""From a folder to its page: read, draw, put into the template, write in one step. Imports the rest of report, jinja2 and files."""
+"""Write the HTML page of a run directory or a comparison."""
 
 from __future__ import annotations
 
@@ -14,18 +14,22 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 import emdcfl
+from emdcfl.clustering.pairs import SIGNS
 from emdcfl.core.errors import StoreError
-from emdcfl.core.units import byte_count, seconds
+from emdcfl.core.units import byte_count, percent, plural, seconds
 from emdcfl.paper.merging import merging_line
-from emdcfl.report import charts, words
+from emdcfl.report import charts
 from emdcfl.report.comparison import comparison_context
 from emdcfl.report.load_run import Run, read_run
-from emdcfl.report.svg import number, percent, plural, shape_path, visible
+from emdcfl.report.svg import number, shape_path, visible
 from emdcfl.runs.store.files import write_file
+from emdcfl.runs.verdict import BASELINES, headline, sentences
 from emdcfl.studies.results import RESULTS
 
 log = logging.getLogger("emdcfl")
 NAME = "report.html"
+LONGEST = 400
+"""Characters of a sentence on the page."""
 PHASES = ("train", "embed", "transport", "evaluate")
 
 
@@ -53,7 +57,7 @@ def _fill(template: str, context: dict[str, Any]) -> str:
         loader=PackageLoader("emdcfl.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {"percent": percent, "number": number, "visible": visible, "seconds": seconds, "bytes": byte_count}
-    environment.globals |= {"plural": plural, "shape_path": shape_path}
+    environment.globals |= {"plural": plural, "shape_path": shape_path, "baseline_names": BASELINES}
     folder = resources("emdcfl.report") / "templates"
     style, script = (Markup((folder / name).read_text(encoding="utf-8")) for name in ("style.css", "report.js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -63,7 +67,7 @@ def _fill(template: str, context: dict[str, Any]) -> str:
 
 
 def script_json(value: Any) -> Markup:
-    """JSON that cannot end the script element it stands in."""
+    """Return JSON that cannot end the script element around it."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
@@ -72,7 +76,7 @@ def run_context(run: Run) -> dict[str, Any]:
     """Return everything the template of a run shows."""
     s = run.summary
     drawn: dict[str, Any] = {"map": None, "histogram": None, "rows": None, "heat": None}
-    if run.gaps is not None and len(run.gaps.uncompared()) < len(run.clients):
+    if run.pairs is not None and len(run.pairs.uncompared()) < len(run.clients):
         drawn["map"], drawn["share"] = charts.client_map(run)
         drawn["histogram"] = charts.pair_histogram(run)
         drawn["rows"], drawn["tight"] = charts.margin_rows(run)
@@ -81,8 +85,8 @@ def run_context(run: Run) -> dict[str, Any]:
         "title": f"{s['method']} on {s['scenario']}",
         "run": run,
         "summary": s,
-        "headline": words.headline(run),
-        "sentences": words.sentences(run),
+        "headline": headline(s, run.reading),
+        "sentences": _sentences(run),
         "facts": _facts(run),
         "drawn": drawn,
         "rounds": [(v, drawing) for v in run.variants if (drawing := charts.round_lines(run, v)) is not None],
@@ -95,8 +99,24 @@ def run_context(run: Run) -> dict[str, Any]:
         "flags": list(s.get("flags") or []),
         "notes": [*filter(None, [merging_line(run.path)]), *(str(n) for n in s.get("notes") or [])],
         "config": {t: v for t, v in run.config.items() if isinstance(v, dict)},
-        "pairs": None if run.gaps is None else run.gaps.count(),
+        "pairs": None if run.pairs is None else run.pairs.count(),
     }
+
+
+def _sentences(run: Run) -> list[tuple[str, str]]:
+    """The run's findings by topic, and how many clients gained over training alone."""
+    found = sentences(run.summary, run.reading, {name: other.summary for name, other in run.baselines.items()})
+    if (alone := run.baselines.get("local")) is not None:
+        variant = run.variants[0]
+        both = [(run.accuracy_of(c, variant), alone.accuracy_of(c, variant)) for c in run.clients]
+        better, worse = (sum(sign * (a - b) > 0 for a, b in both if a is not None and b is not None) for sign in (1, -1))
+        found.append(("Worth it", f"Compared with training alone, {plural(better, 'client')} gained and {worse} lost."))
+    topics: dict[str, list[str]] = {}
+    for topic, sentence in found:
+        topics.setdefault(topic, []).append(visible(sentence, LONGEST))
+    if not run.baselines:
+        topics["Worth it"] = ["Not measured: this run has no baselines ('emdcfl run --data' adds them, 'emdcfl compare' runs any method)."]
+    return [(topic, " ".join(said)) for topic, said in topics.items()]
 
 
 def _facts(run: Run) -> list[tuple[str, str]]:
@@ -129,6 +149,7 @@ def _clusters(run: Run) -> list[dict[str, Any]]:
                 "groups": [] if run.groups is None else list(dict.fromkeys(run.groups[i] for i in at)),
                 "mean": sum(scores) / len(scores) if scores else None,
                 "worst": min(scores, default=None),
+                "distances": (run.reading or {"clusters": {}})["clusters"].get(str(k)),
             }
         )
     return found
@@ -139,7 +160,7 @@ def _table(run: Run) -> list[dict[str, Any]]:
     rows = []
     for i in run.order:
         client, row = run.clients[i], run.last.get(run.clients[i])
-        edges = {} if run.gaps is None else {side: run.gaps.edge(i, same=side == "inside") for side in ("inside", "outside")}
+        edges = {} if run.pairs is None else {side: run.pairs.edge(i, same=side == "inside") for side in ("inside", "outside")}
         rows.append(
             {
                 "client": client,
@@ -150,15 +171,13 @@ def _table(run: Run) -> list[dict[str, Any]]:
                 "baselines": {name: b.accuracy_of(client, run.variants[0]) for name, b in run.baselines.items()},
                 "samples": None if row is None else (row.get("test_samples") or {}).get(run.variants[0]),
                 "loss": None if row is None else row.get("train_loss"),
-                **{side: None if edge is None else (charts.SIGNS.get(edge.kind, ""), edge.ratio) for side, edge in edges.items()},
+                **{side: None if edge is None else (SIGNS.get(edge.kind, ""), edge.ratio) for side, edge in edges.items()},
             }
         )
     return rows
 
 
 def _worth(run: Run) -> list[tuple[str, Any, float | None, float | None]]:
-    from emdcfl.runs.baselines import BASELINES
-
     if not run.baselines:
         return []
     named = {f"{plural(int(run.summary.get('k') or 0), 'group')} ({run.summary['method']})": run}
@@ -168,7 +187,7 @@ def _worth(run: Run) -> list[tuple[str, Any, float | None, float | None]]:
 
 
 def _cost(summary: dict[str, Any]) -> dict[str, Any]:
-    """Where the time went, and what was sent, as far as the run says."""
+    """Return seconds by phase and bytes sent, where the run has them."""
     spent = {str(k): float(v) for k, v in (summary.get("seconds") or {}).items() if isinstance(v, int | float)}
     total = max(spent.pop("total", 0.0), sum(spent.values()))
     phases = [(name, spent[name]) for name in (*PHASES, *(n for n in spent if n not in PHASES)) if name in spent]
@@ -181,11 +200,11 @@ def _cost(summary: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sent(counted: Any) -> list[tuple[str, float, float]]:
-    """(phase, bytes to clients, bytes to the server), phases in which nothing travelled left out, with their sum at the end."""
+    """Return (phase, bytes to clients, bytes to the server) of phases that sent anything, and the sum."""
     rows = []
     for phase, ways in counted.items() if isinstance(counted, dict) else ():
         down, up = (float(ways.get(way) or 0) for way in ("to_clients", "to_server")) if isinstance(ways, dict) else (0.0, 0.0)
         if down or up:
             rows.append((str(phase), down, up))
     rows.sort(key=lambda row: PHASES.index(row[0]) if row[0] in PHASES else len(PHASES))
-    return [*rows, ("in all", sum(r[1] for r in rows), sum(r[2] for r in rows))] if rows else []
+    return [*rows, ("total", sum(r[1] for r in rows), sum(r[2] for r in rows))] if rows else []

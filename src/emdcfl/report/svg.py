@@ -131,11 +131,6 @@ def ticks(low: float, high: float, most: int = 5) -> list[float]:
     return [round(i * step, 10) for i in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
-def percent(value: float | None) -> str:
-    """Write a share as a percentage with one digit, a dash for none."""
-    return "–" if value is None else f"{100 * value:.1f}\u00a0%"
-
-
 def number(value: float | None) -> str:
     """Write a distance or a ratio with three digits that matter, a dash for none.
 
@@ -158,14 +153,3 @@ def number(value: float | None) -> str:
         if size < 100
         else f"{value:.0f}"
     )
-
-
-def plural(n: int, what: str) -> str:
-    """Write a number and its noun.
-
-    Examples
-    --------
-    >>> plural(1, "group"), plural(3, "group")
-    ('1 group', '3 groups')
-    """
-    return f"{n} {what}{'' if n == 1 else 's'}"

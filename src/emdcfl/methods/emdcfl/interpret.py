@@ -1,10 +1,7 @@
-r"""Reading a clustering: how far the distances are from another answer, in numbers and in words.
+r"""What the distances say about the clusters, in numbers and in sentences. The terminal and the report show these sentences.
 
-Everything is in units of W where one tolerance holds for all, else in multiples of the calibrated tolerance. Entries that were only
-bounded count with their bound, which errs on the safe side: what is said to be inside is at most that far, what is said to be outside at
-least, and the interval of tolerances is contained in the true one.
-
-Imports clustering and the types of ``base``.
+Numbers are in units of W where all clients share one tolerance, else in multiples of the calibrated tolerance. A distance that is only
+bounded counts with its bound. This is conservative: the interval of tolerances given is contained in the true one.
 """
 
 from __future__ import annotations
@@ -16,20 +13,22 @@ from typing import Any
 
 import numpy as np
 
-from emdcfl.clustering import Margins, links, margins
+from emdcfl.clustering import Margins, PairRatios, links, margins
+from emdcfl.clustering.pairs import BAND, SIGNS
+from emdcfl.core.units import names
 from emdcfl.methods.base import Distances
 
 LOW_POWER = 0.75
-"""Share of a client's own train-to-validation distance above which its calibrated tolerance is too wide to tell groups apart."""
+"""Share of a client's train-to-validation distance above which its calibrated tolerance is too wide to separate groups."""
 
 LOUD = 2.0
-"""How many times privacy noise shrinks distances where it is as long as the embeddings: from there on groups may go unseen."""
+"""Factor by which privacy noise shrinks distances, from which on groups may stay hidden."""
 
 CLEAR = 2.0
-"""Multiple of the tolerance from which clusters are apart whatever the power is."""
+"""Multiple of the tolerance from which clusters are separated whatever the power is."""
 
-MARKS = {2: "≥ ", 3: "≤ "}
-MOST_NAMES = 4
+MOST_PAIRS = 4
+"""Pairs named in a sentence."""
 
 
 @dataclass(frozen=True)
@@ -39,18 +38,28 @@ class Reading:
     Attributes
     ----------
     calibrated : bool
-        Whether clients have tolerances of their own; all numbers are then multiples of them.
+        Whether each client has its own tolerance; all numbers are then multiples of it.
     margins : Margins
         See :func:`emdcfl.clustering.margins`.
+    borderline, not_compared : list of str
+        Clients with a deciding distance near the tolerance, and clients that were compared with no other.
+    near_bounds : int
+        Pairs near the tolerance that are known as bounds only.
     sentences : list of str
-        The interval, and the weakest link and the nearest outsider of each cluster.
+        The interval of tolerances, the borderline clients, the clients that were not compared.
+    clusters : dict of int to str
+        The weakest link and the nearest outsider of each cluster.
     doubts : list of str
-        Why the clusters should not be called certain; empty where there is no reason.
+        Why the clusters are uncertain; empty where there is no reason.
     """
 
     calibrated: bool
     margins: Margins
+    borderline: list[str]
+    not_compared: list[str]
+    near_bounds: int
     sentences: list[str]
+    clusters: dict[int, str]
     doubts: list[str]
 
     def as_dict(self) -> dict[str, Any]:
@@ -62,38 +71,53 @@ class Reading:
             "interval": ends,
             "inside": self.margins["inside"],
             "outside": self.margins["outside"],
+            "borderline": self.borderline,
+            "not_compared": self.not_compared,
+            "near_bounds": self.near_bounds,
             "sentences": self.sentences,
+            "clusters": {str(k): sentence for k, sentence in self.clusters.items()},
             "doubts": self.doubts,
         }
 
 
 def read(distances: Distances, clients: Sequence[str], clusters: Sequence[int]) -> Reading:
-    """Read a clustering.
+    """Interpret the distances behind a clustering.
 
     Examples
     --------
     >>> W = np.array([[np.nan, 0.01, 0.3], [0.02, np.nan, 0.4], [0.1, 0.2, np.nan]])
     >>> found = read(Distances(W, np.full(3, 0.1), np.full((3, 3), 0.025), np.ones((3, 3), np.int8)), ["a", "b", "c"], [0, 0, 1])
-    >>> for sentence in found.sentences:
+    >>> for sentence in (*found.sentences, *found.clusters.values()):
     ...     print(sentence)
-    the same clusters come out for every tolerance above 0.02 up to 0.3 (used: 0.025)
-    cluster 0 (a, b): weakest link a – b at 0.02; nearest outsider c at 0.3, seen with a
-    cluster 1 (c): one client; nearest outsider a at 0.3, seen with c
+    every tolerance above 0.02 and up to 0.3 gives the same clusters (used: 0.025)
+    weakest link a – b at 0.02; nearest outsider c at 0.3 from a
+    one client; nearest outsider a at 0.3 from c
     """
     epsilon = distances.epsilon[np.isfinite(distances.epsilon)]
     calibrated = bool(epsilon.size and epsilon.max() > epsilon.min())
     values = distances.W / distances.epsilon if calibrated else distances.W
     used = 1.0 if calibrated else float(epsilon[0]) if epsilon.size else None
     found = margins(values, clusters, used=used)
-    bounded = bool(np.isin(distances.kind, (2, 3)).any())
-    sentences = [_interval(found, epsilon, calibrated) + ("; at least, as some pairs were only bounded" if bounded else "")]
-    for k in dict.fromkeys(int(c) for c in clusters):
-        sentences.append(_cluster(k, found, distances, values, clients, clusters, "times the tolerance" if calibrated else ""))
-    return Reading(calibrated, found, [s for s in sentences if s], doubts(distances, clients, clusters))
+    pairs = PairRatios(distances.W, distances.epsilon, distances.kind, [int(c) for c in clusters])
+    bounded = found["interval"] is not None and bool(np.isin(distances.kind, (2, 3)).any())
+    sentences = [_interval(found, epsilon, calibrated) + (" (conservative: some distances are bounds)" if bounded else "")]
+    borderline, near_bounds = [clients[i] for i in pairs.borderline()], pairs.near_bounds()
+    alone = [clients[i] for i in pairs.uncompared()] if len(clients) > 1 else []
+    if borderline:
+        sentences.append(f"borderline: {names(borderline)} (a deciding distance within a factor {BAND:g} of the tolerance)")
+    if near_bounds:
+        what = f"{near_bounds} pair{'' if near_bounds == 1 else 's'} near the tolerance known as bounds only"
+        sentences.append(f'{what}; method.distances = "all" measures every pair')
+    if alone and epsilon.size:
+        own = "a cluster of its own" if len(alone) == 1 else "clusters of their own"
+        sentences.append(f"not compared: {names(alone)}; kept as {own}; more validation samples may help")
+    unit = "×" if calibrated else ""
+    about = {k: _cluster(k, found, distances, values, clients, clusters, unit) for k in dict.fromkeys(int(c) for c in clusters)}
+    return Reading(calibrated, found, borderline, alone, near_bounds, sentences, about, doubts(distances, clients, clusters))
 
 
 def doubts(distances: Distances, clients: Sequence[str], clusters: Sequence[int]) -> list[str]:
-    r"""Say why clusters should not be called certain.
+    r"""Say why the clusters are uncertain.
 
     *Not transitive*: two clients are linked and yet in different clusters. *Both directions together*: each direction stays under its
     tolerance, but not their sum; under the null hypothesis :math:`(W/\epsilon + W^\top/\epsilon^\top)/\sqrt2` has at most the variance of
@@ -107,8 +131,8 @@ def doubts(distances: Distances, clients: Sequence[str], clusters: Sequence[int]
     reasons = []
     crossing = np.argwhere(np.triu(m & different, 1))
     if len(crossing):
-        names = _pairs(crossing, clients)
-        reasons.append(f"links are not transitive: {names} are linked but in different clusters; larger validation samples would help")
+        linked = _pairs(crossing, clients)
+        reasons.append(f"links are not transitive: {linked} are linked but in different clusters; larger validation samples would help")
     if distances.shrunk > LOUD:
         reasons.append(
             f"privacy noise shrinks distances about {distances.shrunk:.0f} times: clients in one cluster may differ; a larger "
@@ -123,7 +147,7 @@ def doubts(distances: Distances, clients: Sequence[str], clusters: Sequence[int]
     together = np.argwhere(np.triu(m & exact & (ratio + ratio.T >= math.sqrt(2)), 1))
     if len(together):
         reasons.append(
-            f"{_pairs(together, clients)} are linked, but both directions together speak against it; do not call this merge certain"
+            f"both directions together, {_pairs(together, clients)} exceed the tolerance although they are linked: this merge is uncertain"
         )
     finite = np.where(np.isfinite(distances.epsilon), distances.epsilon, np.nan)
     rows = [i for i in range(len(k)) if np.isfinite(finite[i]).any() and distances.tau[i] > 0]
@@ -133,8 +157,8 @@ def doubts(distances: Distances, clients: Sequence[str], clusters: Sequence[int]
         worst = max(wide, key=lambda i: float(np.nanmax(finite[i]) / distances.tau[i]))
         share = float(np.nanmax(finite[worst]) / distances.tau[worst])
         reasons.append(
-            f"low power: the tolerance of {_names([clients[i] for i in wide])} is up to {share:.0%} of the distance between its own train "
-            "and validation data, so smaller differences than that go unseen; give validation more data"
+            f"low power: the tolerance of {names([clients[i] for i in wide])} is up to {share:.0%} of the distance between its own train "
+            "and validation data, which hides smaller differences; give validation more data"
         )
     return reasons
 
@@ -145,37 +169,31 @@ def _interval(found: Margins, epsilon: Any, calibrated: bool) -> str:
     if found["interval"] is None:
         return "no single tolerance gives these clusters"
     low, high = found["interval"]
-    above = "" if low == -np.inf else f" above {low:.3g}"
-    up_to = "" if high == np.inf else f" up to {high:.3g}"
+    ends = [f" above {low:.3g}"] if low != -np.inf else []
+    ends += [f" up to {high:.3g}"] if high != np.inf else []
     if calibrated:
-        used = f"(used: 1; tolerances {epsilon.min():.3g} to {epsilon.max():.3g})"
-        return f"the same clusters come out for every multiple of the calibrated tolerances{above}{up_to} {used}"
-    return f"the same clusters come out for every tolerance{above}{up_to} (used: {epsilon[0]:.3g})"
+        used = f"calibrated tolerances {epsilon.min():.3g} to {epsilon.max():.3g}"
+        return f"{used}; any multiple{' and'.join(ends)} gives the same clusters"
+    return f"every tolerance{' and'.join(ends)} gives the same clusters (used: {epsilon[0]:.3g})"
 
 
 def _cluster(k: int, found: Margins, distances: Distances, values: Any, clients: Sequence[str], clusters: Sequence[int], unit: str) -> str:
-    members = [c for c, label in zip(clients, clusters, strict=True) if label == k]
-
     def at(a: int, b: int) -> str:
         i, j = (a, b) if values[a, b] >= values[b, a] else (b, a)
-        return f"{MARKS.get(int(distances.kind[i, j]), '')}{values[i, j]:.3g}{' ' if unit else ''}{unit}"
+        return f"{SIGNS.get(int(distances.kind[i, j]), '')}{values[i, j]:.3g}{unit}"
 
     parts = []
     if k in found["weakest"]:
         link = found["weakest"][k]
         parts.append(f"weakest link {clients[link['a']]} – {clients[link['b']]} at {at(link['a'], link['b'])}")
     else:
-        parts.append("one client" if len(members) == 1 else "no pair was compared")
+        parts.append("one client" if list(clusters).count(k) == 1 else "no pair was compared")
     if k in found["nearest"]:
         link = found["nearest"][k]
-        parts.append(f"nearest outsider {clients[link['b']]} at {at(link['a'], link['b'])}, seen with {clients[link['a']]}")
-    return f"cluster {k} ({_names(members)}): {'; '.join(parts)}"
-
-
-def _names(names: Sequence[str]) -> str:
-    return ", ".join(names) if len(names) <= MOST_NAMES else f"{', '.join(names[: MOST_NAMES - 1])} and {len(names) - MOST_NAMES + 1} more"
+        parts.append(f"nearest outsider {clients[link['b']]} at {at(link['a'], link['b'])} from {clients[link['a']]}")
+    return "; ".join(parts)
 
 
 def _pairs(pairs: Any, clients: Sequence[str]) -> str:
-    named = [f"{clients[i]} – {clients[j]}" for i, j in pairs[:MOST_NAMES]]
-    return ", ".join(named) + (f" and {len(pairs) - MOST_NAMES} more pairs" if len(pairs) > MOST_NAMES else "")
+    named = [f"{clients[i]} – {clients[j]}" for i, j in pairs[:MOST_PAIRS]]
+    return ", ".join(named) + (f" and {len(pairs) - MOST_PAIRS} more pairs" if len(pairs) > MOST_PAIRS else "")
