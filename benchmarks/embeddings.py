@@ -19,7 +19,7 @@ import numpy as np
 from emdcfl.core.tasks import Training
 from emdcfl.data import scenarios
 from emdcfl.data.types import Scenario, Site, Split
-from emdcfl.engines.local import make_federation
+from emdcfl.engines import make_federation
 from emdcfl.models.recipe import ModelRecipe
 from emdcfl.transport import cost_matrix, dual_variance, exact, projected_width, projection
 

@@ -38,7 +38,7 @@ from bare import Bare, mean_loss, scenario
 from emdcfl.core.params import Network
 from emdcfl.core.tasks import Training
 from emdcfl.data.types import Preprocess, Scenario
-from emdcfl.engines.local import make_federation
+from emdcfl.engines import make_federation
 from emdcfl.methods import make
 from emdcfl.models.recipe import ModelRecipe
 from peers import drive

@@ -34,7 +34,7 @@ from emdcfl.core.keys import NodeSecret, digest
 from emdcfl.core.tasks import Training
 from emdcfl.data import scenarios
 from emdcfl.data.types import Scenario, Site, Split
-from emdcfl.engines.local import make_federation
+from emdcfl.engines import make_federation
 from emdcfl.methods.emdcfl import EMDCFL
 from emdcfl.methods.emdcfl.comparison import Comparison
 from emdcfl.methods.emdcfl.interpret import doubts

@@ -27,7 +27,7 @@ from emdcfl.clustering import adjusted_rand, links, margins, neighbourhoods
 from emdcfl.core.tasks import Training
 from emdcfl.data import scenarios
 from emdcfl.data.types import Scenario
-from emdcfl.engines.local import make_federation
+from emdcfl.engines import make_federation
 from emdcfl.methods.base import Distances
 from emdcfl.methods.emdcfl import EMDCFL
 from emdcfl.methods.emdcfl.comparison import Comparison, Measured
@@ -86,7 +86,7 @@ def row(name: str, options: argparse.Namespace, per_group: int | None, seed: int
     keep = {k: scenario.defaults[k] for k in ("local_epochs", "batch_size", "lr") if k in scenario.defaults}
     training = Training(**{**keep, **({"local_epochs": options.epochs} if options.epochs else {})})
     settings = {"device": options.device, "precision": options.precision, "workers": options.workers, "engine": options.engine}
-    settings["gpu"] = {"fuse": options.fuse}
+    settings["gpu"] = {"compile": options.compile}
     started = time.perf_counter()
     found: dict[str, Distances] = {}
     seconds: dict[str, float] = {}
@@ -164,7 +164,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--engine", default="sequential")
-    parser.add_argument("--fuse", default="auto", help="of the cuda engine: auto, yes or no")
+    parser.add_argument("--compile", default="auto", help="of the cuda engine: auto, yes or no")
     parser.add_argument("--workers", type=int, default=1)
     options = parser.parse_args()
     logging.basicConfig(level=logging.ERROR)

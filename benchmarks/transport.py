@@ -19,6 +19,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,8 @@ from emdcfl.clustering import adjusted_rand, links, neighbourhoods
 from emdcfl.methods.emdcfl import EMDCFL
 from emdcfl.methods.emdcfl.representatives import Pair, by_representatives
 from emdcfl.methods.emdcfl.tolerance import within_classes
-from emdcfl.transport import Decision, Screen, SolverPool, cost_matrix, decide, exact, quantile, tolerance
-from emdcfl.transport.threads import one_blas_thread
+from emdcfl.transport import Decision, QueueFactory, Screen, SolverPool, cost_matrix, exact, quantile, tolerance
+from emdcfl.transport.pool import one_blas_thread
 
 EPSILON = 0.025
 ALPHA = EMDCFL().alpha
@@ -60,7 +61,18 @@ def plain(case: Case) -> np.ndarray[Any, Any]:
 
 
 def ours(case: Case, epsilon: float | dict[int, float], pool: SolverPool, device: str | None = None) -> Decision:
-    return decide(case.rows, case.columns, tau=case.tau, epsilon=epsilon, pool=pool, device=device)
+    screen = Screen(pool, queue=None if device is None else on_device(device))
+    for client, a in case.rows.items():
+        screen.row(client, a, tau=case.tau[client], epsilon=epsilon[client] if isinstance(epsilon, dict) else epsilon)
+    for (row, column), b in case.columns.items():
+        screen.add(row, column, b)
+    return screen.finish(tuple(case.rows))
+
+
+def on_device(device: str) -> QueueFactory:
+    from emdcfl.engines.cuda.transport_queue import DeviceQueue
+
+    return partial(DeviceQueue, device=device)
 
 
 def timed(function: Any, *args: Any) -> tuple[tuple[float, float], Any]:
@@ -94,6 +106,7 @@ def race(case: Case, repeats: int = REPEATS, device: str | None = None) -> dict[
     middle = {name: statistics.median(wall for wall, _ in values) for name, values in seconds.items() if values}
     cpu = {name: statistics.median(used for _, used in values) for name, values in seconds.items() if values}
     epsilon = np.array([calibrated[c] for c in range(clients)])
+    linked, auto_linked = links(found.w, EPSILON), links(auto.w, epsilon)
     return {
         "case": f"{case.name}: {clients} clients, {len(case.rows[0])} x {m} samples of width {case.rows[0].shape[1]}",
         "baseline_s": round(middle["baseline"], 3),
@@ -104,15 +117,15 @@ def race(case: Case, repeats: int = REPEATS, device: str | None = None) -> dict[
         "cpu_speedup": round(cpu["baseline"] / cpu["ours"], 1),
         "exact_solves": found.exact_solves,
         "pairs": found.pairs,
-        "same_adjacency": bool(np.array_equal(found.linked, links(w, EPSILON))),
-        "ari": adjusted_rand(case.truth, neighbourhoods(found.linked)[0]),
+        "same_adjacency": bool(np.array_equal(linked, links(w, EPSILON))),
+        "ari": adjusted_rand(case.truth, neighbourhoods(linked)[0]),
         "calibrated": {
             "ours_s": round(middle["calibrated"], 3),
             "speedup": round(middle["baseline"] / middle["calibrated"], 1),
             "cpu_speedup": round(cpu["baseline"] / cpu["calibrated"], 1),
             "exact_solves": auto.exact_solves,
-            "same_adjacency": bool(np.array_equal(auto.linked, links(w, epsilon))),
-            "ari": adjusted_rand(case.truth, neighbourhoods(auto.linked)[0]),
+            "same_adjacency": bool(np.array_equal(auto_linked, links(w, epsilon))),
+            "ari": adjusted_rand(case.truth, neighbourhoods(auto_linked)[0]),
         },
         **({"device": device, "threads_s": round(middle["threads"], 3)} if device else {}),
         "workers": pool.workers,
@@ -178,7 +191,8 @@ class Crowd:
                 screen.add(d, c, self.column(d, c))
             found = screen.finish()
             at = {c: i for i, c in enumerate(found.clients)}
-            linked |= {(c, d): bool(found.linked[at[c], at[d]]) for c, d in part}
+            adjacency = links(found.w, [self.epsilon[c] for c in found.clients])
+            linked |= {(c, d): bool(adjacency[at[c], at[d]]) for c, d in part}
             self.solves += found.exact_solves
             self.pairs += found.pairs
             self.bytes += found.pairs * 4 * (self.omega + self.size * self.rows[part[0][0]].shape[1])

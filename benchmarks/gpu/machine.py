@@ -13,7 +13,7 @@ import torch
 
 from emdcfl.core.tasks import Training
 from emdcfl.data.types import Scenario
-from emdcfl.engines.local import make_federation
+from emdcfl.engines import make_federation
 from watch import refusing_fallbacks
 
 Line = dict[str, Any]

@@ -41,7 +41,7 @@ def measure(machine: Machine, emit: Emit, *, repeats: int, seconds: float, rows:
     box = Box(seconds)
     world = scenarios.build("rotated-digits", clients_per_group=1) if machine.tiny else scenarios.build("rotated-mnist")
     machine.tidy()
-    with machine.federation(world, Training(local_epochs=1, batch_size=64), fuse="no") as fed:
+    with machine.federation(world, Training(local_epochs=1, batch_size=64), compile="no") as fed:
         fed.begin(1)
         start = time.perf_counter()
         local = fed.train(dict.fromkeys(fed.clients, fed.initial())).column("theta")

@@ -30,7 +30,7 @@ BATCH = 64
 
 @dataclass(frozen=True)
 class Workload:
-    """Random images for a network, dealt out to clients; ``lanes`` are the numbers tried beside the engine's own."""
+    """Random images for a network, dealt out to clients; ``streams`` are the numbers tried beside the engine's own."""
 
     name: str
     model: ModelRecipe
@@ -40,7 +40,7 @@ class Workload:
     clients: int
     samples: int
     epochs: int = 5
-    lanes: tuple[int, ...] = ()
+    streams: tuple[int, ...] = ()
 
     def build(self) -> Scenario:
         rng, total, (channels, side) = torch.Generator().manual_seed(0), self.clients * self.samples, self.shape
@@ -65,11 +65,11 @@ def _cnn(name: str, channels: int, size: int) -> ModelRecipe:
 
 
 WORKLOADS = (
-    Workload("paper CNN", _cnn("cnn", 1, 28), (1, 28), None, 24, 1600, lanes=(4, 12, 16)),
-    Workload("ResNet18, 224²", ModelRecipe("resnet18", {"classes": 10, "weights": None}), (3, 32), 224, 4, 1024, lanes=(1, 3, 4)),
+    Workload("paper CNN", _cnn("cnn", 1, 28), (1, 28), None, 24, 1600, streams=(4, 12, 16)),
+    Workload("ResNet18, 224²", ModelRecipe("resnet18", {"classes": 10, "weights": None}), (3, 32), 224, 4, 1024, streams=(1, 3, 4)),
 )
 TINY = (
-    Workload("paper CNN", _cnn("small_cnn", 1, 8), (1, 8), None, 4, 40, epochs=1, lanes=(2,)),
+    Workload("paper CNN", _cnn("small_cnn", 1, 8), (1, 8), None, 4, 40, epochs=1, streams=(2,)),
     Workload("ResNet18, 224²", _cnn("small_cnn", 3, 12), (3, 8), 12, 4, 20, epochs=1),
 )
 
@@ -79,8 +79,8 @@ class Setting:
     """One way to run the engine; ``None`` is its own choice."""
 
     name: str
-    fuse: str = "yes"
-    lanes: int | None = None
+    compile: str = "yes"
+    streams: int | None = None
     precision: str = "bf16"
 
 
@@ -90,7 +90,7 @@ def settings(workload: Workload) -> list[Setting]:
         Setting("the engine as it is"),
         Setting("one captured graph", "no", 1),
         Setting("not compiled", "no"),
-        *(Setting(f"{n} lanes", lanes=n) for n in workload.lanes),
+        *(Setting(f"{n} streams", streams=n) for n in workload.streams),
         Setting("fp32", precision="fp32"),
     ]
 
@@ -113,7 +113,7 @@ def train(fed: Any, works: Sequence[tuple[Client, Fit]], machine: Machine) -> tu
 def engine(world: Scenario, workload: Workload, setting: Setting, repeats: int, machine: Machine) -> Line:
     """Train a few times with one setting; the first time, which captures and compiles, is given apart."""
     training = Training(local_epochs=workload.epochs, batch_size=BATCH)
-    options = {"precision": setting.precision, "lanes": setting.lanes, "fuse": setting.fuse}
+    options = {"precision": setting.precision, "streams": setting.streams, "compile": setting.compile}
     with machine.federation(world, training, **options) as fed:
         fed.begin(1)
         start = fed.initial()
@@ -126,7 +126,7 @@ def engine(world: Scenario, workload: Workload, setting: Setting, repeats: int, 
             took, again = train(fed, works, machine)
             seconds.append(took)
             same &= all(torch.equal(a, b) for a, b in zip(states, again, strict=True))
-        used = {"lanes": len(getattr(fed, "_lanes", [])), "compiled": bool(getattr(fed, "_fused", False))}
+        used = {"streams": len(getattr(fed, "_streams", [])), "compiled": bool(getattr(fed, "_compiled", False))}
     about = {**used, "precision": setting.precision}
     return {**about, **workload.rate(workload.epochs, seconds), "first_s": round(first, 2), "same_bits": same}
 

@@ -15,7 +15,7 @@ from emdcfl.core.errors import DataError, StoreError, nearest
 from emdcfl.core.tasks import Training
 from emdcfl.data.own import defaults, from_arrays
 from emdcfl.data.types import Scenario
-from emdcfl.engines.local import make_federation
+from emdcfl.engines import make_federation
 from emdcfl.methods.base import Distances, Method, Serving
 from emdcfl.methods.emdcfl import EMDCFL
 from emdcfl.models.recipe import ModelRecipe, recipe_of

@@ -31,7 +31,7 @@ def test_every_part_prints_a_line_per_measurement(tmp_path: Path) -> None:
             names[:4] == ["bare loop", "bare loop, bf16", "the engine as it is", "one captured graph"] and names[-1] == "bare loop, again"
         )
     assert all(line["ms_per_step"] > 0 and line["ratio"] > 0 for line in steps)
-    assert all(line["same_bits"] for line in steps if "lanes" in line)
+    assert all(line["same_bits"] for line in steps if "streams" in line)
     compared = [line for line in pairs if "tolerance" in line]
     assert {line["tolerance"] for line in compared} == {"auto", 0.025} and all(line["embed"] > 0 < line["problems"] for line in compared)
     played = ["oracle", "emdcfl:tolerance=auto", "emdcfl:tolerance=0.025", "oracle, again"]

@@ -7,8 +7,8 @@ import pytest
 from threadpoolctl import threadpool_info
 
 from emdcfl.core.errors import ConfigError, EmdcflError
-from emdcfl.transport import SolverPool, cost_matrix, exact
-from emdcfl.transport.threads import one_blas_thread
+from emdcfl.transport import SolverPool, cost_matrix, solve
+from emdcfl.transport.pool import one_blas_thread
 
 
 def pairs(count: int) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -17,30 +17,14 @@ def pairs(count: int) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 @pytest.mark.parametrize("solver", ["exact", "sinkhorn"])
-def test_values_do_not_depend_on_the_number_of_workers(solver: str) -> None:
+def test_values_come_in_order_and_do_not_depend_on_the_number_of_workers(solver: str) -> None:
     problems = pairs(12)
     results = []
     for workers in (1, 2, 5):
         with SolverPool(workers) as pool:
-            results.append(pool.distances(problems, solver=solver).tobytes())
-    assert len(set(results)) == 1
-
-
-def test_distances_are_in_order_and_exact() -> None:
-    problems = pairs(9)
-    with SolverPool(3) as pool:
-        values = pool.distances(problems, cost="euclidean")
-        assert pool.distances([]).shape == (0,)
-    expected = [exact(cost_matrix(a, b, cost="euclidean")).value for a, b in problems]
-    assert values.tolist() == expected
-
-
-def test_label_aware_pairs_carry_their_labels() -> None:
-    a = np.eye(4)
-    with SolverPool(2) as pool:
-        same, other = pool.distances([((a, [0, 1, 2, 3]), (a, [0, 1, 2, 3])), ((a, [0, 1, 2, 3]), (a, [1, 0, 2, 3]))], cost="label-aware")
-    assert same == pytest.approx(0.0, abs=1e-6)
-    assert other == pytest.approx(0.5, abs=1e-6)
+            results.append(pool.map(lambda pair: solve(cost_matrix(*pair), solver=solver).value, problems))
+    assert results[0] == results[1] == results[2]
+    assert results[0][3] == solve(cost_matrix(*problems[3]), solver=solver).value
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -48,8 +32,8 @@ def test_a_failure_is_raised_and_the_pool_survives(workers: int) -> None:
     bad = [*pairs(2), (np.ones((2, 3)), np.ones((2, 4))), *pairs(2)]
     with SolverPool(workers) as pool:
         with pytest.raises(EmdcflError, match="width"):
-            pool.distances(bad)
-        assert pool.distances(pairs(3)).shape == (3,)
+            pool.map(lambda pair: cost_matrix(*pair), bad)
+        assert len(pool.map(lambda pair: cost_matrix(*pair), pairs(3))) == 3
         future = pool.submit(divmod, 1, 0)
         with pytest.raises(ZeroDivisionError):
             future.result()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from typing import Any
 
 import numpy as np
 import ot
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from emdcfl.clustering import links
 from emdcfl.core.errors import ConfigError, DataError, EmdcflError
-from emdcfl.transport import EXACT, LOWER, UNKNOWN, UPPER, Decision, Screen, SolverPool, cost_matrix, decide, exact, solve
+from emdcfl.transport import EXACT, LOWER, UNKNOWN, UPPER, Decision, Screen, SolverPool, cost_matrix, exact, solve
 from emdcfl.transport.bounds import minima, refine, slack
 
 
@@ -89,18 +90,28 @@ def plain_loop(rows: dict[int, np.ndarray], columns: dict[tuple[int, int], np.nd
     return w
 
 
+def decide(case: Case, epsilon: Any, pool: SolverPool, **options: Any) -> Decision:
+    """Screen all pairs of a case."""
+    rows, columns, tau = case
+    screen = Screen(pool, **options)
+    for client, a in rows.items():
+        screen.row(client, a, tau=tau[client], epsilon=epsilon[client] if isinstance(epsilon, dict) else epsilon)
+    for (row, column), b in columns.items():
+        screen.add(row, column, b)
+    return screen.finish(tuple(rows))
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**6), st.integers(2, 5), st.booleans(), st.floats(-0.05, 0.3), st.sampled_from([1, 2]))
 def test_links_equal_those_of_a_plain_loop(seed: int, clients: int, equal: bool, epsilon: float, workers: int) -> None:
     rows, columns, tau = federation(seed, clients, equal=equal)
     w = plain_loop(rows, columns, tau)
     with SolverPool(workers) as pool:
-        found = decide(rows, columns, tau=tau, epsilon=epsilon, pool=pool)
+        found = decide((rows, columns, tau), epsilon, pool)
     near = np.abs(w - epsilon) <= 1e-6
     expected = links(w, epsilon)
     clear = ~(near | near.T)
-    assert np.array_equal(found.linked[clear], expected[clear])
-    assert np.array_equal(found.linked, links(found.w, epsilon))
+    assert np.array_equal(links(found.w, epsilon)[clear], expected[clear])
     off = ~np.eye(clients, dtype=bool)
     assert (found.w[found.kind == LOWER] <= w[found.kind == LOWER]).all()
     assert (found.w[found.kind == UPPER] >= w[found.kind == UPPER]).all()
@@ -119,40 +130,32 @@ def test_ties_are_left_to_the_float64_solver(seed: int, above: bool) -> None:
     other = exact(cost_matrix(rows[1], columns[1, 0])).value - tau[1]
     epsilon = {0: np.nextafter(value, np.inf) if above else value, 1: other + 1.0}
     with SolverPool(1) as pool:
-        found = decide(rows, columns, tau=tau, epsilon=epsilon, pool=pool)
-    assert bool(found.linked[0, 1]) is above
+        found = decide((rows, columns, tau), epsilon, pool)
+    assert bool(links(found.w, [epsilon[0], epsilon[1]])[0, 1]) is above
     assert found.kind[0, 1] == EXACT
     assert found.w[0, 1] == value
 
 
 def same(a: Decision, b: Decision) -> bool:
-    return a.w.tobytes() == b.w.tobytes() and a.kind.tobytes() == b.kind.tobytes() and np.array_equal(a.linked, b.linked)
+    return a.w.tobytes() == b.w.tobytes() and a.kind.tobytes() == b.kind.tobytes()
 
 
 def test_neither_order_nor_workers_change_anything() -> None:
     rows, columns, tau = federation(3, 6, equal=False)
     results = []
     for seed, workers in ((0, 1), (1, 1), (2, 2), (3, 4)):
-        events: list[tuple[str, tuple[int, ...]]] = [("row", (c,)) for c in rows] + [("add", pair) for pair in columns]
-        random.Random(seed).shuffle(events)
+        order = random.Random(seed).sample(list(columns), len(columns))
         with SolverPool(workers) as pool:
-            screen = Screen(pool)
-            for what, who in events:
-                if what == "row":
-                    screen.row(who[0], rows[who[0]], tau=tau[who[0]], epsilon=0.02)
-                else:
-                    screen.add(who[0], who[1], columns[who[0], who[1]])
-            results.append(screen.finish())
+            results.append(decide((rows, {pair: columns[pair] for pair in order}, tau), 0.02, pool))
     assert all(same(results[0], other) for other in results[1:])
 
 
 def test_groups_that_are_clear_need_no_exact_solve() -> None:
-    rows, columns, tau = federation(0, 6, equal=True, size=100, apart=8.0)
+    case = federation(0, 6, equal=True, size=100, apart=8.0)
     with SolverPool(2) as pool:
-        found = decide(rows, columns, tau=tau, epsilon=0.1, pool=pool)
-        everything = decide(rows, columns, tau=tau, epsilon=0.1, pool=pool, distances="all")
-    assert np.array_equal(found.linked, np.add.outer(np.arange(6), np.arange(6)) % 2 == 0)
-    assert np.array_equal(found.linked, everything.linked)
+        found, everything = decide(case, 0.1, pool), decide(case, 0.1, pool, distances="all")
+    assert np.array_equal(links(found.w, 0.1), np.add.outer(np.arange(6), np.arange(6)) % 2 == 0)
+    assert np.array_equal(links(found.w, 0.1), links(everything.w, 0.1))
     assert found.exact_solves < everything.exact_solves / 3
     assert everything.exact_solves == 30
     assert (everything.kind[~np.eye(6, dtype=bool)] == EXACT).all()
@@ -168,7 +171,7 @@ def test_tolerance_per_partner_and_pairs_that_never_came() -> None:
         screen.add(1, 0, columns[1, 0], epsilon=9.0)
         screen.add(0, 2, columns[0, 2], epsilon=9.0)
         found = screen.finish()
-    assert found.linked.tolist() == [[True, True, False], [True, True, False], [False, False, True]]
+    assert links(found.w, 9.0).tolist() == [[True, True, False], [True, True, False], [False, False, True]]
     assert np.isnan(found.w[2, 0])
     assert found.kind[2, 0] == UNKNOWN
 
@@ -200,8 +203,8 @@ def test_sinkhorn_links_equal_those_of_solving_everything() -> None:
         for (c, k), b in columns.items():
             w[c, k] = solve(cost_matrix(rows[c], b), solver="sinkhorn", reg=0.1).value - 0.15
         with SolverPool(2) as pool:
-            found = decide(rows, columns, tau=tau, epsilon=0.05, pool=pool, solver="sinkhorn", reg=0.1)
-        assert np.array_equal(found.linked, links(w, 0.05))
+            found = decide((rows, columns, tau), 0.05, pool, solver="sinkhorn", reg=0.1)
+        assert np.array_equal(links(found.w, 0.05), links(w, 0.05))
         assert not (found.kind == UPPER).any()
 
 
@@ -214,8 +217,9 @@ def test_label_aware_screening_sees_permuted_labels() -> None:
             screen = Screen(pool, cost=cost)
             for c, labels in ((0, y), (1, 1 - y)):
                 screen.row(c, x, tau=0.0, epsilon=0.025, labels=labels)
+            for c, labels in ((0, y), (1, 1 - y)):
                 screen.add(1 - c, c, x, labels=labels)
-            results[cost] = bool(screen.finish().linked[0, 1])
+            results[cost] = bool(links(screen.finish().w, 0.025)[0, 1])
     assert results == {"cosine": True, "label-aware": False}
 
 
@@ -232,12 +236,12 @@ def test_mistakes_are_named() -> None:
             screen.row("b", x, tau=float("nan"), epsilon=0.1)
         with pytest.raises(EmdcflError, match="'a' twice"):
             screen.add("a", "a", x)
+        with pytest.raises(EmdcflError, match=r"row client 'b' first"):
+            screen.add("b", "a", x)
+        screen.row("b", x, tau=0.0, epsilon=0.1)
         screen.add("b", "a", x)
         with pytest.raises(EmdcflError, match="second one of 'a' for 'b'"):
             screen.add("b", "a", x)
-        with pytest.raises(EmdcflError, match="none for 'b'"):
-            screen.finish()
-        screen.row("b", x, tau=0.0, epsilon=0.1)
         screen.add("a", "b", np.full((3, 2), np.nan))
         with pytest.raises(DataError, match=r"client 'b' under the model of client 'a'.*NaN"):
             screen.finish()

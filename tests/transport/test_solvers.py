@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emdcfl.core.errors import ConfigError, EmdcflError
-from emdcfl.transport import cost_matrix, exact, sinkhorn, sinkhorn_batch, solve
+from emdcfl.transport import cost_matrix, exact, sinkhorn, solve, solvers
 
 
 def relu(seed: int, n: int, d: int = 16, shift: float = 0.0) -> np.ndarray:
@@ -64,16 +64,15 @@ def test_symmetric_and_blind_to_order_and_common_rotation(solver: str, n: int, m
 
 
 def test_the_rule_for_large_equal_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = sys.modules["emdcfl.transport.exact"]
     c = cost_matrix(relu(0, 33), relu(1, 33))
     by_assignment = exact(c).value
-    monkeypatch.setattr(module, "ASSIGNMENT_LIMIT", 32)
-    monkeypatch.setattr(module, "_assignment", lambda c: pytest.fail("the simplex should have been used"))
+    monkeypatch.setattr(solvers, "ASSIGNMENT_LIMIT", 32)
+    monkeypatch.setattr(solvers, "_assignment", lambda c: pytest.fail("the simplex should have been used"))
     assert exact(c).value == pytest.approx(by_assignment, abs=1e-12)
 
 
 def test_non_convergence_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["emdcfl.transport.exact"], "MAX_ITERATIONS", 3)
+    monkeypatch.setattr(solvers, "MAX_ITERATIONS", 3)
     with pytest.raises(EmdcflError, match=r"64 x 63.*did not converge"):
         exact(cost_matrix(relu(0, 64), relu(1, 63, shift=1.0)))
     with pytest.raises(EmdcflError, match="did not reach"):
@@ -124,20 +123,6 @@ def test_sinkhorn_survives_costs_far_larger_than_the_regularisation() -> None:
     c = np.array([[0.0, 5000.0], [5000.0, 0.0]])
     assert sinkhorn(c, reg=0.1).value == pytest.approx(0.0, abs=1e-6)
     assert sinkhorn(c + 1e4, reg=0.1).value == pytest.approx(1e4, rel=1e-9)
-
-
-def test_batched_sinkhorn_equals_one_at_a_time_and_ignores_its_neighbours() -> None:
-    torch = pytest.importorskip("torch")
-    costs = np.stack([cost_matrix(relu(s, 20), relu(s + 50, 17, shift=s / 4)) for s in range(5)])
-    batch = sinkhorn_batch(torch.from_numpy(costs), 0.1)
-    assert batch.dtype == torch.float32
-    np.testing.assert_allclose(batch.numpy(), [sinkhorn(c, reg=0.1).value for c in costs], atol=3e-5)
-    alone = torch.cat([sinkhorn_batch(torch.from_numpy(c[None]), 0.1) for c in costs])
-    np.testing.assert_allclose(batch.numpy(), alone.numpy(), atol=1e-6)
-    with pytest.raises(EmdcflError, match="did not reach"):
-        sinkhorn_batch(torch.from_numpy(costs), 0.001, max_iter=3)
-    with pytest.raises(EmdcflError, match=r"\(B, n, m\)"):
-        sinkhorn_batch(torch.zeros(3, 3), 0.1)
 
 
 def test_projection_ratio_moves_tau_and_w_together() -> None:

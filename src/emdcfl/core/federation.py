@@ -15,7 +15,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,9 @@ from emdcfl.core.schema import Reply, check
 from emdcfl.core.tasks import Training
 from emdcfl.core.traffic import Traffic
 from emdcfl.trust import Guard, Trust, TrustedMean
+
+if TYPE_CHECKING:
+    from emdcfl.transport import QueueFactory
 
 __all__ = ["ByClient", "Clock", "Failure", "Federation", "Inputs", "Replies", "Reply", "Round", "participants"]
 
@@ -146,6 +149,10 @@ class Federation(ABC):
 
     def expect(self, task: Task) -> None:  # noqa: B027  most engines are always ready
         """Hear from a method that it will ask for a task once clients have trained; an engine may make itself ready meanwhile."""
+
+    def transport_queue(self) -> QueueFactory | None:
+        """Return what decides transport problems on this engine's GPU (``transport.Screen``); ``None`` leaves them to the CPU."""
+        return None
 
     def run(
         self,

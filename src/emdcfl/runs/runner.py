@@ -25,7 +25,7 @@ from emdcfl.core.tasks import Training
 from emdcfl.data import scenarios
 from emdcfl.data.own.defaults import recipe
 from emdcfl.data.types import Scenario
-from emdcfl.engines.local import make_federation, resolve
+from emdcfl.engines import make_federation, resolve
 from emdcfl.engines.local.sequential import pick_device
 from emdcfl.methods import find, make
 from emdcfl.methods.base import Method, Serving

@@ -1,29 +1,23 @@
 """Optimal transport between samples of embeddings: pure functions on arrays.
 
-``cost`` (ground costs), ``projection`` (seeded), ``exact`` (with ``simplex``) and ``sinkhorn`` (solvers), ``solve`` (either),
-``pool`` (all cores), ``bounds`` and ``screening`` (links with few exact solves), ``batched`` and ``device`` (bounds of many problems at
-once on a GPU), ``calibration`` (the tolerance a client computes at home), ``ahead`` (what takes long only the first time).
-Imports numpy, scipy and POT; torch only inside the batched Sinkhorn and where a device is asked for.
+``cost`` computes ground costs and ``projection`` draws seeded projections. ``solvers`` solves exactly or with Sinkhorn, ``pool`` spreads
+solves over the cores. ``screening`` decides links from the certified bounds of ``bounds``, with few exact solves (``pairs``).
+``calibration`` derives the tolerance that a client computes from its own data.
 """
 
 from __future__ import annotations
 
 from emdcfl.transport.calibration import dual_variance, min_samples, quantile, tolerance
 from emdcfl.transport.cost import COSTS, cost_matrix
-from emdcfl.transport.exact import exact
-from emdcfl.transport.pairs import EXACT, KINDS, LOWER, UNKNOWN, UPPER
-from emdcfl.transport.plan import TransportPlan
+from emdcfl.transport.pairs import EXACT, LOWER, UNKNOWN, UPPER
 from emdcfl.transport.pool import SolverPool
 from emdcfl.transport.projection import projected_width, projection
-from emdcfl.transport.screening import Decision, Screen, decide
-from emdcfl.transport.sinkhorn import sinkhorn, sinkhorn_batch
-from emdcfl.transport.solve import SOLVERS, solve
-from emdcfl.transport.warmup import warm_up
+from emdcfl.transport.screening import Decision, QueueFactory, Screen
+from emdcfl.transport.solvers import SOLVERS, TransportPlan, exact, sinkhorn, solve, warm_up
 
 __all__ = [
     "COSTS",
     "EXACT",
-    "KINDS",
     "LOWER",
     "SOLVERS",
     "UNKNOWN",
@@ -32,8 +26,8 @@ __all__ = [
     "TransportPlan",
     "SolverPool",
     "Screen",
+    "QueueFactory",
     "cost_matrix",
-    "decide",
     "dual_variance",
     "exact",
     "min_samples",
@@ -42,7 +36,6 @@ __all__ = [
     "projection",
     "quantile",
     "sinkhorn",
-    "sinkhorn_batch",
     "solve",
     "tolerance",
 ]

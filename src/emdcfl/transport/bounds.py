@@ -1,6 +1,6 @@
-r"""Cheap bounds of the exact transport value, each with a certificate. Imports numpy; scipy for the leftovers of a matching.
+r"""Cheap bounds of the exact transport value, each with a certificate.
 
-*Below*: every pair of potentials with :math:`f_i + g_j \le c_{ij}` gives :math:`\bar f + \bar g \le` value. RowSample minima followed by
+*Below*: every pair of potentials with :math:`f_i + g_j \le c_{ij}` gives :math:`\bar f + \bar g \le` value. Row minima followed by
 column minima are such a pair; a few Sinkhorn iterations followed by c-transforms give a better one.
 *Above*: every feasible plan costs at least the value. For equal sizes a greedy matching on the reduced costs
 :math:`c_{ij} - f_i - g_j` is completed optimally; else the Sinkhorn plan is rounded to the uniform marginals (Altschuler, Weed and
@@ -18,9 +18,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from emdcfl.transport.plan import Array
-from emdcfl.transport.scratch import scratch
-from emdcfl.transport.threads import one_blas_thread
+from emdcfl.transport.pool import Array, one_blas_thread, scratch
 
 # (regularisation as a share of the first lower bound, iterations): the first settles most pairs, the second nearly all of the rest.
 STAGES = ((0.3, 10), (0.1, 20))
@@ -132,7 +130,7 @@ def refine(cost: Array, *, upper: bool = True, low: float | None = None) -> Iter
 def _conjugate(c: Array, f: Array) -> tuple[Array, Array, Array]:
     """Feasible potentials from any row potential, and the reduced costs, which are >= 0 with a zero in every row and column.
 
-    The reduced costs live in this thread's scratch memory until the next call.
+    The reduced costs are in this thread's scratch memory until the next call.
     """
     reduced = scratch("reduced", c.shape)
     g = np.subtract(c, f[:, None], out=reduced).min(axis=0)
@@ -142,7 +140,7 @@ def _conjugate(c: Array, f: Array) -> tuple[Array, Array, Array]:
 
 
 def _sinkhorn(kernel: Array, iterations: int) -> tuple[Array, Array]:
-    """RowSample and column scalings after some iterations; columns are matched last. May overflow, which the caller notices."""
+    """Row and column scalings after some iterations; columns are matched last. May overflow, which the caller checks."""
     n, m = kernel.shape
     u, v = np.ones(n, np.float32), np.ones(m, np.float32)
     with np.errstate(all="ignore"), one_blas_thread():

@@ -1,4 +1,4 @@
-r"""A tolerance in units of W that every client computes at home, from its own train-to-validation problem.
+r"""A tolerance in units of W that every client computes locally, from its own train-to-validation problem.
 
 Reasoning
 ---------
@@ -32,15 +32,13 @@ from its train split too, which the row client's model has not seen either, and 
 The null hypothesis is narrower than without: equal laws *of each class*. A shift of class frequencies alone is not seen.
 
 q is the one-sided normal quantile for a family-wise error :math:`\alpha` over all C(C-1) ordered pairs (Bonferroni): with probability at
-least :math:`1-\alpha` no pair of the same law is refused. The power, whether groups that differ are told apart, is *not* controlled by
+least :math:`1-\alpha` no pair of the same law is rejected. The power, whether groups that differ are told apart, is *not* controlled by
 :math:`\alpha`: it grows with m.
 
 Assumptions: samples are independent draws; A does not overlap V; the model was trained on A's split, not on any V; the sizes m and m'
 are equal or close (the mean of T falls with m, so a smaller partner looks farther away than it is); m is large enough for the normal
 approximation in the tail (64 or more) and for the plug-in variance; nothing is compared below :func:`min_samples`. The potential of a
 finite problem is not unique; the one of the network simplex is used throughout, so that the measured margins apply.
-
-Imports numpy and scipy only.
 """
 
 from __future__ import annotations
@@ -110,7 +108,7 @@ def min_samples(q: float) -> int:
     r"""Least m that says anything: with fewer samples the tolerance exceeds a standard deviation of the potential, whatever m' is.
 
     :math:`q\sqrt{\sigma^2(1/m + 1/m')} > \sigma` for every m' if :math:`m \le q^2`: not even a partner that lies a whole standard
-    deviation of the potential farther away would be refused, so a link at that size is no evidence of likeness.
+    deviation of the potential farther away would be rejected, so a link at that size is no evidence of likeness.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-r"""Ground costs between two samples of embeddings. Imports numpy only.
+r"""Ground costs between two samples of embeddings.
 
 ===============  =========================================================================================================
 ``cosine``       :math:`1 - \cos(z, z')`, the paper's cost; zero vectors: :math:`d(0,0)=0`, :math:`d(0,z)=1`
@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from emdcfl.core.errors import ConfigError, DataError, nearest
-from emdcfl.transport.plan import Array
-from emdcfl.transport.threads import one_blas_thread
+from emdcfl.transport.pool import Array, one_blas_thread
 
 COSTS = ("cosine", "euclidean", "label-aware")
 
@@ -117,7 +116,7 @@ def _different(labels_a: Any, labels_b: Any, shape: tuple[int, ...]) -> Array:
 
 
 def sample(z: Any, name: str) -> Array:
-    """Return embeddings as a float32 matrix, or say what is wrong with them."""
+    """Return embeddings as a float32 matrix; raises if they are empty or not finite."""
     x = np.asarray(z, dtype=np.float32)
     if x.ndim != 2 or x.shape[0] == 0:
         raise DataError(f"expected sample {name} as a non-empty (n, d) array of embeddings, got shape {x.shape}")

@@ -1,7 +1,4 @@
-"""What is decided about one pair of clients, and how: bounds first, the solver last. Imports numpy only.
-
-The functions here run on the workers of a :class:`~emdcfl.transport.screening.Screen`.
-"""
+"""How one pair of clients is decided: bounds first, the solver last. The functions run on the workers of a ``Screen``."""
 
 from __future__ import annotations
 
@@ -16,20 +13,18 @@ import numpy as np
 from emdcfl.core.errors import DataError
 from emdcfl.transport.bounds import COSINE_SLACK, cosine_minima, minima, refine, slack
 from emdcfl.transport.cost import cosine_of_units, cost_matrix, sample, unit
-from emdcfl.transport.plan import Array
-from emdcfl.transport.scratch import scratch
-from emdcfl.transport.solve import solve
+from emdcfl.transport.pool import Array, scratch
+from emdcfl.transport.solvers import solve
 
 Client = int | str
 
-# What an entry of W is.
+# What an entry of W is: not measured, an exact value, or a bound.
 UNKNOWN, EXACT, LOWER, UPPER = 0, 1, 2, 3
-KINDS = ("unknown", "exact", "lower bound", "upper bound")
 
 
 @dataclass(frozen=True)
 class PairOutcome:
-    """One entry of W: its value (or the bound that settled it), what it is, and whether the row client accepts the column client."""
+    """One entry of W: its value or the bound that settled it, which of these it is, and whether the row client accepts the column."""
 
     value: float
     kind: int
@@ -45,12 +40,12 @@ class Source:
 
     @cached_property
     def matrix(self) -> Array:
-        """The sample as a matrix of finite numbers: looked at once, for all partners."""
+        """The sample as a matrix of finite numbers, checked once for all partners."""
         return sample(self.a, "a")
 
     @cached_property
     def unit(self) -> Array:
-        """The sample at unit length: the same for all partners."""
+        """The sample at unit length, computed once for all partners."""
         return unit(self.matrix)
 
     @cached_property
@@ -85,18 +80,18 @@ class Problem:
         return self.row.epsilon
 
     def check(self, options: Options) -> None:
-        """Refuse samples that no cost can be computed from, before they are put together with others."""
+        """Raise ``DataError`` if no cost can be computed from the samples, before they are batched with others."""
         self._blocks(self.b)
         x, y = self.row.source.matrix, sample(self.b, "b")
         if x.shape[1] == y.shape[1] and options.cost != "label-aware":
             return
         labels = self.labels[:1] if self.labels is not None and len(self.labels) == len(y) else self.labels
-        cost_matrix(x, y[:1], cost=options.cost, labels_a=self.row.source.labels, labels_b=labels)  # says what is wrong, if anything is
+        cost_matrix(x, y[:1], cost=options.cost, labels_a=self.row.source.labels, labels_b=labels)  # raises if anything is wrong
 
-    def at_home(self) -> Problem:
-        """The same problem with the partner's sample in host memory, where threads and solvers look for it."""
-        elsewhere = not isinstance(self.b, np.ndarray) and hasattr(self.b, "cpu")
-        return replace(self, b=self.b.cpu().numpy()) if elsewhere else self
+    def on_host(self) -> Problem:
+        """Return the same problem with the partner's sample as an array in host memory, where threads and solvers read it."""
+        is_tensor = not isinstance(self.b, np.ndarray) and hasattr(self.b, "cpu")
+        return replace(self, b=self.b.cpu().numpy()) if is_tensor else self
 
     def units(self) -> Iterator[Array]:
         """The blocks of the partner's sample at unit length."""
@@ -104,7 +99,7 @@ class Problem:
         for part in self._blocks(self.b):
             y = sample(part, "b")
             if y.shape[1] != width:
-                cost_matrix(self.row.source.a, y)  # says what is wrong
+                cost_matrix(self.row.source.a, y)  # raises
             yield unit(y)
 
     def costs(self, options: Options) -> Iterator[Array]:
@@ -139,7 +134,7 @@ class Options:
 
 @dataclass
 class FirstBounds:
-    """The first look at one direction: per block the lower bound. The problem is kept only until the pair is settled."""
+    """The first bounds of one direction: a lower bound per block. The problem is kept only until the pair is settled."""
 
     entry: PairOutcome
     problem: Problem | None
@@ -149,14 +144,14 @@ class FirstBounds:
 
 @dataclass
 class Outcome:
-    """What settling a pair added: entries that replace those of the first first_bounds, and the number of exact solves."""
+    """What settling a pair added: entries that replace those of the first bounds, and the number of exact solves."""
 
     entries: Mapping[tuple[Client, Client], PairOutcome] = field(default_factory=dict)
     solves: int = 0
 
 
 def first_bounds(problem: Problem, options: Options) -> FirstBounds:
-    """RowSample and column minima: enough for most pairs of different groups."""
+    """Bound a problem by row and column minima, which is enough for most pairs of different groups."""
     if options.all:
         return FirstBounds(_solved(problem, options), None, solved=problem.blocks)
     lows, margin = [], COSINE_SLACK
@@ -172,16 +167,16 @@ def first_bounds(problem: Problem, options: Options) -> FirstBounds:
 
 
 def settle(key: tuple[Client, Client], one: Future[FirstBounds], other: Future[FirstBounds], options: Options) -> Outcome:
-    """Decide a pair of which no direction is refused yet: better bounds for both directions, then the exact solver."""
-    looks = {key: one.result(), key[::-1]: other.result()}
-    problems = {direction: seen.problem for direction, seen in looks.items() if seen.problem is not None}
-    for seen in looks.values():
+    """Decide a pair of which no direction is rejected yet: better bounds for both directions, then the exact solver."""
+    first = {key: one.result(), key[::-1]: other.result()}
+    problems = {direction: seen.problem for direction, seen in first.items() if seen.problem is not None}
+    for seen in first.values():
         seen.problem = None
-    if options.all or any(seen.entry.accepts is False for seen in looks.values()):
+    if options.all or any(seen.entry.accepts is False for seen in first.values()):
         return Outcome()
     entries: dict[tuple[Client, Client], PairOutcome] = {}
     for direction, problem in problems.items():
-        entries[direction] = _bounded(problem, looks[direction].lows, options)
+        entries[direction] = _bounded(problem, first[direction].lows, options)
         if entries[direction].accepts is False:
             return Outcome(entries)
     return conclude(entries, problems, options)
@@ -190,7 +185,7 @@ def settle(key: tuple[Client, Client], one: Future[FirstBounds], other: Future[F
 def conclude(
     entries: dict[tuple[Client, Client], PairOutcome], problems: Mapping[tuple[Client, Client], Problem], options: Options
 ) -> Outcome:
-    """Solve what bounds left open, one direction after the other, until one refuses."""
+    """Solve what bounds left open, one direction after the other, until one rejects the link."""
     solves = 0
     for direction, problem in problems.items():
         if entries[direction].accepts is None:
@@ -202,7 +197,7 @@ def conclude(
 
 
 def _bounded(problem: Problem, lows: tuple[float, ...], options: Options) -> PairOutcome:
-    """Refine the bounds, block by block to the same stage, until they decide or no further."""
+    """Refine the bounds, all blocks to the same stage, until they decide or cannot be refined further."""
     upper = options.solver == "exact"
     if problem.blocks == 1:
         (cost,) = problem.costs(options)
@@ -231,7 +226,7 @@ def _together(iterators: list[Iterator[tuple[float, float]]], lows: tuple[float,
 
 
 def judge(low: float, high: float, margin: float, problem: Problem) -> PairOutcome:
-    """Compare bounds of the transport value with the tolerance; undecided where rounding might turn it."""
+    """Compare bounds of the transport value with the tolerance; undecided where rounding might change the answer."""
     tau = problem.row.tau
     if low - margin - tau >= problem.epsilon:
         return PairOutcome(low - margin - tau, LOWER, False)

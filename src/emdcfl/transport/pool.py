@@ -1,29 +1,88 @@
-"""Solves spread over the cores. Imports numpy only.
+"""Worker threads for transport problems, each with one BLAS thread and scratch memory of its own.
 
-Both exact solvers and numpy's matrix kernels release Python's interpreter lock (measured on two free cores: 1.9 times the throughput
-with two threads for the network simplex, 1.7 for the assignment solver, no better with processes), so the workers are threads:
-nothing is copied or forked, and scripts need no ``__main__`` guard. BLAS is held at one thread meanwhile, so there is one busy
-thread per worker and a value does not depend on the number of workers.
+Both exact solvers and NumPy's matrix kernels release Python's interpreter lock (measured on two free cores: 1.9 times the throughput with
+two threads for the network simplex, 1.7 for the assignment solver, no better with processes). So workers are threads: nothing is copied,
+and scripts need no ``__main__`` guard. BLAS is held at one thread, because a product split over several rounds differently, and because
+several workers with several BLAS threads each compete for the cores. A value therefore does not depend on the number of workers.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
-import numpy as np
+import numpy as np  # its BLAS must be loaded before threadpoolctl looks for it
+import threadpoolctl
+from numpy.typing import NDArray
 
 from emdcfl.core.errors import ConfigError
-from emdcfl.transport.cost import cost_matrix
-from emdcfl.transport.plan import Array
-from emdcfl.transport.solve import solve
-from emdcfl.transport.threads import one_blas_thread
 
+Array = NDArray[Any]
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_lock = threading.Lock()
+_inside = 0
+_limiter: Any = None
+_controller: Any = None
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """Hold NumPy's BLAS at one thread; when the last block ends, the former limit is restored.
+
+    Blocks are counted, because those of several worker threads overlap in any order.
+    """
+    global _inside, _limiter, _controller
+    with _lock:
+        if _inside == 0:
+            if _controller is None:
+                _controller = threadpoolctl.ThreadpoolController().select(user_api="blas")
+            _take_control()
+            _limiter = _controller.limit(limits=1)
+        _inside += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _inside -= 1
+            if _inside == 0:
+                _take_control()
+                _limiter.restore_original_limits()
+                _take_control()
+                _limiter = None
+
+
+def _take_control() -> None:
+    """Let the current thread set the limit: recent versions of threadpoolctl obey only the thread that set it first."""
+    openblas: Any = getattr(threadpoolctl, "OpenBLASController", None)
+    if hasattr(openblas, "clear_controlling_thread"):
+        openblas.clear_controlling_thread(force=True)
+
+
+_held = threading.local()
+
+
+def scratch(name: str, shape: tuple[int, ...]) -> Array:
+    """Return this thread's float32 array of a name, uninitialised; valid until the thread asks for the same name again.
+
+    A bound takes a dozen passes over matrices of a megabyte, and allocating each of them would take longer than the arithmetic.
+
+    Examples
+    --------
+    >>> scratch("example", (2, 3)).shape, np.shares_memory(scratch("example", (2, 3)), scratch("example", (3, 1)))
+    ((2, 3), True)
+    """
+    size = int(np.prod(shape))
+    memory: dict[str, Array] = _held.__dict__
+    if name not in memory or memory[name].size < size:
+        memory[name] = np.empty(size, dtype=np.float32)
+    return memory[name][:size].reshape(shape)
 
 
 def cores() -> int:
@@ -44,10 +103,9 @@ class SolverPool:
 
     Examples
     --------
-    >>> a, b = np.eye(3), np.eye(3)[:2]
     >>> with SolverPool(workers=2) as pool:
-    ...     pool.distances([(a, a), (a, b)]).round(4)
-    array([0.    , 0.3333])
+    ...     pool.map(len, ["one", "three"])
+    [3, 5]
     """
 
     def __init__(self, workers: int | None = None) -> None:
@@ -92,28 +150,6 @@ class SolverPool:
             for future in futures:
                 future.cancel()
             raise
-
-    def distances(self, pairs: Sequence[tuple[Any, Any]], *, cost: str = "cosine", solver: str = "exact", reg: float = 0.1) -> Array:
-        """Transport distances of pairs of samples.
-
-        Parameters
-        ----------
-        pairs : sequence of ((n, d) array_like, (m, d) array_like)
-            Source and target sample of each problem. The label-aware cost takes
-            ``((a, labels_a), (b, labels_b))``.
-        cost, solver, reg
-            See :func:`emdcfl.transport.cost.cost_matrix` and :func:`emdcfl.transport.solve.solve`.
-
-        Returns
-        -------
-        (len(pairs),) float64 array, in the order of the pairs
-        """
-
-        def value(pair: tuple[Any, Any]) -> float:
-            (a, labels_a), (b, labels_b) = (side if cost == "label-aware" else (side, None) for side in pair)
-            return solve(cost_matrix(a, b, cost=cost, labels_a=labels_a, labels_b=labels_b), solver=solver, reg=reg).value
-
-        return np.array(self.map(value, pairs), dtype=np.float64)
 
 
 def _alone(fn: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

@@ -1,7 +1,7 @@
-r"""Seeded random projection of embeddings: what the server sees instead of an embedding. Imports numpy and the key digest.
+r"""Seeded random projection of embeddings: what the server sees instead of an embedding.
 
 :math:`R \in \mathbb{R}^{d \times p}` has i.i.d. standard normal entries, then each row is scaled to unit length;
-:math:`p = \lfloor \text{ratio} \cdot d \rfloor`. Whoever holds the seed has the same matrix to the last bit.
+:math:`p = \lfloor \text{ratio} \cdot d \rfloor`. Everyone who holds the seed draws a bit-identical matrix.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from fractions import Fraction
 import numpy as np
 
 from emdcfl.core.errors import ConfigError
-from emdcfl.transport.plan import Array
+from emdcfl.transport.pool import Array
 
 
 def projected_width(ratio: float, d: int) -> int:
@@ -33,7 +33,7 @@ def projected_width(ratio: float, d: int) -> int:
 def projection(seed: bytes | int, d: int, p: int) -> Array:
     """Draw the projection that belongs to a seed.
 
-    The generator is numpy's counter-based Philox keyed with SHA-256 of (seed, d, p). RowSample lengths are summed without rounding error
+    The generator is numpy's counter-based Philox keyed with SHA-256 of (seed, d, p). Row lengths are summed without rounding error
     (``math.fsum``), because vectorised sums round differently from one processor to the next.
 
     Parameters
@@ -53,7 +53,7 @@ def projection(seed: bytes | int, d: int, p: int) -> Array:
     >>> r.shape, bool(np.allclose((r**2).sum(axis=1), 1.0)), bool((r == projection(b"shared secret", 4, 3)).all())
     ((4, 3), True, True)
     """
-    # Imported here: keys.py needs torch, and the rest of this package does not.
+    # Imported here: keys.py needs torch, and nothing else in this package does.
     from emdcfl.core.keys import digest
 
     if d < 1 or p < 1:

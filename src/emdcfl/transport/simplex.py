@@ -1,4 +1,4 @@
-"""POT's network simplex without the rest of POT. Imports nothing but the standard library, and POT when it is first asked for.
+"""POT's network simplex without the rest of POT.
 
 ``import ot`` loads every part of POT, and with its clustering tools scikit-learn: a second, in every process that solves a problem, where
 the simplex itself takes some milliseconds.
@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 NAME = "emdcfl_pot"
-"""What POT is called where only its simplex is imported. Not ``ot``: whoever imports that, in any thread, at any time, gets all of it."""
+"""Package name under which only the simplex is imported. ``import ot``, in any thread at any time, still gives all of POT."""
 
 _lock = Lock()
 _emd: Callable[..., Any] | None = None
@@ -29,7 +29,7 @@ def network_simplex() -> Callable[..., Any]:
     global _emd
     with _lock:
         if _emd is None:
-            for name in ("JAX", "CUPY", "TENSORFLOW"):  # POT imports every array library it finds; it gets NumPy arrays here
+            for name in ("JAX", "CUPY", "TENSORFLOW"):  # POT imports every array library it finds; NumPy is enough here
                 os.environ.setdefault(f"POT_BACKEND_DISABLE_{name}", "1")
             _emd = _found()
         return _emd
@@ -37,7 +37,7 @@ def network_simplex() -> Callable[..., Any]:
 
 def _found() -> Callable[..., Any]:
     if "ot" not in sys.modules:
-        with suppress(Exception):  # a POT that is laid out in another way
+        with suppress(Exception):  # a version of POT with another layout
             return _alone()
     import ot
 

@@ -1,4 +1,4 @@
-"""How trainings are dealt out to lanes, seen without a GPU: stand-ins write down what they are asked."""
+"""How trainings are dealt out to streams, tested without a GPU: fakes record their calls."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from emdcfl.engines.cuda.driving import _keep_busy
 STEPS = {"a": 3, "b": 1, "c": 2, "d": 1, "e": 4}
 
 
-class FakeLane:
-    """A lane whose clients and fits are names; ``said`` is shared by all lanes."""
+class FakeStream:
+    """A stream whose clients and fits are names; ``said`` is shared by all streams."""
 
     def __init__(self, said: list[str], ahead: int = 0) -> None:
         self.said, self.ahead, self.name, self.steps = said, [1] * ahead, "nobody", 0
@@ -44,7 +44,7 @@ class FakeStates:
     def start(self, theta: str) -> str:
         return f"start of {theta}"
 
-    def leave(self, client: str, fit: Any, steps: int, theta: str, total: str, done: str) -> tuple[Any, ...]:
+    def to_host(self, client: str, fit: Any, steps: int, theta: str, total: str, done: str) -> tuple[Any, ...]:
         return client, steps, theta, total
 
 
@@ -56,36 +56,36 @@ class FakeFit:
         return self.theta
 
 
-def keep_busy(lanes: list[FakeLane], names: str) -> dict[int, Any]:
+def keep_busy(streams: list[FakeStream], names: str) -> dict[int, Any]:
     pieces: Any = deque((10 + i, name, FakeFit(name.upper())) for i, name in enumerate(names))
     states: Any = FakeStates()
-    with ThreadPoolExecutor(2) as leaving:
-        given: Any = lanes
-        return {i: future.result() for i, future in _keep_busy(given, pieces, states, leaving).items()}
+    with ThreadPoolExecutor(2) as copying:
+        given: Any = streams
+        return {i: future.result() for i, future in _keep_busy(given, pieces, states, copying).items()}
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 7])
-def test_everybody_takes_all_steps_whatever_the_number_of_lanes(number: int) -> None:
+def test_everybody_takes_all_steps_whatever_the_number_of_streams(number: int) -> None:
     said: list[str] = []
-    found = keep_busy([FakeLane(said) for _ in range(number)], "abcde")
+    found = keep_busy([FakeStream(said) for _ in range(number)], "abcde")
     assert found == {10 + i: (name, STEPS[name], name, f"loss of {name}") for i, name in enumerate("abcde")}
     assert all(said.count(name) == steps and said.count(f"capture {name}") == 1 for name, steps in STEPS.items())
 
 
-def test_lanes_launch_in_turn_and_take_the_next_client_when_done() -> None:
+def test_streams_launch_in_turn_and_take_the_next_client_when_done() -> None:
     said: list[str] = []
-    keep_busy([FakeLane(said), FakeLane(said)], "abc")
+    keep_busy([FakeStream(said), FakeStream(said)], "abc")
     begun = [word for word in said if not word.startswith("capture")]
     assert begun == ["begin a", "begin b", "a", "b", "a", "begin c", "a", "c", "c"]
 
 
 def test_steps_left_from_a_drive_that_was_interrupted_hold_nothing_up() -> None:
     said: list[str] = []
-    found = keep_busy([FakeLane(said, ahead=2), FakeLane(said, ahead=5)], "abc")
+    found = keep_busy([FakeStream(said, ahead=2), FakeStream(said, ahead=5)], "abc")
     assert sorted(found) == [10, 11, 12]
     assert [said.count(name) for name in "abc"] == [3, 1, 2]
 
 
 def test_what_cannot_begin_is_told() -> None:
     with pytest.raises(ValueError, match="x"):
-        keep_busy([FakeLane([]), FakeLane([])], "axb")
+        keep_busy([FakeStream([]), FakeStream([])], "axb")

@@ -64,7 +64,7 @@ def test_every_method_gives_the_models_and_clusters_of_the_reference(name: str) 
 def test_a_compiled_step_gives_the_models_of_the_reference(caplog: pytest.LogCaptureFixture) -> None:
     served = []
     with caplog.at_level(logging.WARNING, logger="emdcfl"):
-        for engine, options in ((SequentialFederation, {}), (CudaFederation, {"fuse": "yes"}), (CudaFederation, {"fuse": "yes"})):
+        for engine, options in ((SequentialFederation, {}), (CudaFederation, {"compile": "yes"}), (CudaFederation, {"compile": "yes"})):
             fed = engine(toy(n=SIZES), training=TRAINING, device="cuda", **options)
             served.append(play(fed, make("fedavg"), 3)[1].models)
     assert not caplog.records  # a step that cannot be compiled would say so, and train as it is

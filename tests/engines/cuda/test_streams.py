@@ -1,12 +1,13 @@
-"""What of the GPU engine's steps can be seen without a GPU: one compilation serves all lanes."""
+"""What can be tested of the CUDA engine's steps without a GPU: one compilation serves all streams."""
 
 from __future__ import annotations
 
 import torch
 
 from emdcfl.data.types import Preprocess
-from emdcfl.engines.cuda.narrow import multiply_narrow
-from emdcfl.engines.cuda.streams import Samples, objective
+from emdcfl.engines.cuda.layers import multiply_narrow
+from emdcfl.engines.cuda.resident import Samples
+from emdcfl.engines.cuda.streams import objective
 from emdcfl.models.recipe import ModelRecipe
 
 
@@ -17,7 +18,7 @@ def samples(seed: int) -> Samples:
     return Samples(x, torch.arange(40) % 10, {"a": seed}, Preprocess((0.5,), (0.25,), 1 / 255), mean, std)
 
 
-def test_one_compilation_serves_all_lanes_and_the_next_run_in_the_process() -> None:
+def test_one_compilation_serves_all_streams_and_the_next_run_in_the_process() -> None:
     from torch._dynamo.testing import CompileCounter
 
     torch._dynamo.reset()
@@ -26,12 +27,12 @@ def test_one_compilation_serves_all_lanes_and_the_next_run_in_the_process() -> N
     recipe = ModelRecipe("small_cnn", {"channels": 1, "classes": 10, "size": 8})
     for run in range(2):
         data = samples(run)
-        for lane in range(3):
-            torch.manual_seed(lane)
+        for stream in range(3):
+            torch.manual_seed(stream)
             module = recipe()
             assert multiply_narrow(module) == 1
             module.to(memory_format=torch.channels_last).train(True)
-            index, scale = torch.arange(16) + lane, torch.full((16,), 1 / 16)
+            index, scale = torch.arange(16) + stream, torch.full((16,), 1 / 16)
             value, losses = compiled(module, data, index, scale, False)
             expected = objective(module, data, index, scale, False)
             torch.testing.assert_close((value, losses), expected)

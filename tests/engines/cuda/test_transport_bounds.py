@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,14 +10,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.transport.test_screening import embeddings, federation, plain_loop
+from tests.transport.test_screening import decide, embeddings, federation, plain_loop
 
 from emdcfl.clustering import links
 from emdcfl.core.errors import DataError
-from emdcfl.engines.cuda import transport_bounds
-from emdcfl.transport import EXACT, LOWER, UPPER, Screen, SolverPool, bounds, cost_matrix, decide, exact, queues
+from emdcfl.engines.cuda import transport_bounds, transport_queue
+from emdcfl.engines.cuda.transport_queue import DeviceQueue
+from emdcfl.transport import EXACT, LOWER, UPPER, QueueFactory, Screen, SolverPool, bounds, cost_matrix, exact
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"))]
+
+
+def on(device: str) -> QueueFactory:
+    return partial(DeviceQueue, device=device)
 
 
 @settings(max_examples=40, deadline=None)
@@ -72,16 +78,15 @@ def test_later_stages_go_on_with_the_problems_that_are_sent_back(device: str) ->
 @pytest.mark.parametrize("device", DEVICES)
 def test_links_are_those_of_threads_and_of_a_plain_loop(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for together in (3, 256):
-        monkeypatch.setattr(queues, "TOGETHER", together)
-        monkeypatch.setattr(queues, "REFINED_TOGETHER", together)
+        monkeypatch.setattr(transport_queue, "TOGETHER", together)
+        monkeypatch.setattr(transport_queue, "REFINED_TOGETHER", together)
         for seed in range(4):
             rows, columns, tau = federation(seed, 5, equal=seed % 2 == 0)
             w = plain_loop(rows, columns, tau)
             for epsilon in (-0.01, 0.02, 0.1):
                 with SolverPool(2) as pool:
-                    found = decide(rows, columns, tau=tau, epsilon=epsilon, pool=pool, device=device)
-                assert np.array_equal(found.linked, links(w, epsilon))
-                assert np.array_equal(found.linked, links(found.w, epsilon))
+                    found = decide((rows, columns, tau), epsilon, pool, queue=on(device))
+                assert np.array_equal(links(found.w, epsilon), links(w, epsilon))
                 assert (found.w[found.kind == LOWER] <= w[found.kind == LOWER]).all()
                 assert (found.w[found.kind == UPPER] >= w[found.kind == UPPER]).all()
                 np.testing.assert_allclose(found.w[found.kind == EXACT], w[found.kind == EXACT], atol=1e-9)
@@ -90,11 +95,10 @@ def test_links_are_those_of_threads_and_of_a_plain_loop(device: str, monkeypatch
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_groups_that_are_clear_leave_nothing_to_the_solver(device: str) -> None:
-    rows, columns, tau = federation(0, 6, equal=True, size=100, apart=8.0)
     with SolverPool(1) as pool:
-        found = decide(rows, columns, tau=tau, epsilon=0.1, pool=pool, device=device)
+        found = decide(federation(0, 6, equal=True, size=100, apart=8.0), 0.1, pool, queue=on(device))
     assert found.exact_solves == 0
-    assert np.array_equal(found.linked, np.add.outer(np.arange(6), np.arange(6)) % 2 == 0)
+    assert np.array_equal(links(found.w, 0.1), np.add.outer(np.arange(6), np.arange(6)) % 2 == 0)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -104,14 +108,15 @@ def test_blocks_and_labels(device: str, cost: str) -> None:
     samples = [np.maximum(rng.standard_normal((60, 6)) + 0.3 * c, 0) for c in (0, 1)]
     labels = [rng.integers(0, 2, 60) for _ in (0, 1)]
     results = []
-    for where in (None, device):
+    for queue in (None, on(device)):
         with SolverPool(1) as pool:
-            screen = Screen(pool, cost=cost, device=where)
+            screen = Screen(pool, cost=cost, queue=queue)
             for c in (0, 1):
                 screen.row(c, samples[c][:40], tau=0.0, epsilon=0.3, labels=labels[c][:40])
+            for c in (0, 1):
                 screen.add(1 - c, c, samples[c], labels=labels[c], blocks=3)
             results.append(screen.finish())
-    assert np.array_equal(results[0].linked, results[1].linked)
+    assert np.array_equal(links(results[0].w, 0.3), links(results[1].w, 0.3))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -119,17 +124,17 @@ def test_blocks_and_labels(device: str, cost: str) -> None:
 def test_samples_that_lie_on_the_device_give_the_same(device: str, distances: str) -> None:
     rows, columns, tau = federation(1, 5, equal=False)
     with SolverPool(2) as pool:
-        here = decide(rows, columns, tau=tau, epsilon=0.05, pool=pool, device=device, distances=distances)
+        here = decide((rows, columns, tau), 0.05, pool, queue=on(device), distances=distances)
         there = {pair: torch.from_numpy(np.asarray(b, dtype=np.float32)).to(device) for pair, b in columns.items()}
-        found = decide(rows, there, tau=tau, epsilon=0.05, pool=pool, device=device, distances=distances)
-    assert np.array_equal(found.linked, here.linked) and found.exact_solves == here.exact_solves
+        found = decide((rows, there, tau), 0.05, pool, queue=on(device), distances=distances)
+    assert found.exact_solves == here.exact_solves
     np.testing.assert_array_equal(found.w, here.w)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_sample_on_the_device_that_is_no_sample_is_named(device: str) -> None:
     with SolverPool(1) as pool:
-        screen = Screen(pool, device=device)
+        screen = Screen(pool, queue=on(device))
         for c in ("a", "b"):
             screen.row(c, np.ones((3, 2)), tau=0.0, epsilon=0.1)
         with pytest.raises(DataError, match=r"client 'c' under the model of client 'a'.*one embedding width"):
@@ -142,7 +147,7 @@ def test_a_sample_on_the_device_that_is_no_sample_is_named(device: str) -> None:
 
 def test_a_sample_that_is_no_sample_is_named() -> None:
     with SolverPool(1) as pool:
-        screen = Screen(pool, device="cpu")
+        screen = Screen(pool, queue=on("cpu"))
         screen.row("a", np.ones((3, 2)), tau=0.0, epsilon=0.1)
         wrong: list[tuple[Any, str]] = [(np.full((3, 2), np.nan), "NaN"), (np.ones((3, 5)), "one embedding width")]
         for number, (b, message) in enumerate(wrong):

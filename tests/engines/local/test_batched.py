@@ -17,11 +17,10 @@ from emdcfl.core.keys import global_seed
 from emdcfl.core.params import Network
 from emdcfl.core.tasks import Training
 from emdcfl.data.types import Preprocess, Scenario, Site, Split
-from emdcfl.engines.cuda.chain import find_chain
 from emdcfl.engines.local import batched
 from emdcfl.engines.local.batched import BatchedFederation
+from emdcfl.engines.local.chain import find_chain
 from emdcfl.engines.local.sequential import SequentialFederation
-from emdcfl.engines.local.shuffles import philox_keys, shuffles
 from emdcfl.models.recipe import ModelRecipe
 
 SIZES = [50, 33, 16, 17, 50, 3]
@@ -205,22 +204,6 @@ def test_replies_do_not_share_memory_with_the_next_round() -> None:
     fed.begin(4)
     fed.train({c: fed.initial() for c in fed.clients})
     assert torch.equal(first.stack("theta"), before)
-
-
-def test_shuffles_are_those_of_the_clients_own_generators() -> None:
-    fed = BatchedFederation(scenario("mlp"), training=TRAINING, device="cpu", seed=5)
-    clients = list(fed._clients.values())
-    for client in clients:
-        client.begin(7)
-    for client, orders in zip(clients, shuffles(clients, 29, 3), strict=True):
-        rng = client.generator("shuffle")
-        assert all(np.array_equal(order, rng.permutation(29)) for order in orders)
-
-
-def test_keys_are_those_numpy_would_derive() -> None:
-    seeds = [0, 1, 2**32 - 1, 2**32, 2**63 - 1, 1234567890123456789]
-    expected = [np.random.Philox(seed).state["state"]["key"] for seed in seeds]
-    assert np.array_equal(philox_keys(seeds), expected)
 
 
 @pytest.mark.parametrize(("model", "is_chain"), [("mlp", True), ("Residual", False), ("smooth", False), ("frozen", False)])

@@ -10,9 +10,9 @@ from tests.tiny import tiny
 
 from emdcfl.core.errors import ConfigError
 from emdcfl.data.types import Preprocess, Scenario, Site, Split
-from emdcfl.engines.local import ENGINES, make_federation, resolve
+from emdcfl.engines import ENGINES, make_federation, resolve
+from emdcfl.engines.choose import choose, multiply_adds
 from emdcfl.engines.local.batched import BatchedFederation
-from emdcfl.engines.local.choose import choose, multiply_adds
 from emdcfl.engines.local.processes import ProcessFederation
 from emdcfl.engines.local.sequential import SequentialFederation
 from emdcfl.models.recipe import ModelRecipe
@@ -44,7 +44,7 @@ def test_the_batch_counts_no_more_than_the_data() -> None:
     assert choose(images("small_cnn", 8, n=500), device=CPU, batch_size=64) == "sequential"
 
 
-def test_a_gpu_takes_graphs_and_workers_take_the_reference() -> None:
+def test_a_gpu_takes_the_cuda_engine_and_workers_take_the_reference() -> None:
     assert choose(images("cnn", 28), device=GPU, batch_size=64) == "cuda"
     assert choose(toy(), device=CPU, batch_size=64, workers=2) == "sequential"
 
@@ -64,7 +64,7 @@ def test_names_lead_to_engines() -> None:
 
 @pytest.mark.parametrize(
     ("engine", "workers", "message"),
-    [("vmaped", 1, "batched"), ("batched", 2, "one process"), ("cuda", 1, "CUDA device")],
+    [("bached", 1, "batched"), ("batched", 2, "one process"), ("cuda", 1, "CUDA device")],
 )
 def test_what_cannot_be_is_refused_with_advice(engine: str, workers: int, message: str) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -17,7 +17,8 @@ from emdcfl.core import tasks
 from emdcfl.core.client import Client, task
 from emdcfl.core.errors import ClientError, ConfigError
 from emdcfl.core.schema import Field, Reply
-from emdcfl.engines.local import ProcessFederation, SequentialFederation, make_federation, sequential
+from emdcfl.engines import make_federation
+from emdcfl.engines.local import ProcessFederation, SequentialFederation, sequential
 from emdcfl.engines.local.processes import _from_wire, _to_wire
 from emdcfl.engines.local.sequential import arithmetic, intra_op_threads, pick_device
 from emdcfl.methods import make
@@ -181,7 +182,7 @@ def test_devices_that_are_not_there_are_named() -> None:
     for name, message in (
         ("gpu", "unknown device 'gpu'; expected auto, cpu, cuda or cuda:N"),
         ("meta", "unsupported device 'meta'"),
-        ("cuda:99", r"device 'cuda:99' is not here: torch sees \d+ CUDA devices; use --device cpu"),
+        ("cuda:99", r"device 'cuda:99' not found: torch sees \d+ CUDA devices; use --device cpu"),
     ):
         with pytest.raises(ConfigError, match=message):
             pick_device(name)

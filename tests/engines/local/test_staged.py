@@ -97,13 +97,13 @@ def fed(monkeypatch: pytest.MonkeyPatch) -> Overlapping:
     return Overlapping(toy(groups=1, per_group=7, n=20), training=TRAINING, device="cpu")
 
 
-def test_the_next_crew_is_begun_before_the_replies_of_the_last_are_handed_over(fed: Overlapping) -> None:
+def test_the_next_batch_is_begun_before_the_replies_of_the_last_are_handed_over(fed: Overlapping) -> None:
     names = list(fed.clients)
     fed.run(doubled, {c: {"value": 1, "times": 1} for c in names}, fold=lambda client, reply: fed.log.append(f"fold {client}"))
     a, b, c, d, e, f, _ = names
     assert fed.log[:2] == [f"begin {a} {b}", f"begin {c} {d}"]
     assert fed.log.index(f"begin {e} {f}") < fed.log.index(f"fold {c}")
-    assert fed.log.index(f"result {c}") > fed.log.index(f"fold {b}")  # who looks at a crew does not wait for the next one
+    assert fed.log.index(f"result {c}") > fed.log.index(f"fold {b}")  # who reads the replies of a batch does not wait for the next one
     assert [line for line in fed.log if line.startswith("fold")] == [f"fold {name}" for name in names]
 
 

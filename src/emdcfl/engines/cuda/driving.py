@@ -1,9 +1,7 @@
-"""Trainings driven over lanes: one thread launches, and finished states leave the GPU from two others while the rest still trains.
+"""Trainings dealt out to CUDA streams: one thread launches steps, and two others copy finished states to the host meanwhile.
 
-More threads that launch, or more steps a launch, were no faster (``docs/results/performance.md``). What a training computes does not
-depend on the lane it is driven over.
-
-May import: client, tasks, lanes, staged.
+More launching threads, or more steps per launch, were no faster (``docs/results/performance.md``). Which stream trains a client does not
+change its result.
 """
 
 from __future__ import annotations
@@ -21,73 +19,73 @@ from emdcfl.core.tasks import Fit, trained
 from emdcfl.engines.cuda.streams import StreamTrainer
 from emdcfl.engines.local.staged import Outcome
 
-KNOWN = 8
-"""Start states kept on the GPU while clients train."""
+START_STATES = 8
+"""Most start states kept on the GPU while clients train."""
 
 Piece = tuple[int, Client, Fit]
 
 
-def drive(lanes: Sequence[StreamTrainer], fits: Sequence[Piece], device: torch.device) -> dict[int, Outcome]:
-    """Train everybody; a lane that is done takes the next client. Returns the outcome by the position given with the client."""
+def drive(streams: Sequence[StreamTrainer], fits: Sequence[Piece], device: torch.device) -> dict[int, Outcome]:
+    """Train all clients; an idle stream takes the next one. Returns outcomes by the position given with each client."""
     states = States(device)
-    with torch.cuda.device(device), ThreadPoolExecutor(2) as leaving:
-        left = _keep_busy(lanes, deque(fits), states, leaving)
-        outcomes = {i: future.result() for i, future in left.items()}
+    with torch.cuda.device(device), ThreadPoolExecutor(2) as copying:
+        copies = _keep_busy(streams, deque(fits), states, copying)
+        outcomes = {i: future.result() for i, future in copies.items()}
     torch.cuda.synchronize(device)
     return outcomes
 
 
 class States:
-    """States on their way: clients of one cluster start from one state, which comes to the GPU once; finished ones leave it."""
+    """Copies states between host and GPU. Clients of one cluster share a start state, which is copied once."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self._known = device, dict[tuple[int, int], Tensor]()
-        self._way_out = torch.cuda.Stream(device, priority=-1)  # of another kind than the lanes': never one of theirs
+        self._copies = torch.cuda.Stream(device, priority=-1)  # torch reuses streams of one priority; this must not be a training stream
 
     def start(self, theta: Tensor) -> Tensor:
         """Return a start state on the GPU."""
         key = (theta.data_ptr(), theta.numel())
         if key not in self._known:
-            if len(self._known) == KNOWN:
+            if len(self._known) == START_STATES:
                 self._known.pop(next(iter(self._known)))
             self._known[key] = theta.to(self.device)
             torch.cuda.current_stream(self.device).synchronize()
         return self._known[key]
 
-    def leave(self, client: Client, fit: Fit, steps: int, theta: Tensor, total: Tensor, done: torch.cuda.Event) -> Outcome:
-        """Take a finished state to the host, or say why it is refused."""
+    def to_host(self, client: Client, fit: Fit, steps: int, theta: Tensor, total: Tensor, done: torch.cuda.Event) -> Outcome:
+        """Copy a finished state to the host; returns the reply, or the error that rejects it."""
         done.synchronize()
         n = len(client.site.train)
-        with torch.cuda.stream(self._way_out):
+        with torch.cuda.stream(self._copies):
             try:
                 return trained(theta, n, total.item() / n, steps, fit.training)
-            except EmdcflError as error:  # this client's, not the others'
+            except EmdcflError as error:  # of this client alone
                 return error
 
 
 def _keep_busy(
-    lanes: Sequence[StreamTrainer], waiting: deque[Piece], states: States, leaving: ThreadPoolExecutor
+    streams: Sequence[StreamTrainer], waiting: deque[Piece], states: States, copying: ThreadPoolExecutor
 ) -> dict[int, Future[Outcome]]:
-    """Launch in turn, one step a lane, until nothing is left to train."""
+    """Launch one step per stream in turn, until all clients are trained."""
     running: dict[int, Piece] = {}
-    left: dict[int, Future[Outcome]] = {}
+    copies: dict[int, Future[Outcome]] = {}
     while waiting or running:
-        for number, lane in enumerate(lanes):
-            if lane.ahead:
-                lane.advance()
+        for number, stream in enumerate(streams):
+            if stream.ahead:
+                stream.advance()
                 continue
             if number in running:
                 i, client, fit = running.pop(number)
-                left[i] = leaving.submit(states.leave, client, fit, lane.steps, *lane.result())
+                copies[i] = copying.submit(states.to_host, client, fit, stream.steps, *stream.result())
             if waiting:
                 running[number] = waiting.popleft()
-                _begin(lane, running[number], states)
-    return left
+                _begin(stream, running[number], states)
+    return copies
 
 
-def _begin(lane: StreamTrainer, piece: Piece, states: States) -> None:
-    """Load a training onto a lane, and capture what it needs."""
+def _begin(stream: StreamTrainer, piece: Piece, states: States) -> None:
+    """Load a training onto a stream, and capture the graphs it needs."""
     _, client, fit = piece
-    plan, sizes = lane.prepare(client, fit)
-    lane.begin(plan, sizes, fit, states.start(fit.theta))
-    lane.capture()
+    plan, sizes = stream.prepare(client, fit)
+    stream.begin(plan, sizes, fit, states.start(fit.theta))
+    stream.capture()

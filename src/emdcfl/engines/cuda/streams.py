@@ -1,11 +1,9 @@
-"""One CUDA stream with a network of its own, and its SGD steps captured as CUDA graphs.
+"""SGD steps captured as CUDA graphs, on one CUDA stream with a network of its own.
 
-A step reads everything from memory that stays where it is: the plan of the training (which samples at which step) lies on the GPU
-beside a step counter, so that a replay needs nothing from the host. Gather, preprocessing, forward, backward and the fused
-update are one graph, and a launch is one step. Where the step is ``fused``, its element-wise work is compiled (``torch.compile``)
-and its first convolution is a matrix product (``narrow``).
-
-May import: params, tasks, data types, schedule, terms, update, narrow.
+A step reads everything from fixed GPU memory: the plan of the training (which samples at which step) and a step counter are there, so
+replaying a graph needs nothing from the host. Gathering a batch, preprocessing, forward and backward pass and the update are one graph,
+and one launch is one step. In a compiled step, ``torch.compile`` fuses element-wise work, and the first convolution is a matrix product
+(``layers``).
 """
 
 from __future__ import annotations
@@ -23,51 +21,16 @@ from torch import Tensor, nn
 from emdcfl.core.client import Client
 from emdcfl.core.params import Layout
 from emdcfl.core.tasks import Fit, Training
-from emdcfl.data.types import Preprocess
-from emdcfl.engines.cuda.narrow import multiply_narrow
+from emdcfl.engines.cuda.layers import multiply_narrow
+from emdcfl.engines.cuda.resident import Samples
 from emdcfl.engines.local.schedule import schedule
-from emdcfl.engines.local.terms import Terms, kind, make_terms
-from emdcfl.engines.local.update import fused_sgd
+from emdcfl.engines.local.update import Terms, fused_sgd, kind, make_terms
 
 WARM_UP = 3
-"""Eager steps before a capture: libraries choose their algorithms and allocate workspaces in them."""
+"""Eager steps before a capture, in which libraries choose their algorithms and allocate workspaces."""
 
-WORTH_IT = 3
-"""Steps of one width in a training from which it is captured; the last, shorter batch of every epoch under BatchNorm has its own."""
-
-
-@dataclass(frozen=True)
-class Samples:
-    """Every client's samples on the GPU, as stored, and what makes network inputs of them without touching the host.
-
-    A client's validation samples lie before its train samples, which begin at ``first``.
-    """
-
-    x: Tensor
-    y: Tensor
-    first: dict[str, int]
-    preprocess: Preprocess
-    mean: Tensor
-    std: Tensor
-
-    @classmethod
-    def of(cls, clients: list[Client], device: torch.device) -> Samples:
-        first, total = {}, 0
-        for client in clients:
-            first[client.name] = total + len(client.site.val)
-            total += len(client.site.val) + len(client.site.train)
-        splits = [split for c in clients for split in (c.site.val, c.site.train)]
-        x, y = torch.cat([s.x for s in splits]).to(device), torch.cat([s.y for s in splits]).to(device)
-        p = clients[0].preprocess
-        shape = (1, -1) + (1,) * (x.dim() - 2)
-        return cls(x, y, first, p, torch.tensor(p.mean, device=device).view(shape), torch.tensor(p.std, device=device).view(shape))
-
-    def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Gather inputs and labels; images in channels-last order, which convolutions on tensor cores want."""
-        z = (self.preprocess.resized(self.x.index_select(0, index)) - self.mean) / self.std
-        if z.dim() == 4:  # not contiguous(): that leaves the strides of single-channel images, and the whole network, as they are
-            z = z.to(memory_format=torch.channels_last)
-        return z, self.y.index_select(0, index)
+MIN_STEPS = 3
+"""Least steps of one batch width for which a graph is captured. Under BatchNorm, the last batch of every epoch has its own width."""
 
 
 def objective(module: nn.Module, samples: Samples, index: Tensor, scale: Tensor, low: bool) -> tuple[Tensor, Tensor]:
@@ -79,12 +42,12 @@ def objective(module: nn.Module, samples: Samples, index: Tensor, scale: Tensor,
 
 
 @functools.cache
-def fused_objective() -> Callable[..., tuple[Tensor, Tensor]]:
-    """Return ``objective`` compiled, backward pass included; one compilation serves all lanes."""
+def compiled_objective() -> Callable[..., tuple[Tensor, Tensor]]:
+    """Return ``objective`` compiled with its backward pass; one compilation serves all streams."""
     options: dict[str, str | int | bool | Callable[..., Any]] = {}
-    import torch._inductor.config as inductor  # takes a second, and only this engine needs it
+    import torch._inductor.config as inductor  # importing it takes a second
 
-    if hasattr(inductor, "deterministic"):  # kernels picked by rule, not by a stopwatch: another process must get the same bits
+    if hasattr(inductor, "deterministic"):  # choose kernels by rule, not by timing: every process must get the same bits
         options["deterministic"] = True
     return torch.compile(objective, dynamic=False, fullgraph=True, options=options)
 
@@ -111,16 +74,16 @@ class StreamTrainer:
     Parameters
     ----------
     module : Module
-        This lane's own, on the GPU, convolutions in channels-last order.
+        This stream's own network, on the GPU, convolutions in channels-last order.
     layout : Layout
         Where its tensors lie in θ.
     samples : Samples
-        Shared by all lanes.
+        Shared by all streams.
     steps, width : int
-        Most steps of a training, widest batch.
+        Most steps of a training, and its widest batch.
     low : bool
         Forward and backward passes in bfloat16.
-    fused : bool
+    compiled : bool
         Compile the step of a full batch.
 
     Attributes
@@ -128,15 +91,15 @@ class StreamTrainer:
     steps : int
         Steps of the training that was begun.
     ahead : list of int
-        Batch widths of its steps that are not launched yet, the next one last.
+        Batch widths of the steps still to launch, the next one last.
     """
 
     def __init__(
-        self, module: nn.Module, layout: Layout, samples: Samples, *, steps: int, width: int, low: bool, fused: bool = False
+        self, module: nn.Module, layout: Layout, samples: Samples, *, steps: int, width: int, low: bool, compiled: bool = False
     ) -> None:
         device = samples.x.device
-        self.module, self.layout, self.samples, self.low, self.fused = module, layout, samples, low, fused
-        if fused:
+        self.module, self.layout, self.samples, self.low, self.compiled = module, layout, samples, low, compiled
+        if compiled:
             multiply_narrow(module)
         self.stream = torch.cuda.Stream(device)
         self.plan = Plan.empty(steps, width, device)
@@ -169,26 +132,26 @@ class StreamTrainer:
         return torch.cat([tensor.reshape(-1) for tensor in self.tensors])
 
     def result(self) -> tuple[Tensor, Tensor, torch.cuda.Event]:
-        """Return state and loss of the training that was launched, and the event after which they are there."""
+        """Return state and loss of the launched training, and the event after which they are computed."""
         with torch.cuda.stream(self.stream):
             theta, total, done = self.theta(), self.total.clone(), torch.cuda.Event()
             done.record(self.stream)
         return theta, total, done
 
     def prepare(self, client: Client, fit: Fit) -> tuple[Plan, list[int]]:
-        """Lay out a training's batches, in memory the GPU can fetch from while it works; returns them and their sizes."""
+        """Return a training's batches in pinned memory, which the GPU copies from while it computes, and their sizes."""
         laid = schedule([(client, fit)], needs_two=self.layout.batch_statistics)
         index, scale, last = laid.index[:, 0] + self.samples.first[client.name], laid.scale[:, 0].contiguous(), laid.last[:, 0].float()
         return Plan(index.pin_memory(), scale.pin_memory(), last.pin_memory()), laid.sizes[:, 0].tolist()
 
     def begin(self, plan: Plan, sizes: list[int], fit: Fit, start: Tensor) -> None:
-        """Load a training that was prepared: start state (on the GPU already), plan, anchors; on this lane's stream."""
+        """Load a prepared training on this stream: start state (already on the GPU), plan and anchors."""
         steps, width = plan.index.shape
         with torch.cuda.stream(self.stream), torch.no_grad():
             for mine, new in ((self.plan.index, plan.index), (self.plan.scale, plan.scale), (self.plan.last, plan.last)):
                 if mine.shape[1] == width:
                     mine[:steps].copy_(new, non_blocking=True)
-                else:  # not in one piece: fetched first, laid out there
+                else:  # not contiguous: copied first, placed on the GPU
                     mine[:steps, :width].copy_(new.to(mine.device, non_blocking=True))
             self.plan.scale[:, width:], self.plan.last[:, width:] = 0.0, 0.0
             start.record_stream(self.stream)
@@ -196,11 +159,11 @@ class StreamTrainer:
             terms = make_terms([fit], [w.detach()[None] for w in self.weights], self.layout)
             self._keep(kind(fit), terms)
         self.steps, self.key = steps, (kind(fit), fit.training)
-        # filled-up batches are as wide as all, except under BatchNorm
+        # padded batches all have the same width; under BatchNorm nothing is padded
         self.ahead = sizes[::-1] if self.layout.batch_statistics else [self.plan.index.shape[1]] * steps
 
     def _keep(self, name: object, terms: Terms) -> None:
-        """Copy anchors to where the graph looks for them."""
+        """Copy anchors to the memory that the graph reads."""
         if name not in self.terms:
             self.terms[name] = terms
             return
@@ -220,15 +183,15 @@ class StreamTrainer:
             else:
                 self.step(width)
 
-    def step(self, width: int, *, fused: bool = False) -> None:
-        """One SGD step, as in ``local_sgd``: what the graph holds."""
+    def step(self, width: int, *, compiled: bool = False) -> None:
+        """Take one SGD step, as in ``local_sgd``; graphs capture this."""
         name, training = self.key
         index = self.plan.index.index_select(0, self.counter)[0, :width]
         scale, last = (t.index_select(0, self.counter)[0, :width] for t in (self.plan.scale, self.plan.last))
-        value, losses = (fused_objective() if fused else objective)(self.module, self.samples, index, scale, self.low)
+        value, losses = (compiled_objective() if compiled else objective)(self.module, self.samples, index, scale, self.low)
         gradients = torch.autograd.grad(value, self.weights)
         with torch.no_grad():
-            # the fused kernel wants weight, gradient and velocity in one order
+            # the kernel needs weight, gradient and velocity with the same strides
             gradients = tuple(
                 g if g.stride() == w.stride() else torch.empty_like(w).copy_(g) for w, g in zip(self.weights, gradients, strict=True)
             )
@@ -238,30 +201,30 @@ class StreamTrainer:
             self.counter += 1
 
     def capture(self) -> None:
-        """Capture the step for widths the training that was begun has often and no graph holds yet; afterwards it stands where it began."""
-        missing = [width for width, n in Counter(self.ahead).items() if n >= WORTH_IT and (self.key, width) not in self.graphs]
+        """Capture the step for batch widths that are frequent in this training and have no graph yet; the training state is restored."""
+        missing = [width for width, n in Counter(self.ahead).items() if n >= MIN_STEPS and (self.key, width) not in self.graphs]
         if not missing:
             return
         with torch.cuda.stream(self.stream):
             kept = self.theta()
         for width in missing:
-            fused = self.fused and width == self._full()
+            compiled = self.compiled and width == self._full()
             with torch.cuda.stream(self.stream):
                 for _ in range(WARM_UP):
                     self.counter.zero_()
-                    self.step(width, fused=fused)
+                    self.step(width, compiled=compiled)
                 self.counter.zero_()
             graph = torch.cuda.CUDAGraph()
             self.stream.synchronize()
-            if self._memory is None:  # one for all graphs of the lane: they never run at the same time
+            if self._memory is None:  # one pool for all graphs of the stream, which never run at the same time
                 self._memory = torch.cuda.graph_pool_handle()
-            # meanwhile finished states go on leaving, from threads of their own
+            # thread_local: meanwhile, other threads copy finished states to the host
             with torch.cuda.graph(graph, pool=self._memory, stream=self.stream, capture_error_mode="thread_local"):
-                self.step(width, fused=fused)
+                self.step(width, compiled=compiled)
             self.graphs[self.key, width] = graph
         with torch.cuda.stream(self.stream):
             self.load(kept)
 
     def _full(self) -> int:
-        """The width that is worth compiling for: that of a full batch."""
+        """The batch width that is compiled: that of a full batch."""
         return self.key[1].batch_size if self.layout.batch_statistics else self.plan.index.shape[1]

@@ -1,10 +1,9 @@
-r"""Bounds of many transport problems at once, as torch code on any device. Imports torch; the same certificates as ``bounds``.
+r"""Bounds of many transport problems at once, as torch code for any device; the same certificates as ``transport.bounds``.
 
 *Below*: potentials after a c-transform. *Above*: the Sinkhorn plan rounded to uniform marginals in float64 (Altschuler, Weed and Rigollet,
-2017). Iterations cost next to nothing on a GPU, so the regularisation goes down much further than on a CPU, where a matching takes
-the place of the rounding.
+2017). Iterations are cheap on a GPU, so the regularisation is much smaller than on a CPU, where a matching replaces the rounding.
 
-Cosines are computed in float64 and rounded to float32, so that no reduced precision a GPU may be set to (TF32) gets into them.
+Cosines are computed in float64 and rounded to float32, so that reduced precision (TF32) does not affect them.
 The exact solver works on costs that the CPU computed in float32. Both differ by rounding, at most by :func:`rounding`, which the margins
 of the bounds contain.
 """
@@ -23,7 +22,7 @@ ELEMENTS = 2**27
 """Most entries of the cost matrices in one go: 512 MiB, and about eight times that with all intermediate results."""
 
 BYTES = 128
-"""Of a GPU's memory for each of them, four times what one takes; not of what is free, on which the last digits of bounds would depend."""
+"""GPU memory per entry, four times what one takes. Of the total memory: with the free memory, the last digits of bounds would vary."""
 
 
 def costs(a: Tensor, b: Tensor, *, cost: str, labels: tuple[Tensor, Tensor] | None = None, label_weight: float = 1.0) -> Tensor:
@@ -125,10 +124,10 @@ def _conjugate(c: Tensor, f: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _scalings(kernel: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
-    """RowSample and column scalings after some iterations; columns are matched last. May overflow, which the caller notices."""
+    """Row and column scalings after some iterations; columns are matched last. May overflow, which the caller checks."""
     batch, n, m = kernel.shape
     u, v = kernel.new_empty(batch, n, 1), kernel.new_ones(batch, m, 1)
-    kernel, ratio = kernel * n, n / m  # which leaves two launches to most half iterations, where launches are what they cost
+    kernel, ratio = kernel * n, n / m  # so that most half iterations take two kernel launches, which are their cost
     across = kernel.transpose(1, 2)
     for _ in range(iterations):
         torch.bmm(kernel, v, out=u).reciprocal_()

@@ -1,14 +1,11 @@
-r"""Many clients' SGD steps as one: states stacked to :math:`\Theta \in R^{F\times P}`, the network mapped over the rows.
+r"""Many clients trained at once on the CPU: states stacked to :math:`\Theta \in R^{F\times P}`, one SGD step for all rows.
 
-Every training takes exactly its own batches in its own order (``schedule``), so the results are those of the sequential engine up to
-the rounding of float sums, and the same bits from run to run. The forward pass is ``torch.func.vmap`` of the network; the gradient
-of the summed losses is the stack of all gradients, because row f's loss depends on row f's state alone.
+Each training takes its own batches in its own order (``schedule``), so results equal those of the sequential engine up to the rounding
+of float sums, and are bit-identical from run to run. The forward pass is ``torch.func.vmap`` of the network, or ``chain`` for
+perceptrons. The gradient of the summed losses is the stack of all gradients, because row f's loss depends on row f's state alone.
 
-What cannot be stacked runs one client after the other instead, with one warning: networks with dropout (its draws belong to one
-client), and those that ``vmap`` refuses. BatchNorm takes its statistics from a batch, so short batches are not filled up but
-computed apart.
-
-May import: client, tasks, params, the staged engine.
+Networks with dropout (whose draws belong to one client), and networks that ``vmap`` rejects, train one client after the other, with one
+warning. BatchNorm takes its statistics from a batch, so batches of different sizes are computed separately instead of padded.
 """
 
 from __future__ import annotations
@@ -27,25 +24,24 @@ from emdcfl.core.client import Client, Work
 from emdcfl.core.errors import ClientError
 from emdcfl.core.tasks import Fit, Training, trained
 from emdcfl.data.types import Preprocess
-from emdcfl.engines.cuda.chain import Chain, find_chain
-from emdcfl.engines.local.buffers import Buffers
+from emdcfl.engines.local.chain import Chain, find_chain
 from emdcfl.engines.local.schedule import Schedule, schedule
-from emdcfl.engines.local.stack import Stack
+from emdcfl.engines.local.stack import Buffers, Stack
 from emdcfl.engines.local.staged import Outcome, StagedFederation, attempt
-from emdcfl.engines.local.terms import kind, make_terms
+from emdcfl.engines.local.update import kind, make_terms
 
 log = logging.getLogger("emdcfl")
 
 STACKED = 1 << 20
-"""Numbers of one stacked Θ: above this the matrices of a step leave the cache, and a larger stack gains nothing."""
+"""Most numbers of one stacked Θ: a larger one does not fit into the processor's cache and is no faster."""
 
 PREPARED = 1 << 25
-"""Numbers of network input that are kept ready; above this they are made from the stored samples batch by batch."""
+"""Most numbers of network input that are prepared once; larger data are preprocessed batch by batch."""
 
 
 @dataclass
-class Pool:
-    """The train splits of all clients in one tensor, so that the batches of many are one gather."""
+class TrainData:
+    """The train splits of all clients in one tensor, so that one gather takes the batches of many clients."""
 
     x: Tensor
     y: Tensor
@@ -53,7 +49,7 @@ class Pool:
     preprocess: Preprocess | None
 
     @classmethod
-    def of(cls, clients: Sequence[Client]) -> Pool:
+    def of(cls, clients: Sequence[Client]) -> TrainData:
         first, total = {}, 0
         for client in clients:
             first[client.name] = total
@@ -76,9 +72,9 @@ class Pool:
 
 
 class BatchedFederation(StagedFederation):
-    """Every client in this process, trainings of like kind stacked and stepped together.
+    """Every client in this process; trainings with the same settings and loss terms are stacked.
 
-    The replies of one stack leave before the next is trained: its memory, and what lies in the cache of it, is used again.
+    The caller gets the replies of one stack before the next is trained, which then reuses its memory.
     """
 
     held = STACKED
@@ -86,7 +82,7 @@ class BatchedFederation(StagedFederation):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._stackable = True
-        self._pool: Pool | None = None
+        self._data: TrainData | None = None
         self._chain: Chain | None = None
         self._buffers = Buffers()
 
@@ -105,16 +101,16 @@ class BatchedFederation(StagedFederation):
         return [attempt(*works[i]) if outcome is None else outcome for i, outcome in enumerate(results)]
 
     def _stack(self, works: Sequence[tuple[Client, Work]]) -> list[Outcome]:
-        """Train a stack; where that is not possible, one after the other, which also says whose fault it was."""
+        """Train a stack; if that fails, train one client after the other, which also shows whose training failed."""
         fits = [(client, work) for client, work in works if isinstance(work, Fit)]
         if len(fits) > 1 and self._stackable:
             try:
-                if self._pool is None:
-                    self._pool = Pool.of(list(self._clients.values()))
+                if self._data is None:
+                    self._data = TrainData.of(list(self._clients.values()))
                     if fits[0][0].precision == "fp32":
-                        self._chain = find_chain(fits[0][0].network, self._pool.batch(torch.arange(min(8, len(self._pool.y)))[None])[0][0])
-                return fit_stacked(fits, self._pool, self._buffers, self._chain)
-            except Exception as error:  # vmap refuses in many ways; and one bad client must not cost the others theirs
+                        self._chain = find_chain(fits[0][0].network, self._data.batch(torch.arange(min(8, len(self._data.y)))[None])[0][0])
+                return fit_stacked(fits, self._data, self._buffers, self._chain)
+            except Exception as error:  # vmap fails in many ways, and one bad client must not stop the others
                 outcomes = [attempt(*work) for work in works]
                 if not any(isinstance(outcome, Exception) for outcome in outcomes):
                     self._stackable = False
@@ -123,7 +119,7 @@ class BatchedFederation(StagedFederation):
         return [attempt(*work) for work in works]
 
 
-def fit_stacked(fits: Sequence[tuple[Client, Fit]], pool: Pool, buffers: Buffers, chain: Chain | None = None) -> list[Outcome]:
+def fit_stacked(fits: Sequence[tuple[Client, Fit]], data: TrainData, buffers: Buffers, chain: Chain | None = None) -> list[Outcome]:
     """Train several clients together; all share the training settings and the kind of terms."""
     network, training, low = fits[0][0].network, fits[0][1].training, fits[0][0].precision == "bf16"
     batch_norm = network.layout.batch_statistics
@@ -131,16 +127,16 @@ def fit_stacked(fits: Sequence[tuple[Client, Fit]], pool: Pool, buffers: Buffers
     ordered = [fits[row] for row in plan.rows]
     stack = Stack.load(network, [fit.theta for _, fit in ordered], buffers)
     terms = make_terms([fit for _, fit in ordered], stack.trained, network.layout)
-    first = np.array([pool.first[client.name] for client, _ in ordered])
+    first = np.array([data.first[client.name] for client, _ in ordered])
     index = plan.index.add_(torch.from_numpy(first)[:, None]).to(network.device)
     scale, last = plan.scale.to(network.device), plan.last.to(network.device)
     totals = torch.zeros(len(ordered), device=network.device)
-    settings = training if len(plan.active) > 1 else replace(training, momentum=0.0)  # of a single step nobody reads the velocity
+    settings = training if len(plan.active) > 1 else replace(training, momentum=0.0)  # a single step needs no velocity
     if chain is None:  # a chain never calls the module
         network.module.train(True)
     for t, active in enumerate(plan.active):
         for rows, width in _parts(plan, t, active, apart=batch_norm):
-            x, y = pool.batch(index[t, rows, :width])
+            x, y = data.batch(index[t, rows, :width])
             part = stack.rows(rows)
             if chain is not None:
                 losses, gradients = chain.gradients(part.trained, x, y, scale[t, rows, :width], buffers)
@@ -153,7 +149,7 @@ def fit_stacked(fits: Sequence[tuple[Client, Fit]], pool: Pool, buffers: Buffers
 
 
 def _parts(plan: Schedule, t: int, active: int, *, apart: bool) -> list[tuple[slice | Tensor, int]]:
-    """Return the rows at work and their batch size: all together, or those of equal size where sizes must not be mixed."""
+    """Return the active rows and their batch size: all together, or by size where sizes must not be mixed."""
     sizes = plan.sizes[t, :active]
     distinct = sorted(set(sizes.tolist()))
     if not apart or len(distinct) == 1:
@@ -162,7 +158,7 @@ def _parts(plan: Schedule, t: int, active: int, *, apart: bool) -> list[tuple[sl
 
 
 def _outcomes(clients: Sequence[Client], states: Tensor, totals: Tensor, plan: Schedule, training: Training) -> list[Outcome]:
-    """Return the replies in the order of the request; ``trained`` refuses what diverged."""
+    """Return the replies in the order of the request; ``trained`` raises if a training diverged."""
     outcomes: list[Outcome] = [{}] * len(clients)
     sums = states.sum(1).add_(totals).tolist()
     rows = zip(plan.rows, clients, states, totals.tolist(), plan.steps, sums, strict=True)
@@ -170,6 +166,6 @@ def _outcomes(clients: Sequence[Client], states: Tensor, totals: Tensor, plan: S
         n = len(client.site.train)
         try:
             outcomes[row] = trained(theta, n, total / n, steps, training, known_finite=math.isfinite(checksum), own=True)
-        except ClientError as error:  # this client's, not the stack's
+        except ClientError as error:  # of this client alone
             outcomes[row] = error
     return outcomes

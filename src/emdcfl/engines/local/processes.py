@@ -1,11 +1,13 @@
-"""The reference engine spread over worker processes: the same tasks, the same bits.
+"""The sequential engine spread over worker processes, with bit-identical results.
 
-Each worker holds the data of its own clients and one network. Requests and replies travel over pipes between
-processes of the same user on one machine; a tensor that several clients are given (the model of their cluster) travels once per worker.
+Each worker holds the data of its own clients and one network. Requests and replies travel over pipes between processes of one user on one
+machine. A tensor that several clients receive (the model of their cluster) is sent once per worker. A worker imports the module of a task
+when it is first asked for it, so no engine names a method.
 """
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing as mp
 import signal
 from collections.abc import Iterator, Mapping
@@ -25,12 +27,12 @@ from emdcfl.core.schema import Reply
 from emdcfl.data.types import Scenario, Site, Split
 from emdcfl.engines.local.sequential import answer, one_line, pick_device, simulated_clients
 
-AHEAD = 4
-"""Replies of one worker that may lie here unread: a worker that is ahead goes on working, and memory stays bounded."""
+MAX_UNREAD = 4
+"""Most replies of one worker that wait here for their turn: a fast worker goes on, and memory stays bounded."""
 
 
 def _to_wire(value: Any, seen: dict[object, _Array] | None = None) -> Any:
-    """Tensors as arrays: torch's own pickling would open a shared-memory file per tensor. One seen before is the same array."""
+    """Replace tensors by arrays: torch's own pickling would open a shared-memory file per tensor. A repeated tensor is sent once."""
     seen = {} if seen is None else seen
     if isinstance(value, Tensor):
         key = (value.device, value.data_ptr(), value.dtype, value.shape, value.stride())
@@ -59,7 +61,7 @@ class _Array:
 
 
 def _pack(site: Site) -> tuple[str, Any]:
-    """A site in transit; as tensors, every split would need its size in shared memory, of which containers have little."""
+    """Return a site as arrays; tensors would go through shared memory, of which containers have little."""
     splits = {"train": site.train, "val": site.val, **{f"test:{name}": split for name, split in site.tests.items()}}
     return site.name, _to_wire({name: [split.x, split.y] for name, split in splits.items()})
 
@@ -72,7 +74,7 @@ def _unpack(name: str, wire: Any) -> Site:
 
 def _serve(pipe: Connection, threads: int) -> None:
     """Run in a worker: build the clients that the first message describes, then answer requests until the pipe closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle; it closes the pipe
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and closes the pipe
     torch.set_num_threads(threads)
     clients: dict[str, Client] = {}
     broken = ""
@@ -80,24 +82,32 @@ def _serve(pipe: Connection, threads: int) -> None:
         first = pipe.recv()
         try:
             clients = _clients(*first)
-        except Exception as error:  # said when somebody asks
+        except Exception as error:  # every request is answered with it
             broken = f"its worker could not start: {type(error).__name__}: {one_line(error)}"
         while True:
             task, module, round, common, own = pipe.recv()
             common = _from_wire(common)
+            reason = broken or _unknown(task, module)
             for name, inputs in own.items():
-                if broken:
-                    pipe.send((name, Failure(name, task, round, broken)))
+                if reason:
+                    pipe.send((name, Failure(name, task, round, reason)))
                     continue
-                if task not in TASKS:
-                    __import__(module)
                 reply = answer(clients[name], TASKS[task], round, {**common, **_from_wire(inputs)})
                 _send(pipe, name, task, round, reply)
 
 
-def _clients(scenario: Scenario, sites: list[tuple[str, Any]], device: torch.device, options: Mapping[str, Any]) -> dict[str, Client]:
-    import emdcfl.methods  # noqa: F401  registers the tasks that methods bring
+def _unknown(task: str, module: str) -> str:
+    """Import the module that registers a task; returns why the task stays unknown, or nothing."""
+    try:
+        if task not in TASKS:
+            importlib.import_module(module)
+        TASKS[task]
+    except Exception as error:  # the client's failure, not the end of the worker
+        return f"its worker cannot import the task from {module}: {type(error).__name__}: {one_line(error)}"
+    return ""
 
+
+def _clients(scenario: Scenario, sites: list[tuple[str, Any]], device: torch.device, options: Mapping[str, Any]) -> dict[str, Client]:
     whole = Scenario(**{**vars(scenario), "sites": tuple(_unpack(*site) for site in sites)})
     with global_seed(0):
         network = Network(whole.model, device)
@@ -105,7 +115,7 @@ def _clients(scenario: Scenario, sites: list[tuple[str, Any]], device: torch.dev
 
 
 def _send(pipe: Connection, name: str, task: str, round: int, reply: Reply | Failure) -> None:
-    """Send a reply; what cannot travel is the client's failure, not the worker's end."""
+    """Send a reply; one that cannot be sent is a failure of the client, not the end of the worker."""
     try:
         pipe.send((name, _to_wire(reply)))
     except OSError:
@@ -117,7 +127,7 @@ def _send(pipe: Connection, name: str, task: str, round: int, reply: Reply | Fai
 class ProcessFederation(Federation):
     """Clients spread over ``workers`` processes, bitwise equal to the sequential engine.
 
-    In a script, create it under ``if __name__ == "__main__":`` — the workers import the script anew.
+    In a script, create it under ``if __name__ == "__main__":``, because workers import the script again.
     """
 
     def __init__(
@@ -136,7 +146,7 @@ class ProcessFederation(Federation):
             raise ConfigError(f"expected workers >= 1, got {workers}")
         chosen = pick_device(device)
         context = mp.get_context("spawn")
-        self._home = {name: i % min(workers, len(self.clients)) for i, name in enumerate(self.clients)}
+        self._worker_of = {name: i % min(workers, len(self.clients)) for i, name in enumerate(self.clients)}
         self._pipes: list[Connection] = []
         self._workers: list[Any] = []
         for w in range(min(workers, len(self.clients))):
@@ -145,7 +155,7 @@ class ProcessFederation(Federation):
             worker.start()
             there.close()
             rest = Scenario(**{**vars(scenario), "sites": ()})
-            sites = [_pack(s) for s in scenario.sites if self._home[s.name] == w]
+            sites = [_pack(s) for s in scenario.sites if self._worker_of[s.name] == w]
             here.send((rest, sites, chosen, {"seed": self.seed, "run": run, "precision": precision}))
             self._pipes.append(here)
             self._workers.append(worker)
@@ -155,7 +165,7 @@ class ProcessFederation(Federation):
         wire = _to_wire(common, seen)
         asked: dict[int, list[str]] = {}
         for w, pipe in enumerate(self._pipes):
-            own = {c: _to_wire(i, seen) for c, i in inputs.items() if self._home[c] == w}
+            own = {c: _to_wire(i, seen) for c, i in inputs.items() if self._worker_of[c] == w}
             if own:
                 asked[w] = list(own)
                 with suppress(OSError):  # the worker is dead; reading from it says so below
@@ -163,17 +173,17 @@ class ProcessFederation(Federation):
         here: dict[int, dict[str, Reply | Failure]] = {w: {} for w in asked}
         try:
             for client in inputs:
-                home = self._home[client]
-                while client not in here[home]:
-                    self._read(info, asked, here, home)
-                yield client, here[home].pop(client)
-        except GeneratorExit:  # nobody will read what is still on its way
+                worker = self._worker_of[client]
+                while client not in here[worker]:
+                    self._read(info, asked, here, worker)
+                yield client, here[worker].pop(client)
+        except GeneratorExit:  # nobody will read the replies that are still to come
             self.close(patience=0.0)
             raise
 
-    def _read(self, info: TaskInfo, asked: dict[int, list[str]], here: dict[int, dict[str, Reply | Failure]], home: int) -> None:
-        """Take the next reply of every worker that has one, so that none waits for another; ``asked`` are those still to come."""
-        open_ = {self._pipes[w]: w for w in asked if asked[w] and (w == home or len(here[w]) < AHEAD)}
+    def _read(self, info: TaskInfo, asked: dict[int, list[str]], here: dict[int, dict[str, Reply | Failure]], worker: int) -> None:
+        """Take the next reply of every worker that has one, so that no worker waits for another; ``asked`` lists those to come."""
+        open_ = {self._pipes[w]: w for w in asked if asked[w] and (w == worker or len(here[w]) < MAX_UNREAD)}
         for pipe in wait(list(open_)):
             assert isinstance(pipe, Connection)
             w = open_[pipe]

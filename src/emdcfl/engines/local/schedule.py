@@ -1,9 +1,7 @@
-"""The batches of many trainings as arrays: step t of every training in one row, the samples of exactly the batches ``local_sgd`` takes.
+"""The batches of many trainings as arrays: at every step, exactly the samples that ``tasks.local_sgd`` would take.
 
-Trainings are sorted by their number of steps, longest first, so that those still at work at step t are the first ``active[t]`` rows.
-A batch shorter than the widest of its step is filled up with a sample of the client's own and weight zero.
-
-May import: client, tasks.
+Trainings are sorted by their number of steps, longest first, so that those still running at step t are the first ``active[t]`` rows.
+A batch shorter than the widest of its step is padded with a sample of the same client and weight zero.
 """
 
 from __future__ import annotations
@@ -18,14 +16,13 @@ from torch import Tensor
 
 from emdcfl.core.client import Client
 from emdcfl.core.tasks import Fit, batches
-from emdcfl.engines.local.shuffles import shuffles
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """What F trainings do at each of their S steps, widest batch B.
+    """The batches of F trainings with at most S steps of at most B samples.
 
     Attributes
     ----------
@@ -34,13 +31,13 @@ class Schedule:
     index : (S, F, B) int64 tensor
         Train index of every sample, counted from the client's first.
     scale : (S, F, B) tensor
-        :math:`w_s / |b|`, zero where a batch is filled up.
+        :math:`w_s / |b|`, zero where a batch is padded.
     last : (S, F, B) bool tensor
         Samples of the last epoch, whose losses are reported.
     sizes : (S, F) int array
         Batch sizes, zero for a training that is over.
     active : list of int
-        Trainings at work at each step.
+        Trainings still running at each step.
     """
 
     rows: list[int]
@@ -74,8 +71,8 @@ def schedule(fits: Sequence[tuple[Client, Fit]], *, needs_two: bool) -> Schedule
         here, members, per_epoch = slice(len(rows), len(rows) + len(by_length[n])), by_length[n], len(cuts[n])
         s, there = epochs * per_epoch, np.arange(width) < cuts[n][:, None]
         filled = np.zeros((len(members), epochs, per_epoch, width), dtype=np.int64)
-        # a batch is a set: where an epoch is one batch, there is nothing to shuffle
-        filled[:, :, there] = np.arange(n) if per_epoch == 1 else shuffles([fits[i][0] for i in members], n, epochs)
+        # the order inside a batch does not matter, so an epoch of one batch needs no shuffle
+        filled[:, :, there] = np.arange(n) if per_epoch == 1 else [_orders(fits[i][0], n, epochs) for i in members]
         index[:s, here] = filled.reshape(len(members), s, width).transpose(1, 0, 2)
         sizes[:s, here] = np.tile(cuts[n], epochs)[:, None]
         scale[:s, here] = np.tile(there / cuts[n][:, None].astype(np.float32), (epochs, 1))[:, None]
@@ -92,3 +89,9 @@ def schedule(fits: Sequence[tuple[Client, Fit]], *, needs_two: bool) -> Schedule
 def _sizes(client: Client, n: int, batch_size: int, *, needs_two: bool) -> Array:
     """Return the batch sizes of one epoch."""
     return np.array([len(b) for b in batches(np.empty(n), batch_size, needs_two=needs_two, client=client)])
+
+
+def _orders(client: Client, n: int, epochs: int) -> list[Array]:
+    """Return the shuffled train indices of every epoch, as ``local_sgd`` draws them."""
+    rng = client.generator("shuffle")
+    return [rng.permutation(n) for _ in range(epochs)]

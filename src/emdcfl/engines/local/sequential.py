@@ -1,4 +1,4 @@
-"""The reference engine: one process, one client after the other, one intra-op thread."""
+"""The reference engine: one process, one client after the other, with a fixed number of threads (one by default)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from emdcfl.data.types import Scenario
 
 @contextmanager
 def intra_op_threads(number: int) -> Iterator[None]:
-    """Fix the number of threads of torch's operators: float sums depend on it."""
+    """Fix the number of threads of torch's operators, on which float sums depend."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:
@@ -57,7 +57,7 @@ def pick_device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"unsupported device {name!r}; expected auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and (not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()):
-        raise ConfigError(f"device {name!r} is not here: torch sees {torch.cuda.device_count()} CUDA devices; use --device cpu")
+        raise ConfigError(f"device {name!r} not found: torch sees {torch.cuda.device_count()} CUDA devices; use --device cpu")
     return device
 
 
@@ -73,7 +73,7 @@ def simulated_clients(scenario: Scenario, names: list[str], network: Network, *,
 
 
 def answer(client: Client, info: TaskInfo, round: int, inputs: Mapping[str, Any]) -> Reply | Failure:
-    """Run one task of one client; anything that goes wrong becomes a failure that names it."""
+    """Run one task of one client; an error becomes a ``Failure`` that names the client and the task."""
     try:
         client.begin(round)
         with arithmetic(client.network.device, client.precision):
@@ -90,7 +90,7 @@ def one_line(error: BaseException) -> str:
 
 
 class SequentialFederation(Federation):
-    """Every client in this process, one after the other. Slow and plain: what the other engines are compared with."""
+    """Every client in this process, one after the other: the reference that tests compare the other engines with."""
 
     def __init__(
         self, scenario: Scenario, *, device: str = "auto", threads: int = 1, run: str = "run", precision: str = "fp32", **options: Any

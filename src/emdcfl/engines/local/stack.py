@@ -1,13 +1,12 @@
-"""The states of many trainings as stacked tensors, the network mapped over them, and one SGD step for all rows.
+"""The states of many trainings as stacked tensors: one forward and backward pass and one SGD step for all of them.
 
-Every tensor of the network is kept as one contiguous ``(F, *shape)`` block. Blocks live as long as the engine: fresh memory of this
-size costs more than the arithmetic of a small step.
-
-May import: params, tasks, terms.
+Each tensor of the network is one contiguous ``(F, *shape)`` block, allocated once per engine: allocating blocks of this size at every
+step takes longer than the arithmetic of a small model.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,9 +18,29 @@ from torch.func import functional_call, vmap
 
 from emdcfl.core.params import Network
 from emdcfl.core.tasks import Training
-from emdcfl.engines.local.buffers import Buffers
-from emdcfl.engines.local.terms import Terms
-from emdcfl.engines.local.update import fused_sgd
+from emdcfl.engines.local.update import Terms, fused_sgd
+
+
+class Buffers:
+    """Float32 blocks by name; a block grows to the largest size asked for and is never cleared.
+
+    Examples
+    --------
+    >>> buffers = Buffers()
+    >>> a = buffers("x", 2, 3, device=torch.device("cpu"))
+    >>> a.data_ptr() == buffers("x", 3, 1, device=torch.device("cpu")).data_ptr()
+    True
+    """
+
+    def __init__(self) -> None:
+        self._blocks: dict[str, Tensor] = {}
+
+    def __call__(self, name: str, *shape: int, device: torch.device) -> Tensor:
+        """Return uninitialised memory of this shape, the same as last time."""
+        size = math.prod(shape)
+        if name not in self._blocks or self._blocks[name].numel() < size:
+            self._blocks[name] = torch.empty(size, device=device)
+        return self._blocks[name][:size].view(shape)
 
 
 @dataclass

@@ -1,11 +1,10 @@
-"""What the fast engines share: the clients of a request reach their heavy work together, and it is done for all of them at once.
+"""What the batched and the CUDA engine share: clients are taken through a task together, and their heavy work is done at once.
 
-A task with stages (``client.staged_task``) is a generator. Every client of a crew is taken to its next ``yield``, the works of all
-of them are handed to ``_compute``, and each client goes on with its own results. Tasks without stages run as in the sequential engine.
-Where an engine computes while the host goes on, several crews are on their way: the next one's works are begun before the replies of the
-one before are handed over, so that whoever asked looks at those meanwhile.
+A staged task (``client.staged_task``) is a generator. Every client of a batch is advanced to its next ``yield``, the works of all of them
+go to ``_compute``, and each client continues with its own results. Tasks without stages run as in the sequential engine.
 
-May import: client, federation, schema, the sequential engine.
+Where ``_compute`` returns before its works are done, several batches are under way: the next batch's works begin before the caller
+gets the replies of the batch before.
 """
 
 from __future__ import annotations
@@ -27,24 +26,24 @@ Outcome = Reply | Exception
 
 
 class Awaited(Protocol):
-    """An outcome on its way (a ``Future``, for one)."""
+    """An outcome that is still being computed, such as a ``Future``."""
 
     def result(self) -> Outcome: ...
 
 
 Result = Outcome | Awaited
 
-CREWS, AT_ONCE, SMALLEST, LARGEST = 3, 2, 8, 32
-"""Crews where works go on while the host does, and how many are on their way; fewest and most clients of one."""
+BATCHES, AT_ONCE, SMALLEST, LARGEST = 3, 2, 8, 32
+"""For tasks whose works overlap with the caller: client batches aimed at, batches under way, and the least and most clients of one."""
 
 
 def _is_awaited(result: Result) -> TypeGuard[Awaited]:
-    """Tell what is on its way from an outcome, whatever a method's own work makes of that."""
+    """Tell a result still being computed from an outcome, whatever type a method's own work returns."""
     return not isinstance(result, (dict, Exception)) and hasattr(result, "result")
 
 
 def attempt(client: Client, work: Work) -> Outcome:
-    """Do one piece of work for one client; what it raises is its result."""
+    """Do one piece of work for one client; an exception is returned as its result."""
     try:
         return work(client)
     except Exception as error:  # raised again inside the client's own task
@@ -52,8 +51,8 @@ def attempt(client: Client, work: Work) -> Outcome:
 
 
 @dataclass(slots=True)
-class Script:
-    """One client's task on its way: waiting for the results of ``works``, or finished with ``outcome``."""
+class RunningTask:
+    """One client's running task: waiting for the results of ``works``, or finished with ``outcome``."""
 
     client: Client
     task: str
@@ -84,7 +83,7 @@ class Script:
         try:
             self.works = move(*given)
         except StopIteration as finished:
-            self.outcome = {} if finished.value is None else finished.value  # a task without a reply has ended too
+            self.outcome = {} if finished.value is None else finished.value  # the schema check reports the missing reply
         except EmdcflError as error:
             self.outcome = Failure(self.client.name, self.task, self.round, str(error), traceback.format_exc())
         except Exception as error:  # a client's bug must not take the server down
@@ -92,22 +91,22 @@ class Script:
 
 
 class StagedFederation(SequentialFederation):
-    """Every client in this process; works of many clients are computed together by ``_compute``.
+    """Every client in this process; ``_compute`` does the works of many clients at once.
 
     Attributes
     ----------
     held : int
-        Numbers of model state that may be in work between two replies, so that a fold never meets all clients' states at once.
+        Most numbers of model state computed before the caller gets their replies, which bounds memory.
     """
 
     held = 1 << 25
 
     @abstractmethod
     def _compute(self, works: Sequence[tuple[Client, Work]]) -> Sequence[Result]:
-        """Return the result of every work, or the exception it raised; or what will have it."""
+        """Return for every work its result, the exception it raised, or an ``Awaited`` with either."""
 
     def _overlaps(self, info: TaskInfo) -> bool:
-        """Say whether works of a task go on while the host does."""
+        """Say whether ``_compute`` returns before the works of this task are done."""
         return False
 
     def _dispatch(self, info: TaskInfo, inputs: Mapping[str, Inputs], common: Inputs) -> Iterator[tuple[str, Reply | Failure]]:
@@ -115,53 +114,53 @@ class StagedFederation(SequentialFederation):
         if stages is None:
             yield from super()._dispatch(info, inputs, common)
             return
-        waiting, at_once = self._crews(list(inputs), info)
-        crews: deque[ClientBatch] = deque()
-        while waiting or crews:
+        waiting, at_once = self._client_batches(list(inputs), info)
+        batches: deque[ClientBatch] = deque()
+        while waiting or batches:
             with intra_op_threads(self.threads):
-                while waiting and len(crews) < at_once:
-                    scripts = [Script(self._clients[name], info.name, self.index, []) for name in waiting.popleft()]
-                    for script in scripts:
-                        script.start(stages, {**common, **inputs[script.client.name]})
-                    crews.append(ClientBatch(scripts, self._compute))
-                for crew in crews:  # one stage each, so that what one waits for is computed while another goes on
-                    crew.advance()
-                    if crews[0].done:
+                while waiting and len(batches) < at_once:
+                    tasks = [RunningTask(self._clients[name], info.name, self.index, []) for name in waiting.popleft()]
+                    for task in tasks:
+                        task.start(stages, {**common, **inputs[task.client.name]})
+                    batches.append(ClientBatch(tasks, self._compute))
+                for batch in batches:  # one stage each: the works of one batch are computed while another goes on
+                    batch.advance()
+                    if batches[0].done:
                         break
-            if crews[0].done:
-                for script in crews.popleft().scripts:
-                    assert script.outcome is not None
-                    yield script.client.name, script.outcome
-                    script.outcome = None  # what the caller does not keep is free
+            if batches[0].done:
+                for task in batches.popleft().tasks:
+                    assert task.outcome is not None
+                    yield task.client.name, task.outcome
+                    task.outcome = None  # frees memory that the caller does not keep
 
-    def _crews(self, names: Sequence[str], info: TaskInfo) -> tuple[deque[Sequence[str]], int]:
-        """Split the clients, in their order, into crews; returns them and how many may be on their way."""
+    def _client_batches(self, names: Sequence[str], info: TaskInfo) -> tuple[deque[Sequence[str]], int]:
+        """Split the clients, in their order, into batches; returns them and how many may be under way."""
         most, at_once = max(1, self.held // max(1, self.layout.size)), 1
         if self._overlaps(info):
-            most, at_once = min(max(1, most // AT_ONCE), LARGEST, max(SMALLEST, -(-len(names) // CREWS))), AT_ONCE
+            most, at_once = min(max(1, most // AT_ONCE), LARGEST, max(SMALLEST, -(-len(names) // BATCHES))), AT_ONCE
         return deque(names[begin : begin + most] for begin in range(0, len(names), most)), at_once
 
 
 class ClientBatch:
-    """Clients that are taken through a task together; their first works are begun at once."""
+    """Clients that are taken through a task together; their first works begin at once."""
 
-    def __init__(self, scripts: Sequence[Script], compute: Callable[[Sequence[tuple[Client, Work]]], Sequence[Result]]) -> None:
-        self.scripts, self._compute = scripts, compute
+    def __init__(self, tasks: Sequence[RunningTask], compute: Callable[[Sequence[tuple[Client, Work]]], Sequence[Result]]) -> None:
+        self.tasks, self._compute = tasks, compute
         self._begin()
 
     @property
     def done(self) -> bool:
-        """Whether every script is at its end."""
+        """Whether every client's task has ended."""
         return not self._waiting
 
     def advance(self) -> None:
-        """Take every script one stage further, and begin to compute whatever they wait for then."""
+        """Take every task one stage further, and begin the works they yield."""
         results = iter(self._results)
-        for script in self._waiting:
-            script.resume([next(results) for _ in script.works])
+        for task in self._waiting:
+            task.resume([next(results) for _ in task.works])
         self._begin()
 
     def _begin(self) -> None:
-        self._waiting = [script for script in self.scripts if script.outcome is None]
-        works = [(script.client, work) for script in self._waiting for work in script.works]
+        self._waiting = [task for task in self.tasks if task.outcome is None]
+        works = [(task.client, work) for task in self._waiting for work in task.works]
         self._results: Sequence[Result] = self._compute(works) if works else []

@@ -65,7 +65,7 @@ class EMDCFL(Options):
     def init(self, fed: Federation, round: Round) -> EMDCFLState:
         """Lines 2–3: every client holds θ⁰ and is a cluster of its own; W is empty."""
         self.check()
-        warm_up(fed.device if fed.device.type == "cuda" else None)
+        warm_up()
         fed.expect(project)
         about = comparable(self, fed, fed.clients, say=True)  # a site without validation data is named before anybody trains
         validation_sizes({c: reply["m"] for c, reply in about.items()}, cap=self.max_samples, at_least=self.min_validation)

@@ -99,9 +99,8 @@ class Comparison:
         problems = self.problems
         use = self.settings
         with SolverPool() as pool:
-            device = self.fed.device if self.fed.device.type == "cuda" else None
             problem: dict[str, Any] = {"cost": use.cost, "solver": use.solver, "reg": use.sinkhorn_reg, "label_weight": use.label_weight}
-            screen = Screen(pool, distances=self.options.distances, device=device, **problem)
+            screen = Screen(pool, distances=self.options.distances, queue=self.fed.transport_queue(), **problem)
             for row in answered:
                 problems.enter(screen, row)
 

@@ -1,10 +1,7 @@
-"""Which engine ``auto`` is: a fixed rule from measurements, so that the same config gives the same engine everywhere.
+"""Which engine ``auto`` stands for: a fixed rule from measurements, so that the same config gives the same engine everywhere.
 
-On a GPU, graphs. On a CPU, stacking clients pays while a step is small: what a step costs beside its arithmetic (a millisecond of
-Python and operator calls per client) is then paid once for all of them. The table behind the limit is in
-``docs/results/performance.md``.
-
-May import: data types, keys.
+With a GPU it is the CUDA engine. On a CPU, training many clients at once is faster while a step is small: Python and operator calls
+cost about a millisecond per client and step, and a stack of clients pays that once. ``docs/results/performance.md`` has the table.
 """
 
 from __future__ import annotations
@@ -20,10 +17,10 @@ from emdcfl.core.keys import global_seed
 from emdcfl.data.types import Scenario
 
 SMALL_STEP = 1.0e7
-"""Multiply-adds of one client's forward pass over one batch up to which a stack is faster than one client after the other."""
+"""Largest step that is faster in a stack: multiply-adds of one client's forward pass over one batch."""
 
-FEWEST = 4
-"""Clients from which a stack is worth its set-up."""
+MIN_CLIENTS = 4
+"""With fewer clients, setting up a stack takes longer than it saves."""
 
 
 def multiply_adds(scenario: Scenario) -> float:
@@ -40,7 +37,7 @@ def multiply_adds(scenario: Scenario) -> float:
         elif isinstance(layer, nn.modules.conv._ConvNd):
             total += out.numel() * layer.in_channels // layer.groups * math.prod(layer.kernel_size)
 
-    for layer in module.modules():  # torch's own counter would do, and takes seconds to import
+    for layer in module.modules():  # not torch's FlopCounterMode: importing it takes seconds
         layer.register_forward_hook(count)
     sample = next(site.train.x[:1] for site in scenario.sites if len(site.train))
     with torch.no_grad():
@@ -54,7 +51,7 @@ def choose(scenario: Scenario, *, device: torch.device, batch_size: int, workers
         return "sequential"
     if device.type == "cuda":
         return "cuda"
-    if (participants or len(scenario.sites)) < FEWEST:
+    if (participants or len(scenario.sites)) < MIN_CLIENTS:
         return "sequential"
     batch = min(batch_size, statistics.median(len(site.train) for site in scenario.sites))
     return "batched" if multiply_adds(scenario) * batch <= SMALL_STEP else "sequential"

@@ -1,10 +1,8 @@
-r"""Perceptrons by hand: networks that are a chain of linear layers and ReLUs need neither ``vmap`` nor autograd.
+r"""Forward and backward passes of perceptrons for many clients at once, without ``vmap`` and autograd.
 
-All clients' layers are batched matrix products with features first, :math:`Z_f = W_f H_f + b_f` with :math:`H_f \in R^{in\times b}`, so
-that the gradient :math:`\partial W_f = \partial Z_f H_f^\top` comes out in the layout of :math:`W_f`. Every product goes to memory that
-is used again: for models this small, fresh memory costs more than the arithmetic.
-
-May import: params, buffers.
+It serves networks that are a chain of linear layers and ReLUs. Each layer is one batched matrix product with features first,
+:math:`Z_f = W_f H_f + b_f` with :math:`H_f \in R^{in\times b}`, so that the gradient :math:`\partial W_f = \partial Z_f H_f^\top`
+has the layout of :math:`W_f`. Products are written to reused memory: for models this small, allocating costs more than the arithmetic.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from emdcfl.core.params import Network
-from emdcfl.engines.local.buffers import Buffers
+from emdcfl.engines.local.stack import Buffers
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ class Chain:
 
 
 def find_chain(network: Network, x: Tensor) -> Chain | None:
-    """Return the network as a chain if it is one: seen in one forward pass of ``x``, and checked against its output."""
+    """Return the network as a chain if it is one: recorded in one forward pass of ``x``, and checked against its output."""
     module, seen = network.module, list[nn.Module]()
     leaves = [m for m in module.modules() if not list(m.children())]
     if not all(isinstance(m, (nn.Linear, nn.ReLU, nn.Flatten, nn.Identity)) for m in leaves):
@@ -79,7 +77,7 @@ def _read(network: Network, seen: Sequence[nn.Module]) -> Chain | None:
     for m in seen:
         if isinstance(m, nn.Linear):
             weight, bias = index.get(f"{names[m]}.weight"), index.get(f"{names[m]}.bias")
-            if weight is None or (m.bias is not None and bias is None):  # frozen or tied: not for this path
+            if weight is None or (m.bias is not None and bias is None):  # frozen or tied weights: not a chain
                 return None
             layers.append((weight, bias, False))
         elif isinstance(m, nn.ReLU):
@@ -92,7 +90,7 @@ def _read(network: Network, seen: Sequence[nn.Module]) -> Chain | None:
 
 @torch.no_grad()
 def _agrees(chain: Chain, network: Network, x: Tensor, expected: Tensor) -> bool:
-    """Whether the chain's cross-entropy is the network's: what is computed between the layers would show."""
+    """Whether chain and network have the same cross-entropy; they differ if the network computes anything between its layers."""
     w = [network.theta[e.slice].view(1, *e.shape) for e in network.layout.entries if e.trainable]
     y = torch.zeros(1, len(x), dtype=torch.int64, device=x.device)
     losses, _ = chain.gradients(w, x[None], y, torch.ones(1, len(x), device=x.device), Buffers())

@@ -1,0 +1,180 @@
+r"""Layers that compute the same numbers faster on a GPU; the engine puts them in place of torch's own.
+
+*Narrow convolutions* read few channels. Tensor cores want many, so the first convolution of the paper's CNN took over a quarter of a
+compiled step. As a product :math:`Y = \mathrm{patches}(X)\,W^\top + b` it costs no more than writing its output. Large patches are worth it
+only in a compiled step, which never writes them out.
+
+*Pooling first*: :math:`\max_i \mathrm{relu}(c_i + b) = \mathrm{relu}(b + \max_i c_i)`, bit for bit: adding a bias, rounding and ReLU keep
+the order of numbers. Bias and ReLU then pass over a quarter of the numbers (2×2 pools).
+
+*Pixels in memory order*: flattening a channels-last image would copy it. Instead, the linear layer after it permutes its weights.
+
+The last two halve the time the paper's CNN takes to embed. Layers that are used twice or have hooks stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+MAX_CHANNELS = 4
+"""Most input channels of a narrow convolution."""
+
+ALIGNMENT = 8
+"""Patches are padded to a multiple of this many numbers, which is 16 bytes in bfloat16."""
+
+
+def standing_for(name: str) -> Callable[[nn.Module], str]:
+    """Give a layer the name of the one it replaces: privacy noise is keyed on ``repr(network)``, which must not depend on the engine."""
+    return lambda _layer: name
+
+
+class NarrowConv2d(nn.Conv2d):
+    """A ``Conv2d`` as a matrix product over patches: same parameters, same output up to rounding, channels last."""
+
+    _get_name = standing_for("Conv2d")
+
+    def forward(self, input: Tensor) -> Tensor:
+        (kh, kw), (sh, sw), padding = self.kernel_size, self.stride, self.padding
+        assert not isinstance(padding, str)  # see ``is_narrow``
+        ph, pw = padding
+        patches = F.pad(input, (pw, pw, ph, ph)).unfold(2, kh, sh).unfold(3, kw, sw).permute(0, 2, 3, 1, 4, 5)
+        n, height, width = patches.shape[:3]
+        size = self.in_channels * kh * kw
+        fill = (0, -size % ALIGNMENT)
+        rows = F.pad(patches.reshape(n * height * width, size), fill)
+        out = F.linear(rows, F.pad(self.weight.reshape(self.out_channels, size), fill), self.bias)
+        return out.view(n, height, width, self.out_channels).permute(0, 3, 1, 2)
+
+
+def is_narrow(layer: nn.Module) -> bool:
+    """Whether a layer is a plain convolution over few channels."""
+    return (
+        type(layer) is nn.Conv2d
+        and layer.in_channels <= MAX_CHANNELS
+        and layer.groups == 1
+        and layer.dilation == (1, 1)
+        and layer.padding_mode == "zeros"
+        and not isinstance(layer.padding, str)
+    )
+
+
+def _patch(layer: nn.Module) -> int:
+    assert isinstance(layer, nn.Conv2d)
+    return layer.in_channels * layer.kernel_size[0] * layer.kernel_size[1]
+
+
+def multiply_narrow(module: nn.Module, *, patch: int | None = None) -> int:
+    """Turn the narrow convolutions of a network into matrix products, in place; returns how many there were.
+
+    Convolutions with more than ``patch`` numbers per patch stay as they are: without compilation, writing the patches costs too much.
+    """
+    found = [layer for layer in module.modules() if is_narrow(layer) and (patch is None or _patch(layer) <= patch)]
+    for layer in found:
+        layer.__class__ = NarrowConv2d
+    return len(found)
+
+
+class UnbiasedConv2d(nn.Conv2d):
+    """A ``Conv2d`` without its bias, which ``BiasedMaxPool2d`` adds."""
+
+    _get_name = standing_for("Conv2d")
+
+    def forward(self, input: Tensor) -> Tensor:
+        out: Tensor = self._conv_forward(input, self.weight, None)
+        return out
+
+
+class SkippedReLU(nn.ReLU):
+    """A ReLU that does nothing, because ``BiasedMaxPool2d`` applies it."""
+
+    _get_name = standing_for("ReLU")
+
+    def forward(self, input: Tensor) -> Tensor:
+        return input
+
+
+class BiasedMaxPool2d(nn.MaxPool2d):
+    """A max-pool that then adds the convolution's bias and applies the ReLU."""
+
+    _get_name = standing_for("MaxPool2d")
+    biased: tuple[nn.Conv2d]  # in a tuple, so that torch does not register it as a submodule
+
+    def forward(self, input: Tensor) -> Tensor:
+        maxima = self._maxima(input)
+        bias = self.biased[0].bias
+        assert bias is not None
+        return F.relu(maxima + bias.to(maxima.dtype)[:, None, None])
+
+    def _maxima(self, input: Tensor) -> Tensor:
+        height, width = input.shape[2:]
+        if torch.is_grad_enabled() or not self._is_halving() or height % 2 or width % 2:  # amax shares the gradient among equal maxima
+            found: Tensor = super().forward(input)
+            return found
+        # amax stores no indices of the maxima, which would take four times their memory
+        pixels = input.permute(0, 2, 3, 1).unflatten(2, (width // 2, 2)).unflatten(1, (height // 2, 2))
+        maxima: Tensor = pixels.amax((2, 4))
+        return maxima.permute(0, 3, 1, 2)
+
+    def _is_halving(self) -> bool:
+        pairs = [value if isinstance(value, tuple) else (value, value) for value in (self.kernel_size, self.stride, self.padding)]
+        return pairs == [(2, 2), (2, 2), (0, 0)] and self.dilation in (1, (1, 1))
+
+
+class PixelFlatten(nn.Flatten):
+    """A ``Flatten`` that keeps channels-last images in memory order, pixel by pixel."""
+
+    _get_name = standing_for("Flatten")
+
+    def forward(self, input: Tensor) -> Tensor:
+        return input.permute(0, 2, 3, 1).flatten(1)
+
+
+class PixelLinear(nn.Linear):
+    """A ``Linear`` whose input comes from ``PixelFlatten``, for images with ``channels`` channels."""
+
+    _get_name = standing_for("Linear")
+    channels: int
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input, self.weight.unflatten(1, (self.channels, -1)).transpose(1, 2).flatten(1), self.bias)
+
+
+def pool_first(module: nn.Module, *, head: nn.Module | None = None) -> int:
+    """Pool before bias and ReLU wherever these layers follow each other in a ``Sequential``, in place; returns how often.
+
+    The input of ``head`` is the embedding, whose numbers keep their order.
+    """
+    uses = Counter(id(m) for _, m in module.named_modules(remove_duplicate=False))
+    changed = 0
+    for chain in [m for m in module.modules() if isinstance(m, nn.Sequential) and type(m).forward is nn.Sequential.forward]:
+        for i in range(len(chain) - 2):
+            conv, relu, pool, *rest = own = list(chain)[i : i + 5]
+            if not (type(conv) is nn.Conv2d and type(relu) is nn.ReLU and type(pool) is nn.MaxPool2d):
+                continue
+            alone = [uses[id(m)] == 1 and _plain(m) for m in own]
+            if all(alone[:3]):
+                changed += _pool_first(conv, relu, pool, rest if all(alone) and head not in rest else [])
+    return changed
+
+
+def _plain(layer: nn.Module) -> bool:
+    """Whether a layer has no hooks and no ``forward`` of its own."""
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return "forward" not in vars(layer) and not any(getattr(layer, name) for name in hooks)
+
+
+def _pool_first(conv: nn.Conv2d, relu: nn.ReLU, pool: nn.MaxPool2d, rest: list[nn.Module]) -> bool:
+    if conv.bias is None or pool.return_indices:
+        return False
+    conv.__class__, relu.__class__, pool.__class__ = UnbiasedConv2d, SkippedReLU, BiasedMaxPool2d
+    pool.biased = (conv,)  # type: ignore[assignment]
+    flatten, linear = rest if len(rest) == 2 else (None, None)
+    if type(flatten) is nn.Flatten and type(linear) is nn.Linear and (flatten.start_dim, flatten.end_dim) == (1, -1):
+        flatten.__class__, linear.__class__ = PixelFlatten, PixelLinear
+        linear.channels = conv.out_channels  # type: ignore[assignment]
+    return True
