@@ -1,4 +1,4 @@
-"""What stands behind some differences from the paper, as far as it can be seen without whole runs: a line of JSON per finding.
+"""Look into some differences from the paper, as far as that is possible without whole runs: a line of JSON per finding.
 
     EMDCFL_DATA=… python benchmarks/causes.py apart --scenario rotated-mnist --clients 0,1
     EMDCFL_DATA=… python benchmarks/causes.py angles --scenario pacs
@@ -6,7 +6,7 @@
 
 ``apart``: how far two clients' models are from θ⁰ and from each other after local training, FedClust's and CFL's measure; the same from a
 loop over ``torch.optim.SGD``, epoch by epoch. ``angles``: PACFL's groups with and without the signs of singular vectors. ``graph``:
-FedSaC's cosines, likenesses and weights round by round, averaged over oneself, one's own group and the others.
+FedSaC's cosines, likenesses and weights round by round, averaged over the client itself, its group and the others.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What several methods make of the first round, with the local trainings done once: they are the same for all that begin from θ⁰.
+"""Play the first round of several methods, with the local trainings done once: they are the same for all methods that start from θ⁰.
 
     EMDCFL_DATA=… python -m benchmarks.first_round --scenario rotated-cifar10 --out runs/first \\
         --methods emdcfl:tolerance=auto,oracle,emdcfl:tolerance=0.025 --device cuda \\

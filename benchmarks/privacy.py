@@ -4,10 +4,10 @@
     python -m benchmarks.privacy --out mnist.jsonl --scenarios rotated-mnist --seeds 0,1,2        # small scale: 128 validation images
     python -m benchmarks.privacy --out mnist.jsonl --scenarios rotated-mnist --model small_cnn    # minutes instead of an hour on one core
     python -m benchmarks.privacy --out large.jsonl --scenarios rotated-mnist-512 --samples 512,256,128,64
-    python -m benchmarks.privacy --null null.jsonl                                                # is W centred where laws are equal?
+    python -m benchmarks.privacy --null null.jsonl                            # is W centred where distributions are equal?
     python -m benchmarks.privacy --table privacy.jsonl mnist.jsonl large.jsonl  # tables, as in docs/results/tables/privacy.md
 
-Every client trains once from θ⁰; embeddings are kept, and the comparison itself is the product's: the clients' tasks, their noise, the
+Every client trains once from θ⁰; embeddings are kept, and the comparison itself is that of a run: the clients' tasks, their noise, the
 exact solver on all pairs. Lines that are in the file already are not computed again, so an interrupted run continues.
 """
 

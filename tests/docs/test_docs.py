@@ -66,6 +66,12 @@ def test_every_page_can_be_reached_from_the_readme_and_every_picture_is_used() -
     assert {name(file) for file in wanted - reached} == set()
 
 
+def test_source_names_pages_that_exist() -> None:
+    for file in [*ROOT.glob("src/**/*.py"), *ROOT.glob("benchmarks/**/*.py"), *ROOT.glob("fuzz/**/*.py"), ROOT / "Makefile"]:
+        for page in re.findall(r"docs/[\w/-]+\.md", file.read_text(encoding="utf-8")):
+            assert (ROOT / page).exists(), f"{name(file)} names {page}"
+
+
 def commands() -> Iterator[tuple[str, list[str]]]:
     """Every ``emdcfl …`` command of a block of shell code, and where it stands."""
     for page in PAGES:

@@ -10,7 +10,7 @@ from emdcfl.engines.flower.survey import survey_nodes
 NODES = "nodes"
 
 
-@scenario(NODES, "the connected nodes, each with files of its own (Flower only; see docs/deploy.md)")
+@scenario(NODES, "the connected nodes, each with files of its own (Flower only; see docs/guide/deploy.md)")
 def nodes(
     *,
     clients: list[str] | None = None,

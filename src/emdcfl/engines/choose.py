@@ -1,7 +1,7 @@
 """Which engine ``auto`` stands for: a fixed rule from measurements, so that the same config gives the same engine everywhere.
 
 With a GPU it is the CUDA engine. On a CPU, training many clients at once is faster while a step is small: Python and operator calls
-cost about a millisecond per client and step, and a stack of clients pays that once. ``docs/results/performance.md`` has the table.
+cost about a millisecond per client and step, and a stack of clients pays that once. ``docs/results/tables/performance.md`` has the table.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Where our numbers and the paper's disagree: every cell of a table that is farther from the paper's value than noise explains.
-
-Imports tables.
-"""
+"""Cells of a result table that are farther from the paper's value than noise explains."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ class Difference:
         return self.ours.mean - self.paper.mean
 
     def text(self) -> str:
-        """Say it in numbers.
+        """Write both values and their difference.
 
         Examples
         --------
@@ -46,7 +43,7 @@ class Difference:
 
 
 def full_size(row: ResultRow) -> bool:
-    """Say whether a run had the paper's size: all data, 10 rounds of 10 local epochs."""
+    """Return whether a run had the paper's size: all data, 10 rounds of 10 local epochs."""
     settings: Mapping[str, Any] = row["settings"]
     trained = {"rounds": settings["run"].get("rounds"), "local_epochs": settings["training"].get("local_epochs")}
     return settings["scenario"].get("scale", "paper") == "paper" and trained == PAPER_TRAINING

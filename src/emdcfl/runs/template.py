@@ -25,7 +25,7 @@ name = "rotated-digits"     # who the clients are and what they hold; further ke
 name = "emdcfl"             # or fedavg, oracle, local; further keys are options of the method
 # tolerance = "auto"        # emdcfl: two clients are linked when their distance W is below this, both ways; the paper's: 0.025
 
-# [privacy]                 # emdcfl: Gaussian noise on what clients send of their embeddings (docs/privacy.md); default: none
+# [privacy]                 # emdcfl: Gaussian noise on the embeddings that clients send (docs/guide/privacy-settings.md); default: none
 # epsilon = 64              # (epsilon, delta)-differential privacy per record and release
 # delta = 1e-5
 
@@ -52,7 +52,7 @@ on_failure = "stop"         # "continue": a client that fails sits the round out
 quorum = 0.5                # share of the drawn clients that must have trained for a round to count
 retries = 2                 # how often a round below the quorum is tried again
 
-[trust]                     # how much a single client is believed; docs/privacy.md explains
+[trust]                     # how much a single client is believed; docs/guide/privacy-settings.md explains
 max_faults = 3              # rounds with a reply refused at the door before a client is left out for good
 max_n = 100000000           # most samples a client may claim
 max_share = 1.0             # largest share of an average one client may have, whatever it claims

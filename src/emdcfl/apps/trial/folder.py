@@ -203,12 +203,12 @@ def _write_start(trial: Trial) -> None:
 
 
 _NODE = """\
-# What this node serves. See docs/deploy.md.
+# What this node serves. See docs/guide/deploy.md.
 data = {data}        # folder or table of this site; "scenario" for its share of a built-in scenario (trials)
 device = "auto"
 trust = "first-use"    # partners' keys, relayed by the server: "relay", "first-use", or "pinned" in partners.toml
 withhold = ["embed", "deposit"]    # tasks that would hand out what is not projected
-# privacy_epsilon = 64   # send embeddings only with noise of this epsilon per record and release, or more noise (docs/privacy.md)
+# privacy_epsilon = 64   # largest epsilon per record and release this node answers (docs/guide/privacy-settings.md)
 details = false        # true: the server may read the text of unexpected errors, which may quote data
 """
 

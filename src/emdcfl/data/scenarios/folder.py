@@ -7,7 +7,7 @@ from emdcfl.data.scenarios.registry import scenario
 from emdcfl.data.types import Scenario
 
 
-@scenario("folder", "your own files: path = a folder of images or tables, one client each (see docs/own-data.md)")
+@scenario("folder", "your own files: path = a folder of images or tables, one client each (see docs/tutorials/own-data.md)")
 def folder(
     *,
     path: str,

@@ -1,7 +1,7 @@
 """Trainings dealt out to CUDA streams: one thread launches steps, and two others copy finished states to the host meanwhile.
 
-More launching threads, or more steps per launch, were no faster (``docs/results/performance.md``). Which stream trains a client does not
-change its result.
+More launching threads, or more steps per launch, were no faster (``docs/results/tables/performance.md``). Which stream trains a client
+does not change its result.
 """
 
 from __future__ import annotations

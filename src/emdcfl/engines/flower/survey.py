@@ -2,7 +2,8 @@
 
 The server asks every node two questions. *describe*: what kind of files it has, which labels in the train split, which image sizes or
 table columns. *measure*, with what the answers decided: count, sum and sum of squares per channel, or moments and category words per
-column. ``docs/privacy.md`` lists what this tells the server. The result is a ``Scenario`` whose sites have names and no samples.
+column. ``docs/explanation/privacy.md`` lists what this tells the server.
+The result is a ``Scenario`` whose sites have names and no samples.
 """
 
 from __future__ import annotations
