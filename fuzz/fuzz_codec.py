@@ -9,11 +9,12 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as Proto
 
+from emdcfl.core.codec import DTYPES
 from emdcfl.core.errors import ClientError
-from emdcfl.engines.flower.codec import DTYPES, FORMAT, STYPE, decode, encode
+from emdcfl.engines.flower.codec import FORMAT, STYPE, decode, encode
 from fuzz.feed import Feed, one_line
 
-WORDS = ("m", "l", "t", "b", "f", "nan", "-inf", "theta", "")
+WORDS = ("m", "l", "u", "c", "t", "b", "f", "nan", "-inf", "theta", "")
 
 
 def seeds() -> list[bytes]:
@@ -62,17 +63,29 @@ def _record(feed: Feed, *, structured: bool) -> RecordDict:
             size = max(0, torch.Size([max(n, 0) for n in shape]).numel() * (DTYPES[dtype].itemsize if dtype in DTYPES else 1))
         arrays[str(i) if feed.number(16) else "x"] = Array(dtype=dtype, shape=shape, stype=stype, data=feed.piece(size).ljust(size, b"\1"))
     blobs = {str(i) if feed.number(16) else "y": feed.piece(feed.number(9)) for i in range(feed.number(3))}
-    skeleton = json.dumps(_node(feed, 24)) if structured else feed.rest().decode(errors="replace")
+    skeleton = json.dumps(_whole(feed, {"t": len(arrays), "b": len(blobs)})) if structured else feed.rest().decode(errors="replace")
     meta = ConfigRecord({"format": feed.choice([FORMAT, FORMAT, FORMAT, 2]), "skeleton": skeleton})
     return RecordDict({"meta": meta, "arrays": ArrayRecord(arrays), "blobs": ConfigRecord(blobs)})
 
 
-def _node(feed: Feed, depth: int) -> object:
+def _whole(feed: Feed, parts: dict[str, int]) -> object:
+    """Return a skeleton that mostly names every part once and in order: others are refused early."""
+    used = dict.fromkeys(parts, 0)
+    node = _node(feed, 24, used)
+    rest = [{kind: i} for kind, number in parts.items() for i in range(used[kind], number)]
+    return {"l": [node, *rest]} if rest and feed.number(8) else node
+
+
+def _node(feed: Feed, depth: int, used: dict[str, int]) -> object:
     kind = feed.number(10)
     if kind < 2 and depth:
-        return {"m": {feed.choice(WORDS) + str(i): _node(feed, depth - 1) for i in range(feed.number(4))}}
+        return {"m": {feed.choice(WORDS) + str(i): _node(feed, depth - 1, used) for i in range(feed.number(4))}}
     if kind < 4 and depth:
-        return {"l": [_node(feed, depth - 1) for _ in range(feed.number(4))]}
+        return {"l": [_node(feed, depth - 1, used) for _ in range(feed.number(4))]}
+    if kind == 4:
+        part = feed.choice("tb")
+        used[part] += 1
+        return {part: used[part] - 1}
     leaves: list[object] = [feed.number(4) - 1, 0.5, None, True, "x", 1 << (8 * feed.number(12))]
     if kind < 6:
         return {feed.choice("tb"): feed.choice(leaves)}

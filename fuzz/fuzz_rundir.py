@@ -24,7 +24,7 @@ from emdcfl.report.load_run import read_run
 from emdcfl.runs import runner
 from emdcfl.runs.config import Config, from_dict
 from emdcfl.runs.outputs import read_reading, read_served, read_summary
-from emdcfl.runs.store.directory import RunStore
+from emdcfl.runs.store import RunStore
 from emdcfl.studies import results
 from fuzz.feed import Feed, one_line
 

@@ -122,7 +122,7 @@ def contents(run: Path) -> dict[str, Any]:
             found[name] = {k: v for k, v in json.loads(found[name]).items() if k not in ("seconds", "sha256")}
         elif name.startswith("state/round-"):
             body = json.loads(found[name])["body"]
-            body["extra"]["$dict"].pop("seconds")
+            body["value"]["m"]["extra"]["m"].pop("seconds")
             found[name] = body
     return found
 

@@ -84,7 +84,7 @@ def contents(out: Path) -> dict[str, Any]:
 def _body(content: bytes) -> Any:
     try:
         body = json.loads(content)["body"]
-        body["extra"]["$dict"].pop("seconds")
+        body["value"]["m"]["extra"]["m"].pop("seconds")
     except (ValueError, KeyError, TypeError):
         return content  # damaged
     return body

@@ -21,7 +21,7 @@ import tests.tiny
 
 from emdcfl.runs import outputs, runner
 from emdcfl.runs.config import Choice
-from emdcfl.runs.store import directory
+from emdcfl.runs.store import run_store
 
 CONFIG = replace(tests.tiny.config(rounds=2, participants=3), model=Choice("mlp", {"hidden": [64]}))
 """Large enough that its states are in files of their own."""
@@ -117,5 +117,5 @@ def main(root: Path) -> None:
 
 if __name__ == "__main__":
     if sys.argv[2] == "large":  # written beside the next round, and the models with the last one
-        directory.LARGE = outputs.OFTEN = 0
+        run_store.LARGE = outputs.OFTEN = 0
     main(Path(sys.argv[1]))

@@ -20,7 +20,7 @@ from emdcfl.data.types import Scenario
 from emdcfl.runs import runner
 from emdcfl.runs.config import Choice, Config, EngineConfig, TrainingConfig, load
 from emdcfl.runs.runner import build_scenario, plan, run
-from emdcfl.runs.store.directory import RunStore
+from emdcfl.runs.store import RunStore
 
 ROOT = Path(__file__).resolve().parents[2]
 

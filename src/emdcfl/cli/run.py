@@ -74,7 +74,7 @@ def run(
     from emdcfl.report import write_report
     from emdcfl.runs import runner
     from emdcfl.runs.baselines import BASELINES, run_baselines
-    from emdcfl.runs.store.directory import RunStore
+    from emdcfl.runs.store import RunStore
 
     flags: dict[str, Any] = {
         **_whose_data(scenario, data, label, client),

@@ -26,7 +26,7 @@ from emdcfl.engines.local.sequential import simulated_clients
 from emdcfl.paper import theory
 from emdcfl.runs.outputs import read_summary
 from emdcfl.runs.runner import plan
-from emdcfl.runs.store.directory import RunStore
+from emdcfl.runs.store import RunStore
 from emdcfl.runs.store.files import json_text, read_json, write_file
 
 log = logging.getLogger("emdcfl")

@@ -14,7 +14,7 @@ from emdcfl.core.errors import StoreError
 from emdcfl.report.svg import COLOURS, SHAPES
 from emdcfl.runs.outputs import read_reading, read_summary
 from emdcfl.runs.scoring import MetricsRow
-from emdcfl.runs.store.directory import RunStore
+from emdcfl.runs.store import RunStore
 from emdcfl.runs.store.files import read_arrays
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from emdcfl.runs.config import Choice
 from emdcfl.runs.loop import Observer
 from emdcfl.runs.runner import run
-from emdcfl.runs.store.directory import RunStore
+from emdcfl.runs.store import RunStore
 from emdcfl.runs.verdict import BASELINES
 
 __all__ = ["BASELINES", "run_baselines"]

@@ -21,7 +21,7 @@ from emdcfl.methods.base import Serving
 from emdcfl.methods.emdcfl import EMDCFL
 from emdcfl.methods.emdcfl.comparison import Measured, PairDistance, comparable, measure
 from emdcfl.runs.runner import RunPlan, plan
-from emdcfl.runs.store.directory import RunStore
+from emdcfl.runs.store import RunStore
 
 
 @dataclass(frozen=True)

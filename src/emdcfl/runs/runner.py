@@ -36,7 +36,7 @@ from emdcfl.runs.config import Choice, Config, as_dict, config_hash
 from emdcfl.runs.loop import Finished, Observer, play
 from emdcfl.runs.outputs import write_outputs
 from emdcfl.runs.scoring import MetricsRow, accuracy, agreement
-from emdcfl.runs.store.directory import RunStore
+from emdcfl.runs.store import RunStore
 
 PHASES = ("train", "embed", "transport", "evaluate")
 

@@ -1,6 +1,6 @@
 """SIGTERM and Ctrl-C wait for a write that has begun: what is inside ``defer_signals`` is finished, then the program is interrupted.
 
-Only the command line installs it; a library must not take a host program's signals. Imports nothing of the project.
+Only the command line calls ``install``; a library must not take over its host program's signals.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from contextlib import contextmanager
 from typing import Any
 
 
-class _Shield:
+class _Pending:
     depth = 0
     waiting = False
     received: int | None = None
 
 
 def install() -> None:
-    """From now on SIGTERM and SIGINT raise ``KeyboardInterrupt``, but not in the middle of a write."""
-    _Shield.received, _Shield.waiting = None, False
+    """Make SIGTERM and SIGINT raise ``KeyboardInterrupt``, but not in the middle of a write."""
+    _Pending.received, _Pending.waiting = None, False
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _interrupt)
 
 
 def received() -> int | None:
     """Return the number of the last signal that asked to stop."""
-    return _Shield.received
+    return _Pending.received
 
 
 def _interrupt(number: int, frame: Any) -> None:
-    _Shield.received = number
-    if _Shield.depth:
-        _Shield.waiting = True
+    _Pending.received = number
+    if _Pending.depth:
+        _Pending.waiting = True
     else:
         raise KeyboardInterrupt
 
@@ -44,11 +44,11 @@ def defer_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():  # Python runs signal handlers in the main thread only
         yield
         return
-    _Shield.depth += 1
+    _Pending.depth += 1
     try:
         yield
     finally:
-        _Shield.depth -= 1
-    if _Shield.waiting and not _Shield.depth:
-        _Shield.waiting = False
+        _Pending.depth -= 1
+    if _Pending.waiting and not _Pending.depth:
+        _Pending.waiting = False
         raise KeyboardInterrupt

@@ -11,7 +11,7 @@ from tests.engines.flower import loopback
 from tests.methods import toy
 from torch import Tensor
 
-from emdcfl.engines.flower.codec import to_bytes
+from emdcfl.core.codec import raw
 from emdcfl.engines.flower.messages import MessageSettings
 from emdcfl.methods import METHODS, make
 
@@ -21,7 +21,7 @@ TRAINING = toy.Training(local_epochs=1, batch_size=16, lr=0.05)
 
 def identical(a: Any, b: Any) -> bool:
     if isinstance(a, Tensor):
-        return isinstance(b, Tensor) and a.dtype == b.dtype and a.shape == b.shape and to_bytes(a) == to_bytes(b)
+        return isinstance(b, Tensor) and a.dtype == b.dtype and a.shape == b.shape and raw(a) == raw(b)
     if is_dataclass(a) and not isinstance(a, type):
         return type(a) is type(b) and all(identical(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
     if isinstance(a, dict):

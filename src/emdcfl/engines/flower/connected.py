@@ -14,7 +14,7 @@ from typing import Any
 from emdcfl.core.errors import ClientError
 from emdcfl.core.replies import brief
 from emdcfl.engines.flower import codec
-from emdcfl.engines.flower.limits import LIMITS
+from emdcfl.engines.flower.codec import LIMITS
 from emdcfl.engines.flower.messages import Messenger, retry_when_busy
 from emdcfl.privacy.keylist import KeyList
 from emdcfl.privacy.nodekeys import Challenge

@@ -20,8 +20,8 @@ from emdcfl.core.replies import brief
 from emdcfl.core.schema import Reply
 from emdcfl.core.units import names
 from emdcfl.engines.flower import codec
+from emdcfl.engines.flower.codec import MEGABYTE
 from emdcfl.engines.flower.connected import ConnectedNodes
-from emdcfl.engines.flower.limits import MEGABYTE
 from emdcfl.engines.flower.messages import LateError, LostError, MessageSettings, Messenger, RefusedError
 from emdcfl.engines.flower.parts import join, merge_inputs, parts
 from emdcfl.privacy.keylist import KeyList

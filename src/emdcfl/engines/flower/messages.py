@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from emdcfl.core.errors import ClientError, EmdcflError
 from emdcfl.core.replies import brief
 from emdcfl.engines.flower import codec
-from emdcfl.engines.flower.limits import LIMITS, MEGABYTE
+from emdcfl.engines.flower.codec import LIMITS, MEGABYTE
 
 if TYPE_CHECKING:
     from flwr.app import Message, RecordDict

@@ -26,11 +26,11 @@ from safetensors.torch import save_file
 
 from emdcfl.core.checks import check_options
 from emdcfl.core.client import Client, PrivateState
+from emdcfl.core.codec import Packed, pack, unpack
 from emdcfl.core.errors import ClientError, ConfigError, DataError
 from emdcfl.core.keys import NodeSecret, digest, global_seed
 from emdcfl.core.params import Network
 from emdcfl.data.types import Preprocess, Site
-from emdcfl.engines.flower.codec import Packed, pack, unpack
 from emdcfl.engines.flower.node_data import read_site
 from emdcfl.engines.local.sequential import pick_device
 from emdcfl.models.recipe import ModelRecipe

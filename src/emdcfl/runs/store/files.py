@@ -1,9 +1,7 @@
 """Files that are either whole or not there: written beside their place, flushed to the disk, then moved in one step.
 
 Also the two binary formats of a run directory, both with the same bytes for the same content: safetensors for tensors, npz for arrays.
-Nothing is pickled. A seal (``sealed``, ``write_tensors(seal=True)``) is a checksum inside a file that is read without its round.
-
-Imports errors, shield, torch, numpy and safetensors only.
+Nothing is pickled. A seal (``sealed``, ``write_tensors(seal=True)``) is a checksum inside the file it belongs to.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ import io
 import json
 import os
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from emdcfl.core.codec import on_host, raw
 from emdcfl.core.errors import StoreError
 from emdcfl.runs import signals
 
@@ -32,93 +31,92 @@ SEAL = "sha256"
 TEMPORARY = ".tmp-"
 """How the names of files begin that were not finished; what a kill leaves behind is removed when the directory is opened next."""
 
-DTYPES = {
+MAPPED = 1 << 20
+"""Bytes from which a tensor that is read stays in its file until it is used."""
+
+CODES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32",
     torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
 """The types a tensor in a file may have, and their names in the safetensors format."""
 
 
-def write_file(path: Path, chunks: Iterable[bytes | memoryview], *, sync_folder: bool = True) -> None:
-    """Replace the file in one step. ``sync_folder=False`` leaves it to the caller to flush the folder entry (once for many files)."""
-    temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Finish before a signal is obeyed, and say which place cannot be written, and that nothing is lost."""
     with signals.defer_signals():
         try:
-            with temporary.open("wb") as file:
-                for chunk in chunks:
-                    file.write(chunk)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)  # noqa: PTH105 (one name to intercept in the tests of interrupted writes)
+            yield
         except OSError as error:
+            raise StoreError(
+                f"{path}: cannot write: {error.strerror}; the last complete round is safe, fix the problem and use --resume"
+            ) from error
+
+
+def write_file(path: Path, chunks: Iterable[bytes | memoryview], *, sync: bool = True) -> None:
+    """Replace the file in one step. ``sync=False`` leaves it to the caller to flush the folder entry (once for many files)."""
+    temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")
+    with _writing(path):
+        try:
+            _flushed(temporary, "wb", chunks)
+            os.replace(temporary, path)  # noqa: PTH105 (one name to intercept in the tests of interrupted writes)
+        except OSError:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
-            raise unwritable(path, error) from error
-        if sync_folder:
-            fsync_folder(path.parent)
+            raise
+        if sync:
+            sync_folder(path.parent)
 
 
 def append_file(path: Path, content: bytes) -> None:
     """Add to the end of a file, flushed to the disk before this returns; whoever reads it must expect a last line that was cut off."""
-    with signals.defer_signals():
-        try:
-            with path.open("ab") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise unwritable(path, error) from error
+    with _writing(path):
+        _flushed(path, "ab", [content])
 
 
-def unwritable(path: Path, error: OSError) -> StoreError:
-    """Say that a place cannot be written, and that nothing is lost."""
-    return StoreError(f"{path}: cannot write: {error.strerror}; the last complete round is safe, free the cause and use --resume")
+def _flushed(path: Path, mode: str, chunks: Iterable[bytes | memoryview]) -> None:
+    with path.open(mode) as file:
+        file.writelines(chunks)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def make_folder(path: Path) -> None:
     """Make the folder and those above it, where they are missing."""
-    try:
+    with _writing(path):
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise unwritable(path, error) from error
 
 
-def fsync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Make new and renamed entries of the folder survive a power cut."""
-    try:
+    if os.name == "nt":  # Windows does not open folders
+        return
+    with _writing(folder):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-    except OSError as error:
-        raise unwritable(folder, error) from error
 
 
 def remove(path: Path) -> None:
     """Delete a file that is no longer needed, if it is there."""
-    try:
+    with _writing(path):
         path.unlink(missing_ok=True)
-    except OSError as error:
-        raise unwritable(path, error) from error
 
 
 def json_text(value: Any, where: str, *, indent: int | None = None) -> str:
-    """JSON in the order given, without NaN and infinities (they are not JSON, and other readers fail on them)."""
+    """Return JSON in the order given, without NaN and infinities (they are not JSON, and other readers fail on them)."""
     try:
         return json.dumps(value, allow_nan=False, indent=indent, separators=None if indent else (",", ":"))
     except ValueError as error:
-        raise StoreError(
-            f"{where}: a number is NaN or infinite, which JSON cannot hold; keep such values in tensors or write null"
-        ) from error
-    except TypeError as error:
+        raise StoreError(f"{where}: a number is NaN or infinite, which JSON cannot hold; write null instead") from error
+    except (TypeError, RecursionError) as error:
         raise StoreError(f"{where}: not made of JSON values: {error}") from error
-    except RecursionError as error:
-        raise StoreError(f"{where}: nested too deeply for JSON") from error
 
 
 def sealed(value: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The object with a checksum over its other keys as the last one.
+    """Return the object with a checksum over its other keys as the last one.
 
     Examples
     --------
@@ -130,7 +128,7 @@ def sealed(value: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def unsealed(value: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The object without its checksum, which must fit; one that was written without is taken as it is."""
+    """Return the object without its checksum, which must fit; one without a checksum is taken as it is."""
     plain = {key: item for key, item in value.items() if key != SEAL}
     if SEAL in value and sealed(plain, where)[SEAL] != value[SEAL]:
         raise StoreError(f"{where}: changed or damaged since it was written (its checksum does not fit)")
@@ -138,7 +136,7 @@ def unsealed(value: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file."""
+    """Return the content of a JSON file."""
     try:
         return json.loads(path.read_bytes())
     except FileNotFoundError as error:
@@ -147,40 +145,25 @@ def read_json(path: Path) -> Any:
         raise StoreError(f"{path}: truncated or damaged: {error}") from error
 
 
-def tensor_bytes(tensor: Tensor) -> memoryview:
-    """The elements of a contiguous CPU tensor in order, without a copy."""
-    array: Any = tensor.reshape(-1).view(torch.uint8).numpy()
-    return memoryview(array)
-
-
-def plain_tensor(tensor: Tensor, where: str) -> Tensor:
-    """The tensor as it goes into a file: detached, on the CPU, contiguous, of a type the file format has."""
-    if tensor.dtype not in DTYPES or tensor.layout != torch.strided:
-        raise StoreError(f"{where}: expected a dense tensor of type {', '.join(DTYPES.values())}, got {tensor.layout} {tensor.dtype}")
-    return tensor.detach().to("cpu").resolve_neg().contiguous()
-
-
 def tensor_hash(tensor: Tensor) -> str:
-    """SHA-256 (hex) over type, shape and elements of a plain tensor."""
-    h = hashlib.sha256(f"{DTYPES[tensor.dtype]}{list(tensor.shape)}\n".encode())
-    h.update(tensor_bytes(tensor))
+    """Return the SHA-256 (hex) over type, shape and elements of a tensor."""
+    h = hashlib.sha256(f"{CODES[tensor.dtype]}{list(tensor.shape)}\n".encode())
+    h.update(raw(tensor))
     return h.hexdigest()
 
 
 def write_tensors(
-    path: Path,
-    tensors: Mapping[str, Tensor],
-    metadata: Mapping[str, str] | None = None,
-    *,
-    seal: bool = False,
-    sync_folder: bool = True,
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None, *, seal: bool = False, sync: bool = True
 ) -> None:
     """Write a safetensors file, streaming: the library's own writer would copy every tensor first.
 
     The format: length of the header (8 bytes, little-endian), the header (JSON, padded with spaces to a multiple of 8), the elements. Wider
     types come first, so that every tensor is aligned. With ``seal`` the metadata hold a checksum of tensors and metadata.
     """
-    plain = {name: plain_tensor(tensor, f"{path}: {name}") for name, tensor in tensors.items()}
+    for name, tensor in tensors.items():
+        if tensor.dtype not in CODES or tensor.layout != torch.strided:
+            raise StoreError(f"{path}: {name}: expected a dense tensor of {', '.join(CODES.values())}, got {tensor.layout} {tensor.dtype}")
+    plain = {name: on_host(tensor) for name, tensor in tensors.items()}
     if seal:
         metadata = {**(metadata or {}), SEAL: _tensors_seal(plain, metadata or {})}
     order = sorted(plain, key=lambda name: (-plain[name].element_size(), name))
@@ -188,15 +171,15 @@ def write_tensors(
     offset = 0
     for name in order:
         end = offset + plain[name].numel() * plain[name].element_size()
-        header[name] = {"dtype": DTYPES[plain[name].dtype], "shape": list(plain[name].shape), "data_offsets": [offset, end]}
+        header[name] = {"dtype": CODES[plain[name].dtype], "shape": list(plain[name].shape), "data_offsets": [offset, end]}
         offset = end
     text = json_text(header, str(path)).encode()
     text += b" " * (-len(text) % 8)
-    write_file(path, [len(text).to_bytes(8, "little"), text, *(tensor_bytes(plain[name]) for name in order)], sync_folder=sync_folder)
+    write_file(path, [len(text).to_bytes(8, "little"), text, *(raw(plain[name]) for name in order)], sync=sync)
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata of a safetensors file. Tensors from 1 MiB up are mapped from the file; writing to them does not change it."""
+    """Return tensors and metadata of a safetensors file. Large tensors are mapped from the file; writing to them does not change it."""
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
@@ -204,16 +187,16 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     except Exception as error:  # the library's own errors, and whatever a forged header makes torch raise
         state = "truncated or damaged" if path.exists() else "missing"
         raise StoreError(f"{path}: {state}: {' '.join(str(error).split())}") from error
-    if any(tensor.dtype not in DTYPES for tensor in tensors.values()):
-        raise StoreError(f"{path}: damaged, or not written by emdcfl: expected tensors of type {', '.join(DTYPES.values())}")
+    if any(tensor.dtype not in CODES for tensor in tensors.values()):
+        raise StoreError(f"{path}: damaged, or not written by emdcfl: expected tensors of type {', '.join(CODES.values())}")
     seal = metadata.pop(SEAL, None)
     if seal is not None and seal != _tensors_seal(tensors, metadata):
         raise StoreError(f"{path}: truncated or damaged (its checksum does not fit)")
-    return {name: t if t.numel() * t.element_size() >= 1 << 20 else t.clone() for name, t in tensors.items()}, metadata
+    return {name: t if t.numel() * t.element_size() >= MAPPED else t.clone() for name, t in tensors.items()}, metadata
 
 
 def _tensors_seal(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
-    parts = {name: tensor_hash(tensors[name].contiguous()) for name in sorted(tensors)}
+    parts = {name: tensor_hash(tensors[name]) for name in sorted(tensors)}
     return hashlib.sha256(json.dumps([parts, dict(sorted(metadata.items()))]).encode()).hexdigest()
 
 
@@ -234,7 +217,7 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """All arrays of an npz file; the format has a checksum for each."""
+    """Return all arrays of an npz file; the format has a checksum for each."""
     try:
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
