@@ -34,4 +34,4 @@ def nodes(
     model : str, optional
         Name of the network.
     """
-    return survey_nodes(current(), NODES, clients=clients, label=label, data_seed=data_seed, size=size, model=model)
+    return survey_nodes(current().connected, NODES, clients=clients, label=label, data_seed=data_seed, size=size, model=model)

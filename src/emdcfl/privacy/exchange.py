@@ -3,8 +3,6 @@ r"""Key agreement for the random projections: the server relays, and learns noth
 Every node has an X25519 key pair derived from its node secret. Two nodes that know each other's public key share
 :math:`s = X25519(a, B) = X25519(b, A)`. From it, HKDF-SHA-256 makes one key per purpose and direction, and ChaCha20-Poly1305 seals what
 one node tells another: the seed of its projection.
-
-Imports cryptography and the node secret only.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Whose key is whose: a list that binds a client's name to the fingerprint of its public key.
+"""A list that binds each client's name to the fingerprint of its public key.
 
-The server keeps one, so that a node that takes another's name is noticed. A node may keep one too, so that a server that swaps the keys
-it relays (and could then open what is sealed) is noticed.
+With it the server notices a node that uses another's name. A node may keep one too: with it the node notices a server that swaps the keys
+it relays, which could then open what is sealed.
 
 ==============  ==========================================================================================
-``relay``       take every key as it comes: the server is trusted to relay keys honestly
+``relay``       accept every key: the server is trusted to relay keys honestly
 ``first-use``   remember the first key seen for a name; another one is refused
-``pinned``      only the names and keys of the list, which people compared by other means
+``pinned``      accept only the names and keys of the list, which people compared by other means
 ==============  ==========================================================================================
 """
 
@@ -43,7 +43,7 @@ class KeyList:
         self.path, self.trust = None if path is None else Path(path), trust
         self.known: dict[str, str] = self._read()
         if trust == "pinned" and not self.known:
-            raise ConfigError(f"trust = 'pinned' needs a list of names and fingerprints, and {self.path or 'none'} holds none; fill it in")
+            raise ConfigError(f"trust = 'pinned' needs a list of names and fingerprints, but {self.path or 'none'} holds none; fill it in")
 
     def _read(self) -> dict[str, str]:
         if self.path is None or not self.path.exists():

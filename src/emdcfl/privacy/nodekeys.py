@@ -1,7 +1,4 @@
-"""A node's secret on disk, the fingerprint people compare, and the proof that a node holds the key it shows.
-
-Imports cryptography, keys and errors only.
-"""
+"""A node's secret on disk, the fingerprint people compare, and the proof that a node holds the key it shows."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ SECRET_BYTES = 32
 
 
 def load_secret(path: str | Path) -> NodeSecret:
-    """Read the node's secret; the first time, draw it from the operating system and keep it, readable by its owner alone."""
+    """Read the node's secret; the first time, draw it from the operating system and write it, readable by its owner alone."""
     path = Path(path)
     try:
         return NodeSecret(_read(path))
@@ -44,7 +41,7 @@ def load_secret(path: str | Path) -> NodeSecret:
 def _read(path: Path) -> bytes:
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & 0o077:
-        raise ConfigError(f"{path}: the node's secret must be readable by its owner alone (mode 600), got {mode:o}; chmod 600 it")
+        raise ConfigError(f"{path}: the node's secret must be readable by its owner alone (mode 600), got {mode:o}; run chmod 600 on it")
     try:
         secret = bytes.fromhex(path.read_text(encoding="ascii").strip())
     except (OSError, ValueError) as error:
@@ -55,7 +52,7 @@ def _read(path: Path) -> bytes:
 
 
 def fingerprint(key: bytes) -> str:
-    """Return the name of a public key that people read to each other.
+    """Return the short text by which people compare a public key.
 
     Examples
     --------
@@ -67,7 +64,7 @@ def fingerprint(key: bytes) -> str:
 
 @dataclass(frozen=True)
 class Challenge:
-    """What the server asks a node that shows a public key: prove that you hold its other half.
+    """What the server asks a node that shows a public key: to prove that it holds the private key.
 
     A fresh X25519 key and a nonce; the proof is an HMAC over name and nonce under a key only the two of them can derive.
     """

@@ -24,8 +24,9 @@ from emdcfl.core.client import Client
 from emdcfl.core.keys import NodeSecret, global_seed
 from emdcfl.core.params import Network
 from emdcfl.data.types import Scenario
+from emdcfl.engines.flower.connected import ConnectedNodes
 from emdcfl.engines.flower.federation import FlowerFederation
-from emdcfl.engines.flower.messages import MessageSettings
+from emdcfl.engines.flower.messages import MessageSettings, Messenger
 from emdcfl.engines.flower.serve import make_app
 from emdcfl.engines.local.sequential import simulated_clients
 from emdcfl.privacy.keylist import KeyList
@@ -156,10 +157,9 @@ def federation(
 ) -> FlowerFederation:
     grid = loopback(scenario, seed=options.get("seed", 0)) if grid is None else grid
     clients = [site.name for site in scenario.sites]
-    about = {"truth": scenario.groups, "k": scenario.k, **options}
-    return FlowerFederation(
-        grid, clients, scenario.model, job=job(scenario, seed=options.get("seed", 0)), settings=settings, keys=keys, **about
-    )
+    connected = ConnectedNodes(Messenger(grid, settings), keys or KeyList())
+    about = {"job": job(scenario, seed=options.get("seed", 0)), "truth": scenario.groups, "k": scenario.k, **options}
+    return FlowerFederation(connected, clients, scenario.model, **about)
 
 
 def bytes_of_run(

@@ -37,12 +37,14 @@ class ConnectedNodes:
 
     Attributes
     ----------
+    messenger, keys
+        As given.
     refused : dict
         Client name → why the last node that used it was refused.
     """
 
     def __init__(self, messenger: Messenger, keys: KeyList) -> None:
-        self._messenger, self._keys = messenger, keys
+        self.messenger, self.keys = messenger, keys
         self._names: dict[int, str] = {}  # node id → client; "" for a node that was refused or replaced
         self._refreshes = 0
         self._silent: dict[int, tuple[int, int]] = {}  # node → refreshes to pause, refresh at which to ask again
@@ -55,7 +57,7 @@ class ConnectedNodes:
 
     def refresh(self) -> None:
         """Ask Flower which nodes are connected, and ask new ones who they are."""
-        online = retry_when_busy(lambda: list(self._messenger.grid.get_node_ids()))
+        online = retry_when_busy(lambda: list(self.messenger.grid.get_node_ids()))
         self._refreshes += 1
         self._silent = {node: entry for node, entry in self._silent.items() if node in online}
         for node in [node for node in self._names if node not in online]:
@@ -68,7 +70,7 @@ class ConnectedNodes:
 
     def wait_until(self, complete: Callable[[], bool]) -> None:
         """Refresh until ``complete()`` is true, but no longer than the settings allow."""
-        settings = self._messenger.settings
+        settings = self.messenger.settings
         end = time.monotonic() + settings.wait
         self.refresh()
         while not complete() and time.monotonic() < end:
@@ -83,14 +85,14 @@ class ConnectedNodes:
 
     def verify_identity(self, client: str, key: bytes) -> None:
         """Raise ``ClientError`` if a client shows another key than it proved: partners that remember its key would refuse all its work."""
-        self._keys.check(client, key)
+        self.keys.check(client, key)
 
     def _greet(self, new: list[int]) -> None:
         challenge = Challenge()
         record = codec.encode({"challenge": challenge.public, "nonce": challenge.nonce})
         requests = {node: (node, record) for node in new}
-        deadline = self._messenger.settings.hello_deadline
-        for node, reply in self._messenger.exchange(f"query.{HELLO}", requests, group="", deadline=deadline):
+        deadline = self.messenger.settings.hello_deadline
+        for node, reply in self.messenger.exchange(f"query.{HELLO}", requests, group="", deadline=deadline):
             failed = reply.get("failure") if isinstance(reply, dict) else reply if isinstance(reply, ClientError) else None
             if failed is not None:
                 pause = min(LONGEST_PAUSE, 2 * self._silent.get(node, (0, 0))[0] or 1)
@@ -126,5 +128,5 @@ class ConnectedNodes:
             raise ClientError(f"expected a name of 1 to {LIMITS.name} printable characters, got {brief(repr(name), 40)}")
         if not challenge.holds(reply["key"], name, reply["proof"]):
             raise ClientError(f"it calls itself {name!r} but does not hold the key it shows")
-        self._keys.check(name, reply["key"])
+        self.keys.check(name, reply["key"])
         return str(name)

@@ -22,53 +22,45 @@ from emdcfl.core.units import names
 from emdcfl.engines.flower import codec
 from emdcfl.engines.flower.codec import MEGABYTE
 from emdcfl.engines.flower.connected import ConnectedNodes
-from emdcfl.engines.flower.messages import LateError, LostError, MessageSettings, Messenger, RefusedError
+from emdcfl.engines.flower.messages import LateError, LostError, RefusedError
 from emdcfl.engines.flower.parts import join, merge_inputs, parts
-from emdcfl.privacy.keylist import KeyList
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
-    from flwr.serverapp import Grid
 
 log = logging.getLogger("emdcfl")
 
 
 class FlowerFederation(Federation):
-    """Clients behind a Flower ``Grid``.
+    """Clients that are nodes of Flower.
 
     Parameters
     ----------
-    grid : Grid
-        Flower's connection to the nodes, which a ``ServerApp`` is given.
+    connected : ConnectedNodes
+        Sends messages, and knows which node is which client.
     clients : sequence of str
         Names of all clients that may take part, connected or not.
     factory : callable
         Builds the network.
     job : mapping
         What a node needs to know about the run, sent with every request (see ``node.py``).
-    settings : MessageSettings, optional
-    keys : KeyList, optional
-        Which key may use which name; by default the first key seen in this run.
     **options
         Those of ``Federation``.
     """
 
     def __init__(
         self,
-        grid: Grid,
+        connected: ConnectedNodes,
         clients: Sequence[str],
         factory: Callable[[], nn.Module],
         *,
         job: Mapping[str, Any],
-        settings: MessageSettings | None = None,
-        keys: KeyList | None = None,
         **options: Any,
     ) -> None:
         super().__init__(clients, factory, **options)
-        self.settings, self.job = settings or MessageSettings(), dict(job)
+        self.connected, self.job = connected, dict(job)
+        self.settings, self._messenger = connected.messenger.settings, connected.messenger
         self.task_traffic: dict[str, list[int]] = {}  # task → bytes sent, bytes received, requests
-        self._messenger = Messenger(grid, self.settings)
-        self.connected = ConnectedNodes(self._messenger, keys or KeyList())
         self._unanswered: set[str] = set()
 
     def wait_for_clients(self) -> None:
@@ -144,6 +136,7 @@ class FlowerFederation(Federation):
         count[0] += sum(codec.size(record) for _, record in messages.values())
         count[2] += len(messages)
         kind, group = f"query.{info.name}", str(self.index)
+        self._messenger.take_received()  # of other messages: a hello, a survey
         for client, outcome in self._messenger.exchange(kind, messages, group=group, deadline=self.settings.deadline):
             if isinstance(outcome, LateError):
                 self._unanswered.add(client)

@@ -6,28 +6,26 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from emdcfl.core.errors import ConfigError
 from emdcfl.data import scenarios
 from emdcfl.data.types import Scenario
+from emdcfl.engines.flower.connected import ConnectedNodes
 from emdcfl.engines.flower.federation import FlowerFederation
-from emdcfl.engines.flower.messages import MessageSettings
+from emdcfl.engines.flower.messages import MessageSettings, Messenger
 from emdcfl.privacy.keylist import KeyList
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
 
-@dataclass
 class Session:
-    """What a ``ServerApp`` was given, and the federations that were connected in it."""
+    """The connection of a ``ServerApp`` to its nodes, and the federations that used it."""
 
-    grid: Grid
-    settings: MessageSettings
-    keys: KeyList
-    federations: list[FlowerFederation] = field(default_factory=list)
+    def __init__(self, grid: Grid, settings: MessageSettings, keys: KeyList) -> None:
+        self.connected = ConnectedNodes(Messenger(grid, settings), keys)
+        self.federations: list[FlowerFederation] = []
 
     def traffic(self) -> dict[str, dict[str, int]]:
         """Bytes sent and received, and requests, by task."""
@@ -87,7 +85,7 @@ def connect(
     }
     about = {"truth": scenario.groups, "k": scenario.k, "seed": seed, **options}
     clients = [site.name for site in scenario.sites]
-    fed = FlowerFederation(here.grid, clients, scenario.model, job=job, settings=here.settings, keys=here.keys, **about)
+    fed = FlowerFederation(here.connected, clients, scenario.model, job=job, **about)
     fed.wait_for_clients()
     here.federations.append(fed)
     return fed

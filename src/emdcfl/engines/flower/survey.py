@@ -26,9 +26,8 @@ from emdcfl.data.own.tables import Moments, Summary, pool
 from emdcfl.data.types import Preprocess, Scenario, Site, Split
 from emdcfl.engines.flower import codec
 from emdcfl.engines.flower.connected import ConnectedNodes
-from emdcfl.engines.flower.messages import LostError, Messenger
+from emdcfl.engines.flower.messages import LostError
 from emdcfl.engines.flower.node_survey import DESCRIBE, MEASURE, Answer
-from emdcfl.engines.flower.session import Session
 from emdcfl.models.vision import IMAGENET_MEAN, IMAGENET_STD
 
 if TYPE_CHECKING:
@@ -40,10 +39,17 @@ Agreed = tuple[dict[str, Any], Preprocess, tuple[int, ...]]  # encoding, preproc
 
 
 def survey_nodes(
-    here: Session, name: str, *, clients: list[str] | None, label: str | None, data_seed: int, size: int | None, model: str | None
+    connected: ConnectedNodes,
+    name: str,
+    *,
+    clients: list[str] | None,
+    label: str | None,
+    data_seed: int,
+    size: int | None,
+    model: str | None,
 ) -> Scenario:
     """Ask the connected nodes about their files and return the scenario they agree on; the options are those of ``apps/nodes.py``."""
-    ask = _Survey(here, clients)
+    ask = _Survey(connected, clients)
     described = ask({"question": DESCRIBE, "seed": data_seed, "label": label})
     kinds = sorted({answer["kind"] for answer in described.values()})
     if len(kinds) > 1:
@@ -71,25 +77,26 @@ def survey_nodes(
 class _Survey:
     """Puts a question to the nodes of all clients; leaves out those that do not answer, with a warning."""
 
-    def __init__(self, here: Session, clients: list[str] | None) -> None:
-        self._messenger = Messenger(here.grid, here.settings)
-        self._connected = ConnectedNodes(self._messenger, here.keys)
+    def __init__(self, connected: ConnectedNodes, clients: list[str] | None) -> None:
+        self._connected = connected
         self.clients: list[str] = []
 
         def complete() -> bool:
-            self.clients = list(clients or sorted(here.keys.known) or sorted(self._connected.nodes))
-            return len(self.clients) >= 2 and set(self.clients) <= set(self._connected.nodes)
+            self.clients = list(clients or sorted(connected.keys.known) or sorted(connected.nodes))
+            return len(self.clients) >= 2 and set(self.clients) <= set(connected.nodes)
 
-        self._connected.wait_until(complete)
+        connected.wait_until(complete)
         if len(self.clients) < 2:
-            raise DataError(f"expected at least two nodes, got {len(self.clients)} connected after {here.settings.wait:.0f} s; start them")
+            wait = connected.messenger.settings.wait
+            raise DataError(f"expected at least two nodes, got {len(self.clients)} connected after {wait:.0f} s; start them")
 
     def _ask(self, at: Mapping[str, tuple[int, RecordDict]]) -> Iterator[tuple[str, Any]]:
         """Yield answers as they arrive; ask again where an answer was lost."""
-        settings = self._messenger.settings
+        messenger = self._connected.messenger
+        settings = messenger.settings
         for left in reversed(range(settings.attempts)):
             lost: list[str] = []
-            for client, outcome in self._messenger.exchange("query.survey", at, group="0", deadline=settings.deadline):
+            for client, outcome in messenger.exchange("query.survey", at, group="0", deadline=settings.deadline):
                 if left and isinstance(outcome, LostError):
                     lost.append(client)
                 else:
