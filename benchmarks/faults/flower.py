@@ -1,6 +1,6 @@
 """Kill -9 of the server or of nodes of a real federation on this machine; a supervisor starts them again, and the run must finish.
 
-FedAvg over two nodes and two rounds: every message starts a process that loads torch, and what is tried here is the plumbing.
+FedAvg over two nodes and two rounds: every message starts a process that loads torch, and the method does not matter here.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TABLES: dict[str, dict[str, Any]] = {
 }
 SOURCE = str(Path(emdcfl.__file__).parents[1])
 DEADLINE = 180.0
-LIVES = 6
+ATTEMPTS = 6
 
 Row = dict[str, Any]
 
@@ -50,10 +50,10 @@ def kills(number: int, seed: int, work: Path, done: set[int], note: Callable[[Ro
     os.environ["PYTHONPATH"] = os.pathsep.join([SOURCE, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the federation is stopped in any case
     try:
-        everybody(there)
+        wait_online(there)
         seconds = _undisturbed(there, work)
         for index in missing:
-            row = one(there, work / f"flower-{index}", random.Random(f"{seed} flower {index}"), seconds)
+            row = kill_once(there, work / f"flower-{index}", random.Random(f"{seed} flower {index}"), seconds)
             note({"index": index, "setting": f"fedavg, flower, {NODES} nodes", **row})
             print(f"flower {index}: {json.dumps(row)[:300]}", flush=True)
     finally:
@@ -71,49 +71,49 @@ def _undisturbed(there: trial.Trial, work: Path) -> float:
     return float((work / "flower-seconds").read_text(encoding="utf-8"))
 
 
-def everybody(there: trial.Trial, patience: float = 300.0) -> None:
-    """Have all nodes online, as a supervisor would."""
+def wait_online(there: trial.Trial, patience: float = 300.0) -> None:
+    """Start what is not running, as a supervisor would, and wait until all nodes are online."""
     end = time.monotonic() + patience
     while time.monotonic() < end:
         trial.up(there)
         if f"{len(there.nodes)} of {len(there.nodes)}" in trial.status(there)[LINK]:
             return
         time.sleep(5)
-    raise RuntimeError(f"not everybody is online: {trial.status(there)}")
+    raise RuntimeError(f"some nodes are not online: {trial.status(there)}")
 
 
-def one(there: trial.Trial, out: Path, rng: random.Random, seconds: float) -> Row:
+def kill_once(there: trial.Trial, out: Path, rng: random.Random, seconds: float) -> Row:
     """Submit a run, kill a process at a random moment, let a supervisor bring it back, resume until finished."""
-    everybody(there)
+    wait_online(there)
     victim = rng.choice([LINK, *there.nodes])
     moment = rng.uniform(0, seconds)
     done = threading.Event()
     killed: list[float] = []
     began = time.monotonic()
 
-    def strike() -> None:
+    def kill() -> None:
         if done.wait(moment):
             return
         found = identity(there, victim)
         if found is not None:
             os.killpg(found[0], signal.SIGKILL)
             killed.append(time.monotonic() - began)
-        while victim != LINK and not done.wait(10):  # the link is brought back by whoever submits again
+        while victim != LINK and not done.wait(10):  # the SuperLink is started again before the next attempt
             if identity(there, victim) is None:
                 start(there, victim)
 
-    thread = threading.Thread(target=strike, daemon=True)
+    thread = threading.Thread(target=kill, daemon=True)
     thread.start()
     said: list[str] = []
     finished = False
-    for life in range(LIVES):
+    for attempt in range(ATTEMPTS):
         try:
-            trial.submit(there, from_dict(TABLES), out, resume=life > 0)
+            trial.submit(there, from_dict(TABLES), out, resume=attempt > 0)
             finished = True
             break
         except EmdcflError as error:
             said.append(str(error))
-            everybody(there)
+            wait_online(there)
     done.set()
     thread.join()
     summary = json.loads((out / "summary.json").read_text(encoding="utf-8")) if finished else {}
@@ -126,7 +126,7 @@ def one(there: trial.Trial, out: Path, rng: random.Random, seconds: float) -> Ro
 
 
 def _wrong(summary: Row, out: Path, victim: str) -> list[str]:
-    """Where nobody's work was missing, the models are those of a local run; else only the victim may be missing."""
+    """Return what is wrong: with all clients' work, models other than a local run's; else, missing clients other than the victim."""
     if not summary:
         return []
     missing = {failure["client"] for failure in summary["failures"]}

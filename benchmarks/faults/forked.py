@@ -1,7 +1,4 @@
-"""The ``emdcfl`` command in a fork of this process, which has imported everything and started no thread: a run begins at once.
-
-What is killed is a process like any other; only the seconds in which Python would load are saved.
-"""
+"""The ``emdcfl`` command in a fork of this process, which has imported everything and started no thread, so that a run starts at once."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ def warm() -> None:
 
 
 class Forked:
-    """A running command; as far as it goes, like ``subprocess.Popen``."""
+    """A running command, with the methods of ``subprocess.Popen`` that are needed here."""
 
     def __init__(self, arguments: list[str], log: Path, fault: tuple[str, int] | None = None, place: Path | None = None) -> None:
         self.returncode: int | None = None
@@ -40,7 +37,7 @@ class Forked:
             stream.flush()
         self.pid = os.fork()
         if self.pid == 0:
-            _be(arguments, log, fault, place)
+            _run_command(arguments, log, fault, place)
 
     def poll(self) -> int | None:
         """Return the exit code, negative for a signal; ``None`` while it runs."""
@@ -66,8 +63,8 @@ class Forked:
             os.kill(self.pid, number)
 
 
-def _be(arguments: list[str], log: Path, fault: tuple[str, int] | None, place: Path | None) -> None:
-    """Become the command; never returns."""
+def _run_command(arguments: list[str], log: Path, fault: tuple[str, int] | None, place: Path | None) -> None:
+    """Run the command in the forked process; never returns."""
     code = 1
     try:
         os.setsid()

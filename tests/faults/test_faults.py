@@ -79,7 +79,7 @@ def bring_back(there: trial.Trial, name: str) -> None:
     raise AssertionError(f"{name} did not come back")
 
 
-def everybody(there: trial.Trial) -> None:
+def wait_online(there: trial.Trial) -> None:
     """Have all nodes running and online before a case begins."""
     trial.up(there)
     end = time.monotonic() + 240
@@ -88,7 +88,7 @@ def everybody(there: trial.Trial) -> None:
         if f"{len(there.nodes)} of {len(there.nodes)}" in trial.status(there)[LINK]:
             return
         time.sleep(5)
-    raise AssertionError(f"not everybody is online: {trial.status(there)}")
+    raise AssertionError(f"some nodes are not online: {trial.status(there)}")
 
 
 def journal(there: trial.Trial) -> list[Event]:
@@ -144,7 +144,7 @@ MOMENTS: dict[str, Callable[[Event], bool]] = {
 
 @pytest.mark.parametrize("moment", sorted(MOMENTS))
 def test_a_node_killed_during(there: trial.Trial, tmp_path: Path, moment: str) -> None:
-    everybody(there)
+    wait_online(there)
     before = identity(there, VICTIM)
 
     def act() -> None:
@@ -160,7 +160,7 @@ def test_a_node_killed_during(there: trial.Trial, tmp_path: Path, moment: str) -
 
 
 def test_a_node_stopped_past_the_deadline(there: trial.Trial, tmp_path: Path) -> None:
-    everybody(there)
+    wait_online(there)
     shorter = replace(there, deadline=there.deadline / 2)
 
     def act() -> None:
@@ -175,7 +175,7 @@ def test_a_node_stopped_past_the_deadline(there: trial.Trial, tmp_path: Path) ->
 
 def test_a_node_that_joins_in_the_middle_and_comes_back_under_another_id(there: trial.Trial, tmp_path: Path) -> None:
     """A new key towards the SuperLink makes it a new node to Flower; its name and the key of its own say who it is."""
-    everybody(there)
+    wait_online(there)
     send(there, VICTIM, signal.SIGTERM)
     time.sleep(5)
     said: list[str] = []
@@ -205,7 +205,7 @@ def test_a_node_that_joins_in_the_middle_and_comes_back_under_another_id(there: 
 @pytest.fixture
 def liar(there: trial.Trial, request: pytest.FixtureRequest) -> Iterator[str]:
     """Run one node with a changed program."""
-    everybody(there)
+    wait_online(there)
     send(there, VICTIM, signal.SIGTERM)
     before = os.environ["PYTHONPATH"]
     os.environ["PYTHONPATH"], os.environ["LIE"] = f"{Path(__file__).parent / 'liar'}{os.pathsep}{SOURCE}", request.param
@@ -254,7 +254,7 @@ def test_a_node_that_answers_late(there: trial.Trial, tmp_path: Path, liar: str)
 
 
 def test_a_node_that_takes_another_clients_name(there: trial.Trial, tmp_path: Path) -> None:
-    everybody(there)
+    wait_online(there)
     (there.path / "server" / "clients.toml").write_text("".join(f'"{n}" = "{p}"\n' for n, p in fingerprints(there).items()))
     send(there, VICTIM, signal.SIGTERM)
     time.sleep(5)
@@ -275,12 +275,12 @@ def test_a_node_that_takes_another_clients_name(there: trial.Trial, tmp_path: Pa
 
 
 def test_the_superlink_killed_and_restarted_resumes_from_the_last_complete_round(there: trial.Trial, tmp_path: Path) -> None:
-    everybody(there)
+    wait_online(there)
     given = short(3)
 
     with pytest.raises(EmdcflError, match="--resume"):
         trial.submit(there, given, tmp_path / "run", watch=when(MOMENTS["training"], lambda: send(there, LINK, signal.SIGKILL)))
-    everybody(there)
+    wait_online(there)
     trial.submit(there, given, tmp_path / "run", resume=True)
     summary = account(there, tmp_path / "run")
     assert summary["rounds"] == 3 and summary["failures"] == []
