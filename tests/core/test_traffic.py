@@ -9,6 +9,7 @@ import pytest
 import tests.tiny
 import torch
 
+from emdcfl.core.client import Divisible
 from emdcfl.core.traffic import Traffic, payload
 from emdcfl.runs import runner
 from emdcfl.runs.config import Choice
@@ -18,10 +19,10 @@ def test_tensors_count_wherever_they_are() -> None:
     assert payload([torch.zeros(3), {"a": (torch.zeros(2, dtype=torch.int64),)}, "text", 5, None]) == 12 + 16
 
 
-def test_what_all_share_is_sent_to_each_and_rows_to_those_who_name_them() -> None:
+def test_what_all_share_is_sent_to_each_and_items_to_those_who_name_them() -> None:
     traffic = Traffic()
     common = {"models": torch.zeros(5), "omegas": {"a": torch.zeros(10), "b": torch.zeros(20)}, "split": "val"}
-    traffic.sent("embed", {"a": {"rows": ["b"]}, "b": {"rows": []}}, common)
+    traffic.sent("embed", {"a": {"rows": ["b"]}, "b": {"rows": []}}, common, Divisible("rows", ("omegas",)))
     assert traffic.bytes == {"embed": {"to_clients": 2 * 20 + 80, "to_server": 0}}
     traffic.sent("embed", {"c": {"theta": torch.zeros(1)}}, common)
     assert traffic.bytes["embed"]["to_clients"] == 120 + 4 + 20 + 120

@@ -98,25 +98,17 @@ def test_unknown_solver_and_bad_regularisation() -> None:
 @given(st.integers(0, 10_000), st.integers(1, 24), st.integers(1, 24), st.sampled_from([1.0, 0.1, 0.05]))
 def test_sinkhorn_equals_pot_and_brackets_the_exact_value(seed: int, n: int, m: int, reg: float) -> None:
     c = cost_matrix(relu(seed, n), relu(seed + 1, m, shift=0.3)).astype(np.float64)
-    plan = sinkhorn(c, reg=reg, duals=True)
+    plan = sinkhorn(c, reg=reg)
     reference = ot.sinkhorn(np.full(n, 1 / n), np.full(m, 1 / m), c, reg, method="sinkhorn_log", stopThr=1e-8, numItermax=20_000)
     assert plan.value == pytest.approx(float((reference * c).sum()), abs=1e-5)
-    best = exact(c).value
-    assert plan.f is not None
-    assert plan.g is not None
-    assert plan.f.mean() + plan.g.mean() <= best + 1e-12
-    assert plan.value >= best - 1e-5
+    assert plan.value >= exact(c).value - 1e-5
 
 
 def test_sinkhorn_at_small_regularisation_approaches_the_exact_value() -> None:
     c = cost_matrix(relu(0, 60), relu(1, 50, shift=0.5))
-    plan = sinkhorn(c, reg=0.003, duals=True)
-    best = exact(c).value
-    assert plan.f is not None
-    assert plan.g is not None
-    assert best <= plan.value + 1e-6
-    assert plan.value == pytest.approx(best, abs=4e-3)
-    assert plan.f.mean() + plan.g.mean() == pytest.approx(best, abs=4e-3)
+    value, best = sinkhorn(c, reg=0.003).value, exact(c).value
+    assert best <= value + 1e-6
+    assert value == pytest.approx(best, abs=4e-3)
 
 
 def test_sinkhorn_survives_costs_far_larger_than_the_regularisation() -> None:

@@ -189,9 +189,9 @@ class Federation(ABC):
                 ordered[c] = inputs[c]
         dims = {"P": self.layout.size, "d": self.layout.embedding_width, "max_n": self.guard.policy.max_n, **(dims or {})}
         states = [name for name, field in info.returns.items() if field.shape == ("P",)]
-        shelved = fold is None and states and self.offload.wanted(len(ordered) * len(states), 4 * self.layout.size)
+        offloaded = fold is None and states and self.offload.wanted(len(ordered) * len(states), 4 * self.layout.size)
         with self.clock(info.phase):
-            self.traffic.sent(info.phase, ordered, common)
+            self.traffic.sent(info.phase, ordered, common, info.divisible)
             for client, outcome in self._dispatch(info, ordered, common):
                 failure = outcome if isinstance(outcome, Failure) else self._inspect(client, info, outcome, dims, verify)
                 if failure is not None:
@@ -202,7 +202,7 @@ class Federation(ABC):
                 self.observer(info.name, client, outcome)
                 if fold is None:
                     replies.valid[client] = (
-                        {**outcome, **{n: self.offload.put(outcome[n]) for n in states if n in outcome}} if shelved else outcome
+                        {**outcome, **{n: self.offload.put(outcome[n]) for n in states if n in outcome}} if offloaded else outcome
                     )
                 else:
                     fold(client, outcome)

@@ -1,9 +1,7 @@
-r"""Where states go that memory has no room for: a file each, mapped into memory.
+"""Keeps states that do not fit into memory in memory-mapped files, one each.
 
-:math:`\Theta` of 40 clients of a large network takes many gigabytes (ViT-B: 14), and a method that compares clients needs all of it. A
-mapped file reads like any tensor, with the same bits; what is not in use the system writes out and takes back.
-
-Imports torch and errors only.
+The states of 40 clients of a large network take many gigabytes (ViT-B: 14), and a method that compares clients needs all of them. A
+mapped file is used like any tensor, with the same bits; the system writes unused parts to disk and reads them back.
 """
 
 from __future__ import annotations
@@ -21,17 +19,17 @@ from emdcfl.core.errors import ConfigError
 log = logging.getLogger("emdcfl")
 
 SHARE = 0.4
-"""Part of the free memory that states may take together before they are put into files: averages and copies need as much again."""
+"""Part of the free memory that states may take before they go into files: averages and copies need as much again."""
 
 
 def free_memory() -> int | None:
-    """Return bytes of memory that a process may still take, or ``None`` where the system does not say."""
+    """Return bytes of memory that a process may still use, or ``None`` if the system does not report it."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         free = next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
     except (OSError, StopIteration, ValueError, IndexError):
         return None
-    try:  # a container may be allowed less than the machine has
+    try:  # a container may have a limit of its own
         limit, used = (int(Path(f"/sys/fs/cgroup/memory.{name}").read_text()) for name in ("max", "current"))
     except (OSError, ValueError):  # no container, or no limit
         return free
@@ -39,29 +37,29 @@ def free_memory() -> int | None:
 
 
 class StateOffload:
-    """Decides where states are kept, and keeps those that do not fit in files without a name, gone with their last use.
+    """Decides whether states stay in memory, and puts those that do not fit into unnamed files, which vanish after their last use.
 
     Examples
     --------
-    >>> shelf = StateOffload()
-    >>> shelf.wanted(10, 1000)
+    >>> offload = StateOffload()
+    >>> offload.wanted(10, 1000)
     False
-    >>> shelf.put(torch.arange(3.0))
+    >>> offload.put(torch.arange(3.0))
     tensor([0., 1., 2.])
     """
 
     def __init__(self) -> None:
-        self._said = False
+        self._logged = False
 
     def wanted(self, states: int, size: int) -> bool:
         """Say whether this many states of ``size`` bytes each should go into files."""
         free = free_memory()
         if free is None or states * size <= SHARE * free:
             return False
-        if not self._said:
-            self._said = True
+        if not self._logged:
+            self._logged = True
             log.info(
-                "%d models of %.2f GiB are kept in files in %s: %.1f GiB of memory are free (TMPDIR chooses another place)",
+                "%d models of %.2f GiB are kept in files in %s: %.1f GiB of memory are free (set TMPDIR for another folder)",
                 states,
                 size / 2**30,
                 tempfile.gettempdir(),
@@ -76,7 +74,7 @@ class StateOffload:
         try:
             handle, name = tempfile.mkstemp(prefix="emdcfl-", suffix=".state")
             try:
-                os.posix_fallocate(handle, 0, state.numel() * state.element_size())  # a full disk is an error here, not a crash later
+                os.posix_fallocate(handle, 0, state.numel() * state.element_size())  # a full disk fails here, not later with a crash
                 mapped = torch.from_file(name, shared=True, size=state.numel(), dtype=state.dtype).view(state.shape)
             finally:
                 os.close(handle)

@@ -1,9 +1,7 @@
-"""How much a run sends: bytes of the tensors in requests and replies, by phase, counted where every request passes.
+"""How much a run sends: bytes of the tensors in requests and replies, by phase.
 
-What a message holds beside its tensors (names, keys, numbers, envelopes) is a few kilobytes and is left out; so the count is the same for
-every engine, and for a run that was interrupted. An engine on one machine sends nothing: there it is what a real federation would send.
-
-Imports torch only.
+Names, keys, numbers and headers are a few kilobytes per message and are not counted, so the count is the same for every engine and for a
+resumed run. An engine on one machine sends nothing; there, the count is what a real federation would send.
 """
 
 from __future__ import annotations
@@ -12,6 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
+
+from emdcfl.core.client import Divisible
 
 Bytes = dict[str, dict[str, int]]
 """Phase → ``to_clients`` and ``to_server``."""
@@ -28,7 +28,7 @@ def payload(value: Any) -> int:
     """
     if isinstance(value, Tensor):
         return value.numel() * value.element_size()
-    if isinstance(value, (dict, Mapping)):  # a dict is told at once, other mappings take many times as long
+    if isinstance(value, (dict, Mapping)):  # checking for dict first is many times faster
         value = value.values()
     elif not isinstance(value, (list, tuple)):
         return 0
@@ -42,18 +42,19 @@ class Traffic:
         self.bytes: Bytes = {}
 
     def restore(self, counted: Mapping[str, Mapping[str, int]]) -> None:
-        """Go on from what a resumed run had counted."""
+        """Continue from the count of a resumed run."""
         self.bytes = {phase: dict(ways) for phase, ways in counted.items()}
 
-    def sent(self, phase: str, inputs: Mapping[str, Mapping[str, Any]], common: Mapping[str, Any]) -> None:
-        """Count one request to each client. Of a mapping that all share, a client that names ``rows`` is sent those alone."""
-        fixed = sum(payload(v) for v in common.values() if not isinstance(v, Mapping))
-        shared = [{key: payload(v) for key, v in value.items()} for value in common.values() if isinstance(value, Mapping)]
-        everything = sum(sum(sizes.values()) for sizes in shared)
+    def sent(
+        self, phase: str, inputs: Mapping[str, Mapping[str, Any]], common: Mapping[str, Any], divisible: Divisible | None = None
+    ) -> None:
+        """Count one request to each client. Of common inputs that a ``divisible`` task maps by item, a client gets its own items only."""
+        rule = divisible or Divisible("", ())
+        by_item = [{item: payload(v) for item, v in common[name].items()} for name in rule.by_item if name in common]
+        fixed = sum(payload(value) for name, value in common.items() if name not in rule.by_item)
         total = 0
         for own in inputs.values():
-            rows = own.get("rows")
-            total += payload(own) + fixed + (everything if rows is None else sum(sizes.get(row, 0) for sizes in shared for row in rows))
+            total += payload(own) + fixed + sum(sizes.get(item, 0) for sizes in by_item for item in own.get(rule.items, ()))
         self._add(phase, "to_clients", total)
 
     def received(self, phase: str, reply: Any) -> None:

@@ -74,7 +74,7 @@ def _checked(cost: Any) -> Array:
     return c
 
 
-def solve(cost: Any, *, solver: str = "exact", reg: float = 0.1, duals: bool = False) -> TransportPlan:
+def solve(cost: Any, *, solver: str = "exact", reg: float = 0.1) -> TransportPlan:
     """Solve a transport problem with uniform masses.
 
     Parameters
@@ -85,8 +85,6 @@ def solve(cost: Any, *, solver: str = "exact", reg: float = 0.1, duals: bool = F
         See :func:`exact` and :func:`sinkhorn`.
     reg : float
         Regularisation of Sinkhorn; the exact solver ignores it.
-    duals : bool
-        Also return feasible dual potentials.
 
     Examples
     --------
@@ -96,9 +94,9 @@ def solve(cost: Any, *, solver: str = "exact", reg: float = 0.1, duals: bool = F
     0.0
     """
     if solver == "exact":
-        return exact(cost, duals=duals)
+        return exact(cost)
     if solver == "sinkhorn":
-        return sinkhorn(cost, reg=reg, duals=duals)
+        return sinkhorn(cost, reg=reg)
     raise ConfigError(f"unknown transport solver {solver!r}; {nearest(solver, SOLVERS)}")
 
 
@@ -167,7 +165,7 @@ def _simplex(c: Array, *, duals: bool) -> TransportPlan:
     return TransportPlan(value, f, g)
 
 
-def sinkhorn(cost: Any, *, reg: float = 0.1, duals: bool = False, tol: float = 1e-6, max_iter: int = 20_000) -> TransportPlan:
+def sinkhorn(cost: Any, *, reg: float = 0.1, tol: float = 1e-6, max_iter: int = 20_000) -> TransportPlan:
     r"""Transport cost of the entropy-regularised plan.
 
     .. math:: \min_P \langle C, P\rangle + \lambda \sum_{ij} P_{ij} \log\frac{P_{ij}}{1/(nm)},
@@ -185,8 +183,6 @@ def sinkhorn(cost: Any, *, reg: float = 0.1, duals: bool = False, tol: float = 1
         Ground costs.
     reg : float
         Regularisation :math:`\lambda > 0`, in units of the cost.
-    duals : bool
-        Also return feasible potentials: the c-transform of Sinkhorn's, a lower bound of the exact value.
     tol : float
         Largest L1 error of the column masses (which sum to one).
     max_iter : int
@@ -210,8 +206,7 @@ def sinkhorn(cost: Any, *, reg: float = 0.1, duals: bool = False, tol: float = 1
             u, v, used, done = _scale(kernel, tol, left)
             f, g, left = f + reg * np.log(u), g + reg * np.log(v), left - used - 1
             if done:
-                value = float(((u[:, None] * kernel * v[None, :]) * c).sum())
-                return TransportPlan(value, *conjugate(c, f)) if duals else TransportPlan(value)
+                return TransportPlan(float(((u[:, None] * kernel * v[None, :]) * c).sum()))
     raise EmdcflError(
         f"Sinkhorn on {c.shape[0]} x {c.shape[1]} samples did not reach {tol:.0e} in {max_iter} iterations; "
         f"raise the regularisation (now {reg:g}) or use solver='exact'"
