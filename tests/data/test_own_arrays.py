@@ -69,7 +69,7 @@ def test_numbers_sort_as_numbers() -> None:
 @pytest.mark.parametrize(
     ("clients", "message"),
     [
-        ([table()], "got 1 client: at least two"),
+        ([table()], "at least two clients"),
         ([table(), (np.ones((20, 4)), np.ones(19))], "client 'client-2': expected one label per sample"),
         ([table(), (np.ones((20, 5)), np.arange(20) % 2)], r"client 'client-2' has \(5,\)"),
         ([table(), (np.full((20, 4), np.nan), np.arange(20) % 2)], "client 'client-2': X has missing or infinite values, first in row 0"),

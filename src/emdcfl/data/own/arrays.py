@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from emdcfl.core.errors import DataError
 from emdcfl.data.own import defaults
-from emdcfl.data.own.parts import FRACTIONS, MIXED, SPLITS, Part, Raw, class_names, divide, known_only, to_site, warnings
+from emdcfl.data.own.parts import FRACTIONS, MIXED, SPLITS, Part, Raw, prepare, to_site, write_notes
 from emdcfl.data.types import Scenario
 
 
@@ -33,21 +33,12 @@ def from_arrays(
         ``train``, ``val``, ``test``. ``X`` is ``(N, F)`` numbers, or images ``(N, H, W)``, ``(N, C, H, W)`` or ``(N, H, W, C)``. A list
         names its clients ``client-1``, ``client-2``, …
     groups : dict or list, optional
-        True groups, where known; only used to score the result.
+        True groups, where known; used only to score the result.
     """
     named = dict(clients) if isinstance(clients, Mapping) else {f"client-{i}": entry for i, entry in enumerate(clients, start=1)}
-    if len(named) < 2:
-        raise DataError(f"got {len(named)} client{'' if len(named) == 1 else 's'}: at least two are needed to train together")
     raws = [_raw(str(client), entry) for client, entry in named.items()]
     _same_shape(raws)
-    notes: list[str] = []
-    divided = {raw.name: divide(raw, seed, fractions) for raw in raws}
-    classes = class_names(divided)
-    for client, parts in divided.items():
-        for split in ("val", "test"):
-            parts[split], more = known_only(client, "array", split, parts[split], classes)
-            notes += more
-        notes += warnings(client, "array", parts)
+    divided, classes, notes = prepare(name, raws, seed, fractions)
     train = [parts["train"].x for parts in divided.values()]
     shape = train[0].shape[1:]
     preprocess = defaults.image_preprocess(train, model) if len(shape) == 3 else defaults.pooled_preprocess(train, axes=(0,))
@@ -62,7 +53,7 @@ def from_arrays(
         groups=truth,
         k=len(set(truth.values())) if truth else None,
         defaults=defaults.training(model),
-        notes=tuple(notes),
+        notes=tuple(write_notes(notes)),
     )
 
 
@@ -115,14 +106,14 @@ def _samples(name: str, x: NDArray[Any]) -> NDArray[Any]:
 
 
 def _same_shape(raws: Sequence[Raw]) -> None:
-    first = next(iter(raws[0].parts.values())).x
-    for raw in raws:
-        for part in raw.parts.values():
-            if part.x.shape[1:] != first.shape[1:] or part.x.dtype != first.dtype:
-                raise DataError(
-                    f"all clients need samples of one shape and type: client {raws[0].name!r} has {first.shape[1:]} {first.dtype}, "
-                    f"client {raw.name!r} has {part.x.shape[1:]} {part.x.dtype}"
-                )
+    arrays = [(raw.name, part.x) for raw in raws for part in raw.parts.values()]
+    for name, x in arrays[1:]:
+        first, expected = arrays[0]
+        if x.shape[1:] != expected.shape[1:] or x.dtype != expected.dtype:
+            raise DataError(
+                f"all clients need samples of one shape and type: client {first!r} has {expected.shape[1:]} {expected.dtype}, "
+                f"client {name!r} has {x.shape[1:]} {x.dtype}"
+            )
 
 
 def _truth(groups: Mapping[str, str] | Sequence[str] | None, names: Sequence[str]) -> dict[str, str] | None:

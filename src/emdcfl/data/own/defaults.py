@@ -1,4 +1,4 @@
-"""Network, preprocessing and training for people's own data, where they did not say otherwise."""
+"""Default network, preprocessing and training for the user's own data."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""``load_folder``: a folder of people's own images or tables to a scenario."""
+"""``load_folder`` builds a scenario from a folder of images or tables; ``check_folder`` reports every problem in one."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +13,12 @@ from numpy.typing import NDArray
 from emdcfl.core.errors import DataError
 from emdcfl.data.own import defaults
 from emdcfl.data.own.images import common_shape, list_images, read_client
-from emdcfl.data.own.layout import Layout, discover
-from emdcfl.data.own.parts import FRACTIONS, SPLITS, Part, Raw, class_names, divide, known_only, to_site, warnings
+from emdcfl.data.own.layout import ClientFiles, Layout, client_folder, discover, visible
+from emdcfl.data.own.parts import FRACTIONS, SPLITS, Divided, Note, Raw, prepare, to_site, write_notes
 from emdcfl.data.own.readers import read_client_tables, read_shared_table
 from emdcfl.data.own.tables import TableEncoding, column_kinds, pool, summarise
 from emdcfl.data.types import Preprocess, Scenario
 
-Divided = dict[str, dict[str, Part]]
 Arrays = Mapping[str, Mapping[str, NDArray[Any]]]
 
 
@@ -31,7 +32,7 @@ def load_folder(
     size: int | None = None,
     fractions: Sequence[float] = FRACTIONS,
 ) -> Scenario:
-    """Read people's own data.
+    """Read the user's own data.
 
     Parameters
     ----------
@@ -47,30 +48,18 @@ def load_folder(
     size : int, optional
         Height and width of images. Default: the most frequent size if it is square and at most 64, else 64 (224 for pretrained networks).
     fractions : three floats
-        Shares of train, validation and test where the folder does not say.
+        Shares of train, validation and test where the folder has no such splits.
 
     Returns
     -------
     Scenario
-        With everything that was left out or looks doubtful in ``notes``, and how files are read in ``encoding``.
+        ``notes`` lists what was left out or looks doubtful; ``encoding`` says how files are read.
     """
     path = Path(path)
     layout = discover(path, client_column=client)
     raws, details, notes = _read(layout, label=label, client=client, model=model, size=size)
-    if not raws:
-        raise DataError(f"{path} holds no rows of any client: at least two clients are needed to train together")
-    if len(raws) < 2:
-        raise DataError(f"{path} holds one client only ({raws[0].name!r}): at least two are needed to train together")
-    divided = {raw.name: divide(raw, seed, fractions) for raw in raws}
-    origins = {raw.name: raw.origin for raw in raws}
-    classes = class_names(divided)
-    for name, parts in divided.items():
-        for split in ("val", "test"):
-            parts[split], more = known_only(name, origins[name], split, parts[split], classes)
-            notes += more
-        notes += warnings(name, origins[name], parts)
-    arrays, encoding, preprocess, more = _encode(divided, origins, details, model)
-    notes += more
+    divided, classes, more = prepare(str(path), raws, seed, fractions)
+    arrays, encoding, preprocess, mixed = _encode(divided, {raw.name: raw.origin for raw in raws}, details, model)
     shape = arrays[raws[0].name]["train"].shape[1:]
     return Scenario(
         name=path.stem if path.is_file() else path.resolve().name,
@@ -79,16 +68,16 @@ def load_folder(
         preprocess=preprocess,
         model=defaults.recipe(model, shape=shape, classes=len(classes)),
         defaults=defaults.training(model),
-        notes=tuple(notes),
+        notes=(*write_notes([*notes, *more]), *mixed),
         encoding=encoding,
     )
 
 
 def _read(
     layout: Layout, *, label: str | None, client: str | None, model: defaults.Model, size: int | None
-) -> tuple[list[Raw], dict[str, Any], list[str]]:
-    """Read all clients; ``details`` says how: the images' shape, or the label's column."""
-    notes: list[str] = []
+) -> tuple[list[Raw], dict[str, Any], list[Note]]:
+    """Read all clients; return them, the images' shape or the label column, and notes."""
+    notes: list[Note] = []
     if layout.kind == "images":
         listed = [list_images(files) for files in layout.clients]
         pretrained = defaults.is_pretrained(model)
@@ -126,3 +115,103 @@ def table_encoding(divided: Divided, origins: Mapping[str, str], label: str) -> 
     every = [(f"client {name!r} ({origins[name]})", part.x) for name, parts in divided.items() for part in parts.values()]
     numeric, categorical, notes = column_kinds(every, leave_out=[label])
     return pool([summarise(parts["train"].x, numeric, categorical) for parts in divided.values()], label), notes
+
+
+@dataclass(frozen=True)
+class ClientReport:
+    """Sizes of a client's splits and the count of every class over all of them."""
+
+    name: str
+    sizes: dict[str, int]
+    labels: dict[str, int]
+
+
+@dataclass(frozen=True)
+class FolderReport:
+    """What a run would read. ``errors`` stop a run; ``notes`` do not."""
+
+    path: str
+    kind: str
+    shape: tuple[int, ...] = ()
+    classes: tuple[str, ...] = ()
+    clients: tuple[ClientReport, ...] = ()
+    errors: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    model: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        return not self.errors
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON values, for ``--json``."""
+        return {
+            "path": self.path,
+            "kind": self.kind,
+            "ok": self.ok,
+            "shape": list(self.shape),
+            "classes": list(self.classes),
+            "clients": [{"name": c.name, "sizes": c.sizes, "labels": c.labels} for c in self.clients],
+            "errors": list(self.errors),
+            "notes": list(self.notes),
+            "model": self.model,
+        }
+
+
+def check_folder(path: str | Path, *, label: str | None = None, client: str | None = None, seed: int = 0) -> FolderReport:
+    """Read a folder as ``load_folder`` does, and report all problems instead of stopping at the first."""
+    path = Path(path)
+    errors: list[str] = []
+    try:
+        scenario = load_folder(path, label=label, client=client, seed=seed)
+    except DataError as first:
+        errors.append(str(first))
+        errors += [error for error in _each_client(path, label, client) if error not in errors]
+        return FolderReport(str(path), "unknown", errors=tuple(errors))
+    return _report(path, scenario)
+
+
+def _report(path: Path, scenario: Scenario) -> FolderReport:
+    clients = []
+    for site in scenario.sites:
+        splits = {"train": site.train, "val": site.val, **site.tests}
+        counts = Counter(int(label) for split in splits.values() for label in split.y.tolist())
+        labels = {name: counts.get(i, 0) for i, name in enumerate(scenario.classes)}
+        clients.append(ClientReport(site.name, {name: len(split) for name, split in splits.items()}, labels))
+    return FolderReport(
+        path=str(path),
+        kind=str(scenario.encoding["kind"]),
+        shape=tuple(scenario.sites[0].train.x.shape[1:]),
+        classes=scenario.classes,
+        clients=tuple(clients),
+        notes=scenario.notes,
+        model=scenario.model.as_dict(),
+    )
+
+
+def _each_client(path: Path, label: str | None, client: str | None) -> list[str]:
+    """Try every client by itself; return the problems of all of them."""
+    if client is not None or not path.is_dir():
+        return []
+    try:
+        found = discover(path).clients
+    except DataError:
+        found, errors = [], []
+        for folder in (entry for entry in visible(path) if entry.is_dir()):
+            try:
+                found.append(client_folder(folder)[1])
+            except DataError as error:
+                errors.append(str(error))
+        return errors + [error for files in found for error in _one_client(files, label)]
+    return [error for files in found for error in _one_client(files, label)]
+
+
+def _one_client(files: ClientFiles, label: str | None) -> list[str]:
+    try:
+        if any(part.is_dir() for part in files.parts.values()):
+            listed = list_images(files)
+            return write_notes(read_client(listed, common_shape([listed]))[1])
+        read_client_tables(files, label)
+    except DataError as error:
+        return [str(error)]
+    return []

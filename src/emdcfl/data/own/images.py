@@ -1,4 +1,4 @@
-"""Images in class folders: find them, choose a common shape, decode them in parallel. Unreadable files are named, not fatal."""
+"""Images in class folders: find them, choose a common shape, decode them in parallel. Unreadable files are left out with a note."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from PIL import Image
 
 from emdcfl.core.errors import DataError
 from emdcfl.data.own.layout import IMAGE_SUFFIXES, ClientFiles, visible
-from emdcfl.data.own.parts import Part, Raw
+from emdcfl.data.own.parts import Note, Part, Raw
 
 LARGEST_DEFAULT = 64
 GREY_MODES = frozenset({"1", "L", "I", "I;16", "F"})
@@ -63,24 +63,22 @@ def common_shape(clients: Sequence[Listed], *, size: int | None = None, colour: 
     return channels, size, size
 
 
-def read_client(listed: Listed, shape: Shape) -> tuple[Raw, list[str]]:
-    """Decode a client's images to one shape; returns them and a note for each unreadable file."""
-    parts, notes = {}, []
+def read_client(listed: Listed, shape: Shape) -> tuple[Raw, list[Note]]:
+    """Decode a client's images to one shape; return them and a note on unreadable files."""
+    parts: dict[str, Part] = {}
+    bad: list[str] = []
     for split, files in listed.files.items():
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
             decoded = list(pool.map(lambda item: _try(item[0], shape), files))
         good = [i for i, pixels in enumerate(decoded) if isinstance(pixels, np.ndarray)]
-        notes += [
-            f"client {listed.name!r}: {files[i][0]} is not a readable image and was left out ({error})"
-            for i, error in enumerate(decoded)
-            if isinstance(error, str)
-        ]
+        bad += [f"{file}: {error}" for (file, _), error in zip(files, decoded, strict=True) if isinstance(error, str)]
         pixels = [decoded[i] for i in good]
         x = np.stack(pixels) if pixels else np.empty((0, *shape), np.uint8)
         parts[split] = Part(x, np.array([files[i][1] for i in good], dtype=str))
     if not any(len(part) for part in parts.values()):
-        raise DataError(f"client {listed.name!r} ({listed.origin}): none of its images can be read; {notes[0]}")
-    return Raw(listed.name, listed.origin, parts), notes
+        raise DataError(f"client {listed.name!r} ({listed.origin}): none of its images can be read, for example {bad[0]}")
+    left_out = Note(listed.name, listed.origin, "{n} files that are not readable images were left out ({words})", len(bad), tuple(bad))
+    return Raw(listed.name, listed.origin, parts), [left_out] if bad else []
 
 
 def read_image(file: Path, shape: Shape) -> NDArray[np.uint8]:

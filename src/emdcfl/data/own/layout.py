@@ -1,4 +1,4 @@
-"""What lies in a folder: which clients, images or tables, splits given or not."""
+"""The layout of a data folder: its clients, images or tables, with or without splits."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Layout:
 
 
 def discover(path: Path, *, client_column: str | None = None) -> Layout:
-    """Look at the names in a folder and say what it holds."""
+    """Tell the layout of a folder from the names in it."""
     if not path.exists():
         raise DataError(f"no such file or folder: {path}")
     if path.is_file():
         if path.suffix.lower() not in TABLE_SUFFIXES:
             raise DataError(f"{path} is neither a folder nor a table ({', '.join(sorted(TABLE_SUFFIXES))})")
         if client_column is None:
-            raise DataError(f"{path} is one table for all clients: say which column names the client (--client COLUMN)")
+            raise DataError(f"{path} is one table for all clients: name the client column (--client COLUMN)")
         return Layout("table", table=path)
     entries = visible(path)
     tables = [entry for entry in entries if entry.suffix.lower() in TABLE_SUFFIXES and entry.is_file()]
@@ -87,7 +87,7 @@ def visible(folder: Path) -> list[Path]:
 
 
 def _holds_runs(folder: Path) -> bool:
-    """Whether a folder is a run directory, or holds nothing else: runs that were written into the data folder are no sites."""
+    """Whether a folder is a run directory or holds only such: runs inside the data folder are ignored."""
     inside = [entry for entry in visible(folder) if entry.is_dir()]
     return _is_run(folder) or (bool(inside) and all(map(_is_run, inside)))
 

@@ -1,9 +1,9 @@
-"""One client's samples on their way to a ``Site``: labels still text, splits not yet made. Shared by folders, tables and arrays."""
+"""From a client's samples with text labels to a ``Site``: splits, classes, and notes. Shared by folders, tables and arrays."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,18 +13,24 @@ from numpy.typing import NDArray
 
 from emdcfl.core import keys
 from emdcfl.core.errors import DataError
+from emdcfl.core.units import NAMED_IN_FULL, names
 from emdcfl.data.split import stratified_indices
 from emdcfl.data.types import Site, Split
 
 FRACTIONS = (0.6, 0.2, 0.2)
 MIN_SAMPLES = 10
 MIN_VALIDATION = 64
+"""Validation samples below which distances to other sites are noisy."""
 FEW = 20
-"""Validation samples up to which calibrated tolerances may refuse nobody, by the number of sites (``transport.fewest``)."""
+"""Validation samples up to which a calibrated tolerance may not be able to separate a site from any other."""
 MIXED = "all"
+MOST_WORDS = 5
+"""Labels or files named in a note."""
 SPLITS = ("train", "val", "test")
 
 Text = NDArray[np.str_]
+Divided = dict[str, dict[str, "Part"]]
+"""Client → split → samples."""
 
 
 @dataclass(frozen=True)
@@ -43,15 +49,70 @@ class Part:
 
 @dataclass(frozen=True)
 class Raw:
-    """What a client brought: parts by split name, or one part under ``"all"``. ``origin`` names its file or folder in messages."""
+    """A client's samples by split name, or all of them under ``"all"``. ``origin`` names its file or folder in messages."""
 
     name: str
     origin: str
     parts: Mapping[str, Part]
 
 
+@dataclass(frozen=True)
+class Note:
+    """Something the user should know about one client, or, without one, about a file.
+
+    ``{n}`` in the text stands for ``count``, ``{words}`` for ``words``.
+    """
+
+    client: str
+    origin: str
+    text: str
+    count: int = 0
+    words: tuple[str, ...] = ()
+
+
+def write_notes(notes: Iterable[Note]) -> list[str]:
+    """Write every text once, with all clients it applies to.
+
+    Examples
+    --------
+    >>> write_notes([Note("a", "a.csv", "{n} rows left out", 1), Note("b", "b.csv", "{n} rows left out", 3), Note("b", "b.csv", "small")])
+    ['clients a, b: 1 to 3 rows left out', "client 'b' (b.csv): small"]
+    """
+    grouped: dict[str, list[Note]] = {}
+    for note in notes:
+        grouped.setdefault(note.text, []).append(note)
+    written = []
+    for text, same in grouped.items():
+        clients = list(dict.fromkeys(note.client for note in same))
+        who = names(clients) if len(clients) > 1 else f"client {clients[0]!r} ({same[0].origin})" if clients[0] else same[0].origin
+        counts = [note.count for note in same]
+        words = list(dict.fromkeys(word for note in same for word in note.words))
+        shown = ", ".join(words[:MOST_WORDS]) + (f" and {len(words) - MOST_WORDS} more" if len(words) > MOST_WORDS else "")
+        count = str(counts[0]) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+        listed = "clients " if 1 < len(clients) <= NAMED_IN_FULL else ""
+        written.append(f"{listed}{who}: {text.replace('{n}', count).replace('{words}', shown)}")
+    return written
+
+
+def prepare(where: str, raws: Sequence[Raw], seed: int, fractions: Sequence[float]) -> tuple[Divided, tuple[str, ...], list[Note]]:
+    """Split every client's samples and name the classes; return splits by client, classes and notes."""
+    if len(raws) < 2:
+        found = f"1 client ({raws[0].name!r})" if raws else "no clients"
+        raise DataError(f"{where}: expected at least two clients with samples, got {found}; add another")
+    divided = {raw.name: divide(raw, seed, fractions) for raw in raws}
+    classes = class_names(divided)
+    notes: list[Note] = []
+    for raw in raws:
+        parts = divided[raw.name]
+        for split in ("val", "test"):
+            parts[split], more = known_only(raw.name, raw.origin, split, parts[split], classes)
+            notes += more
+        notes += warnings(raw.name, raw.origin, parts)
+    return divided, classes, notes
+
+
 def divide(raw: Raw, seed: int, fractions: Sequence[float] = FRACTIONS) -> dict[str, Part]:
-    """Return train, val and test: those given, the others cut out of what there is, class by class, with a keyed seed."""
+    """Return train, val and test: those given; the others are cut out of the given ones, class by class, with a keyed seed."""
     rng = keys.generator(seed, raw.name, 0, "split")
     total = sum(len(part) for part in raw.parts.values())
     if total < MIN_SAMPLES:
@@ -90,8 +151,8 @@ def sort_words(words: set[str]) -> list[str]:
         return sorted(words)
 
 
-def known_only(name: str, origin: str, split: str, part: Part, classes: Sequence[str]) -> tuple[Part, list[str]]:
-    """Drop samples whose label is not among the classes, and say so."""
+def known_only(name: str, origin: str, split: str, part: Part, classes: Sequence[str]) -> tuple[Part, list[Note]]:
+    """Drop samples whose label is not among the classes, with a note."""
     unseen = sorted(set(part.labels.tolist()) - set(classes))
     if not unseen:
         return part, []
@@ -99,26 +160,24 @@ def known_only(name: str, origin: str, split: str, part: Part, classes: Sequence
     dropped = len(part) - len(keep)
     if not len(keep):
         raise DataError(f"client {name!r} ({origin}): none of the {split} labels ({', '.join(unseen[:5])}) occurs in training")
-    return part.take(keep), [
-        f"client {name!r} ({origin}): {dropped} {split} samples with labels unseen in training ({', '.join(unseen[:5])}) were left out"
-    ]
+    text = f"{{n}} {split} samples with labels unseen in training ({{words}}) were left out"
+    return part.take(keep), [Note(name, origin, text, dropped, tuple(unseen))]
 
 
-def warnings(name: str, origin: str, parts: Mapping[str, Part]) -> list[str]:
-    """What the user should know about one client: lone samples, one class only, a validation split too small for a clear test."""
+def warnings(name: str, origin: str, parts: Mapping[str, Part]) -> list[Note]:
+    """Return notes on one client: classes with one sample, one class only, a small validation split."""
     found = []
     counts = Counter(label for part in parts.values() for label in part.labels.tolist())
-    lone = sorted(str(label) for label, count in counts.items() if count == 1)
+    lone = tuple(sorted(str(label) for label, count in counts.items() if count == 1))
     if lone:
-        found.append(f"client {name!r} ({origin}): only one sample of class {', '.join(lone[:5])}, so it is in one split only")
+        found.append(Note(name, origin, "only one sample of class {words}, so it is in one split only", words=lone))
     if len(counts) == 1:
-        found.append(f"client {name!r} ({origin}): all samples have the label {next(iter(counts))!r}")
+        found.append(Note(name, origin, "all samples have the same label ({words})", words=tuple(counts)))
     m = len(parts["val"])
     if m < MIN_VALIDATION:
-        alone = "; with so few it may be compared with nobody and served alone" if m <= FEW else ""
-        found.append(
-            f"client {name!r} ({origin}): {m} validation samples; below {MIN_VALIDATION} distances to other sites are noisy{alone}"
-        )
+        noisy = f"{{n}} validation samples; below {MIN_VALIDATION}, distances to other sites are noisy"
+        alone = f", and up to {FEW}, a site may not be compared and is then kept as a cluster of its own" if m <= FEW else ""
+        found.append(Note(name, origin, noisy + alone, m))
     return found
 
 

@@ -1,4 +1,4 @@
-"""Table files to Arrow tables, and from those to clients' samples with labels as text."""
+"""Read table files into Arrow tables, and split off the labels as text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from emdcfl.core.errors import DataError, nearest
 from emdcfl.data.own.layout import ClientFiles
-from emdcfl.data.own.parts import MIXED, Part, Raw, Text
+from emdcfl.data.own.parts import MIXED, Note, Part, Raw, Text
 
 LABEL_NAMES = ("label", "target", "class", "y")
 _MAX_CLASSES = 1000
@@ -60,16 +60,16 @@ def label_column(table: pa.Table, label: str | None, origin: str) -> str:
     for name in LABEL_NAMES:
         if name in table.column_names:
             return name
-    raise DataError(f"{origin}: say which column holds the label (--label COLUMN); it has {', '.join(table.column_names)}")
+    raise DataError(f"{origin}: name the label column (--label COLUMN); it has {', '.join(table.column_names)}")
 
 
-def labelled(table: pa.Table, label: str, name: str, origin: str) -> tuple[Part, list[str]]:
+def labelled(table: pa.Table, label: str, name: str, origin: str) -> tuple[Part, list[Note]]:
     """Split off the labels as text; rows without one are left out, with a note."""
     column = table.column(label)
     keep = np.flatnonzero(~column.is_null().to_numpy(zero_copy_only=False))
     notes = []
     if len(keep) < table.num_rows:
-        notes.append(f"client {name!r} ({origin}): {table.num_rows - len(keep)} rows without a label were left out")
+        notes.append(Note(name, origin, "{n} rows without a label were left out", table.num_rows - len(keep)))
         table = table.take(keep)
     labels = _as_text(table.column(label))
     distinct = len(np.unique(labels))
@@ -78,10 +78,11 @@ def labelled(table: pa.Table, label: str, name: str, origin: str) -> tuple[Part,
     return Part(table, labels), notes
 
 
-def read_client_tables(client: ClientFiles, label: str | None) -> tuple[Raw, str, list[str]]:
-    """Read the table or tables of one client; returns samples, the label column, notes."""
-    parts, notes, column = {}, [], ""
-    origin = ""
+def read_client_tables(client: ClientFiles, label: str | None) -> tuple[Raw, str, list[Note]]:
+    """Read the table or tables of one client; return samples, the label column and notes."""
+    parts: dict[str, Part] = {}
+    notes: list[Note] = []
+    column = origin = ""
     for split, path in client.parts.items():
         table = read_file(path)
         origin = origin or str(path)
@@ -92,7 +93,7 @@ def read_client_tables(client: ClientFiles, label: str | None) -> tuple[Raw, str
     return Raw(client.name, origin, parts), column, notes
 
 
-def read_shared_table(path: Path, label: str | None, client: str) -> tuple[list[Raw], str, list[str]]:
+def read_shared_table(path: Path, label: str | None, client: str) -> tuple[list[Raw], str, list[Note]]:
     """Read one table and divide it by its client column; that column is dropped."""
     table = read_file(path)
     if client not in table.column_names:
@@ -101,7 +102,7 @@ def read_shared_table(path: Path, label: str | None, client: str) -> tuple[list[
     if column == client:
         raise DataError(f"{path}: the label and the client column are both {client!r}")
     who = _as_text(pc.fill_null(pc.cast(table.column(client), pa.string()), ""))
-    notes = [f"{path}: {int((who == '').sum())} rows without a client were left out"] if (who == "").any() else []
+    notes = [Note("", str(path), "{n} rows without a client were left out", int((who == "").sum()))] if (who == "").any() else []
     table = table.drop_columns([client])
     raws = []
     for name in sorted(set(who.tolist()) - {""}):

@@ -1,4 +1,4 @@
-"""New files for a finished run: one more site to place, or samples to predict, read as the run's own data were."""
+"""New files for a finished run, read as the run's own data were: a site to place, or samples to predict."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from emdcfl.core.errors import DataError
 from emdcfl.data.own.images import list_images, read_client, read_image
 from emdcfl.data.own.layout import IMAGE_SUFFIXES, TABLE_SUFFIXES, ClientFiles, client_folder
-from emdcfl.data.own.parts import FRACTIONS, MIXED, SPLITS, divide, known_only, to_site, warnings
+from emdcfl.data.own.parts import FRACTIONS, MIXED, SPLITS, divide, known_only, to_site, warnings, write_notes
 from emdcfl.data.own.readers import read_client_tables, read_file
 from emdcfl.data.own.tables import TableEncoding
 from emdcfl.data.types import Scenario, Site
@@ -69,7 +69,7 @@ def load_site(
     else:
         reader = TableEncoding.from_dict(encoding)
         arrays = {split: reader.encode(divided[split].x, raw.origin) for split in SPLITS}
-    return to_site(raw.name, arrays, divided, classes), tuple(notes)
+    return to_site(raw.name, arrays, divided, classes), tuple(write_notes(notes))
 
 
 def read_inputs(files: Sequence[str | Path], *, encoding: Mapping[str, Any]) -> tuple[Tensor, list[str]]:

@@ -38,7 +38,7 @@ class Moments:
 
 @dataclass(frozen=True)
 class Summary:
-    """What one client says about its training table: moments of numeric columns, words of the others. No row leaves the client."""
+    """What one client reports about its training table: moments of numeric columns, words of the others. No row leaves it."""
 
     numeric: Mapping[str, Moments]
     words: Mapping[str, tuple[str, ...]]
@@ -152,7 +152,7 @@ def column_kinds(tables: Sequence[tuple[str, pa.Table]], leave_out: Sequence[str
         textual = [origin for origin, table in tables if not is_numeric(table.schema.field(name).type)]
         (categorical if textual else numeric).append(name)
         if textual and any(origin not in textual and not pa.types.is_null(t.schema.field(name).type) for origin, t in tables):
-            notes.append(f"column {name!r} holds text in {textual[0]} and numbers elsewhere: it is treated as categories")
+            notes.append(f"column {name!r} holds text in {textual[0]} and numbers elsewhere: it is treated as categorical")
     return numeric, categorical, notes
 
 
