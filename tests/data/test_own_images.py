@@ -147,7 +147,7 @@ def test_new_site_and_prediction(folder: Path, tmp_path: Path) -> None:
     image(tmp_path / "new" / "horse" / "1.png")
     site, notes = load_site(tmp_path / "new", encoding=encoding_of(scenario), classes=scenario.classes)
     assert site.train.x.shape[1:] == (3, 12, 12)
-    assert any("labels unseen in training (horse)" in note for note in notes)
+    assert any("left out" in note and "(horse)" in note for note in notes)
     file = image(tmp_path / "one.png", size=(40, 40), level=77)
     x, names = read_inputs([file], encoding=encoding_of(scenario))
     assert x.shape == (1, 3, 12, 12)

@@ -13,6 +13,7 @@ from rich.table import Table
 from emdcfl.cli.app import app
 from emdcfl.cli.show import tell, terminal
 from emdcfl.core.errors import DataError
+from emdcfl.core.units import plural
 
 data = typer.Typer(help="Scenarios, and your own data.", no_args_is_help=True)
 app.add_typer(data, name="data")
@@ -76,7 +77,12 @@ def check(
         raise typer.Exit(0 if report.ok else 2)
     console = terminal()
     if report.clients:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=f"{len(report.clients)} clients, {report.kind}", title_justify="left")
+        table = Table(
+            box=box.SIMPLE_HEAD,
+            pad_edge=False,
+            title=f"{plural(len(report.clients), 'client')} with {report.kind.removesuffix('s')}s",
+            title_justify="left",
+        )
         for column in ("client", "train", "val", "test", "classes"):
             table.add_column(column, justify="left" if column in ("client", "classes") else "right", overflow="fold")
         for c in report.clients:
@@ -87,7 +93,7 @@ def check(
     for problem in report.errors:
         tell(console, f"problem: {problem}")
     if not report.ok:
-        raise DataError(f"{folder}: {len(report.errors)} problem{'s' if len(report.errors) > 1 else ''} to fix before a run")
+        raise DataError(f"{folder}: {plural(len(report.errors), 'problem')} to fix before a run")
     console.print("ready to run")
 
 

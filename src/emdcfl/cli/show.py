@@ -69,7 +69,7 @@ def _scores(summary: Mapping[str, Any]) -> Text:
 def _show_distances(console: Console, reading: Mapping[str, Any]) -> None:
     for sentence in reading["sentences"]:
         tell(console, f"  {sentence}")
-    _list(console, [f"  cluster {k}: {about}" for k, about in reading["clusters"].items()], "clusters", "reading.json")
+    _list(console, [f"  cluster {k}: {about}" for k, about in reading["clusters"].items() if about], "clusters", "reading.json")
     for doubt in reading["doubts"]:
         tell(console, Text.assemble("  ", ("doubt:", "yellow"), f" {doubt}"))
 

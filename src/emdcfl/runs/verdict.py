@@ -35,17 +35,18 @@ def headline(summary: Summary, reading: Summary | None) -> str:
         }.get("" if method is None else method.family, mixed)
     if n == 1:
         return "A single client"
-    found = len(set(clusters))
-    if reading is not None and len(reading["not_compared"]) == n:
+    unknown = 0 if reading is None else len(reading["not_compared"])
+    compared, found = n - unknown, len(set(clusters)) - unknown  # a client that was not compared is a cluster of its own
+    if compared == 0:
         return f"None of the {n} clients could be compared"
     if found == 1:
-        text = f"All {n} clients belong together"
-    elif found == n:
-        text = f"No two of the {n} clients belong together"
+        text = f"All {compared} clients belong together"
+    elif found == compared:
+        text = f"No two of the {compared} clients belong together"
     else:
-        text = f"{plural(found, 'group')} among {n} clients"
+        text = f"{plural(found, 'group')} among {compared} clients"
     clarity = None if reading is None else _clarity(reading, found)
-    return text if clarity is None else f"{text}, {clarity}"
+    return text + (f", {clarity}" if clarity else "") + (f"; {plural(unknown, 'client')} not compared" if unknown else "")
 
 
 def _clarity(reading: Summary, clusters: int) -> str | None:
@@ -53,8 +54,6 @@ def _clarity(reading: Summary, clusters: int) -> str | None:
         return f"with {plural(len(reading['borderline']), 'borderline client')}"
     if reading["doubts"]:
         return "but uncertain"
-    if reading["not_compared"]:
-        return f"with {plural(len(reading['not_compared']), 'client')} not compared"
     if reading["near_bounds"]:
         return None
     return "clearly separated" if clusters > 1 else "without doubt"

@@ -77,7 +77,7 @@ def read_client(listed: Listed, shape: Shape) -> tuple[Raw, list[Note]]:
         parts[split] = Part(x, np.array([files[i][1] for i in good], dtype=str))
     if not any(len(part) for part in parts.values()):
         raise DataError(f"client {listed.name!r} ({listed.origin}): none of its images can be read, for example {bad[0]}")
-    left_out = Note(listed.name, listed.origin, "{n} files that are not readable images were left out ({words})", len(bad), tuple(bad))
+    left_out = Note(listed.name, listed.origin, "unreadable images left out: {n} ({words})", len(bad), tuple(bad))
     return Raw(listed.name, listed.origin, parts), [left_out] if bad else []
 
 

@@ -75,8 +75,8 @@ def write_notes(notes: Iterable[Note]) -> list[str]:
 
     Examples
     --------
-    >>> write_notes([Note("a", "a.csv", "{n} rows left out", 1), Note("b", "b.csv", "{n} rows left out", 3), Note("b", "b.csv", "small")])
-    ['clients a, b: 1 to 3 rows left out', "client 'b' (b.csv): small"]
+    >>> write_notes([Note("a", "a.csv", "rows left out: {n}", 1), Note("b", "b.csv", "rows left out: {n}", 3), Note("b", "b.csv", "small")])
+    ['clients a, b: rows left out: 1 to 3', "client 'b' (b.csv): small"]
     """
     grouped: dict[str, list[Note]] = {}
     for note in notes:
@@ -160,7 +160,7 @@ def known_only(name: str, origin: str, split: str, part: Part, classes: Sequence
     dropped = len(part) - len(keep)
     if not len(keep):
         raise DataError(f"client {name!r} ({origin}): none of the {split} labels ({', '.join(unseen[:5])}) occurs in training")
-    text = f"{{n}} {split} samples with labels unseen in training ({{words}}) were left out"
+    text = f"{split} samples left out because training lacks their label ({{words}}): {{n}}"
     return part.take(keep), [Note(name, origin, text, dropped, tuple(unseen))]
 
 
@@ -175,9 +175,9 @@ def warnings(name: str, origin: str, parts: Mapping[str, Part]) -> list[Note]:
         found.append(Note(name, origin, "all samples have the same label ({words})", words=tuple(counts)))
     m = len(parts["val"])
     if m < MIN_VALIDATION:
-        noisy = f"{{n}} validation samples; below {MIN_VALIDATION}, distances to other sites are noisy"
-        alone = f", and up to {FEW}, a site may not be compared and is then kept as a cluster of its own" if m <= FEW else ""
-        found.append(Note(name, origin, noisy + alone, m))
+        text = f"{{n}} validation samples; with fewer than {MIN_VALIDATION}, distances are noisy"
+        text += f"; with {FEW} or fewer, a client may not be compared"
+        found.append(Note(name, origin, text, m))
     return found
 
 

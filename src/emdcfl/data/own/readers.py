@@ -69,7 +69,7 @@ def labelled(table: pa.Table, label: str, name: str, origin: str) -> tuple[Part,
     keep = np.flatnonzero(~column.is_null().to_numpy(zero_copy_only=False))
     notes = []
     if len(keep) < table.num_rows:
-        notes.append(Note(name, origin, "{n} rows without a label were left out", table.num_rows - len(keep)))
+        notes.append(Note(name, origin, "rows without a label left out: {n}", table.num_rows - len(keep)))
         table = table.take(keep)
     labels = _as_text(table.column(label))
     distinct = len(np.unique(labels))
@@ -102,7 +102,7 @@ def read_shared_table(path: Path, label: str | None, client: str) -> tuple[list[
     if column == client:
         raise DataError(f"{path}: the label and the client column are both {client!r}")
     who = _as_text(pc.fill_null(pc.cast(table.column(client), pa.string()), ""))
-    notes = [Note("", str(path), "{n} rows without a client were left out", int((who == "").sum()))] if (who == "").any() else []
+    notes = [Note("", str(path), "rows without a client left out: {n}", int((who == "").sum()))] if (who == "").any() else []
     table = table.drop_columns([client])
     raws = []
     for name in sorted(set(who.tolist()) - {""}):

@@ -91,7 +91,7 @@ def read(distances: Distances, clients: Sequence[str], clusters: Sequence[int]) 
     ...     print(sentence)
     every tolerance above 0.02 and up to 0.3 gives the same clusters (used: 0.025)
     weakest link a – b at 0.02; nearest outsider c at 0.3 from a
-    one client; nearest outsider a at 0.3 from c
+    nearest outsider a at 0.3 from c
     """
     epsilon = distances.epsilon[np.isfinite(distances.epsilon)]
     calibrated = bool(epsilon.size and epsilon.max() > epsilon.min())
@@ -106,8 +106,8 @@ def read(distances: Distances, clients: Sequence[str], clusters: Sequence[int]) 
     if borderline:
         sentences.append(f"borderline: {names(borderline)} (a deciding distance within a factor {BAND:g} of the tolerance)")
     if near_bounds:
-        what = f"{near_bounds} pair{'' if near_bounds == 1 else 's'} near the tolerance known as bounds only"
-        sentences.append(f'{what}; method.distances = "all" measures every pair')
+        what = "1 pair near the tolerance is" if near_bounds == 1 else f"{near_bounds} pairs near the tolerance are"
+        sentences.append(f'{what} known as bounds only; method.distances = "all" measures every pair')
     if alone and epsilon.size:
         own = "a cluster of its own" if len(alone) == 1 else "clusters of their own"
         sentences.append(f"not compared: {names(alone)}; kept as {own}; more validation samples may help")
@@ -186,8 +186,8 @@ def _cluster(k: int, found: Margins, distances: Distances, values: Any, clients:
     if k in found["weakest"]:
         link = found["weakest"][k]
         parts.append(f"weakest link {clients[link['a']]} – {clients[link['b']]} at {at(link['a'], link['b'])}")
-    else:
-        parts.append("one client" if list(clusters).count(k) == 1 else "no pair was compared")
+    elif list(clusters).count(k) > 1:
+        parts.append("no pair was compared")
     if k in found["nearest"]:
         link = found["nearest"][k]
         parts.append(f"nearest outsider {clients[link['b']]} at {at(link['a'], link['b'])} from {clients[link['a']]}")
