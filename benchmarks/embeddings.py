@@ -103,7 +103,7 @@ def _embed(scenario: Scenario, training: Training) -> dict[str, Any]:
         fed.begin(1)
         start = fed.initial()
         theta = fed.train(dict.fromkeys(fed.clients, start)).column("theta")
-        clients = fed._clients  # type: ignore[attr-defined]  # a benchmark may look behind the door
+        clients = fed._clients  # type: ignore[attr-defined]  # no public way to embed client by client
         n, m = (min(len(getattr(s, split)) for s in scenario.sites) for split in ("train", "val"))
         d = fed.layout.embedding_width
         rows, columns, tau, variance = [], [], [], []

@@ -40,12 +40,11 @@ def test_values_and_gradients_are_the_same_with_the_pool_first(pool: str, shape:
     torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
-def test_the_network_keeps_its_parameters_and_what_it_says_of_itself() -> None:
-    plain, changed = network(), network()
+def test_the_network_keeps_its_parameters() -> None:
+    changed = network()
     before = dict(changed.named_parameters())
     pool_first(changed)
     assert list(before) == list(dict(changed.named_parameters())) and all(before[n] is p for n, p in changed.named_parameters())
-    assert repr(plain) == repr(changed)
 
 
 def test_a_bias_that_is_loaded_later_is_the_one_that_counts() -> None:

@@ -15,7 +15,6 @@ The last two halve the time the paper's CNN takes to embed. Layers that are used
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -28,15 +27,8 @@ ALIGNMENT = 8
 """Patches are padded to a multiple of this many numbers, which is 16 bytes in bfloat16."""
 
 
-def standing_for(name: str) -> Callable[[nn.Module], str]:
-    """Give a layer the name of the one it replaces: privacy noise is keyed on ``repr(network)``, which must not depend on the engine."""
-    return lambda _layer: name
-
-
 class NarrowConv2d(nn.Conv2d):
     """A ``Conv2d`` as a matrix product over patches: same parameters, same output up to rounding, channels last."""
-
-    _get_name = standing_for("Conv2d")
 
     def forward(self, input: Tensor) -> Tensor:
         (kh, kw), (sh, sw), padding = self.kernel_size, self.stride, self.padding
@@ -82,8 +74,6 @@ def multiply_narrow(module: nn.Module, *, patch: int | None = None) -> int:
 class UnbiasedConv2d(nn.Conv2d):
     """A ``Conv2d`` without its bias, which ``BiasedMaxPool2d`` adds."""
 
-    _get_name = standing_for("Conv2d")
-
     def forward(self, input: Tensor) -> Tensor:
         out: Tensor = self._conv_forward(input, self.weight, None)
         return out
@@ -92,8 +82,6 @@ class UnbiasedConv2d(nn.Conv2d):
 class SkippedReLU(nn.ReLU):
     """A ReLU that does nothing, because ``BiasedMaxPool2d`` applies it."""
 
-    _get_name = standing_for("ReLU")
-
     def forward(self, input: Tensor) -> Tensor:
         return input
 
@@ -101,7 +89,6 @@ class SkippedReLU(nn.ReLU):
 class BiasedMaxPool2d(nn.MaxPool2d):
     """A max-pool that then adds the convolution's bias and applies the ReLU."""
 
-    _get_name = standing_for("MaxPool2d")
     biased: tuple[nn.Conv2d]  # in a tuple, so that torch does not register it as a submodule
 
     def forward(self, input: Tensor) -> Tensor:
@@ -128,8 +115,6 @@ class BiasedMaxPool2d(nn.MaxPool2d):
 class PixelFlatten(nn.Flatten):
     """A ``Flatten`` that keeps channels-last images in memory order, pixel by pixel."""
 
-    _get_name = standing_for("Flatten")
-
     def forward(self, input: Tensor) -> Tensor:
         return input.permute(0, 2, 3, 1).flatten(1)
 
@@ -137,7 +122,6 @@ class PixelFlatten(nn.Flatten):
 class PixelLinear(nn.Linear):
     """A ``Linear`` whose input comes from ``PixelFlatten``, for images with ``channels`` channels."""
 
-    _get_name = standing_for("Linear")
     channels: int
 
     def forward(self, input: Tensor) -> Tensor:
