@@ -23,7 +23,8 @@ from emdcfl.methods.emdcfl import EMDCFL
 from emdcfl.report.load_run import read_run
 from emdcfl.runs import runner
 from emdcfl.runs.config import Config, from_dict
-from emdcfl.runs.outputs import read_reading, read_served, read_summary
+from emdcfl.runs.outputs import load_served, read_reading, read_summary
+from emdcfl.runs.plan import plan
 from emdcfl.runs.store import RunStore
 from emdcfl.studies import results
 from fuzz.feed import Feed, one_line
@@ -47,8 +48,7 @@ class Template:
         torch.set_num_threads(1)
         place = Path("/dev/shm")
         self.path = Path(tempfile.mkdtemp(prefix="fuzz-", dir=place if os.access(place, os.W_OK) else None)) / "run"
-        plan = runner.plan(from_dict(TABLES))
-        self.config: Config = plan.config
+        self.config: Config = plan(from_dict(TABLES)).config
         runner.run(self.config, self.path)
         with results.Results(self.path) as found:
             summary = read_summary(self.path)
@@ -133,7 +133,7 @@ def _metrics(there: Template) -> None:
 def _outputs(there: Template) -> None:
     _told(lambda t: read_summary(t.path), there)
     _told(lambda t: read_reading(t.path), there)
-    read_served(there.path, there.client)
+    load_served(there.path, there.client)
 
 
 def _results(there: Template) -> None:

@@ -1,155 +1,38 @@
-"""``fit``: clustered federated learning on data in memory, from Python."""
+"""``fit`` and ``load``: clustered federated learning from Python."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from emdcfl.core.errors import DataError, StoreError, nearest
-from emdcfl.core.tasks import Training
-from emdcfl.data.own import defaults, from_arrays
+from emdcfl.core import keys
+from emdcfl.core.errors import DataError
+from emdcfl.data import scenarios
+from emdcfl.data.own import from_arrays
 from emdcfl.data.types import Scenario
-from emdcfl.engines import make_federation
-from emdcfl.methods.base import Distances, Method, Serving
-from emdcfl.methods.emdcfl import EMDCFL
-from emdcfl.models.recipe import ModelRecipe, recipe_of
-from emdcfl.runs.loop import Finished, Observer, play
-from emdcfl.runs.outputs import Served, serve_client, write_outputs
-from emdcfl.runs.runner import versions
-from emdcfl.runs.scoring import MetricsRow, accuracy, agreement
-from emdcfl.runs.store.files import json_text, write_file
+from emdcfl.methods.base import METHODS, Method, register
+from emdcfl.models.recipe import BUILDERS, ModelRecipe, recipe_of
+from emdcfl.runs.config import Choice, Config, override
+from emdcfl.runs.loop import Observer
+from emdcfl.runs.plan import IN_MEMORY
+from emdcfl.runs.result import Accuracy, Result
+from emdcfl.runs.result import load as load_folder
+from emdcfl.runs.runner import run
 
-Clients = Scenario | Sequence[Any] | Mapping[str, Any]
+__all__ = ["Accuracy", "Result", "fit", "load"]
 
-
-@dataclass(frozen=True)
-class Accuracy:
-    """Test accuracy: unweighted mean and minimum over clients, and every client's own."""
-
-    mean: float
-    worst: float
-    clients: dict[str, float]
-
-
-@dataclass(frozen=True)
-class Result:
-    """What ``fit`` found.
-
-    Attributes
-    ----------
-    clusters : dict or None
-        Client → cluster; ``None`` for methods without hard clusters.
-    accuracy : Accuracy
-    distances : Distances or None
-        What the clustering was decided on, where the method measures distances.
-    ari : float or None
-        Agreement with the true groups, where they were given.
-    history : list of dict
-        One row per round and client.
-    """
-
-    scenario: Scenario
-    serving: Serving
-    history: list[MetricsRow]
-    method: Method
-    seed: int
-    seconds: dict[str, float]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(site.name for site in self.scenario.sites)
-
-    @property
-    def clusters(self) -> dict[str, int] | None:
-        return None if self.serving.clusters is None else dict(zip(self.names, self.serving.clusters.tolist(), strict=True))
-
-    @property
-    def distances(self) -> Distances | None:
-        return self.serving.distances
-
-    @property
-    def ari(self) -> float | None:
-        return agreement(self.serving, self.names, self.scenario.groups)
-
-    @property
-    def accuracy(self) -> Accuracy:
-        rows = self._last()
-        variant = next(iter(self.scenario.sites[0].tests))
-        found = accuracy(rows, variant, self.scenario.scored)
-        assert found["mean"] is not None
-        assert found["worst"] is not None
-        return Accuracy(found["mean"], found["worst"], {r["client"]: r["accuracy"][variant] for r in rows if r["accuracy"]})
-
-    @property
-    def models(self) -> dict[str, nn.Module]:
-        """Client → its network in evaluation mode (of mixtures, the component with the largest weight)."""
-        found: dict[str, nn.Module] = {}
-        for name in self.names:
-            served = self._served(name)
-            found[name] = served.module(served.states[int(np.argmax(served.weights))])
-        return found
-
-    def predict(self, client: str, x: Any) -> list[str]:
-        """Return the class names predicted for raw inputs ``x`` (as given to ``fit``) by what the client is served with."""
-        p = self.predict_proba(client, x)
-        return [self.scenario.classes[i] for i in p.argmax(1).tolist()]
-
-    def predict_proba(self, client: str, x: Any) -> Tensor:
-        """Return class probabilities, one column per entry of ``scenario.classes``."""
-        served = self._served(client)
-        like = self.scenario.sites[0].train.x
-        inputs = torch.as_tensor(np.ascontiguousarray(x)).to(like.dtype)
-        if inputs.shape[1:] != like.shape[1:] and inputs.numel() == inputs.shape[0] * like[0].numel():
-            inputs = inputs.reshape(-1, *like.shape[1:])  # (N, H, W) for (N, 1, H, W)
-        return served.probabilities(inputs)
-
-    def save(self, path: str | Path) -> Path:
-        """Write ``summary.json``, ``metrics.jsonl``, ``models/`` and, where there are distances, their arrays and heat map."""
-        folder = Path(path)
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise StoreError(f"{folder} exists and is not an empty folder; choose another")
-        folder.mkdir(parents=True, exist_ok=True)
-        write_file(folder / "metrics.jsonl", [(json_text(row, "metrics.jsonl") + "\n").encode() for row in self.history])
-        write_outputs(folder, self.scenario, self.serving, self._summary())
-        return folder
-
-    def _summary(self) -> dict[str, Any]:
-        clusters = self.clusters
-        return {
-            "method": self.method.name,
-            "scenario": self.scenario.name,
-            "seed": self.seed,
-            "rounds": self.history[-1]["round"],
-            "finished": True,
-            "k": int(self.serving.models.shape[0]) if clusters is None else len(set(clusters.values())),
-            "ari": self.ari,
-            "clients": list(self.names),
-            "groups": None if self.scenario.groups is None else [self.scenario.groups[c] for c in self.names],
-            "clusters": None if clusters is None else list(clusters.values()),
-            "accuracy": {"mean": self.accuracy.mean, "worst": self.accuracy.worst},
-            "seconds": {phase: round(value, 3) for phase, value in self.seconds.items()},
-            "versions": versions(),
-        }
-
-    def _last(self) -> list[MetricsRow]:
-        return [row for row in self.history if row["round"] == self.history[-1]["round"]]
-
-    def _served(self, client: str) -> Served:
-        if client not in self.names:
-            raise DataError(f"there is no client {client!r}: {nearest(client, self.names)}")
-        return serve_client(self.scenario, self.serving, self.names.index(client))
+Clients = str | Path | Scenario | Sequence[Any] | Mapping[str, Any]
+Model = str | ModelRecipe | Callable[[], nn.Module]
 
 
 def fit(
     clients: Clients,
-    model: str | ModelRecipe | Callable[[], nn.Module] | None = None,
-    method: Method | None = None,
+    model: Model | None = None,
+    method: str | Method = "emdcfl",
     *,
     rounds: int | None = None,
     seed: int = 0,
@@ -160,25 +43,38 @@ def fit(
     groups: Mapping[str, str] | Sequence[str] | None = None,
     device: str = "auto",
     workers: int = 1,
+    settings: Mapping[str, Any] | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
     observer: Observer | None = None,
 ) -> Result:
-    """Find the groups among clients and train one model per group.
+    """Find the groups among clients and train one model per group: what ``emdcfl run`` does, on data in memory as well.
 
     Parameters
     ----------
-    clients : list, dict or Scenario
-        One entry per client: ``(X, y)`` arrays or tensors, a torch ``Dataset``, or a dict of these under ``train``, ``val``, ``test``.
-        Where the splits are not given they are drawn with the seed.
+    clients : list, dict, Scenario, str or path
+        One entry per client: ``(X, y)`` arrays or tensors, a torch ``Dataset``, or a dict of these under ``train``, ``val``, ``test``
+        (splits that are not given are drawn with the seed). Or a built-in scenario by name, or a folder of sites.
     model : str or callable, optional
         Name of a built-in network, or a function that returns a fresh ``nn.Module``. Default: an MLP for tables, a CNN for images.
-    method : Method, optional
-        ``EMDCFL()`` by default.
-    rounds, local_epochs, batch_size, lr : optional
-        Defaults fit small data sets: 5 rounds of 10 epochs, batches of 32.
+    method : str or Method
+        A method's name, or an instance: ``EMDCFL(tolerance=0.03)``. Fields left at their default take the scenario's value for them.
+    rounds, local_epochs, batch_size, lr, participants : optional
+        Default: the scenario's; for data of your own, 5 rounds of 10 epochs in batches of 32 with everybody.
     groups : dict or list, optional
-        True groups where known, to score the result with.
+        True groups of arrays, where known, to score the result with.
     workers : int
         Worker processes. Above 1, call ``fit`` under ``if __name__ == "__main__":``.
+    settings : mapping, optional
+        Any other key of a config: ``{"engine.precision": "bf16", "trust.clip": 2.0}``.
+    out : path, optional
+        Run directory, written after every round; with ``resume`` an interrupted run in it goes on.
+    observer : Observer, optional
+        Told of every round and reply.
+
+    Returns
+    -------
+    Result
 
     Examples
     --------
@@ -192,20 +88,86 @@ def fit(
     {'a': 0, 'b': 0, 'c': 1, 'd': 1}
     """
     wanted = None if model is None else recipe_of(model)
+    source, scenario = _data(clients, groups, wanted, seed)
+    given: dict[str, Any] = {
+        "run.rounds": rounds,
+        "run.seed": seed,
+        "run.participants": participants,
+        "training.local_epochs": local_epochs,
+        "training.batch_size": batch_size,
+        "training.lr": lr,
+        "engine.device": device,
+        "engine.workers": workers,
+        **(settings or {}),
+    }
+    config = replace(Config(scenario=source, method=_choice(method)), model=_model(wanted))
+    config = override(config, {key: value for key, value in given.items() if value is not None}, "fit:")
+    if isinstance(wanted, ModelRecipe) and scenario is None:
+        scenario = scenarios.build(source.name, **source.options)
+    if scenario is not None and isinstance(wanted, ModelRecipe):
+        scenario = replace(scenario, model=wanted)
+    return run(config, None if out is None else Path(out), resume=resume, observer=observer, scenario=scenario)
+
+
+def load(folder: str | Path, *, clients: Clients | None = None) -> Result:
+    """Read a run directory that ``emdcfl run`` or ``Result.save`` wrote.
+
+    Parameters
+    ----------
+    folder : path
+    clients : optional
+        The run's data, as given to ``fit``, where they were arrays: needed to place a site, not to predict.
+    """
+    found = load_folder(folder)
+    if clients is None:
+        return found
+    truth = found.summary["groups"]
+    groups = None if truth is None else dict(zip(found.clients, truth, strict=True))
+    model = found.about.recipe.name
+    source, scenario = _data(clients, groups, model if model in BUILDERS else None, found.config.run.seed)
+    if source != found.config.scenario:
+        raise DataError(f"{folder}: the run had other data than those given; give what 'fit' was given")
+    return replace(found, scenario=scenario)
+
+
+def _data(
+    clients: Clients, groups: Mapping[str, str] | Sequence[str] | None, model: str | ModelRecipe | None, seed: int
+) -> tuple[Choice, Scenario | None]:
+    """Return what the config says of the data, and the data where a config cannot build them or they are built already."""
+    if isinstance(clients, Path) or (isinstance(clients, str) and clients not in scenarios.names()):
+        return Choice("folder", {"path": str(clients)}), None
+    if isinstance(clients, str):
+        return Choice(clients), None
     if isinstance(clients, Scenario):
-        shape = tuple(clients.sites[0].train.x.shape[1:])
-        scenario = clients if wanted is None else replace(clients, model=defaults.recipe(wanted, shape=shape, classes=len(clients.classes)))
-    else:
-        scenario = from_arrays(clients, groups=groups, model=wanted, seed=seed)
-    given = {"local_epochs": local_epochs, "batch_size": batch_size, "lr": lr}
-    known = {k: v for k, v in scenario.defaults.items() if k in given} | {k: v for k, v in given.items() if v is not None}
-    total = rounds or int(scenario.defaults.get("rounds", 10))
-    chosen = method or EMDCFL()
-    options: dict[str, Any] = {"training": Training(**known), "seed": seed, "number": participants, "device": device}
-    history: list[MetricsRow] = []
-    with make_federation(scenario, workers=workers, **options) as fed:
-        last: Finished | None = None
-        for last in play(fed, chosen, rounds=total, observer=observer):
-            history += last.rows
-        assert last is not None
-        return Result(scenario, last.serving, history, chosen, seed, dict(fed.clock.seconds))
+        if clients.source is not None:
+            return Choice(clients.source[0], clients.source[1]), clients
+        return Choice(IN_MEMORY, {"fingerprint": fingerprint(clients)}), clients
+    scenario = from_arrays(clients, groups=groups, model=model, seed=seed)
+    return Choice(IN_MEMORY, {"fingerprint": fingerprint(scenario)}), scenario
+
+
+def _model(wanted: str | ModelRecipe | None) -> Choice | None:
+    if wanted is None:
+        return None
+    return Choice(wanted) if isinstance(wanted, str) else Choice(wanted.name, dict(wanted.options))
+
+
+def _choice(method: str | Method) -> Choice:
+    if isinstance(method, str):
+        return Choice(method)
+    cls = type(method)
+    if METHODS.get(cls.name) is not cls:
+        register(cls)
+    given = {f.name: getattr(method, f.name) for f in fields(cls)}  # type: ignore[arg-type]
+    usual = {f.name: getattr(cls(), f.name) for f in fields(cls)}  # type: ignore[arg-type]
+    return Choice(cls.name, {name: value for name, value in given.items() if value != usual[name]})
+
+
+def fingerprint(scenario: Scenario) -> str:
+    """Return a short hash of the samples, labels, classes and names of a scenario's sites."""
+    parts: list[Any] = [*scenario.classes, repr(scenario.preprocess.as_dict())]
+    for site in scenario.sites:
+        splits = {"train": site.train, "val": site.val, **{f"test:{name}": split for name, split in site.tests.items()}}
+        for name, split in splits.items():
+            parts += [site.name, name, repr(tuple(split.x.shape)), split.x.contiguous().numpy().tobytes(), split.y.numpy().tobytes()]
+    return keys.digest(*parts).hex()[:16]

@@ -11,8 +11,9 @@ import torch
 
 from emdcfl.core.client import Divisible
 from emdcfl.core.traffic import Traffic, payload
-from emdcfl.runs import runner
 from emdcfl.runs.config import Choice
+from emdcfl.runs import runner
+from emdcfl.runs.plan import plan
 
 
 def test_tensors_count_wherever_they_are() -> None:
@@ -32,8 +33,8 @@ def test_what_all_share_is_sent_to_each_and_items_to_those_who_name_them() -> No
 
 def test_a_run_counts_models_up_and_down_in_every_round(tmp_path: Path) -> None:
     config = replace(tests.tiny.config(rounds=3), method=Choice("fedavg"))
-    summary = runner.run(config, tmp_path)
-    with runner.plan(config).federation() as fed:
+    summary = runner.run(config, tmp_path).summary
+    with plan(config).federation() as fed:
         theta, clients = 4 * fed.layout.size, len(fed.clients)
     trained = summary["bytes"]["train"]
     assert trained["to_server"] == 3 * clients * theta
@@ -43,7 +44,7 @@ def test_a_run_counts_models_up_and_down_in_every_round(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_goes_on_counting(tmp_path: Path) -> None:
-    whole = runner.run(tests.tiny.config(rounds=3), tmp_path / "whole")["bytes"]
+    whole = runner.run(tests.tiny.config(rounds=3), tmp_path / "whole").summary["bytes"]
 
     class Stop:
         def begin(self, index: int, total: int, participants: tuple[str, ...]) -> None:
@@ -55,5 +56,5 @@ def test_a_resumed_run_goes_on_counting(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         runner.run(tests.tiny.config(rounds=3), tmp_path / "parts", observer=Stop())  # type: ignore[arg-type]
-    assert runner.run(tests.tiny.config(rounds=3), tmp_path / "parts", resume=True)["bytes"] == whole
+    assert runner.run(tests.tiny.config(rounds=3), tmp_path / "parts", resume=True).summary["bytes"] == whole
     assert whole["embed"]["to_server"] > 0

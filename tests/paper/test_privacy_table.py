@@ -4,8 +4,8 @@ import pytest
 from tests.tiny import config
 
 from emdcfl.core.errors import ConfigError
-from emdcfl.runs import runner
 from emdcfl.runs.config import Choice, Config, dump, loads, override
+from emdcfl.runs.plan import plan
 
 
 def test_the_privacy_table_sets_the_methods_options() -> None:
@@ -15,23 +15,23 @@ def test_the_privacy_table_sets_the_methods_options() -> None:
 
 
 def test_set_privacy_epsilon_reaches_the_method_and_wins_over_what_was_there() -> None:
-    first = runner.plan(override(config(), {"privacy.epsilon": "4"}))
+    first = plan(override(config(), {"privacy.epsilon": 4}))
     assert first.method.privacy_epsilon == 4.0  # type: ignore[attr-defined]
-    again = runner.plan(override(first.config, {"privacy.epsilon": "8"}))
+    again = plan(override(first.config, {"privacy.epsilon": 8}))
     assert again.method.privacy_epsilon == 8.0  # type: ignore[attr-defined]
-    assert runner.plan(override(again.config, {"privacy.epsilon": "none"})).method.privacy_epsilon is None  # type: ignore[attr-defined]
+    assert plan(override(again.config, {"privacy.epsilon": "none"})).method.privacy_epsilon is None  # type: ignore[attr-defined]
 
 
 def test_a_method_without_noise_refuses_the_table() -> None:
     with pytest.raises(ConfigError, match=r"expected privacy\.epsilon with a method that adds noise \(emdcfl\), got fedavg"):
-        runner.plan(override(config(method="fedavg"), {"privacy.epsilon": "4"}))
+        plan(override(config(method="fedavg"), {"privacy.epsilon": 4}))
 
 
 def test_unknown_keys_and_values_are_refused() -> None:
     with pytest.raises(ConfigError, match="no key 'privacy_epsilom': did you mean 'privacy_epsilon'"):
-        runner.plan(override(config(), {"privacy.epsilom": "4"}))
+        plan(override(config(), {"privacy.epsilom": 4}))
     with pytest.raises(ConfigError, match="privacy_epsilon must be float or 'none', got 'much'"):
-        runner.plan(override(config(), {"privacy.epsilon": "much"}))
+        plan(override(config(), {"privacy.epsilon": "much"}))
     with pytest.raises(ConfigError, match="privacy must be a table"):
         loads("privacy = 4")
-    assert "privacy_epsilon" not in dump(runner.plan(Config()).config)
+    assert "privacy_epsilon" not in dump(plan(Config()).config)

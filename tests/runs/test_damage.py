@@ -16,7 +16,7 @@ from tests.runs.test_store import Memory, reopen, store, tensor_files, vector
 from emdcfl.core.errors import StoreError
 from emdcfl.runs import runner
 from emdcfl.runs.config import Config, RunConfig, load
-from emdcfl.runs.outputs import INDEX, read_reading, read_served, read_summary
+from emdcfl.runs.outputs import INDEX, load_served, read_reading, read_summary
 from emdcfl.runs.store import RunStore
 from emdcfl.runs.store.files import read_arrays, read_tensors, sealed, unsealed, write_tensors
 from emdcfl.studies import results, snapshot
@@ -262,7 +262,7 @@ def test_damaged_outputs_are_noticed_and_a_resume_writes_them_again(finished: Pa
         "reading.json": lambda: read_reading(out),
         "distances.npz": lambda: read_arrays(out / "distances.npz"),
     }
-    look = looks.get(name, lambda: read_served(out, "site-0"))
+    look = looks.get(name, lambda: load_served(out, "site-0"))
     for damage in DAMAGE:
         shutil.copy(finished / name, out / name)
         damage(out / name)

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.test_federation import Tampering, lost
+from tests.core.test_federation import Tampering, lost
 from tests.tiny import federation, same_bits
 
 from emdcfl.core.errors import ClientError, QuorumError

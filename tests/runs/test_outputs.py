@@ -12,13 +12,23 @@ from tests.tiny import same_bits, tiny
 
 from emdcfl.core.errors import DataError, StoreError
 from emdcfl.core.params import Network
+from emdcfl.data.types import Scenario
 from emdcfl.methods.base import Distances, Serving
 from emdcfl.runs import outputs
+from emdcfl.runs.config import Config
 from emdcfl.runs.figures import heatmap
-from emdcfl.runs.outputs import read_served, read_summary, write_outputs
+from emdcfl.runs.outputs import load_served, read_summary
+from emdcfl.runs.result import Result
+from emdcfl.runs.served import ModelInfo
 
 SCENARIO = tiny(model="tiny_bn")
 CLIENTS = [site.name for site in SCENARIO.sites]
+
+
+def write_outputs(path: Path, scenario: Scenario, serving: Serving, summary: dict[str, object]) -> None:
+    clusters = None if serving.clusters is None else serving.clusters.tolist()
+    full = {"clients": [site.name for site in scenario.sites], "clusters": clusters, "finished": True, **summary}
+    outputs.write_outputs(path, Result(Config(), full, [], ModelInfo.of(scenario), serving))
 
 
 def models(count: int) -> torch.Tensor:
@@ -33,8 +43,8 @@ def hard(states: torch.Tensor) -> Serving:
 def test_models_come_back_with_classes_and_recipe(tmp_path: Path) -> None:
     states = models(2)
     write_outputs(tmp_path, SCENARIO, hard(states), {"finished": True})
-    served = read_served(tmp_path, "site-2")
-    assert served.classes == tuple("abcd") and served.recipe == SCENARIO.model and served.shape == (8,)
+    served = load_served(tmp_path, "site-2")
+    assert served.about.classes == tuple("abcd") and served.about.recipe == SCENARIO.model and served.about.shape == (8,)
     net = Network(SCENARIO.model)
     net.load(states[1])
     net.module.eval()
@@ -44,7 +54,7 @@ def test_models_come_back_with_classes_and_recipe(tmp_path: Path) -> None:
     for name, tensor in net.state_dict(states[1]).items():
         assert same_bits(plain[name], tensor)
     assert plain["1.num_batches_tracked"].dtype == torch.int64
-    assert read_summary(tmp_path) == {"finished": True}
+    assert read_summary(tmp_path)["finished"] is True
 
 
 def test_models_of_clusters_that_are_gone_are_removed(tmp_path: Path) -> None:
@@ -69,7 +79,7 @@ def test_mixtures_are_mixed_as_they_say(tmp_path: Path, mix: str) -> None:
         expected = probabilities((weights[0].double() @ states.double()).float())
     else:
         expected = sum(w * probabilities(theta) for w, theta in zip(weights[0], states, strict=True))  # type: ignore[assignment]
-    torch.testing.assert_close(read_served(tmp_path, "site-0").probabilities(x), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(load_served(tmp_path, "site-0").probabilities(x), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_names_that_no_file_may_have(tmp_path: Path) -> None:
@@ -80,27 +90,26 @@ def test_names_that_no_file_may_have(tmp_path: Path) -> None:
     files = list((tmp_path / "models").glob("*.safetensors"))
     assert len(files) == 4 and all(f.parent == tmp_path / "models" for f in files)
     for name, theta in zip(names, states, strict=True):
-        state = read_served(tmp_path, name).states[0]
-        assert same_bits(state["3.bias"], Network(SCENARIO.model).state_dict(theta)["3.bias"])
+        assert same_bits(load_served(tmp_path, name).states[0], theta)
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"not a run directory that has finished a round: summary\.json is missing"):
         read_summary(tmp_path)
     with pytest.raises(StoreError, match=r"has no models: index\.json is missing"):
-        read_served(tmp_path, "site-0")
+        load_served(tmp_path, "site-0")
     write_outputs(tmp_path, SCENARIO, hard(models(2)), {})
     with pytest.raises(DataError, match=r"has no client 'site-9': did you mean 'site-\d'"):
-        read_served(tmp_path, "site-9")
+        load_served(tmp_path, "site-9")
     with pytest.raises(DataError, match=r"expected inputs of shape \(8,\), got \(3,\)"):
-        read_served(tmp_path, "site-0").probabilities(torch.zeros(2, 3))
+        load_served(tmp_path, "site-0").probabilities(torch.zeros(2, 3))
     (tmp_path / "summary.json").write_text("{")
     with pytest.raises(StoreError, match=r"summary\.json: truncated or damaged"):
         read_summary(tmp_path)
     model = tmp_path / "models" / "cluster-0.safetensors"
     model.write_bytes(model.read_bytes()[:100])
     with pytest.raises(StoreError, match=r"cluster-0\.safetensors: truncated or damaged"):
-        read_served(tmp_path, "site-0")
+        load_served(tmp_path, "site-0")
 
 
 def distances(w: np.ndarray, epsilon: float) -> Distances:
@@ -139,11 +148,11 @@ def test_many_large_models_are_written_with_the_last_round_only(tmp_path: Path, 
     assert (tmp_path / "models" / "cluster-0.safetensors").exists()
     monkeypatch.setattr("emdcfl.runs.outputs.OFTEN", models(2).numel() - 1)
     write_outputs(tmp_path, SCENARIO, hard(models(2)), {"finished": False})
-    assert read_summary(tmp_path) == {"finished": False}
+    assert read_summary(tmp_path)["finished"] is False
     with pytest.raises(StoreError, match=r"has no models yet: .* go on with --resume"):
-        read_served(tmp_path, "site-0")
+        load_served(tmp_path, "site-0")
     write_outputs(tmp_path, SCENARIO, hard(models(2)), {"finished": True})
-    assert read_served(tmp_path, "site-0").weights == (1.0,)
+    assert load_served(tmp_path, "site-0").weights == (1.0,)
 
 
 def test_pictures_are_drawn_again_when_they_would_look_different(tmp_path: Path) -> None:

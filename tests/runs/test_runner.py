@@ -17,9 +17,10 @@ from tests.tiny import config, contents, tiny
 
 from emdcfl.core.errors import ClientError, ConfigError, StoreError
 from emdcfl.data.types import Scenario
-from emdcfl.runs import runner
+from emdcfl.runs import plan as plans
 from emdcfl.runs.config import Choice, Config, EngineConfig, TrainingConfig, load
-from emdcfl.runs.runner import build_scenario, plan, run
+from emdcfl.runs.plan import plan
+from emdcfl.runs.runner import run
 from emdcfl.runs.store import RunStore
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,7 +81,7 @@ def test_emdcfl_and_oracle_write_the_same_models(finished: Path, tmp_path: Path)
 
 
 def test_methods_without_clusters_say_so(tmp_path: Path) -> None:
-    average = run(config(method="fedavg", rounds=1), tmp_path / "fedavg")
+    average = run(config(method="fedavg", rounds=1), tmp_path / "fedavg").summary
     assert average["clusters"] is None and average["ari"] is None and average["k"] == 1
     assert not (tmp_path / "fedavg" / "heatmap.png").exists()
     run(config(method="local", rounds=1), tmp_path / "local")
@@ -132,7 +133,7 @@ def test_a_finished_run_is_written_again_from_its_state(finished: Path, tmp_path
     shutil.copytree(finished, out)
     for name in ("summary.json", "heatmap.png", "distances.npz", "models/cluster-0.safetensors", "models/index.json"):
         (out / name).unlink()
-    summary = run(config(), out, resume=True)
+    summary = run(config(), out, resume=True).summary
     assert contents(out) == contents(finished) and summary["finished"]
     assert summary["seconds"] == json.loads((finished / "summary.json").read_text())["seconds"]
 
@@ -207,8 +208,8 @@ def test_kill_nine_at_any_moment_then_resume_gives_the_same_bytes(tmp_path: Path
 
 def with_sites(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
     """Let the tiny scenario be built with one thing changed."""
-    build = runner.scenarios.build
-    monkeypatch.setattr(runner.scenarios, "build", lambda name, **options: change(build(name, **options)))
+    build = plans.scenarios.build
+    monkeypatch.setattr(plans.scenarios, "build", lambda name, **options: change(build(name, **options)))
 
 
 def test_clients_that_fail_are_in_the_summary(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -222,7 +223,7 @@ def test_clients_that_fail_are_in_the_summary(monkeypatch: pytest.MonkeyPatch, t
     with pytest.raises(ClientError, match=r"client 'site-1' failed in round 1 \(train\): the training loss became nan"):
         run(config(rounds=2), tmp_path / "stop")
     lenient = replace(config(rounds=2), engine=EngineConfig(on_failure="continue"))
-    summary = run(lenient, tmp_path / "continue")
+    summary = run(lenient, tmp_path / "continue").summary
     assert [(f["client"], f["round"], f["task"]) for f in summary["failures"]] == [("site-1", 1, "train"), ("site-1", 2, "train")]
     assert summary["clusters"] == [0, 1, 2, 2] and len(summary["accuracy"]["variants"]) == 1
 
@@ -234,7 +235,7 @@ def test_sites_without_test_samples_do_not_count_as_wrong(monkeypatch: pytest.Mo
         return replace(scenario, sites=(replace(site, tests={"test": empty}), *scenario.sites[1:]))
 
     with_sites(monkeypatch, untested)
-    summary = run(config(rounds=1), tmp_path / "run")
+    summary = run(config(rounds=1), tmp_path / "run").summary
     rows = RunStore.read(tmp_path / "run").read_metrics()
     assert summary["accuracy"]["worst"] == min(r["accuracy"]["test"] for r in rows[1:]) > 0
 
@@ -255,10 +256,8 @@ def test_a_plan_fills_in_the_scenarios_defaults_and_flags_win() -> None:
 def test_a_model_takes_what_it_can_from_the_scenario() -> None:
     chosen = plan(replace(config(), model=Choice("mlp", {"hidden": [5]})))
     assert dict(chosen.scenario.model.options) == {"features": 8, "classes": 4, "hidden": [5]}
-    other = build_scenario(
-        Config(scenario=Choice("rotated-digits"), model=Choice("mlp"))
-    )  # its own network is for images and knows no features
-    assert dict(other.model.options) == {"features": 64, "classes": 10}
+    other = plan(Config(scenario=Choice("rotated-digits"), model=Choice("mlp")))  # its own network is for images and knows no features
+    assert dict(other.scenario.model.options) == {"features": 64, "classes": 10}
     with pytest.raises(ConfigError, match=r"unknown model 'mpl': did you mean 'mlp'"):
         plan(replace(config(), model=Choice("mpl")))
     with pytest.raises(ConfigError, match=r"model has no key 'hiden': did you mean 'hidden'"):

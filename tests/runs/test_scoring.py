@@ -5,7 +5,8 @@ import torch
 from tests.tiny import federation, same_bits
 
 from emdcfl.methods.base import Serving
-from emdcfl.runs.scoring import accuracy, agreement, model_names, score, served
+from emdcfl.runs.scoring import accuracy, agreement, model_names, score
+from emdcfl.runs.served import states_of
 
 MODELS = torch.arange(6.0).reshape(3, 2)
 CLIENTS = ["a", "b", "c"]
@@ -21,21 +22,21 @@ def row(client: str, value: float | None, n: int = 10) -> dict[str, object]:
 
 def test_one_hot_rows_serve_the_model_itself() -> None:
     serving = Serving(MODELS, torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]), clusters=torch.tensor([0, 1]))
-    models, weights = served(serving, 0)
+    models, weights = states_of(serving, 0)
     assert same_bits(models, MODELS[1:2]) and weights.tolist() == [1.0]
 
 
 def test_mixtures_are_of_parameters_or_of_predictions() -> None:
     weights = torch.tensor([[0.25, 0.75, 0.0]])
-    models, one = served(Serving(MODELS, weights), 0)
+    models, one = states_of(Serving(MODELS, weights), 0)
     assert models.tolist() == [[1.5, 2.5]] and one.tolist() == [1.0]
-    models, pi = served(Serving(MODELS, 2 * weights, mix="predictions"), 0)
+    models, pi = states_of(Serving(MODELS, 2 * weights, mix="predictions"), 0)
     assert same_bits(models, MODELS[:2]) and pi.tolist() == [0.25, 0.75]
 
 
 def test_a_mixture_of_all_models_is_no_copy_of_them() -> None:
     serving = Serving(MODELS, torch.full((2, 3), 1 / 3), mix="predictions")
-    assert served(serving, 0)[0].data_ptr() == served(serving, 1)[0].data_ptr() == MODELS.data_ptr()
+    assert states_of(serving, 0)[0].data_ptr() == states_of(serving, 1)[0].data_ptr() == MODELS.data_ptr()
 
 
 def test_accuracy_is_an_unweighted_mean_over_those_who_count() -> None:
@@ -47,16 +48,16 @@ def test_accuracy_is_an_unweighted_mean_over_those_who_count() -> None:
 
 def test_agreement_needs_clusters_and_truth() -> None:
     serving = Serving(MODELS, torch.eye(3), clusters=torch.tensor([0, 0, 1]))
-    assert agreement(serving, CLIENTS, {"a": "x", "b": "x", "c": "y"}) == 1.0
-    assert agreement(serving, CLIENTS, {"a": "x", "b": "y", "c": "y"}) < 1.0  # type: ignore[operator]
-    assert agreement(serving, CLIENTS, None) is None
-    assert agreement(Serving(MODELS, torch.eye(3)), CLIENTS, {"a": "x", "b": "x", "c": "y"}) is None
+    assert agreement(serving.clusters, CLIENTS, {"a": "x", "b": "x", "c": "y"}) == 1.0
+    assert agreement(serving.clusters, CLIENTS, {"a": "x", "b": "y", "c": "y"}) < 1.0  # type: ignore[operator]
+    assert agreement(serving.clusters, CLIENTS, None) is None
+    assert agreement(None, CLIENTS, {"a": "x", "b": "x", "c": "y"}) is None
 
 
 def test_one_true_group_is_right_or_wrong() -> None:
     truth = dict.fromkeys(CLIENTS, "x")
     one, two = (Serving(MODELS, torch.eye(3), clusters=torch.tensor(c)) for c in ([0, 0, 0], [0, 0, 1]))
-    assert agreement(one, CLIENTS, truth) == 1.0 and agreement(two, CLIENTS, truth) == 0.0
+    assert agreement(one.clusters, CLIENTS, truth) == 1.0 and agreement(two.clusters, CLIENTS, truth) == 0.0
 
 
 def test_models_are_named_after_whom_they_serve() -> None:

@@ -46,7 +46,7 @@ class Counting(Silent):
 
 def test_every_round_is_tracked(tmp_path: Path) -> None:
     kept, counting = Kept(), Counting()
-    summary = runner.run(CONFIG, tmp_path / "run", observer=Tracking(kept, counting))
+    summary = runner.run(CONFIG, tmp_path / "run", observer=Tracking(kept, counting)).summary
     assert set(kept.seen) == {1, 2} and counting.ended == 2
     assert kept.seen[2]["test/mean"] == pytest.approx(summary["accuracy"]["mean"])
     assert kept.seen[2]["test/worst"] == pytest.approx(summary["accuracy"]["worst"])

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from click.testing import ResultRow as Ran
+from click.testing import Result as Ran
 from typer.testing import CliRunner
 
 from emdcfl.cli import compare as command  # noqa: F401  registers the command
@@ -40,10 +40,10 @@ FOUR = configs(BASE, parse_methods("oracle,fedavg"), [0, 1])
 
 def fake(config: Config, *, keep: Any = None, observer: Any = None) -> dict[str, Any]:
     """A finished run without training: numbers follow from method and seed."""
-    plan = compare.runner.plan(config, compare.shared_scenario(config))
+    plan = compare.plan(config, compare.shared_scenario(config))
     score = (len(config.method.name) + config.run.seed) / 20
     summary = {
-        "config": compare.config_hash(plan.config), "scenario": plan.scenario.name, "method": config.method.name, "seed": config.run.seed,
+        "config": plan.key, "scenario": plan.scenario.name, "method": config.method.name, "seed": config.run.seed,
         "rounds": 1, "k": 1, "ari": 1.0, "accuracy": {"mean": score, "worst": score / 2, "variants": {"test": {"mean": score}}},
         "seconds": {"total": 1.0}, "notes": [], "versions": {}, "failures": [],
     }  # fmt: skip
@@ -101,8 +101,8 @@ def test_kept_runs_are_run_directories_with_the_same_numbers(tmp_path: Path) -> 
 
 def test_scenario_is_built_once_for_all_methods(tmp_path: Path, quick: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     built = []
-    original = compare.runner.build_scenario
-    monkeypatch.setattr(compare.runner, "build_scenario", lambda config: built.append(1) or original(config))
+    original = compare.build_scenario
+    monkeypatch.setattr(compare, "build_scenario", lambda config: built.append(1) or original(config))
     compare._scenario.cache_clear()
     compare.compare(FOUR, tmp_path)
     assert (len(built), len(quick)) == (1, 4)

@@ -19,8 +19,8 @@ from emdcfl.data.scenarios import build
 from emdcfl.data.types import Scenario
 from emdcfl.engines.local import SequentialFederation
 from emdcfl.methods import make
-from emdcfl.runs import runner
 from emdcfl.runs.config import from_dict
+from emdcfl.runs.plan import plan
 from emdcfl.runs.scoring import score
 from emdcfl.trust import Trust
 
@@ -195,7 +195,7 @@ def test_every_method_that_averages_does_so_under_the_policy(method: str) -> Non
 def test_methods_without_cluster_averages_refuse_a_policy_they_would_ignore() -> None:
     config = {"method": {"name": "pfedgraph"}, "trust": {"aggregate": "median"}}
     with pytest.raises(ConfigError, match="expected trust.max_share, clip and aggregate at their defaults with pfedgraph"):
-        runner.plan(from_dict(config))
+        plan(from_dict(config))
 
 
 @pytest.mark.parametrize(("key", "value"), [("max_share", 0.0), ("trim", 0.5), ("clip", 0.5), ("aggregate", "mode"), ("max_faults", 0)])

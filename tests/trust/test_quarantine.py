@@ -19,8 +19,9 @@ from emdcfl.core.errors import ClientError, QuorumError
 from emdcfl.core.federation import Failure, Inputs
 from emdcfl.core.schema import Reply
 from emdcfl.methods import make
-from emdcfl.runs import runner
 from emdcfl.runs.loop import play
+from emdcfl.runs import runner
+from emdcfl.runs.plan import RunPlan, plan
 from emdcfl.trust import Trust
 
 NAN = BAD["theta is NaN"][0]
@@ -140,7 +141,7 @@ def lying_plan(monkeypatch: pytest.MonkeyPatch, liar: str = "site-1") -> None:
 def test_the_account_survives_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lying_plan(monkeypatch)
     chosen = config(method="fedavg", rounds=5)
-    summary = runner.run(chosen, tmp_path / "whole")
+    summary = runner.run(chosen, tmp_path / "whole").summary
     assert [(q["round"], q["for"]) for q in summary["quarantined"]] == [(1, "round"), (2, "round"), (3, "run")]
 
     class Interruption(Exception):
@@ -159,7 +160,7 @@ def test_the_account_survives_an_interruption(tmp_path: Path, monkeypatch: pytes
 
     with pytest.raises(Interruption):
         runner.run(chosen, tmp_path / "cut", observer=Stopping())
-    again = runner.run(chosen, tmp_path / "cut", resume=True)
+    again = runner.run(chosen, tmp_path / "cut", resume=True).summary
     assert again["quarantined"] == summary["quarantined"]
     whole, cut = (contents(tmp_path / name) for name in ("whole", "cut"))
     for found in (whole, cut):
@@ -177,7 +178,8 @@ def test_terminal_and_page_name_it(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     lying_plan(monkeypatch)
     out = tmp_path / "run"
-    summary = runner.run(config(method="fedavg", rounds=3), out)
+    summary = runner.run(config(method="fedavg", rounds=3), out).summary
+    summary = dict(summary)
     summary["flags"] = [{"client": "site-2", "what": "update norm", "first": 1, "last": 2, "times": 2, "value": 9.0, "typical": 1.0}]
     console = Console(record=True, width=200)
     show_result(console, summary, [], out)
@@ -197,6 +199,6 @@ def test_a_violation_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_an_ordinary_run_has_a_clean_account(tmp_path: Path) -> None:
-    summary = runner.run(config(rounds=2), tmp_path / "run")
+    summary = runner.run(config(rounds=2), tmp_path / "run").summary
     assert summary["quarantined"] == [] and summary["flags"] == []
-    assert isinstance(runner.plan(config()).federation(), SequentialFederation)
+    assert isinstance(plan(config()).federation(), SequentialFederation)

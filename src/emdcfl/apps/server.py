@@ -99,11 +99,11 @@ def main(grid: Grid, context: Context) -> None:
         settings = MessageSettings(deadline=options.deadline, part_mb=options.part_mb, reply_mb=options.reply_mb, wait=options.wait)
         here = Session(grid, settings, KeyList(options.keys or None, options.trust))
         with session(here):
-            summary = runner.run(read_config(options.config), out, resume=options.resume, observer=journal)
+            result = runner.run(read_config(options.config), out, resume=options.resume, observer=journal)
     except BaseException as error:
         journal.outcome(ok=False, error=_reason(error), traffic=here.traffic() if here else {})
         raise
-    journal.outcome(ok=True, rounds=summary["rounds"], traffic=here.traffic())
+    journal.outcome(ok=True, rounds=result.summary["rounds"], traffic=here.traffic())
 
 
 def _reason(error: BaseException) -> str:

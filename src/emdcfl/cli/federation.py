@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +14,9 @@ from emdcfl.cli.app import app
 from emdcfl.core.errors import ConfigError
 from emdcfl.core.units import names
 from emdcfl.runs.config import Config
+
+if TYPE_CHECKING:
+    from emdcfl.runs.result import Result
 
 log = logging.getLogger("emdcfl")
 
@@ -89,20 +92,20 @@ def _listed(processes: list[str]) -> str:
     return " and ".join([*([LINK] if LINK in processes else []), *([names(nodes)] if nodes else [])])
 
 
-def runner_over(folder: Path | None) -> Callable[..., dict[str, Any]]:
+def runner_over(folder: Path | None) -> Callable[..., Result]:
     """Return a function like ``runner.run`` that submits the config to a federation and follows the run."""
     if folder is None:
         raise ConfigError("engine 'flower' needs a federation: add --federation DIR (make one with: emdcfl federation init DIR --nodes 4)")
     _needs_flower()
     from emdcfl.apps import trial
-    from emdcfl.runs.outputs import read_summary
+    from emdcfl.runs.result import load
 
     there = trial.Trial.read(folder)
 
-    def run(config: Config, out: Path, *, resume: bool = False, observer: Any = None) -> dict[str, Any]:
+    def run(config: Config, out: Path, *, resume: bool = False, observer: Any = None) -> Result:
         engine = replace(config.engine, name="flower", workers=1)
         trial.submit(there, replace(config, engine=engine), out, resume=resume, watch=lambda event: show_event(event, observer))
-        return read_summary(out)
+        return load(out)
 
     return run
 

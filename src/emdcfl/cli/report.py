@@ -23,11 +23,10 @@ def report(
     """Write one self-contained page: verdict, map, heat map, margins, accuracy, cost."""
     from emdcfl.paper.merging import write_merging, write_quick_merging
     from emdcfl.report import write_report
+    from emdcfl.runs.result import load
 
-    if theory:
-        write_merging(folder)
-    elif theory is None and (folder / "summary.json").is_file():
-        write_quick_merging(folder)
+    if theory or (theory is None and (folder / "summary.json").is_file()):
+        (write_merging if theory else write_quick_merging)(load(folder))
     place = write_report(folder, out)
     typer.echo(str(place))
     if open_:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,26 +15,19 @@ from emdcfl.cli.app import app
 from emdcfl.cli.progress import Live
 from emdcfl.cli.show import show_result, show_worth, terminal
 from emdcfl.core.errors import ConfigError
-from emdcfl.runs.config import Choice, Config, load, override
+from emdcfl.runs.config import Config, load, override, parse_settings
 from emdcfl.runs.loop import Observer
 from emdcfl.runs.trackers import TensorBoard, Tracking
 
+if TYPE_CHECKING:
+    from emdcfl.runs.result import Result
 
-def build_config(config: Path | None, flags: dict[str, Any], settings: list[str]) -> Config:
-    """Return the config: the file, then the flags, then ``--set``."""
+
+def build_config(config: Path | None, flags: Mapping[str, Any], settings: Sequence[str]) -> Config:
+    """Return the config: the file, then the flags that were given, then ``--set``."""
     base = load(config) if config is not None else Config()
-    for kind in ("scenario", "method"):
-        name = flags.pop(kind, None)
-        if name is not None and name != getattr(base, kind).name:  # another scenario or method: the file's options are not its own
-            base = replace(base, scenario=Choice(name)) if kind == "scenario" else replace(base, method=Choice(name))
-    base = override(base, {key: str(value) for key, value in flags.items() if value is not None}, "command line")
-    changes = {}
-    for setting in settings:
-        key, sign, value = setting.partition("=")
-        if not sign:
-            raise ConfigError(f"--set {setting}: expected table.key=value, as in --set method.tolerance=0.03")
-        changes[key.strip()] = value.strip()
-    return override(base, changes)
+    base = override(base, {key: value for key, value in flags.items() if value is not None}, "command line")
+    return override(base, parse_settings(settings))
 
 
 @app.command()
@@ -90,40 +82,36 @@ def run(
         "engine.workers": workers,
         "engine.name": "flower" if engine is None and federation is not None else engine,
     }
-    if flags["engine.name"] == "flower" and config is None:  # nodes come and go; a config file says itself what then happens
-        flags["engine.on_failure"] = "continue"
-    where = ("engine.name", "engine.on_failure")  # a run is resumed with its own config wherever its clients are
-    given = config is not None or bool(set_) or any(value is not None for key, value in flags.items() if key not in where)
-    if resume and out is not None and not given:
-        chosen = RunStore.read(out).config()
-    else:
-        chosen = build_config(config, flags, set_ or [])
+    # a run is resumed with its own config, wherever its clients are
+    given = config is not None or bool(set_) or any(value is not None for key, value in flags.items() if key != "engine.name")
+    resumed = resume and out is not None and not given
+    chosen = RunStore.read(out).config() if resumed and out is not None else build_config(config, flags, set_ or [])
     place = out or Path("runs") / f"{data.resolve().stem if data else chosen.scenario.name}-{chosen.method.name}-seed{chosen.run.seed}"
     compare = baselines and chosen.scenario.name == "folder" and chosen.method.name not in BASELINES
-    play = runner.run
+    start: Callable[..., Result] = runner.run
     if chosen.engine.name == "flower":
         from emdcfl.cli.federation import runner_over
 
-        play = runner_over(federation)
+        start = runner_over(federation)
     logging.getLogger("emdcfl").setLevel(logging.WARNING if quiet or as_json else logging.INFO)
     console = terminal()
     with nullcontext() if quiet or as_json else Live(console) as live, _tracked(place if tensorboard else None) as watch:
         say = console.print if live else _nothing
         say(f"{chosen.method.name} on {data.resolve().name if data else chosen.scenario.name}, seed {chosen.run.seed}")
-        summary = play(chosen, place, resume=resume, observer=watch(live))
+        result = start(chosen, place, resume=resume, observer=watch(live))
         if compare:
             say("for comparison: one model for all (fedavg), then every site alone (local)")
-        others = run_baselines(place, observer=live) if compare else {}
+        found = run_baselines(result, observer=live) if compare else {}
+    others = {name: other.summary for name, other in found.items()}
     if chosen.engine.name != "flower":
-        write_quick_merging(place)
+        write_quick_merging(result)
     report = write_report(place)
     if as_json:
-        typer.echo(json.dumps({**summary, **({"baselines": others} if others else {})}, indent=2))
+        typer.echo(json.dumps({**result.summary, **({"baselines": others} if others else {})}, indent=2))
         return
-    rows = [r for r in RunStore.read(place).read_metrics() if r["round"] == summary["rounds"]]
-    show_result(console, summary, rows, place)
+    show_result(console, result.summary, [row for row in result.history if row["round"] == result.summary["rounds"]], place)
     if others:
-        show_worth(console, summary, others)
+        show_worth(console, result.summary, others)
     console.print(f"report: {report}", soft_wrap=True)
 
 
@@ -135,9 +123,7 @@ def _whose_data(scenario: str | None, data: Path | None, label: str | None, clie
         if label is not None or client is not None:
             raise ConfigError("--label and --client describe your own tables and go with --data")
         return {"scenario": scenario}
-    columns = {"scenario.label": label, "scenario.client": client}
-    quoted = {key: None if name is None else json.dumps(name) for key, name in columns.items()}
-    return {"scenario": "folder", "scenario.path": json.dumps(str(data)), **quoted}
+    return {"scenario": "folder", "scenario.path": str(data), "scenario.label": label, "scenario.client": client}
 
 
 @contextmanager

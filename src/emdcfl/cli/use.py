@@ -24,21 +24,21 @@ def predict(
 ) -> None:
     """Classify files with the model a client is served."""
     from emdcfl.data.own import read_inputs
-    from emdcfl.runs.outputs import read_served
+    from emdcfl.runs.outputs import load_served
 
-    served = read_served(run, client)
-    x, names = read_inputs(files, encoding=served.encoding)
+    served = load_served(run, client)
+    x, names = read_inputs(files, encoding=served.about.encoding)
     p = served.probabilities(x)
-    best = p.argmax(1).tolist()
+    best, classes = p.argmax(1).tolist(), served.about.classes
     if as_json:
         rows = [
-            {"input": n, "class": served.classes[k], "probabilities": dict(zip(served.classes, row, strict=True))}
+            {"input": n, "class": classes[k], "probabilities": dict(zip(classes, row, strict=True))}
             for n, k, row in zip(names, best, p.tolist(), strict=True)
         ]
         typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
         return
     for n, k, row in zip(names, best, p.tolist(), strict=True):
-        typer.echo(f"{n}\t{served.classes[k]}\t{row[k]:.1%}")
+        typer.echo(f"{n}\t{classes[k]}\t{row[k]:.1%}")
 
 
 @app.command()
@@ -50,11 +50,12 @@ def place(
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
     """Say which group a new site belongs to, and how clearly."""
-    from emdcfl.runs import place as placing
+    from emdcfl.runs.place import as_dict
+    from emdcfl.runs.result import load
 
-    placement = placing.place(run, folder, name=name, label=label)
+    placement = load(run).place(folder, name=name, label=label)
     if as_json:
-        typer.echo(json.dumps(placing.as_dict(placement), indent=2, ensure_ascii=False))
+        typer.echo(json.dumps(as_dict(placement), indent=2, ensure_ascii=False))
         return
     console = terminal()
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)

@@ -43,23 +43,15 @@ def resolve(
 def make_federation(
     scenario: Scenario, *, engine: str = "sequential", workers: int = 1, gpu: Mapping[str, Any] | None = None, **options: Any
 ) -> Federation:
-    """Start an engine by name; several workers run the sequential engine in processes, with bit-identical results.
+    """Start an engine by the name ``resolve`` returned; several workers run the sequential engine in processes, with bit-identical results.
 
     ``gpu`` holds options that only the CUDA engine takes.
     """
-    name = resolve(
-        engine,
-        scenario,
-        device=options.get("device", "auto"),
-        batch_size=options["training"].batch_size,
-        workers=workers,
-        participants=options.get("number"),
-    )
-    if name == "batched":
+    if engine == "batched":
         from emdcfl.engines.local.batched import BatchedFederation
 
         return BatchedFederation(scenario, **options)
-    if name == "cuda":
+    if engine == "cuda":
         from emdcfl.engines.cuda.engine import CudaFederation
 
         return CudaFederation(scenario, **(gpu or {}), **options)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -17,16 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emdcfl.core import tasks
 from emdcfl.core.client import Client
 from emdcfl.core.errors import EmdcflError, StoreError
-from emdcfl.core.federation import Federation
 from emdcfl.core.params import average
-from emdcfl.engines.local.sequential import simulated_clients
+from emdcfl.engines.local.sequential import intra_op_threads, simulated_clients
 from emdcfl.paper import theory
-from emdcfl.runs.outputs import read_summary
-from emdcfl.runs.runner import plan
-from emdcfl.runs.store import RunStore
+from emdcfl.runs.plan import build_scenario
+from emdcfl.runs.result import Result
 from emdcfl.runs.store.files import json_text, read_json, write_file
 
 log = logging.getLogger("emdcfl")
@@ -64,62 +61,55 @@ class Pair:
         }
 
 
-def merging_costs(run: Path, *, samples: int = SAMPLES, pairs: Sequence[tuple[int, int]] | None = None) -> list[Pair]:
+def merging_costs(result: Result, *, samples: int = SAMPLES, pairs: Sequence[tuple[int, int]] | None = None) -> list[Pair]:
     """Evaluate pairs of clusters of a finished run (all of them, or those named), nearest first; none where there is one cluster.
 
     Returns nothing for methods without clusters, and for data that are not simulated (no true groups).
     """
-    store = RunStore.read(run)
-    config = store.config()
-    found = plan(replace(config, engine=replace(config.engine, name="sequential", workers=1)))  # here, however the run was made
-    loaded: tuple[int, Any, dict[str, Any]] | None = store.load_state(found.method.State)
-    if loaded is None or found.scenario.groups is None:
+    labels = result.summary["clusters"]
+    if labels is None or result.summary["groups"] is None:
         return []
-    serving = found.method.serve(loaded[1])
-    if serving.clusters is None:
-        return []
-    labels = serving.clusters.tolist()
-    classes = len(found.scenario.classes)
+    serving, scenario = result.serving, result.scenario or build_scenario(result.config)
+    names, classes = list(result.clients), len(result.about.classes)
+    clients = simulated_clients(scenario, names, result.about.network, seed=result.config.run.seed, run="merging", precision="fp32")
+    members = {k: [c for c, label in zip(names, labels, strict=True) if label == k] for k in sorted(set(labels))}
+    models = {k: serving.models[int(serving.weights[labels.index(k)].argmax())] for k in members}
     costs = []
-    with found.federation() as fed:
-        fed.begin(loaded[0])
-        seed = found.config.run.seed
-        clients = simulated_clients(found.scenario, list(fed.clients), fed.network(), seed=seed, run="merging", precision="fp32")
-        members = {k: [c for c, label in zip(fed.clients, labels, strict=True) if label == k] for k in sorted(set(labels))}
-        models = {k: serving.models[int(serving.weights[labels.index(k)].argmax())] for k in members}
-        for a, b in pairs if pairs is not None else combinations(members, 2):
-            sizes = [float(sum(len(clients[c].site.train) for c in members[k])) for k in (a, b)]
-            merged = average([models[a], models[b]], sizes)
-            one, two = (_sample(fed, clients, members[k], merged, samples) for k in (a, b))
-            costs.append(Pair((a, b), theory.merging(one, two, classes)))
+    for a, b in pairs if pairs is not None else combinations(members, 2):
+        sizes = [float(sum(len(clients[c].site.train) for c in members[k])) for k in (a, b)]
+        merged = average([models[a], models[b]], sizes)
+        one, two = (_sample([clients[c] for c in members[k]], merged, samples) for k in (a, b))
+        costs.append(Pair((a, b), theory.merging(one, two, classes)))
     return sorted(costs, key=lambda pair: pair.cost.distance)
 
 
-def _sample(fed: Federation, clients: dict[str, Client], members: Sequence[str], theta: Tensor, samples: int) -> theory.Sample:
+def _sample(members: Sequence[Client], theta: Tensor, samples: int) -> theory.Sample:
     """Embed validation samples of a cluster's members, as many of each."""
     each = max(1, samples // len(members))
-    replies = fed.run(tasks.embed, {c: {} for c in members}, theta=theta, split="val", cap=each)
-    z = torch.cat([replies[c]["embeddings"] for c in members]).numpy().astype(np.float64)
-    y = torch.cat([clients[c].site.val.y[clients[c].sample("val", each)] for c in members]).numpy()
-    return theory.Sample(z, y)
+    chosen = [client.sample("val", each) for client in members]
+    with intra_op_threads(1):
+        z = torch.cat([client.embeddings(theta, "val", index) for client, index in zip(members, chosen, strict=True)])
+    y = torch.cat([client.site.val.y[index] for client, index in zip(members, chosen, strict=True)])
+    return theory.Sample(z.numpy().astype(np.float64), y.numpy())
 
 
-def write_merging(run: Path) -> None:
+def write_merging(result: Result) -> None:
     """Evaluate all pairs of clusters and keep them in ``merging.json`` of the run directory, where the report finds them."""
-    found = [pair.as_dict() for pair in merging_costs(run)]
-    write_file(run / FILE, [json_text(found, FILE, indent=2).encode() + b"\n"])
+    assert result.folder is not None
+    found = [pair.as_dict() for pair in merging_costs(result)]
+    write_file(result.folder / FILE, [json_text(found, FILE, indent=2).encode() + b"\n"])
 
 
-def write_quick_merging(run: Path) -> None:
+def write_quick_merging(result: Result) -> None:
     """Evaluate the pairs where that takes seconds and was not done since the last round; if it cannot be, a report goes on without."""
+    if result.folder is None:
+        return
     try:
-        summary = read_summary(run)
-        clusters = set(summary.get("clusters") or ())
-        sizes = [p.stat().st_size for p in (run / "models").glob("*.safetensors")]
-        simulated = summary.get("finished") and summary.get("groups") is not None
-        quick = 2 <= len(clusters) <= QUICK_CLUSTERS and sizes and max(sizes) <= QUICK_BYTES
-        if simulated and quick and not _is_newer(run / FILE, run / "summary.json"):
-            write_merging(run)
+        clusters = set(result.summary["clusters"] or ())
+        simulated = result.summary["finished"] and result.summary["groups"] is not None
+        quick = 2 <= len(clusters) <= QUICK_CLUSTERS and 4 * result.about.network.layout.size <= QUICK_BYTES
+        if simulated and quick and not _is_newer(result.folder / FILE, result.folder / "summary.json"):
+            write_merging(result)
     except EmdcflError as error:
         log.info("what merging clusters could cost is left out: %s", error)
 

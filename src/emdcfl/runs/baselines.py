@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from emdcfl.runs.config import Choice
 from emdcfl.runs.loop import Observer
+from emdcfl.runs.result import Result
 from emdcfl.runs.runner import run
-from emdcfl.runs.store import RunStore
 from emdcfl.runs.verdict import BASELINES
 
 __all__ = ["BASELINES", "run_baselines"]
 
 
-def run_baselines(out: Path, *, observer: Observer | None = None) -> dict[str, dict[str, Any]]:
-    """Run (or finish) the baselines in sub-folders of a run directory and return their summaries."""
-    completed = RunStore.read(out).config()
+def run_baselines(result: Result, *, observer: Observer | None = None) -> dict[str, Result]:
+    """Run (or finish) the baselines on the same data, in sub-folders of the run directory if there is one."""
     found = {}
     for name in BASELINES:
-        found[name] = run(replace(completed, method=Choice(name)), out / "baselines" / name, resume=True, observer=observer)
+        place = None if result.folder is None else result.folder / "baselines" / name
+        config = replace(result.config, method=Choice(name))
+        found[name] = run(config, place, resume=place is not None, observer=observer, scenario=result.scenario)
     return found

@@ -17,7 +17,7 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -45,6 +45,7 @@ __all__ = [
     "load",
     "loads",
     "override",
+    "parse_settings",
     "template",
 ]
 
@@ -90,7 +91,7 @@ class EngineConfig:
     streams: int | None = None
     deterministic: bool = True
     compile: Literal["auto", "yes", "no"] = "auto"
-    on_failure: Literal["stop", "continue"] = "stop"
+    on_failure: Literal["auto", "stop", "continue"] = "auto"
     quorum: float = 0.5
     retries: int = 2
 
@@ -230,46 +231,56 @@ def dump(config: Config) -> str:
     return tomli_w.dumps(as_dict(config))
 
 
-YOUNG: Mapping[str, tuple[str, ...]] = {
-    "trust": tuple(f.name for f in dataclasses.fields(Trust)),
-    "engine": ("streams", "deterministic", "compile"),
-}
-"""Keys that are younger than the hash: they count where they are not the default, so that older runs can be resumed."""
-
-
 def config_hash(config: Config) -> str:
     """SHA-256 (hex) of the config as canonical JSON: equal for equal settings, whatever the order of their keys."""
-    tables, usual = as_dict(config), as_dict(Config())
-    for table, keys in YOUNG.items():
-        tables[table] = {k: v for k, v in tables[table].items() if k not in keys or v != usual[table].get(k)}
-    text = json.dumps({t: v for t, v in tables.items() if v}, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    text = json.dumps(as_dict(config), sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def override(config: Config, settings: Mapping[str, str], where: str = "--set") -> Config:
-    """Apply ``--set`` settings: dotted key → value as TOML, or a string where it is not TOML.
+def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
+    """Read ``--set table.key=value`` arguments: values as TOML, or as text where they are not TOML.
 
     Examples
     --------
-    >>> changed = override(Config(), {"method.tolerance": "0.03", "method": "fedavg", "run.rounds": "5"})
+    >>> parse_settings(["method.tolerance=0.03", "scenario.path=my data"])
+    {'method.tolerance': 0.03, 'scenario.path': 'my data'}
+    """
+    found = {}
+    for setting in settings:
+        key, sign, value = setting.partition("=")
+        if not sign:
+            raise ConfigError(f"--set {setting}: expected table.key=value, as in --set method.tolerance=0.03")
+        found[key.strip()] = _value(value.strip())
+    return found
+
+
+def override(config: Config, settings: Mapping[str, Any], where: str = "--set") -> Config:
+    """Return the config with some settings changed, given by dotted keys; a scenario, method or model by its name alone.
+
+    Examples
+    --------
+    >>> changed = override(Config(), {"method": "fedavg", "method.tolerance": 0.03, "run.rounds": 5})
     >>> changed.method, changed.run.rounds
     (Choice(name='fedavg', options={'tolerance': 0.03}), 5)
     """
     raw: dict[str, Any] = as_dict(config)
-    for key, text in settings.items():
+    names = [f"{table}{end}" for table in CHOICES for end in ("", ".name")]
+    for key, value in sorted(settings.items(), key=lambda item: item[0] not in names):  # a name before its options
         table, *path = key.split(".")
         if table not in (*TABLES, PRIVACY):
-            raise ConfigError(f"--set {key}: unknown table {table!r}: {nearest(table, (*TABLES, PRIVACY))}")
+            raise ConfigError(f"{where} {key}: unknown table {table!r}: {nearest(table, (*TABLES, PRIVACY))}")
         if not path and table in CHOICES:
             path = ["name"]
         if not path or not all(path):
-            raise ConfigError(f"--set {key}: expected table.key=value, as in run.rounds=10")
+            raise ConfigError(f"{where} {key}: expected table.key=value, as in run.rounds=10")
+        if table in CHOICES and path == ["name"] and raw.get(table, {}).get("name") != value:
+            raw[table] = {}  # another scenario, method or model: the options of the one before are not its own
         target = raw.setdefault(table, {})
         for step in path[:-1]:
             target = target.setdefault(step, {})
             if not isinstance(target, dict):
-                raise ConfigError(f"--set {key}: {step!r} is a value, not a table")
-        target[path[-1]] = text if path == ["name"] else _value(text)
+                raise ConfigError(f"{where} {key}: {step!r} is a value, not a table")
+        target[path[-1]] = str(value) if path == ["name"] else value
     return from_dict(raw, where)
 
 

@@ -1,29 +1,40 @@
-"""What a run leaves for people: ``summary.json``, ``distances.npz``, pictures, ``reading.json``, ``models/``, and how to read them."""
+"""What a run leaves for people: ``summary.json``, ``distances.npz``, pictures, ``reading.json``, ``models/``, and how to load them."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import Tensor, nn
 
 from emdcfl.core.errors import DataError, StoreError, nearest
-from emdcfl.core.keys import global_seed
-from emdcfl.core.params import Network
-from emdcfl.data.own import encoding_of
-from emdcfl.data.types import Preprocess, Scenario
-from emdcfl.methods.base import Serving
+from emdcfl.methods.base import Distances, Serving
 from emdcfl.methods.emdcfl.interpret import read
-from emdcfl.models import ModelRecipe
 from emdcfl.runs.figures import heatmap, margin_plot
 from emdcfl.runs.scoring import model_names
-from emdcfl.runs.scoring import served as served_states
-from emdcfl.runs.store.files import json_text, make_folder, read_tensors, remove, sealed, unsealed, write_arrays, write_file, write_tensors
+from emdcfl.runs.served import ModelInfo, Served, served
+from emdcfl.runs.store.files import (
+    json_text,
+    make_folder,
+    read_arrays,
+    read_tensors,
+    remove,
+    sealed,
+    unsealed,
+    write_arrays,
+    write_file,
+    write_tensors,
+)
+
+if TYPE_CHECKING:
+    from emdcfl.runs.result import Result
+
+Made = TypeVar("Made")
 
 INDEX = "models/index.json"
 READING = "reading.json"
@@ -36,26 +47,29 @@ LONGEST_NAME = 48
 """Characters of a model's file name: up to four bytes each, and file systems take 255 with what is added."""
 
 
-def write_outputs(path: Path, scenario: Scenario, serving: Serving, summary: Mapping[str, Any]) -> None:
+def write_outputs(path: Path, result: Result) -> None:
     """Write everything but the state and the metrics, each file in one step."""
-    clients = [site.name for site in scenario.sites]
-    if summary.get("finished", True) or serving.models.numel() <= OFTEN:
-        _write_models(path, scenario, serving, clients)
+    clients, serving, finished = list(result.clients), result.serving, bool(result.summary["finished"])
+    if finished or serving.models.numel() <= OFTEN:
+        _write_models(path, result.about, serving, clients)
     else:
         remove(path / INDEX)  # models of an earlier round are not this one's
     if serving.distances is not None and serving.clusters is not None:
-        d, clusters = serving.distances, serving.clusters.tolist()
-        drawn_from = [path / "distances.npz", path / READING]
-        before = [_content(p) for p in drawn_from]
-        write_arrays(drawn_from[0], {"W": d.W, "tau": d.tau, "epsilon": d.epsilon, "kind": d.kind})
-        _write_json(drawn_from[1], read(d, clients, clusters).as_dict())
-        pictures = {"heatmap.png": heatmap, "margins.png": margin_plot}
-        # later rounds rarely move a distance or a cluster, and drawing takes longer than a small network's training
-        current = before == [_content(p) for p in drawn_from] and all((path / name).exists() for name in pictures)
-        if summary.get("finished", True) or not current:
-            for name, draw in pictures.items():
-                write_file(path / name, [draw(d, clients, clusters)])
-    _write_json(path / "summary.json", summary)
+        _write_distances(path, serving.distances, clients, serving.clusters.tolist(), finished=finished)
+    _write_json(path / "summary.json", result.summary)
+
+
+def _write_distances(path: Path, d: Distances, clients: list[str], clusters: list[int], *, finished: bool) -> None:
+    drawn_from = [path / "distances.npz", path / READING]
+    before = [_content(p) for p in drawn_from]
+    write_arrays(drawn_from[0], {"W": d.W, "tau": d.tau, "epsilon": d.epsilon, "kind": d.kind})
+    _write_json(drawn_from[1], read(d, clients, clusters).as_dict())
+    pictures = {"heatmap.png": heatmap, "margins.png": margin_plot}
+    # later rounds rarely move a distance or a cluster, and drawing takes longer than a small network's training
+    current = before == [_content(p) for p in drawn_from] and all((path / name).exists() for name in pictures)
+    if finished or not current:
+        for name, draw in pictures.items():
+            write_file(path / name, [draw(d, clients, clusters)])
 
 
 def _content(path: Path) -> bytes | None:
@@ -66,21 +80,12 @@ def _write_json(path: Path, value: Mapping[str, Any]) -> None:
     write_file(path, [json_text(sealed(value, path.name), path.name, indent=2).encode() + b"\n"])
 
 
-def _write_models(path: Path, scenario: Scenario, serving: Serving, clients: list[str]) -> None:
+def _write_models(path: Path, about: ModelInfo, serving: Serving, clients: list[str]) -> None:
     folder = path / "models"
     make_folder(folder)
     names = _file_names(model_names(serving, clients))
-    with global_seed(0):  # building a module draws initial weights, which are then replaced
-        network = Network(scenario.model)
-    metadata = {
-        "classes": json.dumps(list(scenario.classes), ensure_ascii=False),
-        "model": json.dumps(scenario.model.as_dict(), sort_keys=True),
-        "preprocess": json.dumps(scenario.preprocess.as_dict(), sort_keys=True),
-        "input": json.dumps(list(scenario.sites[0].train.x.shape[1:])),
-        "encoding": json.dumps(encoding_of(scenario), ensure_ascii=False, sort_keys=True),
-    }
     for name, theta in zip(names, serving.models, strict=True):
-        write_tensors(folder / f"{name}.safetensors", network.state_dict(theta), metadata, seal=True)
+        write_tensors(folder / f"{name}.safetensors", about.network.state_dict(theta), about.as_metadata(), seal=True)
     for old in folder.glob("*.safetensors"):
         if old.stem not in names:
             remove(old)
@@ -88,8 +93,7 @@ def _write_models(path: Path, scenario: Scenario, serving: Serving, clients: lis
     for i, client in enumerate(clients):
         chosen = torch.nonzero(serving.weights[i] > 0).flatten().tolist()
         who[client] = {names[k]: float(serving.weights[i, k]) for k in chosen}
-    index = {"mix": serving.mix, "clients": who}
-    _write_json(path / INDEX, index)
+    _write_json(path / INDEX, {"mix": serving.mix, "models": names, "clients": who})
 
 
 def _file_names(names: list[str]) -> list[str]:
@@ -109,42 +113,6 @@ def _file_names(names: list[str]) -> list[str]:
             candidate = f"{base}~{n}"
         safe[candidate.casefold()] = candidate
     return list(safe.values())
-
-
-@dataclass(frozen=True)
-class Served:
-    """One client's model, or mixture of models, read back from a run directory."""
-
-    classes: tuple[str, ...]
-    preprocess: Preprocess
-    recipe: ModelRecipe
-    shape: tuple[int, ...]
-    encoding: Mapping[str, Any]
-    states: tuple[dict[str, Tensor], ...]
-    weights: tuple[float, ...]
-
-    @torch.no_grad()
-    def probabilities(self, x: Tensor) -> Tensor:
-        """Return class probabilities of stored-form inputs ``(N, *shape)``."""
-        if tuple(x.shape[1:]) != self.shape:
-            raise DataError(f"expected inputs of shape {self.shape}, got {tuple(x.shape[1:])}")
-        total = torch.zeros(len(x), len(self.classes))
-        for state, weight in zip(self.states, self.weights, strict=True):
-            module = self.module(state)
-            for start in range(0, len(x), 256):
-                part = slice(start, start + 256)
-                total[part] += weight * module(self.preprocess(x[part])).softmax(1)
-        return total
-
-    def module(self, state: Mapping[str, Tensor]) -> nn.Module:
-        """Return the network with these weights, in evaluation mode."""
-        recipe = self.recipe
-        if "weights" in recipe.options:  # what follows replaces them; do not look for the pretrained file again
-            recipe = ModelRecipe(recipe.name, {**recipe.options, "weights": None})
-        with global_seed(0):
-            module = recipe()
-        module.load_state_dict(dict(state))
-        return module.eval()
 
 
 def read_summary(run: Path) -> dict[str, Any]:
@@ -172,55 +140,80 @@ def _read_json(path: Path, otherwise: str) -> dict[str, Any]:
         raise StoreError(f"{error}; {AGAIN}") from error
 
 
-def read_served(run: Path, client: str) -> Served:
-    """Read what a client of a run is served with."""
+@dataclass(frozen=True)
+class Parts:
+    """What a run directory holds beside its config and metrics; ``serving`` reads the models when called."""
+
+    summary: dict[str, Any]
+    about: ModelInfo
+    serving: Callable[[], Serving]
+
+
+def load_parts(run: Path) -> Parts:
+    """Read summary and models of a run directory."""
+    summary, index = read_summary(run), _read_index(run)
+    about = _from_models(run, lambda: ModelInfo.from_metadata(read_tensors(_model_path(run, index["models"][0]))[1]))
+    return Parts(summary, about, partial(_load_serving, run, summary, index, about))
+
+
+def load_served(run: Path, client: str) -> Served:
+    """Read what one client of a run is served with, and no other model."""
+    index = _read_index(run)
+    if client not in index["clients"]:
+        raise DataError(f"{run} has no client {client!r}: {nearest(client, index['clients'])}")
+
+    def read_models() -> Served:
+        weights: dict[str, float] = index["clients"][client]
+        read = [read_tensors(_model_path(run, name)) for name in weights]
+        about = ModelInfo.from_metadata(read[0][1])
+        return served(about, torch.stack([about.flat(tensors) for tensors, _ in read]), list(weights.values()), index["mix"])
+
+    return _from_models(run, read_models)
+
+
+def _load_serving(run: Path, summary: Mapping[str, Any], index: Mapping[str, Any], about: ModelInfo) -> Serving:
+    def read_models() -> Serving:
+        names = list(index["models"])
+        models = torch.stack([about.flat(read_tensors(_model_path(run, name))[0]) for name in names])
+        weights = torch.zeros(len(summary["clients"]), len(names))
+        for i, client in enumerate(summary["clients"]):
+            for name, weight in index["clients"][client].items():
+                weights[i, names.index(name)] = weight
+        clusters = summary["clusters"]
+        return Serving(models, weights, index["mix"], None if clusters is None else torch.tensor(clusters), load_distances(run))
+
+    return _from_models(run, read_models)
+
+
+def load_distances(run: Path) -> Distances | None:
+    """Read what a run's clusters were decided on; ``None`` where its method measures no distances."""
+    path = run / "distances.npz"
+    if not path.exists():
+        return None
+    arrays = read_arrays(path)
+    try:
+        return Distances(arrays["W"], arrays["tau"], arrays["epsilon"], arrays["kind"])
+    except KeyError as error:
+        raise StoreError(f"{path}: no array {error}; {AGAIN}") from error
+
+
+def _model_path(run: Path, name: str) -> Path:
+    if not isinstance(name, str) or Path(name).name != name:  # a name is part of a path
+        raise ValueError(f"a model called {name!r}")
+    return run / "models" / f"{name}.safetensors"
+
+
+def _read_index(run: Path) -> dict[str, Any]:
     if not (run / INDEX).exists() and (run / "summary.json").exists() and not read_summary(run).get("finished", True):
         raise StoreError(f"{run} has no models yet: as large as they are, they are written after the last round; go on with --resume")
-    index = _read_json(run / INDEX, f"{run} has no models")
+    return _read_json(run / INDEX, f"{run} has no models")
+
+
+def _from_models(run: Path, make: Callable[[], Made]) -> Made:
+    """Run what reads models; whatever their files may hold, the error says which run and what to do."""
     try:
-        if client not in index["clients"]:
-            raise DataError(f"{run} has no client {client!r}: {nearest(client, index['clients'])}")
-        weights: dict[str, float] = index["clients"][client]
-        read = [read_tensors(run / "models" / f"{name}.safetensors") for name in weights]
-        served = _served(read[0][1], tuple(tensors for tensors, _ in read), tuple(weights.values()))
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        return make()
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
         raise StoreError(f"{run / 'models'}: not the models of a run ({type(error).__name__}: {error}); {AGAIN}") from error
     except StoreError as error:
         raise StoreError(f"{error}; {AGAIN}") from error
-    if index["mix"] == "parameters" and len(read) > 1:
-        total = sum(served.weights)
-        mixed = {n: sum(s[n].double() * w for s, w in zip(served.states, served.weights, strict=True)) / total for n in served.states[0]}
-        state = {n: t.to(served.states[0][n].dtype) for n, t in mixed.items() if isinstance(t, Tensor)}
-        return replace(served, states=(state,), weights=(1.0,))
-    return served
-
-
-def _served(about: Mapping[str, str], states: tuple[dict[str, Tensor], ...], weights: tuple[float, ...]) -> Served:
-    return Served(
-        classes=tuple(json.loads(about["classes"])),
-        preprocess=Preprocess.from_dict(json.loads(about["preprocess"])),
-        recipe=ModelRecipe.from_dict(json.loads(about["model"])),
-        shape=tuple(json.loads(about["input"])),
-        encoding=json.loads(about["encoding"]),
-        states=states,
-        weights=weights,
-    )
-
-
-def serve_client(scenario: Scenario, serving: Serving, client: int) -> Served:
-    """Return what client number ``client`` is served with, straight from memory."""
-    models, weights = served_states(serving, client)
-    with global_seed(0):
-        network = Network(scenario.model)
-    return Served(
-        classes=scenario.classes,
-        preprocess=scenario.preprocess,
-        recipe=scenario.model,
-        shape=tuple(scenario.sites[0].train.x.shape[1:]),
-        encoding=encoding_of(scenario),
-        states=tuple(network.state_dict(theta) for theta in models),
-        weights=tuple(weights.tolist()),
-    )
-
-
-__all__ = ["INDEX", "Served", "read_served", "read_summary", "serve_client", "write_outputs"]

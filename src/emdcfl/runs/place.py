@@ -16,12 +16,12 @@ import torch
 
 from emdcfl.core import tasks
 from emdcfl.core.errors import ConfigError, DataError
-from emdcfl.data.own import encoding_of, load_site
+from emdcfl.data.own import encoding_of, load_site, site_from_arrays
 from emdcfl.methods.base import Serving
 from emdcfl.methods.emdcfl import EMDCFL
 from emdcfl.methods.emdcfl.comparison import Measured, PairDistance, comparable, measure
-from emdcfl.runs.runner import RunPlan, plan
-from emdcfl.runs.store import RunStore
+from emdcfl.runs.plan import RunPlan, plan
+from emdcfl.runs.result import Result
 
 
 @dataclass(frozen=True)
@@ -70,28 +70,33 @@ class Placement:
         return f"{self.site} belongs to cluster {self.cluster}: at {best.ratio:.2f} times the tolerance{clear}"
 
 
-def place(run: Path, folder: Path, *, name: str | None = None, label: str | None = None) -> Placement:
-    """Place a new site's folder (or table) among the clusters of a finished run."""
-    store = RunStore.read(run)
-    found = plan(store.config())
-    loaded: tuple[int, Any, dict[str, Any]] | None = store.load_state(found.method.State)
-    if loaded is None:
-        raise DataError(f"{run} has not finished a round yet; resume it first")
-    serving = found.method.serve(loaded[1])
+def place(result: Result, site: Any, *, name: str | None = None, label: str | None = None) -> Placement:
+    """Place a new site among the clusters of a finished run.
+
+    Parameters
+    ----------
+    result : Result
+    site : path or (X, y)
+        A folder of images or a table, read as the run's own files were; or arrays, where the run was given arrays.
+    name : str, optional
+        Default: the folder's name.
+    label : str, optional
+        Label column of a table; default: the run's.
+    """
+    serving = result.serving
     if serving.clusters is None:
-        raise ConfigError(f"{run} is a run of {found.method.name}, which has no clusters to place a site in; use a run of emdcfl")
-    seed = found.config.run.seed
-    site, notes = load_site(
-        folder,
-        encoding=encoding_of(found.scenario),
-        classes=found.scenario.classes,
-        name=name or f"new:{folder.stem}",
-        label=label,
-        seed=seed,
-    )
-    if site.name in {s.name for s in found.scenario.sites}:
-        raise DataError(f"the run has a client called {site.name!r} already; give the new site another name with --name")
-    return _compare(replace(found, scenario=replace(found.scenario, sites=(*found.scenario.sites, site), groups=None)), serving, notes)
+        raise ConfigError(f"this is a run of {result.config.method.name}, which has no clusters to place a site in; use a run of emdcfl")
+    found = plan(result.config, result.scenario)
+    scenario, seed = found.scenario, found.config.run.seed
+    if isinstance(site, (str, Path)):
+        path = Path(site)
+        chosen = name or f"new:{path.stem}"
+        new, notes = load_site(path, encoding=encoding_of(scenario), classes=scenario.classes, name=chosen, label=label, seed=seed)
+    else:
+        new, notes = site_from_arrays(name or "new", site, like=scenario, seed=seed)
+    if new.name in {s.name for s in scenario.sites}:
+        raise DataError(f"the run has a client called {new.name!r} already; give the new site another name with --name")
+    return _compare(replace(found, scenario=replace(scenario, sites=(*scenario.sites, new), groups=None)), serving, notes)
 
 
 def _compare(found: RunPlan, serving: Serving, notes: tuple[str, ...]) -> Placement:

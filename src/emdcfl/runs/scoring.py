@@ -6,37 +6,23 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from emdcfl.clustering import adjusted_rand
 from emdcfl.core import tasks
 from emdcfl.core.federation import Federation
-from emdcfl.core.params import average
 from emdcfl.methods.base import Serving
+from emdcfl.runs.served import states_of
 
 MetricsRow = dict[str, Any]
 """One line of ``metrics.jsonl``: a client in a round."""
-
-
-def served(serving: Serving, client: int) -> tuple[Tensor, Tensor]:
-    """Return the states client number ``client`` is served with, and their weights in the mixture of predictions."""
-    weights = serving.weights[client]
-    chosen = torch.nonzero(weights > 0).flatten().tolist()
-    if len(chosen) == 1:
-        return serving.models[chosen[0] : chosen[0] + 1], torch.ones(1)  # a view: there is one for every client
-    if serving.mix == "predictions":
-        every = len(chosen) == len(serving.models)
-        return serving.models if every else serving.models[chosen], weights[chosen] / weights[chosen].sum()
-    mixed = average([serving.models[k] for k in chosen], [float(weights[k]) for k in chosen])
-    return mixed[None], torch.ones(1)
 
 
 def score(fed: Federation, serving: Serving, losses: Mapping[str, float]) -> list[MetricsRow]:
     """Test every client with what it is served; one row per client, in client order."""
     inputs = {}
     for i, client in enumerate(fed.clients):
-        models, weights = served(serving, i)
+        models, weights = states_of(serving, i)
         inputs[client] = {"models": models, "weights": weights}
     replies = fed.run(tasks.test, inputs)
     rows = []
@@ -64,12 +50,28 @@ def accuracy(rows: Sequence[MetricsRow], variant: str, scored: Sequence[str] | N
     return {"mean": float(np.mean(values)) if values else None, "worst": float(min(values)) if values else None}
 
 
-def agreement(serving: Serving, clients: Sequence[str], truth: Mapping[str, str] | None) -> float | None:
+def agreement(clusters: Tensor | Sequence[int] | None, clients: Sequence[str], truth: Mapping[str, str] | None) -> float | None:
     """ARI with the true groups, where both exist."""
-    if serving.clusters is None or truth is None:
+    if clusters is None or truth is None:
         return None
     order = {group: i for i, group in enumerate(dict.fromkeys(truth.values()))}
-    return float(adjusted_rand([order[truth[c]] for c in clients], serving.clusters.tolist()))
+    return float(adjusted_rand([order[truth[c]] for c in clients], [int(k) for k in clusters]))
+
+
+def by_round(rows: Sequence[MetricsRow], summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Number of clusters, ARI and mean accuracy of every tested round, from a run's metrics and its summary."""
+    truth = None if summary["groups"] is None else dict(zip(summary["clients"], summary["groups"], strict=True))
+    variant = next(iter(summary["accuracy"]["variants"]))
+    rounds: dict[int, list[MetricsRow]] = {}
+    for row in rows:
+        rounds.setdefault(row["round"], []).append(row)
+    found = []
+    for index, here in rounds.items():
+        clusters = [row["cluster"] for row in here] if summary["clusters"] is not None else None
+        k = summary["k"] if clusters is None else len(set(clusters))
+        ari = agreement(clusters, [row["client"] for row in here], truth)
+        found.append({"round": index, "k": k, "ari": ari, "mean": accuracy(here, variant, summary["scored"])["mean"]})
+    return found
 
 
 def model_names(serving: Serving, clients: Sequence[str]) -> list[str]:

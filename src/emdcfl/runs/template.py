@@ -48,7 +48,7 @@ threads = 1                 # per client task; other numbers may change the last
 # streams = 8               # cuda: clients trained at the same time; default: by the size of the network
 deterministic = true        # cuda: false lets the GPU's libraries pick faster algorithms whose bits vary
 compile = "auto"            # cuda: "yes" compiles the training step (half a minute, then faster); auto: in long runs
-on_failure = "stop"         # "continue": a client that fails sits the round out
+on_failure = "auto"         # a failed client: "stop" ends the run, "continue" goes on without it; auto: continue over Flower
 quorum = 0.5                # share of the drawn clients that must have trained for a round to count
 retries = 2                 # how often a round below the quorum is tried again
 

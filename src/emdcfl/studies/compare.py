@@ -13,17 +13,18 @@ import time
 import traceback
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from emdcfl.core.errors import ConfigError, EmdcflError
 from emdcfl.data.types import Scenario
 from emdcfl.methods import METHODS, find
-from emdcfl.runs import runner
-from emdcfl.runs.config import CHOICES, Choice, Config, as_dict, config_hash, from_dict, override
-from emdcfl.runs.loop import Observer, play
-from emdcfl.runs.scoring import MetricsRow, agreement
+from emdcfl.runs.config import CHOICES, Choice, Config, as_dict, from_dict, override, parse_settings
+from emdcfl.runs.loop import Observer
+from emdcfl.runs.plan import build_scenario, plan
+from emdcfl.runs.runner import run
+from emdcfl.runs.scoring import by_round
 from emdcfl.studies.results import ResultRow, Results, as_result, read_results
 
 log = logging.getLogger("emdcfl")
@@ -55,13 +56,13 @@ def parse_methods(text: str) -> list[Choice]:
             found += [Choice(name) for name in methods_in_order()]
             continue
         find(name)
-        wanted = {}
+        wanted = []
         for setting in settings:
-            key, sign, value = setting.partition("=")
+            key, sign, _ = setting.partition("=")
             if not sign or not key:
                 raise ConfigError(f"--methods {part}: expected {name}:option=value, got {setting!r}")
-            wanted[f"method.{key}"] = value
-        found.append(override(Config(method=Choice(name)), wanted).method)
+            wanted.append(f"method.{setting}")
+        found.append(override(Config(method=Choice(name)), parse_settings(wanted)).method)
     unique = {json.dumps([c.name, dict(c.options)], sort_keys=True): c for c in found}
     return list(unique.values())
 
@@ -90,7 +91,7 @@ def configs(base: Config, methods: Sequence[Choice], seeds: Sequence[int]) -> li
 
 @functools.lru_cache(maxsize=2)
 def _scenario(key: str) -> Scenario:
-    return runner.build_scenario(from_dict(json.loads(key), "scenario"))
+    return build_scenario(from_dict(json.loads(key), "scenario"))
 
 
 def shared_scenario(config: Config) -> Scenario:
@@ -101,31 +102,11 @@ def shared_scenario(config: Config) -> Scenario:
 
 def execute(config: Config, *, keep: Path | None = None, observer: Observer | None = None) -> ResultRow:
     """Run one config and return its row; with ``keep``, in a run directory below that folder, resuming one that was interrupted."""
-    scenario = shared_scenario(config)
-    plan_ = runner.plan(config, scenario)
-    if keep is not None:
-        name = f"{scenario.name}-{config.method.name}-seed{config.run.seed}-{config_hash(plan_.config)[:8]}"
-        kept = runner.run(config, keep / name, resume=True, observer=observer, scenario=scenario)
-        return {**as_result(kept, as_dict(plan_.config), []), "directory": name}
-    started = time.perf_counter()
-    history: list[dict[str, Any]] = []
-    rows: list[MetricsRow] = []
-    failures: list[dict[str, Any]] = []
-    summary: dict[str, Any] = {}
-    run, groups = plan_.config.run, scenario.groups
-    assert run.rounds is not None
-    with plan_.federation() as fed:
-        settings = {"rounds": run.rounds, "evaluate_every": run.evaluate_every, "retries": plan_.config.engine.retries}
-        for finished in play(fed, plan_.method, observer=observer, **settings):
-            rows = finished.rows or rows
-            failures += [asdict(f) for f in fed.failures]
-            fed.failures.clear()
-            wall = {**{p: fed.clock.seconds.get(p, 0.0) for p in runner.PHASES}, "total": time.perf_counter() - started}
-            summary = runner.summarise(plan_, fed, finished.index, finished.serving, rows, wall, failures)
-            ari = agreement(finished.serving, fed.clients, groups)
-            mean = summary["accuracy"]["mean"] if finished.rows else None
-            history.append({"round": finished.index, "k": summary["k"], "ari": ari, "mean": mean})
-    return as_result(summary, as_dict(plan_.config), history)
+    planned = plan(config, shared_scenario(config))
+    name = f"{planned.scenario.name}-{config.method.name}-seed{config.run.seed}-{planned.key[:8]}"
+    result = run(planned, None if keep is None else keep / name, resume=keep is not None, observer=observer)
+    row = as_result(result.summary, as_dict(planned.config), by_round(result.history, result.summary))
+    return row if keep is None else {**row, "directory": name}
 
 
 @dataclass(frozen=True)
@@ -227,7 +208,7 @@ def compare(
 def _queue(wanted: Sequence[Config]) -> list[Job]:
     jobs: dict[str, Job] = {}
     for config in wanted:
-        key = config_hash(runner.plan(config, shared_scenario(config)).config)
+        key = plan(config, shared_scenario(config)).key
         jobs.setdefault(key, Job(config, key))
     return list(jobs.values())
 

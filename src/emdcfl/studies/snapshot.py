@@ -30,8 +30,8 @@ from emdcfl.data.types import Scenario
 from emdcfl.engines.local.sequential import simulated_clients
 from emdcfl.methods.pacfl import data_subspace, smallest_angle
 from emdcfl.methods.shared.vectors import update_gram
-from emdcfl.runs import runner
 from emdcfl.runs.config import Choice, Config, as_dict
+from emdcfl.runs.plan import plan
 from emdcfl.runs.store.files import make_folder, read_arrays, read_tensors, remove, write_arrays, write_tensors
 from emdcfl.studies.compare import shared_scenario
 
@@ -150,7 +150,7 @@ def _is_whole(path: Path) -> bool:
 def _take(request: Request, folder: Path) -> None:
     make_folder(folder / "rows")
     config = replace(request.config, method=Choice("fedavg"), run=replace(request.config.run, participants=None))
-    plan_ = runner.plan(config, _chosen(shared_scenario(config), request.per_group))
+    plan_ = plan(config, _chosen(shared_scenario(config), request.per_group))
     scenario = plan_.scenario
     names = [site.name for site in scenario.sites]
     m = min(request.cap, *(len(site.val) for site in scenario.sites))

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from emdcfl.core.errors import DataError
 from emdcfl.data.own import defaults
-from emdcfl.data.own.parts import FRACTIONS, MIXED, SPLITS, Part, Raw, prepare, to_site, write_notes
-from emdcfl.data.types import Scenario
+from emdcfl.data.own.parts import FRACTIONS, MIXED, SPLITS, Part, Raw, divide, known_only, prepare, to_site, warnings, write_notes
+from emdcfl.data.types import Scenario, Site
 
 
 def from_arrays(
@@ -55,6 +55,21 @@ def from_arrays(
         defaults=defaults.training(model),
         notes=tuple(write_notes(notes)),
     )
+
+
+def site_from_arrays(name: str, entry: Any, *, like: Scenario, seed: int = 0) -> tuple[Site, tuple[str, ...]]:
+    """Build one more site for a scenario, from data in memory; returns it and notes for the user."""
+    raw = _raw(name, entry)
+    expected = like.sites[0].train.x
+    for part in raw.parts.values():
+        if tuple(part.x.shape[1:]) != tuple(expected.shape[1:]):
+            raise DataError(f"expected samples of shape {tuple(expected.shape[1:])} as at the other sites, got {part.x.shape[1:]}")
+    divided, notes = divide(raw, seed), []
+    for split in SPLITS:
+        divided[split], more = known_only(name, "array", split, divided[split], like.classes)
+        notes += more
+    notes += warnings(name, "array", divided)
+    return to_site(name, {split: divided[split].x for split in SPLITS}, divided, like.classes), tuple(write_notes(notes))
 
 
 def _raw(name: str, entry: Any) -> Raw:

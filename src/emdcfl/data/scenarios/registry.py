@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from emdcfl.core.errors import ConfigError, nearest
@@ -86,7 +86,9 @@ def build(name: str, **options: Any) -> Scenario:
     missing = [option for option, default in valid.items() if default is inspect.Parameter.empty and option not in options]
     if missing:
         raise ConfigError(f"scenario {name!r} needs the option{'s' if len(missing) > 1 else ''} {', '.join(missing)}")
-    return entry.maker(**entry.presets, **options)
+    built = replace(entry.maker(**entry.presets, **options))  # a copy of its own: makers may keep what they return
+    object.__setattr__(built, "source", (name, dict(options)))
+    return built
 
 
 def _entry(name: str) -> ScenarioEntry:

@@ -1,0 +1,161 @@
+"""From settings to the objects they describe: a config with every default written out, its scenario, method and federation."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
+from typing import Any
+
+from emdcfl.core import keys
+from emdcfl.core.errors import ConfigError, DataError, nearest
+from emdcfl.core.federation import Federation
+from emdcfl.core.tasks import Training
+from emdcfl.data import scenarios
+from emdcfl.data.own.defaults import recipe
+from emdcfl.data.types import Scenario
+from emdcfl.engines import make_federation, resolve
+from emdcfl.engines.local.sequential import pick_device
+from emdcfl.methods import find, make
+from emdcfl.methods.base import Method
+from emdcfl.models import ModelRecipe
+from emdcfl.models.recipe import BUILDERS
+from emdcfl.core.checks import check_options
+from emdcfl.runs.config import Choice, Config, as_dict, config_hash
+
+IN_MEMORY = "in-memory"
+"""Scenario name of data that were given as arrays: a config cannot build them again, and identifies them by a fingerprint."""
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """A complete config and the objects it describes."""
+
+    config: Config
+    scenario: Scenario
+    method: Method
+    training: Training
+
+    @property
+    def name(self) -> str:
+        """What nodes derive their protective randomness for: the data and the seed, so that no other setting changes a projection."""
+        return keys.digest(json.dumps(as_dict(self.config)["scenario"], sort_keys=True), self.config.run.seed).hex()[:16]
+
+    @cached_property
+    def key(self) -> str:
+        """Hash of the complete config: equal settings have equal keys."""
+        return config_hash(self.config)
+
+    @property
+    def rounds(self) -> int:
+        assert self.config.run.rounds is not None
+        return self.config.run.rounds
+
+    def federation(self) -> Federation:
+        """Start the engine the config names."""
+        engine, run = self.config.engine, self.config.run
+        common: dict[str, Any] = {
+            "threads": engine.threads,
+            "precision": engine.precision,
+            "run": self.name,
+            "training": self.training,
+            "seed": run.seed,
+            "number": run.participants,
+            "on_failure": engine.on_failure,
+            "quorum": engine.quorum,
+            "trust": self.config.trust,
+        }
+        if engine.name == "flower":  # imported where it is used: an optional dependency
+            from emdcfl.engines.flower.session import connect
+
+            return connect(self.scenario, (self.config.scenario.name, self.config.scenario.options), **common)
+        gpu = {"streams": engine.streams, "deterministic": engine.deterministic, "compile": engine.compile, "rounds": self.rounds}
+        return make_federation(self.scenario, engine=engine.name, workers=engine.workers, device=engine.device, gpu=gpu, **common)
+
+
+def build_scenario(config: Config) -> Scenario:
+    """Build the scenario a config names, with the network it asks for."""
+    if config.scenario.name == IN_MEMORY:
+        raise DataError("the data of this run were given as arrays in Python; give them again: emdcfl.load(folder, clients=…)")
+    given = dict(config.scenario.options)
+    if config.model is not None and "model" in scenarios.options(config.scenario.name):
+        given.setdefault("model", config.model.name)  # a pretrained network decides the size of people's own images
+    return scenarios.build(config.scenario.name, **given)
+
+
+def plan(config: Config, scenario: Scenario | None = None) -> RunPlan:
+    """Write every default into the config, so that it can be run again as it is, and build what it describes.
+
+    Parameters
+    ----------
+    config : Config
+    scenario : Scenario, optional
+        What ``build_scenario`` returned for this config, where several runs share it, or data in memory.
+    """
+    device = str(pick_device(config.engine.device))
+    scenario = build_scenario(config) if scenario is None else scenario
+    if config.model is not None:
+        scenario = replace(scenario, model=_model(scenario, config.model))
+    method = _method(config, scenario)
+    cls = type(method)
+    explicit = {k: v for k, v in asdict(config.training).items() if v is not None}
+    training = Training(**{**{k: v for k, v in scenario.defaults.items() if k in _names(Training)}, **explicit})
+    engine = config.engine
+    on_failure = ("continue" if engine.name == "flower" else "stop") if engine.on_failure == "auto" else engine.on_failure
+    complete = replace(
+        config,
+        run=replace(config.run, rounds=config.run.rounds or int(scenario.defaults.get("rounds", 10))),
+        method=Choice(cls.name, {f.name: getattr(method, f.name) for f in fields(cls) if getattr(method, f.name) is not None}),  # type: ignore[arg-type]
+        model=Choice(scenario.model.name, dict(scenario.model.options)),
+        training=replace(config.training, **{k: v for k, v in asdict(training).items() if k in _names(type(config.training))}),
+        engine=replace(engine, device=device, name=_engine(config, scenario, training, device), on_failure=on_failure),
+    )
+    return RunPlan(complete, scenario, method, training)
+
+
+def _method(config: Config, scenario: Scenario) -> Method:
+    """Build the method: its own defaults, then the scenario's for it, then the config's."""
+    cls = find(config.method.name)
+    options = dict(config.method.options)
+    preset = options.pop("preset", None)
+    if "privacy_epsilon" in options and "privacy_epsilon" not in _names(cls):
+        raise ConfigError(f"expected privacy.epsilon with a method that adds noise (emdcfl), got {cls.name}; leave [privacy] out")
+    if cls.family == "personal" and not config.trust.plain:
+        raise ConfigError(f"expected trust.max_share, clip and aggregate at their defaults with {cls.name}: it averages along a graph")
+    checked = check_options(cls, {**scenario.method_defaults.get(cls.name, {}), **options}, "method")
+    return make(cls.name, **checked, **({"preset": preset} if preset else {}))
+
+
+def _engine(config: Config, scenario: Scenario, training: Training, device: str) -> str:
+    """Return the engine's own name, so that a config says what ran even where ``auto`` was asked for."""
+    engine, participants = config.engine, config.run.participants
+    if engine.name == "flower":
+        return engine.name
+    size, workers = training.batch_size, engine.workers
+    return resolve(engine.name, scenario, device=device, batch_size=size, workers=workers, participants=participants)
+
+
+def _names(cls: Any) -> set[str]:
+    return {f.name for f in dataclasses.fields(cls)}
+
+
+def _model(scenario: Scenario, wanted: Choice) -> ModelRecipe:
+    """Take what the data determine (channels, size, features, classes) from the scenario, the rest from the config."""
+    if wanted.name == scenario.model.name and dict(wanted.options) == dict(scenario.model.options):
+        return scenario.model  # also a function of one's own, which only the scenario knows
+    if wanted.name not in BUILDERS and ":" not in wanted.name:
+        raise ConfigError(f"unknown model {wanted.name!r}: {nearest(wanted.name, BUILDERS)}, or 'package.module:function'")
+    builder = BUILDERS.get(wanted.name)
+    facts = {**scenario.model.options, **(_facts(scenario, wanted.name) if builder else {})}
+    known = set(inspect.signature(builder).parameters) if builder else set(facts)
+    options = check_options(builder, wanted.options, "model") if builder else dict(wanted.options)
+    return ModelRecipe(wanted.name, {**{k: v for k, v in facts.items() if k in known}, **options})
+
+
+def _facts(scenario: Scenario, model: str) -> Mapping[str, Any]:
+    """Return what a network must know about the scenario's inputs, as they reach it."""
+    shape, size = tuple(scenario.sites[0].train.x.shape[1:]), scenario.preprocess.size
+    return recipe(model, shape=(shape[0], size, size) if size and len(shape) == 3 else shape, classes=len(scenario.classes)).options

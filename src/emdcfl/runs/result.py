@@ -1,0 +1,196 @@
+"""``Result``: a run directory in memory."""
+
+from __future__ import annotations
+
+import html
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from emdcfl.core.errors import DataError, StoreError, nearest
+from emdcfl.data.types import Scenario
+from emdcfl.methods.base import Distances, Serving
+from emdcfl.runs.config import Config
+from emdcfl.runs.outputs import load_parts, write_outputs
+from emdcfl.runs.scoring import MetricsRow
+from emdcfl.runs.served import ModelInfo, Served, served
+from emdcfl.runs.store import RunStore
+
+if TYPE_CHECKING:
+    from emdcfl.runs.place import Placement
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Test accuracy: unweighted mean and minimum over clients, and every client's own."""
+
+    mean: float | None
+    worst: float | None
+    clients: dict[str, float]
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Result:
+    """A finished run, or one as far as it came: what a run directory holds, in memory.
+
+    Attributes
+    ----------
+    config : Config
+        Complete: every default is written out.
+    summary : dict
+        What ``summary.json`` holds.
+    history : list of dict
+        One row per tested round and client: what ``metrics.jsonl`` holds.
+    about : ModelInfo
+        Classes, network, preprocessing.
+    folder : Path or None
+        The run directory, where there is one.
+    """
+
+    config: Config
+    summary: Mapping[str, Any]
+    history: list[MetricsRow]
+    about: ModelInfo
+    source: Serving | Callable[[], Serving]
+    scenario: Scenario | None = None
+    state: Any = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    folder: Path | None = None
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        return tuple(self.summary["clients"])
+
+    @property
+    def clusters(self) -> dict[str, int] | None:
+        """Client → cluster; ``None`` for methods without hard clusters."""
+        found = self.summary["clusters"]
+        return None if found is None else dict(zip(self.clients, found, strict=True))
+
+    @property
+    def ari(self) -> float | None:
+        """Agreement with the true groups, where they are known."""
+        found: float | None = self.summary["ari"]
+        return found
+
+    @property
+    def accuracy(self) -> Accuracy:
+        score = self.summary["accuracy"]
+        variant = next(iter(score["variants"]))
+        last = {row["client"]: row["accuracy"][variant] for row in self.history if row["accuracy"]}
+        return Accuracy(score["mean"], score["worst"], {c: last[c] for c in self.clients if c in last})
+
+    @cached_property
+    def serving(self) -> Serving:
+        """The models, and which client is served with which; read from the run directory when first asked for."""
+        return self.source() if callable(self.source) else self.source
+
+    @property
+    def distances(self) -> Distances | None:
+        """What the clustering was decided on, where the method measures distances."""
+        return self.serving.distances
+
+    @property
+    def models(self) -> dict[str, nn.Module]:
+        """Client → its network in evaluation mode (of mixtures, the model with the largest weight)."""
+        return {client: self.model_of(client).module() for client in self.clients}
+
+    def model_of(self, client: str) -> Served:
+        """Return what a client is served with."""
+        if client not in self.clients:
+            raise DataError(f"there is no client {client!r}: {nearest(client, self.clients)}")
+        all_ = self.serving
+        return served(self.about, all_.models, all_.weights[self.clients.index(client)], all_.mix)
+
+    def predict(self, client: str, x: Any) -> list[str]:
+        """Return the class names predicted for raw inputs ``x`` (as given to ``fit``) by what the client is served with."""
+        return [self.about.classes[i] for i in self.predict_proba(client, x).argmax(1).tolist()]
+
+    def predict_proba(self, client: str, x: Any) -> Tensor:
+        """Return class probabilities, one column per entry of ``about.classes``."""
+        shape = self.about.shape
+        inputs = torch.as_tensor(np.ascontiguousarray(x))
+        if not (inputs.dtype == torch.uint8 and len(shape) == 3):
+            inputs = inputs.to(torch.float32)
+        if tuple(inputs.shape[1:]) != shape and inputs.numel() == inputs.shape[0] * int(np.prod(shape)):
+            inputs = inputs.reshape(-1, *shape)  # (N, H, W) for (N, 1, H, W)
+        return self.model_of(client).probabilities(inputs)
+
+    def place(self, site: Any, *, name: str | None = None, label: str | None = None) -> Placement:
+        """Say which group a new site belongs to: a folder or table, or ``(X, y)`` arrays."""
+        from emdcfl.runs.place import place
+
+        return place(self, site, name=name, label=label)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the run directory that ``emdcfl run --out`` would have written, and return its path."""
+        place = Path(folder)
+        if self.state is None:
+            if self.folder is None or place.exists():
+                raise StoreError(f"{place} exists already; choose another folder")
+            shutil.copytree(self.folder, place, ignore=shutil.ignore_patterns(".lock"))
+            return place
+        with RunStore.open(place, self.config) as store:
+            store.append_metrics(self.history)
+            store.save_state(self.summary["rounds"], self.state, self.extra)
+            write_outputs(place, self)
+        return place
+
+    def __repr__(self) -> str:
+        return f"Result({self._headline()})"
+
+    def _headline(self) -> str:
+        s, score = self.summary, self.accuracy
+        groups = "" if s["clusters"] is None else f" in {s['k']} cluster{'s' if s['k'] != 1 else ''}"
+        tested = "not tested" if score.mean is None else f"accuracy {score.mean:.1%}, worst client {score.worst:.1%}"
+        rounds = f"{s['rounds']} round{'s' if s['rounds'] != 1 else ''}{'' if s['finished'] else ', unfinished'}"
+        return f"{s['method']} on {s['scenario']}, seed {s['seed']}: {len(self.clients)} clients{groups}, {tested}, {rounds}"
+
+    def _repr_html_(self) -> str:
+        """Show clusters and accuracies as a table in a notebook."""
+        score, groups = self.accuracy.clients, self.clusters or {}
+        members: dict[Any, list[str]] = {}
+        for client in self.clients:
+            members.setdefault(groups.get(client, "–"), []).append(client)
+        rows = []
+        for k, names in sorted(members.items(), key=lambda item: str(item[0])):
+            known = [score[c] for c in names if c in score]
+            mean = f"{sum(known) / len(known):.1%}" if known else "–"
+            shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+            rows.append(f"<tr><td>{html.escape(str(k))}</td><td>{html.escape(shown)}</td><td>{mean}</td></tr>")
+        head = "<tr><th>cluster</th><th>clients</th><th>accuracy</th></tr>"
+        return f"<p>{html.escape(self._headline())}</p><table>{head}{''.join(rows)}</table>"
+
+
+def load(folder: str | Path, *, scenario: Scenario | None = None) -> Result:
+    """Read a run directory that ``emdcfl run`` or ``Result.save`` wrote.
+
+    Parameters
+    ----------
+    folder : path
+    scenario : Scenario, optional
+        The data of the run, where they exist in memory only; needed to place a site.
+
+    Examples
+    --------
+    >>> load("runs/demo").clusters  # doctest: +SKIP
+    """
+    path = Path(folder)
+    parts = load_parts(path)
+    store = RunStore.read(path)
+    return Result(
+        config=store.config(),
+        summary=parts.summary,
+        history=store.read_metrics(),
+        about=parts.about,
+        source=parts.serving,
+        scenario=scenario,
+        folder=path,
+    )

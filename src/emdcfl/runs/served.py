@@ -1,0 +1,132 @@
+"""What a client is served with: one model or a mixture, and everything needed to predict with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from emdcfl.core.errors import DataError
+from emdcfl.core.keys import global_seed
+from emdcfl.core.params import Network, average
+from emdcfl.data.own import encoding_of
+from emdcfl.data.types import Preprocess, Scenario
+from emdcfl.methods.base import Serving
+from emdcfl.models import ModelRecipe
+
+BATCH = 256
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """How samples become class probabilities: the network, its inputs and its classes. Stored with every model file.
+
+    Attributes
+    ----------
+    classes : tuple of str
+    preprocess : Preprocess
+    recipe : ModelRecipe
+    shape : tuple of int
+        Of a stored sample.
+    encoding : mapping
+        How a file becomes a stored sample (``Scenario.encoding``).
+    """
+
+    classes: tuple[str, ...]
+    preprocess: Preprocess
+    recipe: ModelRecipe
+    shape: tuple[int, ...]
+    encoding: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, scenario: Scenario) -> ModelInfo:
+        """Return what the models of a scenario need."""
+        shape = tuple(scenario.sites[0].train.x.shape[1:])
+        return cls(scenario.classes, scenario.preprocess, scenario.model, shape, encoding_of(scenario))
+
+    @cached_property
+    def network(self) -> Network:
+        """A network whose weights are to be replaced: pretrained ones are not looked for."""
+        with global_seed(0):
+            return Network(self.recipe.untrained())
+
+    def as_metadata(self) -> dict[str, str]:
+        """Return text values, as a model file stores them."""
+        return {
+            "classes": json.dumps(list(self.classes), ensure_ascii=False),
+            "model": json.dumps(self.recipe.as_dict(), sort_keys=True),
+            "preprocess": json.dumps(self.preprocess.as_dict(), sort_keys=True),
+            "input": json.dumps(list(self.shape)),
+            "encoding": json.dumps(self.encoding, ensure_ascii=False, sort_keys=True),
+        }
+
+    @classmethod
+    def from_metadata(cls, stored: Mapping[str, str]) -> ModelInfo:
+        """Read what ``as_metadata`` wrote."""
+        return cls(
+            classes=tuple(json.loads(stored["classes"])),
+            preprocess=Preprocess.from_dict(json.loads(stored["preprocess"])),
+            recipe=ModelRecipe.from_dict(json.loads(stored["model"])),
+            shape=tuple(json.loads(stored["input"])),
+            encoding=json.loads(stored["encoding"]),
+        )
+
+    def flat(self, state: Mapping[str, Tensor]) -> Tensor:
+        """Return a state dict as a flat state θ."""
+        return torch.cat([state[entry.name].reshape(-1) for entry in self.network.layout.entries])
+
+
+@dataclass(frozen=True)
+class Served:
+    """One client's model, or mixture of models, as flat states with their weights."""
+
+    about: ModelInfo
+    states: Tensor
+    weights: tuple[float, ...]
+
+    @torch.no_grad()
+    def probabilities(self, x: Tensor) -> Tensor:
+        """Return class probabilities of stored-form inputs ``(N, *shape)``."""
+        if tuple(x.shape[1:]) != self.about.shape:
+            raise DataError(f"expected inputs of shape {self.about.shape}, got {tuple(x.shape[1:])}")
+        total, module = torch.zeros(len(x), len(self.about.classes)), self.about.network.module.eval()
+        for state, weight in zip(self.states, self.weights, strict=True):
+            self.about.network.load(state)
+            for start in range(0, len(x), BATCH):
+                part = slice(start, start + BATCH)
+                total[part] += weight * module(self.about.preprocess(x[part])).softmax(1)
+        return total
+
+    def module(self) -> nn.Module:
+        """Return a network of its own in evaluation mode; of a mixture, the model with the largest weight."""
+        with global_seed(0):
+            network = Network(self.about.recipe.untrained())
+        network.load(self.states[max(range(len(self.weights)), key=self.weights.__getitem__)])
+        return network.module.eval()
+
+
+def mixed(models: Tensor, weights: Tensor, mix: str) -> tuple[Tensor, Tensor]:
+    """Return the states a row of weights stands for, and their weights in the mixture of predictions."""
+    chosen = torch.nonzero(weights > 0).flatten().tolist()
+    if len(chosen) == 1:
+        return models[chosen[0] : chosen[0] + 1], torch.ones(1)  # a view: there is one for every client
+    if mix == "predictions":
+        every = len(chosen) == len(models)
+        return models if every else models[chosen], weights[chosen] / weights[chosen].sum()
+    return average([models[k] for k in chosen], [float(weights[k]) for k in chosen])[None], torch.ones(1)
+
+
+def states_of(serving: Serving, client: int) -> tuple[Tensor, Tensor]:
+    """Return the states client number ``client`` is served with, and their weights in the mixture of predictions."""
+    return mixed(serving.models, serving.weights[client], serving.mix)
+
+
+def served(about: ModelInfo, models: Tensor, weights: Tensor | Sequence[float], mix: str) -> Served:
+    """Return what a row of weights over some models serves."""
+    states, shares = mixed(models, torch.as_tensor(weights), mix)
+    return Served(about, states, tuple(shares.tolist()))
