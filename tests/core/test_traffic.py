@@ -11,8 +11,8 @@ import torch
 
 from emdcfl.core.client import Divisible
 from emdcfl.core.traffic import Traffic, payload
-from emdcfl.runs.config import Choice
 from emdcfl.runs import runner
+from emdcfl.runs.config import Choice
 from emdcfl.runs.plan import plan
 
 

@@ -19,9 +19,9 @@ from emdcfl.core.errors import ClientError, QuorumError
 from emdcfl.core.federation import Failure, Inputs
 from emdcfl.core.schema import Reply
 from emdcfl.methods import make
-from emdcfl.runs.loop import play
 from emdcfl.runs import runner
-from emdcfl.runs.plan import RunPlan, plan
+from emdcfl.runs.loop import play
+from emdcfl.runs.plan import plan
 from emdcfl.trust import Trust
 
 NAN = BAD["theta is NaN"][0]

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from emdcfl.core import keys
+from emdcfl.core.checks import check_options
 from emdcfl.core.errors import ConfigError, DataError, nearest
 from emdcfl.core.federation import Federation
 from emdcfl.core.tasks import Training
@@ -23,7 +24,6 @@ from emdcfl.methods import find, make
 from emdcfl.methods.base import Method
 from emdcfl.models import ModelRecipe
 from emdcfl.models.recipe import BUILDERS
-from emdcfl.core.checks import check_options
 from emdcfl.runs.config import Choice, Config, as_dict, config_hash
 
 IN_MEMORY = "in-memory"
