@@ -15,6 +15,7 @@ from emdcfl.paper.merging import merging_costs, merging_line, write_merging, wri
 from emdcfl.report import write_report
 from emdcfl.runs import runner
 from emdcfl.runs.config import Choice, Config, RunConfig, TrainingConfig
+from emdcfl.runs.result import Result, load
 
 CONFIG = Config(
     run=RunConfig(rounds=1),
@@ -32,7 +33,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_pair_of_clusters_respects_its_bound(run: Path) -> None:
-    costs = merging_costs(run, samples=96)
+    costs = merging_costs(load(run), samples=96)
     assert {pair.clusters for pair in costs} == {(0, 1), (0, 2), (1, 2)}
     for pair in costs:
         assert pair.cost.merged.holds
@@ -40,18 +41,18 @@ def test_every_pair_of_clusters_respects_its_bound(run: Path) -> None:
         assert pair.as_dict()["sentence"].startswith(f"merging cluster {pair.clusters[0]} and cluster {pair.clusters[1]} could raise")
     distances = [pair.cost.distance for pair in costs]
     assert distances == sorted(distances)
-    assert [p.clusters for p in merging_costs(run, samples=32, pairs=[(0, 2)])] == [(0, 2)]
+    assert [p.clusters for p in merging_costs(load(run), samples=32, pairs=[(0, 2)])] == [(0, 2)]
 
 
 def test_line_for_the_report(run: Path, tmp_path: Path) -> None:
     assert merging_line(run) is None
-    write_merging(run)
+    write_merging(load(run))
     line = merging_line(run)
     assert line is not None and "at most" in line and "W1 =" in line
     page = write_report(run, tmp_path / "report.html").read_text(encoding="utf-8")
     assert line in page
     runner.run(replace(CONFIG, method=Choice("fedavg")), tmp_path / "fedavg")
-    write_merging(tmp_path / "fedavg")
+    write_merging(load(tmp_path / "fedavg"))
     assert merging_line(tmp_path / "fedavg") is None
 
 
@@ -60,25 +61,25 @@ def test_quick_ones_are_evaluated_without_being_asked_for(run: Path, tmp_path: P
     shutil.copytree(run, copied)
     (copied / merging.FILE).unlink(missing_ok=True)
     monkeypatch.setattr(merging, "QUICK_CLUSTERS", 2)  # the run has three
-    write_quick_merging(copied)
+    write_quick_merging(load(copied))
     assert merging_line(copied) is None
     monkeypatch.setattr(merging, "QUICK_CLUSTERS", 3)
-    write_quick_merging(copied)
+    write_quick_merging(load(copied))
     assert merging_line(copied) is not None
-    again: list[Path] = []
+    again: list[Result] = []
     monkeypatch.setattr(merging, "write_merging", again.append)
-    write_quick_merging(copied)
+    write_quick_merging(load(copied))
     assert not again
     later = (copied / merging.FILE).stat().st_mtime_ns + 10**9
     os.utime(copied / "summary.json", ns=(later, later))  # another round was played
-    write_quick_merging(copied)
-    assert again == [copied]
+    write_quick_merging(load(copied))
+    assert [result.folder for result in again] == [copied]
 
 
 def test_a_report_does_not_fail_for_want_of_the_bounds(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from emdcfl.cli import main
 
-    def missing(_: Path) -> None:
+    def missing(_: Result) -> None:
         raise DataError("the mnist data are not here")
 
     copied = tmp_path / "run"

@@ -20,8 +20,8 @@ from emdcfl.cli.app import app
 from emdcfl.core.errors import ConfigError
 from emdcfl.paper import reproduce as module
 from emdcfl.paper.reproduce import SCALES, Context, find, listing, reproduce, specs
-from emdcfl.paper.values import tables
 from emdcfl.runs.config import Config
+from emdcfl.studies.paper_values import tables
 
 FIGURES = {
     "overview", "pacs_distance", "mnist_examples", "cifar_examples", "pacs_examples", "cmnist", "cifarls", "hparams", "sinkhorn_hparams",

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from emdcfl.paper.values import Value
+from emdcfl.studies.paper_values import Value
 from emdcfl.studies.tables import build, latex, markdown, tidy, write_tables
 
 

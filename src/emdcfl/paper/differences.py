@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from emdcfl.paper.values import Value
+from emdcfl.studies.paper_values import Value
 from emdcfl.studies.results import ResultRow
 from emdcfl.studies.tables import METRICS, Cell, build
 

@@ -18,11 +18,11 @@ from emdcfl.data import picture
 from emdcfl.models import ModelRecipe
 from emdcfl.paper import plots
 from emdcfl.paper.reproduce import Context, find
-from emdcfl.paper.values import Value
-from emdcfl.paper.values import tables as paper_tables
 from emdcfl.runs.config import Config
 from emdcfl.studies import sweep, tables
 from emdcfl.studies.compare import compare, configs, describe_failures, shared_scenario
+from emdcfl.studies.paper_values import Value
+from emdcfl.studies.paper_values import tables as paper_tables
 from emdcfl.studies.results import RESULTS, ResultRow, read_results
 from emdcfl.studies.snapshot import Request, Snapshot, take
 

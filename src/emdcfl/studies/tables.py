@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from emdcfl.methods import METHODS
-from emdcfl.paper.values import Value, paper_value
 from emdcfl.runs.store.files import write_file
 from emdcfl.studies.compare import ORDER
+from emdcfl.studies.paper_values import Value, paper_value
 from emdcfl.studies.results import ResultRow
 
 TITLES = {

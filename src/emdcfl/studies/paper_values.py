@@ -36,7 +36,7 @@ class PaperTable:
 @functools.cache
 def tables() -> dict[str, PaperTable]:
     """Every table of the paper by its label (without ``tab:``)."""
-    text = resources.files("emdcfl.paper").joinpath("data/values.json").read_text(encoding="utf-8")
+    text = resources.files("emdcfl.studies").joinpath("paper_values.json").read_text(encoding="utf-8")
     return {label: _table(label, raw) for label, raw in json.loads(text).items()}
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from emdcfl.data import scenarios
 from emdcfl.methods import METHODS
-from emdcfl.paper.values import Value, paper_value, tables
+from emdcfl.studies.paper_values import Value, paper_value, tables
 
 NAMES = {name.lower().replace("-", ""): name for name in METHODS}
 SCENARIOS = {
