@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from emdcfl.runs.config import Choice
 from emdcfl.runs.loop import Observer

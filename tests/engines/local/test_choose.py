@@ -55,10 +55,10 @@ def test_few_clients_are_not_stacked() -> None:
 
 
 def test_names_lead_to_engines() -> None:
-    expected = {"auto": BatchedFederation, "sequential": SequentialFederation, "batched": BatchedFederation}
-    for name, cls in expected.items():
+    for name, cls in {"sequential": SequentialFederation, "batched": BatchedFederation}.items():
         assert type(make_federation(toy(), engine=name, training=TRAINING, device="cpu")) is cls
-    with make_federation(toy(), engine="auto", workers=2, training=TRAINING, device="cpu") as fed:
+    assert resolve("auto", toy(), device="cpu", batch_size=16) == "batched"
+    with make_federation(toy(), engine="sequential", workers=2, training=TRAINING, device="cpu") as fed:
         assert type(fed) is ProcessFederation
 
 

@@ -17,7 +17,7 @@ from emdcfl.core import tasks
 from emdcfl.core.client import Client, task
 from emdcfl.core.errors import ClientError, ConfigError
 from emdcfl.core.schema import Field, Reply
-from emdcfl.engines import make_federation
+from emdcfl.engines import make_federation, resolve
 from emdcfl.engines.local import ProcessFederation, SequentialFederation, sequential
 from emdcfl.engines.local.processes import _from_wire, _to_wire
 from emdcfl.engines.local.sequential import arithmetic, intra_op_threads, pick_device
@@ -191,7 +191,7 @@ def test_devices_that_are_not_there_are_named() -> None:
 def test_engines_by_name() -> None:
     assert isinstance(make_federation(tiny(), workers=1, **OPTIONS), SequentialFederation)
     with pytest.raises(ConfigError, match="unknown engine 'sequentail': did you mean 'sequential'"):
-        make_federation(tiny(), engine="sequentail", **OPTIONS)
+        resolve("sequentail", tiny(), batch_size=16)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
