@@ -27,7 +27,7 @@ def first_appearance(keys: Iterable[Hashable]) -> Labels:
 
 
 def square(x: Any, what: str) -> Array:
-    """Return `x` as a square matrix or say what is wrong with it."""
+    """Return `x` as a square matrix; raise if it is none."""
     a = np.asarray(x)
     if a.ndim != 2 or a.shape[0] != a.shape[1]:
         raise DataError(f"expected {what} as a square (clients x clients) matrix, got shape {a.shape}")

@@ -20,7 +20,7 @@ Sets = list[tuple[int, ...]]
 
 
 def links(w: Any, epsilon: Any, *, force_diagonal: bool = True) -> NDArray[np.bool_]:
-    """Which pairs accept each other, strictly below the tolerance in both directions.
+    """Return which pairs are linked: strictly below the tolerance in both directions.
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ def links(w: Any, epsilon: Any, *, force_diagonal: bool = True) -> NDArray[np.bo
     epsilon : float, (C,) or (C, C) array_like
         Tolerance for all, per row client, or per ordered pair.
     force_diagonal : bool
-        Every client is linked to itself, whatever sampling noise made of ``W[c, c]``.
+        Link every client to itself, whatever ``W[c, c]`` is.
 
     Examples
     --------
@@ -88,7 +88,7 @@ def neighbourhoods(m: Any) -> tuple[Labels, Sets]:
 
 
 def joined(m: Any, labels: Any) -> tuple[Labels, Sets]:
-    """Clusters when newcomers meet clusters that stay as they are.
+    """Add newcomers to clusters that stay as they are.
 
     A newcomer joins the first cluster whose every compared member it is linked with (the one where it was compared with most, if there
     are several), else it founds one, which later newcomers may join.
@@ -96,7 +96,7 @@ def joined(m: Any, labels: Any) -> tuple[Labels, Sets]:
     Parameters
     ----------
     m : (C, C) array_like
-        Links: 1 linked, 0 refused, NaN not compared.
+        Links: 1 linked, 0 separate, NaN not compared.
     labels : (C,) array_like of int
         Cluster of each client that has one, -1 for newcomers.
 

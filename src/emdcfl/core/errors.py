@@ -1,4 +1,4 @@
-"""Errors people meet. Each message is one line: what was expected, what was got, what to do.
+"""Errors a user can act on. Each message is one line: what was expected, what was got, what to do.
 
 The CLI prints ``str(error)`` and exits with code 2; a traceback is only for bugs.
 """
@@ -9,11 +9,11 @@ import difflib
 from collections.abc import Iterable
 
 LONGEST = 1500
-"""Characters of a message; what is quoted in it came from elsewhere and may be of any length."""
+"""Characters of a message, which may quote text of any length."""
 
 
 class EmdcflError(Exception):
-    r"""Anything a user can act on. Its text is one line, whatever was quoted in it.
+    r"""Base of the errors a user can act on. Its text is one line.
 
     Examples
     --------
@@ -31,7 +31,7 @@ class ConfigError(EmdcflError):
 
 
 class DataError(EmdcflError):
-    """Data are missing, unreadable or unfit for the run."""
+    """Data are missing, unreadable or unusable for the run."""
 
 
 class ModelError(EmdcflError):
@@ -39,7 +39,7 @@ class ModelError(EmdcflError):
 
 
 class ClientError(EmdcflError):
-    """A client failed, or its reply was refused at the door."""
+    """A client failed, or validation rejected its reply."""
 
 
 class QuorumError(EmdcflError):
@@ -51,7 +51,7 @@ class StoreError(EmdcflError):
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """Return ``"; did you mean 'x'?"`` plus the valid names, for error messages.
+    """Return ``"did you mean 'x'?"`` and the valid names, for error messages.
 
     Examples
     --------

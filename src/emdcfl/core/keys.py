@@ -1,10 +1,8 @@
-"""Keyed randomness: every random draw has a name, and none depends on what was drawn before it.
+"""Keyed randomness: every random draw has a key, and none depends on earlier draws.
 
-A generator is made from (seed, client name, round, purpose) through SHA-256, so the draws of one client do not depend on the number,
-order or placement of the others. What protects a client (its projection, its keys, privacy noise) is drawn from a
-*node secret* instead of the run's seed: the server knows the seed.
-
-Imports torch and numpy only.
+A generator is derived from (seed, client name, round, purpose) by SHA-256, so the draws of one client do not depend on the number, order
+or placement of the others. What protects a client (its projection, its keys, privacy noise) is drawn from a *node secret* instead, because
+the server knows the run's seed.
 """
 
 from __future__ import annotations
@@ -54,7 +52,7 @@ def global_seed(seed: int) -> Iterator[None]:
     """
     on_gpus = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices=range(len(on_gpus)), device_type="cuda"):
-        # not torch.manual_seed: it notes a stack trace for every kind of device that is not in use, thirty times the cost of seeding
+        # torch.manual_seed also records a stack trace for every unused kind of device, at thirty times the cost
         for own in (torch.default_generator, *on_gpus):
             own.manual_seed(seed)
         yield

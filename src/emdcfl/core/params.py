@@ -3,13 +3,11 @@ r"""Flat model states: a network's floating-point state is one vector :math:`\th
 The vector is laid out so that every part a method asks for is one slice::
 
     [ statistics and frozen weights of ω | trainable ω | trainable φ | statistics and frozen weights of φ ]
-      └────────────── embedding ω ──────────────────┘   └────────────── head φ ───────────────────────┘
-                                           └─ trainable P(θ) ─┘
+      └──────────────── embedding ω ─────────────────┘   └─────────────────── head φ ───────────────────┘
+                                           └─── trainable P(θ) ────┘
 
 Integer and boolean buffers are not part of θ. They are constants of the architecture, or counters that nothing reads
-(BatchNorm's *batches seen*, unless its momentum is ``None``, which is refused).
-
-Imports torch only.
+(BatchNorm's *batches seen*, unless its momentum is ``None``, which is an error).
 """
 
 from __future__ import annotations
@@ -24,10 +22,10 @@ from torch import Tensor, nn
 from emdcfl.core.errors import ModelError
 
 CHUNK = 1 << 17
-"""Columns of Θ handled at a time: their float64 copy (1 MiB) stays in the processor's cache, and its memory is used again."""
+"""Columns of Θ handled at a time: their float64 copy (1 MiB) stays in the processor's cache."""
 
 WIDE = 1 << 12
-"""Columns of a block at least, however many rows it has."""
+"""Fewest columns of a block, however many rows it has."""
 
 Scope = Literal["P", "F", "H"]
 """Which part of θ represents a client: trainable parameters, all floating state, or the head."""
@@ -51,7 +49,7 @@ class LayoutEntry:
 
 @dataclass(frozen=True)
 class Layout:
-    """What lies where in θ.
+    """Where each tensor lies in θ.
 
     Attributes
     ----------
@@ -62,7 +60,7 @@ class Layout:
     embedding_width : int
         Number of inputs of the head, ``dim Z``.
     batch_statistics : bool
-        A layer normalises by its batch while training: batches must not be filled up, and need two samples.
+        Whether a layer normalises by its batch while training: batches must not be padded, and need two samples.
     """
 
     entries: tuple[LayoutEntry, ...]
@@ -115,7 +113,7 @@ def find_head(module: nn.Module) -> nn.Linear:
 
 
 def make_layout(module: nn.Module) -> Layout:
-    """Describe where each floating tensor of ``module`` lies in θ; refuse what a flat float32 vector cannot carry."""
+    """Describe where each floating tensor of ``module`` lies in θ; raise for tensors that are not float32."""
     head = find_head(module)
     in_head = {id(t) for t in head.parameters()} | {id(t) for t in head.buffers()}
     own = {id(t): name for name, t in head.named_parameters()}
@@ -142,7 +140,7 @@ def make_layout(module: nn.Module) -> Layout:
         start += t.numel()
     if not any(e.trainable for e in entries):
         raise ModelError(f"expected a network with trainable parameters, got {type(module).__name__} with none")
-    # not told by the counters: a BatchNorm that tracks no running statistics has none, and uses the batch's even in evaluation
+    # a BatchNorm without running statistics has no counter, and normalises by its batch even in evaluation
     statistics = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules())
     counters = tuple(_counters(module))
     return Layout(tuple(entries), counters, head.in_features, statistics or bool(counters))
@@ -245,7 +243,7 @@ class Average:
     def add(self, theta: Tensor, weight: float) -> None:
         if not weight > 0:
             raise ValueError(f"expected a positive weight, got {weight}")
-        if self._sum is None:  # not added to zeros: 0.0 + (-0.0) would change the bits of a single member
+        if self._sum is None:  # starting from zeros would change a single member: 0.0 + (-0.0) is 0.0
             self._sum = theta.double() * weight
         elif theta.shape[-1] <= CHUNK:
             self._sum.add_(theta, alpha=weight)
@@ -266,7 +264,7 @@ class Average:
 def average(thetas: Iterable[Tensor], weights: Iterable[float]) -> Tensor:
     """Return the weighted mean of the states, accumulated in float64 in the order given.
 
-    Pass only the members: a zero weight does not silence a NaN.
+    Pass only the members: a zero weight does not remove a NaN.
     """
     states, factors = list(thetas), [float(weight) for weight in weights]
     if not states or states[0].shape[-1] <= CHUNK:
@@ -307,11 +305,11 @@ def gram(rows: Tensor | Sequence[Tensor], columns: slice | None = None, *, origi
             block -= origins[0][at] if shared else torch.stack([row[at] for row in origins])
         out.addmm_(block, block.T)
     out = out.cpu()
-    return (out + out.T) / 2  # matrix kernels may round the two halves differently, and linkages refuse that
+    return (out + out.T) / 2  # matrix kernels may round the two halves differently, and linkage needs symmetry
 
 
 def blocks(length: int, rows: int) -> Iterator[slice]:
-    """Cut columns into blocks of which ``rows`` rows in float64 stay in the processor's cache, each wide enough to be worth a call."""
+    """Cut columns into blocks whose ``rows`` float64 rows fit the processor's cache, at least ``WIDE`` columns each."""
     return chunks(length, max(WIDE, 2 * CHUNK // rows))
 
 
@@ -345,5 +343,5 @@ def squared_distances(gram_matrix: Tensor) -> Tensor:
 
 
 def describe(value: Any) -> str:
-    """Say what a value is, for messages: dtype and shape of a tensor, else its type."""
+    """Describe a value for messages: dtype and shape of a tensor, else its type."""
     return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

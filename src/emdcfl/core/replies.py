@@ -1,4 +1,4 @@
-"""What comes back from clients: valid replies in client order, failures beside them. Imports schema only."""
+"""Replies of clients: the valid ones in client order, and the failures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from emdcfl.core.schema import Reply
 
 @dataclass(frozen=True)
 class Failure:
-    """A client that did not answer, or whose reply was refused; ``violation`` says that it answered, but not what was agreed."""
+    """A client that did not answer, or whose reply validation rejected (``violation``)."""
 
     client: str
     task: str
@@ -28,7 +28,7 @@ class Failure:
 
 @dataclass
 class Replies:
-    """Valid replies by client, in client order, and the failures beside them.
+    """Valid replies by client, in client order, and failures.
 
     Examples
     --------
@@ -60,13 +60,13 @@ class Replies:
 
 
 def brief(text: str, most: int = 400) -> str:
-    r"""Return a reason on one line of bounded length: some of its words may be the client's.
+    r"""Return a reason, which may quote a client, on one line of bounded length.
 
     Examples
     --------
     >>> brief("two\nlines"), brief("x" * 50, 8)
     ('two lines', 'xxxxxxx…')
     """
-    head = text[: 4 * most]  # whatever its length, and whatever a terminal would make of its characters
+    head = text[: 4 * most]  # bounded before it is processed
     line = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in " ".join(head.split()))
     return line if len(line) <= most and len(head) == len(text) else line[: most - 1] + "…"

@@ -1,4 +1,4 @@
-"""A round: its number, who takes part, the server's generators, and the seconds each phase takes. Imports keys and errors only."""
+"""A round: its number, participants, the server's generators, and the seconds of each phase."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from emdcfl.core.keys import generator
 
 @dataclass(frozen=True)
 class Round:
-    """One round: its number (1, 2, …; 0 for ``init``), who takes part, and generators of its own."""
+    """One round: its number (1, 2, …; 0 for ``init``), its participants and its generators."""
 
     index: int
     participants: tuple[str, ...]
@@ -27,9 +27,9 @@ class Round:
 
 
 def participants(clients: Sequence[str], number: int | None, *, seed: int, round: int) -> tuple[str, ...]:
-    """Draw who takes part: all, or ``number`` uniformly without replacement.
+    """Draw the participants: all clients, or ``number`` uniformly without replacement.
 
-    The draw depends on seed and round alone, so every method meets the same clients.
+    The draw depends on seed and round alone, so every method gets the same clients.
 
     Examples
     --------

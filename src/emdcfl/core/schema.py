@@ -1,4 +1,4 @@
-"""What a task's reply must look like. Nothing from a client is trusted: every reply passes ``check`` before a method sees it.
+"""Validation of replies. Nothing from a client is trusted: ``check`` validates every reply before a method sees it.
 
 A task declares its reply as a mapping from field name to ``Field``. Shapes may name dimensions of the federation
 (``"P"`` the length of θ, ``"d"`` the embedding width) or leave a size open (``None``).
@@ -21,7 +21,7 @@ Reply = dict[str, Any]
 """Field name → tensor, number, text, bytes, or a dict of them."""
 
 SHARED_OUT = 1 << 15
-"""Numbers from which torch shares a sum out among threads."""
+"""Numbers from which torch distributes a sum over threads."""
 
 
 @dataclass(frozen=True)
@@ -123,18 +123,17 @@ def _shown(value: float) -> str:
 
 
 def _all_finite(values: Collection[Any]) -> bool:
-    """Say whether values are known to be finite tensors: those an engine left on a GPU are waited for once, not one by one."""
+    """Whether all values are finite GPU tensors; one synchronisation for all of them instead of one each."""
     if not values or not all(isinstance(value, Tensor) and value.is_cuda and value.is_floating_point() for value in values):
         return False
     return bool(torch.stack([value.sum() for value in values]).isfinite().all())
 
 
 def finite(value: Tensor) -> bool:
-    """Say whether all numbers are finite.
+    """Whether all numbers are finite.
 
-    A finite sum has finite terms and costs a tenth of looking at each of them; only a sum that overflows needs the look. Large tensors
-    on the host are added up by NumPy: torch would wait for threads of its own, and while transport problems are solved there are no
-    cores for them.
+    A finite sum has finite terms and costs a tenth of testing each of them, which only a sum that overflows needs. NumPy sums large
+    tensors on the host: torch would wait for its own threads while transport problems occupy the cores.
     """
     if value.numel() >= SHARED_OUT and value.device.type == "cpu" and value.dtype in (torch.float32, torch.float64):
         with np.errstate(over="ignore", invalid="ignore"):

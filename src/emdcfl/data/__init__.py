@@ -1,1 +1,1 @@
-"""Data: types, sources, scenarios, partitions, and people's own files."""
+"""Data: types, sources, scenarios, partitions, and the user's own files."""

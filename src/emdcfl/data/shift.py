@@ -1,6 +1,6 @@
 """Shifts that make groups, each a small dictionary that fits into TOML: ``{kind = "rotation", angles = [0, 90]}``.
 
-A shift splits every group it meets into as many as it has settings; shifts compose, so two rotations and two noise levels make four.
+A shift splits every group into as many as it has settings; shifts compose, so two rotations and two noise levels make four groups.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SamplePool:
 
 @dataclass(frozen=True)
 class Setting:
-    """One new group: what its name ends in, what is done to the samples, and whether that is to choose among them."""
+    """One new group: its suffix, the change to the samples, and whether the change selects samples."""
 
     suffix: str
     change: Callable[[SamplePool], SamplePool]
@@ -96,7 +96,7 @@ def classes(*, groups: Sequence[Sequence[int]]) -> list[Setting]:
 
 
 def permutation(*, count: int, number_of_classes: int, data_seed: int) -> list[Setting]:
-    """Concept shift: ``count`` groups that name the same things differently; the first keeps the labels, the others permute them."""
+    """Concept shift: ``count`` groups with different labels for the same classes; the first keeps the labels, the others permute them."""
     orders = [np.arange(number_of_classes)]
     rng = keys.generator(data_seed, "labels", 0, "permutation")
     orders += [rng.permutation(number_of_classes) for _ in range(count - 1)]

@@ -83,7 +83,7 @@ def _largest_remainder(wanted: NDArray[np.float64], total: int) -> NDArray[np.in
     counts = np.floor(wanted + 1e-9).astype(np.int64)
     order = np.argsort(-(wanted - counts), kind="stable")
     counts[order[: total - int(counts.sum())]] += 1
-    if counts[0] == 0:  # what is not in the first part, the training split, cannot be learned
+    if counts[0] == 0:  # the first part is the training split, which must have every class
         counts[int(np.argmax(counts))] -= 1
         counts[0] = 1
     return counts

@@ -1,4 +1,4 @@
-"""What is done to images before they are dealt to sites: rotation, border, colour, patch, blur, noise.
+"""Image transforms applied before samples are dealt to sites: rotation, border, colour, patch, blur, noise.
 
 Pure functions on uint8 arrays ``(N, C, H, W)``. Rotation equals PIL's, pixel for pixel.
 """
@@ -41,7 +41,7 @@ def rotate(images: Images, angle: float, *, expand: bool = False) -> Images:
 
 @functools.lru_cache(maxsize=32)
 def _rotation_map(height: int, width: int, angle: float, expand: bool) -> tuple[tuple[int, int], Labels, Labels]:
-    """Where every pixel of the result comes from, and which come from nowhere; learned by rotating an image of pixel numbers with PIL."""
+    """Source of every pixel of the result, and pixels without one, found by rotating an image of pixel numbers with PIL."""
     numbers = np.arange(1, height * width + 1, dtype=np.int32).reshape(height, width)
     rotated = np.asarray(Image.fromarray(numbers).rotate(angle, resample=Image.Resampling.NEAREST, expand=expand, fillcolor=0))
     origin = rotated.ravel().astype(np.int64)

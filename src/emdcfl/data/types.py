@@ -1,4 +1,4 @@
-"""What a run needs to know about data: ``Split``, ``Site``, ``Preprocess``, ``Scenario``.
+"""Types of data: ``Split``, ``Site``, ``Preprocess``, ``Scenario``.
 
 Images stay uint8 in memory and become network inputs in batches, on the device that trains.
 """
@@ -44,12 +44,12 @@ class Split:
 
     @cached_property
     def _length(self) -> int:
-        return int(self.y.shape[0])  # asked for often, and the shape of a tensor is made anew every time
+        return int(self.y.shape[0])  # called often, and torch builds a new shape object at every call
 
 
 @dataclass(frozen=True)
 class Site:
-    """What one client holds. ``tests`` maps a variant's name to its split; the first one is the headline."""
+    """The data of one client. ``tests`` maps a variant's name to its split; the first one is the main result."""
 
     name: str
     train: Split
@@ -98,7 +98,7 @@ class Preprocess:
         return cls(tuple(values["mean"]), tuple(values["std"]), float(values["scale"]), values["size"])
 
 
-@lru_cache(maxsize=32)  # on a GPU, bringing a few numbers there costs more than using them, and waits for all work before
+@lru_cache(maxsize=32)  # a copy to a GPU waits for all work before it
 def _constant(values: tuple[float, ...], device: torch.device) -> Tensor:
     return torch.tensor(values, dtype=torch.float32, device=device)
 
@@ -121,7 +121,7 @@ class Scenario:
     groups : dict or None
         True group of every site, where known (simulated scenarios).
     k : int or None
-        Number of clusters given to the methods that must be told.
+        Number of clusters given to the methods that need it.
     scored : tuple of str or None
         Sites whose accuracy counts in the summary (backdoor targets); ``None`` means all.
     defaults : mapping
@@ -129,7 +129,7 @@ class Scenario:
     method_defaults : mapping
         Method name → field → value, for hyper-parameters tuned per scenario.
     notes : tuple of str
-        What a scale changed, and anything else the user should see.
+        Changes made by a scale, and warnings for the user.
     encoding : mapping
         How a file becomes a row of ``x`` (JSON values), so that a stored run can read new files: ``{"kind": "images", "shape": [C, H, W]}``
         or a table's columns. Empty where there are no files, as for arrays; images are then read at the shape of the first site.

@@ -38,7 +38,7 @@ def read_rows(folder: Path) -> tuple[list[ResultRow], int]:
 
 
 def _usable(line: str) -> ResultRow | None:
-    """Read a row, filling in what a row of an older or shorter form leaves out; none if it is no result at all."""
+    """Read a row and fill in what it lacks; ``None`` if it is no result."""
     try:
         row = json.loads(line)
         method, accuracy = str(row["method"]), dict(row["accuracy"])

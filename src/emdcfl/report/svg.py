@@ -1,7 +1,7 @@
-"""Drawing in SVG: elements with every attribute and text escaped, scales, and ticks. Imports numpy and markupsafe only.
+"""SVG elements with every attribute and text escaped, scales, and ticks.
 
-Charts are drawn about 400 units wide, so that one drawing is readable on a phone (a unit is a little less than a pixel) and in half of a
-desktop page (a little more). Colours are classes that the page's style sheet knows, so that dark and light pages share a drawing.
+Charts are about 400 units wide, readable on a phone and in half of a desktop page. Colours are classes of the page's style sheet, so that
+dark and light pages share a chart.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ COLOURS = 10
 
 
 def visible(text: object, most: int | None = None) -> str:
-    r"""Return text as it may stand on a page: control and direction characters replaced, shortened if asked.
+    r"""Return text for a page: control and direction characters replaced, shortened if asked.
 
     Examples
     --------
@@ -51,13 +51,13 @@ def tag(name: str, *children: str, **attributes: object) -> Markup:
 
 
 def chart(width: float, height: float, label: str, *children: str) -> Markup:
-    """Return a drawing whose marks are one stop of the tab key; the arrow keys go from mark to mark."""
+    """Return a chart that is one tab stop; the arrow keys move from mark to mark."""
     box = f"0 0 {width:.0f} {height:.0f}"
     return tag("svg", *children, viewBox=box, role="group", aria_label=label, class_="chart", data_roving="")
 
 
 def mark(name: str, tip: str, **attributes: object) -> Markup:
-    """Return an element that says something when it is pointed at or focused."""
+    """Return an element with a tooltip."""
     return tag(name, data_tip=tip, aria_label=tip.replace("\n", ", "), role="img", tabindex="-1", **attributes)
 
 
@@ -95,7 +95,7 @@ def shape_path(shape: str, x: float, y: float, r: float) -> str:
 
 @dataclass(frozen=True)
 class Scale:
-    """From values to units of a drawing, along one axis."""
+    """Map values to units of a chart along one axis."""
 
     low: float
     high: float
@@ -110,7 +110,7 @@ class Scale:
 
 
 def bent(value: float) -> float:
-    """Signed square root: room around a tolerance of 1, and large distances still on the page."""
+    """Signed square root: it widens the range around 1 and keeps large distances on the page."""
     return math.copysign(math.sqrt(abs(value)), value)
 
 

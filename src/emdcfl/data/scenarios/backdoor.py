@@ -1,4 +1,4 @@
-"""Backdoor scenarios: attackers whose images carry a cue for the label, targets who must not learn it, and unrelated sites.
+"""Backdoor scenarios: attackers whose images carry a cue for the label, targets that must not learn it, and unrelated sites.
 
 Every site has two test variants built from the same images: ``clean`` (no false cue) and ``backdoor`` (the cue of a wrong class). Only
 the targets are scored.

@@ -47,7 +47,7 @@ DIVISIONS: dict[str, Callable[..., list[Indices]]] = {
 }
 
 
-@scenario("custom", "any source with shifts and divisions of your own (partition = [{kind = …}, …])")
+@scenario("custom", "any source with your own shifts and divisions (partition = [{kind = …}, …])")
 def custom(
     *,
     source: str,
@@ -59,7 +59,7 @@ def custom(
     data_seed: int = 0,
     data_root: str | None = None,
 ) -> Scenario:
-    """Build a scenario of one's own.
+    """Build a custom scenario.
 
     Parameters
     ----------
@@ -112,7 +112,7 @@ def _shifted(
         raise ConfigError("custom: a shift needs at least one setting")
     pieces = [pool] * len(combinations)
     if not share_samples:
-        # Groups that choose different samples anyway need not divide them.
+        # Groups that select different samples need not divide them.
         rivals = [tuple(setting.suffix for setting in settings if not setting.chooses) for settings in combinations]
         distinct = list(dict.fromkeys(rivals))
         shares = division.iid(pool.labels, len(distinct), keys.generator(data_seed, "groups", 0, "divide"))

@@ -56,7 +56,7 @@ def scenario(name: str, summary: str, **presets: Any) -> Callable[[Maker], Maker
 
 
 def names() -> tuple[str, ...]:
-    """Names of the registered scenarios: the built-in ones in the order a reader wants, then others as they were registered."""
+    """Names of the registered scenarios: the built-in ones first, then others as they were registered."""
     return tuple(sorted(_ENTRIES, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER)))
 
 

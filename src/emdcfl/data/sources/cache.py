@@ -1,4 +1,4 @@
-"""Decoded images on disk, memory-mapped, so that they are decoded once and large sets never have to fit into memory.
+"""Cache of decoded images: memory-mapped files, so that images are decoded once and need not fit into memory.
 
 The folder is ``$EMDCFL_CACHE``, else ``~/.cache/emdcfl``. Files are written under a temporary name and renamed when complete.
 """
