@@ -8,8 +8,7 @@ from tests.methods.toy import federation, run, truth
 
 from emdcfl.clustering import adjusted_rand, gram_features
 from emdcfl.methods import make
-from emdcfl.methods.cflgp import renumber
-from emdcfl.methods.shared.profiles import Fresh, ProfileUpdate
+from emdcfl.methods.shared.profiles import Fresh, ProfileUpdate, profile_coordinates, renumber
 
 PROBE = Scripted("z", lambda c, r, theta: theta)
 SIDES = {"a": 1.0, "b": 1.2, "c": -1.0, "d": -1.3}
@@ -132,9 +131,10 @@ def test_a_share_of_the_coordinates_is_enough():
 
 def test_profiles_are_thinned_before_they_fill_the_memory(monkeypatch):
     fed = federation()
-    monkeypatch.setattr("emdcfl.methods.cflgp.LARGEST_PROFILE", 9 * 50)
-    for profile, expected in (("shared", 50), ("own_block", 50 / 3)):
-        index, share = make("cflgp", profile=profile)._where(fed, 3)
+    monkeypatch.setattr("emdcfl.methods.shared.profiles.LARGEST_PROFILE", 9 * 50)
+    for blocks, expected in ((1, 50), (3, 50 / 3)):
+        index, share = profile_coordinates(fed, blocks, "P", None)
+        assert isinstance(index, torch.Tensor)
         assert share * (fed.layout.trainable.stop - fed.layout.trainable.start) == pytest.approx(expected)
         assert 0.4 * expected < len(index) < 1.8 * expected
 

@@ -18,7 +18,7 @@ from emdcfl.core.federation import ByClient
 from emdcfl.core.tasks import Training
 from emdcfl.methods import make
 from emdcfl.methods.fedsac import train_and_basis
-from emdcfl.methods.shared.graph import complementarity, pca_basis
+from emdcfl.methods.shared.subspaces import complementarity, pca_basis
 
 BRIEF = Training(local_epochs=1, batch_size=16, lr=0.05)
 

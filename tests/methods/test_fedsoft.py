@@ -10,7 +10,7 @@ from emdcfl.core.errors import ConfigError
 from emdcfl.core.federation import ByClient
 from emdcfl.core.params import average
 from emdcfl.methods import make
-from emdcfl.methods.fedsoft import batch_votes, smooth
+from emdcfl.methods.shared.votes import batch_votes, smooth
 
 
 def test_the_penalty_towards_all_models_is_one_anchor():

@@ -1,7 +1,4 @@
-"""What a method is: a frozen dataclass of hyper-parameters with ``init``, ``step`` and ``serve``.
-
-Methods import federation, tasks, params, clustering and transport; never an engine.
-"""
+"""What a method is: a frozen dataclass of hyper-parameters with ``init``, ``step`` and ``serve``."""
 
 from __future__ import annotations
 
@@ -156,7 +153,7 @@ class Clustered:
     Attributes
     ----------
     clients : list of str
-        Everybody, in client order.
+        All clients, in client order.
     theta0 : (P,) tensor
         The common initial model θ⁰.
     sets : list of lists of str

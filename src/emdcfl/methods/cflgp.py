@@ -7,7 +7,7 @@ Each client's profile is a running mean of its updates :math:`\Delta_c`,
 and with :math:`G^\top G = V\operatorname{diag}(\sigma^2)V^\top` client c is described by
 :math:`(\sigma_1V_{c1}, …, \sigma_KV_{cK})`. K-means on these gives the clusters of round t, renumbered to agree with the previous ones as
 far as possible, and :math:`\theta_k = \sum_{c\in S_k} n_c\theta_c / \sum_{c\in S_k} n_c` over the members that took part (a cluster
-without any keeps its model). In round 1 everybody trains from θ⁰, as does a client first seen later, whose first update is its profile;
+without any keeps its model). In round 1 all clients train from θ⁰, as does a client first seen later, whose first update is its profile;
 absent clients keep their profile.
 
 The profile may instead have K blocks, :math:`G^\top G` being the sum over blocks: one for each cluster a client has been in, or one for
@@ -25,21 +25,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from emdcfl.clustering import gram_features, kmeans, match_labels
+from emdcfl.clustering import gram_features, kmeans
 from emdcfl.core import tasks
 from emdcfl.core.federation import Federation, Replies, Round
-from emdcfl.core.keys import generator, keyed_int
+from emdcfl.core.keys import keyed_int
 from emdcfl.core.schema import Reply
 from emdcfl.methods.base import Clustered, Family, Serving, clusters_wanted, register, serve_clusters
-from emdcfl.methods.shared.profiles import Fresh, ProfileUpdate
-from emdcfl.methods.shared.vectors import VectorScope, average_present, expect, floating, sets_of
-
-LARGEST_PROFILE = 1 << 29
-"""Numbers all profiles together may hold (2 GiB) unless ``coordinates`` says otherwise; 40 clients of ResNet18 fit in one block."""
+from emdcfl.methods.shared.profiles import Fresh, ProfileUpdate, nearest_clusters, profile_coordinates, renumber
+from emdcfl.methods.shared.vectors import VectorScope, average_present, expect, sets_of
 
 SHARED = "shared"
 """Name of the one block of ``profile="shared"``."""
@@ -56,7 +52,7 @@ class CFLGPState(Clustered):
     profile_steps : dict
         Block → client → running mean of the steps, which is what BatchNorm's counters moved by.
     clustered : bool
-        Whether K-means has run; before that everybody shares model 0.
+        Whether K-means has run; before that all clients share model 0.
     """
 
     profile: dict[str, dict[str, Tensor]] = field(default_factory=dict)
@@ -74,9 +70,9 @@ class CFLGP:
     k : int or None
         Number of clusters; the scenario's if not given.
     period : int
-        p: clusters are found anew every p rounds. 1 in the comparison, 2 in the method's code.
+        p: clusters are found again every p rounds. 1 in the comparison, 2 in the method's code.
     last_clustering : int or None
-        Last round in which clusters are found anew; the method's code stops after 10 of 20 rounds. None: never.
+        Last round in which clusters are found again; the method's code stops after 10 of 20 rounds. None: never.
     profile : "shared", "own_block" or "criterion"
         Where an update is filed. ``"shared"``: one vector per client, whatever model the update was made on; what the method's released
         code amounts to. Once the cluster models have converged these updates are noise and the clusters may dissolve again, which
@@ -108,12 +104,8 @@ class CFLGP:
     def init(self, fed: Federation, round: Round) -> CFLGPState:
         k = clusters_wanted(self.k, fed, self.name)
         expect(self.period >= 1, "period", "at least 1", self.period)
-        expect(
-            self.last_clustering is None or self.last_clustering >= self.period,
-            "last_clustering",
-            "at least the period",
-            self.last_clustering,
-        )
+        last = self.last_clustering
+        expect(last is None or last >= self.period, "last_clustering", "at least the period", last)
         expect(self.coordinates is None or 0 < self.coordinates <= 1, "coordinates", "in (0, 1]", self.coordinates)
         models = torch.stack([fed.initial(i) for i in range(k)])
         return CFLGPState(list(fed.clients), models[0], sets=[[] for _ in range(k)], models=models)
@@ -122,7 +114,8 @@ class CFLGP:
         replies = fed.train({c: state.start(c) for c in round.participants})
         if not len(replies):
             return state
-        k, where, share = len(state.models), *self._where(fed, len(state.models))
+        k = len(state.models)
+        where, share = profile_coordinates(fed, 1 if self.profile == "shared" else k, self.vector_scope, self.coordinates)
         due = round.index % self.period == 0 and round.index <= (self.last_clustering or round.index)
         fresh = self._file(fed, state, replies, where, due, round)
         beta = 1.0 / (round.index // (k * self.period) + 1)
@@ -131,7 +124,7 @@ class CFLGP:
         labels = self._labels(fed, state, update, replies, due, share, round)
         sets = sets_of(state.clients, labels, k)
         models = average_present(state, sets, replies.column("theta"), state.models, fed.guard)
-        replies.valid.clear()  # each state is let go as soon as its profile has taken it in
+        replies.valid.clear()  # frees each state as soon as its profile has taken it in
         state = replace(state, labels=labels, sets=sets, models=models, clustered=state.clustered or due)
         over = self.last_clustering is not None and round.index >= self.last_clustering and len(labels) == len(state.clients)
         profile, steps = ({}, {}) if over else update.apply()
@@ -139,18 +132,6 @@ class CFLGP:
 
     def serve(self, state: CFLGPState) -> Serving:
         return serve_clusters(state)
-
-    def _where(self, fed: Federation, k: int) -> tuple[slice | Tensor, float]:
-        """Which entries of θ profiles keep, and their share."""
-        scope = fed.layout.scope(floating(self.vector_scope))
-        width = scope.stop - scope.start
-        blocks = 1 if self.profile == "shared" else k
-        share = self.coordinates or min(1.0, LARGEST_PROFILE / (blocks * len(fed.clients) * width))
-        if share >= 1:
-            return scope, 1.0
-        drawn = generator(fed.seed, "", 0, "profile coordinates").random(width, dtype=np.float32) < share
-        drawn[:1] |= not drawn.any()
-        return torch.from_numpy(np.flatnonzero(drawn)) + scope.start, share
 
     def _file(
         self, fed: Federation, state: CFLGPState, replies: Replies, where: slice | Tensor, due: bool, round: Round
@@ -188,31 +169,8 @@ class CFLGP:
         who = [c for c in state.clients if update.knows(c)]
         k = len(state.models)
         counters = share * len(fed.layout.counters) if self.vector_scope == "state" else 0.0
-        G = update.gram(who, counters=counters)
-        features = gram_features(G.numpy(), k)
+        features = gram_features(update.gram(who, counters=counters).numpy(), k)
         if due:
             found = kmeans(features, k, seed=keyed_int(fed.seed, "", round.index, "k-means"))
             return {**state.labels, **renumber(dict(zip(who, found.tolist(), strict=True)), state.labels if state.clustered else {}, k)}
-        rows = {c: features[i] for i, c in enumerate(who)}
-        known = sets_of(who, {c: label for c, label in state.labels.items() if c in rows}, k)
-        centres = {label: np.mean([rows[c] for c in members], axis=0) for label, members in enumerate(known) if members}
-        nearest = {c: min(centres, key=lambda label: float(np.linalg.norm(rows[c] - centres[label]))) for c in who if c not in state.labels}
-        return {**state.labels, **nearest}
-
-
-def renumber(new: Mapping[str, int], old: Mapping[str, int], k: int) -> dict[str, int]:
-    """Renumber clusters so that as many clients as possible keep their number; clusters without known clients get free numbers.
-
-    Examples
-    --------
-    >>> renumber({"a": 0, "b": 0, "c": 1}, {"a": 2, "b": 2}, 3)
-    {'a': 2, 'b': 2, 'c': 0}
-    """
-    known = [c for c in new if c in old]
-    matched = match_labels([new[c] for c in known], [old[c] for c in known], k).tolist()
-    numbers = {new[c]: label for c, label in zip(known, matched, strict=True)}
-    free = [label for label in range(k) if label not in numbers.values()]
-    for label in new.values():
-        if label not in numbers:
-            numbers[label] = free.pop(0)
-    return {c: numbers[label] for c, label in new.items()}
+        return {**state.labels, **nearest_clusters(features, who, state.labels, k)}

@@ -3,7 +3,7 @@ r"""FedAvg: one model for all.
 .. math:: \theta_c \leftarrow \mathrm{Train}_c(\theta), \qquad \theta \leftarrow \sum_c n_c\,\theta_c / \sum_c n_c
 
 Every participant trains from the global model; the server averages the results by train size. Clients send their state and
-:math:`n_c`, and learn the global model. Everybody is served the global model.
+:math:`n_c`, and learn the global model. Every client is served the global model.
 
 McMahan, Moore, Ramage, Hampson, Agüera y Arcas. *Communication-Efficient Learning of Deep Networks from Decentralized Data.* AISTATS 2017.
 """
@@ -24,7 +24,7 @@ from emdcfl.methods.base import Family, Serving, register
 
 @dataclass(frozen=True)
 class GlobalState:
-    """One model for everybody."""
+    """One model for all clients."""
 
     clients: list[str]
     theta: Tensor

@@ -1,4 +1,4 @@
-r"""FedCE: clusters average everybody, by how well each client has fitted them so far.
+r"""FedCE: clusters average all clients, by how well each client has fitted them so far.
 
 A running score :math:`h_{ck}` (0 at first) remembers how close cluster k came to client c's best cluster. Each round, with mean
 validation losses :math:`L_k` and the vectors :math:`b_k` of their batch means:

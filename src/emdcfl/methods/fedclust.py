@@ -7,7 +7,7 @@ After the first round, trained from the common θ⁰, the server cuts a complete
 and every round averages inside clusters, :math:`\theta_k = \sum_{c\in S_k} n_c\theta_c / \sum_{c\in S_k} n_c`, over the members that took
 part (a cluster without any keeps its model). A client first seen later trains from θ⁰, and its state is compared with the states the
 others had after *their* first training: it joins the cluster at the smallest complete-linkage distance if that is at most λ, and founds
-one otherwise; nobody else moves.
+one otherwise; no other client moves.
 
 Clients send their state and :math:`n_c`, as in FedAvg, and learn their cluster's model, with which they are served; one never seen
 holds θ⁰. The server sees every local state.
@@ -34,7 +34,7 @@ from emdcfl.methods.shared.vectors import VectorScope, average_present, expect, 
 
 @dataclass(frozen=True)
 class FedClustState(Clustered):
-    """``Clustered``, and what everybody sent first, kept only until the last client has been seen."""
+    """``Clustered``, and what every client sent first, kept only until the last client has been seen."""
 
     first: dict[str, Tensor] = field(default_factory=dict)
     first_steps: dict[str, int] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class FedClust:
         5, Rotated CIFAR10 45, PACS 8, Backdoor MNIST 4, Backdoor CIFAR10 28.
     vector_scope : "F", "P", "H" or "state"
         What is compared: all floating state (what the thresholds above were chosen for), trainable parameters, the last layer (the
-        method's own definition; the threshold must be chosen anew), or the state with BatchNorm's counters.
+        method's own definition; the threshold must be chosen again), or the state with BatchNorm's counters.
     aggregate : "every-round" or "first-round"
         ``"first-round"``: cluster models stay those of round 1 whatever is trained later, as in the public code.
     """

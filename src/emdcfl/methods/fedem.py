@@ -8,7 +8,7 @@ Expectation–maximisation over per-sample responsibilities. In a round, client 
 and the server averages component by component over all of them, :math:`\theta_k \leftarrow \sum_c n_c\theta_{ck} / \sum_c n_c`: the
 responsibilities act through the loss alone. With K = 1 it is FedAvg. Local work is K times FedAvg's.
 
-A client sends K states, :math:`n_c` and :math:`\pi_c` (how much of each distribution it holds; the responsibilities stay at home) and
+A client sends K states, :math:`n_c` and :math:`\pi_c` (how much of each distribution it holds; responsibilities stay with the client) and
 learns the K components. It is served the mixture :math:`p(y|x) = \sum_k \pi_{ck}\,\mathrm{softmax}(f_{\theta_k}(x))`; one never seen
 has uniform weights.
 
@@ -25,7 +25,7 @@ import torch
 
 from emdcfl.core.federation import Federation, Round
 from emdcfl.methods.base import Family, Serving, clusters_wanted, register
-from emdcfl.methods.shared.em import Mixture, MixtureEval, serve_mixture, step_everybody
+from emdcfl.methods.shared.em import Mixture, MixtureEval, serve_mixture, step_mixture
 
 
 @register
@@ -53,12 +53,12 @@ class FedEM:
     State: ClassVar[type] = Mixture
 
     def init(self, fed: Federation, round: Round) -> Mixture:
-        """Start K components from K initial models; everybody's weights are uniform."""
+        """Start K components from K initial models; all weights are uniform."""
         K = clusters_wanted(self.k, fed, self.name)
         return Mixture(list(fed.clients), torch.stack([fed.initial(k) for k in range(K)]))
 
     def step(self, fed: Federation, state: Mixture, round: Round) -> Mixture:
-        new = step_everybody(fed, state, round, keep_last=self.mixture_eval == "last-component")
+        new = step_mixture(fed, state, round, keep_last=self.mixture_eval == "last-component")
         return Mixture(state.clients, new.models, new.pi, new.last)
 
     def serve(self, state: Mixture) -> Serving:

@@ -4,7 +4,7 @@ r"""FedProx: FedAvg whose clients are held near the global model.
           \theta \leftarrow \sum_c n_c\,\theta_c / \sum_c n_c
 
 The anchor is the round's global model; the penalty covers the trainable parameters only. :math:`\mu = 0` is FedAvg. Clients send
-their state and :math:`n_c`, and learn the global model. Everybody is served the global model.
+their state and :math:`n_c`, and learn the global model. Every client is served the global model.
 
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith. *Federated Optimization in Heterogeneous Networks.* MLSys 2020.
 """

@@ -10,7 +10,7 @@ clients *mean* by a label and not which labels or looks they have:
           \quad \sum_y \rho_k(y) = 1
 
 The components are trained as in FedEM, and :math:`\rho` counts from the round after; until then it is 1 and the first round is FedEM's.
-Where clients miss rounds, the sum runs over the last label mass of everybody seen.
+Where clients miss rounds, the sum runs over the last label mass of all clients seen.
 
 A client sends what it sends in FedEM and its label mass :math:`Q_c`, whose sum over k tells the server how many samples of each label
 it has; it learns the K components and :math:`\rho`. It is served the mixture of FedEM.
@@ -30,7 +30,7 @@ from torch import Tensor
 from emdcfl.core.federation import Federation, Round
 from emdcfl.core.params import Layout
 from emdcfl.methods.base import Family, Serving, clusters_wanted, register
-from emdcfl.methods.shared.em import Mixture, MixtureEval, serve_mixture, step_everybody
+from emdcfl.methods.shared.em import Mixture, MixtureEval, serve_mixture, step_mixture
 from emdcfl.methods.shared.vectors import expect
 
 
@@ -87,14 +87,14 @@ class FedRC:
     State: ClassVar[type] = FedRCState
 
     def init(self, fed: Federation, round: Round) -> FedRCState:
-        """Start K components from K initial models; everybody's weights are uniform and ρ is 1."""
+        """Start K components from K initial models; all weights are uniform and ρ is 1."""
         expect(self.floor > 0, "floor", "> 0 (the logarithm of ρ is taken)", self.floor)
         K = clusters_wanted(self.k, fed, self.name)
         models = torch.stack([fed.initial(k) for k in range(K)])
         return FedRCState(list(fed.clients), models, rho=torch.ones(K, outputs(fed.layout), dtype=torch.float64))
 
     def step(self, fed: Federation, state: FedRCState, round: Round) -> FedRCState:
-        new = step_everybody(fed, state, round, keep_last=self.mixture_eval == "last-component", rho=state.rho)
+        new = step_mixture(fed, state, round, keep_last=self.mixture_eval == "last-component", rho=state.rho)
         mass = {**state.mass, **new.mass}
         rho = marginals([mass[c] for c in state.clients if c in mass], self.floor) if mass else state.rho
         return FedRCState(state.clients, new.models, new.pi, new.last, rho, mass)

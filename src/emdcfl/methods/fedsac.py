@@ -34,18 +34,16 @@ from emdcfl.core.tasks import TRAINED, Fit, Training
 from emdcfl.methods.base import Family, Serving, register
 from emdcfl.methods.shared.graph import (
     Aggregate,
-    Angles,
     Personal,
     Since,
     check_graph,
-    complementarity,
-    pca_basis,
     personal_start,
     personalise,
     serve_personal,
     similarities,
     train_personal,
 )
+from emdcfl.methods.shared.subspaces import Angles, complementarity, pca_basis
 from emdcfl.methods.shared.vectors import VectorScope, expect
 
 
@@ -133,16 +131,8 @@ class FedSaC:
         return personal_start(fed)
 
     def step(self, fed: Federation, state: Personal, round: Round) -> Personal:
-        trained = train_personal(
-            fed,
-            state,
-            round,
-            mu=self.mu,
-            first_round_term=self.first_round_term,
-            task=train_and_basis,
-            components=self.components,
-            mode=self.embedding_mode,
-        )
+        asked: dict[str, Any] = {"task": train_and_basis, "components": self.components, "mode": self.embedding_mode}
+        trained = train_personal(fed, state, round, mu=self.mu, first_round_term=self.first_round_term, **asked)
         if not trained.rows:
             return state
         s = similarities(fed.layout, state, trained, since=self.since, scope=self.vector_scope, snap=self.snap)

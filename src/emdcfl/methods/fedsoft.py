@@ -1,7 +1,7 @@
 r"""FedSoft: one personal model per client, held near a mix of K cluster models.
 
 A client counts which cluster model explains each of its samples best, trains from the mix of the models by these shares and is held
-near it; clusters average everybody by the shares:
+near it; clusters average all clients by the shares:
 
 .. math:: a_{ck} = |\{s : k = \arg\min_j \ell(\theta_j; x_s, y_s)\}| \;\text{ (} \sigma m_c \text{ instead of 0)}, \qquad
           u_{ck} = a_{ck} / \sum_j a_{cj}, \qquad \bar w_c = \sum_k u_{ck}\,\theta_k
@@ -26,49 +26,14 @@ import torch
 from torch import Tensor
 
 from emdcfl.core import tasks
-from emdcfl.core.client import LOSS_BATCH, Client, Stages, staged_task
-from emdcfl.core.errors import ConfigError
+from emdcfl.core.client import Client, Stages, staged_task
 from emdcfl.core.federation import Federation, Replies, Round
 from emdcfl.core.params import average
 from emdcfl.core.schema import Field, Reply
 from emdcfl.core.tasks import TRAINED, Fit, Training
 from emdcfl.methods.base import Family, Serving, clusters_wanted, register
-
-Votes = Literal["sample", "batch"]
-
-
-def smooth(counts: Tensor, *, smoothing: float, votes: Votes = "sample") -> Tensor:
-    r"""Return :math:`a_c`: the votes of m samples, where a cluster without any gets :math:`\sigma m`.
-
-    With ``votes="batch"`` it gets ⌊σm⌋, and one at least, as in the public code.
-
-    Examples
-    --------
-    >>> smooth(torch.tensor([60, 40, 0]), smoothing=0.01)
-    tensor([60., 40.,  1.], dtype=torch.float64)
-    """
-    m = float(counts.sum())
-    least = smoothing * m if votes == "sample" else max(1.0, float(int(smoothing * m)))
-    return torch.where(counts > 0, counts.double(), least)
-
-
-def batch_votes(table: Tensor, n: int) -> Tensor:
-    """Credit the cluster with the lowest mean loss on a batch with all samples of the batch.
-
-    Parameters
-    ----------
-    table : (K, batches) tensor
-        Mean losses on batches of 64, the last one holding what is left of n.
-
-    Examples
-    --------
-    >>> batch_votes(torch.tensor([[0.1, 0.9, 0.9], [0.5, 0.5, 0.5]]), 130)
-    tensor([64., 66.], dtype=torch.float64)
-    """
-    K, batches = table.shape
-    sizes = torch.full((batches,), float(LOSS_BATCH), dtype=torch.float64)
-    sizes[-1] = n - LOSS_BATCH * (batches - 1)
-    return torch.zeros(K, dtype=torch.float64).index_add_(0, table.argmin(0), sizes)
+from emdcfl.methods.shared.vectors import expect
+from emdcfl.methods.shared.votes import Votes, batch_votes, smooth
 
 
 @staged_task(phase="train", returns={**TRAINED, "a": Field(torch.float64, ("K",), low=0)})
@@ -153,9 +118,8 @@ class FedSoft:
 
     def init(self, fed: Federation, round: Round) -> FedSoftState:
         K = clusters_wanted(self.k, fed, self.name)
-        for name, got, low in (("lam", self.lam, 0), ("smoothing", self.smoothing, 0), ("interval", self.interval, 1)):
-            if not got >= low:
-                raise ConfigError(f"expected method.{name} of at least {low}, got {got}")
+        for name, low in (("lam", 0), ("smoothing", 0), ("interval", 1)):
+            expect(getattr(self, name) >= low, name, f"of at least {low}", getattr(self, name))
         return FedSoftState(list(fed.clients), fed.initial(), torch.stack([fed.initial(i) for i in range(K)]))
 
     def step(self, fed: Federation, state: FedSoftState, round: Round) -> FedSoftState:

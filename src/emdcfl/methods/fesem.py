@@ -1,6 +1,6 @@
 r"""FeSEM: federated stochastic EM. Each client belongs to the nearest of K cluster models in weight space.
 
-Round 1 is a warm-up: everybody trains from θ⁰, K-means (k-means++, best of ten) on the states gives the clusters. Then, in every round,
+Round 1 is a warm-up: all clients train from θ⁰, K-means (k-means++, best of ten) on the states gives the clusters. Then, in every round,
 
 .. math:: \theta_c \leftarrow \arg\min_\theta L_c(\theta) + \tfrac\mu2\|P(\theta) - P(\theta_{\pi(c)})\|^2 \ \text{from}\ \theta_{\pi(c)},
           \qquad \text{E: } \pi(c) = \arg\min_k\|v(\theta_c) - v(\theta_k)\|,

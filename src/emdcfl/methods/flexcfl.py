@@ -1,6 +1,6 @@
 r"""FlexCFL: group clients once by the cosines of their first updates with the K main directions, then FedAvg with a pull between groups.
 
-Round 1 is the cold start: everybody trains from θ⁰. With the updates :math:`\Delta_c` as rows of X and
+Round 1 is the cold start: all clients train from θ⁰. With the updates :math:`\Delta_c` as rows of X and
 :math:`XX^\top = V\operatorname{diag}(\sigma^2)V^\top`, client i is described by its cosines with the leading singular directions,
 :math:`e_{ij} = \sigma_jV_{ij}/\|\Delta_i\|`, and K-means on the :math:`e_i` gives the groups for good. The first group model
 is the plain mean of the members' states. From round 2 on, with the intra-group averages
@@ -37,7 +37,7 @@ from emdcfl.methods.shared.vectors import VectorScope, average_present, expect, 
 
 @dataclass(frozen=True)
 class FlexCFLState(Clustered):
-    """``Clustered``, the groups' cold-start models (kept until everybody is placed), and BatchNorm's counters per group."""
+    """``Clustered``, the groups' cold-start models (kept until all clients are placed), and BatchNorm's counters per group."""
 
     cold: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
     cold_steps: list[float] = field(default_factory=list)

@@ -5,8 +5,8 @@ Each round a participant scores all models on its validation split, trains the b
 .. math:: \pi(c) = \arg\min_k L_c(\theta_k), \qquad \theta_c \leftarrow \mathrm{Train}_c(\theta_{\pi(c)}), \qquad
           \theta_k \leftarrow \sum_{c:\pi(c)=k} n_c\,\theta_c / \sum_{c:\pi(c)=k} n_c
 
-A model nobody chose stays as it is. The start decides much: where all clients like the same initial model, one cluster is what comes
-out, and pretrained networks differ in their heads only. ``min_share`` draws anew until every model is liked by somebody.
+A model no client chose stays as it is. The initial models matter: where all clients prefer the same one, the result is one cluster,
+and pretrained networks differ in their heads only. ``min_share`` draws again until every model is preferred by some client.
 
 A client sends K losses, its state and :math:`n_c`; it learns all K cluster models. It is served the model it chose at the start of its
 last round, after that round's averaging; one never seen holds θ⁰.
@@ -47,7 +47,7 @@ class IFCA:
     loss_mean : "sample" or "batch"
         Mean over samples, or mean of the means of batches of 64, the smaller last one counting like the others, as in the public code.
     min_share : float
-        Draw all K initial models anew until each attracts this share of the clients asked. 0 (the EMD-CFL paper) is off; IFCA's own
+        Draw all K initial models again until each attracts this share of the clients asked. 0 (the EMD-CFL paper) is off; IFCA's own
         experiments use 0.1 for four models, 0.35 for two.
     max_restarts : int
         Give up drawing after so many further tries and take the draw whose smallest cluster is largest.

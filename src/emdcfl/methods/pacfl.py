@@ -7,7 +7,7 @@ vectors, and the closest clusters are merged (plain mean of the merged distances
           \theta_k \leftarrow \sum_{c\in S_k} n_c\,\theta_c / \sum_{c\in S_k} n_c
 
 Every cluster starts from θ⁰ and runs FedAvg among those who take part. A client first seen later joins the cluster with the
-smallest mean angle to its members, or founds one if that exceeds the threshold; nobody else moves.
+smallest mean angle to its members, or founds one if that exceeds the threshold; no other client moves.
 
 A client sends :math:`U_c`, its state and :math:`n_c`; it learns its cluster's model. Singular vectors of raw samples look like
 the samples: of all methods here this one shows the server most. Clients are served their cluster's model; one never seen holds θ⁰.
@@ -28,10 +28,12 @@ from torch import Tensor
 
 from emdcfl.clustering import cut
 from emdcfl.core.client import Client, task
-from emdcfl.core.errors import ClientError, ConfigError, DataError
+from emdcfl.core.errors import ClientError, DataError
 from emdcfl.core.federation import Federation, Replies, Round
 from emdcfl.core.schema import Field, Reply
 from emdcfl.methods.base import Clustered, Family, Serving, average_sets, register, serve_clusters
+from emdcfl.methods.shared.subspaces import leading_vectors, smallest_angle
+from emdcfl.methods.shared.vectors import expect, sets_of
 
 Flatten = Literal["channel", "image"]
 
@@ -52,34 +54,6 @@ def data_subspace(client: Client, *, split: str = "val", vectors: int = 3, flatt
     if basis.shape[1] == 0:
         raise DataError(f"client {client.name!r} has only zeros in its {split} data after preprocessing, which span no subspace")
     return {"basis": basis.cpu()}
-
-
-def leading_vectors(x: Tensor, number: int) -> Tensor:
-    """Return the first left singular vectors of x as unit columns; no more than its rank, beyond which they are arbitrary.
-
-    Examples
-    --------
-    >>> leading_vectors(torch.tensor([[3.0, 0.0], [0.0, 2.0], [0.0, 0.0]]), 1).abs()
-    tensor([[1.], [0.], [0.]])
-    """
-    U, s, _ = torch.linalg.svd(x, full_matrices=False)
-    rank = int((s > s[0] * max(x.shape) * torch.finfo(s.dtype).eps).sum())
-    kept: Tensor = U[:, : min(number, rank)]
-    unit: Tensor = kept / kept.norm(dim=0)
-    return unit
-
-
-def smallest_angle(a: Tensor, b: Tensor, *, signed: bool = False) -> float:
-    """Return the smallest angle, in degrees, between a column of ``a`` and a column of ``b``; ``signed`` tells u from −u.
-
-    Examples
-    --------
-    >>> smallest_angle(torch.tensor([[1.0], [0.0]]), torch.tensor([[-1.0], [0.0]]))
-    0.0
-    """
-    cosines = a.double().T @ b.double()
-    largest = (cosines if signed else cosines.abs()).max().clamp(-1.0, 1.0)
-    return float(torch.rad2deg(torch.arccos(largest)))
 
 
 @dataclass(frozen=True)
@@ -124,10 +98,8 @@ class PACFL:
     State: ClassVar[type] = PACFLState
 
     def init(self, fed: Federation, round: Round) -> PACFLState:
-        if not 0 <= self.threshold <= 180:
-            raise ConfigError(f"expected method.threshold between 0 and 180 degrees, got {self.threshold}")
-        if self.vectors < 1:
-            raise ConfigError(f"expected method.vectors of at least 1, got {self.vectors}")
+        expect(0 <= self.threshold <= 180, "threshold", "between 0 and 180 degrees", self.threshold)
+        expect(self.vectors >= 1, "vectors", "of at least 1", self.vectors)
         C = len(fed.clients)
         return PACFLState(list(fed.clients), fed.initial(), angles=torch.full((C, C), torch.nan, dtype=torch.float64))
 
@@ -142,7 +114,7 @@ class PACFL:
         replies.failures |= subspaces.failures
         fed.check_quorum(replies, len(round.participants))
         state = replace(state, n={**state.n, **replies.column("n")})
-        sets = [[c for c in state.clients if labels.get(c) == k] for k in range(max(labels.values()) + 1)]
+        sets = sets_of(state.clients, labels, max(labels.values()) + 1)
         return average_sets(state, sets, labels, replies.column("theta"), keep=False, members="participants", guard=fed.guard)
 
     def serve(self, state: PACFLState) -> Serving:

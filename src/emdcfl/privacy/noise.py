@@ -1,4 +1,4 @@
-r"""Gaussian noise on what is released about a record, and what it is worth.
+r"""Gaussian noise on what is released about a record, and the differential privacy it gives.
 
 A *release* is one record's vector, scaled to at most unit length, plus :math:`N(0, \sigma^2 I)`. Replacing the record moves the vector by
 at most :math:`\Delta = 2`. With :math:`\mu = \Delta/\sigma`, the release is :math:`(\varepsilon, \delta)`-differentially private if and
@@ -7,18 +7,16 @@ only if
 .. math:: \delta \ge \Phi\Bigl(\frac{\mu}{2} - \frac{\varepsilon}{\mu}\Bigr)
                      - e^{\varepsilon}\,\Phi\Bigl(-\frac{\mu}{2} - \frac{\varepsilon}{\mu}\Bigr)
 
-(Balle and Wang 2018, theorem 8): no bound, the exact trade-off, for every ε. k releases about one record, each possibly chosen after
-seeing the ones before, are together as private as one release with :math:`\sqrt{k}\,\mu` (Dong, Roth and Su 2022).
+(Balle and Wang 2018, theorem 8). This is the exact trade-off, not a bound, for every ε. k releases about one record, each possibly
+chosen after seeing the ones before, are together as private as one release with :math:`\sqrt{k}\,\mu` (Dong, Roth and Su 2022).
 
-The noise comes from a node's secret through HMAC-SHA-256 and ChaCha20, so that nobody else can recompute it. It is a function of the
-query and of the record: asked again, a node gives the same noise, and repeating a question averages nothing out. Any change of the query
+The noise comes from a node's secret through HMAC-SHA-256 and ChaCha20, so that no other party can recompute it. It is a function of the
+query and of the record: a repeated request gets the same noise, so that repetition does not average it out. Any change of the query
 or of the record gives independent noise; else the difference of two answers would be the difference of two vectors, without noise. The
 vector itself is not part of the key: its last bits depend on the batch a record is embedded in.
 
 Balle, Wang. *Improving the Gaussian mechanism for differential privacy: analytical calibration and optimal denoising.* ICML 2018.
 Dong, Roth, Su. *Gaussian differential privacy.* Journal of the Royal Statistical Society B, 2022.
-
-Imports cryptography, numpy, scipy, errors and the node secret only.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ class Comparison:
         return {c: {name: replies[c][name] for name in ("boxes", "refused")} for c in useful}
 
     def _sanity(self) -> None:
-        """Cut back reference distances and variances far above the others': they would link their row with everybody, on its side."""
+        """Cut back reference distances and variances far above the others': they would link their row with all partners, on its side."""
         for field, what, factor in (("tau", "reference distance", SANITY_FACTOR), ("variance", "variance", SANITY_FACTOR**2)):
             for s, size in enumerate(self.problems.distinct):
                 rows = {c: reply for c, reply in self.references.items() if self.sizes[c] >= size and reply[field]}

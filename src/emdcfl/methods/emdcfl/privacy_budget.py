@@ -1,7 +1,7 @@
 r"""What EMD-CFL's privacy noise promises in a run: how often a record is released, and the total ε of that.
 
 One release of a record is its projected embedding under one model and one projection, at unit length, with noise. Counted per record of the
-train and of the validation split, for a federation of C clients in which everybody takes part in the comparison once:
+train and of the validation split, for a federation of C clients in which every client takes part in the comparison once:
 
 ============  =====================================  ==========================================
 projection    train record                           validation record
@@ -38,7 +38,7 @@ class Releases:
 
 
 def releases(options: Options, clients: int, *, everyone: bool = True) -> Releases:
-    """Count the releases of a record in one comparison of everybody with everybody (representatives: fewer).
+    """Count the releases of a record in one comparison of all pairs (representatives: fewer).
 
     Parameters
     ----------

@@ -9,8 +9,6 @@ responsibilities from the K states, its new weights, and K trained components
 
 with :math:`\rho = 1` for FedEM. The server folds the K states of every reply into K running means, so it never holds more than the means
 and one reply; the q never leave the client.
-
-Imports federation, client tasks, params and base; never an engine.
 """
 
 from __future__ import annotations
@@ -103,7 +101,7 @@ def em_step(client: Client, *, models: Tensor, pi: Tensor, training: Mapping[str
 
 @dataclass(frozen=True)
 class Mixture:
-    r"""K components and everybody's weights.
+    r"""K components and the weights of all clients.
 
     Attributes
     ----------
@@ -136,7 +134,7 @@ class Stepped:
     last: dict[str, Tensor]
 
 
-def step_everybody(fed: Federation, state: Mixture, round: Round, *, keep_last: bool, rho: Tensor | None = None) -> Stepped:
+def step_mixture(fed: Federation, state: Mixture, round: Round, *, keep_last: bool, rho: Tensor | None = None) -> Stepped:
     r"""Ask the participants for an EM step and average component by component, :math:`\theta_k = \sum_c n_c\theta_{ck}/\sum_c n_c`."""
     mean = fed.average()
     pi, mass, last = dict(state.pi), {}, dict(state.last)
@@ -144,7 +142,7 @@ def step_everybody(fed: Federation, state: Mixture, round: Round, *, keep_last: 
     def fold(client: str, reply: Reply) -> None:
         mean.add(reply["models"], reply["n"], client=client, start=state.models)
         total = float(reply["pi"].sum())
-        if abs(total - 1.0) < 1e-3:  # weights that are none would leave this client, and nobody else, without a model
+        if abs(total - 1.0) < 1e-3:  # invalid weights would leave only this client without a model
             pi[client] = reply["pi"] / total
         if "mass" in reply:
             mass[client] = reply["mass"]

@@ -3,9 +3,7 @@ r"""What pFedGraph and FedSaC share: personal models, the cosines of what client
 Every client i has a model of its own. After local training the method turns the cosines :math:`s_{ij}` of the clients' updates into a row
 :math:`x_i` of weights on the simplex, and the client receives :math:`\theta_i \leftarrow \sum_j x_{ij}\theta_j`. The graph spans those who
 answered in the round; the others keep their model. All local states of a round lie in one fresh ``(C, P)`` matrix, which becomes the
-personal models block of columns by block of columns: beside it only the old state's matrix is alive.
-
-Imports federation, client tasks, params, base and vectors; never an engine.
+personal models block of columns by block of columns: beside it only the old state's matrix is held.
 """
 
 from __future__ import annotations
@@ -27,12 +25,11 @@ from emdcfl.methods.shared.vectors import VectorScope, expect, update_gram
 
 Since = Literal["initial", "round"]
 Aggregate = Literal["snapshot", "in-place"]
-Angles = Literal["principal", "greedy"]
 
 
 @dataclass(frozen=True)
 class Personal:
-    r"""A model for everybody.
+    r"""A model for every client.
 
     Attributes
     ----------
@@ -63,7 +60,7 @@ AnyPersonal = TypeVar("AnyPersonal", bound=Personal)
 
 
 def personal_start(fed: Federation) -> Personal:
-    """Everybody holds θ⁰."""
+    """Return the first state: every client holds θ⁰."""
     C = len(fed.clients)
     return Personal(list(fed.clients), fed.initial(), graph=torch.zeros(C, C, dtype=torch.float64))
 
@@ -122,59 +119,6 @@ def similarities(layout: Layout, state: Personal, trained: Trained, *, since: Si
     return s if snap is None else torch.where(s > snap, torch.ones_like(s), s)
 
 
-def pca_basis(z: Tensor, r: int) -> Tensor:
-    """Return the first r principal directions of the rows of ``z`` as orthonormal rows, fewer if the data span fewer.
-
-    Each direction's largest entry is positive, so that the sign is a matter of the data and not of the library.
-
-    Examples
-    --------
-    >>> pca_basis(torch.tensor([[0.0, 1.0], [0.0, 3.0], [0.0, -4.0]]), 2)
-    tensor([[0., 1.]])
-    """
-    centred = (z - z.mean(0)).double() if len(z) else z.double()
-    values, vectors = torch.linalg.eigh(centred.T @ centred)
-    order = values.argsort(descending=True)[:r]
-    spanned = values[order] > max(float(values[-1]), 0.0) * 1e-12
-    basis = vectors[:, order[spanned]].T
-    largest = basis.gather(1, basis.abs().argmax(1, keepdim=True)) if len(basis) else basis[:, :1]
-    signed: Tensor = basis * largest.sign()
-    return signed.float().contiguous()  # the order in memory decides the last bits of products, and no message carries it
-
-
-def complementarity(bases: Sequence[Tensor], angles: Angles = "principal") -> Tensor:
-    r"""Return :math:`c_{ij}`, the cosine of the mean angle between subspaces; 1 on the diagonal, 0 where one of them is empty.
-
-    Parameters
-    ----------
-    bases : (r, d) tensors with orthonormal rows
-    angles : "principal" or "greedy"
-        Angles from the singular values of :math:`B_i B_j^\top`, or between directions paired off by their largest cosine, signs kept.
-
-    Examples
-    --------
-    >>> complementarity([torch.eye(4)[:2], torch.eye(4)[1:3]])
-    tensor([[1.0000, 0.7071],
-            [0.7071, 1.0000]], dtype=torch.float64)
-    """
-    out = torch.eye(len(bases), dtype=torch.float64)
-    for i, a in enumerate(bases):
-        for j, b in enumerate(bases[:i]):
-            table = a.double() @ b.double().T
-            cosines = torch.linalg.svdvals(table).clamp(0.0, 1.0) if angles == "principal" else _pair_off(table).clamp(-1.0, 1.0)
-            out[i, j] = out[j, i] = cosines.arccos().mean().cos() if len(cosines) else 0.0
-    return out
-
-
-def _pair_off(table: Tensor) -> Tensor:
-    rest, found = table.clone(), []
-    for _ in range(min(table.shape)):
-        row, column = divmod(int(rest.argmax()), table.shape[1])
-        found.append(float(table[row, column]))
-        rest[row], rest[:, column] = -torch.inf, -torch.inf
-    return torch.tensor(found, dtype=torch.float64)
-
-
 def mix_rows(models: Tensor, rows: Sequence[int], x: Tensor, aggregate: Aggregate) -> None:
     r"""Replace the chosen rows by :math:`\theta_i \leftarrow \sum_j x_{ij}\theta_j`, in float64, block of columns by block of columns.
 
@@ -220,11 +164,12 @@ def personalise(state: AnyPersonal, trained: Trained, x: Tensor, aggregate: Aggr
 
 
 def serve_personal(state: Personal) -> Serving:
-    """Serve everybody its personal model, θ⁰ to those never seen."""
+    """Serve every client its personal model, θ⁰ to those never seen."""
     C = len(state.clients)
     return Serving(state.models, torch.eye(C)) if len(state.models) else Serving(state.theta0[None], torch.ones(C, 1))
 
 
 def check_graph(*, mu: float, snap: float | None) -> None:
+    """Raise ``ConfigError`` unless the options that both methods have are in their ranges."""
     expect(mu >= 0, "mu", ">= 0", mu)
     expect(snap is None or -1.0 <= snap <= 1.0, "snap", "to be a cosine between -1 and 1, or None", snap)

@@ -1,20 +1,27 @@
 r"""Accumulated updates of CFLGP: running means :math:`G_c \leftarrow (1-\beta)G_c + \beta\Delta_c` in blocks, and their Gram matrix.
 
 The Gram matrix of the *new* profiles is a congruence :math:`A\,B\,A^\top` of the Gram matrix B of old profiles and fresh updates, so the
-new profiles need not exist beside the old ones and the clients' states; ``apply`` makes them one by one and lets go of what it has used.
-
-Imports params only.
+new profiles need not exist beside the old ones and the clients' states; ``apply`` makes them one by one and frees what it has used.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from emdcfl.clustering import match_labels
+from emdcfl.core.federation import Federation
+from emdcfl.core.keys import generator
 from emdcfl.core.params import gram
+from emdcfl.methods.shared.vectors import VectorScope, floating, sets_of
+
+LARGEST_PROFILE = 1 << 29
+"""Numbers all profiles together may hold (2 GiB) unless ``coordinates`` says otherwise; 40 clients of ResNet18 fit in one block."""
 
 Vectors = Mapping[str, Mapping[str, Tensor]]
 Numbers = Mapping[str, Mapping[str, float]]
@@ -108,3 +115,47 @@ class ProfileUpdate:
                 vectors[block][c] = vector
                 steps[block][c] = b * new.steps + (a * steps[block][c] if a > 0 else 0.0)
         return vectors, steps
+
+
+def profile_coordinates(fed: Federation, blocks: int, scope: VectorScope, share: float | None) -> tuple[slice | Tensor, float]:
+    """Return which entries of θ profiles keep, and their share; the share is drawn once per run."""
+    span = fed.layout.scope(floating(scope))
+    width = span.stop - span.start
+    share = share or min(1.0, LARGEST_PROFILE / (blocks * len(fed.clients) * width))
+    if share >= 1:
+        return span, 1.0
+    drawn = generator(fed.seed, "", 0, "profile coordinates").random(width, dtype=np.float32) < share
+    drawn[:1] |= not drawn.any()
+    return torch.from_numpy(np.flatnonzero(drawn)) + span.start, share
+
+
+def renumber(new: Mapping[str, int], old: Mapping[str, int], k: int) -> dict[str, int]:
+    """Renumber clusters so that as many clients as possible keep their number; clusters without known clients get free numbers.
+
+    Examples
+    --------
+    >>> renumber({"a": 0, "b": 0, "c": 1}, {"a": 2, "b": 2}, 3)
+    {'a': 2, 'b': 2, 'c': 0}
+    """
+    known = [c for c in new if c in old]
+    matched = match_labels([new[c] for c in known], [old[c] for c in known], k).tolist()
+    numbers = {new[c]: label for c, label in zip(known, matched, strict=True)}
+    free = [label for label in range(k) if label not in numbers.values()]
+    for label in new.values():
+        if label not in numbers:
+            numbers[label] = free.pop(0)
+    return {c: numbers[label] for c, label in new.items()}
+
+
+def nearest_clusters(features: Any, who: Sequence[str], labels: Mapping[str, int], k: int) -> dict[str, int]:
+    """Return the cluster with the nearest mean of features for each client without a label.
+
+    Examples
+    --------
+    >>> nearest_clusters(np.array([[0.0], [1.0], [0.8]]), ["a", "b", "new"], {"a": 0, "b": 1}, 2)
+    {'new': 1}
+    """
+    rows = {c: features[i] for i, c in enumerate(who)}
+    known = sets_of(who, {c: label for c, label in labels.items() if c in rows}, k)
+    centres = {label: np.mean([rows[c] for c in members], axis=0) for label, members in enumerate(known) if members}
+    return {c: min(centres, key=lambda label: float(np.linalg.norm(rows[c] - centres[label]))) for c in who if c not in labels}

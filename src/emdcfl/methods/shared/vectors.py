@@ -3,8 +3,6 @@ r"""What methods that compare clients by their weights share: Gram matrices of s
 A client's vector is a part of its state θ (the *scope*), minus an origin: the state it started from gives an update
 :math:`\Delta_c`, a common state gives distances between states with little rounding. Everything else follows from the C × C Gram
 matrix, so no method forms a second (C, P) matrix.
-
-Imports params, errors and the state of ``base``.
 """
 
 from __future__ import annotations
