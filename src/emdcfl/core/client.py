@@ -93,6 +93,7 @@ class Client:
         self.seed, self.secret, self.run, self.precision = seed, secret, run, precision
         self.state = PrivateState()
         self.most_epsilon: float | None = None  # the largest ε per release its operator lets embeddings leave with; None: any, or no noise
+        self.withheld: frozenset[str] = frozenset()  # tasks its operator refuses; a task that would send the same data refuses too
         self.round = 0
         self._resident: dict[str, Split] = {}
 

@@ -15,6 +15,7 @@ from emdcfl.core.client import Client
 from emdcfl.core.errors import ClientError, ConfigError
 from emdcfl.core.params import Network
 from emdcfl.methods.emdcfl import EMDCFL
+from emdcfl.methods.emdcfl.client import reference
 from emdcfl.methods.emdcfl.projecting import released
 from emdcfl.methods.emdcfl.settings import REFUSED, SWITCHED_OFF, CompareSettings, Options
 
@@ -82,6 +83,15 @@ def test_a_client_refuses_the_same_wherever_it_can_see_it(rule: Any) -> None:
 def test_a_literal_of_the_wrong_value_is_refused_before_training() -> None:
     with pytest.raises(ConfigError, match=r"method\.cost 'cosine' or 'euclidean' or 'label-aware', got manhattan"):
         EMDCFL(cost="manhattan").check()  # type: ignore[arg-type]
+
+
+def test_a_node_that_withholds_raw_samples_sends_no_raw_embeddings_either() -> None:
+    some = client()
+    some.withheld = frozenset({"deposit"})
+    inputs: dict[str, Any] = {"omega": some.network.theta[some.network.layout.embedding], "partners": {}, "sizes": [70]}
+    with pytest.raises(ClientError, match="server-samples"):
+        reference(some, settings=CompareSettings.of(Options(exchange="server-samples")).as_dict(), **inputs)
+    assert reference(some, settings=CompareSettings.of(Options()).as_dict(), **inputs)["samples"]
 
 
 class Recipe:

@@ -223,8 +223,10 @@ class CompareSettings:
 
 
 def accepted(client: Client, sent: Mapping[str, Any]) -> CompareSettings:
-    """Return the settings a server sent to a client, or refuse them: also those with less noise than the node's operator wants."""
+    """Return the settings a server sent to a client, or refuse them: also those that the node's operator does not allow."""
     settings, most = CompareSettings.from_dict(sent), client.most_epsilon
+    if settings.exchange == "server-samples" and "deposit" in client.withheld:
+        raise ClientError(f"client {client.name!r} sends no raw samples or embeddings, got exchange = 'server-samples'; use 'peer'")
     if most is not None and (not settings.noisy or settings.sigma < _sigma(most, DELTA)):
         asked = f"({settings.privacy_epsilon:g}, {settings.privacy_delta:g})" if settings.noisy else "none"
         raise ClientError(
