@@ -14,7 +14,7 @@ from emdcfl.core.errors import ClientError
 from emdcfl.engines.flower.codec import FORMAT, STYPE, decode, encode
 from fuzz.feed import Feed, one_line
 
-WORDS = ("m", "l", "u", "c", "t", "b", "f", "nan", "-inf", "theta", "")
+WORDS = ("m", "l", "u", "t", "b", "f", "nan", "-inf", "theta", "")
 
 
 def seeds() -> list[bytes]:

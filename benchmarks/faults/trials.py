@@ -169,7 +169,7 @@ def together(reference: Reference, work: Path, rng: random.Random) -> Row:
 
 
 def damage(reference: Reference, work: Path, rng: random.Random, lab: Lab) -> Row:
-    """Damage a file of a run, finished or stopped half-way: it is mended, or the round before is taken, or the error says what to do."""
+    """Damage a file of a run, finished or stopped half-way: it is repaired, or the round before is taken, or the error says what to do."""
     out, log = work / "run", work / "log"
     finished = rng.random() < 0.4
     shutil.copytree(reference.path if finished else _half(reference, lab), out)

@@ -222,7 +222,7 @@ def test_going_back_a_round_takes_its_metrics_back_too(store: RunStore) -> None:
         lambda b: b.update(tensors=[7]),
         lambda b: b.update(tensors=[]),
         lambda b: b.update(blobs=[None]),
-        lambda b: b.update(value={"m": {"state": {"c": {"Memory": {}}}, "extra": {"m": {}}}}, tensors=[], blobs=[]),
+        lambda b: b.update(value={"m": {"state": {"m": {}}, "extra": {"m": {}}}}, tensors=[], blobs=[]),
         lambda b: b.update(value={"m": {"state": 1, "extra": {"m": {}}}}, tensors=[], blobs=[]),
         lambda b: b["value"]["m"].pop("extra"),
         lambda b: b.pop("value"),

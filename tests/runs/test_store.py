@@ -24,17 +24,10 @@ from emdcfl.runs.store import RunStore, files
 
 
 @dataclass(frozen=True)
-class Member:
-    name: str
-    weight: float
-    omega: Tensor | None = None
-
-
-@dataclass(frozen=True)
 class Memory:
     theta: Tensor
     counts: dict[str, int] = field(default_factory=dict)
-    members: list[Member] = field(default_factory=list)
+    members: list[dict[str, Any]] = field(default_factory=list)
     pair: tuple[Any, ...] = ()
     by_name: dict[str, Tensor] = field(default_factory=dict)
     blob: bytes = b""
@@ -49,7 +42,7 @@ def memory(seed: int) -> Memory:
     return Memory(
         theta=vector(seed),
         counts={"é": 3, "$tensor": 2**62},
-        members=[Member("a", 0.1 + 0.2, vector(seed + 100)), Member("b", -0.0), Member("c", float("-inf"))],
+        members=[{"weight": 0.1 + 0.2, "omega": vector(seed + 100)}, {"weight": -0.0}, {"weight": float("-inf")}],
         pair=(1, [2.5, None, True], {"$dict": (1,)}, ()),
         by_name={"a": torch.tensor([float("nan"), float("inf"), -0.0]), "b": torch.arange(6).reshape(2, 3), "c": torch.tensor(True)},
         blob=b"\x00\xff",
@@ -130,9 +123,9 @@ def test_nothing_saved_is_none(store: RunStore) -> None:
     [
         (Memory(vector(0), counts={1: 2}), "text as keys, got 1"),  # type: ignore[dict-item]
         (Memory(vector(0), counts={"a": np.int64(2)}), r"got int64 at value\.state\.counts\.a"),  # type: ignore[dict-item]
-        (Memory(vector(0), members=[Member("a", object())]), r"got object at value\.state\.members\[0\]\.weight"),  # type: ignore[arg-type]
+        (Memory(vector(0), members=[{"weight": object()}]), r"got object at value\.state\.members\[0\]\.weight"),
         (Memory(torch.zeros(2, dtype=torch.complex64)), r"value\.state\.theta, got .*complex64"),
-        (Memory(vector(0), pair=(Config(),)), r"got Config at value\.state\.pair\[0\]; name the dataclass in the type hints"),
+        (Memory(vector(0), pair=(Config(),)), r"got Config at value\.state\.pair\[0\]"),
     ],
 )
 def test_what_cannot_be_saved_is_named_and_harms_nothing(store: RunStore, bad: Memory, where: str) -> None:
@@ -150,12 +143,9 @@ def test_another_class_is_refused(store: RunStore) -> None:
         theta: Tensor
         brand_new: int = 0
 
-    Changed.__qualname__ = "Memory"
     store.save_state(1, memory(0))
-    with pytest.raises(StoreError, match=r"the saved Memory and this version differ in .*brand_new"):
+    with pytest.raises(StoreError, match=r"differ in .*brand_new.*resume with the version"):
         store.load_state(Changed)
-    with pytest.raises(StoreError, match="holds a Memory, which this method does not know"):
-        store.load_state(Member)
 
 
 def test_unchanged_tensors_are_not_written_again(store: RunStore) -> None:

@@ -1,15 +1,12 @@
 """Nested values as JSON and tensors, and back, without pickle: what runs save and what Flower's messages carry.
 
 ``pack`` takes a value apart into a *skeleton* (JSON), its tensors and its byte strings; ``unpack`` puts it together again. In the skeleton
-a dict is ``{"m": {...}}``, a list ``{"l": [...]}``, a tuple ``{"u": [...]}``, a dataclass ``{"c": {name: {...}}}``, tensor number i
-``{"t": i}``, byte string number i ``{"b": i}``, and a number that JSON lacks ``{"f": "nan"}``.
-
-A skeleton may come from a stranger: ``unpack`` checks all of it, and looks no class up by a name unless the rules list it.
+a dict is ``{"m": {...}}``, a list ``{"l": [...]}``, a tuple ``{"u": [...]}``, tensor number i ``{"t": i}``, byte string number i
+``{"b": i}`` and a number that JSON lacks ``{"f": "nan"}``. A skeleton may come from a stranger: ``unpack`` checks all of it.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import sys
 from collections.abc import Collection, Mapping, Sequence, Sized
@@ -45,7 +42,7 @@ class Rules:
     Attributes
     ----------
     entries : int
-        Entries of dicts, lists and dataclasses, in all.
+        Entries of dicts and lists, in all.
     parts : int
         Tensors, and byte strings.
     name : int
@@ -54,8 +51,6 @@ class Rules:
         Levels of nesting.
     tuples : bool
         Whether tuples come back as tuples; otherwise as lists.
-    classes : Mapping
-        Dataclasses that may occur, by name.
     error : type
         What is raised for a value that breaks a rule.
     """
@@ -65,7 +60,6 @@ class Rules:
     name: int = 1024
     depth: int = 16
     tuples: bool = False
-    classes: Mapping[str, type] = field(default_factory=dict)
     error: type[EmdcflError] = ClientError
 
     def check_parts(self, tensors: Sized, blobs: Sized) -> None:
@@ -164,11 +158,7 @@ class _Pack(_Walk):
             self.enter(value, left)
             items = [self.node(item, f"{where}[{i}]", left - 1) for i, item in enumerate(value)]
             return {"u" if self.rules.tuples and isinstance(value, tuple) else "l": items}
-        name = type(value).__qualname__
-        if self.rules.classes.get(name) is type(value):
-            return {"c": {name: self.mapping({f.name: getattr(value, f.name) for f in _init_fields(type(value))}, where, left)}}
-        hint = "; name the dataclass in the type hints of the state" if self.rules.classes and dataclasses.is_dataclass(value) else ""
-        raise self.rules.error(f"expected tensors, numbers, text, bytes, dicts and lists, got {name} at {where}{hint}")
+        raise self.rules.error(f"expected tensors, numbers, text, bytes, dicts and lists, got {type(value).__name__} at {where}")
 
     def mapping(self, value: Mapping[str, Any], where: str, left: int) -> dict[str, Any]:
         self.enter(value, left)
@@ -197,9 +187,6 @@ class _Unpack(_Walk):
             return tuple(self.items(content, left))
         if kind == "f" and content in ("nan", "inf", "-inf"):
             return float(content)
-        if kind == "c" and isinstance(content, dict) and len(content) == 1 and self.rules.classes:
-            ((name, fields),) = content.items()
-            return self.instance(name, fields, left)
         # in order and once: a part with many names would cost whoever checks the value a multiple of what was sent
         if kind in self.parts and type(content) is int and self.left[kind] and content == len(self.parts[kind]) - self.left[kind]:
             self.left[kind] -= 1
@@ -213,25 +200,6 @@ class _Unpack(_Walk):
     def mapping(self, content: dict[str, Any], left: int) -> dict[str, Any]:
         self.enter(content, left)
         return {key: self.value(item, left - 1) for key, item in content.items()}
-
-    def instance(self, name: str, fields: Any, left: int) -> Any:
-        resume = "resume with the version that started the run"
-        cls = self.rules.classes.get(name)
-        if cls is None or not isinstance(fields, dict):
-            raise self.rules.error(f"the saved state holds a {brief(name, 80)}, which this method does not know; {resume}")
-        valid = {f.name for f in _init_fields(cls)}
-        if set(fields) != valid:
-            differing = brief(", ".join(sorted(set(fields) ^ valid)), 200)
-            raise self.rules.error(f"the saved {name} and this version differ in {differing}; {resume}")
-        values = self.mapping(fields, left)
-        try:
-            return cls(**values)
-        except Exception as error:  # whatever the class makes of values that it never wrote
-            raise self.rules.error(f"the saved {name} cannot be made ({type(error).__name__}: {brief(str(error), 200)})") from error
-
-
-def _init_fields(cls: Any) -> list[dataclasses.Field[Any]]:
-    return [f for f in dataclasses.fields(cls) if f.init]
 
 
 def dtype_name(tensor: Tensor) -> str:

@@ -120,7 +120,6 @@ def corrupt(**changes: object) -> object:
         {"skeleton": json.dumps({"l": [{"t": 0}, {"t": 0}, {"b": 0}]})},
         {"skeleton": json.dumps({"t": 0})},
         {"skeleton": json.dumps({"u": []})},
-        {"skeleton": json.dumps({"c": {"Rules": {}}})},
         {"skeleton": json.dumps({"x": 0})},
         {"skeleton": json.dumps({"m": 0})},
         {"skeleton": json.dumps({"f": "1e3"})},

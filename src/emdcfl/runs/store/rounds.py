@@ -8,7 +8,6 @@ import dataclasses
 import hashlib
 import logging
 import re
-import typing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,29 +30,16 @@ State = TypeVar("State")
 Mark = Mapping[str, Any]
 """How many bytes of the metrics belong to a round, and their checksum."""
 
-
-def rules(cls: type) -> Rules:
-    """Return what a state of this class may hold: the dataclasses are those that its type hints lead to."""
-    found: dict[str, type] = {}
-
-    def visit(hint: Any) -> None:
-        for argument in typing.get_args(hint):
-            visit(argument)
-        if not isinstance(hint, type) or not dataclasses.is_dataclass(hint) or found.get(hint.__qualname__) is hint:
-            return
-        if hint.__qualname__ in found:
-            raise StoreError(f"{cls.__name__}: two dataclasses named {hint.__qualname__}; rename one")
-        found[hint.__qualname__] = hint
-        for inner in typing.get_type_hints(hint).values():
-            visit(inner)
-
-    visit(cls)
-    return Rules(entries=1 << 28, parts=1 << 28, name=1 << 16, depth=64, tuples=True, classes=found, error=StoreError)
+RULES = Rules(entries=1 << 28, parts=1 << 28, name=1 << 16, depth=64, tuples=True, error=StoreError)
 
 
 def pack_state(state: Any, extra: Mapping[str, Any]) -> Packed:
-    """Take a state and what belongs to it apart. Later changes of lists and dicts do not reach the result; those of tensors do."""
-    return pack({"state": state, "extra": dict(extra)}, rules(type(state)))
+    """Take the fields of a state, and what belongs to it, apart. Later changes of its lists and dicts do not reach the result."""
+    return pack({"state": {name: getattr(state, name) for name in _fields(type(state))}, "extra": dict(extra)}, RULES)
+
+
+def _fields(cls: Any) -> list[str]:
+    return [field.name for field in dataclasses.fields(cls) if field.init]
 
 
 class Rounds:
@@ -116,14 +102,24 @@ class Rounds:
                 log.warning("%s; going back to the round before", error)
                 damage = damage or error
                 continue
-            value = unpack(packed, rules(cls))
-            match value:
-                case {"state": cls() as state, "extra": dict() as extra}:
-                    return round, state, extra
-            raise StoreError(f"{self._round_path(round)}: expected the state of a {cls.__name__}, got another")
+            return round, *self._made(cls, unpack(packed, RULES), self._round_path(round))
         if damage is not None:
             raise StoreError(f"{damage}; no earlier round is left to go back to: start again with another --out") from damage
         return None
+
+    def _made(self, cls: type[State], value: Any, path: Path) -> tuple[State, dict[str, Any]]:
+        match value:
+            case {"state": dict() as fields, "extra": dict() as extra}:
+                differing = sorted(fields.keys() ^ set(_fields(cls)))
+            case _:
+                raise StoreError(f"{path}: not a state that emdcfl wrote")
+        if differing:
+            version = "resume with the version that started the run"
+            raise StoreError(f"{path}: the saved state and {cls.__name__} differ in {', '.join(differing)}; {version}")
+        try:
+            return cls(**fields), extra
+        except Exception as error:  # whatever the class makes of values that it never had
+            raise StoreError(f"{path}: not the state of a {cls.__name__} ({type(error).__name__}: {error})") from error
 
     def mark(self, round: int) -> Mark:
         """Return what a round says of the metrics."""
