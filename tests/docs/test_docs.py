@@ -72,6 +72,19 @@ def test_source_names_pages_that_exist() -> None:
             assert (ROOT / page).exists(), f"{name(file)} names {page}"
 
 
+def test_the_architecture_page_names_files_and_functions_that_exist() -> None:
+    page, source = (ROOT / "docs/architecture.md").read_text(encoding="utf-8"), ROOT / "src/emdcfl"
+    for path in re.findall(r"`([\w./]+/)`|`([\w/]+\.py)[`:]", page):
+        where = "".join(path)
+        assert (source / where).exists() or (ROOT / where).exists(), where
+    steps = re.findall(r"`([\w/]+\.py): ([\w.]+)`", page)
+    assert steps and len(re.findall(r"^\d+\. `", page, flags=re.M)) <= 15
+    for path, function in steps:
+        text = (source / path).read_text(encoding="utf-8")
+        for part in function.split("."):
+            assert re.search(rf"^\s*(?:def|class) {part}\b", text, flags=re.M), f"{path} has no {part}"
+
+
 def commands() -> Iterator[tuple[str, list[str]]]:
     """Every ``emdcfl …`` command of a block of shell code, and where it stands."""
     for page in PAGES:
