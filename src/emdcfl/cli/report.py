@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import webbrowser
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from emdcfl.cli.app import app
+from emdcfl.core.errors import EmdcflError
 
 
 @app.command()
@@ -25,8 +27,11 @@ def report(
     from emdcfl.report import write_report
     from emdcfl.runs.result import load
 
-    if theory or (theory is None and (folder / "summary.json").is_file()):
-        (write_merging if theory else write_quick_merging)(load(folder))
+    if theory:
+        write_merging(load(folder))
+    elif theory is None and (folder / "summary.json").is_file():
+        with suppress(EmdcflError):  # a page needs no models: those of an unfinished run may not be written yet
+            write_quick_merging(load(folder))
     place = write_report(folder, out)
     typer.echo(str(place))
     if open_:
