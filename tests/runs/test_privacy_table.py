@@ -1,3 +1,5 @@
+"""The ``[privacy]`` table of a config is another way to write a method's privacy options."""
+
 from __future__ import annotations
 
 import pytest
@@ -23,15 +25,15 @@ def test_set_privacy_epsilon_reaches_the_method_and_wins_over_what_was_there() -
 
 
 def test_a_method_without_noise_refuses_the_table() -> None:
-    with pytest.raises(ConfigError, match=r"expected privacy\.epsilon with a method that adds noise \(emdcfl\), got fedavg"):
+    with pytest.raises(ConfigError, match=r"privacy\.epsilon.*emdcfl.*fedavg"):
         plan(override(config(method="fedavg"), {"privacy.epsilon": 4}))
 
 
 def test_unknown_keys_and_values_are_refused() -> None:
-    with pytest.raises(ConfigError, match="no key 'privacy_epsilom': did you mean 'privacy_epsilon'"):
+    with pytest.raises(ConfigError, match="privacy_epsilom.*privacy_epsilon"):
         plan(override(config(), {"privacy.epsilom": 4}))
-    with pytest.raises(ConfigError, match="privacy_epsilon must be float or 'none', got 'much'"):
+    with pytest.raises(ConfigError, match="privacy_epsilon.*much"):
         plan(override(config(), {"privacy.epsilon": "much"}))
-    with pytest.raises(ConfigError, match="privacy must be a table"):
+    with pytest.raises(ConfigError, match="privacy"):
         loads("privacy = 4")
     assert "privacy_epsilon" not in dump(plan(Config()).config)
