@@ -1,4 +1,4 @@
-"""FedAvg as one would write it by hand, what the engines are compared with; and random or real samples dealt out to clients."""
+"""FedAvg written by hand, which the engines are compared with, and a scenario of given samples."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def scenario(name: str, x: Tensor, y: Tensor, *, clients: int, samples: int, rec
 
 
 def mean_loss(world: Scenario, module: torch.nn.Module, device: str) -> float:
-    """Return a model's mean cross-entropy over everybody's train data: contestants that compute the same agree in it."""
+    """Return a model's mean cross-entropy over the train data of all clients."""
     module.train(False)
     total = torch.zeros((), dtype=torch.float64)
     with torch.no_grad():
@@ -80,7 +80,7 @@ class Bare:
             torch.cuda.synchronize()
 
     def _loss(self, x: Tensor, y: Tensor) -> Tensor:
-        if not self.low:  # not even a context that does nothing: the loop must be as fast as one would write it
+        if not self.low:  # no context manager, so that the loop is as fast as one written by hand
             return F.cross_entropy(self.net(self.world.preprocess(x)), y)
         with torch.autocast(self.device, dtype=torch.bfloat16):
             return F.cross_entropy(self.net(self.world.preprocess(x)), y)

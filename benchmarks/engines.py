@@ -7,11 +7,11 @@
     python benchmarks/engines.py --only gpu-steps gpu-pairs gpu-runs --rows DIR
 
 Workloads: ``tiny``, a perceptron 64-64-10 on 100 clients × 18 digits; ``cnn``, the paper's CNN on 20 clients × 300 MNIST images (needs
-EMDCFL_DATA); ``growth``, the tiny one from 10 to 1,000 clients. Contestants take turns, so that whatever else the machine does meets all of
-them alike; compare the ratios to the bare loop, not the seconds, and on a busy machine the ratios of processor time. ``loss`` is that of
+EMDCFL_DATA); ``growth``, the tiny one from 10 to 1,000 clients. Contestants take turns, so that other load on the machine affects all of
+them. Compare the ratios to the bare loop, not the seconds; on a busy machine, the ratios of processor time. ``loss`` is that of
 the global model after the last round: with one batch per client (``tiny``) it must be the same for all.
 
-The parts for a GPU are in ``gpu/``: one line of JSON per measurement, printed when it is there; a fallback of the engine ends it.
+The parts for a GPU are in ``gpu/``: one line of JSON per measurement. A measurement fails if the engine falls back to a slower way.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ CPU, GPU = ("tiny", "cnn", "growth"), ("gpu-steps", "gpu-pairs", "gpu-runs")
 
 
 class Contestant(Protocol):
-    """Plays FedAvg rounds; at the end says how good its global model is."""
+    """Plays FedAvg rounds, and reports the loss of its global model at the end."""
 
     def __call__(self, index: int) -> None: ...
 
@@ -136,7 +136,7 @@ def growth(repeats: int, sizes: Sequence[int] = (10, 30, 100, 300, 1000)) -> dic
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers were taken on."""
+    """Describe the machine."""
     return {
         "processor": next(
             (line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")),  # noqa: PTH123
@@ -150,7 +150,7 @@ def machine() -> dict[str, Any]:
 
 
 def measure(only: Sequence[str], repeats: int, clients: int, peers: Path | None = None) -> Iterator[tuple[str, Any]]:
-    """Run the chosen workloads, and yield what is known as it is."""
+    """Run the chosen workloads, and yield each result when it is ready."""
     torch.set_num_threads(1)
     yield "machine", machine()
     yield "repeats", repeats

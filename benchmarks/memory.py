@@ -4,7 +4,7 @@
     python benchmarks/memory.py --only resnet18 --methods emdcfl --json
 
 Random images and labels, one round of one epoch, everything a run does: training, EMD-CFL's comparison, scoring, saving, outputs. What is
-reported is the largest sum of resident memory of the process and its children, looked at every 20 ms, less what importing takes.
+reported is the largest sum of resident memory of the process and its children, sampled every 20 ms, and what imports and data take.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def resident(pid: int) -> int:
 
 
 def world(case: Case) -> Scenario:
-    """Return random images and labels for everybody."""
+    """Return random images and labels for all clients."""
     rng = torch.Generator().manual_seed(0)
 
     def split(n: int) -> Split:

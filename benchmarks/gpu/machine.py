@@ -1,4 +1,4 @@
-"""Where the gpu parts measure, and how a measurement that goes wrong is told."""
+"""The machine that the GPU parts measure on, and how a failed measurement is reported."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Emit = Callable[[Line], None]
 
 @dataclass(frozen=True)
 class Machine:
-    """A CUDA device; without one (``tiny``), stacked clients on the CPU stand in for the engine."""
+    """A CUDA device; without one (``tiny``), the batched engine on the CPU takes its place."""
 
     device: str
     engine: str
@@ -41,12 +41,12 @@ class Machine:
         return self.device == "cuda"
 
     def wait(self) -> None:
-        """Wait until the device has done what it was given."""
+        """Wait until the device is idle."""
         if self.real:
             torch.cuda.synchronize()
 
     def tidy(self) -> None:
-        """Let go of the last measurement's memory, and count the peak anew."""
+        """Free the memory of the last measurement, and reset the peak."""
         gc.collect()
         if self.real:
             torch.cuda.empty_cache()
@@ -57,13 +57,13 @@ class Machine:
         return round(torch.cuda.max_memory_allocated() / 2**30, 2) if self.real else None
 
     def federation(self, world: Scenario, training: Training, *, precision: str = "bf16", **options: Any) -> Any:
-        """Start the engine; ``options`` are those of the cuda one alone."""
+        """Start the engine; only the CUDA engine takes ``options``."""
         own = {"precision": precision, "gpu": options} if self.real else {}
         return make_federation(world, engine=self.engine, training=training, device=self.device, **own)
 
 
 class Box:
-    """Seconds after which nothing more begins."""
+    """A time limit, after which no measurement begins."""
 
     def __init__(self, seconds: float) -> None:
         self._end = time.monotonic() + seconds
@@ -74,7 +74,7 @@ class Box:
 
 
 def attempt(measure: Callable[[], Line], about: Line, emit: Emit) -> Line | None:
-    """Measure; what goes wrong, a fallback of the engine first of all, becomes a line of its own and costs the others nothing."""
+    """Measure; an error, or a fallback of the engine, is printed as a line of its own, and other measurements go on."""
     try:
         with refusing_fallbacks():
             return measure()

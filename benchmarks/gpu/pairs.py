@@ -20,11 +20,11 @@ SHOWN = 25
 
 
 def compare(fed: Any, local: Any, machine: Machine, tolerance: Any) -> Line:
-    """Measure everybody against everybody; seconds in all and by phase."""
+    """Compare all ordered pairs; returns seconds in all and by phase."""
     fed.clock.seconds.clear()
     start = time.perf_counter()
-    everybody = [(c, d) for c in fed.clients for d in fed.clients if c != d]
-    found = Comparison(EMDCFL(tolerance=tolerance), fed, local).measure(everybody)
+    pairs = [(c, d) for c in fed.clients for d in fed.clients if c != d]
+    found = Comparison(EMDCFL(tolerance=tolerance), fed, local).measure(pairs)
     machine.wait()
     phases = {phase: round(value, 3) for phase, value in fed.clock.seconds.items()}
     return {"seconds": round(time.perf_counter() - start, 3), **phases, "problems": found.problems, "solved": found.exact_solves}

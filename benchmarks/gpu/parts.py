@@ -1,7 +1,7 @@
 """The parts of ``engines.py`` for a machine with a CUDA device: ``steps``, ``pairs``, ``runs``.
 
-One line of JSON per measurement, printed when it is there. Settings are measured one after the other, so nothing else may run on the
-machine. A measurement in which the engine fell back to something slower is reported as failed, with what the engine said.
+One line of JSON per measurement. Settings are measured one after the other, so nothing else may run on the machine. A measurement in which
+the engine fell back to a slower way is reported as failed, with the engine's warning.
 """
 
 from __future__ import annotations

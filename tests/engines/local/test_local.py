@@ -49,6 +49,15 @@ def sign(client: Client, *, book: str, wait_for: int) -> Reply:
     return {"seen": seen}
 
 
+@task(phase="evaluate", returns={"value": Field(int)})
+def misplaced(client: Client) -> Reply:
+    """Claim to be in a module that does not exist."""
+    return {"value": 1}
+
+
+misplaced.__module__ = "no_such_module"
+
+
 class Unpicklable(Exception):
     """An error that cannot travel between processes."""
 
@@ -121,6 +130,14 @@ def test_a_worker_that_cannot_start_says_why(capfd: pytest.CaptureFixture[str]) 
     with fed, pytest.raises(ClientError, match=message):
         fed.train({"site-0": fed.initial()})
     assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_task_that_a_worker_cannot_import_is_a_failure_of_its_clients() -> None:
+    with ProcessFederation(tiny(), workers=1, on_failure="continue", **OPTIONS) as fed:
+        replies = fed.run(misplaced, {c: {} for c in fed.clients})
+        assert list(replies.failures) == list(fed.clients)
+        assert all("no_such_module" in failure.reason for failure in replies.failures.values())
+        assert fed.describe(fed.clients).keys() == set(fed.clients)  # the worker goes on
 
 
 def test_sequential_tasks_use_the_threads_asked_for_and_give_them_back() -> None:
