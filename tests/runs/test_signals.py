@@ -119,5 +119,5 @@ def test_sigterm_ends_the_command_with_143_and_the_run_goes_on(tmp_path: Path) -
     assert process.returncode == 143, said
     assert "--resume" in said and "Traceback" not in said
     assert not list(out.rglob(".tmp-*"))
-    summary = runner.run(config, out, resume=True)  # the lock is free, and the run is whole
+    summary = runner.run(config, out, resume=True).summary  # the lock is free, and the run is whole
     assert summary["finished"] and summary["rounds"] == 100
