@@ -197,23 +197,6 @@ def test_methods_are_listed_and_described(cli) -> None:
     refused(cli("methods", "emdclf"), "did you mean 'emdcfl'")
 
 
-def test_names_in_brackets_reach_the_table(cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dataclasses import replace
-
-    build = runner.scenarios.build
-
-    def odd(name: str, **options: object):
-        scenario = build(name, **options)
-        names = ["[red]a[/]", "[/b]", "c [x]", "d"]
-        sites = tuple(replace(site, name=n) for site, n in zip(scenario.sites, names, strict=True))
-        return replace(scenario, sites=sites, groups=dict(zip(names, "wxyz", strict=True)))
-
-    monkeypatch.setattr(runner.scenarios, "build", odd)
-    ended = cli(*QUICK, "--out", "run", "--method", "oracle")
-    assert ended.code == 0, ended.err
-    assert all(name in ended.out for name in ("[red]a[/]", "[/b]", "c [x]"))
-
-
 def test_names_and_places_are_printed_as_they_are(cli, tmp_path: Path) -> None:
     """Square brackets are markup to the library that prints; a client may be called that."""
     rng = random.Random(0)

@@ -43,7 +43,7 @@ def compare_(
     merge: Annotated[list[Path] | None, typer.Option(help="Take in another results.jsonl (or its folder); repeatable.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the table at the end.")] = False,
 ) -> None:
-    """Run methods × seeds on a scenario, as far as they are missing in --out, and write table.md, table.tex, table.csv and report.html."""
+    """Run methods × seeds on a scenario, skipping runs already in --out, and write table.md, table.tex, table.csv and report.html."""
     settings = set_ or []
     refused = next((s for s in settings if s.strip().startswith(("method", "privacy"))), None)
     if refused is not None:

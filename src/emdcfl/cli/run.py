@@ -50,7 +50,7 @@ def run(
     scale: Annotated[str | None, typer.Option(help="smoke, small or paper, where the scenario has scales.", show_default=False)] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.", show_default="auto")] = None,
     workers: Annotated[
-        int | None, typer.Option(help="Worker processes of the sequential engine; the bits stay the same.", show_default="1")
+        int | None, typer.Option(help="Worker processes of the sequential engine; results are bit-identical.", show_default="1")
     ] = None,
     engine: Annotated[str | None, typer.Option(help="auto, sequential, batched, cuda or flower.", show_default="auto")] = None,
     federation: Annotated[Path | None, typer.Option(help="Run over the nodes of this federation; see 'emdcfl federation'.")] = None,

@@ -22,7 +22,7 @@ def predict(
     client: Annotated[str, typer.Option(help="Whose model to use: a client of the run.")],
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable, with all probabilities.")] = False,
 ) -> None:
-    """Classify files with the model a client is served."""
+    """Classify files with the model of a client."""
     from emdcfl.data.own import read_inputs
     from emdcfl.runs.outputs import load_served
 
@@ -49,7 +49,7 @@ def place(
     label: Annotated[str | None, typer.Option(help="Label column of a table.", show_default="the run's")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
-    """Say which group a new site belongs to, and how clearly."""
+    """Find the group a new site belongs to, and how clearly."""
     from emdcfl.runs.place import as_dict
     from emdcfl.runs.result import load
 

@@ -76,7 +76,7 @@ class NodeSecret:
 
     @classmethod
     def simulated(cls, seed: int, client: str) -> NodeSecret:
-        """Derive a secret from the run's seed. For simulation only: whoever knows the seed knows the secret."""
+        """Derive a secret from the run's seed. For simulation only: anyone who knows the seed knows the secret."""
         return cls(digest("simulated node secret", seed, client))
 
     def derive(self, *parts: object) -> bytes:

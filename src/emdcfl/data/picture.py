@@ -1,4 +1,4 @@
-"""A picture of a scenario: rows are groups, columns samples of several clients, sizes beside it. Tables have no picture."""
+"""A picture of an image scenario: rows are groups, columns are samples of several clients, with their sizes."""
 
 from __future__ import annotations
 

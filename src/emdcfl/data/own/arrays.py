@@ -1,4 +1,4 @@
-"""``from_arrays``: lists of ``(X, y)`` arrays, or of torch data sets, to a scenario."""
+"""``from_arrays`` builds a scenario from ``(X, y)`` arrays or torch data sets."""
 
 from __future__ import annotations
 
