@@ -109,7 +109,7 @@ def fit(
     return run(config, None if out is None else Path(out), resume=resume, observer=observer, scenario=scenario)
 
 
-def load(folder: str | Path, *, clients: Clients | None = None) -> Result:
+def load(folder: str | Path, *, clients: Clients | None = None, trust_model: bool = False) -> Result:
     """Read a run directory that ``emdcfl run`` or ``Result.save`` wrote.
 
     Parameters
@@ -117,8 +117,11 @@ def load(folder: str | Path, *, clients: Clients | None = None) -> Result:
     folder : path
     clients : optional
         The run's data, as given to ``fit``, where they were arrays: needed to place a site, not to predict.
+    trust_model : bool
+        Whether the directory may name a model ``package.module:function``, whose code then runs. Leave it out for a directory that
+        somebody else made.
     """
-    found = load_folder(folder)
+    found = load_folder(folder, trust_model=trust_model)
     if clients is None:
         return found
     truth = found.summary["groups"]

@@ -25,6 +25,8 @@ app = typer.Typer(
 )
 
 
+TrustModel = Annotated[bool, typer.Option("--trust-model", help="Let the run directory name a model of its own: its code then runs.")]
+
 USER_ERROR = 2
 INTERRUPTED = 130
 TERMINATED = 143

@@ -98,6 +98,7 @@ def runner_over(folder: Path | None) -> Callable[..., Result]:
         raise ConfigError("engine 'flower' needs a federation: add --federation DIR (make one with: emdcfl federation init DIR --nodes 4)")
     _needs_flower()
     from emdcfl.apps import trial
+    from emdcfl.models import BUILDERS
     from emdcfl.runs.result import load
 
     there = trial.Trial.read(folder)
@@ -105,7 +106,8 @@ def runner_over(folder: Path | None) -> Callable[..., Result]:
     def run(config: Config, out: Path, *, resume: bool = False, observer: Any = None) -> Result:
         engine = replace(config.engine, name="flower", workers=1)
         trial.submit(there, replace(config, engine=engine), out, resume=resume, watch=lambda event: show_event(event, observer))
-        return load(out)
+        own = config.model is not None and config.model.name not in BUILDERS  # what the user asked for is what may come back
+        return load(out, trust_model=own)
 
     return run
 

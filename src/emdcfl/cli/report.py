@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from emdcfl.cli.app import app
+from emdcfl.cli.app import TrustModel, app
 from emdcfl.core.errors import EmdcflError
 
 
@@ -20,6 +20,7 @@ def report(
     theory: Annotated[
         bool | None, typer.Option(help="Simulated runs: evaluate what merging clusters could cost.", show_default="where it takes seconds")
     ] = None,
+    trust_model: TrustModel = False,
     open_: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
 ) -> None:
     """Write one self-contained page: verdict, map, heat map, margins, accuracy, cost."""
@@ -28,10 +29,10 @@ def report(
     from emdcfl.runs.result import load
 
     if theory:
-        write_merging(load(folder))
+        write_merging(load(folder, trust_model=trust_model))
     elif theory is None and (folder / "summary.json").is_file():
         with suppress(EmdcflError):  # a page needs no models: those of an unfinished run may not be written yet
-            write_quick_merging(load(folder))
+            write_quick_merging(load(folder, trust_model=trust_model))
     place = write_report(folder, out)
     typer.echo(str(place))
     if open_:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from emdcfl.cli.app import app
+from emdcfl.cli.app import TrustModel, app
 from emdcfl.cli.progress import Live
 from emdcfl.cli.show import show_result, show_worth, terminal
 from emdcfl.core.errors import ConfigError
@@ -57,6 +57,7 @@ def run(
     set_: Annotated[list[str] | None, typer.Option("--set", help="Any key, as in --set method.tolerance=0.03; repeatable.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run directory.", show_default="runs/SCENARIO-METHOD-seedS")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out from its last complete round.")] = False,
+    trust_model: TrustModel = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write scalars for TensorBoard into --out.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the result.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON and nothing else.")] = False,
@@ -85,7 +86,11 @@ def run(
     # a run is resumed with its own config, wherever its clients are
     given = config is not None or bool(set_) or any(value is not None for key, value in flags.items() if key != "engine.name")
     resumed = resume and out is not None and not given
-    chosen = RunStore.read(out).config() if resumed and out is not None else build_config(config, flags, set_ or [])
+    if resumed and out is not None:
+        store = RunStore.read(out)
+        chosen = store.config() if trust_model else store.foreign_config()
+    else:
+        chosen = build_config(config, flags, set_ or [])
     place = out or Path("runs") / f"{data.resolve().stem if data else chosen.scenario.name}-{chosen.method.name}-seed{chosen.run.seed}"
     compare = baselines and chosen.scenario.name == "folder" and chosen.method.name not in BASELINES
     start: Callable[..., Result] = runner.run

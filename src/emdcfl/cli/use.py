@@ -10,7 +10,7 @@ import typer
 from rich import box
 from rich.table import Table
 
-from emdcfl.cli.app import app
+from emdcfl.cli.app import TrustModel, app
 from emdcfl.cli.show import tell, terminal
 from emdcfl.core.units import names, percent
 
@@ -20,13 +20,14 @@ def predict(
     run: Annotated[Path, typer.Argument(help="Run directory.")],
     files: Annotated[list[Path], typer.Argument(help="Images, or tables with the run's columns.")],
     client: Annotated[str, typer.Option(help="Whose model to use: a client of the run.")],
+    trust_model: TrustModel = False,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable, with all probabilities.")] = False,
 ) -> None:
     """Classify files with the model of a client."""
     from emdcfl.data.own import read_inputs
     from emdcfl.runs.outputs import load_served
 
-    served = load_served(run, client)
+    served = load_served(run, client, trust_model=trust_model)
     x, names = read_inputs(files, encoding=served.about.encoding)
     p = served.probabilities(x)
     best, classes = p.argmax(1).tolist(), served.about.classes
@@ -47,13 +48,14 @@ def place(
     folder: Annotated[Path, typer.Argument(help="The new site: class sub-folders of images, or a table.")],
     name: Annotated[str | None, typer.Option(help="Name of the new site.", show_default="the folder's")] = None,
     label: Annotated[str | None, typer.Option(help="Label column of a table.", show_default="the run's")] = None,
+    trust_model: TrustModel = False,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
     """Find the group a new site belongs to, and how clearly."""
     from emdcfl.runs.place import as_dict
     from emdcfl.runs.result import load
 
-    placement = load(run).place(folder, name=name, label=label)
+    placement = load(run, trust_model=trust_model).place(folder, name=name, label=label)
     if as_json:
         typer.echo(json.dumps(as_dict(placement), indent=2, ensure_ascii=False))
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from emdcfl.models.networks import cnn, mlp, small_cnn
 from emdcfl.models.recipe import BUILDERS, ModelRecipe, register
+from emdcfl.models.smoke import smoke_model
 from emdcfl.models.vision import convnext_base, efficientnet_b3, resnet18, resnet50, vit_b_16
 
 __all__ = [
@@ -17,5 +18,6 @@ __all__ = [
     "resnet18",
     "resnet50",
     "small_cnn",
+    "smoke_model",
     "vit_b_16",
 ]

@@ -28,6 +28,15 @@ def register(builder: Builder) -> Builder:
     return builder
 
 
+def refuse_code(name: Any, where: object) -> None:
+    """Refuse a model that is not a registered builder: files from elsewhere are data, and must not say which code runs."""
+    if not isinstance(name, str) or name not in BUILDERS:
+        raise ModelError(
+            f"{where} names the model {name!r}, which is not one of emdcfl's own, so it is not run; "
+            "if you trust its author, add --trust-model (in Python: trust_model=True)"
+        )
+
+
 @dataclass(frozen=True)
 class ModelRecipe:
     """Name of a registered builder, or ``"package.module:function"``, with its keyword options (JSON values)."""

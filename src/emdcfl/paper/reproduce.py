@@ -17,7 +17,6 @@ from typing import Any, Literal
 
 from emdcfl.core.errors import ConfigError, nearest
 from emdcfl.engines.local.sequential import pick_device
-from emdcfl.paper import smoke_model
 from emdcfl.runs.config import Choice, Config, EngineConfig
 from emdcfl.runs.runner import versions
 from emdcfl.runs.store.files import write_file
@@ -133,7 +132,7 @@ class Context:
             return replace(base, model=Choice(model["name"], weights), training=replace(base.training, lr=rate))
         if self.scale.name == "smoke" and scenario != "rotated-digits":  # two rounds: the second is where methods differ from the first
             short = replace(base.training, local_epochs=1)
-            return replace(base, model=smoke_model.MODEL, run=replace(base.run, rounds=2), training=short)
+            return replace(base, model=Choice("smoke_model"), run=replace(base.run, rounds=2), training=short)
         return base
 
     @property

@@ -149,14 +149,14 @@ class Parts:
     serving: Callable[[], Serving]
 
 
-def load_parts(run: Path) -> Parts:
+def load_parts(run: Path, *, trust_model: bool = False) -> Parts:
     """Read summary and models of a run directory."""
     summary, index = read_summary(run), _read_index(run)
-    about = _from_models(run, lambda: ModelInfo.from_metadata(read_tensors(_model_path(run, index["models"][0]))[1]))
+    about = _from_models(run, lambda: _read_model(run, index["models"][0], trust_model)[0])
     return Parts(summary, about, partial(_load_serving, run, summary, index, about))
 
 
-def load_served(run: Path, client: str) -> Served:
+def load_served(run: Path, client: str, *, trust_model: bool = False) -> Served:
     """Read what one client of a run is served with, and no other model."""
     index = _read_index(run)
     if client not in index["clients"]:
@@ -164,9 +164,9 @@ def load_served(run: Path, client: str) -> Served:
 
     def read_models() -> Served:
         weights: dict[str, float] = index["clients"][client]
-        read = [read_tensors(_model_path(run, name)) for name in weights]
-        about = ModelInfo.from_metadata(read[0][1])
-        return served(about, torch.stack([about.flat(tensors) for tensors, _ in read]), list(weights.values()), index["mix"])
+        read = [_read_model(run, name, trust_model) for name in weights]
+        about = read[0][0]
+        return served(about, torch.stack([about.flat(tensors) for _, tensors in read]), list(weights.values()), index["mix"])
 
     return _from_models(run, read_models)
 
@@ -195,6 +195,12 @@ def load_distances(run: Path) -> Distances | None:
         return Distances(arrays["W"], arrays["tau"], arrays["epsilon"], arrays["kind"])
     except KeyError as error:
         raise StoreError(f"{path}: no array {error}; {AGAIN}") from error
+
+
+def _read_model(run: Path, name: str, trust_model: bool) -> tuple[ModelInfo, dict[str, torch.Tensor]]:
+    path = _model_path(run, name)
+    tensors, metadata = read_tensors(path)
+    return ModelInfo.from_metadata(metadata, path, trust_model=trust_model), tensors
 
 
 def _model_path(run: Path, name: str) -> Path:

@@ -169,7 +169,7 @@ class Result:
         return f"<p>{html.escape(self._headline())}</p><table>{head}{''.join(rows)}</table>"
 
 
-def load(folder: str | Path, *, scenario: Scenario | None = None) -> Result:
+def load(folder: str | Path, *, scenario: Scenario | None = None, trust_model: bool = False) -> Result:
     """Read a run directory that ``emdcfl run`` or ``Result.save`` wrote.
 
     Parameters
@@ -177,16 +177,18 @@ def load(folder: str | Path, *, scenario: Scenario | None = None) -> Result:
     folder : path
     scenario : Scenario, optional
         The data of the run, where they exist in memory only; needed to place a site.
+    trust_model : bool
+        Whether the directory may name a model ``package.module:function``, whose code then runs.
 
     Examples
     --------
     >>> load("runs/demo").clusters  # doctest: +SKIP
     """
     path = Path(folder)
-    parts = load_parts(path)
+    parts = load_parts(path, trust_model=trust_model)
     store = RunStore.read(path)
     return Result(
-        config=store.config(),
+        config=store.config() if trust_model else store.foreign_config(),
         summary=parts.summary,
         history=store.read_metrics(),
         about=parts.about,

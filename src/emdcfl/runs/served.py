@@ -18,6 +18,7 @@ from emdcfl.data.own import encoding_of
 from emdcfl.data.types import Preprocess, Scenario
 from emdcfl.methods.base import Serving
 from emdcfl.models import ModelRecipe
+from emdcfl.models.recipe import refuse_code
 
 BATCH = 256
 
@@ -66,12 +67,15 @@ class ModelInfo:
         }
 
     @classmethod
-    def from_metadata(cls, stored: Mapping[str, str]) -> ModelInfo:
-        """Read what ``as_metadata`` wrote."""
+    def from_metadata(cls, stored: Mapping[str, str], where: object, *, trust_model: bool = False) -> ModelInfo:
+        """Read what ``as_metadata`` wrote to the file ``where``; only a trusted file may name a model of its own."""
+        recipe = ModelRecipe.from_dict(json.loads(stored["model"]))
+        if not trust_model:
+            refuse_code(recipe.name, where)
         return cls(
             classes=tuple(json.loads(stored["classes"])),
             preprocess=Preprocess.from_dict(json.loads(stored["preprocess"])),
-            recipe=ModelRecipe.from_dict(json.loads(stored["model"])),
+            recipe=recipe,
             shape=tuple(json.loads(stored["input"])),
             encoding=json.loads(stored["encoding"]),
         )

@@ -27,6 +27,7 @@ from typing import Any, Self, TypeVar
 from torch import Tensor
 
 from emdcfl.core.errors import ConfigError, StoreError
+from emdcfl.models.recipe import refuse_code
 from emdcfl.runs import signals
 from emdcfl.runs.config import Config, dump, loads
 from emdcfl.runs.store import files, identity
@@ -113,6 +114,14 @@ class RunStore:
             return loads(identity.read_config(self.path), str(self.path / CONFIG))
         except ConfigError as error:
             raise StoreError(f"{error}; the run was made by another version of emdcfl") from error
+
+    def foreign_config(self) -> Config:
+        """Return the config of a run from elsewhere; one that names code of its own is refused."""
+        config = self.config()
+        chosen = [] if config.model is None else [config.model.name]
+        for name in [*chosen, *([config.scenario.options["model"]] if "model" in config.scenario.options else [])]:
+            refuse_code(name, self.path / CONFIG)
+        return config
 
     def append_metrics(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Add rows to ``metrics.jsonl``. Every row has a ``round``."""

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from emdcfl.runs.config import Choice
-
-MODEL = Choice("emdcfl.paper.smoke_model:smoke_model")
+from emdcfl.models.recipe import register
 
 
 class SmokeModel(nn.Module):
@@ -38,6 +36,7 @@ class SmokeModel(nn.Module):
         return logits
 
 
-def smoke_model(*, classes: int = 10, channels: int = 3, size: int | None = None, weights: str | None = None) -> nn.Module:
-    """Build it from the options of any image scenario; ``size`` and ``weights`` mean nothing to it."""
+@register
+def smoke_model(*, classes: int = 10, channels: int = 3) -> nn.Module:
+    """Build a network for images of any size."""
     return SmokeModel(channels, classes)

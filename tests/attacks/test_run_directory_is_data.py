@@ -1,0 +1,129 @@
+"""A run directory from elsewhere names a function: nothing runs it unless the user says so."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from tests import tiny  # noqa: F401  registers the scenario
+from tests.e2e.shell import emdcfl as command
+
+import emdcfl
+from emdcfl.core.errors import ModelError
+from emdcfl.models import BUILDERS
+from emdcfl.runs.config import Choice, Config, RunConfig
+from emdcfl.runs.outputs import load_served
+from emdcfl.runs.runner import run
+from emdcfl.runs.store import RunStore, identity
+from emdcfl.runs.store.files import read_tensors, write_tensors
+
+EVIL = """
+from pathlib import Path
+from emdcfl.models import mlp
+Path(__file__).with_name("ran").write_text("code ran")
+def build(**options):
+    return mlp(**options)
+"""
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of the tiny scenario."""
+    place = tmp_path_factory.mktemp("runs") / "honest"
+    run(Config(scenario=Choice("tiny"), run=RunConfig(rounds=1)), place)
+    return place
+
+
+@pytest.fixture
+def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A module that leaves a file when it is imported; return the place of that file."""
+    (tmp_path / "evil_model.py").write_text(EVIL)
+    monkeypatch.syspath_prepend(tmp_path)
+    sys.modules.pop("evil_model", None)
+    return tmp_path / "ran"
+
+
+def forge_models(honest: Path, tmp_path: Path) -> Path:
+    """Copy a run whose model files name the module."""
+    place = tmp_path / "models-forged"
+    shutil.copytree(honest, place)
+    for path in (place / "models").glob("*.safetensors"):
+        tensors, metadata = read_tensors(path)
+        recipe = {**json.loads(metadata["model"]), "name": "evil_model:build"}
+        write_tensors(path, tensors, {**metadata, "model": json.dumps(recipe)}, seal=True)
+    return place
+
+
+def forge_config(honest: Path, tmp_path: Path, where: str = "model") -> Path:
+    """Copy a run whose config names the module, as its model or as an option of its scenario."""
+    place = tmp_path / "config-forged"
+    shutil.copytree(honest, place)
+    text = identity.read_config(place)
+    if where == "model":
+        text = text.replace('name = "mlp"', 'name = "evil_model:build"')
+    else:
+        text = text.replace('name = "tiny"', 'name = "tiny"\nmodel = "evil_model:build"')
+    assert "evil_model" in text
+    (place / identity.CONFIG).unlink()
+    identity.write_config(place, text)
+    return place
+
+
+def test_a_model_file_that_names_a_function_is_not_run(honest: Path, evil: Path, tmp_path: Path) -> None:
+    place = forge_models(honest, tmp_path)
+    for attempt in (lambda: emdcfl.load(place), lambda: load_served(place, "site-0")):
+        with pytest.raises(ModelError, match=r"evil_model:build.*not run.*--trust-model"):
+            attempt()
+    assert not evil.exists()
+
+
+@pytest.mark.parametrize("where", ["model", "scenario"])
+def test_a_config_that_names_a_function_is_not_run(where: str, honest: Path, evil: Path, tmp_path: Path) -> None:
+    place = forge_config(honest, tmp_path, where)
+    with pytest.raises(ModelError, match=r"config.toml.*evil_model:build.*not run.*--trust-model"):
+        emdcfl.load(place)
+    with pytest.raises(ModelError, match="evil_model:build"):
+        RunStore.read(place).foreign_config()
+    assert not evil.exists()
+
+
+def test_explicit_trust_runs_it(honest: Path, evil: Path, tmp_path: Path) -> None:
+    found = emdcfl.load(forge_models(honest, tmp_path), trust_model=True)
+    assert found.model_of("site-0").module() is not None
+    assert evil.exists()
+
+
+@pytest.mark.parametrize("words", [("place",), ("run", "--resume", "--out"), ("report", "--theory")])
+def test_commands_refuse_it_in_one_line(words: tuple[str, ...], honest: Path, evil: Path, tmp_path: Path) -> None:
+    place = forge_config(honest, tmp_path)
+    rest = (tmp_path,) if words == ("place",) else ()
+    done = command(*words, place, *rest, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "evil_model:build" in done.stderr
+    assert "--trust-model" in done.stderr
+    assert not evil.exists()
+
+
+def test_predict_refuses_it_and_report_goes_on_without(honest: Path, evil: Path, tmp_path: Path) -> None:
+    place = forge_models(honest, tmp_path)
+    table = tmp_path / "rows.csv"
+    table.write_text("a,b\n1,2\n")
+    done = command("predict", place, table, "--client", "site-0", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--trust-model" in done.stderr
+    assert command("report", place, cwd=tmp_path).returncode == 0
+    assert not evil.exists()
+
+
+def test_a_config_that_the_user_wrote_may_name_a_function(evil: Path) -> None:
+    config = Config(scenario=Choice("tiny"), model=Choice("evil_model:build"), run=RunConfig(rounds=1))
+    assert run(config).summary["finished"]
+    assert evil.exists()
+
+
+def test_smoke_models_need_no_trust() -> None:
+    assert "smoke_model" in BUILDERS
