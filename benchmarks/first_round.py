@@ -88,7 +88,7 @@ def _book(fed: Federation, starts: Mapping[str, Tensor], shared: Shared) -> None
 
 def first_round(config: Config, methods: str, out: Path) -> Iterator[ResultRow]:
     """Play round 1 of every method; yields rows as they are there, also those of an earlier call."""
-    one = override(config, {"run.rounds": "1"})
+    one = override(config, {"run.rounds": 1})
     with Results(out) as results:
         done = {row["config"]: row for row in results.rows}
     with training_once() as known:

@@ -18,7 +18,7 @@ from gpu.machine import Box, Emit, Machine, attempt
 METHODS = "oracle,emdcfl:tolerance=auto,emdcfl:tolerance=0.025"
 ORACLE, AGAIN = "oracle", "oracle, again"
 COMPILES, COMPARES = "a short one, which compiles", "a short one, which compares"
-SHORT = {"run.rounds": "1", "training.local_epochs": "1"}
+SHORT = {"run.rounds": 1, "training.local_epochs": 1}
 
 
 def wanted(machine: Machine) -> dict[str, Config]:

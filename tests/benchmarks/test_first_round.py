@@ -26,13 +26,13 @@ def test_rows_are_those_of_runs_of_their_own_and_clients_train_once(tmp_path: Pa
 
     monkeypatch.setattr(Federation, "run", run)
     base = Config(scenario=Choice("rotated-digits", {"clients_per_group": 2}))
-    base = override(base, {"training.local_epochs": "1", "engine.device": "cpu", "engine.name": "sequential"})
+    base = override(base, {"training.local_epochs": 1, "engine.device": "cpu", "engine.name": "sequential"})
     rows = list(first_round(base, METHODS, tmp_path))
     assert len(asked) == 8 and len(set(asked)) == 8
     assert list(first_round(base, METHODS, tmp_path)) == rows and len(asked) == 8  # what is there is not played again
     assert [row["config"] for row in read_results(tmp_path)] == [row["config"] for row in rows]
     for row, method in zip(rows, parse_methods(METHODS), strict=True):
-        alone = execute(override(replace(base, method=method), {"run.rounds": "1"}))
+        alone = execute(override(replace(base, method=method), {"run.rounds": 1}))
         same = ("config", "ari", "accuracy", "k", "bytes", "failures")
         assert {k: row[k] for k in same} == {k: alone[k] for k in same}
         assert NOTE in row["notes"]
@@ -42,6 +42,6 @@ def test_rows_are_those_of_runs_of_their_own_and_clients_train_once(tmp_path: Pa
 
 def test_a_method_with_trainings_of_its_own_says_nothing_of_shared_ones(tmp_path: Path) -> None:
     base = Config(scenario=Choice("rotated-digits", {"clients_per_group": 1}))
-    base = override(base, {"training.local_epochs": "1", "engine.device": "cpu", "engine.name": "sequential"})
+    base = override(base, {"training.local_epochs": 1, "engine.device": "cpu", "engine.name": "sequential"})
     fedavg, fedsac = first_round(base, "fedavg,fedsac", tmp_path)
     assert NOTE in fedavg["notes"] and NOTE not in fedsac["notes"]
