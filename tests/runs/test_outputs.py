@@ -139,7 +139,7 @@ def test_distances_are_written_beside_the_picture(tmp_path: Path) -> None:
     serving = Serving(models(1), torch.ones(2, 1), clusters=torch.tensor([0, 0]), distances=distances(w, 0.025))
     write_outputs(tmp_path, scenario, serving, {"x": 1})
     with np.load(tmp_path / "distances.npz") as d:
-        assert np.array_equal(d["W"], w, equal_nan=True) and set(d.files) == {"W", "tau", "epsilon", "kind"}
+        assert np.array_equal(d["W"], w, equal_nan=True) and set(d.files) == {"W", "tau", "epsilon", "kind", "noise_factor"}
     assert json.loads((tmp_path / "models" / "index.json").read_text())["clients"]["site-1"] == {"cluster-0": 1.0}
 
 

@@ -7,8 +7,6 @@ engine nor the method that asks.
 A task whose heavy work an engine may do for many clients at once is a generator: it yields a list of ``Work`` and is sent the list of
 results. One of phase ``"embed"`` does not touch the network itself once it has yielded: an engine may be embedding for others with it
 meanwhile, so what needs it is a work. Called directly, or by an engine that does not care, a generator is an ordinary task.
-
-May import: data types, params, schema, keys.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""The only door to clients: ``fed.run(task, {client: inputs}, **common) -> Replies``.
+"""The only way to reach clients: ``fed.run(task, {client: inputs}, **common) -> Replies``.
 
-Engines implement ``_dispatch``; everything a method may rely on is here: typed helpers, replies checked at the door, failures kept
-apart and named, the quorum, the time each phase took, and who takes part in a round. A method never knows which engine serves it.
+Engines implement ``_dispatch``; everything a method may rely on is here: typed helpers, replies validated on arrival, failures named and
+kept apart, the quorum, the time each phase took, and who takes part in a round. A method never knows which engine serves it.
 
-A reply that breaks the task's schema is more than a missing one: its sender is quarantined, for the round at first and for the run after
-``trust.max_faults`` rounds. Whoever is quarantined is not asked and counts as not participating.
-
-May import: client, tasks, params, replies, rounds, schema, shelf, keys, traffic, trust.
+With ``on_failure="stop"`` (the default on one machine) a client that fails ends the run. With ``"continue"`` (the default over Flower) it
+counts as not participating; one whose reply validation rejects is quarantined, for the round at first and for the run after
+``trust.max_faults`` rounds.
 """
 
 from __future__ import annotations

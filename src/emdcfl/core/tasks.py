@@ -1,7 +1,4 @@
-r"""The tasks every client answers: ``describe``, ``train``, ``evaluate``, ``embed``, ``test``.
-
-May import: client, data types, params, schema, privacy.
-"""
+r"""The tasks every client answers: ``describe``, ``train``, ``evaluate``, ``embed``, ``test``."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Engines run clients' tasks: ``local`` in this process or its workers, ``cuda`` on one GPU, ``flower`` on other machines.
 
-This module knows the engines that simulate clients by name. Only a run that asks for the GPU imports the CUDA engine.
+This module knows the engines by name. Only a run that asks for the GPU or for Flower imports what that needs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from emdcfl.engines.choose import choose
 from emdcfl.engines.local import ProcessFederation, SequentialFederation
 from emdcfl.engines.local.sequential import pick_device
 
-ENGINES = ("auto", "sequential", "batched", "cuda")
+ENGINES = ("auto", "sequential", "batched", "cuda", "flower")
 
 
 def resolve(
@@ -30,6 +30,8 @@ def resolve(
     """
     if engine not in ENGINES:
         raise ConfigError(f"unknown engine {engine!r}: {nearest(engine, ENGINES)}")
+    if engine == "flower":
+        return engine
     chosen = pick_device(device)
     if engine in ("batched", "cuda") and workers > 1:
         raise ConfigError(f"the {engine} engine runs in one process, got workers = {workers}; use 'sequential', or one worker")
@@ -41,12 +43,36 @@ def resolve(
 
 
 def make_federation(
-    scenario: Scenario, *, engine: str = "sequential", workers: int = 1, gpu: Mapping[str, Any] | None = None, **options: Any
+    scenario: Scenario,
+    *,
+    engine: str = "sequential",
+    device: str = "auto",
+    workers: int = 1,
+    gpu: Mapping[str, Any] | None = None,
+    source: tuple[str, Mapping[str, Any]] | None = None,
+    **options: Any,
 ) -> Federation:
-    """Start an engine by the name ``resolve`` returned; several workers run the sequential engine in processes, with bit-identical results.
+    """Start an engine by the name ``resolve`` returned.
 
-    ``gpu`` holds options that only the CUDA engine takes.
+    Parameters
+    ----------
+    scenario : Scenario
+    engine : str
+    workers : int
+        Above 1, the sequential engine runs clients in so many processes, with bit-identical results.
+    gpu : mapping, optional
+        Options that only the CUDA engine takes.
+    source : (name, options), optional
+        Over Flower: how a node finds its data.
+    **options
+        Those of ``Federation``, and the run's name, number of threads and precision.
     """
+    if engine == "flower":
+        from emdcfl.engines.flower.session import connect
+
+        assert source is not None
+        return connect(scenario, source, **options)
+    options["device"] = device
     if engine == "batched":
         from emdcfl.engines.local.batched import BatchedFederation
 
@@ -55,6 +81,8 @@ def make_federation(
         from emdcfl.engines.cuda.engine import CudaFederation
 
         return CudaFederation(scenario, **(gpu or {}), **options)
+    if engine != "sequential":
+        raise ConfigError(f"expected an engine that can be started, got {engine!r}: {nearest(engine, ENGINES[1:])}")
     return ProcessFederation(scenario, workers=workers, **options) if workers > 1 else SequentialFederation(scenario, **options)
 
 

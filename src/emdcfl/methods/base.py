@@ -6,7 +6,7 @@ import importlib
 import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ class Distances:
     Attributes
     ----------
     W : array
-        Calibrated distance of each ordered pair.
+        Distance of each ordered pair: what the column client's data add to the row client's reference distance.
     tau : array
         Reference distance of each client, ``(C,)``.
     epsilon : array
@@ -34,15 +34,15 @@ class Distances:
     kind : array of int8
         0 unset, 1 exact, 2 lower bound (refused without a solve), 3 upper bound (accepted without a solve), 4 inferred (not compared:
         it follows from a representative; W is NaN).
-    shrunk : float
-        How many times privacy noise shrinks cosine distances, about; 1 without it.
+    noise_factor : float
+        By how much privacy noise divides cosine distances, approximately; 1 without noise.
     """
 
     W: np.ndarray[Any, Any]
     tau: np.ndarray[Any, Any]
     epsilon: np.ndarray[Any, Any]
     kind: np.ndarray[Any, Any]
-    shrunk: float = 1.0
+    noise_factor: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Method(Protocol):
     needs_k: ClassVar[bool]
     citation: ClassVar[str]
     reference: ClassVar[Mapping[str, Any]]
-    """Field values that turn every switch to the behaviour of the EMD-CFL authors' public code."""
+    """Field values that switch to the behaviour of public research code (``preset="reference"``)."""
     State: ClassVar[type]
 
     def init(self, fed: Federation, round: Round) -> Any:
@@ -89,6 +89,15 @@ class Method(Protocol):
 
     def serve(self, state: Any) -> Serving:
         """Say which model each client is served with."""
+        ...
+
+
+@runtime_checkable
+class Checked(Protocol):
+    """A method whose settings have ranges or exclude each other."""
+
+    def check(self) -> None:
+        """Raise ``ConfigError`` if they do not fit."""
         ...
 
 

@@ -24,7 +24,7 @@ from emdcfl.engines.local.sequential import intra_op_threads, simulated_clients
 from emdcfl.paper import theory
 from emdcfl.runs.plan import build_scenario
 from emdcfl.runs.result import Result
-from emdcfl.runs.store.files import json_text, read_json, write_file
+from emdcfl.runs.store.files import json_text, read_json, sealed, unsealed, write_file
 
 log = logging.getLogger("emdcfl")
 
@@ -96,7 +96,7 @@ def _sample(members: Sequence[Client], theta: Tensor, samples: int) -> theory.Sa
 def write_merging(result: Result) -> None:
     """Evaluate all pairs of clusters and keep them in ``merging.json`` of the run directory, where the report finds them."""
     assert result.folder is not None
-    found = [pair.as_dict() for pair in merging_costs(result)]
+    found = sealed({"pairs": [pair.as_dict() for pair in merging_costs(result)]}, FILE)
     write_file(result.folder / FILE, [json_text(found, FILE, indent=2).encode() + b"\n"])
 
 
@@ -123,7 +123,7 @@ def merging_line(run: Path) -> str | None:
     if not (run / FILE).exists():
         return None
     try:
-        pairs = read_json(run / FILE)
+        pairs = unsealed(read_json(run / FILE), FILE)["pairs"]
         return str(pairs[0]["sentence"]) if pairs else None
-    except (StoreError, KeyError, TypeError, IndexError) as error:
+    except (StoreError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise StoreError(f"{run / FILE}: truncated or damaged; 'emdcfl report --theory {run}' writes it again") from error

@@ -21,8 +21,6 @@ with :math:`T = \alpha\mu_i + (1-\alpha)\mu_j`, :math:`L_h = \tfrac12\|A\|_2` (s
 Where this differs from the printed statements: M bounds the slope of the *gradient* of the loss, not of the loss; labels jump where
 embeddings do not, so the gradient's cost has a term for them; the learning rate multiplies (one step is κ times a gradient); the parameter
 bound is for one plain step, not for epochs with momentum.
-
-Imports transport and errors; arrays only.
 """
 
 from __future__ import annotations

@@ -5,8 +5,6 @@ a ``name``, and every other key is an option of that scenario, method or model; 
 declares. A key that is left out has its default; where the default is ``None``, the scenario decides (participants: all). An eighth,
 ``[privacy]``, is another way to write the method's ``privacy_`` options: ``privacy.epsilon`` is ``method.privacy_epsilon``, and wins
 over it.
-
-Imports errors, checks, the template and the policy of ``trust``.
 """
 
 from __future__ import annotations

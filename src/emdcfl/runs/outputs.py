@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import torch
 
 from emdcfl.core.errors import DataError, StoreError, nearest
@@ -62,7 +63,7 @@ def write_outputs(path: Path, result: Result) -> None:
 def _write_distances(path: Path, d: Distances, clients: list[str], clusters: list[int], *, finished: bool) -> None:
     drawn_from = [path / "distances.npz", path / READING]
     before = [_content(p) for p in drawn_from]
-    write_arrays(drawn_from[0], {"W": d.W, "tau": d.tau, "epsilon": d.epsilon, "kind": d.kind})
+    write_arrays(drawn_from[0], {"W": d.W, "tau": d.tau, "epsilon": d.epsilon, "kind": d.kind, "noise_factor": np.array(d.noise_factor)})
     _write_json(drawn_from[1], read(d, clients, clusters).as_dict())
     pictures = {"heatmap.png": heatmap, "margins.png": margin_plot}
     # later rounds rarely move a distance or a cluster, and drawing takes longer than a small network's training
@@ -121,7 +122,7 @@ def read_summary(run: Path) -> dict[str, Any]:
 
 
 def read_reading(run: Path) -> dict[str, Any] | None:
-    """Read what a run's distances say about its clusters (``methods.reading``); None where the method has no distances."""
+    """Read what a run's distances say about its clusters (``methods.emdcfl.interpret``); None where the method has no distances."""
     return _read_json(run / READING, f"{run} has no reading") if (run / READING).exists() else None
 
 
@@ -192,7 +193,7 @@ def load_distances(run: Path) -> Distances | None:
         return None
     arrays = read_arrays(path)
     try:
-        return Distances(arrays["W"], arrays["tau"], arrays["epsilon"], arrays["kind"])
+        return Distances(arrays["W"], arrays["tau"], arrays["epsilon"], arrays["kind"], float(arrays["noise_factor"]))
     except KeyError as error:
         raise StoreError(f"{path}: no array {error}; {AGAIN}") from error
 

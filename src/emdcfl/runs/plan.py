@@ -21,7 +21,7 @@ from emdcfl.data.types import Scenario
 from emdcfl.engines import make_federation, resolve
 from emdcfl.engines.local.sequential import pick_device
 from emdcfl.methods import find, make
-from emdcfl.methods.base import Method
+from emdcfl.methods.base import Checked, Method
 from emdcfl.models import ModelRecipe
 from emdcfl.models.recipe import BUILDERS
 from emdcfl.runs.config import Choice, Config, as_dict, config_hash
@@ -57,23 +57,23 @@ class RunPlan:
     def federation(self) -> Federation:
         """Start the engine the config names."""
         engine, run = self.config.engine, self.config.run
-        common: dict[str, Any] = {
-            "threads": engine.threads,
-            "precision": engine.precision,
-            "run": self.name,
-            "training": self.training,
-            "seed": run.seed,
-            "number": run.participants,
-            "on_failure": engine.on_failure,
-            "quorum": engine.quorum,
-            "trust": self.config.trust,
-        }
-        if engine.name == "flower":  # imported where it is used: an optional dependency
-            from emdcfl.engines.flower.session import connect
-
-            return connect(self.scenario, (self.config.scenario.name, self.config.scenario.options), **common)
-        gpu = {"streams": engine.streams, "deterministic": engine.deterministic, "compile": engine.compile, "rounds": self.rounds}
-        return make_federation(self.scenario, engine=engine.name, workers=engine.workers, device=engine.device, gpu=gpu, **common)
+        return make_federation(
+            self.scenario,
+            engine=engine.name,
+            device=engine.device,
+            workers=engine.workers,
+            gpu={"streams": engine.streams, "deterministic": engine.deterministic, "compile": engine.compile, "rounds": self.rounds},
+            source=(self.config.scenario.name, self.config.scenario.options),
+            threads=engine.threads,
+            precision=engine.precision,
+            run=self.name,
+            training=self.training,
+            seed=run.seed,
+            number=run.participants,
+            on_failure=engine.on_failure,
+            quorum=engine.quorum,
+            trust=self.config.trust,
+        )
 
 
 def build_scenario(config: Config) -> Scenario:
@@ -104,6 +104,14 @@ def plan(config: Config, scenario: Scenario | None = None) -> RunPlan:
     explicit = {k: v for k, v in asdict(config.training).items() if v is not None}
     training = Training(**{**{k: v for k, v in scenario.defaults.items() if k in _names(Training)}, **explicit})
     engine = config.engine
+    name = resolve(
+        engine.name,
+        scenario,
+        device=device,
+        batch_size=training.batch_size,
+        workers=engine.workers,
+        participants=config.run.participants,
+    )
     on_failure = ("continue" if engine.name == "flower" else "stop") if engine.on_failure == "auto" else engine.on_failure
     complete = replace(
         config,
@@ -111,7 +119,7 @@ def plan(config: Config, scenario: Scenario | None = None) -> RunPlan:
         method=Choice(cls.name, {f.name: getattr(method, f.name) for f in fields(cls) if getattr(method, f.name) is not None}),  # type: ignore[arg-type]
         model=Choice(scenario.model.name, dict(scenario.model.options)),
         training=replace(config.training, **{k: v for k, v in asdict(training).items() if k in _names(type(config.training))}),
-        engine=replace(engine, device=device, name=_engine(config, scenario, training, device), on_failure=on_failure),
+        engine=replace(engine, device=device, name=name, on_failure=on_failure),
     )
     return RunPlan(complete, scenario, method, training)
 
@@ -126,16 +134,10 @@ def _method(config: Config, scenario: Scenario) -> Method:
     if cls.family == "personal" and not config.trust.plain:
         raise ConfigError(f"expected trust.max_share, clip and aggregate at their defaults with {cls.name}: it averages along a graph")
     checked = check_options(cls, {**scenario.method_defaults.get(cls.name, {}), **options}, "method")
-    return make(cls.name, **checked, **({"preset": preset} if preset else {}))
-
-
-def _engine(config: Config, scenario: Scenario, training: Training, device: str) -> str:
-    """Return the engine's own name, so that a config says what ran even where ``auto`` was asked for."""
-    engine, participants = config.engine, config.run.participants
-    if engine.name == "flower":
-        return engine.name
-    size, workers = training.batch_size, engine.workers
-    return resolve(engine.name, scenario, device=device, batch_size=size, workers=workers, participants=participants)
+    method = make(cls.name, **checked, **({"preset": preset} if preset else {}))
+    if isinstance(method, Checked):
+        method.check()
+    return method
 
 
 def _names(cls: Any) -> set[str]:

@@ -40,7 +40,7 @@ momentum = 0.9
 weight_decay = 1e-6
 
 [engine]
-name = "auto"               # "sequential" (the reference), "batched", "cuda" (CUDA); auto picks one by a fixed rule
+name = "auto"               # "sequential" (the reference), "batched", "cuda", "flower"; auto picks one of the first three by a fixed rule
 workers = 1                 # processes of the sequential engine; their number does not change its bits
 device = "auto"             # "cpu", "cuda", "cuda:1"; auto takes a GPU if there is one
 precision = "fp32"          # "bf16", or "tf32" on a GPU, is faster and less exact
@@ -53,7 +53,7 @@ quorum = 0.5                # share of the drawn clients that must have trained 
 retries = 2                 # how often a round below the quorum is tried again
 
 [trust]                     # how much a single client is believed; docs/guide/privacy-settings.md explains
-max_faults = 3              # rounds with a reply refused at the door before a client is left out for good
+max_faults = 3              # rounds with a reply that validation rejected before a client is left out for good
 max_n = 100000000           # most samples a client may claim
 max_share = 1.0             # largest share of an average one client may have, whatever it claims
 aggregate = "mean"          # "trimmed-mean" or "median": coordinate by coordinate inside a cluster, without n

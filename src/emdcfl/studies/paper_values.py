@@ -1,6 +1,6 @@
-"""The numbers of the paper's tables, with their standard deviations, from one data file (``paper/values.json``).
+"""The numbers of the paper's tables, with their standard deviations, from one data file (``paper_values.json``).
 
-Accuracies are in percent, as printed there. Imports nothing of the package.
+Accuracies are in percent, as printed there.
 """
 
 from __future__ import annotations

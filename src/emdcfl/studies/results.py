@@ -1,7 +1,5 @@
 """``results.jsonl``: one line per finished run, keyed by the hash of its complete config, with a checksum. Append-only, so files of several
 machines merge.
-
-Imports errors, config, files and lock.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def test_a_stopped_run_ends_with_the_same_bits(tmp_path: Path, method: str, prec
     run(config, tmp_path / "whole")
     with pytest.raises(Stop):
         run(config, tmp_path / "broken", observer=Impatient())
-    summary = run(config, tmp_path / "broken", resume=True)
+    summary = run(config, tmp_path / "broken", resume=True).summary
     assert summary["rounds"] == 4
     assert summary["memory"]["peak"] >= summary["memory"]["allocated"] > 0
     files = sorted(p.relative_to(tmp_path / "whole") for p in (tmp_path / "whole").rglob("*.safetensors"))

@@ -69,7 +69,7 @@ class EMDCFL(Options):
         fed.expect(project)
         about = comparable(self, fed, fed.clients, say=True)  # a site without validation data is named before anybody trains
         validation_sizes({c: reply["m"] for c, reply in about.items()}, cap=self.max_samples, at_least=self.min_validation)
-        return replace(empty_state(fed), shrunk=say_budget(self, fed))
+        return replace(empty_state(fed), noise_factor=say_budget(self, fed))
 
     def step(self, fed: Federation, state: EMDCFLState, round: Round) -> EMDCFLState:
         """Lines 5–21: one round."""

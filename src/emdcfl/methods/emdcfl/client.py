@@ -7,7 +7,7 @@ distance :math:`\tau_c` and its variance, and the seed of its projection (with c
 under ``refused``.
 ``deposit`` replaces ``project`` where the server may see raw samples (``exchange="server-samples"``).
 
-Which R (``CompareSettings.r_per``):
+Which R (``CompareSettings.projection_scope``):
 
 ============  ==========================================================================================================
 ``row``       one :math:`R_c` per row client, for its whole row and for :math:`\tau_c`; the noise of R cancels in W
@@ -17,11 +17,11 @@ Which R (``CompareSettings.r_per``):
 ============  ==========================================================================================================
 
 A column sample larger than the validation size m consists of several blocks of m. Its further blocks come from the client's train split
-too: the partner's model has never seen either split, so for the partner both are fresh draws from the client's law.
+too: the partner's model has never seen either split, so for the partner both are fresh draws from the client's distribution.
 
 With privacy noise every projected vector is scaled to unit length and released with Gaussian noise
 (``privacy.noise``). :math:`\tau_c` and its variance are computed from released vectors alone, so that they cost nothing more, and so that
-train, validation and partner's sample are draws from laws smoothed alike: what the noise adds to W it adds to τ.
+train, validation and partner's sample are draws from distributions smoothed alike: what the noise adds to W it adds to τ.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from emdcfl.core.client import Client, Divisible, Stages, staged_task, task
 from emdcfl.core.errors import ClientError
 from emdcfl.core.schema import Field, Reply
 from emdcfl.core.tasks import Embed
-from emdcfl.methods.emdcfl.projecting import Side, matrix, own_seed, released, sealed, seed_of_pair
+from emdcfl.methods.emdcfl.projecting import Side, box_for, matrix, own_seed, released, seed_of_pair
 from emdcfl.methods.emdcfl.sampling import Matching, all_labels, column, counts_of, draw, packed_counts, pools, records, shown_to
 from emdcfl.methods.emdcfl.settings import CompareSettings, accepted
 from emdcfl.methods.emdcfl.tolerance import Calibrate
@@ -86,9 +86,9 @@ def reference(
     """
     use = accepted(client, settings)
     reply: Reply = {"samples": {}, "tau": {}, "variance": {}, "boxes": {}, "refused": {}}
-    if use.r_per == "row":
+    if use.projection_scope == "row":
         message = own_seed(client) + (packed_counts(client, sizes) if use.match_classes else b"")
-        reply["boxes"], reply["refused"] = _where_possible(partners, lambda name: sealed(client, name, partners[name], message))
+        reply["boxes"], reply["refused"] = _where_possible(partners, lambda name: box_for(client, name, partners[name], message))
     if again:
         return reply
     chosen = client.sample("train", use.max_samples)
@@ -114,15 +114,15 @@ def _sides(
 ) -> tuple[dict[str, Tensor], dict[str, tuple[Tensor, Tensor]], dict[str, str]]:
     """Return the samples to send, the two sides of each τ (of what is sent, wherever R is the same), and whose keys are unusable."""
     client, settings, (d, p) = train.client, train.settings, train.widths
-    if settings.r_per == "none":
+    if settings.projection_scope == "none":
         return {ROW: train.z.cpu()}, {ROW: (train.z.cpu(), val.z.cpu())}, {}
-    if settings.r_per == "row":
+    if settings.projection_scope == "row":
         seed = own_seed(client)
         sent = train.projected(seed, p)
         return {ROW: sent}, {ROW: (sent, val.projected(seed, p))}, {}
     seeds, unusable = _where_possible(partners, lambda name: seed_of_pair(client, name, partners[name], client.name, settings))
     samples = {name: train.projected(seed, p) for name, seed in seeds.items()}
-    if settings.r_per == "pair":
+    if settings.projection_scope == "pair":
         return samples, {name: (samples[name], val.projected(seed, p)) for name, seed in seeds.items()}, unusable
     square = client.secret.derive("square projection", client.run, client.name)
     return samples, {ROW: (train.projected(square, d), val.projected(square, d))}, unusable
@@ -210,7 +210,7 @@ def _where_possible(names: Iterable[str], make: Callable[[str], bytes]) -> tuple
 
 def _message_of(client: Client, row: str, key: bytes, boxes: Mapping[str, bytes], settings: CompareSettings) -> bytes:
     """Return the seed of a row's projection, and what came with it: from the box it sealed, or (the seed) derived by both."""
-    if settings.r_per == "row":
+    if settings.projection_scope == "row":
         return open_sealed(client.secret, key, boxes[row], context=(client.run, row, client.name))
     return seed_of_pair(client, row, key, row, settings)
 

@@ -130,7 +130,7 @@ class Comparison:
 
     def _rows(self, pairs: Sequence[Pair]) -> dict[str, Reply]:
         """Ask the row clients; returns the boxes they sealed for their partners, and the partners they refused."""
-        per_pair = self.settings.r_per in ("pair", "fresh")
+        per_pair = self.settings.projection_scope in ("pair", "fresh")
         rows: dict[str, list[str]] = {}
         for r, d in pairs:
             rows.setdefault(r, []).append(d)
@@ -169,7 +169,7 @@ class Comparison:
         sizes = {d: self._wanted(d) for d in columns}
         per_sample = 4 * self.dims["p"]
         common: dict[str, Any] = {"settings": self.settings.as_dict()}
-        if self.settings.r_per == "none":
+        if self.settings.projection_scope == "none":
             wanted = {d: {"size": size, "held_out": size <= self.sizes[d]} for d, size in sizes.items()}
             received = 0
 
@@ -184,7 +184,7 @@ class Comparison:
         inputs = {
             d: {
                 "rows": rs,
-                "boxes": {r: answered[r]["boxes"][d] for r in rs if self.settings.r_per == "row"},
+                "boxes": {r: answered[r]["boxes"][d] for r in rs if self.settings.projection_scope == "row"},
                 "size": sizes[d],
                 "held_out": sizes[d] <= self.sizes[d],
             }

@@ -133,9 +133,9 @@ def doubts(distances: Distances, clients: Sequence[str], clusters: Sequence[int]
     if len(crossing):
         linked = _pairs(crossing, clients)
         reasons.append(f"links are not transitive: {linked} are linked but in different clusters; larger validation samples would help")
-    if distances.shrunk > LOUD:
+    if distances.noise_factor > LOUD:
         reasons.append(
-            f"privacy noise shrinks distances about {distances.shrunk:.0f} times: clients in one cluster may differ; a larger "
+            f"privacy noise shrinks distances about {distances.noise_factor:.0f} times: clients in one cluster may differ; a larger "
             "privacy.epsilon, a smaller projection_ratio or larger samples would tell"
         )
     epsilon = distances.epsilon[np.isfinite(distances.epsilon)]

@@ -33,13 +33,13 @@ class EMDCFLState(Clustered):
     tau: Tensor = field(default_factory=lambda: torch.zeros(0))
     epsilon: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
     kind: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.int8))
-    shrunk: float = 1.0
+    noise_factor: float = 1.0
 
     def distances(self) -> Distances:
         """Return the distances for people to read; an entry that was only inferred has no value."""
         known = torch.isfinite(self.W)
         W, epsilon = (torch.where(known, x, torch.full_like(x, torch.nan)) for x in (self.W, self.epsilon))
-        return Distances(W.numpy(), self.tau.numpy(), epsilon.numpy(), self.kind.numpy(), self.shrunk)
+        return Distances(W.numpy(), self.tau.numpy(), epsilon.numpy(), self.kind.numpy(), self.noise_factor)
 
     def linked(self, i: int, j: int) -> bool:
         """Whether both directions of a pair stay under their tolerances."""

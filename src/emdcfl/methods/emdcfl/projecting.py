@@ -25,7 +25,7 @@ def own_seed(client: Client) -> bytes:
     return client.secret.derive("projection", client.run, client.name)
 
 
-def sealed(client: Client, partner: str, key: bytes, message: bytes) -> bytes:
+def box_for(client: Client, partner: str, key: bytes, message: bytes) -> bytes:
     """Seal a message for a partner in this run."""
     return seal(client.secret, key, message, context=(client.run, client.name, partner))
 

@@ -208,7 +208,7 @@ class CompareSettings:
         return _sigma(self.privacy_epsilon, self.privacy_delta)
 
     @property
-    def r_per(self) -> Literal["row", "pair", "fresh", "none"]:
+    def projection_scope(self) -> Literal["row", "pair", "fresh", "none"]:
         """What a projection R belongs to; none where the server embeds samples itself and nothing is projected."""
         return self.projection if self.exchange == "peer" else "none"
 

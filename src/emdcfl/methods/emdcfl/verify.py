@@ -34,7 +34,7 @@ def rows_verifier(asked: Mapping[str, Mapping[str, Any]], settings: CompareSetti
     """Return a check that a row client's reply serves every partner it was asked for (and nothing it was not asked for again)."""
 
     def verify(row: str, reply: Reply) -> None:
-        again, mode = asked[row]["again"], settings.r_per
+        again, mode = asked[row]["again"], settings.projection_scope
         partners = _unrefused(reply, list(asked[row]["partners"]))
         if again:
             _names(reply["samples"], [], "samples")

@@ -10,7 +10,7 @@
     state/tensors/<sha256>.safetensors its tensors, by content: one that did not change is not written again
 
 Every file is replaced in one step, a round's tensors before its JSON, so a kill at any moment leaves the previous round or the new one. The
-order of a round is: ``append_metrics``, other files, ``save_state``; on resume, ``load_state`` and then ``trim_metrics`` undo what a kill
+order of a round is: ``append_metrics``, ``save_state``, other files; on resume, ``load_state`` and then ``trim_metrics`` undo what a kill
 left unfinished. A large state may be written while the next round trains (``save_state(beside=True)``), and a kill then costs that round
 too.
 """
