@@ -14,8 +14,10 @@ import numpy as np
 import torch
 
 from emdcfl.core.errors import DataError, StoreError, nearest
+from emdcfl.core.params import make_layout
 from emdcfl.methods.base import Distances, Serving
 from emdcfl.methods.emdcfl.interpret import read
+from emdcfl.models import BUILDERS, ModelRecipe
 from emdcfl.runs.figures import heatmap, margin_plot
 from emdcfl.runs.scoring import model_names
 from emdcfl.runs.served import ModelInfo, Served, served
@@ -201,7 +203,18 @@ def load_distances(run: Path) -> Distances | None:
 def _read_model(run: Path, name: str, trust_model: bool) -> tuple[ModelInfo, dict[str, torch.Tensor]]:
     path = _model_path(run, name)
     tensors, metadata = read_tensors(path)
-    return ModelInfo.from_metadata(metadata, path, trust_model=trust_model), tensors
+    about = ModelInfo.from_metadata(metadata, path, trust_model=trust_model)
+    _check_network(about.recipe, sum(tensor.numel() for tensor in tensors.values()), path)
+    return about, tensors
+
+
+def _check_network(recipe: ModelRecipe, held: int, path: Path) -> None:
+    """Refuse a file whose network is larger than its tensors, before memory is taken for it."""
+    if recipe.name in BUILDERS:  # others may not build without memory
+        with torch.device("meta"):
+            wanted = make_layout(recipe.untrained()()).size
+        if wanted > held:  # a file may also hold counters that are no part of a state
+            raise StoreError(f"{path}: names a network of {wanted} numbers but holds {held}")
 
 
 def _model_path(run: Path, name: str) -> Path:

@@ -21,6 +21,10 @@ LARGEST_DEFAULT = 64
 GREY_MODES = frozenset({"1", "L", "I", "I;16", "F"})
 """Pillow's modes of images with one channel."""
 
+LONGEST_SIDE = 1 << 16
+MOST_PIXELS = 1 << 27
+"""Pixels of an image, as it is stored and after it is resized: more would take the memory that others need."""
+
 Shape = tuple[int, int, int]
 
 
@@ -99,6 +103,7 @@ def _try(file: Path, shape: Shape) -> NDArray[np.uint8] | str:
 
 def _fit(image: Image.Image, shape: Shape) -> NDArray[np.uint8]:
     channels, height, width = shape
+    _check_size(image.size, (width, height))
     if image.mode.startswith("I"):  # 16-bit grey: PIL's own conversion would clip at 255
         image = Image.fromarray((np.asarray(image).astype(np.uint32) >> 8).astype(np.uint8))
     image = image.convert("L" if channels == 1 else "RGB")
@@ -110,6 +115,14 @@ def _fit(image: Image.Image, shape: Shape) -> NDArray[np.uint8]:
         image = image.crop((left, top, left + width, top + height))
     pixels = np.asarray(image, dtype=np.uint8)
     return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
+
+
+def _check_size(size: tuple[int, int], wanted: tuple[int, int]) -> None:
+    """Refuse an image by its header, before it is decoded."""
+    width, height = size
+    ratio = max(wanted[0] / max(width, 1), wanted[1] / max(height, 1))
+    if max(size) > LONGEST_SIDE or width * height * max(1.0, ratio**2) > MOST_PIXELS:
+        raise DataError(f"{width}×{height} pixels are too many or too narrow; crop the image")
 
 
 def read_header(file: Path) -> tuple[str, tuple[int, int]] | None:

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import io
 import json
+import math
 import os
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -75,10 +76,23 @@ def append_file(path: Path, content: bytes) -> None:
 
 
 def _flushed(path: Path, mode: str, chunks: Iterable[bytes | memoryview]) -> None:
-    with path.open(mode) as file:
+    # Path.open has no opener
+    with open(path, mode, opener=_no_link) as file:
         file.writelines(chunks)
         file.flush()
         os.fsync(file.fileno())
+
+
+def _no_link(path: str, flags: int) -> int:
+    """Open a file of this directory, not one elsewhere that a symbolic link names."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+
+
+def refuse_links(folder: Path, names: Iterable[str]) -> None:
+    """Refuse a directory in which one of these is a symbolic link: what is written or deleted there would lie elsewhere."""
+    for name in names:
+        if (folder / name).is_symlink():
+            raise StoreError(f"{folder / name}: is a symbolic link, expected a file or folder of the run; put its content in its place")
 
 
 def make_folder(path: Path) -> None:
@@ -219,7 +233,27 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None
 def read_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     """Return all arrays of an npz file; the format has a checksum for each."""
     try:
+        _check_sizes(path)
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
+    except StoreError:
+        raise
     except Exception as error:  # zip, npy header and array have a dozen ways each to be broken
         raise StoreError(f"{path}: missing, truncated or damaged: {' '.join(str(error).split())}") from error
+
+
+def _check_sizes(path: Path) -> None:
+    """Refuse an npz file that unpacks to more than it holds: ``write_arrays`` does not compress, so memory is bounded by the file."""
+    size = path.stat().st_size
+    with zipfile.ZipFile(path) as archive:
+        entries = archive.infolist()
+        unpacked = sum(entry.file_size for entry in entries)
+        if unpacked > size:
+            raise StoreError(f"{path}: unpacks to {unpacked} bytes from {size}; expected arrays without compression, as emdcfl writes them")
+        for entry in entries:
+            with archive.open(entry) as file:
+                version = np.lib.format.read_magic(file)
+                header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+                shape, _, dtype = header(file)
+            if math.prod(shape) * dtype.itemsize > entry.file_size:
+                raise StoreError(f"{path}: damaged: {entry.filename} names an array of shape {shape} but holds {entry.file_size} bytes")

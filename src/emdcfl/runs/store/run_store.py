@@ -38,6 +38,9 @@ from emdcfl.runs.store.rounds import Rounds, pack_state
 
 LOCK = ".lock"
 
+OWN = (LOCK, CONFIG, METRICS, "models", "state", RUN, f"state/{METRICS}", "state/tensors", "baselines", "tensorboard")
+"""What a run writes or deletes in; none of it may be a symbolic link."""
+
 LARGE = 1 << 26
 """Bytes of a state from which it may be written beside the run: less is written before a thread would be worth it."""
 
@@ -66,6 +69,7 @@ class RunStore:
         """
         folder, text = Path(path), dump(config)
         _refuse_foreign(folder)
+        files.refuse_links(folder, OWN)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             lock = Lock(folder / LOCK)
@@ -90,6 +94,7 @@ class RunStore:
         """Open a run directory for reading: no lock, and nothing can be written."""
         if not is_run(Path(path)):
             raise StoreError(f"{path}: not a run directory (no {RUN}); give the folder that 'emdcfl run --out' wrote")
+        files.refuse_links(Path(path), OWN)
         return cls(path)
 
     def close(self) -> None:

@@ -1,0 +1,150 @@
+"""Files that lead elsewhere or unpack to more than they say: refused before anything is written, deleted or allocated."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import tracemalloc
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from tests import tiny  # noqa: F401  registers the scenario
+
+import emdcfl
+from emdcfl.core.errors import DataError, StoreError
+from emdcfl.data.own.images import read_image
+from emdcfl.runs.config import Choice, Config, RunConfig
+from emdcfl.runs.runner import run
+from emdcfl.runs.store import RunStore
+from emdcfl.runs.store.files import append_file, read_arrays, read_tensors, write_arrays, write_file, write_tensors
+
+CONFIG = Config(scenario=Choice("tiny"), run=RunConfig(rounds=1))
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of the tiny scenario."""
+    place = tmp_path_factory.mktemp("runs") / "honest"
+    run(CONFIG, place)
+    return place
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    """A folder of somebody else, with files like those a run deletes."""
+    place = tmp_path / "outside"
+    place.mkdir()
+    (place / "mine.safetensors").write_bytes(b"mine")
+    (place / "round-9.json").write_bytes(b"mine")
+    return place
+
+
+@pytest.mark.parametrize("name", ["models", "state/tensors", "state", "baselines"])
+def test_a_linked_folder_is_refused_and_nothing_outside_is_deleted(name: str, honest: Path, outside: Path, tmp_path: Path) -> None:
+    place = tmp_path / "run"
+    shutil.copytree(honest, place)
+    if (place / name).exists():
+        if name == "state":
+            shutil.copytree(place / name, outside, dirs_exist_ok=True)
+        shutil.rmtree(place / name)
+    (place / name).symlink_to(outside)
+    before = sorted(path.name for path in outside.iterdir())
+    for attempt in (lambda: run(CONFIG, place, resume=True), lambda: RunStore.read(place)):
+        with pytest.raises(StoreError, match="symbolic link"):
+            attempt()
+    assert sorted(path.name for path in outside.iterdir()) == before
+
+
+@pytest.mark.parametrize("name", [".lock", "metrics.jsonl", "state/metrics.jsonl", "state/run.json"])
+def test_a_linked_file_is_refused_and_what_it_names_stays(name: str, honest: Path, outside: Path, tmp_path: Path) -> None:
+    place = tmp_path / "run"
+    shutil.copytree(honest, place)
+    target = outside / "mine.safetensors"
+    (place / name).unlink(missing_ok=True)
+    (place / name).symlink_to(target)
+    with pytest.raises(StoreError):
+        run(CONFIG, place, resume=True)
+    assert target.read_bytes() == b"mine"
+
+
+def test_nothing_is_appended_or_written_through_a_link(outside: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = outside / "mine.safetensors"
+    (tmp_path / "results.jsonl").symlink_to(target)
+    with pytest.raises(StoreError):
+        append_file(tmp_path / "results.jsonl", b"more")
+    monkeypatch.setattr("os.getpid", lambda: 7)
+    (tmp_path / ".tmp-7-report.html").symlink_to(target)
+    with pytest.raises(StoreError):
+        write_file(tmp_path / "report.html", [b"page"])
+    assert target.read_bytes() == b"mine"
+
+
+def test_an_npz_that_unpacks_to_gigabytes_takes_no_memory(tmp_path: Path) -> None:
+    path = tmp_path / "distances.npz"
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": (8 << 20,)})
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("W.npy", "w") as entry:
+        entry.write(header.getvalue())
+        for _ in range(64):
+            entry.write(bytes(1 << 20))
+    assert path.stat().st_size < 1 << 20
+    tracemalloc.start()
+    try:
+        with pytest.raises(StoreError, match="unpacks to"):
+            read_arrays(path)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_npy_header_that_promises_more_than_is_there_takes_no_memory(tmp_path: Path) -> None:
+    path = tmp_path / "distances.npz"
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": (1 << 30,)})
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("W.npy", header.getvalue() + bytes(64))
+    with pytest.raises(StoreError, match="names an array of shape"):
+        read_arrays(path)
+
+
+def test_honest_arrays_are_read(tmp_path: Path) -> None:
+    arrays = {"W": np.eye(3), "kind": np.zeros((3, 3), np.int8), "one": np.float64(2.0), "none": np.zeros(0)}
+    write_arrays(tmp_path / "a.npz", arrays)
+    assert all(np.array_equal(value, arrays[name]) for name, value in read_arrays(tmp_path / "a.npz").items())
+
+
+@pytest.mark.parametrize("entry", [{"shape": [1 << 31], "data_offsets": [0, 1 << 33]}, {"shape": [1 << 31], "data_offsets": [0, 8]}])
+def test_a_safetensors_header_that_promises_more_than_is_there_is_refused(entry: dict[str, list[int]], tmp_path: Path) -> None:
+    header = json.dumps({"x": {"dtype": "F32", **entry}}).encode()
+    (tmp_path / "x.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    with pytest.raises(StoreError, match="damaged"):
+        read_tensors(tmp_path / "x.safetensors")
+
+
+def test_a_model_file_that_names_a_network_of_gigabytes_is_refused(honest: Path, tmp_path: Path) -> None:
+    place = tmp_path / "run"
+    shutil.copytree(honest, place)
+    for path in (place / "models").glob("*.safetensors"):
+        tensors, metadata = read_tensors(path)
+        recipe = json.loads(metadata["model"])
+        recipe["options"]["hidden"] = [1 << 20, 1 << 20]
+        write_tensors(path, tensors, {**metadata, "model": json.dumps(recipe)}, seal=True)
+    with pytest.raises(StoreError, match="names a network of"):
+        emdcfl.load(place)
+
+
+@pytest.mark.parametrize("size", [(1, 800_000), (1, 60_000), (60_000, 2)])
+def test_a_narrow_image_is_refused_by_its_header(size: tuple[int, int], tmp_path: Path) -> None:
+    path = tmp_path / "narrow.png"
+    Image.new("L", size).save(path)
+    with pytest.raises(DataError, match=rf"narrow.png.*{size[0]}×{size[1]} pixels"):
+        read_image(path, (1, 224, 224))
+
+
+def test_an_image_of_usual_size_is_read(tmp_path: Path) -> None:
+    Image.new("L", (4000, 3000)).save(tmp_path / "photo.png")
+    assert read_image(tmp_path / "photo.png", (3, 64, 64)).shape == (3, 64, 64)
