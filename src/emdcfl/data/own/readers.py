@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,9 @@ from emdcfl.data.own.parts import MIXED, Note, Part, Raw, Text
 LABEL_NAMES = ("label", "target", "class", "y")
 _MAX_CLASSES = 1000
 
+LARGEST = 1e30
+"""Largest number of a table, either sign."""
+
 
 def read_file(path: Path) -> pa.Table:
     """Read a CSV, TSV or Parquet file."""
@@ -24,31 +29,69 @@ def read_file(path: Path) -> pa.Table:
         if path.suffix.lower() == ".parquet":
             table = pq.read_table(path)
         else:
-            delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
-            # Empty text counts as missing too, as an empty number does.
-            convert = pyarrow.csv.ConvertOptions(strings_can_be_null=True)
-            table = pyarrow.csv.read_csv(path, parse_options=pyarrow.csv.ParseOptions(delimiter=delimiter), convert_options=convert)
+            table = _read_csv(path)
         names = table.column_names  # a name that is not UTF-8 shows itself only here
     except UnicodeDecodeError as error:
         raise DataError(f"cannot read the table {path}: a column name is not UTF-8 text; save the file as UTF-8") from error
     except (OSError, ValueError, pa.ArrowException) as error:
-        raise DataError(f"cannot read the table {path}: {error}") from error
-    twice = next((name for name in names if names.count(name) > 1), None)
+        raise DataError(f"cannot read the table {path}: {_reason(path, error)}") from error
+    twice = next((name for name, times in Counter(names).items() if times > 1), None)
     if twice is not None:
         raise DataError(f"{path} has two columns named {twice!r}: rename one")
-    return _as_utf8(table, path)
+    table = _as_utf8(table, path)
+    _check_range(table, path)
+    return table
+
+
+def _read_csv(path: Path, *, threads: bool = True) -> pa.Table:
+    parse = pyarrow.csv.ParseOptions(delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
+    # Empty text counts as missing too, as an empty number does.
+    convert = pyarrow.csv.ConvertOptions(strings_can_be_null=True)
+    return pyarrow.csv.read_csv(path, pyarrow.csv.ReadOptions(use_threads=threads), parse, convert)
+
+
+def _reason(path: Path, error: Exception) -> str:
+    """Say what is wrong with a table without quoting its cells: the text may reach a server or a log."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    ragged = re.search(r"Expected (\d+) columns, got (\d+)", str(error))
+    if ragged:
+        return f"expected {ragged[1]} columns, got {ragged[2]}{_line(path)}; correct the file"
+    return "it is empty" if "Empty CSV" in str(error) else f"it is damaged, or not a table ({type(error).__name__})"
+
+
+def _line(path: Path) -> str:
+    """Find the line that cannot be parsed: only a reader with one thread counts them."""
+    try:
+        _read_csv(path, threads=False)
+    except (OSError, ValueError, pa.ArrowException) as error:
+        found = re.search(r"Row #(\d+)", str(error))
+        return f" in line {found[1]}" if found else ""
+    return ""
+
+
+def _check_range(table: pa.Table, path: Path) -> None:
+    """Refuse numbers whose squares, or whose float32, would overflow."""
+    t = pa.types
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if t.is_floating(column.type) or t.is_decimal(column.type):
+            numbers = pc.cast(column, pa.float64()).to_numpy(zero_copy_only=False)
+            if (np.abs(numbers, where=np.isfinite(numbers), out=np.zeros(len(numbers))) > LARGEST).any():
+                raise DataError(f"{path}: column {name!r} holds a number beyond ±{LARGEST:g}; correct it, or leave the cell empty")
 
 
 def _as_utf8(table: pa.Table, path: Path) -> pa.Table:
     """Columns of bytes as text: a CSV in another encoding has them, and Parquet files of some writers."""
     t = pa.types
-    for number, field in enumerate(table.schema):
+    columns = []
+    for field, column in zip(table.schema, table.columns, strict=True):
         if t.is_binary(field.type) or t.is_large_binary(field.type) or t.is_fixed_size_binary(field.type):
             try:
-                table = table.set_column(number, field.name, pc.cast(pc.cast(table.column(number), pa.binary()), pa.string()))
+                column = pc.cast(pc.cast(column, pa.binary()), pa.string())
             except pa.ArrowException as error:
                 raise DataError(f"{path}: column {field.name!r} holds bytes that are not UTF-8 text; save the file as UTF-8") from error
-    return table
+        columns.append(column)
+    return pa.table(columns, names=table.column_names) if columns else table
 
 
 def label_column(table: pa.Table, label: str | None, origin: str) -> str:

@@ -75,7 +75,8 @@ class TableEncoding:
 
     def encode(self, table: pa.Table, origin: str) -> NDArray[np.float32]:
         """Encode the rows of a table that has all columns (others, the label among them, are ignored)."""
-        missing = [column.name for column in self.columns if column.name not in table.column_names]
+        there = set(table.column_names)
+        missing = [column.name for column in self.columns if column.name not in there]
         if missing:
             raise DataError(f"{origin} lacks the column{'s' if len(missing) > 1 else ''} {', '.join(missing)}")
         blocks = [_encode_column(table.column(column.name), column, origin) for column in self.columns]
@@ -124,7 +125,7 @@ def pool(summaries: Sequence[Summary], label: str) -> TableEncoding:
         words = sorted({word for summary in summaries for word in summary.words[name]})
         if len(words) > MAX_WORDS:
             raise DataError(
-                f"column {name!r} has {len(words)} different texts (for example {words[0]!r}): it looks like an identifier; "
+                f"column {name!r} has {len(words)} different texts: it looks like an identifier; "
                 f"at most {MAX_WORDS} categories are encoded, so remove the column"
             )
         if words:
@@ -138,21 +139,24 @@ def column_kinds(tables: Sequence[tuple[str, pa.Table]], leave_out: Sequence[str
     """Names of numeric and of categorical columns, and notes. A column is numeric if it is at every client (or empty there)."""
     first_origin, first = tables[0]
     names = [name for name in first.column_names if name not in leave_out]
+    known = {*names, *leave_out}
     for origin, table in tables[1:]:
-        lacking = [name for name in names if name not in table.column_names]
+        there = set(table.column_names)
+        lacking = [name for name in names if name not in there]
         if lacking:
             raise DataError(f"{origin} lacks the column {lacking[0]!r} that {first_origin} has: all clients need the same columns")
-        extra = [name for name in table.column_names if name not in names and name not in leave_out]
+        extra = [name for name in table.column_names if name not in known]
         if extra:
             raise DataError(f"{first_origin} lacks the column {extra[0]!r} that {origin} has: all clients need the same columns")
     numeric: list[str] = []
     categorical: list[str] = []
     notes: list[str] = []
+    kinds = [(origin, dict(zip(table.column_names, table.schema.types, strict=True))) for origin, table in tables]
     for name in names:
-        textual = [origin for origin, table in tables if not is_numeric(table.schema.field(name).type)]
+        textual = next((origin for origin, kind in kinds if not is_numeric(kind[name])), None)
         (categorical if textual else numeric).append(name)
-        if textual and any(origin not in textual and not pa.types.is_null(t.schema.field(name).type) for origin, t in tables):
-            notes.append(f"column {name!r} holds text in {textual[0]} and numbers elsewhere: it is treated as categorical")
+        if textual and any(is_numeric(kind[name]) and not pa.types.is_null(kind[name]) for _, kind in kinds):
+            notes.append(f"column {name!r} holds text in {textual} and numbers elsewhere: it is treated as categorical")
     return numeric, categorical, notes
 
 
@@ -168,7 +172,10 @@ def _encode_column(values: pa.ChunkedArray, column: Numeric | Categorical, origi
         raise DataError(f"column {column.name!r} of {origin} must hold numbers, as in training; it holds {values.type}")
     numbers = _numbers(values)
     gaps = np.isnan(numbers)
-    z = np.where(gaps, 0.0, (numbers - column.mean) / column.std).astype(np.float32)
+    with np.errstate(over="ignore"):
+        z = np.where(gaps, 0.0, (numbers - column.mean) / column.std).astype(np.float32)
+    if not np.isfinite(z).all():
+        raise DataError(f"column {column.name!r} of {origin} holds a number too far from those in training; correct it")
     return np.stack([z, gaps.astype(np.float32)], axis=1) if column.gaps else z[:, None]
 
 

@@ -1,0 +1,87 @@
+"""Tables made to cost time, to overflow, or to carry their cells into an error that a server reads."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from emdcfl.core.errors import DataError
+from emdcfl.data.own.folder import check_folder
+from emdcfl.data.own.readers import read_file
+from emdcfl.data.own.tables import Numeric, TableEncoding, column_kinds, pool, summarise
+
+
+def work(path: Path, columns: int) -> float:
+    """Seconds to read and encode a table of two rows; the best of three."""
+    path.write_text(",".join(f"c{i}" for i in range(columns)) + "\n" + 2 * (",".join("1" for _ in range(columns)) + "\n"))
+    best = float("inf")
+    for _ in range(3):
+        started = time.process_time()
+        table = read_file(path)
+        numeric, categorical, _ = column_kinds([("a", table), ("b", table)], [])
+        pool([summarise(table, numeric, categorical)], "y").encode(table, "a")
+        best = min(best, time.process_time() - started)
+    return best
+
+
+def test_time_grows_with_the_columns_and_not_with_their_square(tmp_path: Path) -> None:
+    assert work(tmp_path / "wide.csv", 8000) / work(tmp_path / "narrow.csv", 2000) < 8
+
+
+def test_columns_of_bytes_are_converted_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyarrow.csv.read_csv", lambda *_, **__: pa.table({f"c{i}": pa.array([b"x"]) for i in range(3000)}))
+    (tmp_path / "a.csv").write_text("")
+    started = time.process_time()
+    assert read_file(tmp_path / "a.csv").schema.field("c2999").type == pa.string()
+    assert time.process_time() - started < 2
+
+
+@pytest.mark.parametrize("cell", ["1e300", "-1e300", "1e31"])
+def test_a_number_that_would_overflow_is_named_by_file_and_column(cell: str, tmp_path: Path) -> None:
+    path = tmp_path / "site.csv"
+    path.write_text(f"age,y\n1.5,0\n{cell},1\n")
+    with pytest.raises(DataError, match=r"site.csv: column 'age' holds a number beyond"):
+        read_file(path)
+
+
+def test_gaps_and_infinities_are_still_gaps(tmp_path: Path) -> None:
+    (tmp_path / "site.csv").write_text("age,y\n1.5,0\ninf,1\n,1\nnan,0\n")
+    table = read_file(tmp_path / "site.csv")
+    assert summarise(table, ["age"], []).numeric["age"].missing == 3
+
+
+def test_a_number_that_overflows_only_when_standardised_is_refused() -> None:
+    encoding = TableEncoding("y", (Numeric("age", 0.0, 1e-12, False),))
+    with pytest.raises(DataError, match="'age' of new.csv"):
+        encoding.encode(pa.table({"age": [1e30]}), "new.csv")
+
+
+def test_a_ragged_row_is_named_by_its_line_and_not_quoted(tmp_path: Path) -> None:
+    path = tmp_path / "site.csv"
+    path.write_text("age,ward,y\n1,2,0\n4,5,Smith,HIV\n")
+    with pytest.raises(DataError, match=r"site.csv: expected 3 columns, got 4 in line 3") as caught:
+        read_file(path)
+    assert "Smith" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b'age,y\n"Smith,1\nHIV', b"\x00Smith", b"PAR1Smith"])
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_no_error_of_a_damaged_table_quotes_it(content: bytes, suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"site.{suffix}"
+    path.write_bytes(content + b"\n,,,,\n")
+    with pytest.raises(DataError, match=f"site.{suffix}") as caught:
+        read_file(path)
+    assert "Smith" not in str(caught.value)
+    assert "HIV" not in str(caught.value)
+
+
+def test_a_column_of_names_is_refused_without_quoting_one(tmp_path: Path) -> None:
+    for site in "ab":
+        rows = "".join(f"{i},Smith{site}{i},{i % 2}\n" for i in range(300))
+        (tmp_path / f"{site}.csv").write_text("age,surname,y\n" + rows)
+    errors = " ".join(check_folder(tmp_path).errors)
+    assert "'surname'" in errors
+    assert "Smith" not in errors
