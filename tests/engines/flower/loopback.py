@@ -27,6 +27,7 @@ from emdcfl.data.types import Scenario
 from emdcfl.engines.flower.connected import ConnectedNodes
 from emdcfl.engines.flower.federation import FlowerFederation
 from emdcfl.engines.flower.messages import MessageSettings, Messenger
+from emdcfl.engines.flower.policy import Policy
 from emdcfl.engines.flower.serve import make_app
 from emdcfl.engines.local.sequential import simulated_clients
 from emdcfl.privacy.keylist import KeyList
@@ -43,8 +44,8 @@ class MemoryNode:
 
     held: Client
     partners: KeyList = field(default_factory=lambda: KeyList(trust="relay"))
-    withheld: frozenset[str] = frozenset()
     details: bool = True
+    policy: Policy | None = None
     name: str = ""
 
     def __post_init__(self) -> None:
@@ -53,6 +54,10 @@ class MemoryNode:
     @property
     def secret(self) -> NodeSecret:
         return self.held.secret
+
+    def permit(self, task: str, round: int, job: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
+        if self.policy is not None:
+            self.policy.check(task, job, inputs)
 
     def client(self, job: Mapping[str, Any]) -> Client:
         return self.held

@@ -55,7 +55,9 @@ def test_a_new_node_draws_a_secret_and_keeps_it(tmp_path: Path) -> None:
     [
         ("dat = 'x'", "did you mean 'data'"),
         ("details = 'yes'", "must be bool"),
-        ("withhold = 'embed'", "must be a list of str"),
+        ("[policy]\ntasks = 'embed'", "must be a list of str"),
+        ("[policy]\ntask = ['embed']", "did you mean 'tasks'"),
+        ("policy = 'open'", "must be a table"),
         ("privacy_epsilon = true", "must be float"),
         ("privacy_epsilon = -4", "must be above 0"),
         ("data = ", "cannot read"),
@@ -70,7 +72,7 @@ def test_a_mistake_in_node_toml_is_told(tmp_path: Path, text: str, expected: str
 
 def test_without_node_toml_the_defaults_protect(tmp_path: Path) -> None:
     config = read_config(tmp_path / "node.toml")
-    assert {"embed", "deposit"} <= set(config.withhold)
+    assert not {"embed", "deposit", "data_subspace"} & set(config.policy.tasks)
     assert not config.details
 
 

@@ -151,17 +151,3 @@ def test_the_projected_sample_does_not_give_the_embedding_back_without_r() -> No
         return float(np.linalg.norm(back - z.numpy()) / np.linalg.norm(z.numpy()))
 
     assert error(right) < 0.7 < error(wrong)
-
-
-def test_a_node_withholds_the_tasks_that_would_show_more() -> None:
-    from emdcfl.core import tasks
-    from emdcfl.engines.flower.node import NodeConfig
-
-    grid = loopback.loopback(SCENARIO)
-    for node in grid.nodes.values():
-        node.withheld = frozenset(NodeConfig().withhold)
-    fed = loopback.federation(SCENARIO, grid, training=TRAINING, on_failure="continue")
-    fed.begin(1)
-    replies = fed.run(tasks.embed, {c: {"theta": fed.initial()} for c in fed.clients})
-    assert not replies.valid
-    assert "withholds" in replies.failures["site-0"].reason

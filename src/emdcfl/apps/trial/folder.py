@@ -126,7 +126,7 @@ def create(path: str | Path, *, nodes: int | None = None, data: str | Path | Non
         home = _made(folder / "nodes" / name)
         make_node_key(home)
         load_secret(home / "secret.key")
-        (home / "node.toml").write_text(_NODE.format(data=json.dumps(sources[name], ensure_ascii=False)), encoding="utf-8")
+        (home / "node.toml").write_text(_NODE.format(data=json.dumps(sources[name], ensure_ascii=False), home=home), encoding="utf-8")
     numbers = {"port": ports[0], "deadline": deadline, "wait": 60.0, "nodes": dict(zip(names, ports[1:], strict=True))}
     (folder / "federation.toml").write_text(tomli_w.dumps(numbers), encoding="utf-8")
     run["engine"] = {"name": "flower", "on_failure": "continue"}
@@ -207,9 +207,23 @@ _NODE = """\
 data = {data}        # folder or table of this site; "scenario" for its share of a built-in scenario (trials)
 device = "auto"
 trust = "first-use"    # partners' keys, relayed by the server: "relay", "first-use", or "pinned" in partners.toml
-withhold = ["embed", "deposit"]    # tasks that would hand out what is not projected
 # privacy_epsilon = 64   # largest epsilon per record and release this node answers (docs/guide/privacy-settings.md)
 details = false        # true: the server may read the text of unexpected errors, which may quote data
+
+# What this node answers; everything else is refused. Read it with: emdcfl node check {home}
+# This is a trial: wider than the defaults, so that every method runs, as often as you like. For real data, delete the table.
+[policy]
+tasks = ["describe", "train", "test", "evaluate", "reference", "project", "em_step", "soft_train", "train_and_basis", "data_subspace"]
+models = []                # networks beside the built-in ones, "package.module:function"; this machine runs their code
+reductions = ["mean", "argmin_counts", "per_batch"]
+models_at_once = 256       # most models scored in one request
+projection_ratio = 1.0     # widest projection of embeddings
+costs = ["cosine", "euclidean", "label-aware"]
+samples = 100000           # most samples a side in a comparison
+split_seed = 0             # divides this site's files; requests with another seed are refused
+models_per_round = 1000    # different models of one client that this node embeds its data with, in a round and in a run
+models_per_run = 100000
+partners_per_round = 100000
 """
 
 _APP = """\

@@ -6,7 +6,7 @@ A node's *home* is a folder::
     secret.key           32 random bytes, mode 600; drawn on first use, never sent
     partners.toml        fingerprints of the partners' keys (trust = "first-use" or "pinned")
     state/site/…         this site's samples as the network takes them, so that files are decoded once
-    state/<run>/…        the client's private state, by run and client
+    state/<run>/…        the client's private state, and a count of what it has released in this run
 
 The *job* comes with every request: the run's name, seed and precision, the network's recipe, the preprocessing, and how data are read.
 """
@@ -25,13 +25,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from emdcfl.core.checks import check_options
-from emdcfl.core.client import Client, PrivateState
+from emdcfl.core.client import TASKS, Client, PrivateState
 from emdcfl.core.codec import Packed, pack, unpack
 from emdcfl.core.errors import ClientError, ConfigError, DataError
 from emdcfl.core.keys import NodeSecret, digest, global_seed
 from emdcfl.core.params import Network
 from emdcfl.data.types import Preprocess, Site
 from emdcfl.engines.flower.node_data import read_site
+from emdcfl.engines.flower.policy import Policy, Releases, read_policy
 from emdcfl.engines.local.sequential import pick_device
 from emdcfl.models.recipe import ModelRecipe
 from emdcfl.privacy.keylist import KeyList, Trust
@@ -44,8 +45,11 @@ class Node(Protocol):
     name: str
     secret: NodeSecret
     partners: KeyList
-    withheld: frozenset[str]
     details: bool
+
+    def permit(self, task: str, round: int, job: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
+        """Raise ``PolicyError`` if the node's operator does not allow a request."""
+        ...
 
     def client(self, job: Mapping[str, Any]) -> Client:
         """Return the client for a run."""
@@ -71,21 +75,21 @@ class NodeConfig:
         ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
     trust : str
         How partners' keys that the server relays are checked: ``relay``, ``first-use`` or ``pinned`` (``privacy.keylist``).
-    withhold : list of str
-        Tasks this node refuses. ``embed`` and ``deposit`` would hand out embeddings or samples that are not projected.
     privacy_epsilon : float or None
         Embeddings leave this node only with noise of this ε per release (δ = 1e-5) or more noise than that, whatever the server asks for.
     details : bool
         Whether the server may read the text of unexpected errors; it could quote data. The node's log has it either way.
+    policy : Policy
+        What this node answers; the table ``[policy]``.
     """
 
     data: str = "scenario"
     label: str | None = None
     device: str = "auto"
     trust: Trust = "relay"
-    withhold: list[str] = field(default_factory=lambda: ["embed", "deposit"])
     privacy_epsilon: float | None = None
     details: bool = False
+    policy: Policy = field(default_factory=Policy)
 
     def __post_init__(self) -> None:
         if self.privacy_epsilon is not None and not self.privacy_epsilon > 0:
@@ -100,13 +104,17 @@ class HomeNode:
         self.config = read_config(self.home / "node.toml")
         self.secret = load_secret(self.home / "secret.key")
         self.partners = KeyList(self.home / "partners.toml", self.config.trust)
-        self.withheld = frozenset(self.config.withhold)
         self.details = self.config.details
 
     @property
     def data(self) -> Path:
         """Where this site's files are."""
         return self.home / self.config.data
+
+    def permit(self, task: str, round: int, job: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
+        """Check a request against the policy, and count what it releases."""
+        self.config.policy.check(task, job, inputs)
+        Releases(self._run(str(job["run"])) / "releases.json").admit(self.config.policy, task, round, job, inputs)
 
     def client(self, job: Mapping[str, Any]) -> Client:
         """Build the client: its site, a network, and its private state in this run."""
@@ -116,7 +124,7 @@ class HomeNode:
         seed, run, precision = int(job["seed"]), str(job["run"]), str(job["precision"])
         client = Client(site, network, preprocess, seed=seed, secret=self.secret, run=run, precision=precision)
         client.state, client.most_epsilon = read_state(self._state(run)), self.config.privacy_epsilon
-        client.withheld = self.withheld
+        client.withheld = frozenset(TASKS) - set(self.config.policy.tasks)
         return client
 
     def _site(self, job: Mapping[str, Any]) -> Site:
@@ -127,8 +135,11 @@ class HomeNode:
         """Store the client's private state, in one step."""
         write_state(self._state(client.run), client.state)
 
+    def _run(self, run: str) -> Path:
+        return self.home / "state" / digest(run).hex()[:16]
+
     def _state(self, run: str) -> Path:
-        return self.home / "state" / digest(run).hex()[:16] / f"{digest(self.name).hex()[:16]}.safetensors"
+        return self._run(run) / f"{digest(self.name).hex()[:16]}.safetensors"
 
 
 def read_config(path: Path) -> NodeConfig:
@@ -139,7 +150,8 @@ def read_config(path: Path) -> NodeConfig:
         return NodeConfig()
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot read the node's config: {error}") from error
-    return NodeConfig(**check_options(NodeConfig, raw, f"{path}: node"))
+    policy = read_policy(raw.pop("policy", {}), f"{path}: policy")
+    return NodeConfig(**check_options(NodeConfig, raw, f"{path}: node"), policy=policy)
 
 
 def write_state(path: Path, state: PrivateState) -> None:

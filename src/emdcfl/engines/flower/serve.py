@@ -14,6 +14,7 @@ from emdcfl.engines.flower import codec
 from emdcfl.engines.flower.connected import HELLO
 from emdcfl.engines.flower.messages import PING
 from emdcfl.engines.flower.node import Node
+from emdcfl.engines.flower.policy import PolicyError
 from emdcfl.engines.local.sequential import answer, intra_op_threads
 from emdcfl.privacy.exchange import public_key
 from emdcfl.privacy.nodekeys import prove
@@ -43,10 +44,9 @@ def ping(node: Node, request: Any) -> dict[str, Any]:
 def perform(node: Node, request: Any) -> dict[str, Any]:
     """Run the task of a request; the answer holds a ``reply`` or a ``failure``, and the name of the client that gave it."""
     task, round, job = request["task"], int(request["round"]), request["job"]
-    if task in node.withheld:
-        return _failed(node, f"client {node.name!r} does not answer {task!r}: node.toml withholds it")
     if request["client"] != node.name:
         return _failed(node, f"the request is for client {request['client']!r}, but this node is {node.name!r}")
+    node.permit(task, round, job, request["inputs"])
     try:
         info = TASKS[task]
         check_relayed(node, info, request["inputs"])
@@ -108,6 +108,9 @@ def _handler(open_node: Open, function: Answer) -> Callable[[Message, Context], 
         node = open_node(context)
         try:
             content = function(node, codec.decode(message.content))
+        except PolicyError as error:
+            log.warning("refused a request of the server (%s): %s", message.metadata.message_type, error)
+            content = _failed(node, str(error))
         except (EmdcflError, KeyError, TypeError, ValueError) as error:  # a malformed request
             reason = str(error) if isinstance(error, ClientError) else f"malformed request ({type(error).__name__})"
             log.exception("a request could not be answered")
