@@ -48,7 +48,7 @@ def test_four_nodes_find_two_clusters_with_the_bytes_of_the_local_engine(tmp_pat
         assert f"{len(there.nodes)} of" in trial.status(there)["superlink"], "the registered ones are online all the while"
     local = runner.run(given, tmp_path / "local")
     summary = json.loads((tmp_path / "flower" / "summary.json").read_text())
-    assert summary["clusters"] == local["clusters"] == [0, 0, 1, 1]
+    assert summary["clusters"] == local.summary["clusters"] == [0, 0, 1, 1]
     assert summary["ari"] == 1.0
     assert summary["failures"] == []
     models = sorted(p.name for p in (tmp_path / "local" / "models").iterdir())
