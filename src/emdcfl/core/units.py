@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Collection
 
 
@@ -58,6 +59,39 @@ def plural(n: int, what: str) -> str:
     return f"{n} {what}{'' if n == 1 else 's'}"
 
 
+HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
+"""Unicode categories of characters that a terminal or a page obeys instead of showing them."""
+
+
+def escaped(text: str, keep: str = "") -> str:
+    r"""Write control, direction and other hidden characters as escapes, so that a name cannot move the cursor or forge a line.
+
+    Examples
+    --------
+    >>> print(escaped("a\x1b[2Jb\u202ec"))
+    a\x1b[2Jb\u202ec
+    """
+    if text.isprintable():
+        return text
+    hidden = (unicodedata.category(c) in HIDDEN and c not in keep for c in text)
+    return "".join(ascii(c)[1:-1] if hide else c for c, hide in zip(text, hidden, strict=True))
+
+
+def plot_text(text: str) -> str:
+    r"""Write a name for matplotlib, which would read text between dollar signs as a formula.
+
+    Examples
+    --------
+    >>> print(plot_text("$^$"))
+    \$^\$
+    """
+    shown = escaped(text, keep="\n")
+    return (shown if len(shown) <= LONGEST_LABEL else f"{shown[: LONGEST_LABEL - 1]}…").replace("$", r"\$")
+
+
+LONGEST_LABEL = 80
+"""Characters of a name in a plot."""
+
 NAMED_IN_FULL = 6
 """Longest list of names that is written out."""
 
@@ -70,5 +104,5 @@ def names(clients: Collection[str]) -> str:
     >>> names(["a", "b"]), names([f"s{i:03d}" for i in range(100)])
     ('a, b', '100 clients (s000 … s099)')
     """
-    listed = list(clients)
+    listed = [escaped(client) for client in clients]
     return ", ".join(listed) if len(listed) <= NAMED_IN_FULL else f"{len(listed)} clients ({listed[0]} … {listed[-1]})"

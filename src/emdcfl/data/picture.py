@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from emdcfl.core.errors import DataError
+from emdcfl.core.units import plot_text
 from emdcfl.data.types import Scenario, Site
 
 
@@ -42,9 +43,9 @@ def grid(scenario: Scenario, path: str | Path, *, clients: int = 3, samples: int
             strip, interpolation="nearest", cmap="gray", vmin=0, vmax=255, aspect="equal", extent=(0, strip.shape[1], strip.shape[0], 0)
         )
         axis.set_axis_off()
-        axis.text(-0.01, 0.5, title, transform=axis.transAxes, ha="right", va="center", fontsize=8, fontweight="bold")
-        axis.text(1.01, 0.5, text, transform=axis.transAxes, ha="left", va="center", fontsize=7)
-    figure.suptitle(f"{scenario.name}: {len(scenario.sites)} sites, {len(scenario.classes)} classes", fontsize=9)
+        axis.text(-0.01, 0.5, plot_text(title), transform=axis.transAxes, ha="right", va="center", fontsize=8, fontweight="bold")
+        axis.text(1.01, 0.5, plot_text(text), transform=axis.transAxes, ha="left", va="center", fontsize=7)
+    figure.suptitle(f"{plot_text(scenario.name)}: {len(scenario.sites)} sites, {len(scenario.classes)} classes", fontsize=9)
     width = 0.58 * clients * samples + 3.4
     figure.subplots_adjust(left=1.3 / width, right=1 - 2.1 / width, top=1 - 0.32 / height, bottom=0.02, hspace=0.08)
     path = Path(path)

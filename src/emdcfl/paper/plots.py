@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from emdcfl.core.units import plot_text
+
 Array = np.ndarray[Any, Any]
 
 
@@ -48,7 +50,7 @@ def matrices(panels: Sequence[Panel], *, label: str, title: str, columns: int = 
         np.fill_diagonal(shown, np.nan)  # a client's distance from itself would only stretch the scale
         axis.set_facecolor("0.85")
         image = axis.imshow(shown, cmap="RdBu_r", interpolation="nearest")
-        axis.set_title(panel.title, fontsize=9)
+        axis.set_title(plot_text(panel.title), fontsize=9)
         axis.set_xticks([])
         axis.set_yticks([])
         for border in _borders(panel.groups):
@@ -84,7 +86,7 @@ def ari_maps(maps: Sequence[tuple[str, Sequence[dict[str, Any]]]], *, title: str
         axis.axvline(len(ticks) - 0.5, color="white", linewidth=2)
         axis.set_xlabel("tolerance ε", fontsize=8)
         axis.set_ylabel("dim(R) / dim(Z)", fontsize=8)
-        axis.set_title(name, fontsize=9)
+        axis.set_title(plot_text(name), fontsize=9)
     if image is not None:
         figure.colorbar(image, ax=axes, label="ARI", shrink=0.8)
     figure.suptitle(title, fontsize=10)
@@ -94,9 +96,10 @@ def ari_maps(maps: Sequence[tuple[str, Sequence[dict[str, Any]]]], *, title: str
 def overview(points: Sequence[tuple[str, Array]], panel: Panel, linked: Array, clusters: Sequence[int], names: Sequence[str]) -> bytes:
     """Draw the algorithm on a small federation: samples in one client's embedding, distances, mutual links, clusters."""
     figure, axes = _figure(4, 1, 3.4, 3.6)
+    names = [plot_text(name) for name in names]
     first, second, third, fourth = axes.flat
     for name, xy in points:
-        first.scatter(xy[:, 0], xy[:, 1], s=6, alpha=0.6, label=name)
+        first.scatter(xy[:, 0], xy[:, 1], s=6, alpha=0.6, label=plot_text(name))
     first.legend(fontsize=6, loc="best")
     first.set_title("1. embed under one client's model", fontsize=9)
     first.set_xticks([])

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from emdcfl.core.units import plot_text
 from emdcfl.methods.base import Distances
 
 Array = np.ndarray[Any, Any]
@@ -42,7 +43,7 @@ def heatmap(distances: Distances, clients: Sequence[str], clusters: Sequence[int
     low = float(np.nanmin(ratio)) if np.isfinite(ratio).any() else 0.0
     norm = TwoSlopeNorm(vcenter=1.0, vmin=min(low, 0.0), vmax=max(min(top, 6.0), 1.5))
     image = axes.imshow(ratio, cmap="RdBu_r", norm=norm, interpolation="nearest")
-    names = [clients[i] for i in order]
+    names = [plot_text(clients[i]) for i in order]
     if len(names) <= LABELLED:
         axes.set_xticks(
             range(len(names)), names, rotation=90 if len(names) > ANNOTATED else 45, ha="center" if len(names) > ANNOTATED else "right"

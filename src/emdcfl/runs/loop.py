@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -62,10 +62,12 @@ def play(
     evaluate_every: int = 1,
     retries: int = 2,
     observer: Observer | None = None,
+    variants: Mapping[str, Collection[str]] | None = None,
 ) -> Iterator[Finished]:
     """Yield every round after ``done``, from ``state`` (or from ``init``), scored where ``evaluate_every`` says and in the last one.
 
     A round below the quorum is repeated ``retries`` times; the state it started from is still there, because ``step`` changes nothing.
+    ``variants`` names the test variants of each client, where they are known.
     """
     watch = observer or Silent()
     losses: dict[str, float] = {}
@@ -85,7 +87,7 @@ def play(
         state = _persistent(fed, method, state, round, retries)
         serving = method.serve(state)
         scored = index % evaluate_every == 0 or index == rounds
-        rows = score(fed, serving, dict(losses)) if scored else []
+        rows = score(fed, serving, dict(losses), variants) if scored else []
         watch.end(index, rounds, rows, serving)
         yield Finished(index, state, serving, rows)
 

@@ -141,7 +141,8 @@ def _play(account: _Account, observer: Observer | None) -> Result:
         assert account.store is not None
         write_outputs(account.store.path, finished)
         return finished
-    settings = {"evaluate_every": planned.config.run.evaluate_every, "retries": planned.config.engine.retries}
+    settings: dict[str, Any] = {"evaluate_every": planned.config.run.evaluate_every, "retries": planned.config.engine.retries}
+    settings["variants"] = {site.name: tuple(site.tests) for site in planned.scenario.sites}
     result: Result | None = None
     for round in play(account.fed, method, rounds=planned.rounds, state=state, done=done, observer=observer, **settings):
         result = account.add(round)

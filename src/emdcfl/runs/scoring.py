@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,9 @@ from torch import Tensor
 
 from emdcfl.clustering import adjusted_rand
 from emdcfl.core import tasks
+from emdcfl.core.errors import ClientError
 from emdcfl.core.federation import Federation
+from emdcfl.core.schema import Reply
 from emdcfl.methods.base import Serving
 from emdcfl.runs.served import states_of
 
@@ -18,13 +20,25 @@ MetricsRow = dict[str, Any]
 """One line of ``metrics.jsonl``: a client in a round."""
 
 
-def score(fed: Federation, serving: Serving, losses: Mapping[str, float]) -> list[MetricsRow]:
-    """Test every client with what it is served; one row per client, in client order."""
+def score(
+    fed: Federation, serving: Serving, losses: Mapping[str, float], variants: Mapping[str, Collection[str]] | None = None
+) -> list[MetricsRow]:
+    """Test every client with what it is served; one row per client, in client order.
+
+    ``variants`` names the test variants of each client, where they are known; a reply about others is rejected.
+    """
+
+    def verify(client: str, reply: Reply) -> None:
+        wanted = set(reply["accuracy"] if variants is None else variants[client])
+        for field in ("accuracy", "loss", "n"):
+            if set(reply[field]) != wanted:
+                raise ClientError(f"expected {field} of the test variants {sorted(wanted)[:8]}, got {sorted(reply[field])[:8]}")
+
     inputs = {}
     for i, client in enumerate(fed.clients):
         models, weights = states_of(serving, i)
         inputs[client] = {"models": models, "weights": weights}
-    replies = fed.run(tasks.test, inputs)
+    replies = fed.run(tasks.test, inputs, verify=verify)
     rows = []
     for i, client in enumerate(fed.clients):
         reply = replies.valid.get(client)

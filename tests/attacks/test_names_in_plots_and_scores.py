@@ -1,0 +1,91 @@
+"""Names are text in plots, and a client cannot name the tests it is scored by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.tiny import TRAINING, SequentialFederation, tiny
+
+from emdcfl.core.client import TaskInfo
+from emdcfl.core.federation import Failure, Inputs
+from emdcfl.core.schema import Reply
+from emdcfl.core.units import plot_text
+from emdcfl.data import scenarios
+from emdcfl.data.picture import grid
+from emdcfl.methods import make
+from emdcfl.methods.base import Distances
+from emdcfl.paper.plots import Panel, matrices, overview
+from emdcfl.runs.figures import heatmap, margin_plot
+from emdcfl.runs.loop import play
+
+NAMES = ["$^$", "$x", "\\$\\frac$", "a\x1b[2J\ud800\x00b", "$" * 500]
+
+
+class Inventing(SequentialFederation):
+    """One client answers ``test`` with what it likes."""
+
+    def __init__(self, lie: Reply) -> None:
+        super().__init__(tiny(), device="cpu", training=TRAINING, on_failure="continue")
+        self.lie = lie
+
+    def _dispatch(self, info: TaskInfo, inputs: Mapping[str, Inputs], common: Inputs) -> Iterator[tuple[str, Reply | Failure]]:
+        for name, reply in super()._dispatch(info, inputs, common):
+            yield name, self.lie if info.name == "test" and name == "site-1" else reply
+
+
+def distances(n: int) -> Distances:
+    w = np.full((n, n), 0.5)
+    return Distances(w, np.zeros(n), np.ones((n, n)), np.ones((n, n), np.int8))
+
+
+def test_a_run_is_drawn_whatever_its_clients_are_called() -> None:
+    for draw in (heatmap, margin_plot):
+        assert draw(distances(len(NAMES)), NAMES, [0, 0, 1, 1, 1]).startswith(b"\x89PNG")
+
+
+def test_figures_of_the_paper_are_drawn_whatever_names_are() -> None:
+    n = len(NAMES)
+    panel = Panel(NAMES[0], np.ones((n, n)), NAMES)
+    assert matrices([panel], label="W", title="t").startswith(b"\x89PNG")
+    points = [(name, np.ones((3, 2))) for name in NAMES]
+    assert overview(points, panel, np.ones((n, n)), [0] * n, NAMES).startswith(b"\x89PNG")
+
+
+def test_a_scenario_is_drawn_whatever_its_groups_are_called(tmp_path: Path) -> None:
+    built = scenarios.build("rotated-digits")
+    groups = {site.name: NAMES[i % 4] for i, site in enumerate(built.sites)}
+    assert grid(replace(built, name="$^$", groups=groups), tmp_path / "grid.png").stat().st_size > 0
+
+
+def test_a_name_is_shown_as_it_is_written() -> None:
+    from matplotlib.text import Text
+
+    text = Text(text=plot_text("$^$"))
+    assert text._preprocess_math(text.get_text()) == ("$^$", False)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"accuracy": {"other": 1.0}, "loss": {"other": 0.0}, "n": {"other": 3}},
+        {"accuracy": {}, "loss": {}, "n": {}},
+        {"accuracy": {"test": 1.0, "\x1b[2J": 1.0}, "loss": {"test": 0.0}, "n": {"test": 3}},
+        {"accuracy": {"test": 1.0}, "loss": {"test": 0.0}, "n": {"other": 3}},
+    ],
+)
+@pytest.mark.parametrize("known", [True, False])
+def test_a_test_reply_about_other_variants_counts_as_failed(lie: dict[str, Any], known: bool) -> None:
+    if not known and len({tuple(value) for value in lie.values()}) == 1:
+        pytest.skip("consistent, and nobody knows the variants")
+    fed = Inventing(lie)
+    variants = {site.name: tuple(site.tests) for site in tiny().sites} if known else None
+    *_, last = play(fed, make("fedavg"), rounds=1, variants=variants)
+    rows = {row["client"]: row["accuracy"] for row in last.rows}
+    assert rows["site-1"] is None
+    assert all(list(found) == ["test"] for client, found in rows.items() if client != "site-1")
+    assert [f.client for f in fed.failures] == ["site-1"]
