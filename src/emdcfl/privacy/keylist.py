@@ -5,7 +5,7 @@ it relays, which could then open what is sealed.
 
 ==============  ==========================================================================================
 ``relay``       accept every key: the server is trusted to relay keys honestly
-``first-use``   remember the first key seen for a name; another one is refused
+``first-use``   remember the first key seen for a name; another one is refused. Without ``enrol`` new names are refused too
 ``pinned``      accept only the names and keys of the list, which people compared by other means
 ==============  ==========================================================================================
 """
@@ -35,12 +35,15 @@ class KeyList:
     path : path, optional
         Where the list is kept; ``None`` keeps it in memory.
     trust : "relay", "first-use" or "pinned"
+    enrol : bool
+        Whether ``first-use`` takes new names; without it only names of the list are accepted, and an empty list accepts none.
     """
 
-    def __init__(self, path: str | Path | None = None, trust: str = "first-use") -> None:
+    def __init__(self, path: str | Path | None = None, trust: str = "first-use", *, enrol: bool = True) -> None:
         if trust not in MODES:
             raise ConfigError(f"expected trust to be one of {', '.join(MODES)}, got {trust!r}")
         self.path, self.trust = None if path is None else Path(path), trust
+        self.enrol = enrol
         self.known: dict[str, str] = self._read()
         if trust == "pinned" and not self.known:
             raise ConfigError(f"trust = 'pinned' needs a list of names and fingerprints, but {self.path or 'none'} holds none; fill it in")
@@ -68,7 +71,7 @@ class KeyList:
         for name, key in keys.items():
             print_ = fingerprint(key)
             known = self.known.get(name)
-            if known is None and self.trust == "pinned":
+            if known is None and (self.trust == "pinned" or not self.enrol):
                 raise ClientError(f"no key is pinned for client {name!r}, and it shows {print_}; add it to {self.path} if it is genuine")
             if known is not None and known != print_:
                 raise ClientError(

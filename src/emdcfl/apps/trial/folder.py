@@ -207,6 +207,7 @@ _NODE = """\
 data = {data}        # folder or table of this site; "scenario" for its share of a built-in scenario (trials)
 device = "auto"
 trust = "first-use"    # partners' keys, relayed by the server: "relay", "first-use", or "pinned" in partners.toml
+enrol = true           # take partners with new names; set it to false once all have joined
 # privacy_epsilon = 64   # largest epsilon per record and release this node answers (docs/guide/privacy-settings.md)
 details = false        # true: the server may read the text of unexpected errors, which may quote data
 

@@ -75,6 +75,8 @@ class NodeConfig:
         ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
     trust : str
         How partners' keys that the server relays are checked: ``relay``, ``first-use`` or ``pinned`` (``privacy.keylist``).
+    enrol : bool
+        With ``first-use``: whether partners with new names are accepted. Set it while the federation forms, and not afterwards.
     privacy_epsilon : float or None
         Embeddings leave this node only with noise of this ε per release (δ = 1e-5) or more noise than that, whatever the server asks for.
     details : bool
@@ -86,7 +88,8 @@ class NodeConfig:
     data: str = "scenario"
     label: str | None = None
     device: str = "auto"
-    trust: Trust = "relay"
+    trust: Trust = "pinned"
+    enrol: bool = False
     privacy_epsilon: float | None = None
     details: bool = False
     policy: Policy = field(default_factory=Policy)
@@ -103,8 +106,13 @@ class HomeNode:
         self.name, self.home = name, Path(home)
         self.config = read_config(self.home / "node.toml")
         self.secret = load_secret(self.home / "secret.key")
-        self.partners = KeyList(self.home / "partners.toml", self.config.trust)
+        self.partners = self._partners()
         self.details = self.config.details
+
+    def _partners(self) -> KeyList:
+        """The list of partners' keys; one that is pinned and still empty lets the node answer what needs no partner."""
+        trust, enrol = self.config.trust, self.config.trust == "first-use" and self.config.enrol
+        return KeyList(self.home / "partners.toml", "relay" if trust == "relay" else "first-use", enrol=enrol)
 
     @property
     def data(self) -> Path:
