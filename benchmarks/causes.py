@@ -32,7 +32,7 @@ from emdcfl.methods import fedsac
 from emdcfl.methods.pacfl import PACFL, data_subspace
 from emdcfl.methods.shared.subspaces import smallest_angle
 from emdcfl.runs.config import Choice, Config, override
-from emdcfl.runs.runner import RunPlan, plan
+from emdcfl.runs.plan import RunPlan, plan
 
 Finding = dict[str, Any]
 

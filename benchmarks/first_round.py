@@ -25,7 +25,7 @@ from emdcfl.core import tasks
 from emdcfl.core.federation import Federation, Fold, Replies
 from emdcfl.core.keys import digest
 from emdcfl.runs.config import Choice, Config, config_hash, override
-from emdcfl.runs.runner import plan
+from emdcfl.runs.plan import plan
 from emdcfl.studies.compare import execute, parse_methods, shared_scenario
 from emdcfl.studies.results import ResultRow, Results
 

@@ -98,7 +98,7 @@ def play(case: Case, method: str, workers: int, pipe: Connection) -> None:
     scenario, wanted = world(case), config(case, method, workers=workers)
     pipe.send("ready")
     with tempfile.TemporaryDirectory() as folder:
-        summary = run(wanted, Path(folder) / "run", scenario=scenario)
+        summary = run(wanted, Path(folder) / "run", scenario=scenario).summary
     pipe.send({"k": summary["k"], "seconds": summary["seconds"]["total"], "engine": wanted.engine.name})
 
 

@@ -41,7 +41,7 @@ def play(scenario: str, method: str, seed: int, precision: str, device: str, rou
         engine=EngineConfig(name="sequential" if device == "cpu" else "auto", device=device, precision=precision),  # type: ignore[arg-type]
     )
     with tempfile.TemporaryDirectory() as folder, refusing_fallbacks():
-        summary = run(config, Path(folder) / "run")
+        summary = run(config, Path(folder) / "run").summary
     return {
         "scenario": scenario,
         "method": method,

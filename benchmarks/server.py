@@ -33,7 +33,7 @@ def main() -> None:
     for method in args.methods:
         wanted = config(case, method, rounds=args.rounds)
         with tempfile.TemporaryDirectory() as folder:
-            seconds = run(wanted, Path(folder) / "run", scenario=scenario)["seconds"]
+            seconds = run(wanted, Path(folder) / "run", scenario=scenario).summary["seconds"]
         rest = seconds["total"] - sum(value for phase, value in seconds.items() if phase != "total")
         row = {"method": method, **seconds, "rest": round(rest, 2)}
         print(json.dumps(row) if args.json else "  ".join(f"{k} {v}" for k, v in row.items()), flush=True)

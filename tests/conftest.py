@@ -17,6 +17,19 @@ from hypothesis import settings
 settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("repeatable")
 
+TESTS = Path(__file__).parent
+
+
+SLOW_FOLDERS = ("benchmarks", "e2e", "faults")
+"""Whole commands, processes and benchmarks; what ``make test-fast`` leaves out, with tests marked ``slow`` and those of real data."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        slow_folder = item.path.is_relative_to(TESTS) and item.path.relative_to(TESTS).parts[0] in SLOW_FOLDERS
+        if slow_folder or {"data_dir", "weights_dir"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.slow)
+
 
 @pytest.fixture(autouse=True)
 def one_thread() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from emdcfl.runs.config import Choice, Config, override
 from emdcfl.runs.loop import play
-from emdcfl.runs.runner import plan
+from emdcfl.runs.plan import plan
 
 ROOT = Path(__file__).parents[2]
 

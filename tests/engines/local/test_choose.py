@@ -17,7 +17,8 @@ from emdcfl.engines.local.processes import ProcessFederation
 from emdcfl.engines.local.sequential import SequentialFederation
 from emdcfl.models.recipe import ModelRecipe
 from emdcfl.runs.config import Choice, Config, EngineConfig, RunConfig
-from emdcfl.runs.runner import plan, run
+from emdcfl.runs.plan import plan
+from emdcfl.runs.runner import run
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
