@@ -13,6 +13,7 @@ import typer
 
 import emdcfl
 from emdcfl.core.errors import EmdcflError
+from emdcfl.core.units import escaped
 from emdcfl.runs import signals
 
 app = typer.Typer(
@@ -51,11 +52,11 @@ class _Stderr(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         prefix = "warning: " if record.levelno >= logging.WARNING else ""
-        print(f"{prefix}{record.getMessage()}", file=sys.stderr)
+        print(f"{prefix}{escaped(record.getMessage(), keep=chr(10))}", file=sys.stderr)
 
 
 def _explain(message: str) -> NoReturn:
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    print(f"error: {escaped(' '.join(message.split()))}", file=sys.stderr)
     sys.exit(USER_ERROR)
 
 

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from emdcfl.cli.app import TrustModel, app
 from emdcfl.cli.show import tell, terminal
-from emdcfl.core.units import names, percent
+from emdcfl.core.units import escaped, names, percent
 
 
 @app.command()
@@ -39,7 +39,7 @@ def predict(
         typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
         return
     for n, k, row in zip(names, best, p.tolist(), strict=True):
-        typer.echo(f"{n}\t{classes[k]}\t{row[k]:.1%}")
+        typer.echo(f"{escaped(n)}\t{escaped(classes[k])}\t{row[k]:.1%}")
 
 
 @app.command()

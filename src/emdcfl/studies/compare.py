@@ -26,6 +26,7 @@ from emdcfl.runs.plan import build_scenario, plan
 from emdcfl.runs.runner import run
 from emdcfl.runs.scoring import by_round
 from emdcfl.studies.results import ResultRow, Results, as_result, read_results
+from emdcfl.studies.rows import checked
 
 log = logging.getLogger("emdcfl")
 
@@ -182,8 +183,7 @@ def compare(
 
     started = time.monotonic()
     with Results(out) as results:
-        for path in merge:
-            results.add(read_results(path))
+        results.add([row for path in merge for row in checked(read_results(path), path)])
         queue = _queue(wanted)
         missing = [job for job in queue if job.key not in results.known()]
         outcome = Outcome(found=len(queue) - len(missing), keys=[job.key for job in queue])

@@ -17,6 +17,7 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from emdcfl.core.units import escaped
 from emdcfl.methods import METHODS
 from emdcfl.runs.store.files import write_file
 from emdcfl.studies.compare import ORDER
@@ -198,15 +199,19 @@ def markdown(table: Table, *, leave_out: Sequence[str] = ()) -> str:
             if table.has_paper(column.key, metric):
                 heads.append("paper")
                 keys.append((metric, True))
-        lines = [f"### {column.title}", "", f"| {' | '.join([*heads, 'seeds'])} |", f"| --- |{' ---: |' * len(heads)}"]
+        lines = [f"### {_cell_text(column.title)}", "", f"| {' | '.join([*heads, 'seeds'])} |", f"| --- |{' ---: |' * len(heads)}"]
         for label in table.rows:
             own = [table.cells.get((label, column.key, metric)) for metric in column.metrics]
             if not any(own):
                 continue
             cells = [_markdown_cell(table, label, column.key, metric, paper) for metric, paper in keys]
-            lines.append(f"| {' | '.join([label, *cells, str(max(c.n for c in own if c))])} |")
+            lines.append(f"| {' | '.join([_cell_text(label), *cells, str(max(c.n for c in own if c))])} |")
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks) + "\n"
+
+
+def _cell_text(text: str) -> str:
+    return escaped(text).replace("|", "\\|")
 
 
 def _markdown_cell(table: Table, label: str, column: str, metric: str, paper: bool) -> str:
@@ -251,7 +256,13 @@ def _latex_cell(table: Table, label: str, column: str, metric: str) -> str:
 
 
 def _escape(text: str) -> str:
-    return re.sub(r"([&%$#_{}])", r"\\\1", text)
+    return re.sub(r"([&%$#_{}])", r"\\\1", escaped(text).replace("\\", "\\textbackslash "))
+
+
+def _csv_text(text: str) -> str:
+    """Text that a spreadsheet shows and does not compute: hidden characters escaped, a formula's first character quoted."""
+    shown = escaped(text)
+    return f"'{shown}" if shown.startswith(("=", "+", "-", "@")) else shown
 
 
 def tidy(table: Table) -> str:
@@ -267,7 +278,7 @@ def tidy(table: Table) -> str:
                     continue
                 paper = (None, None) if cell.paper is None else (cell.paper.mean, cell.paper.std)
                 numbers = [None if v is None or math.isnan(v) else round(v, 6) for v in (cell.mean, cell.std)]
-                writer.writerow([column.title, label, metric, *numbers, cell.n, *paper])
+                writer.writerow([_csv_text(column.title), _csv_text(label), metric, *numbers, cell.n, *paper])
     return buffer.getvalue()
 
 
