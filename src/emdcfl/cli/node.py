@@ -1,0 +1,108 @@
+"""``emdcfl node check``: what a node would tell a server, in words its owner understands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from emdcfl.cli.app import app
+from emdcfl.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from emdcfl.engines.flower.node import NodeConfig
+    from emdcfl.engines.flower.policy import Policy
+
+node = typer.Typer(help="A site's node in a federation.", no_args_is_help=True, add_completion=False)
+app.add_typer(node, name="node")
+
+
+@node.callback()
+def group() -> None:
+    """A site's node in a federation."""
+
+
+RELEASES = {
+    "describe": "how many train and validation samples it has; its public key",
+    "train": "a model trained on its data, the loss, the number of samples",
+    "test": "accuracy and loss of a model on its test data, the number of samples",
+    "evaluate": "accuracy and losses of up to {models_at_once} models at once, as {reductions}",
+    "reference": "up to {samples} embeddings of train samples{noise}, projected to {projection_ratio:g} of their width; distances",
+    "project": "up to {samples} embeddings of its samples under each partner's model{noise}, projected in the same way",
+    "em_step": "models, their shares of its data, label shares (FedEM, FedRC)",
+    "soft_train": "a model, and how many samples fit each cluster best (FedSoft)",
+    "train_and_basis": "a model, and main directions of its embeddings, not projected (FedSaC)",
+    "data_subspace": "main directions of its raw samples, by class (PACFL)",
+    "embed": "RAW EMBEDDINGS of its samples, not projected",
+    "deposit": "RAW SAMPLES",
+}
+"""What the answer to each task tells the server."""
+
+
+@node.command()
+def check(home: Annotated[Path, typer.Argument(help="The node's home folder, with node.toml.", show_default=False)]) -> None:
+    """Print what the node would release to a server, and what it refuses."""
+    from emdcfl.engines.flower.node import read_config
+
+    if not home.is_dir():
+        raise ConfigError(f"{home}: no such folder; give the node's home, which holds node.toml")
+    import emdcfl.methods  # noqa: F401  registers the tasks that methods bring
+
+    for line in report(read_config(home / "node.toml"), home):
+        typer.echo(line)
+
+
+def report(config: NodeConfig, home: Path) -> Iterator[str]:
+    """Yield the lines that say what a node releases."""
+    from emdcfl.core.client import TASKS
+    from emdcfl.models import BUILDERS
+
+    policy = config.policy
+    yield f"{home / 'node.toml'}" + ("" if (home / "node.toml").exists() else " does not exist: the defaults hold")
+    yield f"data        {config.data}"
+    yield ""
+    yield "The server receives, if it asks:"
+    if config.data != "scenario":
+        yield "  survey          classes, image sizes or column names, mean and spread of numbers, words of text columns (200 at most)"
+    for task in TASKS:
+        if task in policy.tasks:
+            yield f"  {task:<15} {_release(task, config)}"
+    yield f"It never receives: {', '.join(sorted(set(TASKS) - set(policy.tasks))) or 'every task is allowed'}"
+    yield ""
+    yield f"networks    {', '.join(BUILDERS)}" + (f"; code of {', '.join(policy.models)}" if policy.models else "; no other code")
+    yield f"costs       {', '.join(policy.costs)}" + ("; LABELS are sent" if "label-aware" in policy.costs else "; no labels are sent")
+    yield f"splits      seed {policy.split_seed} only"
+    yield (
+        f"models      embeds with {policy.models_per_round} of each client in a round and {policy.models_per_run} in a run, "
+        f"{policy.partners_per_round} of all partners in a round"
+    )
+    yield f"noise       {'none required' if config.privacy_epsilon is None else f'epsilon {config.privacy_epsilon:g} or less per release'}"
+    yield f"partners    {_partners(config, home)}"
+    yield f"errors      {'full texts, which may quote data' if config.details else 'kinds only; their text stays in the log'}"
+    yield from _warnings(policy, set(TASKS))
+
+
+def _release(task: str, config: NodeConfig) -> str:
+    policy = config.policy
+    noise = "" if config.privacy_epsilon is None else " with noise"
+    shown = {"models_at_once": policy.models_at_once, "samples": policy.samples, "projection_ratio": policy.projection_ratio}
+    text = RELEASES.get(task, "the answer of a method of your own")
+    return text.format(**shown, reductions=", ".join(policy.reductions), noise=noise)
+
+
+def _partners(config: NodeConfig, home: Path) -> str:
+    from emdcfl.privacy.keylist import KeyList
+
+    if config.trust == "relay":
+        return "any key that the server relays: it can read what partners seal for each other"
+    known = len(KeyList(home / "partners.toml").known)
+    if config.trust == "first-use" and config.enrol:
+        return f"{known} known; new names are taken (enrol = true): set it to false once all have joined"
+    return f"{known} known; new names are refused"
+
+
+def _warnings(policy: Policy, tasks: set[str]) -> Iterator[str]:
+    for task in sorted(set(policy.tasks) - tasks):
+        yield f"warning: policy.tasks names {task!r}, which does not exist"

@@ -1,0 +1,48 @@
+"""What ``emdcfl node check`` prints is what a node releases: every other task is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs the extra emdcfl[flower]")
+
+from tests.attacks.hostile import HostileServer
+
+from emdcfl.apps import trial
+from emdcfl.cli.node import RELEASES, report
+from emdcfl.core.client import TASKS
+from emdcfl.engines.flower.node import read_config
+
+
+def printed(home: Path) -> list[str]:
+    return list(report(read_config(home / "node.toml"), home))
+
+
+def test_a_default_node_refuses_every_task_that_is_not_printed(tmp_path: Path) -> None:
+    server = HostileServer(tmp_path / "home")
+    released = {line.split()[0] for line in printed(server.home) if line.startswith("  ")}
+    assert released == {"describe", "train", "test", "evaluate", "reference", "project"}
+    for task in set(TASKS) - released:
+        request = {"task": task, "round": 1, "client": server.name, "job": {}, "inputs": {}}
+        assert "policy.tasks" in server.send("describe", request)["failure"]
+
+
+def test_every_built_in_task_has_its_sentence() -> None:
+    assert {name for name, info in TASKS.items() if info.run.__module__.startswith("emdcfl.")} == set(RELEASES)
+
+
+def test_it_fits_on_a_screen_and_says_what_is_dangerous(tmp_path: Path) -> None:
+    toml = 'trust = "relay"\n[policy]\ntasks = ["deposit", "embed", "trian"]\ncosts = ["label-aware"]\nmodels = ["mine:net"]'
+    text = "\n".join(lines := printed(HostileServer(tmp_path / "home", toml=toml).home))
+    assert len(lines) <= 30
+    for said in ("RAW SAMPLES", "RAW EMBEDDINGS", "LABELS", "mine:net", "relays", "'trian'"):
+        assert said in text
+
+
+def test_the_trial_federations_policy_is_read(tmp_path: Path) -> None:
+    there = trial.create(tmp_path / "fed", nodes=2)
+    lines = printed(there.home(next(iter(there.nodes))))
+    assert any("data_subspace" in line for line in lines)
+    assert any(line.startswith("It never receives: deposit, embed") for line in lines)
