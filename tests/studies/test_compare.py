@@ -44,7 +44,8 @@ def fake(config: Config, *, keep: Any = None, observer: Any = None) -> dict[str,
     score = (len(config.method.name) + config.run.seed) / 20
     summary = {
         "config": plan.key, "scenario": plan.scenario.name, "method": config.method.name, "seed": config.run.seed,
-        "rounds": 1, "k": 1, "ari": 1.0, "accuracy": {"mean": score, "worst": score / 2, "variants": {"test": {"mean": score, "worst": score / 2}}},
+        "rounds": 1, "k": 1, "ari": 1.0,
+        "accuracy": {"mean": score, "worst": score / 2, "variants": {"test": {"mean": score, "worst": score / 2}}},
         "seconds": {"total": 1.0}, "notes": [], "versions": {}, "failures": [],
     }  # fmt: skip
     return as_result(summary, as_dict(plan.config), [])

@@ -27,7 +27,7 @@ from emdcfl.core.offload import StateOffload
 from emdcfl.core.params import Layout, Network
 from emdcfl.core.replies import Failure, Replies, brief
 from emdcfl.core.rounds import Clock, Round, participants
-from emdcfl.core.schema import Reply, check
+from emdcfl.core.schema import DivergedError, Reply, check
 from emdcfl.core.tasks import Training
 from emdcfl.core.traffic import Traffic
 from emdcfl.trust import Guard, Trust, TrustedMean
@@ -38,6 +38,12 @@ if TYPE_CHECKING:
 __all__ = ["ByClient", "Clock", "Failure", "Federation", "Inputs", "Replies", "Reply", "Round", "participants"]
 
 log = logging.getLogger("emdcfl")
+
+STATES = frozenset({"theta", "models"})
+"""Names under which a training is given the state, or the K states, it begins from, and returns them."""
+
+LARGEST_GROWTH = 100.0
+"""Largest ratio of a trained state's norm to that of the state it began from (or to 1); honest training stays far below it."""
 
 Inputs = Mapping[str, Any]
 Fold = Callable[[str, Reply], None]
@@ -192,7 +198,8 @@ class Federation(ABC):
         with self.clock(info.phase):
             self.traffic.sent(info.phase, ordered, common, info.divisible)
             for client, outcome in self._dispatch(info, ordered, common):
-                failure = outcome if isinstance(outcome, Failure) else self._inspect(client, info, outcome, dims, verify)
+                asked = {**common, **ordered[client]}
+                failure = outcome if isinstance(outcome, Failure) else self._inspect(client, info, outcome, dims, verify, asked)
                 if failure is not None:
                     self._fail(failure, replies)
                     continue
@@ -208,14 +215,29 @@ class Federation(ABC):
                     replies.valid[client] = {}
         return replies
 
-    def _inspect(self, client: str, info: TaskInfo, reply: Reply, dims: Mapping[str, int], verify: Verify | None) -> Failure | None:
+    def _inspect(
+        self, client: str, info: TaskInfo, reply: Reply, dims: Mapping[str, int], verify: Verify | None, asked: Inputs
+    ) -> Failure | None:
         try:
             check(reply, info.returns, dims)
+            for name in STATES & reply.keys() & asked.keys():
+                self._check_growth(reply[name], asked[name])
             if verify is not None:
                 verify(client, reply)
+        except DivergedError as error:
+            return Failure(client, info.name, self.index, str(error))
         except ClientError as error:
             return Failure(client, info.name, self.index, str(error), violation=True)
         return None
+
+    def _check_growth(self, theta: Tensor, start: Tensor) -> None:
+        """Refuse a state so large that whoever is served an average with it would diverge."""
+        part = self.layout.trainable
+        size = float(torch.linalg.vector_norm(theta[..., part]))
+        if size > LARGEST_GROWTH:
+            limit = LARGEST_GROWTH * max(1.0, float(torch.linalg.vector_norm(start[..., part])))
+            if size > limit:
+                raise ClientError(f"expected a state of norm <= {limit:.3g} ({LARGEST_GROWTH:g} times that of its start), got {size:.3g}")
 
     def _fail(self, failure: Failure, replies: Replies) -> None:
         failure = replace(failure, reason=brief(failure.reason))

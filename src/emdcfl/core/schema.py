@@ -42,6 +42,8 @@ class Field:
         The field is a dict from name to such a value.
     optional : bool
         The field may be missing.
+    blamed : bool
+        Whether a value that is too large or not finite is the sender's fault. A loss is not: the model it was served may have diverged.
     """
 
     kind: torch.dtype | type
@@ -50,6 +52,11 @@ class Field:
     high: float | str | None = None
     each: bool = False
     optional: bool = False
+    blamed: bool = True
+
+
+class DivergedError(ClientError):
+    """A reply that cannot be used, though its sender may have followed the rules: the model it was served may have diverged."""
 
 
 def check(reply: Any, fields: Mapping[str, Field], dims: Mapping[str, int]) -> None:
@@ -82,7 +89,7 @@ def _check_value(name: str, value: Any, field: Field, dims: Mapping[str, int], *
             raise ClientError(f"expected {name} to be {kind.__name__}, got {type(value).__name__}")
         value = float(value) if abs(value) < 10**300 else math.inf
     if kind is float and not math.isfinite(value):
-        raise ClientError(f"{name} is not finite ({value})")
+        raise (ClientError if field.blamed else DivergedError)(f"{name} is not finite ({value})")
     if isinstance(value, (int, float)):
         _check_range(name, value, value, field, dims)
 
@@ -95,7 +102,7 @@ def _check_tensor(name: str, value: Any, field: Field, dims: Mapping[str, int], 
         sizes = (dims[s] if isinstance(s, str) else "any" if s is None else s for s in field.shape)
         raise ClientError(f"expected {name} of shape {tuple(sizes)}, got {tuple(value.shape)}")
     if value.is_floating_point() and not known_finite and not finite(value):
-        raise ClientError(f"{name} holds values that are not finite")
+        raise (ClientError if field.blamed else DivergedError)(f"{name} holds values that are not finite")
     if (field.low is not None or field.high is not None) and value.numel():
         _check_range(name, value.min().item(), value.max().item(), field, dims)
 
@@ -114,7 +121,7 @@ def _check_range(name: str, smallest: float, largest: float, field: Field, dims:
         raise ClientError(f"expected {name} >= {field.low:g}, got {_shown(smallest)}")
     high = dims[field.high] if isinstance(field.high, str) else field.high
     if high is not None and largest > high:
-        raise ClientError(f"expected {name} <= {high:g}, got {_shown(largest)}")
+        raise (ClientError if field.blamed else DivergedError)(f"expected {name} <= {high:g}, got {_shown(largest)}")
 
 
 def _shown(value: float) -> str:

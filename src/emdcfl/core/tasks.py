@@ -47,7 +47,7 @@ LARGEST_STEPS = 10**9
 TRAINED = {
     "theta": Field(torch.float32, ("P",)),
     "n": Field(int, low=1, high="max_n"),
-    "loss": Field(float, low=-1e-3, high=LARGEST_LOSS),
+    "loss": Field(float, low=-1e-3, high=LARGEST_LOSS, blamed=False),
     "steps": Field(int, low=1, high=LARGEST_STEPS),
 }
 
@@ -231,7 +231,7 @@ def sample_losses(client: Client, theta: Tensor, split: str) -> tuple[Tensor, Te
 
 
 EVALUATED = {
-    "table": Field(torch.float32, ("K", None), low=0),
+    "table": Field(torch.float32, ("K", None), low=0, blamed=False),
     "accuracy": Field(torch.float32, ("K",), low=0, high=1),
     "n": Field(int, low=1, high="max_n"),
 }
@@ -272,7 +272,7 @@ def embed(client: Client, *, theta: Tensor, split: str = "val", cap: int = 512, 
 
 TESTED = {
     "accuracy": Field(float, low=0, high=1, each=True),
-    "loss": Field(float, low=-1e-3, high=LARGEST_LOSS, each=True),  # rounding may lift a probability over 1
+    "loss": Field(float, low=-1e-3, high=LARGEST_LOSS, each=True, blamed=False),  # rounding may lift a probability over 1
     "n": Field(int, low=0, high="max_n", each=True),
 }
 

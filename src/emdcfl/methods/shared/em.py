@@ -68,7 +68,7 @@ STEPPED = {
     "pi": Field(torch.float64, ("K",), low=0),
     "mass": Field(torch.float64, ("K", "Y"), low=0, optional=True),
     "n": Field(int, low=1, high="max_n"),
-    "loss": Field(float, low=-1e-3, high=LARGEST_LOSS),
+    "loss": Field(float, low=-1e-3, high=LARGEST_LOSS, blamed=False),
     "steps": Field(int, low=1, high=LARGEST_STEPS),
 }
 
