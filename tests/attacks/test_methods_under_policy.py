@@ -1,0 +1,78 @@
+"""An honest server: every method runs on a trial federation's nodes; on default nodes those that ask for too much name the key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs the extra emdcfl[flower]")
+
+from tests.attacks.hostile import digits
+from tests.engines.flower import loopback
+from tests.engines.flower.loopback import LoopbackGrid
+
+from emdcfl.apps import trial
+from emdcfl.core.errors import QuorumError
+from emdcfl.core.tasks import Training
+from emdcfl.data import scenarios
+from emdcfl.engines.flower import codec
+from emdcfl.engines.flower.node import HomeNode
+from emdcfl.engines.flower.serve import make_app
+from emdcfl.methods import METHODS, make
+
+NODES = 4
+REFUSED = {"fedce": "reductions", "fedem": "tasks", "fedrc": "tasks", "fedsac": "tasks", "fedsoft": "tasks", "pacfl": "tasks"}
+"""Method → the key of the policy that must allow more."""
+
+
+class Homes(LoopbackGrid):
+    """Nodes with homes; every message opens its node anew."""
+
+    def __init__(self, homes: dict[str, Path]) -> None:
+        super().__init__({})
+        self.online = set(range(1, len(homes) + 1))
+        for i, (name, home) in enumerate(homes.items(), start=1):
+            self._apps[i] = make_app(lambda context, name=name, home=home: HomeNode(name, home))
+
+
+def play(method: str, homes: dict[str, Path]) -> tuple[set[str], int]:
+    """Run two rounds; returns the reasons of all refusals, and how many tasks were answered."""
+    scenario = scenarios.build("rotated-digits", groups=2, clients_per_group=2)
+    grid = Homes(homes)
+    fed = loopback.federation(scenario, grid, training=Training(local_epochs=1), on_failure="continue")
+    fed.job["data"] = {"scenario": "rotated-digits", "options": {"groups": 2, "clients_per_group": 2}}
+    playing = make(method)
+    try:
+        state = playing.init(fed, fed.begin(0))
+        for index in (1, 2):
+            state = playing.step(fed, state, fed.begin(index))
+    except QuorumError:
+        pass
+    said = [codec.decode(reply.content) for _, reply in grid.log if reply is not None]
+    return {answer["failure"] for answer in said if "failure" in answer}, sum("reply" in answer for answer in said)
+
+
+@pytest.fixture(scope="module")
+def trial_homes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    there = trial.create(tmp_path_factory.mktemp("trial") / "federation", nodes=NODES)
+    return {name: there.home(name) for name in there.nodes}
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_every_method_runs_on_a_trial_federation(trial_homes: dict[str, Path], method: str) -> None:
+    reasons, answered = play(method, trial_homes)
+    assert reasons == set()
+    assert answered >= 2 * NODES, "each node trains in each round"
+
+
+@pytest.mark.parametrize("method", ["emdcfl", "fedavg", "ifca", *sorted(REFUSED)])
+def test_a_default_node_answers_what_its_policy_allows_and_names_the_key_otherwise(tmp_path: Path, method: str) -> None:
+    homes = {site.name: tmp_path / site.name for site in digits().sites}
+    for home in homes.values():
+        home.mkdir()
+        (home / "node.toml").write_text('trust = "first-use"\nenrol = true')
+    reasons, answered = play(method, homes)
+    assert bool(reasons) == (method in REFUSED), reasons
+    assert method in REFUSED or answered >= 2 * NODES
+    assert all(f"policy.{REFUSED[method]} in node.toml" in reason for reason in reasons)
