@@ -37,7 +37,7 @@ class Shouting(SequentialFederation):
 
 
 @pytest.mark.parametrize("value", [1e5, 1e30])
-@pytest.mark.parametrize("method", ["emdcfl", "fedavg", "fedprox", "oracle", "ifca", "fedem", "cfl"])
+@pytest.mark.parametrize("method", ["emdcfl", "fedavg", "fedprox", "oracle", "ifca", "fedem", "cfl", "fedsoft"])
 def test_the_liar_alone_is_left_out(method: str, value: float) -> None:
     fed = Shouting(value)
     *_, last = play(fed, make(method), rounds=4)
