@@ -57,6 +57,7 @@ def test_a_folder_that_is_no_federation_is_told(tmp_path: Path, capsys: pytest.C
     assert "emdcfl federation init" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_federation_that_is_not_up_is_told(tmp_path: Path) -> None:
     trial.create(tmp_path / "fed", nodes=2)
     with pytest.raises(EmdcflError, match="is the federation up"):

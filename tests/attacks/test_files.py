@@ -43,6 +43,7 @@ def outside(tmp_path: Path) -> Path:
     return place
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["models", "state/tensors", "state", "baselines"])
 def test_a_linked_folder_is_refused_and_nothing_outside_is_deleted(name: str, honest: Path, outside: Path, tmp_path: Path) -> None:
     place = tmp_path / "run"

@@ -59,6 +59,7 @@ def trial_homes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: there.home(name) for name in there.nodes}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_every_method_runs_on_a_trial_federation(trial_homes: dict[str, Path], method: str) -> None:
     reasons, answered = play(method, trial_homes)
@@ -66,6 +67,7 @@ def test_every_method_runs_on_a_trial_federation(trial_homes: dict[str, Path], m
     assert answered >= 2 * NODES, "each node trains in each round"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["emdcfl", "fedavg", "ifca", *sorted(REFUSED)])
 def test_a_default_node_answers_what_its_policy_allows_and_names_the_key_otherwise(tmp_path: Path, method: str) -> None:
     homes = {site.name: tmp_path / site.name for site in digits().sites}

@@ -47,6 +47,7 @@ def test_a_second_model_in_one_round_is_refused_and_the_first_may_be_asked_again
     assert "reply" in reference(server, one_bias(0)), "a lost reply is asked for again"
 
 
+@pytest.mark.slow
 def test_many_rounds_show_few_rows_of_r(server: HostileServer) -> None:
     rows = [reference(server, one_bias(i), round=i) for i in range(40)]
     assert sum("reply" in said for said in rows) == 16
@@ -64,6 +65,7 @@ def test_runs_are_counted_one_by_one(server: HostileServer) -> None:
     assert "failure" in reference(server, one_bias(1), run="second")
 
 
+@pytest.mark.slow
 def test_many_models_in_the_name_of_one_partner_are_refused(server: HostileServer) -> None:
     now = [project(server, "site-1", one_bias(i)) for i in range(3)]
     assert ["reply" in said for said in now] == [True, False, False]

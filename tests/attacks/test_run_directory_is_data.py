@@ -72,6 +72,7 @@ def forge_config(honest: Path, tmp_path: Path, where: str = "model") -> Path:
     return place
 
 
+@pytest.mark.slow
 def test_a_model_file_that_names_a_function_is_not_run(honest: Path, evil: Path, tmp_path: Path) -> None:
     place = forge_models(honest, tmp_path)
     for attempt in (lambda: emdcfl.load(place), lambda: load_served(place, "site-0")):
@@ -96,6 +97,7 @@ def test_explicit_trust_runs_it(honest: Path, evil: Path, tmp_path: Path) -> Non
     assert evil.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [("place",), ("run", "--resume", "--out"), ("report", "--theory")])
 def test_commands_refuse_it_in_one_line(words: tuple[str, ...], honest: Path, evil: Path, tmp_path: Path) -> None:
     place = forge_config(honest, tmp_path)
@@ -108,6 +110,7 @@ def test_commands_refuse_it_in_one_line(words: tuple[str, ...], honest: Path, ev
     assert not evil.exists()
 
 
+@pytest.mark.slow
 def test_predict_refuses_it_and_report_goes_on_without(honest: Path, evil: Path, tmp_path: Path) -> None:
     place = forge_models(honest, tmp_path)
     table = tmp_path / "rows.csv"

@@ -27,6 +27,7 @@ def work(path: Path, columns: int) -> float:
     return best
 
 
+@pytest.mark.slow
 def test_time_grows_with_the_columns_and_not_with_their_square(tmp_path: Path) -> None:
     assert work(tmp_path / "wide.csv", 8000) / work(tmp_path / "narrow.csv", 2000) < 8
 

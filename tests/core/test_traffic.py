@@ -43,6 +43,7 @@ def test_a_run_counts_models_up_and_down_in_every_round(tmp_path: Path) -> None:
     assert "embed" not in summary["bytes"]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_counting(tmp_path: Path) -> None:
     whole = runner.run(tests.tiny.config(rounds=3), tmp_path / "whole").summary["bytes"]
 

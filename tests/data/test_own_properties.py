@@ -38,6 +38,7 @@ def tables(draw: st.DrawFn) -> str:
     return buffer.getvalue()
 
 
+@pytest.mark.slow
 @settings(max_examples=120)
 @given(tables(), tables(), st.booleans())
 def test_any_two_tables_make_a_whole_scenario_or_an_error(one: str, two: str, same: bool) -> None:

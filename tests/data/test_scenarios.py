@@ -134,6 +134,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> None:
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXPECTED)
 def test_real_data(name: str, data_dir: Path, cache: None) -> None:
     scenario = build(name, data_root=str(data_dir))
@@ -192,6 +193,7 @@ def test_stand_in_backdoor(root: str, own_cache: None) -> None:
         assert torch.equal(split.x[:, :, 0, 0], torch.tensor(backdoor.TAB10, dtype=torch.uint8)[split.y])
 
 
+@pytest.mark.slow
 def test_stand_in_pacs(tmp_path: Path, own_cache: None) -> None:
     standins.pacs(tmp_path, per_domain=1001)
     scenario = build("pacs", data_root=str(tmp_path), scale="smoke")

@@ -33,6 +33,7 @@ def target(name: str) -> object:
     return importlib.import_module(f"fuzz.fuzz_{name}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(FOUND))
 def test_seeds_and_findings(name: str) -> None:
     module = target(name)

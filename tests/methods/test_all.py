@@ -155,6 +155,7 @@ def test_more_clusters_than_groups_and_a_single_one(name, k):
     assert accuracies(fed, serving).min() > 0.4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HARD)
 def test_hard_methods_find_the_groups(name):
     """ARI 1.00 on at least four of five seeds."""
@@ -177,6 +178,7 @@ def worst(name: str, seed: int, *, long: bool = False) -> float:
     return float(accuracies(fed, serving).min())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHARING)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_soft_and_personal_methods_help_the_worst_client(name, seed):

@@ -77,6 +77,7 @@ def test_large_scores_neither_overflow_nor_divide_by_zero():
     assert torch.isfinite(after.models).all()
 
 
+@pytest.mark.slow
 def test_a_steep_delta_separates_the_groups():
     fed, _, _, serving = run("fedce", delta=5.0)
     assert accuracies(fed, serving).min() > 0.8

@@ -25,6 +25,7 @@ def play(fed, method, rounds):
     return states
 
 
+@pytest.mark.slow
 def test_one_complete_linkage_cut_of_the_states():
     fed = federation()
     start = fed.initial()
@@ -68,6 +69,7 @@ def test_equal_counters_cancel_and_the_head_may_be_compared_alone(scope):
     assert len(states[1].sets) == (1 if scope == "H" else 4)  # only the first layer differs
 
 
+@pytest.mark.slow
 def test_the_public_code_keeps_the_models_of_round_one():
     fed, _, first, serving = run("fedclust", rounds=1, threshold=1.5)
     _, _, public, old = run("fedclust", rounds=5, threshold=1.5, preset="reference")

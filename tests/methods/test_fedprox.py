@@ -16,6 +16,7 @@ def drift(mu: float, prox: str = "squared") -> float:
     return float((state.theta - fed.initial()).norm())
 
 
+@pytest.mark.slow
 def test_without_pull_it_is_fedavg_bit_for_bit():
     _, _, plain, _ = run("fedavg")
     _, _, state, serving = run("fedprox", mu=0.0)
@@ -55,6 +56,7 @@ def test_the_public_codes_penalty_freezes_what_has_small_gradients():
     assert (frozen.theta - start).norm() < 0.2 * (squared.theta - start).norm()
 
 
+@pytest.mark.slow
 def test_survives_a_missing_reply_and_partial_participation():
     fed, _, state, _ = run("fedprox", on_failure="continue", fails={"site-4": 2})
     assert [f.client for f in fed.failures] == ["site-4"]

@@ -108,7 +108,8 @@ def test_a_floor_of_zero_is_refused() -> None:
         run("fedrc", rounds=1, floor=0.0)
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
 def test_worst_accuracy_is_five_points_above_fedavg(seed: int) -> None:
     worst = {}
     for name in ("fedrc", "fedavg"):

@@ -67,6 +67,7 @@ def test_sets_leave_out_clients_without_a_label():
     assert sets_of("abc", {"c": 0, "a": 0}, 2) == [["a", "c"], []]
 
 
+@pytest.mark.slow
 @every_method
 def test_recovers_the_groups(case):
     found = []
@@ -76,6 +77,7 @@ def test_recovers_the_groups(case):
     assert found.count(1.0) >= 4
 
 
+@pytest.mark.slow
 @every_method
 def test_same_seed_same_bits_and_old_states_stay_as_they_were(case):
     method = make(name(case), **HARD[case])
@@ -92,6 +94,7 @@ def test_same_seed_same_bits_and_old_states_stay_as_they_were(case):
     assert same(*runs)
 
 
+@pytest.mark.slow
 @every_method
 def test_a_client_lost_for_a_round(case):
     fed, _, state, serving = run(name(case), rounds=8, on_failure="continue", fails={"site-4": 1, "site-8": (2, 3)}, **HARD[case])

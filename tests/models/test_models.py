@@ -56,6 +56,7 @@ def test_same_seed_same_weights() -> None:
     assert not torch.equal(states[0], states[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WIDTHS)
 def test_backbones(name: str) -> None:
     module = ModelRecipe(name, {"classes": 10, "weights": None})().eval()
@@ -154,6 +155,7 @@ DOGS, ELEPHANTS = range(151, 269), (101, 385, 386)
 """ImageNet's class numbers; its three kinds of elephant are tusker (101), Indian (385) and African elephant (386)."""
 
 
+@pytest.mark.slow
 def test_imagenet_weights_know_dogs_and_elephants(
     data_dir: Path, weights_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,6 +32,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_every_pair_of_clusters_respects_its_bound(run: Path) -> None:
     costs = merging_costs(load(run), samples=96)
     assert {pair.clusters for pair in costs} == {(0, 1), (0, 2), (1, 2)}
@@ -44,6 +45,7 @@ def test_every_pair_of_clusters_respects_its_bound(run: Path) -> None:
     assert [p.clusters for p in merging_costs(load(run), samples=32, pairs=[(0, 2)])] == [(0, 2)]
 
 
+@pytest.mark.slow
 def test_line_for_the_report(run: Path, tmp_path: Path) -> None:
     assert merging_line(run) is None
     write_merging(load(run))
@@ -56,6 +58,7 @@ def test_line_for_the_report(run: Path, tmp_path: Path) -> None:
     assert merging_line(tmp_path / "fedavg") is None
 
 
+@pytest.mark.slow
 def test_quick_ones_are_evaluated_without_being_asked_for(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copied = tmp_path / "run"
     shutil.copytree(run, copied)

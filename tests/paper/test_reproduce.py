@@ -73,6 +73,7 @@ def mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_overview(tmp_path: Path) -> None:
     about, place = make("overview", tmp_path)
     assert about["complete"]
@@ -85,6 +86,7 @@ def test_samples_of_backdoor_mnist(mnist: Path) -> None:
     assert np.asarray(Image.open(place / "figure.png").convert("RGB")).std() > 0
 
 
+@pytest.mark.slow
 def test_partial_participation(mnist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table: two methods, three levels of participation; what it ran is found by the next table."""
     short = replace(find("pp"), scenarios=("rotated-mnist",), methods="oracle,emdcfl:tolerance=auto", participants=(0.25, 0.75))

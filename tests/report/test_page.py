@@ -188,6 +188,7 @@ def test_runs_of_all_kinds_have_a_page(tmp_path: Path, changes: dict[str, Any], 
     assert expected in Page(render(run)).text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clients", [1, 2, 3, 30, 520])
 def test_any_number_of_clients(tmp_path: Path, clients: int) -> None:
     run = make_run(tmp_path / "run", clients=clients, groups=min(clients, 14), rounds=1, unset=0.2 if clients > 3 else 0)

@@ -253,6 +253,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["summary.json", "reading.json", INDEX, "models/cluster-0.safetensors", "distances.npz"])
 def test_damaged_outputs_are_noticed_and_a_resume_writes_them_again(finished: Path, tmp_path: Path, name: str) -> None:
     out = tmp_path / "run"

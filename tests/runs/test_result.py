@@ -46,6 +46,7 @@ def by_command(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_fit_run_and_compare_give_the_same_bytes(by_command: Path, tmp_path: Path) -> None:
     fit = fitted().save(tmp_path / "fit")
     config = Config(run=RunConfig(rounds=2), scenario=Choice("rotated-digits", SCENARIO), training=TrainingConfig(local_epochs=1))
@@ -66,6 +67,7 @@ def test_a_loaded_run_is_the_run(by_command: Path) -> None:
     assert torch.equal(loaded.predict_proba(loaded.clients[0], x), fit.predict_proba(fit.clients[0], x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["ifca", "fedem", "pfedgraph", EMDCFL(tolerance=0.03)])
 def test_methods_by_name_or_instance_survive_saving(method: object, tmp_path: Path) -> None:
     result = fitted(method)
@@ -97,6 +99,7 @@ def site(sign: int, seed: int, n: int = 200) -> tuple[np.ndarray, np.ndarray]:
     return x, (sign * x[:, 0] > 2).astype(int)
 
 
+@pytest.mark.slow
 def test_arrays_are_saved_loaded_placed_and_resumed(tmp_path: Path) -> None:
     sites = {name: site(sign, i) for i, (name, sign) in enumerate({"a": 1, "b": 1, "c": -1, "d": -1}.items())}
     result = emdcfl.fit(sites, rounds=2, local_epochs=2, out=tmp_path / "run")

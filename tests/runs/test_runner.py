@@ -33,6 +33,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_a_run_leaves_what_the_documents_promise(finished: Path) -> None:
     files = {p.relative_to(finished).as_posix() for p in finished.rglob("*") if p.is_file()}
     expected = {"config.toml", "metrics.jsonl", "summary.json", "distances.npz", "heatmap.png", "models/cluster-0.safetensors"}
@@ -55,6 +56,7 @@ def test_a_run_leaves_what_the_documents_promise(finished: Path) -> None:
     assert (finished / "heatmap.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_bytes(finished: Path, tmp_path: Path) -> None:
     torch.rand(5)
     run(config(), tmp_path / "again")
@@ -64,6 +66,7 @@ def test_the_same_seed_gives_the_same_bytes(finished: Path, tmp_path: Path) -> N
     assert other["models/cluster-0.safetensors"] != first["models/cluster-0.safetensors"]
 
 
+@pytest.mark.slow
 def test_the_written_config_is_complete_and_runs_again(finished: Path, tmp_path: Path) -> None:
     raw = tomllib.loads((finished / "config.toml").read_text())
     assert raw["training"] == {"local_epochs": 2, "batch_size": 16, "lr": 0.05, "momentum": 0.9, "weight_decay": 1e-6}
@@ -117,6 +120,7 @@ class After:
     def end(self, *_: Any) -> None: ...
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [0, 1, 2])
 def test_an_interrupted_run_goes_on(finished: Path, tmp_path: Path, rounds: int) -> None:
     out = tmp_path / "run"
@@ -180,6 +184,7 @@ def test_a_kill_right_after_the_last_commit_leaves_no_older_round_behind(
     assert contents(tmp_path / "run") == contents(finished)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("states", ["small", "large"])
 def test_kill_nine_at_any_moment_then_resume_gives_the_same_bytes(tmp_path: Path, states: str) -> None:
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
@@ -212,6 +217,7 @@ def with_sites(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
     monkeypatch.setattr(plans.scenarios, "build", lambda name, **options: change(build(name, **options)))
 
 
+@pytest.mark.slow
 def test_clients_that_fail_are_in_the_summary(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def poison(scenario: Scenario) -> Scenario:
         bad = scenario.sites[1]

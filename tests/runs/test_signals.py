@@ -102,6 +102,7 @@ def test_the_file_that_is_being_written_is_finished(tmp_path: Path, monkeypatch:
     assert [p.name for p in tmp_path.iterdir()] == ["x"]
 
 
+@pytest.mark.slow
 def test_sigterm_ends_the_command_with_143_and_the_run_goes_on(tmp_path: Path) -> None:
     config = tests.tiny.config(method="fedavg", rounds=100)
     from emdcfl.runs.config import dump

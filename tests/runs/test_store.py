@@ -355,6 +355,7 @@ def test_a_foreign_folder_is_refused(tmp_path: Path, resume: bool) -> None:
         RunStore.read(tmp_path)
 
 
+@pytest.mark.slow
 def test_two_runs_cannot_share_a_directory(store: RunStore) -> None:
     with pytest.raises(StoreError, match=rf"in use by another emdcfl run \(process {os.getpid()}\)"):
         RunStore.open(store.path, Config(), resume=True)
@@ -390,6 +391,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.slow
 def test_a_worker_that_outlives_its_killed_parent_does_not_keep_the_lock(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", KILLED_PARENT, str(tmp_path / "run")],

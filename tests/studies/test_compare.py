@@ -132,6 +132,7 @@ def test_interrupted_anywhere_it_ends_as_if_it_had_not_been(tmp_path: Path, quic
     assert markdown(build(stopped)) == markdown(build(whole))
 
 
+@pytest.mark.slow
 def test_with_several_jobs_the_next_is_asked_for_when_one_is_free() -> None:
     """What a time limit says of a run must be said when it begins, not while others still have to end."""
     ended: list[Any] = []
@@ -149,6 +150,7 @@ def test_with_several_jobs_the_next_is_asked_for_when_one_is_free() -> None:
     assert len(ended) == 4
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_no_run_is_lost_or_repeated(tmp_path: Path) -> None:
     """Real training: what was on the disk stays and is not run again, and the table is that of an undisturbed comparison."""
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}

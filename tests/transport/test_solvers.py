@@ -133,6 +133,7 @@ def fresh(code: str) -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.slow
 def test_solvers_can_be_imported_ahead() -> None:
     """In a fresh process: they are not there at first, and they are when the thread has ended."""
     fresh("""
@@ -144,6 +145,7 @@ assert simplex._emd is not None and "scipy.optimize" in sys.modules
 """)
 
 
+@pytest.mark.slow
 def test_the_simplex_comes_without_the_rest_of_pot_which_can_be_imported_later() -> None:
     fresh("""
 import sys
@@ -159,6 +161,7 @@ assert exact(c).value == value
 """)
 
 
+@pytest.mark.slow
 def test_whoever_imports_pot_meanwhile_gets_all_of_it() -> None:
     fresh("""
 import importlib
@@ -178,6 +181,7 @@ assert hasattr(ot, "emd2")
 """)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["import ot", "from emdcfl.transport import simplex; simplex._alone = lambda: 1 / 0"])
 def test_where_pot_is_there_or_laid_out_in_another_way_all_of_it_is_taken(layout: str) -> None:
     fresh(f"""

@@ -91,6 +91,7 @@ def test_even_where_nothing_is_cut_back_the_partners_row_decides(scenario: Scena
     assert together(state) == FIRST and fed.guard.ledger.flagged() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("lie", "what"), [("large_tau", "reference distance"), ("large_variance", "variance")])
 def test_far_values_are_flagged_and_cut_back_to_the_largest_that_is_not(lie: str, what: str) -> None:
     digits, options = (
@@ -115,6 +116,7 @@ def test_embeddings_like_the_targets_do_buy_a_link(scenario: Scenario) -> None:
     assert set(together(state)) == set(SECOND)
 
 
+@pytest.mark.slow
 def test_a_tiny_validation_set_buys_no_links_unless_so_few_samples_are_asked_to_count(scenario: Scenario) -> None:
     """Two samples prove nothing, and what is not refuted is linked: so nobody is compared with them."""
     _, calibrated, _ = lying(scenario, liars.tiny_validation, rounds=1, tolerance="auto")

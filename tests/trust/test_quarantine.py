@@ -198,6 +198,7 @@ def test_a_violation_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert "client 'site-1' failed in round 1 (train)" in caplog.text and "not asked again in this round" in caplog.text
 
 
+@pytest.mark.slow
 def test_an_ordinary_run_has_a_clean_account(tmp_path: Path) -> None:
     summary = runner.run(config(rounds=2), tmp_path / "run").summary
     assert summary["quarantined"] == [] and summary["flags"] == []

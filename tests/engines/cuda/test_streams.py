@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from emdcfl.data.types import Preprocess
@@ -18,6 +19,7 @@ def samples(seed: int) -> Samples:
     return Samples(x, torch.arange(40) % 10, {"a": seed}, Preprocess((0.5,), (0.25,), 1 / 255), mean, std)
 
 
+@pytest.mark.slow
 def test_one_compilation_serves_all_streams_and_the_next_run_in_the_process() -> None:
     from torch._dynamo.testing import CompileCounter
 

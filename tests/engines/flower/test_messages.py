@@ -147,6 +147,7 @@ def test_a_reply_that_takes_its_time_is_waited_for(slow: SlowGrid) -> None:
     assert kinds(slow, 103)[before:] == ["query.train"]
 
 
+@pytest.mark.slow
 def test_a_reply_that_does_not_end_before_the_deadline_costs_its_own_client_only(slow: SlowGrid) -> None:
     fed = met(slow, patience=1000.0, deadline=3.0)
     held: list[str] = []

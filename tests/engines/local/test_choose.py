@@ -55,6 +55,7 @@ def test_few_clients_are_not_stacked() -> None:
     assert choose(toy(), device=CPU, batch_size=64, participants=2) == "sequential"
 
 
+@pytest.mark.slow
 def test_names_lead_to_engines() -> None:
     for name, cls in {"sequential": SequentialFederation, "batched": BatchedFederation}.items():
         assert type(make_federation(toy(), engine=name, training=TRAINING, device="cpu")) is cls
@@ -81,6 +82,7 @@ def test_the_config_of_a_run_names_the_engine_that_ran() -> None:
         assert plan(replace(base, engine=replace(base.engine, name=name))).config.engine.name == name
 
 
+@pytest.mark.slow
 def test_a_stopped_run_ends_with_the_same_bits(tmp_path: Path) -> None:
     config = Config(
         run=RunConfig(rounds=3), scenario=Choice("tiny"), method=Choice("emdcfl"), engine=EngineConfig(name="batched", device="cpu")

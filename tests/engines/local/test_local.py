@@ -85,6 +85,7 @@ def play(fed: Any, name: str, rounds: int) -> tuple[Any, Any]:
     return state, fed.run(tasks.test, {c: {} for c in fed.clients}, models=state.models[:1], weights=torch.ones(1)).valid
 
 
+@pytest.mark.slow
 def test_worker_processes_give_the_same_bits() -> None:
     scenario = tiny(model="tests.tiny:tiny_bn", clients_per_group=2, n=(80, 49), val=(70, 20))
     with SequentialFederation(scenario, number=3, **OPTIONS) as fed:
@@ -99,6 +100,7 @@ def test_worker_processes_give_the_same_bits() -> None:
     assert torch.isfinite(expected.W).any()
 
 
+@pytest.mark.slow
 def test_trouble_in_a_worker_has_a_name() -> None:
     with ProcessFederation(tiny(), workers=2, on_failure="continue", threads=2, **OPTIONS) as fed:
         fed.begin(2)
@@ -124,6 +126,7 @@ def test_trouble_in_a_worker_has_a_name() -> None:
     assert fed._workers == []
 
 
+@pytest.mark.slow
 def test_a_worker_that_cannot_start_says_why(capfd: pytest.CaptureFixture[str]) -> None:
     message = r"client 'site-0' failed .* its worker could not start: ModelError: unknown model 'tiny_bn'"
     fed = ProcessFederation(tiny(model="tiny_bn"), workers=1, **OPTIONS)  # the name is registered in this process alone
@@ -132,6 +135,7 @@ def test_a_worker_that_cannot_start_says_why(capfd: pytest.CaptureFixture[str]) 
     assert "Traceback" not in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_task_that_a_worker_cannot_import_is_a_failure_of_its_clients() -> None:
     with ProcessFederation(tiny(), workers=1, on_failure="continue", **OPTIONS) as fed:
         replies = fed.run(misplaced, {c: {} for c in fed.clients})
@@ -184,6 +188,7 @@ def test_what_several_clients_are_given_travels_once_and_arrives_as_it_was() -> 
     assert same_bits(views[2].contiguous(), model.view(100, 1000).T.contiguous())
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_ahead_does_not_wait_for_another_until_the_limit(tmp_path: Path) -> None:
     with ProcessFederation(tiny(clients_per_group=6), workers=2, **OPTIONS) as fed:
         fed.begin(1)

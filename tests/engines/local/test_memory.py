@@ -60,7 +60,7 @@ def test_a_thousand_clients_never_hold_as_many_states(
     assert 0 < most <= limit + WAITING
     serving = method.serve(state)
     asked: list[torch.Tensor] = []
-    monkeypatch.setattr(fed, "run", lambda task, inputs: asked.extend(i["models"] for i in inputs.values()) or Replies())
+    monkeypatch.setattr(fed, "run", lambda task, inputs, **_: asked.extend(i["models"] for i in inputs.values()) or Replies())
     score(fed, serving, {})
     assert len(asked) == clients
     assert {models.data_ptr() for models in asked} == {serving.models.data_ptr()}  # one model for all of them, not a copy for each

@@ -98,6 +98,7 @@ def test_pairs_never_compared_do_not_count() -> None:
     assert "no pair was compared" in found.clusters[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("epsilon", "unset"), [(0.025, False), (None, False), (0.025, True)])
 def test_pictures_are_png_and_the_same_every_time(epsilon: float | None, unset: bool) -> None:
     d = block(epsilon=epsilon)

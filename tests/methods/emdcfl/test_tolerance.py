@@ -128,6 +128,7 @@ def test_low_power_is_a_warning_and_not_a_guess(caplog: pytest.LogCaptureFixture
             caplog.clear()
 
 
+@pytest.mark.slow
 def test_concept_shift_is_seen_by_the_label_aware_cost_alone() -> None:
     """Two groups with the same images and permuted labels."""
     options = {"source": "digits", "clients": 2, "partition": [{"kind": "permutation", "count": 2}]}
