@@ -36,6 +36,7 @@ class Shouting(SequentialFederation):
             yield name, reply
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [1e5, 1e30])
 @pytest.mark.parametrize("method", ["emdcfl", "fedavg", "fedprox", "oracle", "ifca", "fedem", "cfl", "fedsoft"])
 def test_the_liar_alone_is_left_out(method: str, value: float) -> None:

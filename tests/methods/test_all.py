@@ -134,6 +134,7 @@ def test_partial_participation(name):
     assert_same(state, again)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_cluster_of_one_and_clients_of_unequal_size(name):
     scenario = toy(per_group=[3, 1, 2], n=[96, 50, 17, 80, 96, 33])

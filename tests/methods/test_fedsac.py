@@ -174,6 +174,7 @@ def test_settings_out_of_range_are_refused() -> None:
         run("fedsac", rounds=1, components=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_worst_accuracy_is_five_points_above_fedavg(seed: int) -> None:
     worst = {}

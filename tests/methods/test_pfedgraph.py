@@ -230,6 +230,7 @@ def test_settings_out_of_range_are_refused(options: dict[str, float]) -> None:
         run("pfedgraph", rounds=1, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_worst_accuracy_is_five_points_above_fedavg(seed: int) -> None:
     worst = {}

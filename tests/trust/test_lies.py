@@ -76,6 +76,7 @@ def test_honest_clients_are_found_together_and_nothing_is_flagged(scenario: Scen
     assert fed.guard.ledger.flagged() == [] and fed.guard.ledger.quarantined() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tolerance", ["auto", TOLERANCE])
 @pytest.mark.parametrize("lie", ["more_samples", "large_tau", "modest_tau", "large_variance", "fake_row"])
 def test_no_lie_about_n_tau_variance_or_its_own_row_buys_a_link(scenario: Scenario, lie: str, tolerance: Any) -> None:
@@ -134,6 +135,7 @@ GUARDED = Trust(max_share=0.25, clip=1.5)
 TRIMMED = Trust(aggregate="trimmed-mean", clip=1.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "lies"),
     [(GUARDED, ["scaled", "more_samples"]), (TRIMMED, ["garbage"]), (Trust(aggregate="median"), ["garbage"])],

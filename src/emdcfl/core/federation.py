@@ -11,6 +11,7 @@ counts as not participating; one whose reply validation rejects is quarantined, 
 from __future__ import annotations
 
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -27,7 +28,7 @@ from emdcfl.core.offload import StateOffload
 from emdcfl.core.params import Layout, Network
 from emdcfl.core.replies import Failure, Replies, brief
 from emdcfl.core.rounds import Clock, Round, participants
-from emdcfl.core.schema import DivergedError, Reply, check
+from emdcfl.core.schema import STATE, DivergedError, Reply, check
 from emdcfl.core.tasks import Training
 from emdcfl.core.traffic import Traffic
 from emdcfl.trust import Guard, Trust, TrustedMean
@@ -108,6 +109,7 @@ class Federation(ABC):
         self._factory = factory
         with global_seed(0):
             self.layout: Layout = Network(factory).layout
+        self._trainable = self.layout.trainable
         self._described: dict[str, Reply] = {}
 
     @property
@@ -193,12 +195,12 @@ class Federation(ABC):
             elif c in inputs:
                 ordered[c] = inputs[c]
         dims = {"P": self.layout.size, "d": self.layout.embedding_width, "max_n": self.guard.policy.max_n, **(dims or {})}
-        states = [name for name, field in info.returns.items() if field.shape == ("P",)]
+        states = [name for name, field in info.returns.items() if field.shape == STATE]
         offloaded = fold is None and states and self.offload.wanted(len(ordered) * len(states), 4 * self.layout.size)
         with self.clock(info.phase):
             self.traffic.sent(info.phase, ordered, common, info.divisible)
             for client, outcome in self._dispatch(info, ordered, common):
-                asked = {**common, **ordered[client]}
+                asked = (ordered[client], common)
                 failure = outcome if isinstance(outcome, Failure) else self._inspect(client, info, outcome, dims, verify, asked)
                 if failure is not None:
                     self._fail(failure, replies)
@@ -216,14 +218,14 @@ class Federation(ABC):
         return replies
 
     def _inspect(
-        self, client: str, info: TaskInfo, reply: Reply, dims: Mapping[str, int], verify: Verify | None, asked: Inputs
+        self, client: str, info: TaskInfo, reply: Reply, dims: Mapping[str, int], verify: Verify | None, asked: tuple[Inputs, Inputs]
     ) -> Failure | None:
         try:
-            check(reply, info.returns, dims)
-            for name in STATES & reply.keys():
-                start = asked.get(name, asked.get("models"))  # a mix of models is no longer than all of them
-                if start is not None:
-                    self._check_growth(reply[name], start)
+            squares: dict[str, float] = {}
+            check(reply, info.returns, dims, squares)
+            for name in STATES:
+                if name in reply and squares.get(name, math.inf) > LARGEST_GROWTH**2:
+                    self._check_growth(reply[name], name, asked)
             if verify is not None:
                 verify(client, reply)
         except DivergedError as error:
@@ -232,14 +234,18 @@ class Federation(ABC):
             return Failure(client, info.name, self.index, str(error), violation=True)
         return None
 
-    def _check_growth(self, theta: Tensor, start: Tensor) -> None:
-        """Refuse a state so large that whoever is served an average with it would diverge."""
-        part = self.layout.trainable
-        size = float(torch.linalg.vector_norm(theta[..., part]))
-        if size > LARGEST_GROWTH:
-            limit = LARGEST_GROWTH * max(1.0, float(torch.linalg.vector_norm(start[..., part])))
-            if size > limit:
-                raise ClientError(f"expected a state of norm <= {limit:.3g} ({LARGEST_GROWTH:g} times that of its start), got {size:.3g}")
+    def _check_growth(self, theta: Tensor, name: str, asked: tuple[Inputs, Inputs]) -> None:
+        """Refuse a state so large that whoever is served an average with it would diverge.
+
+        The client was asked with the state it started from under the same name, or with models; a mix of them is no longer than all.
+        """
+        size = float(torch.linalg.vector_norm(theta[..., self._trainable]))
+        if size <= LARGEST_GROWTH:
+            return
+        start = next((inputs[key] for key in (name, "models") for inputs in asked if inputs.get(key) is not None), None)
+        limit = math.inf if start is None else LARGEST_GROWTH * max(1.0, float(torch.linalg.vector_norm(start[..., self._trainable])))
+        if size > limit:
+            raise ClientError(f"expected a state of norm <= {limit:.3g} ({LARGEST_GROWTH:g} times that of its start), got {size:.3g}")
 
     def _fail(self, failure: Failure, replies: Replies) -> None:
         failure = replace(failure, reason=brief(failure.reason))

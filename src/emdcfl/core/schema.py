@@ -55,12 +55,19 @@ class Field:
     blamed: bool = True
 
 
+STATE = ("P",)
+"""Shape of a model state."""
+
+
 class DivergedError(ClientError):
     """A reply that cannot be used, though its sender may have followed the rules: the model it was served may have diverged."""
 
 
-def check(reply: Any, fields: Mapping[str, Field], dims: Mapping[str, int]) -> None:
-    """Raise ``ClientError`` with the reason if the reply is not what the task declares."""
+def check(reply: Any, fields: Mapping[str, Field], dims: Mapping[str, int], squares: dict[str, float] | None = None) -> None:
+    """Raise ``ClientError`` with the reason if the reply is not what the task declares.
+
+    ``squares`` receives the sum of squares of every model state on the host, which shows at the same cost that it is finite.
+    """
     if not isinstance(reply, dict):
         raise ClientError(f"expected a reply with fields {sorted(fields)}, got {type(reply).__name__}")
     if reply.keys() != fields.keys():
@@ -75,8 +82,19 @@ def check(reply: Any, fields: Mapping[str, Field], dims: Mapping[str, int]) -> N
             known = _all_finite(value.values())
             for key, item in value.items():
                 _check_value(f"{name}[{key}]", item, field, dims, known_finite=known)
+        elif field.shape == STATE and squares is not None:
+            _check_state(name, value, field, dims, squares)
         else:
             _check_value(name, value, field, dims)
+
+
+def _check_state(name: str, value: Any, field: Field, dims: Mapping[str, int], squares: dict[str, float]) -> None:
+    known = False
+    if isinstance(value, Tensor) and value.dtype == torch.float32 and value.dim() == 1 and value.device.type == "cpu":
+        flat = value.detach().numpy()
+        squares[name] = float(flat @ flat)
+        known = math.isfinite(squares[name])
+    _check_value(name, value, field, dims, known_finite=known)
 
 
 def _check_value(name: str, value: Any, field: Field, dims: Mapping[str, int], *, known_finite: bool = False) -> None:

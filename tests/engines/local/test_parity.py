@@ -11,6 +11,7 @@ from emdcfl.methods import METHODS, make
 SIZES = [96, 80, 77, 96, 33, 50, 96, 96, 12]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_every_method_gives_the_models_and_clusters_of_the_reference(name: str) -> None:
     served = []
