@@ -51,7 +51,7 @@ fuzz: $(STAMP)  ## coverage-guided fuzzing of everything that reads bytes, FUZZ_
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt atheris
 	PYTHONPATH=src:. $(BIN)/python -m fuzz --seconds $(FUZZ_SECONDS) --corpus runs/fuzz --out runs/fuzz.jsonl
 
-smoke: $(STAMP)  ## every table and figure of the paper at smoke scale (plumbing; needs EMDCFL_DATA)
+smoke: $(STAMP)  ## every table and figure of the paper at smoke scale, to see that they run (needs EMDCFL_DATA)
 	OMP_NUM_THREADS=1 $(BIN)/emdcfl reproduce all --scale smoke --jobs $(JOBS) --out runs/smoke
 
 lint: $(STAMP)  ## ruff (rules and format), mypy --strict, import contracts

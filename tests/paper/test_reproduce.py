@@ -94,7 +94,7 @@ def test_partial_participation(mnist: Path, monkeypatch: pytest.MonkeyPatch) -> 
     about, place = make("pp", mnist / "out")
     text = (place / "table.md").read_text()
     assert "### rotated-mnist (participants 2)" in text and "### rotated-mnist (participants 6)" in text
-    assert "plumbing only" in text
+    assert "smoke test only" in text
     rows = [json.loads(line) for line in (place / "results.jsonl").read_text().splitlines()]
     assert len(rows) == 4 and {r["settings"]["run"]["participants"] for r in rows} == {2, 6}
     assert about["complete"]

@@ -122,7 +122,7 @@ def test_settings_are_checked() -> None:
 def test_untrained_snapshot_of_one_client_a_group(tmp_path: Path) -> None:
     found = take(Request(CONFIG, cap=8, per_group=1, trained=False), tmp_path)
     assert found.clients == ("rot0-1", "rot90-1")
-    assert "plumbing only" in found.notes[-1]
+    assert "smoke test only" in found.notes[-1]
     assert np.allclose(found.full, 0)
 
 

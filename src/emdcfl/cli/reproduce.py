@@ -23,14 +23,14 @@ from emdcfl.studies.compare import parse_seeds
 @app.command("reproduce")
 def reproduce_(
     names: Annotated[list[str] | None, typer.Argument(help="Labels of the paper, or all; see --list.", show_default=False)] = None,
-    scale: Annotated[str, typer.Option(help="smoke (plumbing), small or paper.")] = "small",
+    scale: Annotated[str, typer.Option(help="smoke (does it run?), small or paper.")] = "small",
     seeds: Annotated[str | None, typer.Option(help="As in 0,1,2.", show_default="0; at paper scale 0,1,2")] = None,
     out: Annotated[Path, typer.Option(help="Folder; runs and embeddings in it are shared.")] = Path("runs/reproduce"),
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, each in a process of its own.")] = 1,
     time_limit: Annotated[float | None, typer.Option(help="Seconds after which no run begins.", show_default=False)] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     precision: Annotated[str, typer.Option(help="fp32, tf32 or bf16, for training; see engine.precision.")] = "fp32",
-    random_weights: Annotated[bool, typer.Option("--random-weights", help="Larger networks untrained: plumbing only.")] = False,
+    random_weights: Annotated[bool, typer.Option("--random-weights", help="Larger networks start untrained: a smoke test only.")] = False,
     list_: Annotated[bool, typer.Option("--list", help="Say what there is, and how long it took where.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only what was written.")] = False,

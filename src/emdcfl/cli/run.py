@@ -20,6 +20,8 @@ from emdcfl.runs.loop import Observer
 from emdcfl.runs.trackers import TensorBoard, Tracking
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from emdcfl.runs.result import Result
 
 
@@ -64,7 +66,6 @@ def run(
 ) -> None:
     """Run one method on one scenario and leave a run directory."""
     from emdcfl.paper.merging import write_quick_merging
-    from emdcfl.report import write_report
     from emdcfl.runs import runner
     from emdcfl.runs.baselines import BASELINES, run_baselines
     from emdcfl.runs.store import RunStore
@@ -83,10 +84,8 @@ def run(
         "engine.workers": workers,
         "engine.name": "flower" if engine is None and federation is not None else engine,
     }
-    # a run is resumed with its own config, wherever its clients are
     given = config is not None or bool(set_) or any(value is not None for key, value in flags.items() if key != "engine.name")
-    resumed = resume and out is not None and not given
-    if resumed and out is not None:
+    if resume and out is not None and not given:  # with the run's own config, wherever its clients are
         store = RunStore.read(out)
         chosen = store.config() if trust_model else store.foreign_config()
     else:
@@ -107,9 +106,15 @@ def run(
         if compare:
             say("for comparison: one model for all (fedavg), then every site alone (local)")
         found = run_baselines(result, observer=live) if compare else {}
-    others = {name: other.summary for name, other in found.items()}
     if chosen.engine.name != "flower":
         write_quick_merging(result)
+    _finish(console, result, {name: other.summary for name, other in found.items()}, place, as_json=as_json)
+
+
+def _finish(console: Console, result: Result, others: Mapping[str, Mapping[str, Any]], place: Path, *, as_json: bool) -> None:
+    """Write the report and show what came out."""
+    from emdcfl.report import write_report
+
     report = write_report(place)
     if as_json:
         typer.echo(json.dumps({**result.summary, **({"baselines": others} if others else {})}, indent=2))

@@ -1,4 +1,4 @@
-"""A network that costs next to nothing at any image size, for runs that only show that the pipes hold (``--scale smoke``)."""
+"""A network that costs next to nothing at any image size, for runs that only show that the code works (``--scale smoke``)."""
 
 from __future__ import annotations
 

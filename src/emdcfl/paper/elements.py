@@ -231,8 +231,8 @@ def _snapshots(context: Context) -> list[tuple[str, Snapshot]]:
 
 
 def _title(context: Context) -> str:
-    plumbing = any("plumbing only" in note for note in context.notes)
-    return context.spec.title + (" (plumbing only)" if plumbing else "")
+    smoke = any("smoke test only" in note for note in context.notes)
+    return context.spec.title + (" (smoke test only)" if smoke else "")
 
 
 def ari_sweep(context: Context) -> int:

@@ -85,9 +85,9 @@ class Scale:
     note: str = ""
 
 
-PLUMBING = "plumbing only: a tiny network, 2 rounds of 1 epoch and a few samples show that the pipes hold, no results"
+SMOKE = "smoke test only: a tiny network, 2 rounds of 1 epoch and a few samples show that the code runs; its numbers mean nothing"
 SCALES = {
-    "smoke": Scale("smoke", (0,), 24, (0.5, 0.9), PLUMBING),
+    "smoke": Scale("smoke", (0,), 24, (0.5, 0.9), SMOKE),
     "small": Scale("small", (0,), 128, (0.1, 0.5, 0.9), "a small part of the paper's data and training; its numbers are of the full size"),
     "paper": Scale("paper", (0, 1, 2), 512, (0.1, 0.25, 0.5, 0.75, 0.9)),
 }
@@ -146,7 +146,7 @@ class Context:
         if model is not None and self.scale.name == "smoke":  # minutes per image batch without a GPU: one client a group, untrained
             request = Request(request.config, 8, per_group=1, trained=False)
         if model is not None and self.random:
-            self.note(f"plumbing only: {model['name']} with random weights")
+            self.note(f"smoke test only: {model['name']} with random weights")
         self.say(f"snapshot of {scenario}{'' if model is None else ' with ' + str(model['name'])}")
         place, started = self.shared / "snapshots" / request.key(), time.perf_counter()
         found, took = take(request, place), place / "seconds.json"

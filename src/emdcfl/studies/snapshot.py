@@ -54,7 +54,7 @@ class Request:
     per_group : int or None
         Only the first clients of every group.
     trained : bool
-        Without it every client still holds the initial model, which shows that the pipes hold and nothing else.
+        Without it every client still holds the initial model, which is a smoke test and nothing else.
     """
 
     config: Config
@@ -176,7 +176,7 @@ def _take(request: Request, folder: Path) -> None:
         grams = {scope: update_gram(fed.layout, thetas, initial, scope=scope).numpy() for scope in ("P", "H")}
         bases = fed.run(data_subspace, {name: {} for name in names}).column("basis")
     angles = np.array([[smallest_angle(bases[a], bases[b]) for b in names] for a in names])
-    notes = [*scenario.notes, *([] if request.trained else ["plumbing only: the networks were not trained"])]
+    notes = [*scenario.notes, *([] if request.trained else ["smoke test only: the networks were not trained"])]
     groups = None if scenario.groups is None else [scenario.groups[name] for name in names]
     about: Mapping[str, Any] = {"key": request.key(), "clients": names, "groups": groups, "notes": notes}
     text = np.frombuffer(json.dumps(about).encode(), dtype=np.uint8)
