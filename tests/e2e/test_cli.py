@@ -155,6 +155,7 @@ BAD = {
     "range of an option": (("run", "--scenario", "tiny", "--set", "method.projection_ratio=2"), ("projection_ratio", "2")),
     "setting without a value": (("run", "--set", "rounds"), ("--set rounds", "table.key=value")),
     "config file": (("run", "missing.toml"), ("missing.toml", "emdcfl init")),
+    "folder for a config": (("run", "."), ("config file", "emdcfl run --data .")),
     "no validation data": (("run", "--scenario", "tiny", "--set", "scenario.val=[70, 0]"), ("'site-1'", "validation")),
     "NaN loss": (("run", "--scenario", "tiny", "--lr", "1e30"), ("'site-0'", "round 1", "loss became", "learning rate")),
     "flag": (("run", "--nope"), ("--nope", "run --help")),

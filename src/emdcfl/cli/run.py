@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 def build_config(config: Path | None, flags: Mapping[str, Any], settings: Sequence[str]) -> Config:
     """Return the config: the file, then the flags that were given, then ``--set``."""
+    if config is not None and config.is_dir():
+        raise ConfigError(f"expected a config file, got the folder {config}; for your own files use: emdcfl run --data {config}")
     base = load(config) if config is not None else Config()
     base = override(base, {key: value for key, value in flags.items() if value is not None}, "command line")
     return override(base, parse_settings(settings))
