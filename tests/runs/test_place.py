@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from math import inf
 
+import pytest
+import torch
+
 from emdcfl.methods.emdcfl.comparison import Measured, PairDistance
-from emdcfl.runs.place import Placement, _candidate, as_dict
+from emdcfl.runs.place import Candidate, Guess, Placement, _candidate, _choose, as_dict
 from emdcfl.transport import EXACT
 
 
@@ -42,3 +45,36 @@ def test_a_tolerance_of_zero_is_all_or_nothing() -> None:
     """A client whose samples are all alike calibrates to zero."""
     assert _candidate(0, ["a"], "new", measured(a=((0.0, 0.0), (0.0, 0.1))), 0.9).ratio == inf
     assert _candidate(0, ["a"], "new", measured(a=((-0.1, 0.0), (0.05, 0.1))), 0.9).ratio == 0.5
+
+
+def near(accuracy: float) -> list[Candidate]:
+    """One linked cluster, and one farther away that is linked too."""
+    return [Candidate(0, ["a"], 0.4, 1, accuracy), Candidate(1, ["b"], 0.8, 1, 0.9), Candidate(2, ["c"], 3.0, 0, 0.95)]
+
+
+def test_a_model_that_fails_on_the_sites_own_labels_is_never_recommended() -> None:
+    guess = Guess.of(torch.tensor([0] * 12 + [1] * 8))
+    assert guess == Guess(0.6, 2, 20)
+    assert _choose("new", near(0.85), guess, ()).cluster == 0
+    other = _choose("new", near(0.0), guess, ())
+    assert (other.cluster, other.refused) == (1, 0) and "cluster 1: at 0.80" in other.verdict()
+    nowhere = _choose("new", [c for c in near(0.0) if c.cluster != 1], guess, ())
+    assert (nowhere.cluster, nowhere.refused) == (None, 0)
+    assert "0.0%" in nowhere.verdict() and "60.0%" in nowhere.verdict() and "belongs to cluster" not in nowhere.verdict()
+    assert as_dict(nowhere)["refused"] == 0
+    assert _choose("new", near(0.0), None, ()).cluster == 0  # without labels only distances speak
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "guess", "fails"),
+    [
+        (0.03, Guess(0.12, 10, 200), True),
+        (0.0, Guess(0.2, 10, 10), True),  # few samples, but not even chance
+        (0.93, Guess(0.95, 2, 100), False),  # as good as guessing, as far as 100 samples can tell
+        (0.7, Guess(0.95, 2, 100), True),
+        (0.9, Guess(1.0, 1, 5), False),
+        (0.3, Guess(1.0, 1, 30), True),
+    ],
+)
+def test_failing_is_worse_than_guessing_or_no_better_than_chance(accuracy: float, guess: Guess, fails: bool) -> None:
+    assert guess.beats(accuracy) is fails

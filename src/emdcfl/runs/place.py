@@ -13,13 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from emdcfl.core import tasks
 from emdcfl.core.errors import ConfigError, DataError
+from emdcfl.core.units import percent
 from emdcfl.data.own import encoding_of, load_site, site_from_arrays
 from emdcfl.methods.base import Serving
 from emdcfl.methods.emdcfl import EMDCFL
 from emdcfl.methods.emdcfl.comparison import Measured, PairDistance, comparable, measure
+from emdcfl.runs.intervals import wilson
 from emdcfl.runs.plan import RunPlan, plan
 from emdcfl.runs.result import Result
 
@@ -47,17 +50,57 @@ class Candidate:
 
 
 @dataclass(frozen=True)
+class Guess:
+    """What a model must beat at the new site: always answering the most frequent of its labels.
+
+    Attributes
+    ----------
+    share : float
+        Of the most frequent class among the site's test labels.
+    classes, samples : int
+        Classes among them, and their number.
+    """
+
+    share: float
+    classes: int
+    samples: int
+
+    @classmethod
+    def of(cls, labels: Tensor) -> Guess | None:
+        """Count labels; None where there are none."""
+        _, counts = labels.unique(return_counts=True)
+        return cls(float(counts.max()) / len(labels), len(counts), len(labels)) if len(labels) else None
+
+    def beats(self, accuracy: float) -> bool:
+        """Whether a model fails here: clearly less often right than guessing, or no better than chance among the site's classes."""
+        by_chance = accuracy <= 1 / max(self.classes, 2)
+        return by_chance or (self.classes > 1 and wilson(accuracy, self.samples).high < self.share)
+
+
+@dataclass(frozen=True)
 class Placement:
-    """Where a new site belongs; ``cluster`` is ``None`` where it would found a group of its own."""
+    """Where a new site belongs; ``cluster`` is ``None`` where it would found a group of its own.
+
+    ``refused`` is a cluster whose data look like the site's, but whose model fails on the site's own labels: never recommended.
+    """
 
     site: str
     cluster: int | None
     candidates: list[Candidate]
     notes: tuple[str, ...]
+    guess: Guess | None = None
+    refused: int | None = None
 
     def verdict(self) -> str:
         """Say it in words."""
-        best, *others = self.candidates
+        if self.cluster is None and self.refused is not None and self.guess is not None:
+            alike = next(c for c in self.candidates if c.cluster == self.refused)
+            return (
+                f"{self.site} looks like cluster {self.refused}, but its model is right for only {percent(alike.accuracy)} of "
+                f"{self.guess.samples} test labels (always answering the most frequent class: {percent(self.guess.share)}): do not use it; "
+                "check how the site spells and codes its labels, or train it alone"
+            )
+        best, *others = self.candidates if self.cluster is None else sorted(self.candidates, key=lambda c: c.cluster != self.cluster)
         if self.cluster is None and not isfinite(best.ratio):
             return f"{self.site} belongs to none of the {len(self.candidates)} groups, as far as their members could be compared"
         if self.cluster is None:
@@ -96,10 +139,20 @@ def place(result: Result, site: Any, *, name: str | None = None, label: str | No
         new, notes = site_from_arrays(name or "new", site, like=scenario, seed=seed)
     if new.name in {s.name for s in scenario.sites}:
         raise DataError(f"the run has a client called {new.name!r} already; give the new site another name with --name")
-    return _compare(replace(found, scenario=replace(scenario, sites=(*scenario.sites, new), groups=None)), serving, notes)
+    grown = replace(found, scenario=replace(scenario, sites=(*scenario.sites, new), groups=None))
+    return _choose(new.name, _compare(grown, serving), Guess.of(next(iter(new.tests.values())).y), notes)
 
 
-def _compare(found: RunPlan, serving: Serving, notes: tuple[str, ...]) -> Placement:
+def _choose(site: str, candidates: list[Candidate], guess: Guess | None, notes: tuple[str, ...]) -> Placement:
+    """Join the nearest cluster that is linked and whose model does not fail on the site's labels."""
+    linked = [c for c in candidates if c.ratio < 1]
+    failing = [c for c in linked if guess is not None and guess.beats(c.accuracy)]
+    joined = next((c.cluster for c in linked if c not in failing), None)
+    return Placement(site, joined, candidates, notes, guess, failing[0].cluster if failing else None)
+
+
+def _compare(found: RunPlan, serving: Serving) -> list[Candidate]:
+    """Measure the last site of the scenario against every cluster, the nearest first."""
     config = found.config
     found = replace(found, config=replace(config, run=replace(config.run, participants=None)))
     judge = found.method if isinstance(found.method, EMDCFL) else EMDCFL()
@@ -120,9 +173,7 @@ def _compare(found: RunPlan, serving: Serving, notes: tuple[str, ...]) -> Placem
             tested = fed.run(tasks.test, {new: {"models": served[members[0]][None], "weights": torch.ones(1)}})
             accuracy = next(iter(tested[new]["accuracy"].values()))
             candidates.append(_candidate(k, members, new, measured, accuracy))
-    candidates.sort(key=lambda c: c.ratio)
-    joined = candidates[0].cluster if candidates[0].ratio < 1 else None
-    return Placement(new, joined, candidates, notes)
+    return sorted(candidates, key=lambda c: c.ratio)
 
 
 def _candidate(cluster: int, members: list[str], new: str, measured: Measured, accuracy: float) -> Candidate:
@@ -140,4 +191,11 @@ def as_dict(placement: Placement) -> dict[str, Any]:
     """JSON values."""
     candidates = [{f.name: getattr(c, f.name) for f in fields(c)} for c in placement.candidates]
     candidates = [{**c, "ratio": c["ratio"] if isfinite(c["ratio"]) else None} for c in candidates]
-    return {"site": placement.site, "cluster": placement.cluster, "verdict": placement.verdict(), "candidates": candidates}
+    return {
+        "site": placement.site,
+        "cluster": placement.cluster,
+        "refused": placement.refused,
+        "guess": None if placement.guess is None else placement.guess.share,
+        "verdict": placement.verdict(),
+        "candidates": candidates,
+    }

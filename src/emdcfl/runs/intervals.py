@@ -1,0 +1,197 @@
+r"""How sure is an accuracy? 95 % intervals of means over sites and of differences between runs, as pure functions of counts.
+
+Site :math:`s` of :math:`S` answers :math:`x_s` of :math:`n_s` test samples correctly, :math:`\hat p_s = x_s/n_s`. Accuracy is the
+unweighted mean :math:`\bar p = \frac1S\sum_s \hat p_s`. Three questions have three answers:
+
+*These sites* (:func:`these_sites`): what would :math:`\bar p` be with endless test samples from the same sites? Sites are fixed, samples
+are random. The variance of the mean, with every :math:`\hat p_s` drawn a little towards the mean, so that a site without an error is not
+certain,
+
+.. math:: V = \frac1{S^2}\sum_s \frac{\tilde p_s(1-\tilde p_s)}{n_s}, \qquad \tilde p_s = \frac{x_s + 4\bar p}{n_s + 4},
+
+gives the number of samples :math:`n^* = \bar p(1-\bar p)/V` of one site with the same variance, and Wilson's interval [1]_ for :math:`n^*`
+samples is the answer (effective sample size [2]_). For one site it is Wilson's own.
+
+*New sites* (:func:`new_sites`): what is the mean over all sites of which these are a sample? Student's interval
+:math:`\bar p \pm t_{S-1}\,\mathrm{sd}(\hat p_s)/\sqrt S`, which holds the noise of test samples too.
+
+*Differences* (:func:`difference`): both runs are tested on the same samples of the same sites, but which samples each answers correctly
+stays at the sites. Two intervals of :math:`\bar d = \bar p_A - \bar p_B` hold: Newcombe's [3]_ from both runs' intervals, as if their
+samples were independent (wider than needed where errors coincide), and Student's over the paired differences :math:`d_s` (wider than
+needed where gains differ between sites). Each is taken at 97.5 %, so that both hold together with 95 % (Bonferroni), and the answer is
+their intersection. With fewer than ``FEWEST_PAIRS`` sites Student's says next to nothing, and Newcombe's is taken at 95 %.
+
+Runs of several seeds (:func:`over_seeds`) may share their test samples. Distances from the mean to the ends are therefore averaged, not
+divided by :math:`\sqrt R`, and Student's over the :math:`R` means is added in quadrature: training differs from seed to seed.
+
+Sites without test samples do not count; where nothing is left, there is no interval.
+
+References
+----------
+.. [1] Wilson. Probable inference, the law of succession, and statistical inference. JASA 22, 1927.
+.. [2] Korn, Graubard. Confidence intervals for proportions with small expected number of positive counts estimated from survey data.
+   Survey Methodology 24, 1998.
+.. [3] Newcombe. Interval estimation for the difference between independent proportions. Statistics in Medicine 17, 1998.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+LEVEL = 0.95
+"""Confidence of every interval shown."""
+
+BORROWED = 4.0
+"""Samples at the common mean that each site's variance borrows (Agresti and Coull's two successes and two failures)."""
+
+FEWEST_PAIRS = 4
+"""Sites from which on the spread of paired differences is used."""
+
+
+@dataclass(frozen=True)
+class SiteScores:
+    """Accuracy and number of test samples of each site, in the order of clients; a site that was not tested has 0 samples."""
+
+    accuracy: tuple[float, ...]
+    samples: tuple[int, ...]
+
+    @classmethod
+    def of(cls, score: Any) -> SiteScores | None:
+        """Read what a summary keeps of one test variant; None where it is older than that."""
+        if "sites" not in score or "tested" not in score:
+            return None
+        return cls(tuple(0.0 if p is None else float(p) for p in score["sites"]), tuple(int(n) for n in score["tested"]))
+
+    @property
+    def counted(self) -> list[tuple[float, int]]:
+        return [(p, n) for p, n in zip(self.accuracy, self.samples, strict=True) if n > 0]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate and the ends of its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def sign(self) -> int:
+        """1 or −1 where the interval lies on one side of zero, else 0."""
+        return 1 if self.low > 0 else -1 if self.high < 0 else 0
+
+    def __neg__(self) -> Interval:
+        return Interval(-self.mean, -self.high, -self.low)
+
+
+def wilson(share: float, n: float, level: float = LEVEL) -> Interval:
+    r"""Wilson's score interval of a share of ``n`` samples.
+
+    .. math:: \frac{\hat p + z^2/2n \pm z\sqrt{\hat p(1-\hat p)/n + z^2/4n^2}}{1 + z^2/n}
+
+    Examples
+    --------
+    >>> found = wilson(0.9, 10)
+    >>> round(found.low, 3), round(found.high, 3)
+    (0.596, 0.982)
+    """
+    z2 = _normal(level) ** 2 / n
+    middle, half = share + z2 / 2, math.sqrt(z2 * (share * (1 - share) + z2 / 4))
+    low, high = (middle - half) / (1 + z2), (middle + half) / (1 + z2)
+    return Interval(share, max(min(low, share), 0.0), min(max(high, share), 1.0))  # rounding may cut off a share of 0 or 1
+
+
+def these_sites(tested: SiteScores, level: float = LEVEL) -> Interval | None:
+    """Mean accuracy over exactly these sites; uncertain because test samples are few.
+
+    Examples
+    --------
+    >>> found = these_sites(SiteScores((0.9, 1.0), (50, 30)))
+    >>> round(found.mean, 3), round(found.low, 3), round(found.high, 3)
+    (0.95, 0.887, 0.979)
+    """
+    sites = tested.counted
+    if not sites:
+        return None
+    mean = min(max(math.fsum(p for p, _ in sites) / len(sites), 0.0), 1.0)
+    shrunk = [((p * n + BORROWED * mean) / (n + BORROWED), n) for p, n in sites]
+    variance = math.fsum(p * (1 - p) / n for p, n in shrunk) / len(sites) ** 2
+    if variance <= 0:  # all right or all wrong: the limit of the ratio below
+        return wilson(mean, len(sites) ** 2 / math.fsum(1 / n for _, n in sites), level)
+    return wilson(mean, mean * (1 - mean) / variance, level)
+
+
+def new_sites(tested: SiteScores, level: float = LEVEL) -> Interval | None:
+    """Mean accuracy over all sites of which these are a sample; None with fewer than two sites."""
+    found = _student([p for p, _ in tested.counted], level)
+    return None if found is None else Interval(found.mean, max(found.low, 0.0), min(found.high, 1.0))
+
+
+def difference(one: SiteScores, other: SiteScores) -> Interval | None:
+    """Mean over these sites of the accuracy of one run less that of another, site by site.
+
+    Examples
+    --------
+    >>> found = difference(SiteScores((0.9, 0.8, 0.9, 0.8), (100,) * 4), SiteScores((0.7, 0.6, 0.7, 0.6), (100,) * 4))
+    >>> round(found.mean, 3), found.sign
+    (0.2, 1)
+    """
+    rows = zip(one.accuracy, one.samples, other.accuracy, other.samples, strict=False)
+    both = [(p, q, min(n, m)) for p, n, q, m in rows if n > 0 and m > 0]
+    if not both or len(one.accuracy) != len(other.accuracy):
+        return None
+    level = LEVEL if len(both) < FEWEST_PAIRS else (1 + LEVEL) / 2
+    samples = tuple(n for *_, n in both)
+    a, b = (these_sites(SiteScores(tuple(row[i] for row in both), samples), level) for i in (0, 1))
+    assert a is not None and b is not None
+    mean = math.fsum(p - q for p, q, _ in both) / len(both)
+    low = mean - math.hypot(a.mean - a.low, b.high - b.mean)
+    high = mean + math.hypot(a.high - a.mean, b.mean - b.low)
+    if len(both) >= FEWEST_PAIRS:
+        # sites that all differ by the same count are no proof of a certain difference: half a sample is the resolution
+        resolution = math.sqrt(math.fsum((0.5 / n) ** 2 for n in samples)) / len(both)
+        spread = _student([p - q for p, q, _ in both], level, resolution)
+        assert spread is not None
+        low, high = max(low, spread.low), min(high, spread.high)
+    return Interval(mean, max(low, -1.0), min(high, 1.0))
+
+
+def over_seeds(found: Sequence[Interval]) -> Interval | None:
+    """Mean over runs that differ in their seed only.
+
+    Examples
+    --------
+    >>> over_seeds([Interval(0.9, 0.88, 0.92)]).low
+    0.88
+    >>> two = over_seeds([Interval(0.9, 0.88, 0.92), Interval(0.91, 0.89, 0.93), Interval(0.92, 0.9, 0.94)])
+    >>> round(two.mean, 3), round(two.low, 3), round(two.high, 3)
+    (0.91, 0.878, 0.942)
+    """
+    if not found:
+        return None
+    mean = math.fsum(f.mean for f in found) / len(found)
+    down, up = (math.fsum(side) / len(found) for side in ([f.mean - f.low for f in found], [f.high - f.mean for f in found]))
+    seeds = _student([f.mean for f in found], LEVEL)
+    half = 0.0 if seeds is None else seeds.high - seeds.mean
+    return Interval(mean, max(mean - math.hypot(down, half), -1.0), min(mean + math.hypot(up, half), 1.0))
+
+
+def _student(values: Sequence[float], level: float, least: float = 0.0) -> Interval | None:
+    """Student's interval of the mean of independent values, with a standard error of at least ``least``."""
+    if len(values) < 2:
+        return None
+    from scipy.special import stdtrit
+
+    mean = math.fsum(values) / len(values)
+    error = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values))
+    half = float(stdtrit(len(values) - 1, (1 + level) / 2)) * max(error, least)
+    return Interval(mean, mean - half, mean + half)
+
+
+def _normal(level: float) -> float:
+    from statistics import NormalDist
+
+    return NormalDist().inv_cdf((1 + level) / 2)
