@@ -58,6 +58,11 @@ def test_a_scenario_that_reads_a_folder_of_the_servers_choice_is_refused(tmp_pat
     assert "reads files" in HostileServer(tmp_path / "home").refused("describe", job={"data": data})
 
 
+def test_a_server_may_not_choose_the_data_folder(tmp_path: Path) -> None:
+    data = {"scenario": "watch", "options": {"data_root": str(tmp_path)}}
+    assert "set EMDCFL_DATA at the node" in HostileServer(tmp_path / "home").refused("describe", job={"data": data})
+
+
 def test_a_scenario_with_a_model_of_the_servers_choice_is_refused(tmp_path: Path) -> None:
     data = {"scenario": "custom", "options": {"model": "os:system"}}
     assert "policy.models" in HostileServer(tmp_path / "home").refused("describe", job={"data": data})

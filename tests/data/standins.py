@@ -58,3 +58,17 @@ def pacs(root: Path, per_domain: int, side: int = 227) -> None:
     encoded = {domain: png(grey) if domain == "sketch" else png(coloured) for domain in set(domains.tolist())}
     images = [encoded[domain] for domain in domains.tolist()]
     write(root / "pacs" / "train.parquet", images, labels, list("abcdefg"), domain=domains.tolist())
+
+
+def natural(root: Path) -> None:
+    """Tables of the natural scenarios: two persons, two classes, series of 800 samples; ``clock`` is when a window starts."""
+    (root / "natural").mkdir(parents=True)
+    for name, stride, columns in (("watch", 25, ("wrist", "series", "exercise")), ("hapt", 32, ("recording", "segment", "activity"))):
+        width = 4 * stride
+        kinds = ("left", "right") if name == "watch" else (1, 2)
+        rows = [
+            {"person": person, columns[0]: kind, columns[1]: series, "start": start, "length": 800, columns[2]: f"class{series}",
+             "clock": float(start + 1000 * kinds.index(kind) * (name == "hapt"))}
+            for person in "ab" for kind in kinds for series in (0, 1) for start in range(0, 801 - width, stride)
+        ]  # fmt: skip
+        pq.write_table(pa.Table.from_pylist(rows), root / "natural" / f"{name}.parquet")

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tests.data import standins
 
-from emdcfl.core.errors import ConfigError
+from emdcfl.core.errors import ConfigError, DataError
+from emdcfl.data.own.tables import Numeric, TableEncoding
 from emdcfl.data.scenarios import backdoor, build, describe, names, options, pacs, rotated
 from emdcfl.data.scenarios.plan import BACKDOOR_MNIST_SCALES, CNN_SCALES, PAPER_TRAINING, Share, shrink
 from emdcfl.data.types import Scenario
@@ -253,8 +255,90 @@ def test_rotated_digits() -> None:
         build("rotated-digits", groups=5)
 
 
+@pytest.mark.parametrize(
+    ("options", "validation", "groups"),
+    [
+        ({}, 45, {"rot0": 2, "rot90": 2, "rot180": 2, "rot270": 2}),
+        ({"clients_per_group": 5}, 18, {"rot0": 5, "rot90": 5, "rot180": 5, "rot270": 5}),
+        (
+            {"angles": [0, 90, 180], "clients_per_group": [1, 3, 12]},
+            22,
+            {"rot0": 1, "rot90": 3, "rot180": 12},
+        ),
+        ({"angles": range(0, 180, 15), "clients_per_group": 1}, 30, {}),
+    ],
+)
+def test_digit_sites(options: dict[str, Any], validation: int, groups: dict[str, int]) -> None:
+    scenario = build("digit-sites", **options)
+    assert min(len(s.val) for s in scenario.sites) == validation
+    assert Counter((scenario.groups or {}).values()) == groups
+    every = [split for s in scenario.sites for split in (s.train, s.val, s.tests["test"])]
+    assert sum(map(len, every)) == 1797
+
+
+def test_digit_sites_with_other_labels() -> None:
+    plain = build("digit-sites", angles=[0], clients_per_group=4)
+    shifted = build("digit-sites", angles=[0], label_shifts=[0, 1], clients_per_group=2)
+    found = {split.x[i].numpy().tobytes(): int(split.y[i]) for s in plain.sites for split in (s.train, s.val) for i in range(len(split))}
+    differences = {
+        s.name[:6]: {
+            (int(y) - found[x.numpy().tobytes()]) % 10 for x, y in zip(s.train.x, s.train.y, strict=True) if x.numpy().tobytes() in found
+        }
+        for s in shifted.sites
+    }
+    assert differences == {"rot0+0": {0}, "rot0+1": {1}}
+    with pytest.raises(ConfigError, match="clients_per_group for 4 groups, got 3"):
+        build("digit-sites", clients_per_group=[1, 3, 12])
+
+
+@pytest.fixture
+def natural_root(tmp_path: Path) -> str:
+    standins.natural(tmp_path)
+    return str(tmp_path)
+
+
+def test_natural_series_are_split_by_time_without_overlap(natural_root: str) -> None:
+    scenario = build("watch", data_root=natural_root)
+    assert [s.name for s in scenario.sites] == ["a-left", "a-right", "b-left", "b-right"]
+    assert scenario.groups == {"a-left": "left", "a-right": "right", "b-left": "left", "b-right": "right"}
+    encoding = TableEncoding.from_dict(scenario.encoding)
+    clock = next(c for c in encoding.columns if c.name == "clock")
+    assert isinstance(clock, Numeric)
+    for site in scenario.sites:  # the stand-in's only column is the time at which a window starts
+        train, val, test = (split.x[:, 0] * clock.std + clock.mean for split in (site.train, site.val, site.tests["test"]))
+        assert train.max() + 100 <= 400 <= val.min() + 1e-3
+        assert val.max() + 100 <= 600 + 1e-3
+        assert test.min() >= 600 - 1e-3
+    few = build("watch", data_root=natural_root, train_rows=4)
+    assert all(torch.bincount(s.train.y).tolist() == [2, 2] for s in few.sites)
+
+
+def test_natural_later_recordings_are_only_tested(natural_root: str) -> None:
+    scenario = build("hapt-later", data_root=natural_root)
+    pooled = torch.cat([s.train.x for s in scenario.sites])
+    assert torch.allclose(pooled.mean(dim=0), torch.zeros(1), atol=1e-5)  # standardised with training rows alone
+    assert all(s.tests["test"].x.min() > max(s.train.x.max(), s.val.x.max()) for s in scenario.sites)  # recording 2 is later by 1,000
+    assert build("hapt", data_root=natural_root).sites[0].tests["test"].x.min() < scenario.sites[0].tests["test"].x.min()
+
+
+def test_natural_data_that_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("EMDCFL_DATA", raising=False)
+    with pytest.raises(DataError, match=r"natural/chem97\.parquet: set EMDCFL_DATA"):
+        build("chem97")
+    with pytest.raises(DataError, match="no hapt data at"):
+        build("hapt", data_root=str(tmp_path))
+
+
+@pytest.mark.parametrize(("name", "sites", "classes"), [("watch", 20, 7), ("hapt", 30, 6), ("hapt-later", 30, 6), ("chem97", 58, 2)])
+def test_real_natural_data(name: str, sites: int, classes: int, data_dir: Path) -> None:
+    scenario = build(name, data_root=str(data_dir))
+    assert (len(scenario.sites), len(scenario.classes)) == (sites, classes)
+    assert min(len(s.val) for s in scenario.sites) >= 40
+    assert not {"person", "start", "length", "authority"} & {c["name"] for c in scenario.encoding["columns"]}
+
+
 def test_registry() -> None:
-    assert names()[:2] == ("rotated-digits", "rotated-mnist")
+    assert names()[:3] == ("rotated-digits", "digit-sites", "rotated-mnist")
     assert set(EXPECTED) < set(names())
     assert all(describe(name) for name in names())
     assert options("rotated-mnist") == {"scale": "paper", "data_seed": 0, "data_root": None}

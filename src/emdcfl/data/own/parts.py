@@ -119,7 +119,7 @@ def divide(raw: Raw, seed: int, fractions: Sequence[float] = FRACTIONS) -> dict[
         raise DataError(f"client {raw.name!r} ({raw.origin}) has {total} samples; at least {MIN_SAMPLES} are needed")
     given = {name: part for name, part in raw.parts.items() if len(part)}
     if MIXED in given:
-        rows = stratified_indices(_codes(given[MIXED].labels), fractions, rng)
+        rows = stratified_indices(label_codes(given[MIXED].labels), fractions, rng)
         found = dict(zip(SPLITS, (given[MIXED].take(r) for r in rows), strict=True))
     else:
         if "train" not in given:
@@ -127,7 +127,7 @@ def divide(raw: Raw, seed: int, fractions: Sequence[float] = FRACTIONS) -> dict[
         found = dict(given)
         for name, fraction in (("test", fractions[2]), ("val", fractions[1] / (fractions[0] + fractions[1]))):
             if name not in found:
-                keep, held = stratified_indices(_codes(found["train"].labels), (1 - fraction, fraction), rng)
+                keep, held = stratified_indices(label_codes(found["train"].labels), (1 - fraction, fraction), rng)
                 found[name], found["train"] = found["train"].take(held), found["train"].take(keep)
     for name in SPLITS:
         if not len(found[name]):
@@ -194,5 +194,6 @@ def to_site(name: str, arrays: Mapping[str, NDArray[Any]], parts: Mapping[str, P
     return Site(name, splits["train"], splits["val"], {"test": splits["test"]})
 
 
-def _codes(labels: Text) -> NDArray[np.int64]:
+def label_codes(labels: Text) -> NDArray[np.int64]:
+    """Number the different labels in sorted order."""
     return np.unique(labels, return_inverse=True)[1].astype(np.int64)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from emdcfl.data.scenarios import backdoor, custom, digits, folder, pacs, rotated  # noqa: F401  (they register themselves)
+from emdcfl.data.scenarios import backdoor, custom, digits, folder, natural, pacs, rotated  # noqa: F401  (they register themselves)
 from emdcfl.data.scenarios.registry import build, describe, names, options, scenario
 
 __all__ = ["build", "describe", "names", "options", "scenario"]

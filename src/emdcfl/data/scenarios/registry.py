@@ -30,6 +30,7 @@ class ScenarioEntry:
 _ENTRIES: dict[str, ScenarioEntry] = {}
 _ORDER = (
     "rotated-digits",
+    "digit-sites",
     "rotated-mnist",
     "rotated-mnist-two",
     "rotated-mnist-min",
@@ -41,6 +42,10 @@ _ORDER = (
     "pacs",
     "backdoor-mnist",
     "backdoor-cifar10",
+    "watch",
+    "hapt",
+    "hapt-later",
+    "chem97",
     "custom",
 )
 

@@ -115,6 +115,8 @@ class Policy:
         name, options = data["scenario"], data["options"]
         if name == "nodes" or "path" in scenarios.options(name):
             raise PolicyError(f"this node does not serve scenario {name!r}, which reads files; its operator sets data in node.toml")
+        if options.get("data_root") is not None:
+            raise PolicyError("this node does not read a data folder of the server's choice; set EMDCFL_DATA at the node")
         model = options.get("model")
         if model is not None and model not in BUILDERS and model not in self.models:
             raise _refusal(f"the model {model!r}", "models", [*BUILDERS, *self.models])
