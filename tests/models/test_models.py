@@ -10,8 +10,7 @@ from torch import nn
 
 from emdcfl.core.errors import ModelError
 from emdcfl.core.keys import global_seed
-from emdcfl.models import BUILDERS, ModelRecipe
-from emdcfl.models import weights as stored
+from emdcfl.models import BUILDERS, ModelRecipe, vision
 
 WIDTHS = {"resnet18": 512, "resnet50": 2048, "efficientnet_b3": 1536, "vit_b_16": 768, "convnext_base": 1024}
 
@@ -145,10 +144,10 @@ def test_published_weights_are_looked_for_and_checked(tmp_path: Path, monkeypatc
     with pytest.raises(
         ModelError, match=r"weights net-0123abcd\.pth are not in .* could not be downloaded \(no network\): put the file there"
     ):
-        stored.imagenet_file(url)
+        vision.imagenet_file(url)
     (tmp_path / "checkpoints" / "net-0123abcd.pth").write_bytes(b"cut off")
     with pytest.raises(ModelError, match="is damaged"):
-        stored.imagenet_file(url)
+        vision.imagenet_file(url)
 
 
 DOGS, ELEPHANTS = range(151, 269), (101, 385, 386)
@@ -166,7 +165,7 @@ def test_imagenet_weights_know_dogs_and_elephants(
     from emdcfl.data.scenarios.rotated import IMAGENET
 
     monkeypatch.setenv("EMDCFL_CACHE", str(tmp_path))
-    state = stored.load(weights_dir / "resnet18-f37072fd.pth")
+    state = vision.load_weights(weights_dir / "resnet18-f37072fd.pth")
     net = ModelRecipe("resnet18", {"classes": 1000, "weights": str(weights_dir / "resnet18-f37072fd.pth")})().eval()
     net.head.load_state_dict({"weight": state["fc.weight"], "bias": state["fc.bias"]})
     table = sources.table("pacs", "train", data_dir)

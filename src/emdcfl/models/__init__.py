@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from emdcfl.models.networks import cnn, mlp, small_cnn
+from emdcfl.models.networks import cnn, mlp, small_cnn, smoke_model
 from emdcfl.models.recipe import BUILDERS, ModelRecipe, register
-from emdcfl.models.smoke import smoke_model
 from emdcfl.models.vision import convnext_base, efficientnet_b3, resnet18, resnet50, vit_b_16
 
 __all__ = [

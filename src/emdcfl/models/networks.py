@@ -1,4 +1,7 @@
-"""Networks that train from scratch: the paper's CNN for 28×28 images, a small one for 8×8 digits, a perceptron for tables."""
+"""Networks that train from scratch: the paper's CNN for 28×28 images, a small one for 8×8 digits, a perceptron for tables.
+
+``smoke_model`` costs next to nothing at any image size, for runs that only show that the code works (``--scale smoke``).
+"""
 
 from __future__ import annotations
 
@@ -107,3 +110,33 @@ def small_cnn(*, channels: int = 1, classes: int = 10, size: int = 8) -> nn.Modu
 def mlp(*, features: int, classes: int, hidden: Sequence[int] = (64, 64)) -> nn.Module:
     """Build a perceptron with ReLU hidden layers of the given widths."""
     return MLP(features, classes, tuple(hidden))
+
+
+class SmokeModel(Classifier):
+    """Images averaged to 16×16, two small convolutions, an embedding of 64."""
+
+    def __init__(self, channels: int, classes: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.AdaptiveAvgPool2d(16),
+            nn.Conv2d(channels, 8, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(8, 16, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(256, 64),
+            nn.ReLU(),
+        )
+        self.head = nn.Linear(64, classes)
+
+    def embed(self, x: Tensor) -> Tensor:
+        z: Tensor = self.body(x)
+        return z
+
+
+@register
+def smoke_model(*, classes: int = 10, channels: int = 3) -> nn.Module:
+    """Build a network for images of any size."""
+    return SmokeModel(channels, classes)

@@ -9,18 +9,26 @@ efficientnet_b3    after global average pooling, no dropout         1536
 vit_b_16           class token after the encoder's final norm       768
 convnext_base      after global average pooling, no final norm      1024
 =================  ===============================================  =========
+
+Pretrained weights come from ``TORCH_HOME``, from a file, or are downloaded; they are never unpickled as code.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import importlib
+import importlib.util
+import re
 from pathlib import Path
 from typing import Any
+from urllib.error import URLError
 
+import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from emdcfl.core.errors import ModelError
-from emdcfl.models import weights as stored
-from emdcfl.models._torchvision import torchvision_models
 from emdcfl.models.networks import Classifier
 from emdcfl.models.recipe import register
 
@@ -104,6 +112,113 @@ def _network(name: str, edition: str, weights: str | None, *, drop: str) -> Any:
     setattr(net, drop, nn.Identity())
     if weights is None:
         return net
-    path = stored.imagenet_file(models.get_model_weights(name)[edition].url) if weights == IMAGENET else Path(weights)
-    stored.load_backbone(net, stored.load(path), ignore=f"{drop}.", origin=str(path))
+    path = imagenet_file(models.get_model_weights(name)[edition].url) if weights == IMAGENET else Path(weights)
+    load_backbone(net, load_weights(path), ignore=f"{drop}.", origin=str(path))
     return net
+
+
+def imagenet_file(url: str) -> Path:
+    """Return the local file of published weights; download it when it is not in ``$TORCH_HOME/hub/checkpoints``."""
+    name = url.rsplit("/", 1)[-1]
+    path = Path(torch.hub.get_dir()) / "checkpoints" / name
+    if not path.exists():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            torch.hub.download_url_to_file(url, str(path), hash_prefix=_hash_in(name), progress=True)
+        except (URLError, OSError, RuntimeError) as error:
+            raise ModelError(
+                f"the ImageNet weights {name} are not in {path.parent} and could not be downloaded ({error}): "
+                f"put the file there, or pass weights=FILE, or weights=None for random weights"
+            ) from error
+    expected = _hash_in(name)
+    if expected and not _sha256(path).startswith(expected):
+        raise ModelError(f"{path} is damaged: its SHA-256 does not start with {expected}; delete it and run again")
+    return path
+
+
+def load_weights(path: str | Path) -> dict[str, Tensor]:
+    """Read a state dictionary from a ``.pth`` (tensors only) or ``.safetensors`` file."""
+    path = Path(path)
+    if not path.is_file():
+        raise ModelError(f"no such weights file: {path}")
+    return dict(_load(str(path), path.stat().st_mtime_ns))
+
+
+@functools.lru_cache(maxsize=1)  # a run builds the same network once per client and cluster
+def _load(path: str, mtime_ns: int) -> dict[str, Tensor]:
+    try:
+        state: Any = load_file(path) if path.endswith(".safetensors") else torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # any reader error means the same to the user
+        raise ModelError(f"cannot read weights from {path}: {str(error).splitlines()[0]}") from error
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise ModelError(f"{path} holds no state dictionary of tensors: save it with torch.save(model.state_dict(), FILE)")
+    return state
+
+
+def load_backbone(module: nn.Module, state: dict[str, Tensor], *, ignore: str, origin: str) -> None:
+    """Load all but the keys that start with ``ignore`` (the published head); anything else missing or of another shape is an error."""
+    state = {key: value for key, value in state.items() if not key.startswith(ignore)}
+    # Files from before torch 0.4.1 have no batch counters; ours then stay at zero.
+    own = {key: value for key, value in module.state_dict().items() if key in state or not key.endswith("num_batches_tracked")}
+    for key, value in own.items():
+        if key not in state:
+            raise ModelError(f"{origin} has no tensor {key!r}: these are not weights of this network")
+        if state[key].shape != value.shape:
+            raise ModelError(f"{origin}: {key!r} has shape {tuple(state[key].shape)}, the network needs {tuple(value.shape)}")
+    module.load_state_dict({key: state[key] for key in own}, strict=False)
+
+
+def _hash_in(name: str) -> str | None:
+    match = re.search(r"-([0-9a-f]{8,})\.", name)
+    return match.group(1) if match else None
+
+
+@functools.lru_cache(maxsize=8)
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+_NOT_LOADED = (
+    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+)
+_library: torch.library.Library | None = None  # the declarations live as long as this object
+
+
+def torchvision_models() -> Any:
+    """Import and return ``torchvision.models``, also beside a build of torch that torchvision's compiled operators do not fit.
+
+    The operators (``nms`` and friends, for object detection) are built against one build of torch. Where they do not load, importing
+    torchvision fails, as it registers shape functions for two that do not exist. The networks here use none: only then are their names
+    declared without an implementation, and calling one is still an error.
+    """
+    spec = importlib.util.find_spec("torchvision")
+    if spec is None or spec.origin is None:
+        raise ModelError("this network needs torchvision: install the extra with  pip install 'emdcfl[vision]'")
+    if not _compiled_operators_load(Path(spec.origin).parent):
+        _declare_missing_operators()
+    try:
+        return importlib.import_module("torchvision.models")
+    except (ImportError, RuntimeError) as error:
+        raise ModelError(f"torchvision does not fit torch {torch.__version__}: {str(error).splitlines()[0]}") from error
+
+
+def _compiled_operators_load(folder: Path) -> bool:
+    if hasattr(torch.ops.torchvision, "nms"):
+        return True
+    for file in sorted(folder.glob("_C*.so")) + sorted(folder.glob("_C*.pyd")):
+        try:
+            torch.ops.load_library(str(file))
+        except (OSError, ImportError):
+            continue
+        return True
+    return False
+
+
+def _declare_missing_operators() -> None:
+    global _library
+    if _library is None:
+        _library = torch.library.Library("torchvision", "FRAGMENT")
+        for schema in _NOT_LOADED:
+            _library.define(schema)
