@@ -29,8 +29,8 @@ from emdcfl.clustering import cut
 from emdcfl.core.params import Network
 from emdcfl.core.tasks import Training
 from emdcfl.methods import fedsac
-from emdcfl.methods.pacfl import PACFL, data_subspace
-from emdcfl.methods.shared.subspaces import smallest_angle
+from emdcfl.methods.pacfl import PACFL
+from emdcfl.methods.shared.subspaces import data_subspace, smallest_angle
 from emdcfl.runs.config import Choice, Config, override
 from emdcfl.runs.plan import RunPlan, plan
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emdcfl.clustering import components, links, neighbourhoods
+from emdcfl.clustering import links, neighbourhoods
 from emdcfl.core.errors import DataError
 
 
@@ -30,7 +30,6 @@ def test_one_missing_link_in_ten_gives_three_overlapping_clusters() -> None:
     assert np.unique(labels).size == 3
     assert sorted(np.bincount(labels).tolist()) == [1, 1, 8]
     assert [len(s) for s in sets] == [10, 9, 9]
-    assert components(m)[1] == [tuple(range(10))]
 
 
 def test_a_link_needs_both_directions_and_is_strict() -> None:
@@ -63,28 +62,17 @@ def test_empty_neighbourhoods_become_singletons_and_selfless_ones_stay() -> None
     assert labels.tolist() == [0, 1, 2, 3]
 
 
-def test_components_follow_chains() -> None:
-    m = np.eye(5, dtype=bool)
-    for i, j in ((0, 3), (3, 4)):
-        m[i, j] = m[j, i] = True
-    labels, sets = components(m)
-    assert labels.tolist() == [0, 1, 2, 0, 0]
-    assert sets == [(0, 3, 4), (1,), (2,)]
-
-
 def test_not_square_is_refused() -> None:
     with pytest.raises(DataError, match="square"):
         neighbourhoods(np.zeros((2, 3)))
 
 
 @given(st.integers(1, 9).flatmap(lambda c: st.lists(st.integers(0, 3), min_size=c, max_size=c)))
-def test_on_unions_of_cliques_both_rules_agree_with_the_groups(groups: list[int]) -> None:
+def test_unions_of_cliques_are_the_groups(groups: list[int]) -> None:
     k = np.array(groups)
     m = k[:, None] == k[None, :]
     labels, sets = neighbourhoods(m)
-    other, other_sets = components(m)
-    assert np.array_equal(labels, other)
-    assert sets == other_sets
+    assert sorted(i for members in sets for i in members) == list(range(len(k)))
     assert np.array_equal(labels[:, None] == labels[None, :], m)
 
 
@@ -96,10 +84,6 @@ def test_whatever_is_linked_the_sets_are_the_neighbourhoods_and_names_do_not_mat
     for client in range(c):
         assert sets[labels[client]] == (tuple(np.flatnonzero(m[client])) or (client,))
     assert sorted(set(labels.tolist())) == list(range(len(sets)))
-    other, chains = components(m | m.T)
-    assert sorted(i for chain in chains for i in chain) == list(range(c))
-    for i in range(c):  # a chain of links never leaves a component
-        assert all(other[i] == other[j] for j in np.flatnonzero(m[i]))
     order = np.array(rng.sample(range(c), c))
     again, _ = neighbourhoods(m[np.ix_(order, order)])
     full = [frozenset(np.flatnonzero(row)) or frozenset([i]) for i, row in enumerate(m)]

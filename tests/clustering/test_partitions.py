@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emdcfl.clustering import bipartition, cut, kmeans, match_labels
+from emdcfl.clustering import bipartition, cut, edc, gram_features, kmeans, match_labels
 from emdcfl.core.errors import ConfigError, DataError
 
 
@@ -136,3 +136,46 @@ def test_matching_keeps_numbers_without_evidence_and_refuses_bad_labels() -> Non
     assert match_labels([0, 1, 2], [0, 0, 0], 3)[0] == 0
     with pytest.raises(DataError, match="between 0 and 1"):
         match_labels([0, 2], [0, 1], 2)
+
+
+# --- spectral features ---
+
+
+def vectors(seed: int, clients: int, d: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((clients, d)) * np.linspace(1, 3, d)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 10_000), st.integers(2, 10), st.integers(3, 40), st.integers(1, 4))
+def test_gram_features_equal_direct_svd_up_to_sign(seed: int, clients: int, d: int, k: int) -> None:
+    x = vectors(seed, clients, d)
+    u, s, vt = np.linalg.svd(x, full_matrices=False)
+    k = min(k, len(s))
+    gaps = np.abs(np.diff(np.concatenate([s, [0.0]]))[:k])
+    if gaps.min() < 1e-3:
+        return
+    ours = gram_features(x @ x.T, k)
+    direct = u[:, :k] * s[:k]
+    np.testing.assert_allclose(np.abs(ours), np.abs(direct), atol=1e-6)
+    signs = np.sign((ours * direct).sum(axis=0))
+    np.testing.assert_allclose(ours, direct * signs, atol=1e-6)
+    # FlexCFL: cosines of every update with the leading directions
+    cosines = (x @ vt[:k].T) / np.linalg.norm(x, axis=1, keepdims=True)
+    np.testing.assert_allclose(edc(x @ x.T, k), cosines * signs, atol=1e-6)
+
+
+def test_signs_are_fixed_and_surplus_directions_are_zero() -> None:
+    x = vectors(0, 5, 9)
+    g = x @ x.T
+    f = gram_features(g, 7)
+    assert f.shape == (5, 7)
+    assert np.array_equal(f[:, 5:], np.zeros((5, 2)))
+    peak = np.abs(f[:, :5]).argmax(axis=0)
+    assert (f[peak, np.arange(5)] > 0).all()
+    np.testing.assert_allclose(f, gram_features((-x) @ (-x).T, 7))
+
+
+def test_zero_updates_have_no_direction() -> None:
+    assert not edc(np.zeros((3, 3)), 2).any()
+    with pytest.raises(DataError):
+        gram_features([[np.nan]], 1)

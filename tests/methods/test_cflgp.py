@@ -122,21 +122,21 @@ def test_between_clusterings_only_newcomers_are_placed():
     assert sorted(map(len, period[2].sets)) == [2, 2]
 
 
-def test_a_share_of_the_coordinates_is_enough():
-    fed, _, state, serving = run("cflgp", rounds=2, coordinates=0.5)
-    width = fed.layout.trainable.stop - fed.layout.trainable.start
-    assert 0.3 * width < len(state.profile["shared"]["site-0"]) < 0.7 * width
-    assert adjusted_rand(truth(fed), serving.clusters) == 1.0
-
-
 def test_profiles_are_thinned_before_they_fill_the_memory(monkeypatch):
     fed = federation()
     monkeypatch.setattr("emdcfl.methods.shared.profiles.LARGEST_PROFILE", 9 * 50)
     for blocks, expected in ((1, 50), (3, 50 / 3)):
-        index, share = profile_coordinates(fed, blocks, "P", None)
+        index, share = profile_coordinates(fed, blocks, "P")
         assert isinstance(index, torch.Tensor)
         assert share * (fed.layout.trainable.stop - fed.layout.trainable.start) == pytest.approx(expected)
         assert 0.4 * expected < len(index) < 1.8 * expected
+
+
+def test_a_share_of_the_coordinates_is_enough(monkeypatch):
+    monkeypatch.setattr("emdcfl.methods.shared.profiles.LARGEST_PROFILE", 500)
+    fed, _, state, serving = run("cflgp", rounds=2)
+    assert 0.5 * 500 < sum(map(len, state.profile["shared"].values())) < 1.5 * 500
+    assert adjusted_rand(truth(fed), serving.clusters) == 1.0
 
 
 def test_numbers_follow_the_known_clients():

@@ -12,12 +12,12 @@ from sklearn.decomposition import PCA
 from tests.methods.test_pfedgraph import UNEQUAL, by_name, largest_difference, permuted, with_batchnorm
 from tests.methods.toy import accuracies, federation, play, run, toy
 
-from emdcfl.clustering import project_simplex
 from emdcfl.core.errors import ConfigError
 from emdcfl.core.federation import ByClient
 from emdcfl.core.tasks import Training
 from emdcfl.methods import make
 from emdcfl.methods.fedsac import train_and_basis
+from emdcfl.methods.shared.graph import project_simplex
 from emdcfl.methods.shared.subspaces import complementarity, pca_basis
 
 BRIEF = Training(local_epochs=1, batch_size=16, lr=0.05)

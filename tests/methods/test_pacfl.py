@@ -15,8 +15,7 @@ from emdcfl.core.errors import ClientError, ConfigError
 from emdcfl.core.params import average
 from emdcfl.data.types import Preprocess, Scenario, Site, Split
 from emdcfl.methods import make
-from emdcfl.methods.pacfl import data_subspace
-from emdcfl.methods.shared.subspaces import leading_vectors, smallest_angle
+from emdcfl.methods.shared.subspaces import data_subspace, leading_vectors, smallest_angle
 from emdcfl.models.recipe import ModelRecipe
 
 

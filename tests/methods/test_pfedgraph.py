@@ -12,13 +12,12 @@ from scipy.optimize import minimize
 from tests.methods.toy import CLASSES, FEATURES, accuracies, federation, play, run, toy
 from torch import nn
 
-from emdcfl.clustering import project_simplex
 from emdcfl.core.errors import ConfigError
 from emdcfl.core.federation import ByClient
 from emdcfl.core.tasks import Training
 from emdcfl.data.types import Scenario
 from emdcfl.methods import make
-from emdcfl.methods.shared.graph import Personal, Trained, mix_rows, personal_start, similarities, train_personal
+from emdcfl.methods.shared.graph import Personal, Trained, mix_rows, personal_start, project_simplex, similarities, train_personal
 from emdcfl.models.recipe import ModelRecipe
 
 BRIEF = Training(local_epochs=1, batch_size=16, lr=0.05)

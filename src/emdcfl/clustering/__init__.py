@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from emdcfl.clustering.labels import adjusted_rand, match_labels
-from emdcfl.clustering.margins import Link, Margins, margins
-from emdcfl.clustering.neighbourhoods import components, joined, links, neighbourhoods, per_pair
-from emdcfl.clustering.pairs import PairRatios
-from emdcfl.clustering.partitions import LINKAGES, bipartition, cut, kmeans
-from emdcfl.clustering.simplex import project_simplex
-from emdcfl.clustering.spectral import edc, gram_features
+from emdcfl.clustering.neighbourhoods import joined, links, neighbourhoods, per_pair
+from emdcfl.clustering.pairs import Link, Margins, PairRatios, margins
+from emdcfl.clustering.partitions import LINKAGES, bipartition, cut, edc, gram_features, kmeans
 
 __all__ = [
     "LINKAGES",
@@ -17,7 +14,6 @@ __all__ = [
     "PairRatios",
     "adjusted_rand",
     "bipartition",
-    "components",
     "cut",
     "edc",
     "gram_features",
@@ -28,5 +24,4 @@ __all__ = [
     "match_labels",
     "neighbourhoods",
     "per_pair",
-    "project_simplex",
 ]

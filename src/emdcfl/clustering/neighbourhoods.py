@@ -1,9 +1,9 @@
-r"""From distances to clusters: links, identical neighbourhoods, connected components.
+r"""From distances to clusters: links and identical neighbourhoods.
 
 .. math:: M = (W < \epsilon) \wedge (W < \epsilon)^\top, \qquad N(c) = \{c' : M_{c,c'}\}
 
 Clients with the same neighbourhood form a cluster (the paper's rule). It is strict: one missing link in a group of ten gives three
-clusters, with overlapping neighbourhoods. Connected components are the lenient alternative.
+clusters, with overlapping neighbourhoods.
 """
 
 from __future__ import annotations
@@ -120,20 +120,3 @@ def joined(m: Any, labels: Any) -> tuple[Labels, Sets]:
     found = [tuple(sorted(members)) for members in sets if members]
     where = {c: i for i, members in enumerate(found) for c in members}
     return np.array([where[c] for c in range(len(x))], dtype=np.int64), found
-
-
-def components(m: Any) -> tuple[Labels, Sets]:
-    """Connected components of the links (taken as undirected); same return values as :func:`neighbourhoods`.
-
-    Examples
-    --------
-    >>> components([[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 0], [0, 0, 0, 1]])
-    (array([0, 0, 0, 1]), [(0, 1, 2), (3,)])
-    """
-    from scipy.sparse import csr_array
-    from scipy.sparse.csgraph import connected_components
-
-    x = square(m, "the links").astype(bool)
-    _, raw = connected_components(csr_array(x.astype(np.int8)), directed=False)
-    labels = first_appearance(raw.tolist())
-    return labels, [tuple(int(j) for j in np.flatnonzero(labels == k)) for k in range(int(labels.max(initial=-1)) + 1)]

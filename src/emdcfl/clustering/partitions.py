@@ -1,4 +1,4 @@
-"""K-means on features, and agglomerative clustering of a distance matrix."""
+"""K-means, agglomerative clustering of a distance matrix, and the spectral features that both are used on."""
 
 from __future__ import annotations
 
@@ -110,3 +110,58 @@ def _tree(d: Any, linkage: str) -> Array | None:
     x = (x + x.T) / 2
     np.fill_diagonal(x, 0.0)
     return np.asarray(agglomerate(squareform(x, checks=False), method=linkage))
+
+
+def gram_features(gram: Any, k: int) -> Array:
+    r"""Coordinates :math:`\sigma_j V_{ij}` on the `k` leading directions (CFLGP's reduced gradient profile).
+
+    The sign of a direction is free; here its entry of largest magnitude (the first of them) is positive.
+
+    Parameters
+    ----------
+    gram : (C, C) array_like
+        Inner products of the clients' vectors.
+    k : int
+        Number of directions; beyond the number of clients the features are zero.
+
+    Returns
+    -------
+    (C, k) float64 array
+
+    Examples
+    --------
+    >>> x = np.array([[2.0, 0.0], [0.0, -1.0]])
+    >>> gram_features(x @ x.T, 2) + 0.0
+    array([[2., 0.],
+           [0., 1.]])
+    """
+    g = square(gram, "the Gram matrix").astype(np.float64)
+    if not np.isfinite(g).all():
+        raise DataError("expected a finite Gram matrix, got NaN or infinity; a client's update has diverged")
+    if k < 1:
+        raise ConfigError(f"expected at least one direction, got k={k}")
+    values, vectors = np.linalg.eigh((g + g.T) / 2)
+    leading = vectors[:, ::-1][:, :k] * np.sqrt(np.maximum(values[::-1][:k], 0.0))
+    # Rounded before the choice, so that entries equal up to rounding do not decide the sign by their last bit.
+    size = np.abs(leading)
+    peak = np.argmax(size >= size.max(axis=0) * (1 - 1e-9), axis=0)
+    leading = leading * np.where(leading[peak, np.arange(leading.shape[1])] < 0, -1.0, 1.0)
+    return np.pad(leading, ((0, 0), (0, k - leading.shape[1])))
+
+
+def edc(gram: Any, k: int) -> Array:
+    r"""FlexCFL's features :math:`e_{ij} = \sigma_j V_{ij} / \lVert\Delta_i\rVert`: cosines of each update with the leading directions.
+
+    A client whose update is zero has cosine zero with everything.
+
+    Examples
+    --------
+    >>> x = np.array([[2.0, 0.0], [0.0, -1.0], [0.0, 0.0]])
+    >>> edc(x @ x.T, 2) + 0.0
+    array([[1., 0.],
+           [0., 1.],
+           [0., 0.]])
+    """
+    features = gram_features(gram, k)
+    norms = np.sqrt(np.maximum(np.diag(np.asarray(gram, dtype=np.float64)), 0.0))[:, None]
+    return np.divide(features, norms, out=np.zeros_like(features), where=norms > 0)

@@ -22,7 +22,7 @@ Kim, Kim, de Veciana. *Clustered Federated Learning via Gradient-based Partition
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -33,31 +33,9 @@ from emdcfl.core import tasks
 from emdcfl.core.federation import Federation, Replies, Round
 from emdcfl.core.keys import keyed_int
 from emdcfl.core.schema import Reply
-from emdcfl.methods.base import Clustered, Family, Serving, clusters_wanted, register, serve_clusters
-from emdcfl.methods.shared.profiles import Fresh, ProfileUpdate, nearest_clusters, profile_coordinates, renumber
+from emdcfl.methods.base import Family, Serving, clusters_wanted, register, serve_clusters
+from emdcfl.methods.shared.profiles import CFLGPState, Fresh, ProfileUpdate, nearest_clusters, profile_coordinates, renumber
 from emdcfl.methods.shared.vectors import VectorScope, average_present, expect, sets_of
-
-SHARED = "shared"
-"""Name of the one block of ``profile="shared"``."""
-
-
-@dataclass(frozen=True)
-class CFLGPState(Clustered):
-    """``Clustered`` with K models, and the profiles.
-
-    Attributes
-    ----------
-    profile : dict
-        Block → client → vector :math:`G_c`.
-    profile_steps : dict
-        Block → client → running mean of the steps, which is what BatchNorm's counters moved by.
-    clustered : bool
-        Whether K-means has run; before that all clients share model 0.
-    """
-
-    profile: dict[str, dict[str, Tensor]] = field(default_factory=dict)
-    profile_steps: dict[str, dict[str, float]] = field(default_factory=dict)
-    clustered: bool = False
 
 
 @register
@@ -82,9 +60,6 @@ class CFLGP:
     vector_scope : "P", "F", "H" or "state"
         What an update is taken over: trainable parameters, all floating state, the last layer, or the state with BatchNorm's
         counters (the public code of the comparison).
-    coordinates : float or None
-        Share of the coordinates that profiles keep, drawn once per run; the method's code offers 0.01. None: all, as far as the
-        profiles then hold at most 2²⁹ numbers.
     """
 
     k: int | None = None
@@ -92,7 +67,6 @@ class CFLGP:
     last_clustering: int | None = None
     profile: Literal["shared", "own_block", "criterion"] = "shared"
     vector_scope: VectorScope = "P"
-    coordinates: float | None = None
 
     name: ClassVar[str] = "cflgp"
     family: ClassVar[Family] = "hard"
@@ -106,7 +80,6 @@ class CFLGP:
         expect(self.period >= 1, "period", "at least 1", self.period)
         last = self.last_clustering
         expect(last is None or last >= self.period, "last_clustering", "at least the period", last)
-        expect(self.coordinates is None or 0 < self.coordinates <= 1, "coordinates", "in (0, 1]", self.coordinates)
         models = torch.stack([fed.initial(i) for i in range(k)])
         return CFLGPState(list(fed.clients), models[0], sets=[[] for _ in range(k)], models=models)
 
@@ -115,7 +88,7 @@ class CFLGP:
         if not len(replies):
             return state
         k = len(state.models)
-        where, share = profile_coordinates(fed, 1 if self.profile == "shared" else k, self.vector_scope, self.coordinates)
+        where, share = profile_coordinates(fed, 1 if self.profile == "shared" else k, self.vector_scope)
         due = round.index % self.period == 0 and round.index <= (self.last_clustering or round.index)
         fresh = self._file(fed, state, replies, where, due, round)
         beta = 1.0 / (round.index // (k * self.period) + 1)
@@ -142,7 +115,7 @@ class CFLGP:
         missing = {}
         for c in replies.clients:
             start = state.start(c)
-            block = {"shared": SHARED, "own_block": str(state.labels.get(c, 0)), "criterion": str(criterion)}[self.profile]
+            block = {"shared": "shared", "own_block": str(state.labels.get(c, 0)), "criterion": str(criterion)}[self.profile]
             if self.profile == "criterion" and not due and (c in state.labels or not state.clustered):
                 continue
             if self.profile == "criterion" and not torch.equal(start, state.models[criterion]):

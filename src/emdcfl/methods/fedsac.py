@@ -26,7 +26,6 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from emdcfl.clustering import project_simplex
 from emdcfl.core.client import Client, Stages, staged_task
 from emdcfl.core.federation import Federation, Round
 from emdcfl.core.schema import Field
@@ -39,6 +38,7 @@ from emdcfl.methods.shared.graph import (
     check_graph,
     personal_start,
     personalise,
+    project_simplex,
     serve_personal,
     similarities,
     train_personal,

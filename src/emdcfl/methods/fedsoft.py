@@ -25,42 +25,11 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from emdcfl.core import tasks
-from emdcfl.core.client import Client, Stages, staged_task
 from emdcfl.core.federation import Federation, Replies, Round
-from emdcfl.core.params import average
-from emdcfl.core.schema import Field, Reply
-from emdcfl.core.tasks import TRAINED, Fit, Training
+from emdcfl.core.schema import Reply
 from emdcfl.methods.base import Family, Serving, clusters_wanted, register
 from emdcfl.methods.shared.vectors import expect
-from emdcfl.methods.shared.votes import Votes, batch_votes, smooth
-
-
-@staged_task(phase="train", returns={**TRAINED, "a": Field(torch.float64, ("K",), low=0)})
-def soft_train(
-    client: Client,
-    *,
-    models: Tensor,
-    training: Mapping[str, Any],
-    method: Mapping[str, Any],
-    a: Tensor | None = None,
-    own: Tensor | None = None,
-) -> Stages:
-    """Count the votes (unless given), mix the cluster models by them and train near the mix."""
-    if a is None:
-        by_sample = method["votes"] == "sample"
-        scored = tasks.evaluate(client, models=models, split=method["split"], reduction="argmin_counts" if by_sample else "per_batch")
-        counts = scored["table"][:, 0] if by_sample else batch_votes(scored["table"], scored["n"])
-        a = smooth(counts, smoothing=method["smoothing"], votes=method["votes"])
-    mix = _mix(models, a)
-    prox = {"anchor": mix, "mu": method["lam"]} if method["lam"] > 0 else None
-    (reply,) = yield [Fit(mix if own is None else own, Training(**training), prox)]
-    return {**reply, "a": a}
-
-
-def _mix(models: Tensor, a: Tensor) -> Tensor:
-    voted = torch.nonzero(a > 0).flatten().tolist()
-    return average([models[k] for k in voted], [float(a[k]) for k in voted])  # rows, not a copy of them
+from emdcfl.methods.shared.votes import Votes, mix_models, soft_train
 
 
 @dataclass(frozen=True)
@@ -158,7 +127,7 @@ class FedSoft:
         """What each client trained from: its own model, or the mix its votes make."""
         own = state.own if self.start == "own" else {}
         mixed = {c: reply["a"] for c, reply in replies.valid.items() if c not in own and bool((reply["a"] > 0).any())}
-        return {**{c: own[c] for c in replies.clients if c in own}, **{c: _mix(state.models, a) for c, a in mixed.items()}}
+        return {**{c: own[c] for c in replies.clients if c in own}, **{c: mix_models(state.models, a) for c, a in mixed.items()}}
 
     def _weight(self, reply: Reply, k: int) -> float:
         """What a client counts for in cluster k."""

@@ -121,8 +121,7 @@ class FlexCFL:
             return state.labels
         rows = [*state.cold, *(replies[c]["theta"] for c in newcomers)]
         steps = [*state.cold_steps, *(float(replies[c]["steps"]) for c in newcomers)]
-        groups = len(state.cold)
-        alike = cosines(update_gram(fed.layout, rows, state.theta0, steps, self.vector_scope))[groups:, :groups]
+        alike = cosines(update_gram(fed.layout, rows, state.theta0, steps, self.vector_scope))[len(state.cold) :, : len(state.cold)]
         return {**state.labels, **dict(zip(newcomers, alike.argmax(1).tolist(), strict=True))}
 
     def _forget(self, state: FlexCFLState) -> FlexCFLState:

@@ -27,33 +27,11 @@ import torch
 from torch import Tensor
 
 from emdcfl.clustering import cut
-from emdcfl.core.client import Client, task
-from emdcfl.core.errors import ClientError, DataError
+from emdcfl.core.errors import ClientError
 from emdcfl.core.federation import Federation, Replies, Round
-from emdcfl.core.schema import Field, Reply
 from emdcfl.methods.base import Clustered, Family, Serving, average_sets, register, serve_clusters
-from emdcfl.methods.shared.subspaces import leading_vectors, smallest_angle
+from emdcfl.methods.shared.subspaces import Flatten, data_subspace, smallest_angle
 from emdcfl.methods.shared.vectors import expect, sets_of
-
-Flatten = Literal["channel", "image"]
-
-
-@task(phase="evaluate", returns={"basis": Field(torch.float32, (None, None))})
-@torch.no_grad()
-def data_subspace(client: Client, *, split: str = "val", vectors: int = 3, flatten: Flatten = "channel") -> Reply:
-    """Left singular vectors of the split's network inputs, class by class, as ``(features, vectors · classes)`` or fewer columns."""
-    data = client.split(split)
-    if len(data) == 0:
-        raise DataError(f"client {client.name!r} has no {split} data to take a subspace of; give it a {split} share or change method.split")
-    parts = []
-    for label in data.y.unique():
-        x = client.preprocess(data.x[data.y == label])
-        columns = x.flatten(0, 1).flatten(1) if flatten == "channel" and x.dim() == 4 else x.flatten(1)
-        parts.append(leading_vectors(columns.T, vectors))
-    basis = torch.cat(parts, dim=1)
-    if basis.shape[1] == 0:
-        raise DataError(f"client {client.name!r} has only zeros in its {split} data after preprocessing, which span no subspace")
-    return {"basis": basis.cpu()}
 
 
 @dataclass(frozen=True)

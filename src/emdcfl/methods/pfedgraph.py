@@ -25,7 +25,6 @@ from typing import Any, ClassVar
 
 import torch
 
-from emdcfl.clustering import project_simplex
 from emdcfl.core.federation import Federation, Round
 from emdcfl.methods.base import Family, Serving, register
 from emdcfl.methods.shared.graph import (
@@ -35,6 +34,7 @@ from emdcfl.methods.shared.graph import (
     check_graph,
     personal_start,
     personalise,
+    project_simplex,
     serve_personal,
     similarities,
     train_personal,

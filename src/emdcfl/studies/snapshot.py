@@ -28,8 +28,7 @@ from emdcfl.core.errors import ConfigError, StoreError
 from emdcfl.core.federation import Federation
 from emdcfl.data.types import Scenario
 from emdcfl.engines.local.sequential import simulated_clients
-from emdcfl.methods.pacfl import data_subspace
-from emdcfl.methods.shared.subspaces import smallest_angle
+from emdcfl.methods.shared.subspaces import data_subspace, smallest_angle
 from emdcfl.methods.shared.vectors import update_gram
 from emdcfl.runs.config import Choice, Config, as_dict
 from emdcfl.runs.plan import plan

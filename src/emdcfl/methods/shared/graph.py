@@ -12,11 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from emdcfl.core import tasks
 from emdcfl.core.client import Task
+from emdcfl.core.errors import DataError
 from emdcfl.core.federation import ByClient, Federation, Round
 from emdcfl.core.params import Layout, blocks, cosines
 from emdcfl.core.schema import Reply
@@ -117,6 +119,34 @@ def similarities(layout: Layout, state: Personal, trained: Trained, *, since: Si
     steps = [counted + reply["steps"] for counted, reply in zip(before, trained.replies, strict=True)]
     s = cosines(update_gram(layout, [trained.models[i] for i in trained.rows], origin, steps, scope))
     return s if snap is None else torch.where(s > snap, torch.ones_like(s), s)
+
+
+def project_simplex(v: Any) -> np.ndarray[Any, Any]:
+    r"""Project a vector, or each row of a matrix, on the probability simplex.
+
+    .. math:: \arg\min_x \lVert x - v\rVert^2 \quad\text{s.t.}\quad x \ge 0,\ \textstyle\sum_j x_j = 1
+
+    The solution is :math:`x_j = \max(v_j - \theta, 0)` with the one threshold :math:`\theta` for which the entries sum to one (Held, Wolfe
+    and Crowder, 1974). The quadratic programs of both methods are such projections.
+
+    Examples
+    --------
+    >>> project_simplex([0.5, 0.5]), project_simplex([[2.0, 0.0], [0.2, 0.4]])
+    (array([0.5, 0.5]), array([[1. , 0. ],
+           [0.4, 0.6]]))
+    """
+    x = np.asarray(v, dtype=np.float64)
+    if x.ndim not in (1, 2) or x.shape[-1] == 0 or not np.isfinite(x).all():
+        raise DataError(f"expected finite vectors of length >= 1 to project on the simplex, got shape {x.shape}")
+    rows = np.atleast_2d(x)
+    # A shift leaves the projection as it is, and keeps the sums small.
+    rows = rows - rows.max(axis=1, keepdims=True)
+    descending = -np.sort(-rows, axis=1)
+    counts = np.arange(1, rows.shape[1] + 1)
+    thresholds = (np.cumsum(descending, axis=1) - 1.0) / counts
+    kept = (descending > thresholds).sum(axis=1)
+    theta = np.take_along_axis(thresholds, kept[:, None] - 1, axis=1)
+    return np.asarray(np.maximum(rows - theta, 0.0).reshape(x.shape))
 
 
 def mix_rows(models: Tensor, rows: Sequence[int], x: Tensor, aggregate: Aggregate) -> None:

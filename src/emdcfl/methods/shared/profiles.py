@@ -7,7 +7,7 @@ new profiles need not exist beside the old ones and the clients' states; ``apply
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,10 +18,31 @@ from emdcfl.clustering import match_labels
 from emdcfl.core.federation import Federation
 from emdcfl.core.keys import generator
 from emdcfl.core.params import gram
+from emdcfl.methods.base import Clustered
 from emdcfl.methods.shared.vectors import VectorScope, floating, sets_of
 
 LARGEST_PROFILE = 1 << 29
-"""Numbers all profiles together may hold (2 GiB) unless ``coordinates`` says otherwise; 40 clients of ResNet18 fit in one block."""
+"""Numbers all profiles together may hold (2 GiB); 40 clients of ResNet18 fit in one block. Larger ones keep a share of the coordinates."""
+
+
+@dataclass(frozen=True)
+class CFLGPState(Clustered):
+    """``Clustered`` with K models, and the profiles.
+
+    Attributes
+    ----------
+    profile : dict
+        Block → client → vector :math:`G_c`.
+    profile_steps : dict
+        Block → client → running mean of the steps, which is what BatchNorm's counters moved by.
+    clustered : bool
+        Whether K-means has run; before that all clients share model 0.
+    """
+
+    profile: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    profile_steps: dict[str, dict[str, float]] = field(default_factory=dict)
+    clustered: bool = False
+
 
 Vectors = Mapping[str, Mapping[str, Tensor]]
 Numbers = Mapping[str, Mapping[str, float]]
@@ -117,11 +138,11 @@ class ProfileUpdate:
         return vectors, steps
 
 
-def profile_coordinates(fed: Federation, blocks: int, scope: VectorScope, share: float | None) -> tuple[slice | Tensor, float]:
-    """Return which entries of θ profiles keep, and their share; the share is drawn once per run."""
+def profile_coordinates(fed: Federation, blocks: int, scope: VectorScope) -> tuple[slice | Tensor, float]:
+    """Return which entries of θ profiles keep, and their share; the entries are drawn once per run."""
     span = fed.layout.scope(floating(scope))
     width = span.stop - span.start
-    share = share or min(1.0, LARGEST_PROFILE / (blocks * len(fed.clients) * width))
+    share = min(1.0, LARGEST_PROFILE / (blocks * len(fed.clients) * width))
     if share >= 1:
         return span, 1.0
     drawn = generator(fed.seed, "", 0, "profile coordinates").random(width, dtype=np.float32) < share

@@ -8,6 +8,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from emdcfl.core.client import Client, task
+from emdcfl.core.errors import DataError
+from emdcfl.core.schema import Field, Reply
+
+Flatten = Literal["channel", "image"]
 Angles = Literal["principal", "greedy"]
 
 
@@ -24,6 +29,24 @@ def leading_vectors(x: Tensor, number: int) -> Tensor:
     kept: Tensor = U[:, : min(number, rank)]
     unit: Tensor = kept / kept.norm(dim=0)
     return unit
+
+
+@task(phase="evaluate", returns={"basis": Field(torch.float32, (None, None))})
+@torch.no_grad()
+def data_subspace(client: Client, *, split: str = "val", vectors: int = 3, flatten: Flatten = "channel") -> Reply:
+    """Left singular vectors of the split's network inputs, class by class, as ``(features, vectors · classes)`` or fewer columns."""
+    data = client.split(split)
+    if len(data) == 0:
+        raise DataError(f"client {client.name!r} has no {split} data to take a subspace of; give it a {split} share or change method.split")
+    parts = []
+    for label in data.y.unique():
+        x = client.preprocess(data.x[data.y == label])
+        columns = x.flatten(0, 1).flatten(1) if flatten == "channel" and x.dim() == 4 else x.flatten(1)
+        parts.append(leading_vectors(columns.T, vectors))
+    basis = torch.cat(parts, dim=1)
+    if basis.shape[1] == 0:
+        raise DataError(f"client {client.name!r} has only zeros in its {split} data after preprocessing, which span no subspace")
+    return {"basis": basis.cpu()}
 
 
 def smallest_angle(a: Tensor, b: Tensor, *, signed: bool = False) -> float:

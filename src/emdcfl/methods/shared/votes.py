@@ -1,13 +1,18 @@
-"""How FedSoft's clients vote: which of K cluster models explains their samples best."""
+"""What FedSoft's clients do: vote which of K cluster models explains their samples best, and train near the mix."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from emdcfl.core.client import LOSS_BATCH
+from emdcfl.core import tasks
+from emdcfl.core.client import LOSS_BATCH, Client, Stages, staged_task
+from emdcfl.core.params import average
+from emdcfl.core.schema import Field
+from emdcfl.core.tasks import TRAINED, Fit, Training
 
 Votes = Literal["sample", "batch"]
 
@@ -44,3 +49,31 @@ def batch_votes(table: Tensor, n: int) -> Tensor:
     sizes = torch.full((batches,), float(LOSS_BATCH), dtype=torch.float64)
     sizes[-1] = n - LOSS_BATCH * (batches - 1)
     return torch.zeros(K, dtype=torch.float64).index_add_(0, table.argmin(0), sizes)
+
+
+@staged_task(phase="train", returns={**TRAINED, "a": Field(torch.float64, ("K",), low=0)})
+def soft_train(
+    client: Client,
+    *,
+    models: Tensor,
+    training: Mapping[str, Any],
+    method: Mapping[str, Any],
+    a: Tensor | None = None,
+    own: Tensor | None = None,
+) -> Stages:
+    """Count the votes (unless given), mix the cluster models by them and train near the mix."""
+    if a is None:
+        by_sample = method["votes"] == "sample"
+        scored = tasks.evaluate(client, models=models, split=method["split"], reduction="argmin_counts" if by_sample else "per_batch")
+        counts = scored["table"][:, 0] if by_sample else batch_votes(scored["table"], scored["n"])
+        a = smooth(counts, smoothing=method["smoothing"], votes=method["votes"])
+    mix = mix_models(models, a)
+    prox = {"anchor": mix, "mu": method["lam"]} if method["lam"] > 0 else None
+    (reply,) = yield [Fit(mix if own is None else own, Training(**training), prox)]
+    return {**reply, "a": a}
+
+
+def mix_models(models: Tensor, a: Tensor) -> Tensor:
+    r"""Return :math:`\bar w_c = \sum_k u_{ck}\,\theta_k`."""
+    voted = torch.nonzero(a > 0).flatten().tolist()
+    return average([models[k] for k in voted], [float(a[k]) for k in voted])  # rows, not a copy of them

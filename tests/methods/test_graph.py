@@ -1,4 +1,4 @@
-"""Gram features and the simplex projection."""
+"""The projection on the simplex that pFedGraph and FedSaC share."""
 
 from __future__ import annotations
 
@@ -8,48 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from emdcfl.clustering import edc, gram_features, project_simplex
 from emdcfl.core.errors import DataError
-
-
-def vectors(seed: int, clients: int, d: int) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal((clients, d)) * np.linspace(1, 3, d)
-
-
-@settings(deadline=None)
-@given(st.integers(0, 10_000), st.integers(2, 10), st.integers(3, 40), st.integers(1, 4))
-def test_gram_features_equal_direct_svd_up_to_sign(seed: int, clients: int, d: int, k: int) -> None:
-    x = vectors(seed, clients, d)
-    u, s, vt = np.linalg.svd(x, full_matrices=False)
-    k = min(k, len(s))
-    gaps = np.abs(np.diff(np.concatenate([s, [0.0]]))[:k])
-    if gaps.min() < 1e-3:
-        return
-    ours = gram_features(x @ x.T, k)
-    direct = u[:, :k] * s[:k]
-    np.testing.assert_allclose(np.abs(ours), np.abs(direct), atol=1e-6)
-    signs = np.sign((ours * direct).sum(axis=0))
-    np.testing.assert_allclose(ours, direct * signs, atol=1e-6)
-    # FlexCFL: cosines of every update with the leading directions
-    cosines = (x @ vt[:k].T) / np.linalg.norm(x, axis=1, keepdims=True)
-    np.testing.assert_allclose(edc(x @ x.T, k), cosines * signs, atol=1e-6)
-
-
-def test_signs_are_fixed_and_surplus_directions_are_zero() -> None:
-    x = vectors(0, 5, 9)
-    g = x @ x.T
-    f = gram_features(g, 7)
-    assert f.shape == (5, 7)
-    assert np.array_equal(f[:, 5:], np.zeros((5, 2)))
-    peak = np.abs(f[:, :5]).argmax(axis=0)
-    assert (f[peak, np.arange(5)] > 0).all()
-    np.testing.assert_allclose(f, gram_features((-x) @ (-x).T, 7))
-
-
-def test_zero_updates_have_no_direction() -> None:
-    assert not edc(np.zeros((3, 3)), 2).any()
-    with pytest.raises(DataError):
-        gram_features([[np.nan]], 1)
+from emdcfl.methods.shared.graph import project_simplex
 
 
 @settings(max_examples=25, deadline=None)
