@@ -25,8 +25,7 @@ from emdcfl.runs.loop import Observer
 from emdcfl.runs.plan import build_scenario, plan
 from emdcfl.runs.runner import run
 from emdcfl.runs.scoring import by_round
-from emdcfl.studies.results import ResultRow, Results, as_result, read_results
-from emdcfl.studies.rows import checked
+from emdcfl.studies.results import ResultRow, Results, as_result, checked, read_results
 
 log = logging.getLogger("emdcfl")
 

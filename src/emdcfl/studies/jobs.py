@@ -33,13 +33,13 @@ def parallel(jobs: Iterator[Job], number: int, keep: Path | None) -> Generator[D
     try:
         while True:
             if len(workers) == number and all(w.job is not None for w in workers):
-                yield _next(workers)[1]
+                yield _next(workers)
             job = next(jobs, None)  # asked for only now: whether its time is enough shows when it begins
             if job is None:
                 break
             _give(_idle(workers, keep), job)
         while any(w.job is not None for w in workers):
-            yield _next(workers)[1]
+            yield _next(workers)
     finally:
         _end(workers)
 
@@ -68,7 +68,7 @@ def _give(worker: _Worker, job: Job) -> None:
         worker.pipe.send((as_dict(job.config), job.key))
 
 
-def _next(workers: list[_Worker]) -> tuple[_Worker, Done]:
+def _next(workers: list[_Worker]) -> Done:
     """Wait for any worker and return its answer; a worker that died answers with an error."""
     busy = {w.pipe: w for w in workers if w.job is not None}
     worker = busy[wait(list(busy))[0]]
@@ -76,10 +76,10 @@ def _next(workers: list[_Worker]) -> tuple[_Worker, Done]:
     assert job is not None
     try:
         row, error = worker.pipe.recv()
-        return worker, Done(job, row, error)
+        return Done(job, row, error)
     except (EOFError, OSError):
         worker.process.join()
-        return worker, Done(job, None, f"its process ended with code {worker.process.exitcode} (out of memory?); try fewer --jobs")
+        return Done(job, None, f"its process ended with code {worker.process.exitcode} (out of memory?); try fewer --jobs")
 
 
 def _end(workers: list[_Worker]) -> None:

@@ -13,13 +13,13 @@ import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from emdcfl.core.units import escaped
-from emdcfl.methods import METHODS
 from emdcfl.runs.store.files import write_file
+from emdcfl.runs.store.identity import flat
 from emdcfl.studies.compare import ORDER
 from emdcfl.studies.paper_values import Value, paper_value
 from emdcfl.studies.results import ResultRow
@@ -86,7 +86,7 @@ def build(results: Sequence[ResultRow]) -> Table:
     by_column: dict[str, list[ResultRow]] = {}
     for row in results:
         by_column.setdefault(json.dumps(_column_settings(row), sort_keys=True), []).append(row)
-    titles = _titles({key: (rows[0]["scenario"], _flat(json.loads(key))) for key, rows in by_column.items()})
+    titles = _titles({key: (rows[0]["scenario"], flat(json.loads(key))) for key, rows in by_column.items()})
     columns, cells, methods = [], {}, {}
     for key, rows in by_column.items():
         metrics = _metrics(rows)
@@ -109,19 +109,7 @@ def _column_settings(row: ResultRow) -> dict[str, Any]:
 
 def _row_settings(row: ResultRow) -> dict[str, Any]:
     settings = row["settings"]
-    return _flat({"method": _complete(settings["method"]), "training": settings["training"], "rounds": settings["run"]["rounds"]})
-
-
-def _complete(method: Mapping[str, Any]) -> dict[str, Any]:
-    """Add options that a row does not have because they are younger than it, so that old and new rows of a method share a cell.
-
-    An option that may be ``None`` is left out of a row where it is, which says nothing about its age.
-    """
-    cls: Any = METHODS.get(str(method.get("name")))
-    known = [] if cls is None else [f for f in fields(cls) if f.default is not MISSING and "None" not in str(f.type)]
-    own = set(method) if cls is None else {"name", "preset", *(f.name for f in fields(cls))}  # without options the method has no more
-    given = {name: value for name, value in method.items() if name in own}
-    return {f.name: list(f.default) if isinstance(f.default, tuple) else f.default for f in known} | given
+    return flat({"method": settings["method"], "training": settings["training"], "rounds": settings["run"]["rounds"]})
 
 
 def sample_key(row: ResultRow) -> str:
@@ -153,13 +141,6 @@ def _titles(named: Mapping[str, tuple[str, Mapping[str, Any]]]) -> dict[str, str
         shown = [f"{k.rpartition('.')[2]} {settings[k]}" for k in differing if settings.get(k) is not None]
         titles[key] = f"{name} ({', '.join(shown)})" if shown else name
     return titles
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
 
 
 def _metrics(rows: Sequence[ResultRow]) -> tuple[str, ...]:

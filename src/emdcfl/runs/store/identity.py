@@ -91,14 +91,15 @@ def _copy(folder: Path) -> str | None:
 
 def _differences(old: str, new: str) -> str:
     """Name the first keys in which two TOML texts differ; empty where they agree."""
-    there, here = _flat(tomllib.loads(old)), _flat(tomllib.loads(new))
+    there, here = flat(tomllib.loads(old)), flat(tomllib.loads(new))
     keys = sorted(key for key in there.keys() | here.keys() if there.get(key) != here.get(key))
     shown = [f"{key} ({there.get(key, 'unset')!r} there, {here.get(key, 'unset')!r} here)" for key in keys[:5]]
     return ", ".join(shown + ([f"and {len(keys) - 5} more"] if len(keys) > 5 else []))
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested tables as one, with dots in the keys."""
+    found: dict[str, Any] = {}
     for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found
