@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.differences import PAPER_TRAINING, Difference, differences, full_size
+
 from benchmarks import result_tables
-from emdcfl.paper.differences import PAPER_TRAINING, Difference, differences, full_size
 from emdcfl.studies.results import ResultRow, read_results
 from emdcfl.studies.tables import build, by_label, markdown, sample_key
 

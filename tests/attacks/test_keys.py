@@ -14,8 +14,7 @@ from tests.attacks.test_policy import omega
 
 from emdcfl.core.keys import NodeSecret
 from emdcfl.engines.flower.node import NodeConfig
-from emdcfl.privacy.exchange import public_key
-from emdcfl.privacy.nodekeys import fingerprint
+from emdcfl.privacy.exchange import fingerprint, public_key
 
 GENUINE, FORGED = (public_key(NodeSecret(letter * 32)) for letter in (b"g", b"f"))
 ENROLLING = 'trust = "first-use"\nenrol = true'

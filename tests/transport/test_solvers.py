@@ -138,10 +138,10 @@ def test_solvers_can_be_imported_ahead() -> None:
     """In a fresh process: they are not there at first, and they are when the thread has ended."""
     fresh("""
 import sys
-from emdcfl.transport import warm_up, simplex
-assert simplex._emd is None and "scipy.optimize" not in sys.modules
+from emdcfl.transport import warm_up, solvers
+assert solvers._emd is None and "scipy.optimize" not in sys.modules
 warm_up().join()
-assert simplex._emd is not None and "scipy.optimize" in sys.modules
+assert solvers._emd is not None and "scipy.optimize" in sys.modules
 """)
 
 
@@ -166,7 +166,7 @@ def test_whoever_imports_pot_meanwhile_gets_all_of_it() -> None:
     fresh("""
 import importlib
 import numpy as np
-from emdcfl.transport import exact, simplex
+from emdcfl.transport import exact, solvers
 plain, seen = importlib.import_module, []
 def meanwhile(name):
     importlib.import_module = plain
@@ -182,13 +182,13 @@ assert hasattr(ot, "emd2")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["import ot", "from emdcfl.transport import simplex; simplex._alone = lambda: 1 / 0"])
+@pytest.mark.parametrize("layout", ["import ot", "from emdcfl.transport import solvers; solvers._import_simplex = lambda: 1 / 0"])
 def test_where_pot_is_there_or_laid_out_in_another_way_all_of_it_is_taken(layout: str) -> None:
     fresh(f"""
 {layout}
 import sys
 import numpy as np
-from emdcfl.transport import exact, simplex
+from emdcfl.transport import exact, solvers
 assert abs(exact(np.eye(3)[:2]).value - 0.0) < 1e-9
-assert simplex._emd is sys.modules["ot"].emd
+assert solvers._emd is sys.modules["ot"].emd
 """)

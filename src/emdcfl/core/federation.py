@@ -27,10 +27,9 @@ from emdcfl.core.keys import global_seed, keyed_int
 from emdcfl.core.offload import StateOffload
 from emdcfl.core.params import Layout, Network
 from emdcfl.core.replies import Failure, Replies, brief
-from emdcfl.core.rounds import Clock, Round, participants
+from emdcfl.core.rounds import Clock, Round, Traffic, participants
 from emdcfl.core.schema import STATE, DivergedError, Reply, check
 from emdcfl.core.tasks import Training
-from emdcfl.core.traffic import Traffic
 from emdcfl.trust import Guard, Trust, TrustedMean
 
 if TYPE_CHECKING:

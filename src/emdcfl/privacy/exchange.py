@@ -1,14 +1,21 @@
-r"""Key agreement for the random projections: the server relays, and learns nothing.
+r"""A node's keys, and key agreement for the random projections: the server relays, and learns nothing.
 
 Every node has an X25519 key pair derived from its node secret. Two nodes that know each other's public key share
 :math:`s = X25519(a, B) = X25519(b, A)`. From it, HKDF-SHA-256 makes one key per purpose and direction, and ChaCha20-Poly1305 seals what
-one node tells another: the seed of its projection.
+one node tells another: the seed of its projection. The node secret lies on the node's disk; people compare the fingerprint of its public
+key, and a ``Challenge`` makes a node prove that it holds the key it shows.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import hmac
 import os
+import stat
+from dataclasses import dataclass, field
 from functools import lru_cache
+from pathlib import Path
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -16,7 +23,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from emdcfl.core.errors import ClientError
+from emdcfl.core.errors import ClientError, ConfigError
 from emdcfl.core.keys import NodeSecret, digest
 
 NONCE = 12
@@ -77,3 +84,82 @@ def open_sealed(secret: NodeSecret, partner: bytes, box: bytes, *, context: tupl
 def pair_seed(secret: NodeSecret, partner: bytes, *, context: tuple[object, ...]) -> bytes:
     """Return the 32-byte seed two nodes derive alike without sending anything (``projection="pair"``)."""
     return agreed_key(secret, partner, "pair", *context)
+
+
+SECRET_BYTES = 32
+
+
+def load_secret(path: str | Path) -> NodeSecret:
+    """Read the node's secret; the first time, draw it from the operating system and write it, readable by its owner alone."""
+    path = Path(path)
+    try:
+        return NodeSecret(_read_secret(path))
+    except FileNotFoundError:
+        pass
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:  # another process of this node was first
+        return NodeSecret(_read_secret(path))
+    with os.fdopen(handle, "w", encoding="ascii") as file:
+        file.write(os.urandom(SECRET_BYTES).hex() + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    return NodeSecret(_read_secret(path))
+
+
+def _read_secret(path: Path) -> bytes:
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o077:
+        raise ConfigError(f"{path}: the node's secret must be readable by its owner alone (mode 600), got {mode:o}; run chmod 600 on it")
+    try:
+        secret = bytes.fromhex(path.read_text(encoding="ascii").strip())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: expected a node secret of {SECRET_BYTES} bytes in hexadecimal, got {error}; restore it") from error
+    if len(secret) != SECRET_BYTES:
+        raise ConfigError(f"{path}: expected a node secret of {SECRET_BYTES} bytes in hexadecimal, got {len(secret)}; restore it")
+    return secret
+
+
+def fingerprint(key: bytes) -> str:
+    """Return the short text by which people compare a public key.
+
+    Examples
+    --------
+    >>> fingerprint(bytes(32))
+    'SHA256:Zmh6rfhivXdsj8GLjp+OIAiXFIVu4jOzkCpZHQ1fKSU'
+    """
+    return "SHA256:" + base64.b64encode(hashlib.sha256(key).digest()).decode().rstrip("=")
+
+
+@dataclass(frozen=True)
+class Challenge:
+    """What the server asks a node that shows a public key: to prove that it holds the private key.
+
+    A fresh X25519 key and a nonce; the proof is an HMAC over name and nonce under a key only the two of them can derive.
+    """
+
+    nonce: bytes = field(default_factory=lambda: os.urandom(16))
+    _private: X25519PrivateKey = field(default_factory=X25519PrivateKey.generate, repr=False)
+
+    @property
+    def public(self) -> bytes:
+        return self._private.public_key().public_bytes_raw()
+
+    def holds(self, key: bytes, name: str, proof: bytes) -> bool:
+        """Whether the proof was made by the holder of ``key``, for this challenge and under this name."""
+        if len(key) != KEY:
+            return False
+        try:
+            shared = self._private.exchange(X25519PublicKey.from_public_bytes(key))
+        except ValueError:
+            return False
+        expected = hmac.new(shared_key(shared, "hello", name), self.nonce, hashlib.sha256).digest()
+        return hmac.compare_digest(expected, proof)
+
+
+def prove(secret: NodeSecret, public: bytes, nonce: bytes, name: str) -> bytes:
+    """Answer a ``Challenge``."""
+    if len(nonce) != 16:
+        raise ClientError(f"expected a challenge with a nonce of 16 bytes, got {len(nonce)}")
+    return hmac.new(agreed_key(secret, public, "hello", name), nonce, hashlib.sha256).digest()

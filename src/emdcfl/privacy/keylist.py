@@ -21,7 +21,7 @@ from typing import Any, Literal, get_args
 import tomli_w
 
 from emdcfl.core.errors import ClientError, ConfigError
-from emdcfl.privacy.nodekeys import fingerprint
+from emdcfl.privacy.exchange import fingerprint
 
 Trust = Literal["relay", "first-use", "pinned"]
 MODES = get_args(Trust)

@@ -21,7 +21,7 @@ import torch
 from emdcfl.core.errors import StoreError
 from emdcfl.runs.config import TABLES
 from emdcfl.runs.store import files
-from emdcfl.runs.store.lock import Lock
+from emdcfl.runs.store.files import Lock
 
 RESULTS = "results.jsonl"
 NEEDED = ("config", "scenario", "method", "seed", "accuracy", "settings")

@@ -1,6 +1,6 @@
 """Optimal transport between samples of embeddings: pure functions on arrays.
 
-``cost`` computes ground costs and ``projection`` draws seeded projections. ``solvers`` solves exactly or with Sinkhorn, ``pool`` spreads
+``cost`` draws seeded projections and computes ground costs. ``solvers`` solves exactly or with Sinkhorn, ``pool`` spreads
 solves over the cores. ``screening`` decides links from the certified bounds of ``bounds``, with few exact solves (``pairs``).
 ``calibration`` derives the tolerance that a client computes from its own data.
 """
@@ -8,10 +8,9 @@ solves over the cores. ``screening`` decides links from the certified bounds of 
 from __future__ import annotations
 
 from emdcfl.transport.calibration import dual_variance, min_samples, quantile, tolerance
-from emdcfl.transport.cost import COSTS, cost_matrix
+from emdcfl.transport.cost import COSTS, cost_matrix, projected_width, projection
 from emdcfl.transport.pairs import EXACT, LOWER, UNKNOWN, UPPER
 from emdcfl.transport.pool import SolverPool
-from emdcfl.transport.projection import projected_width, projection
 from emdcfl.transport.screening import Decision, QueueFactory, Screen
 from emdcfl.transport.solvers import SOLVERS, TransportPlan, exact, sinkhorn, solve, warm_up
 

@@ -6,17 +6,23 @@ r"""Solvers of the transport problem with uniform masses: ``exact``, ``sinkhorn`
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import os
+import sys
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from threading import Thread
+from pathlib import Path
+from threading import Lock, Thread
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from emdcfl.core.errors import ConfigError, EmdcflError, nearest
 from emdcfl.transport.pool import Array, one_blas_thread
-from emdcfl.transport.simplex import network_simplex
 
 SOLVERS = ("exact", "sinkhorn")
 ASSIGNMENT_LIMIT = 1024
@@ -261,3 +267,50 @@ def _import_solvers() -> None:
         network_simplex()
         with one_blas_thread():
             pass
+
+
+POT_ALONE = "emdcfl_pot"
+"""Package name under which only the simplex is imported. ``import ot``, in any thread at any time, still gives all of POT."""
+
+_lock = Lock()
+_emd: Callable[..., Any] | None = None
+
+
+def network_simplex() -> Callable[..., Any]:
+    """Return ``ot.emd``: POT's network simplex without the rest of POT.
+
+    ``import ot`` loads every part of POT, and with its clustering tools scikit-learn: a second, in every process that solves a problem,
+    where the simplex itself takes some milliseconds.
+    """
+    global _emd
+    with _lock:
+        if _emd is None:
+            for name in ("JAX", "CUPY", "TENSORFLOW"):  # POT imports every array library it finds; NumPy is enough here
+                os.environ.setdefault(f"POT_BACKEND_DISABLE_{name}", "1")
+            _emd = _find_emd()
+        return _emd
+
+
+def _find_emd() -> Callable[..., Any]:
+    if "ot" not in sys.modules:
+        with suppress(Exception):  # a version of POT with another layout
+            return _import_simplex()
+    import ot
+
+    emd: Callable[..., Any] = ot.emd
+    return emd
+
+
+def _import_simplex() -> Callable[..., Any]:
+    """Import the one module, with empty packages around it."""
+    spec = importlib.util.find_spec("ot")
+    root = Path((spec.submodule_search_locations or [""])[0]) if spec is not None else Path()
+    try:
+        for name, place in ((POT_ALONE, root), (f"{POT_ALONE}.lp", root / "lp")):
+            sys.modules[name] = ModuleType(name)
+            sys.modules[name].__path__ = [str(place)]
+        emd: Callable[..., Any] = importlib.import_module(f"{POT_ALONE}.lp._network_simplex").emd
+        return emd
+    finally:
+        for name in [name for name in sys.modules if name.split(".", 1)[0] == POT_ALONE]:
+            del sys.modules[name]

@@ -26,9 +26,8 @@ from emdcfl.engines.flower.messages import MessageSettings
 from emdcfl.engines.flower.serve import perform
 from emdcfl.methods import make
 from emdcfl.models.recipe import ModelRecipe
-from emdcfl.privacy.exchange import public_key
+from emdcfl.privacy.exchange import fingerprint, public_key
 from emdcfl.privacy.keylist import KeyList
-from emdcfl.privacy.nodekeys import fingerprint
 from emdcfl.runs.loop import play
 
 SCENARIO = toy.toy(groups=2, per_group=2, n=48)

@@ -19,8 +19,8 @@ from emdcfl.core.tasks import Training
 from emdcfl.data.types import Preprocess, Scenario, Site, Split
 from emdcfl.engines.local import batched
 from emdcfl.engines.local.batched import BatchedFederation
-from emdcfl.engines.local.chain import find_chain
 from emdcfl.engines.local.sequential import SequentialFederation
+from emdcfl.engines.local.stack import find_chain
 from emdcfl.models.recipe import ModelRecipe
 
 SIZES = [50, 33, 16, 17, 50, 3]

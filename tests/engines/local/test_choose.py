@@ -10,8 +10,7 @@ from tests.tiny import tiny
 
 from emdcfl.core.errors import ConfigError
 from emdcfl.data.types import Preprocess, Scenario, Site, Split
-from emdcfl.engines import ENGINES, make_federation, resolve
-from emdcfl.engines.choose import choose, multiply_adds
+from emdcfl.engines import ENGINES, choose, make_federation, multiply_adds, resolve
 from emdcfl.engines.local.batched import BatchedFederation
 from emdcfl.engines.local.processes import ProcessFederation
 from emdcfl.engines.local.sequential import SequentialFederation

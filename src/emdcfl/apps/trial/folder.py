@@ -35,8 +35,7 @@ from emdcfl.apps.trial.certificates import make_certificates, make_node_key
 from emdcfl.core.errors import ConfigError
 from emdcfl.data import scenarios
 from emdcfl.data.own.layout import discover
-from emdcfl.privacy.exchange import public_key
-from emdcfl.privacy.nodekeys import fingerprint, load_secret
+from emdcfl.privacy.exchange import fingerprint, load_secret, public_key
 
 HOST = "127.0.0.1"
 CONNECTION = "trial"

@@ -29,7 +29,7 @@ from emdcfl.core.params import find_head
 from emdcfl.core.schema import Reply
 from emdcfl.core.tasks import Embed, Fit, batches
 from emdcfl.data.types import Scenario, Split
-from emdcfl.engines.choose import multiply_adds
+from emdcfl.engines import multiply_adds
 from emdcfl.engines.cuda.driving import drive
 from emdcfl.engines.cuda.embedding import EMBEDDED_ALONE, Embedder
 from emdcfl.engines.cuda.layers import multiply_narrow, pool_first

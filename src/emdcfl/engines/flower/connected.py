@@ -16,8 +16,8 @@ from emdcfl.core.replies import brief
 from emdcfl.engines.flower import codec
 from emdcfl.engines.flower.codec import LIMITS
 from emdcfl.engines.flower.messages import Messenger, retry_when_busy
+from emdcfl.privacy.exchange import Challenge
 from emdcfl.privacy.keylist import KeyList
-from emdcfl.privacy.nodekeys import Challenge
 
 log = logging.getLogger("emdcfl")
 

@@ -35,8 +35,8 @@ from emdcfl.engines.flower.node_data import read_site
 from emdcfl.engines.flower.policy import Policy, Releases, read_policy
 from emdcfl.engines.local.sequential import pick_device
 from emdcfl.models.recipe import ModelRecipe
+from emdcfl.privacy.exchange import load_secret
 from emdcfl.privacy.keylist import KeyList, Trust
-from emdcfl.privacy.nodekeys import load_secret
 
 
 class Node(Protocol):

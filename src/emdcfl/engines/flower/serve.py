@@ -16,8 +16,7 @@ from emdcfl.engines.flower.messages import PING
 from emdcfl.engines.flower.node import Node
 from emdcfl.engines.flower.policy import PolicyError
 from emdcfl.engines.local.sequential import answer, intra_op_threads
-from emdcfl.privacy.exchange import public_key
-from emdcfl.privacy.nodekeys import prove
+from emdcfl.privacy.exchange import prove, public_key
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message

@@ -24,9 +24,8 @@ from emdcfl.core.client import Client, Work
 from emdcfl.core.errors import ClientError
 from emdcfl.core.tasks import Fit, Training, trained
 from emdcfl.data.types import Preprocess
-from emdcfl.engines.local.chain import Chain, find_chain
 from emdcfl.engines.local.schedule import Schedule, schedule
-from emdcfl.engines.local.stack import Buffers, Stack
+from emdcfl.engines.local.stack import Buffers, Chain, Stack, find_chain
 from emdcfl.engines.local.staged import Outcome, StagedFederation, attempt
 from emdcfl.engines.local.update import kind, make_terms
 

@@ -1,7 +1,8 @@
 """Files that are either whole or not there: written beside their place, flushed to the disk, then moved in one step.
 
 Also the two binary formats of a run directory, both with the same bytes for the same content: safetensors for tensors, npz for arrays.
-Nothing is pickled. A seal (``sealed``, ``write_tensors(seal=True)``) is a checksum inside the file it belongs to.
+Nothing is pickled. A seal (``sealed``, ``write_tensors(seal=True)``) is a checksum inside the file it belongs to. ``Lock`` keeps a folder
+for one process.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from filelock import FileLock, Timeout
 from safetensors import safe_open
 from torch import Tensor
 
@@ -257,3 +259,33 @@ def _check_sizes(path: Path) -> None:
                 shape, _, dtype = header(file)
             if math.prod(shape) * dtype.itemsize > entry.file_size:
                 raise StoreError(f"{path}: damaged: {entry.filename} names an array of shape {shape} but holds {entry.file_size} bytes")
+
+
+class Lock:
+    """An exclusive lock on a file, held until ``release`` or the end of the process, however it ends.
+
+    A forked worker does not keep it: ``filelock`` closes the worker's copy of the descriptor.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._lock = FileLock(path, blocking=False, thread_local=False, fallback_to_soft=False)
+        try:
+            self._lock.acquire()
+        except Timeout as error:
+            raise StoreError(
+                f"{path.parent}: in use by another emdcfl run{_owner(path)}; wait for it to end, or choose another --out"
+            ) from error
+        with contextlib.suppress(OSError):  # the number is for the error message only; a full disk must not stop whoever frees it
+            path.write_text(f"{os.getpid()}\n", encoding="ascii")
+
+    def release(self) -> None:
+        """Give the lock back. Doing it twice does no harm."""
+        self._lock.release(force=True)
+
+
+def _owner(path: Path) -> str:
+    try:
+        owner = path.read_text(encoding="ascii", errors="replace")[:20].strip()
+    except OSError:  # Windows does not let others read a locked file
+        owner = ""
+    return f" (process {owner})" if owner.isdigit() else ""

@@ -31,10 +31,9 @@ from emdcfl.models.recipe import refuse_code
 from emdcfl.runs import signals
 from emdcfl.runs.config import Config, dump, loads
 from emdcfl.runs.store import files, identity
+from emdcfl.runs.store.files import Lock
 from emdcfl.runs.store.identity import CONFIG, RUN, is_run
-from emdcfl.runs.store.lock import Lock
-from emdcfl.runs.store.metrics import METRICS, Metrics
-from emdcfl.runs.store.rounds import Rounds, pack_state
+from emdcfl.runs.store.rounds import METRICS, Metrics, Rounds, pack_state
 
 LOCK = ".lock"
 

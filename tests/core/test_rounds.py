@@ -10,7 +10,7 @@ import tests.tiny
 import torch
 
 from emdcfl.core.client import Divisible
-from emdcfl.core.traffic import Traffic, payload
+from emdcfl.core.rounds import Traffic, payload
 from emdcfl.runs import runner
 from emdcfl.runs.config import Choice
 from emdcfl.runs.plan import plan

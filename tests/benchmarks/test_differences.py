@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.differences import differences, full_size
 from tests.studies.test_tables import row
-
-from emdcfl.paper.differences import differences, full_size
 
 
 def full(*args: Any, **settings: Any) -> dict[str, Any]:

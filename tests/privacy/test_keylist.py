@@ -9,9 +9,8 @@ import pytest
 
 from emdcfl.core.errors import ClientError, ConfigError
 from emdcfl.core.keys import NodeSecret
-from emdcfl.privacy.exchange import public_key
+from emdcfl.privacy.exchange import Challenge, fingerprint, load_secret, prove, public_key
 from emdcfl.privacy.keylist import KeyList
-from emdcfl.privacy.nodekeys import Challenge, fingerprint, load_secret, prove
 
 A, B = bytes(range(32)), bytes(range(1, 33))
 
