@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy.stats import norm
+from scipy.stats import norm, t
 
 from emdcfl.core.errors import ConfigError, DataError
 from emdcfl.transport import cost_matrix, dual_variance, exact, min_samples, quantile, tolerance
@@ -13,6 +13,14 @@ def test_quantile_is_bonferroni_over_ordered_pairs() -> None:
     assert quantile(0.05, 1) == pytest.approx(norm.isf(0.05))
     assert quantile(1e-9, 1000) == pytest.approx(norm.isf(1e-9 / 999_000), rel=1e-9)
     assert quantile(0.001, 40) > quantile(0.01, 40) > quantile(0.01, 18)
+
+
+@pytest.mark.parametrize("freedom", [1, 7, 36, 508])
+def test_quantile_of_an_estimated_variance_is_students(freedom: int) -> None:
+    assert quantile(0.005, 12, freedom) == pytest.approx(t.isf(0.005 / 132, freedom), rel=1e-9)
+    assert quantile(0.005, 12, freedom) > quantile(0.005, 12)
+    with pytest.raises(DataError, match="degree of freedom"):
+        quantile(0.005, 12, 0)
 
 
 def test_tolerance_formula() -> None:
@@ -65,6 +73,6 @@ def test_the_statistic_is_about_standard_normal_under_the_null_and_large_under_a
 def test_below_the_fewest_samples_no_partner_is_large_enough() -> None:
     """A standard deviation of the potential is under the tolerance at any m' with fewer, and above it at some with as many."""
     for clients in (2, 8, 40, 640):
-        q = quantile(0.005, clients)
-        m = min_samples(q)
-        assert tolerance(1.0, m - 1, 10**9, q) > 1.0 > tolerance(1.0, m, 10**9, q)
+        m = min_samples(0.005, clients)
+        fewer, enough = (tolerance(1.0, size, 10**9, quantile(0.005, clients, size - 1)) for size in (m - 1, m))
+        assert fewer > 1.0 > enough

@@ -73,7 +73,7 @@ class Matrix:
 
     def automatic(self, alpha: float = ALPHA) -> Array:
         """Return every client's own tolerance (``transport.calibration``), from one validation sample per pair."""
-        q = quantile(alpha, len(self.tau))
+        q = quantile(alpha, len(self.tau), max(1, self.m - 1))
         return np.array([tolerance(float(v), self.m, self.m, q) for v in self.variance])
 
 

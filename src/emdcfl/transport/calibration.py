@@ -31,8 +31,9 @@ two values would have different means.) Given the counts it does not matter whet
 from its train split too, which the row client's model has not seen either, and average several such blocks (m' is their total).
 The null hypothesis is narrower than without: equal distributions *of each class*. A shift of class frequencies alone is not seen.
 
-q is the one-sided normal quantile for a family-wise error :math:`\alpha` over all C(C-1) ordered pairs (Bonferroni): with probability at
-least :math:`1-\alpha` no pair of the same distribution is rejected. The power, whether groups that differ are told apart, is *not*
+q is the one-sided quantile for a family-wise error :math:`\alpha` over all C(C-1) ordered pairs (Bonferroni): with probability at
+least :math:`1-\alpha` no pair of the same distribution is rejected. The variance is estimated, so q is Student's, with the degrees of
+freedom of the estimate: m - K with matched classes, m - 1 without. The power, whether groups that differ are told apart, is *not*
 controlled by :math:`\alpha`: it grows with m.
 
 Assumptions: samples are independent draws; A does not overlap V; the model was trained on A's split, not on any V; the sizes m and m'
@@ -44,6 +45,7 @@ finite problem is not unique; the one of the network simplex is used throughout,
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -72,21 +74,30 @@ def dual_variance(g: Any) -> float:
     return float(x.var(ddof=1))
 
 
-def quantile(alpha: float, clients: int) -> float:
-    """One-sided normal quantile for a family-wise error `alpha` over the C(C-1) ordered pairs of C clients.
+@lru_cache(maxsize=1024)  # pairs share few degrees of freedom, and Student's quantile is an iteration
+def quantile(alpha: float, clients: int, freedom: float = math.inf) -> float:
+    """One-sided quantile for a family-wise error `alpha` over the C(C-1) ordered pairs of C clients: Student's, or the normal one.
+
+    Parameters
+    ----------
+    freedom : float
+        Degrees of freedom of the variance that the quantile is multiplied with.
 
     Examples
     --------
-    >>> round(quantile(0.01, 40), 2), round(quantile(0.01, 18), 2)
-    (4.36, 3.99)
+    >>> round(quantile(0.01, 40), 2), round(quantile(0.01, 18), 2), round(quantile(0.01, 18, freedom=20), 2)
+    (4.36, 3.99, 5.02)
     """
-    from scipy.special import ndtri
+    from scipy.special import ndtri, stdtrit
 
     if not 0 < alpha < 1:
         raise ConfigError(f"expected alpha between 0 and 1, got {alpha}; 0.005 is usual")
     if clients < 1:
         raise ConfigError(f"expected at least one client, got {clients}")
-    return float(-ndtri(alpha / max(1, clients * (clients - 1))))
+    if not freedom >= 1:
+        raise DataError(f"expected at least one degree of freedom, got {freedom}; give the client more validation data")
+    p = alpha / max(1, clients * (clients - 1))
+    return float(-ndtri(p) if math.isinf(freedom) else -stdtrit(freedom, p))
 
 
 def tolerance(variance: float, m: int, m2: int, q: float) -> float:
@@ -104,15 +115,19 @@ def tolerance(variance: float, m: int, m2: int, q: float) -> float:
     return q * math.sqrt(variance * (1.0 / m + 1.0 / m2))
 
 
-def min_samples(q: float) -> int:
+def min_samples(alpha: float, clients: int) -> int:
     r"""Least m that says anything: with fewer samples the tolerance exceeds a standard deviation of the potential, whatever m' is.
 
-    :math:`q\sqrt{\sigma^2(1/m + 1/m')} > \sigma` for every m' if :math:`m \le q^2`: not even a partner that lies a whole standard
-    deviation of the potential farther away would be rejected, so a link at that size is no evidence of likeness.
+    :math:`q\sqrt{\sigma^2(1/m + 1/m')} > \sigma` for every m' if :math:`m \le q^2`, where q has m - 1 degrees of freedom: not even a
+    partner that lies a whole standard deviation of the potential farther away would be rejected, so a link at that size is no evidence
+    of likeness.
 
     Examples
     --------
-    >>> min_samples(quantile(0.005, 8)), min_samples(quantile(0.005, 40))
-    (15, 21)
+    >>> min_samples(0.005, 8), min_samples(0.005, 40)
+    (22, 31)
     """
-    return math.floor(q * q) + 1
+    m = math.floor(quantile(alpha, clients) ** 2) + 1
+    while m <= quantile(alpha, clients, m - 1) ** 2:
+        m += 1
+    return m

@@ -85,7 +85,7 @@ def test_the_server_sees_longer_boxes_and_no_counts() -> None:
     fed.observer = lambda task, client, reply: seen[task].append(reply) if task in seen else None
     found = Comparison(EMDCFL(tolerance="auto"), fed, local).measure(every_pair(fed))
     assert {len(box) for reply in seen["reference"] for box in reply["boxes"].values()} == {BOX + 4 * (1 + len("abcd"))}
-    assert all(set(reply) <= {"samples", "tau", "variance", "within", "boxes", "refused"} for reply in seen["reference"])
+    assert all(set(reply) <= {"samples", "tau", "variance", "within", "freedom", "boxes", "refused"} for reply in seen["reference"])
     assert all(set(reply) == {"samples", "matched", "refused"} and min(reply["matched"].values()) >= 1 for reply in seen["project"])
     assert len(found.entries) == len(every_pair(fed))
 
@@ -95,7 +95,7 @@ def test_tolerances_use_the_variance_inside_classes_and_the_blocks() -> None:
     fed_replies: dict[str, Any] = {}
     fed.observer = lambda task, client, reply: fed_replies.setdefault(f"{task} {client}", reply)
     found = Comparison(EMDCFL(tolerance="auto", distances="all"), fed, local).measure(every_pair(fed))
-    q = quantile(EMDCFL().alpha, len(fed.clients))
+    q = quantile(EMDCFL().alpha, len(fed.clients), 70 - len("abcd"))
     for (row, column), entry in found.entries.items():
         own, theirs = fed_replies[f"reference {row}"], fed_replies[f"project {column}"]
         variance = min(float(own["within"]["*"]), float(own["variance"]["*"]))

@@ -18,6 +18,7 @@ from emdcfl.engines.local import SequentialFederation
 from emdcfl.methods import make
 from emdcfl.methods.emdcfl import EMDCFL
 from emdcfl.methods.emdcfl.comparison import Comparison
+from emdcfl.methods.emdcfl.problems import validation_sizes
 from emdcfl.methods.emdcfl.tolerance import say_once
 from emdcfl.transport import EXACT, LOWER, UPPER, Screen, SolverPool, cost_matrix, exact, min_samples, quantile
 
@@ -189,13 +190,13 @@ def test_the_default_is_calibrated_and_the_papers_number_is_the_authors_codes() 
 
 
 def test_a_site_with_too_few_samples_is_alone_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    """Four clients: q² is 11.1, so ten samples say nothing and twelve do."""
-    assert min_samples(quantile(EMDCFL().alpha, 4)) == 12
+    """Four clients: q² is 17.3 with 15 degrees of freedom and 16.7 with 16, so sixteen samples say nothing and seventeen do."""
+    assert min_samples(EMDCFL().alpha, 4) == 17
     with caplog.at_level(logging.WARNING, logger="emdcfl"):
         assert played(federation(tiny(val=(10, 70, 70, 70))), rounds=3) == [0, 1, 2, 2]
     (said,) = [record.getMessage() for record in caplog.records]
-    assert said.startswith("site-0: fewer than 12 validation samples") and "not compared" in said and "give them more" in said
-    assert played(federation(tiny(val=(12, 70, 70, 70)))) == [0, 0, 1, 1]
+    assert said.startswith("site-0: fewer than 17 validation samples") and "not compared" in said and "give them more" in said
+    assert played(federation(tiny(val=(17, 70, 70, 70)))) == [0, 0, 1, 1]
     assert played(federation(tiny(val=(10, 70, 70, 70))), min_validation=10) == [0, 0, 1, 1]
     assert played(federation(tiny(val=(10, 70, 70, 70))), tolerance=0.12) == [0, 0, 1, 1]
 
@@ -217,12 +218,12 @@ def test_a_site_with_too_few_samples_that_answers_later_is_told_of_too(caplog: p
         silent.clear()
         for t in (2, 3):
             state = method.step(fed, state, fed.begin(t))
-    assert sum("site-0: fewer than 12 validation samples" in record.getMessage() for record in caplog.records) == 1
+    assert sum("site-0: fewer than 17 validation samples" in record.getMessage() for record in caplog.records) == 1
 
 
 def test_samples_so_few_that_nobody_is_told_apart_are_refused() -> None:
     fed = federation()
-    with pytest.raises(ConfigError, match=r"expected method\.max_samples of at least 12 with a calibrated tolerance and 4 clients, got 8"):
+    with pytest.raises(ConfigError, match=r"expected method\.max_samples of at least 17 with a calibrated tolerance and 4 clients, got 8"):
         make("emdcfl", max_samples=8).init(fed, fed.begin(0))
     make("emdcfl", max_samples=8, tolerance=0.025).init(fed, fed.begin(0))
 
@@ -263,3 +264,24 @@ def test_tolerances_do_not_depend_on_the_solver() -> None:
         entries = Comparison(EMDCFL(solver=solver, distances="all"), fed, local).measure(every_pair(fed)).entries  # type: ignore[arg-type]
         of[solver] = {pair: entry.epsilon for pair, entry in entries.items()}
     assert of["sinkhorn"] == pytest.approx(of["exact"], rel=1e-9)
+
+
+def test_one_small_site_does_not_cost_other_pairs_their_samples() -> None:
+    """Sizes are per pair, few, and never above what either client has; a fixed tolerance keeps one size for all."""
+    m = {"a": 900, "b": 640, "c": 512, "d": 70, "e": 64, "f": 20}
+    found = validation_sizes(m, cap=512, at_least=64, calibrated=True)
+    assert found == {"a": 512, "b": 512, "c": 512, "d": 64, "e": 64, "f": 20}
+    assert set(validation_sizes(m, cap=512, at_least=64).values()) == {64, 20}
+    many = validation_sizes({str(size): size for size in range(16, 2000)}, cap=512, at_least=64, calibrated=True)
+    assert len(set(many.values())) <= 12
+    assert all(int(c) / 1.5 < size <= int(c) for c, size in many.items() if int(c) <= 512)
+
+
+def test_a_pair_is_compared_at_the_smaller_size_of_its_two_clients() -> None:
+    fed, local = trained(tiny(n=(210,), val=(140, 140, 70, 140)))
+    comparison = Comparison(EMDCFL(distances="all", average_blocks=False), fed, local)
+    sizes = {}
+    fed.observer = lambda task, client, reply: sizes.update({(row, client): len(z) for row, z in reply["samples"].items()})
+    comparison.measure(every_pair(fed))
+    assert {size for pair, size in sizes.items() if "site-2" in pair and "*" not in pair} == {70}
+    assert {size for pair, size in sizes.items() if "site-2" not in pair and "*" not in pair} == {140}

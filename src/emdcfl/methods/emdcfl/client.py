@@ -54,6 +54,7 @@ REFERENCE = {
     "tau": Field(torch.float64, ("sizes",), low=-1e-6, each=True),
     "variance": Field(torch.float64, ("sizes",), low=0.0, each=True),
     "within": Field(torch.float64, ("sizes",), low=0.0, each=True, optional=True),
+    "freedom": Field(torch.int64, ("sizes",), low=0, each=True, optional=True),
     "boxes": Field(bytes, each=True),
     "refused": Field(str, each=True),
 }
@@ -105,7 +106,8 @@ def reference(
     for name, found_here in zip(wanted, (yield list(wanted.values())), strict=True):
         reply["tau"][name], reply["variance"][name] = found_here["tau"], found_here["variance"]
         if use.match_classes:
-            reply.setdefault("within", {})[name] = found_here["within"]
+            for field in ("within", "freedom"):
+                reply.setdefault(field, {})[name] = found_here[field]
     return reply
 
 

@@ -23,9 +23,9 @@ from emdcfl.methods.emdcfl.client import deposit, project, reference
 from emdcfl.methods.emdcfl.problems import PairProblems, validation_sizes
 from emdcfl.methods.emdcfl.sampling import Matching
 from emdcfl.methods.emdcfl.settings import CompareSettings, Options
-from emdcfl.methods.emdcfl.tolerance import least_validation
+from emdcfl.methods.emdcfl.tolerance import Level, least_validation
 from emdcfl.methods.emdcfl.verify import Complaints, columns_verifier, deposits_verifier, matched_verifier, rows_verifier
-from emdcfl.transport import EXACT, Screen, SolverPool, quantile
+from emdcfl.transport import EXACT, Screen, SolverPool
 from emdcfl.trust.guard import SANITY_FACTOR
 
 log = logging.getLogger("emdcfl")
@@ -77,14 +77,14 @@ class Comparison:
         self.options, self.fed, self.local = options, fed, local
         self.about = comparable(options, fed, [c for c in fed.clients if c in local]) if about is None else about
         m = {c: reply["m"] for c, reply in self.about.items()}
-        self.sizes = validation_sizes(m, cap=options.max_samples, at_least=options.min_validation)
+        self.sizes = validation_sizes(m, cap=options.max_samples, at_least=options.min_validation, calibrated=options.calibrated)
         self.settings = CompareSettings.of(options)
         distinct = sorted(set(self.sizes.values()))
         self.dims = {"p": self.settings.width(fed.layout.embedding_width), "sizes": len(distinct)}
         self.references: dict[str, Reply] = {}
         self.complaints = Complaints(fed)
-        q = quantile(options.alpha, len(fed.clients))
-        self.problems = PairProblems(self.references, self.sizes, distinct, self.settings, options.tolerance, q, options.several_blocks)
+        level = Level(options.alpha, len(fed.clients))
+        self.problems = PairProblems(self.references, self.sizes, distinct, self.settings, options.tolerance, level, options.several_blocks)
 
     def measure(self, pairs: Sequence[Pair]) -> Measured:
         """Measure W for ordered pairs; those with a client that does not answer are left out."""
@@ -125,7 +125,8 @@ class Comparison:
             if found.kind[i, j] and found.kind[j, i]:  # a pair with one direction stays unset and is tried again
                 entries[row, column] = PairDistance(float(found.w[i, j]), tolerance, int(found.kind[i, j]))
         log.debug("%d exact solves for %d transport problems", found.exact_solves, found.pairs)
-        tau = {c: problems.tau(c, d) for c, d in entries}
+        shown = sorted(entries, key=lambda pair: problems.size(*pair)) if self.options.calibrated else entries
+        tau = {c: problems.tau(c, d) for c, d in shown}  # where sizes differ, at the largest
         return Measured(tau, entries, found.exact_solves, found.pairs, sent)
 
     def _rows(self, pairs: Sequence[Pair]) -> dict[str, Reply]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,24 +13,37 @@ from emdcfl.core.errors import DataError
 from emdcfl.core.schema import Reply
 from emdcfl.methods.emdcfl.client import ROW
 from emdcfl.methods.emdcfl.settings import CompareSettings
-from emdcfl.methods.emdcfl.tolerance import pair_tolerance
+from emdcfl.methods.emdcfl.tolerance import Level
 from emdcfl.transport import Screen, cost_matrix, solve
 
+STEP = math.sqrt(2)
+"""Ratio of validation sizes below which clients are compared at the smaller one."""
 
-def validation_sizes(m: Mapping[str, int], *, cap: int, at_least: int) -> dict[str, int]:
-    """Say how many validation samples each client is compared with.
 
-    All use the same number, ``min(cap, smallest m)``, because a smaller sample looks farther away. The minimum is taken over clients
-    with ``at_least`` samples, so that one tiny site does not cost the others their power; a smaller client is compared at its own size.
+def validation_sizes(m: Mapping[str, int], *, cap: int, at_least: int, calibrated: bool = False) -> dict[str, int]:
+    """Say how many validation samples each client is compared with; a pair uses the smaller number of its two clients.
+
+    With a fixed tolerance all use the same number, ``min(cap, smallest m)``, because a smaller sample looks farther away. The minimum is
+    taken over clients with ``at_least`` samples, so that one tiny site does not cost the others their power; a smaller client is compared
+    at its own size. A calibrated tolerance knows τ at every size, so that a small client costs only its own pairs their power: sizes
+    are rounded down to the smallest of those within a factor ``STEP``, which leaves at most a dozen to compute τ at.
 
     Examples
     --------
     >>> validation_sizes({"a": 600, "b": 90, "c": 20}, cap=512, at_least=64)
     {'a': 90, 'b': 90, 'c': 20}
+    >>> validation_sizes({"a": 600, "b": 90, "c": 100, "d": 20}, cap=512, at_least=64, calibrated=True)
+    {'a': 512, 'b': 90, 'c': 90, 'd': 20}
     """
     empty = [c for c, size in m.items() if size < 1]
     if empty:
         raise DataError(f"client {empty[0]!r} has no validation data, and its reference distance needs some; give it a validation share")
+    if calibrated:
+        grid: list[int] = []
+        for size in sorted(min(cap, size) for size in m.values()):
+            if not grid or size >= STEP * grid[-1]:
+                grid.append(size)
+        return {c: max(size for size in grid if size <= own) for c, own in m.items()}
     large = [size for size in m.values() if size >= at_least]
     common = min([cap, *large])
     return {c: common if size >= at_least else min(size, common) for c, size in m.items()}
@@ -47,8 +61,8 @@ class PairProblems:
         Client → validation samples it is compared with; ``distinct`` are the sizes at which τ is known, in order.
     settings : CompareSettings
     tolerance : float or "auto"
-    q : float
-        Standard errors in a calibrated tolerance.
+    level : Level
+        Of calibrated tolerances.
     blocks : bool
         Average over as many equal blocks of a partner's data as ``max_samples`` hold.
     """
@@ -58,7 +72,7 @@ class PairProblems:
     distinct: list[int]
     settings: CompareSettings
     tolerance: float | str
-    q: float
+    level: Level
     blocks: bool
 
     def size(self, row: str, column: str) -> int:
@@ -79,9 +93,10 @@ class PairProblems:
         if not isinstance(self.tolerance, str):
             return self.tolerance
         m = self.size(row, column)
-        variance = float(self._of("variance", row, column)[self.distinct.index(m)])
-        within = float(self._of("within", row, column)[self.distinct.index(m)]) if matched else 0.0
-        return pair_tolerance(variance, within, m, blocks, self.q)
+        variance, within, freedom = float(self._of("variance", row, column)[self.distinct.index(m)]), 0.0, 0
+        if matched:
+            within, freedom = (self._of(field, row, column)[self.distinct.index(m)].item() for field in ("within", "freedom"))
+        return self.level.pair_tolerance(variance, m, blocks, within=within, freedom=freedom)
 
     def blocks_in(self, row: str, column: str, samples: int) -> int:
         """Blocks of the pair's size that a column sample holds and the cap allows."""

@@ -33,7 +33,7 @@ class Options:
     ----------
     tolerance : float or "auto"
         :math:`\epsilon`. ``"auto"``: each client calibrates its own threshold locally (``transport.calibration``); clients with too few
-        validation samples for that (about 10 to 25, by the number of clients) are not compared. A number holds for all pairs; the
+        validation samples for that (about 13 to 35, by the number of clients) are not compared. A number holds for all pairs; the
         paper keeps 0.025 for most experiments, which is ``tolerance=0.025``.
     alpha : float
         Family-wise error of ``tolerance="auto"`` over all ordered pairs.
@@ -53,12 +53,12 @@ class Options:
     max_samples : int
         Most samples a side in a transport problem; the paper uses 512.
     min_validation : int
-        Clients with fewer validation samples do not lower the common sample size; they are compared at their own size, with a warning.
-        A value below what ``tolerance="auto"`` asks for lowers that too.
+        Clients with fewer validation samples are compared with a warning. With a fixed tolerance they do not lower the common sample
+        size. A value below what ``tolerance="auto"`` asks for lowers that too.
     require_validation : int
         Clients that claim fewer validation samples are not compared and stay clusters of their own. With few samples a calibrated tolerance
         refuses little, so that a false claim would gain links: 64 is sensible where clients are not trusted. 0 leaves it to the
-        tolerance: a calibrated one needs about 20 samples, a fixed one none.
+        tolerance: a calibrated one needs about 30 samples, a fixed one none.
     cost : "cosine", "euclidean" or "label-aware"
         Ground cost. ``"label-aware"`` adds ``label_weight`` where labels differ: it sees concept shift and shows the labels to the server.
     label_weight : float

@@ -50,7 +50,7 @@ class Calibrate:
 
     def __call__(self, client: Client) -> Reply:
         settings, (labels_a, labels_b) = self.settings, self.labels
-        taus, variances, within = [], [], []
+        taus, variances, within, freedom = [], [], [], []
         for size in self.sizes:
             labels: dict[str, Any] = {"labels_a": labels_a, "labels_b": labels_b[:size], "label_weight": settings.label_weight}
             cost = cost_matrix(self.z, self.v[:size], cost=settings.cost, **labels)
@@ -58,8 +58,10 @@ class Calibrate:
             taus.append(plan.value if settings.solver == "exact" else solve(cost, solver="sinkhorn", reg=settings.sinkhorn_reg).value)
             variances.append(dual_variance(plan.g) if cost.shape[1] > 1 else 0.0)
             within.append(within_classes(plan.g, labels_b[:size]))
+            freedom.append(cost.shape[1] - len(labels_b[:size].unique()))
         found = {"tau": taus, "variance": variances, "within": within}
-        return {name: torch.tensor(values, dtype=torch.float64) for name, values in found.items()}
+        reply: Reply = {name: torch.tensor(values, dtype=torch.float64) for name, values in found.items()}
+        return {**reply, "freedom": torch.tensor(freedom)}
 
 
 def within_classes(g: Any, labels: Tensor) -> float:
@@ -71,16 +73,28 @@ def within_classes(g: Any, labels: Tensor) -> float:
     return float(((values - means[index]) ** 2).sum() / freedom) if freedom > 0 else 0.0
 
 
-def pair_tolerance(variance: float, within: float, m: int, blocks: int, q: float) -> float:
-    """Return ε for a partner's sample of some blocks of m samples; ``within`` is 0 where classes are not matched."""
-    return tolerance(min(within, variance) if within > 0 else variance, m, blocks * m, q)
+@dataclass(frozen=True)
+class Level:
+    """The family-wise error of a run's tolerances: α over the ordered pairs of its clients."""
+
+    alpha: float
+    clients: int
+
+    def pair_tolerance(self, variance: float, m: int, blocks: int, *, within: float = 0.0, freedom: int = 0) -> float:
+        """Return ε for a partner's sample of some blocks of m samples.
+
+        ``within``, the variance inside classes, and its degrees of ``freedom`` count where classes are matched and ``within`` is not 0.
+        """
+        matched = within > 0 and freedom > 0
+        q = quantile(self.alpha, self.clients, min(freedom, m - 1) if matched else max(1, m - 1))
+        return tolerance(min(within, variance) if matched else variance, m, blocks * m, q)
 
 
 def least_validation(options: Options, clients: int) -> int:
     """Fewest validation samples with which a calibrated tolerance can refuse a partner; 0 with a fixed one."""
     if not options.calibrated:
         return 0
-    least = min(min_samples(quantile(options.alpha, clients)), options.min_validation)
+    least = min(min_samples(options.alpha, clients), options.min_validation)
     if options.max_samples < least:
         raise ConfigError(
             f"expected method.max_samples of at least {least} with a calibrated tolerance and {clients} clients, "

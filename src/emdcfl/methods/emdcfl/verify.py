@@ -47,7 +47,8 @@ def rows_verifier(asked: Mapping[str, Mapping[str, Any]], settings: CompareSetti
                 raise ClientError(f"expected {name} <= {limit:g} with the {settings.cost} cost, got {found:g}")
         _names(reply["boxes"], partners if mode == "row" else [], "boxes")
         if settings.match_classes:
-            _names(reply.get("within", {}), [] if again else [ROW], "within")
+            for name in ("within", "freedom"):
+                _names(reply.get(name, {}), [] if again else [ROW], name)
         _boxes(reply["boxes"].values(), longer=settings.match_classes)
 
     return verify
