@@ -9,7 +9,6 @@ import re
 import ssl
 import stat
 import subprocess
-import sys
 import tomllib
 import zipfile
 from pathlib import Path
@@ -26,6 +25,7 @@ import emdcfl
 from emdcfl.apps import options, trial
 from emdcfl.apps.options import Options
 from emdcfl.apps.server import Journal, read_config
+from emdcfl.apps.trial import control
 from emdcfl.apps.trial.folder import fingerprints
 from emdcfl.apps.trial.processes import LINK, process_ids, record, start_time
 from emdcfl.apps.trial.submit import new_events
@@ -55,6 +55,7 @@ def test_the_certificate_is_valid_for_loopback_and_signed_by_the_authority(four:
 
 def test_private_files_are_readable_by_their_owner_alone(four: trial.Trial) -> None:
     private = [four.path / "certificates" / "ca.key", four.path / "certificates" / "server.key"]
+    private += [four.path / name for name in ("certificates/publisher.key", "server/operator.token", "flwr/credentials.yaml")]
     private += [four.home(node) / name for node in four.nodes for name in ("auth.key", "secret.key")]
     assert {stat.S_IMODE(path.stat().st_mode) for path in private} == {0o600}
 
@@ -81,7 +82,7 @@ def test_ports_differ_and_the_script_starts_every_node(four: trial.Trial) -> Non
     assert len({four.port, *four.nodes.values()}) == 5
     script = (four.path / "start.sh").read_text()
     assert script.count("flower-supernode") == 4
-    assert script.count("supernode register") == 4
+    assert script.count("federation enrol") == script.count("--trusted-entities") == 4
     assert "--enable-supernode-auth" in script
     assert "--insecure" not in script
 
@@ -134,11 +135,11 @@ def test_a_superlink_that_dies_as_soon_as_it_has_taken_the_run_is_noticed(tmp_pa
     with subprocess.Popen(["sleep", "300"]) as link:
         record(there, {LINK: {"pid": link.pid, "started": start_time(link.pid)}})
 
-        def taken(*_: object) -> subprocess.CompletedProcess[str]:
+        def taken(*_: object) -> int:
             link.kill()
-            return subprocess.CompletedProcess([], 0, '{"run-id": "1"}', "")
+            return 1
 
-        monkeypatch.setattr(sys.modules["emdcfl.apps.trial.submit"], "flwr", taken)
+        monkeypatch.setattr(control, "start_run", taken)
         with pytest.raises(EmdcflError, match="the SuperLink ended during the run; start it again"):
             trial.submit(there, load(there.path / "run.toml"), tmp_path / "run")
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,8 @@ from tests.apps.trial_runs import config, federation, log_of, over_flower
 
 from emdcfl.apps import trial
 from emdcfl.apps.trial.certificates import make_node_key
+from emdcfl.apps.trial.check import attacks
+from emdcfl.apps.trial.folder import free_ports
 from emdcfl.apps.trial.processes import start
 from emdcfl.runs import runner
 
@@ -22,13 +26,10 @@ pytestmark = pytest.mark.slow
 
 def add_unregistered(there: trial.Trial) -> trial.Trial:
     """Add a node with a key of its own that the SuperLink was never told of; it claims a client's name."""
-    from dataclasses import replace
-
-    from emdcfl.apps.trial.folder import free_ports
-
     home = there.home("intruder")
     home.mkdir()
     make_node_key(home)
+    shutil.copyfile(there.path / "certificates" / "trusted.yaml", home / "trusted.yaml")
     return replace(there, nodes={**there.nodes, "intruder": free_ports(1)[0]})
 
 
@@ -45,6 +46,7 @@ def test_four_nodes_find_two_clusters_with_the_bytes_of_the_local_engine(tmp_pat
         refused = log_of(there, "intruder")
         assert trial.status(wider)["intruder"].startswith("ended by itself"), refused
         assert "Failed to activate SuperNode" in refused
+        assert [attack for attack in attacks(there) if not attack.held] == [], "a foreign bundle among them"
         assert f"{len(there.nodes)} of" in trial.status(there)["superlink"], "the registered ones are online all the while"
     local = runner.run(given, tmp_path / "local")
     summary = json.loads((tmp_path / "flower" / "summary.json").read_text())

@@ -24,9 +24,9 @@ pytest.importorskip("flwr", reason="needs the extra emdcfl[flower]")
 from tests.apps.trial_runs import SOURCE, config, federation, over_flower
 
 from emdcfl.apps import trial
+from emdcfl.apps.trial import control
 from emdcfl.apps.trial.certificates import make_node_key
-from emdcfl.apps.trial.folder import CONNECTION, fingerprints
-from emdcfl.apps.trial.processes import LINK, flwr, identity, start
+from emdcfl.apps.trial.processes import LINK, identity, start
 from emdcfl.core.errors import EmdcflError
 from emdcfl.runs import runner
 from emdcfl.runs.config import Config
@@ -184,7 +184,7 @@ def test_a_node_that_joins_in_the_middle_and_comes_back_under_another_id(there: 
         send(there, VICTIM, signal.SIGTERM)
         time.sleep(5)
         make_node_key(there.home(VICTIM))
-        assert flwr(there, ["supernode", "register", str(there.home(VICTIM) / "auth.pub"), CONNECTION]).returncode == 0
+        assert control.enrol(there, (there.home(VICTIM) / "auth.pub").read_bytes())
         start(there, VICTIM)
 
     joins = when(lambda e: e["event"] == "end" and e["round"] == 1, lambda: bring_back(there, VICTIM))
@@ -255,7 +255,6 @@ def test_a_node_that_answers_late(there: trial.Trial, tmp_path: Path, liar: str)
 
 def test_a_node_that_takes_another_clients_name(there: trial.Trial, tmp_path: Path) -> None:
     wait_online(there)
-    (there.path / "server" / "clients.toml").write_text("".join(f'"{n}" = "{p}"\n' for n, p in fingerprints(there).items()))
     send(there, VICTIM, signal.SIGTERM)
     time.sleep(5)
 
@@ -266,7 +265,7 @@ def test_a_node_that_takes_another_clients_name(there: trial.Trial, tmp_path: Pa
     start(Forged(**vars(there)), VICTIM)
     try:
         said: list[str] = []
-        trial.submit(replace(there, wait=20.0), short(2), tmp_path / "run", trust="pinned", watch=lambda e: said.append(e.get("text", "")))
+        trial.submit(replace(there, wait=20.0), short(2), tmp_path / "run", watch=lambda e: said.append(e.get("text", "")))
     finally:
         send(there, VICTIM, signal.SIGTERM)
     failures = account(there, tmp_path / "run")["failures"]

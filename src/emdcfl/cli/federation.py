@@ -1,4 +1,4 @@
-"""``emdcfl federation init | up | status | down``: a trial federation on this machine, and runs over it."""
+"""``emdcfl federation init | up | enrol | check | status | down``: a federation, on this machine or many, and runs over it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from emdcfl.cli.app import app
-from emdcfl.core.errors import ConfigError
+from emdcfl.core.errors import ConfigError, EmdcflError
 from emdcfl.core.units import names
 from emdcfl.runs.config import Config
 
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("emdcfl")
 
 federation = typer.Typer(
-    help="A federation of separate processes on this machine: TLS, authenticated nodes.", no_args_is_help=True, add_completion=False
+    help="A federation of separate processes, on this machine or many: TLS, authenticated nodes, signed bundles.",
+    no_args_is_help=True,
+    add_completion=False,
 )
 app.add_typer(federation, name="federation")
 
@@ -43,11 +45,23 @@ def init(
         Path | None, typer.Option(help="Your own files: one node per client of this folder, reading its own part.", show_default=False)
     ] = None,
     deadline: Annotated[float, typer.Option(help="Seconds a node may take to answer one request.")] = 600.0,
+    host: Annotated[
+        str | None, typer.Option(help="Name or address of the SuperLink for nodes on other machines; needs --site.", show_default=False)
+    ] = None,
+    site: Annotated[list[str] | None, typer.Option(help="Name of a client on another machine; once for each.", show_default=False)] = None,
 ) -> None:
-    """Write certificates, node keys, configs and a start script."""
+    """Write certificates, keys, the operator's token, the signed app, configs and a start script."""
     _needs_flower()
-    from emdcfl.apps.trial.folder import create, fingerprints
+    from emdcfl.apps.trial.folder import create, create_operator, fingerprints
 
+    if host is not None:
+        if nodes is not None or data is not None:
+            raise ConfigError("--host is for nodes on other machines, got --nodes or --data too; give --site for each of them")
+        create_operator(folder, site or [], host=host, deadline=deadline)
+        typer.echo(f"wrote {folder}; next: emdcfl federation up {folder}, then emdcfl federation enrol {folder} SITE KEY FINGERPRINT")
+        return
+    if site:
+        raise ConfigError("--site is for nodes on other machines; give --host too")
     trial = create(folder, nodes=nodes, data=data, deadline=deadline)
     for node, print_ in fingerprints(trial).items():
         typer.echo(f"{node:<20} {print_}")
@@ -63,6 +77,49 @@ def up(folder: Folder) -> None:
     started = trial.up(trial.Trial.read(folder))
     typer.echo(f"started {_listed(started)}" if started else "everything is running already")
     typer.echo(f"next: emdcfl run {folder}/run.toml --federation {folder}")
+
+
+@federation.command()
+def enrol(
+    folder: Folder,
+    name: Annotated[str, typer.Argument(help="The client's name.", show_default=False)],
+    key: Annotated[Path, typer.Argument(help="Its auth.pub.", show_default=False)],
+    fingerprint: Annotated[
+        str | None, typer.Argument(help="Its fingerprint, SHA256:…, compared by telephone; a trial has it.", show_default=False)
+    ] = None,
+) -> None:
+    """Register a node's key with the SuperLink, and its fingerprint in the server's list. Enrolment is closed again at once."""
+    _needs_flower()
+    from emdcfl.apps import trial
+    from emdcfl.apps.trial import control
+    from emdcfl.privacy.keylist import add_name
+
+    there = trial.Trial.read(folder)
+    try:
+        public = key.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{key}: cannot read the node's public key ({error})") from error
+    if fingerprint is not None:
+        add_name(there.operator / "clients.toml", name, fingerprint)
+    new = control.enrol(there, public)
+    typer.echo(f"{name} is {'registered' if new else 'registered already'}; enrolment is closed")
+
+
+@federation.command()
+def check(folder: Folder) -> None:
+    """Try what an outsider, a foreign node and a stolen token could do to the running federation; fails if one succeeds."""
+    _needs_flower()
+    from emdcfl.apps import trial
+    from emdcfl.apps.trial.check import attacks
+
+    words = {True: "held", False: "BROKEN", None: "not tried"}
+    found = []
+    for attack in attacks(trial.Trial.read(folder)):
+        typer.echo(f"{words[attack.held]:<10} {attack.name}: {attack.said}")
+        found.append(attack.held)
+    if not all(found):
+        raise EmdcflError(f"{found.count(False)} attacks succeeded, {found.count(None)} could not be tried; see docs/guide/deploy.md")
+    typer.echo(f"all {len(found)} attacks were refused")
 
 
 @federation.command()

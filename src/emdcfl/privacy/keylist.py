@@ -82,12 +82,24 @@ class KeyList:
                 new[name] = print_
         if new:
             self.known = {**self.known, **new}
-            self._write()
+            self.write()
 
-    def _write(self) -> None:
+    def write(self) -> None:
+        """Write the list, in one step."""
         if self.path is None:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         temporary.write_text(tomli_w.dumps(dict(sorted(self.known.items()))), encoding="utf-8")
         temporary.replace(self.path)
+
+
+def add_name(path: Path, name: str, print_: str) -> None:
+    """Add a name with its fingerprint to a list, or raise ``ConfigError`` if it is there with another one."""
+    known = KeyList(path)
+    if not print_.startswith("SHA256:"):
+        raise ConfigError(f"expected a fingerprint like SHA256:…, got {print_!r}; emdcfl node init prints it")
+    if known.known.get(name, print_) != print_:
+        raise ConfigError(f"{path}: {name!r} is there with the fingerprint {known.known[name]}; remove that line if its key was replaced")
+    known.known[name] = print_
+    known.write()

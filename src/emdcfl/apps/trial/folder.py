@@ -1,14 +1,14 @@
-"""The folder of a trial federation: everything that would lie on several machines, side by side.
+"""The folder of a federation. In a trial, everything that would lie on several machines side by side; else the operator's part.
 
 ::
 
     federation.toml           names, ports, deadlines
     run.toml                  a config for 'emdcfl run' that fits these nodes
-    certificates/             ca.crt, server.pem, server.key (and ca.key, to issue more)
+    certificates/             ca.crt, server.pem, server.key; ca.key and publisher.key, to issue and sign more: keep them elsewhere
     app/pyproject.toml        the Flower app: where the code is, not the code itself
-    flwr/config.toml          the connection, for the flwr command (FLWR_HOME)
-    server/                   the SuperLink's database, the list that binds names to keys
-    nodes/<name>/             node.toml, auth.key, secret.key, state: what a node's machine would hold
+    flwr/                     address and token for Flower's own command (FLWR_HOME)
+    server/                   operator.token, the signed app, the SuperLink's database, clients.toml: which key is whose
+    nodes/<name>/             node.toml, auth.key, secret.key, partners.toml, trusted.yaml, state: what a node's machine would hold
     start.sh                  the commands that 'emdcfl federation up' runs, to read and to adapt
     logs/  jobs/              what the processes say; one folder per submitted run
 """
@@ -18,7 +18,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import shlex
+import shutil
 import socket
 import sys
 import tomllib
@@ -30,8 +32,9 @@ from typing import Any
 import tomli_w
 
 import emdcfl
+from emdcfl.apps import superlink
 from emdcfl.apps.options import Options
-from emdcfl.apps.trial.certificates import make_certificates, make_node_key
+from emdcfl.apps.trial.certificates import make_certificates, make_node_key, make_publisher_key, sign_bundle, write_private
 from emdcfl.core.errors import ConfigError
 from emdcfl.data import scenarios
 from emdcfl.data.own.layout import discover
@@ -44,13 +47,14 @@ MOST = 64
 
 @dataclass(frozen=True)
 class Trial:
-    """A trial federation's folder, read."""
+    """A federation's folder, read. ``nodes`` are those of this machine, with their ports."""
 
     path: Path
     port: int
     nodes: Mapping[str, int]
     deadline: float
     wait: float
+    host: str = HOST
 
     @classmethod
     def read(cls, path: str | Path) -> Trial:
@@ -58,13 +62,29 @@ class Trial:
         folder = Path(path).resolve()
         try:
             raw = tomllib.loads((folder / "federation.toml").read_text(encoding="utf-8"))
-            return cls(folder, int(raw["port"]), dict(raw["nodes"]), float(raw["deadline"]), float(raw["wait"]))
+            waits = float(raw["deadline"]), float(raw["wait"])
+            return cls(folder, int(raw["port"]), dict(raw["nodes"]), *waits, str(raw.get("host", HOST)))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{folder}: not a federation ({error}); make one with: emdcfl federation init {path} --nodes 4") from error
 
     def home(self, node: str) -> Path:
         """A node's own folder."""
         return self.path / "nodes" / node
+
+    @property
+    def address(self) -> str:
+        """Where the SuperLink is."""
+        return f"{self.host}:{self.port}"
+
+    @property
+    def authority(self) -> Path:
+        """The CA certificate."""
+        return self.path / "certificates" / "ca.crt"
+
+    @property
+    def operator(self) -> Path:
+        """The operator's folder: token, signed app, database."""
+        return self.path / "server"
 
     def program(self, name: str) -> str:
         """Path of one of Flower's commands, of the environment this program runs in."""
@@ -77,19 +97,16 @@ class Trial:
         """The SuperLink's command line."""
         c = self.path / "certificates"
         tls = ["--ssl-ca-certfile", f"{c}/ca.crt", "--ssl-certfile", f"{c}/server.pem", "--ssl-keyfile", f"{c}/server.key"]
-        where = ["--host", HOST, "--port", str(self.port), "--database", str(self.path / "server" / "link.db")]
-        return [self.program("flower-superlink"), *tls, *where, "--enable-supernode-auth", "--disable-runtime-dependency-installation"]
+        where = ["--host", HOST if self.host == HOST else "0.0.0.0", "--port", str(self.port), "--database", f"{self.operator}/link.db"]
+        program = [sys.executable, "-m", superlink.__name__, "--operator", str(self.operator)]
+        return [*program, *tls, *where, "--enable-supernode-auth", "--disable-runtime-dependency-installation"]
 
     def node_command(self, node: str) -> list[str]:
         """A SuperNode's command line."""
         home = self.home(node)
-        identity = [
-            "--root-certificates",
-            str(self.path / "certificates" / "ca.crt"),
-            "--auth-supernode-private-key",
-            str(home / "auth.key"),
-        ]
-        where = ["--superlink", f"{HOST}:{self.port}", "--host", HOST, "--port", str(self.nodes[node])]
+        identity = ["--root-certificates", str(self.authority), "--auth-supernode-private-key", f"{home}/auth.key"]
+        identity += ["--trusted-entities", f"{home}/trusted.yaml"]
+        where = ["--superlink", self.address, "--host", HOST, "--port", str(self.nodes[node])]
         return [self.program("flower-supernode"), *identity, *where, "--node-config", f'name="{node}" home="{home}"']
 
     def environment(self, node: str | None = None) -> dict[str, str]:
@@ -103,13 +120,11 @@ class Trial:
 
 def create(path: str | Path, *, nodes: int | None = None, data: str | Path | None = None, deadline: float = 600.0) -> Trial:
     """Write the folder of a federation of ``nodes`` clients of ``rotated-digits``, or one per client of the folder ``data``."""
-    folder = Path(path).resolve()
-    if folder.exists() and any(folder.iterdir()):
-        raise ConfigError(f"{path}: exists and is not empty; choose another folder")
+    folder = _empty(path)
     if data is None:
         options = _digits(4 if nodes is None else nodes)
         names = [site.name for site in scenarios.build("rotated-digits", **options).sites]
-        run: dict[str, Any] = {"scenario": {"name": "rotated-digits", **options}}
+        run: dict[str, Any] = {"name": "rotated-digits", **options}
         sources = dict.fromkeys(names, "scenario")
     else:
         layout = discover(Path(data))
@@ -117,35 +132,92 @@ def create(path: str | Path, *, nodes: int | None = None, data: str | Path | Non
         names = list(sources)
         if nodes not in (None, len(names)):
             raise ConfigError(f"{data} holds {len(names)} clients, got --nodes {nodes}; leave it out")
-        run = {"scenario": {"name": "nodes"}}
+        run = {"name": "nodes"}
     _check(names)
     ports = free_ports(len(names) + 1)
-    make_certificates(_made(folder / "certificates"))
+    trial = _write_operator(folder, run, port=ports[0], deadline=deadline, nodes=dict(zip(names, ports[1:], strict=True)))
     for name in names:
-        home = _made(folder / "nodes" / name)
+        home = _made(trial.home(name))
         make_node_key(home)
         load_secret(home / "secret.key")
+        shutil.copyfile(trial.path / "certificates" / "trusted.yaml", home / "trusted.yaml")
         (home / "node.toml").write_text(_NODE.format(data=json.dumps(sources[name], ensure_ascii=False), home=home), encoding="utf-8")
-    numbers = {"port": ports[0], "deadline": deadline, "wait": 60.0, "nodes": dict(zip(names, ports[1:], strict=True))}
+    prints = fingerprints(trial)
+    for name in names:
+        write_list(trial.home(name) / "partners.toml", {other: prints[other] for other in names if other != name})
+    write_list(trial.operator / "clients.toml", prints)
+    _write_start(trial)
+    return trial
+
+
+def create_operator(path: str | Path, sites: Sequence[str], *, host: str, port: int = 8000, deadline: float = 600.0) -> Trial:
+    """Write the operator's folder of a federation whose nodes are on other machines and reach it at ``host``."""
+    folder = _empty(path)
+    if len(set(sites)) < 2:
+        raise ConfigError(f"expected at least two sites, got {', '.join(sites) or 'none'}; give --site once for each")
+    _check(sites)
+    return _write_operator(folder, {"name": "nodes", "clients": list(sites)}, host=host, port=port, deadline=deadline, nodes={})
+
+
+def _write_operator(folder: Path, scenario: Mapping[str, Any], *, port: int, deadline: float, **about: Any) -> Trial:
+    """Write what the SuperLink and its operator need: certificates, token, signed app, configs."""
+    from flwr.cli.build import build_fab_from_disk
+
+    host = str(about.get("host", HOST))
+    make_certificates(_made(folder / "certificates"), hosts=["localhost", HOST] if host == HOST else [host])
+    make_publisher_key(folder / "certificates")
+    numbers = {"port": port, "deadline": deadline, "wait": 60.0, **about}
     (folder / "federation.toml").write_text(tomli_w.dumps(numbers), encoding="utf-8")
-    run["engine"] = {"name": "flower", "on_failure": "continue"}
+    run = {"scenario": dict(scenario), "engine": {"name": "flower", "on_failure": "continue"}}
     (folder / "run.toml").write_text(tomli_w.dumps(run), encoding="utf-8")
     app = _APP.format(version=emdcfl.__version__, config=tomli_w.dumps(Options().as_dict()))
     (_made(folder / "app") / "pyproject.toml").write_text(app, encoding="utf-8")
-    connection = {"address": f"{HOST}:{ports[0]}", "root-certificates": str(folder / "certificates" / "ca.crt")}
-    (_made(folder / "flwr") / "config.toml").write_text(
-        tomli_w.dumps({"superlink": {"default": CONNECTION, CONNECTION: connection}}), encoding="utf-8"
-    )
     for name in ("server", "logs", "jobs"):
         _made(folder / name)
+    for name in ("server", "certificates"):
+        (folder / name).chmod(0o700)
     trial = Trial.read(folder)
-    _write_start(trial)
+    token = secrets.token_urlsafe(32)
+    write_private(trial.operator / superlink.TOKEN, token.encode())
+    bundle = build_fab_from_disk(folder / "app")
+    (trial.operator / superlink.BUNDLE).write_bytes(bundle)
+    signed = sign_bundle(folder / "certificates", bundle)
+    (trial.operator / superlink.SIGNATURE).write_text(json.dumps(signed), encoding="utf-8")
+    _write_connection(trial, token)
     return trial
+
+
+def _write_connection(trial: Trial, token: str) -> None:
+    """Write address and token for Flower's own command."""
+    from flwr.cli.constant import ACCESS_TOKEN_STORE_KEY, AUTHN_TYPE_STORE_KEY, REFRESH_TOKEN_STORE_KEY
+    from flwr.common.constant import AuthnType
+    from flwr.supercore.credential_store.file_credential_store import FileCredentialStore
+
+    home = _made(trial.path / "flwr")
+    there = {"address": trial.address, "root-certificates": str(trial.authority)}
+    (home / "config.toml").write_text(tomli_w.dumps({"superlink": {"default": CONNECTION, CONNECTION: there}}), encoding="utf-8")
+    write_private(home / "credentials.yaml", b"{}")
+    store = FileCredentialStore(home / "credentials.yaml")
+    store.set(AUTHN_TYPE_STORE_KEY % trial.address, AuthnType.OIDC.encode())  # the only kind of login that sends a token
+    for key in (ACCESS_TOKEN_STORE_KEY, REFRESH_TOKEN_STORE_KEY):
+        store.set(key % trial.address, token.encode())
+
+
+def write_list(path: Path, prints: Mapping[str, str]) -> None:
+    """Write a list of names and fingerprints."""
+    path.write_text(tomli_w.dumps(dict(sorted(prints.items()))), encoding="utf-8")
 
 
 def fingerprints(trial: Trial) -> dict[str, str]:
     """Fingerprint of every node's key, for pinning."""
     return {node: fingerprint(public_key(load_secret(trial.home(node) / "secret.key"))) for node in trial.nodes}
+
+
+def _empty(path: str | Path) -> Path:
+    folder = Path(path).resolve()
+    if folder.exists() and any(folder.iterdir()):
+        raise ConfigError(f"{path}: exists and is not empty; choose another folder")
+    return folder
 
 
 def _made(folder: Path) -> Path:
@@ -192,7 +264,7 @@ def _write_start(trial: Trial) -> None:
     lines += [f"{shlex.join(trial.link_command())} &", "sleep 5"]
     for node in trial.nodes:
         key = str(trial.home(node) / "auth.pub")
-        lines.append(f"{shlex.join([trial.program('flwr'), 'supernode', 'register', key, CONNECTION])} || true")
+        lines.append(shlex.join([sys.executable, "-m", "emdcfl", "federation", "enrol", str(trial.path), node, key]))
     for node in trial.nodes:
         lines.append(f"FLWR_HOME={shlex.quote(trial.environment(node)['FLWR_HOME'])} {shlex.join(trial.node_command(node))} &")
     lines.append("wait")
@@ -205,8 +277,7 @@ _NODE = """\
 # What this node serves. See docs/guide/deploy.md.
 data = {data}        # folder or table of this site; "scenario" for its share of a built-in scenario (trials)
 device = "auto"
-trust = "first-use"    # partners' keys, relayed by the server: "relay", "first-use", or "pinned" in partners.toml
-enrol = true           # take partners with new names; set it to false once all have joined
+trust = "pinned"       # partners' keys, relayed by the server, must be those in partners.toml
 # privacy_epsilon = 64   # largest epsilon per record and release this node answers (docs/guide/privacy-settings.md)
 details = false        # true: the server may read the text of unexpected errors, which may quote data
 

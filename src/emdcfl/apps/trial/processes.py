@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from emdcfl.apps.trial.folder import CONNECTION, HOST, Trial
+from emdcfl.apps.trial import control
+from emdcfl.apps.trial.folder import HOST, Trial
 from emdcfl.core.errors import ConfigError
 
 LINK = "superlink"
@@ -70,25 +71,10 @@ def register(trial: Trial) -> None:
     done = trial.path / "server" / "registered.json"
     known = set(json.loads(done.read_text(encoding="utf-8"))) if done.exists() else set()
     for node in trial.nodes:
-        if node in known:
-            continue
-        result = flwr(trial, ["supernode", "register", str(trial.home(node) / "auth.pub"), CONNECTION])
-        if result.returncode != 0 and "already" not in (result.stdout + result.stderr).lower():
-            raise ConfigError(f"node {node!r} could not be registered: {_last_line(result)}; see {trial.path}/logs/{LINK}.log")
-        known.add(node)
+        if node not in known:
+            control.enrol(trial, (trial.home(node) / "auth.pub").read_bytes())
+            known.add(node)
     done.write_text(json.dumps(sorted(known)), encoding="utf-8")
-
-
-def flwr(trial: Trial, arguments: list[str], *, timeout: float = 120.0) -> subprocess.CompletedProcess[str]:
-    """Run the ``flwr`` command against this federation."""
-    environment = {**os.environ, **trial.environment(), "NO_COLOR": "1", "COLUMNS": "200"}
-    command = [trial.program("flwr"), *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, check=False, cwd=trial.path)
-
-
-def _last_line(result: subprocess.CompletedProcess[str]) -> str:
-    lines = [line.strip(" │╭╮╰╯─") for line in (result.stderr + "\n" + result.stdout).splitlines() if line.strip(" │╭╮╰╯─")]
-    return lines[-1] if lines else f"exit code {result.returncode}"
 
 
 def status(trial: Trial) -> dict[str, str]:
@@ -98,9 +84,11 @@ def status(trial: Trial) -> dict[str, str]:
     said |= {name: f"ended by itself; see {trial.path}/logs/{name}.log" for name in said if name in recorded and recorded[name] is None}
     if said[LINK] != "running":
         return said
-    listed = flwr(trial, ["supernode", "list", CONNECTION, "--format", "json"])
-    online = listed.stdout.count('"online"')
-    said[LINK] += f", {online} of {len(trial.nodes)} nodes online" if listed.returncode == 0 else ", not answering"
+    try:
+        found = control.online(trial)
+        said[LINK] += f", {found} of {len(trial.nodes)} nodes online" if trial.nodes else f", {found} nodes online"
+    except control.ControlError:
+        said[LINK] += ", not answering"
     return said
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +13,9 @@ from typing import Any
 import tomli_w
 
 from emdcfl.apps.options import Options
-from emdcfl.apps.trial.folder import CONNECTION, Trial
-from emdcfl.apps.trial.processes import LINK, flwr, identity
+from emdcfl.apps.trial import control
+from emdcfl.apps.trial.folder import Trial
+from emdcfl.apps.trial.processes import LINK, identity
 from emdcfl.core.errors import ConfigError, EmdcflError
 from emdcfl.privacy.keylist import Trust
 from emdcfl.runs.config import Config, dump
@@ -33,7 +34,7 @@ def submit(
     out: Path,
     *,
     resume: bool = False,
-    trust: Trust = "first-use",
+    trust: Trust = "pinned",
     watch: Callable[[Event], None] | None = None,
 ) -> dict[str, Any]:
     """Run a config over the federation; return its outcome (``ok``, ``error``, ``traffic``).
@@ -58,12 +59,10 @@ def submit(
     )
     (job / "run-config.toml").write_text(tomli_w.dumps(options.as_dict()), encoding="utf-8")
     link = identity(trial, LINK)  # before the run exists, to notice a SuperLink that dies just after taking it
-    result = flwr(trial, ["run", str(trial.path / "app"), CONNECTION, "--run-config", str(job / "run-config.toml"), "--format", "json"])
-    found = re.search(r'"run-id":\s*"?(\d+)', result.stdout)
-    if result.returncode != 0 or found is None:
-        text = " ".join((result.stdout + result.stderr).split())[-300:]
-        raise ConfigError(f"the run could not be submitted; is the federation up (emdcfl federation up {trial.path})? Flower says: {text}")
-    run = found.group(1)
+    try:
+        run = control.start_run(trial, options.as_dict())
+    except control.ControlError as error:
+        raise ConfigError(f"the run could not be submitted; is the federation up (emdcfl federation up {trial.path})? {error}") from error
     try:
         return follow(trial, job, run, watch or (lambda event: None), link=link)
     except KeyboardInterrupt:  # as in a local run: complete rounds are on disk, and --resume must find no other server at work
@@ -71,7 +70,7 @@ def submit(
         raise
 
 
-def follow(trial: Trial, job: Path, run: str, watch: Callable[[Event], None], *, link: tuple[int, str] | None) -> dict[str, Any]:
+def follow(trial: Trial, job: Path, run: int, watch: Callable[[Event], None], *, link: tuple[int, str] | None) -> dict[str, Any]:
     """Pass the server's journal on until the run ends; raise if the SuperLink that took it ends first."""
     position, checked = 0, time.monotonic()
     while True:
@@ -88,7 +87,7 @@ def follow(trial: Trial, job: Path, run: str, watch: Callable[[Event], None], *,
             raise EmdcflError(f"the SuperLink ended during the run; start it again (emdcfl federation up {trial.path}) and use --resume")
         if time.monotonic() - checked > CHECK:
             checked = time.monotonic()
-            state = _state(trial, run)
+            state = control.run_status(trial, run)
             if state is not None and state.startswith("finished") and not (job / "outcome.json").exists():
                 raise EmdcflError(
                     f"run {run} ended without a result ({state}); see {trial.path}/logs/superlink.log, then use --resume to continue it"
@@ -96,10 +95,11 @@ def follow(trial: Trial, job: Path, run: str, watch: Callable[[Event], None], *,
         time.sleep(POLL)
 
 
-def stop(trial: Trial, job: Path, run: str, *, patience: float = 60.0) -> None:
+def stop(trial: Trial, job: Path, run: int, *, patience: float = 60.0) -> None:
     """Stop a run, and wait until its server has ended."""
-    log.info("stopping run %s", run)
-    flwr(trial, ["stop", run, CONNECTION])
+    log.info("stopping run %d", run)
+    with contextlib.suppress(control.ControlError):
+        control.stop_run(trial, run)
     end = time.monotonic() + patience
     while not (job / "outcome.json").exists() and identity(trial, LINK) is not None and time.monotonic() < end:
         time.sleep(POLL)
@@ -114,10 +114,3 @@ def new_events(path: Path, position: int) -> tuple[list[Event], int]:
         content = file.read()
     complete = content[: content.rfind(b"\n") + 1]
     return [json.loads(line) for line in complete.splitlines()], position + len(complete)
-
-
-def _state(trial: Trial, run: str) -> str | None:
-    """A run's status at the SuperLink, ``None`` if it does not answer."""
-    result = flwr(trial, ["list", CONNECTION, "--run-id", run, "--format", "json"])
-    found = re.search(r'"status":\s*"([^"]+)"', result.stdout)
-    return found.group(1) if result.returncode == 0 and found else None

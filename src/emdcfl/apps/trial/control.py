@@ -1,0 +1,131 @@
+"""The SuperLink's control interface, with the operator's token: register nodes, start, follow and stop runs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
+
+from emdcfl.apps.superlink import APP, BUNDLE, ENROLMENT, read_token
+from emdcfl.apps.trial.folder import Trial
+from emdcfl.core.errors import ConfigError, EmdcflError
+
+if TYPE_CHECKING:
+    from flwr.supercore.control import ControlHttpClient
+    from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
+    from httpx import Response
+
+T = TypeVar("T")
+
+
+class ControlError(EmdcflError):
+    """The SuperLink does not answer (``status`` is ``None``), or refuses with an HTTP status."""
+
+    def __init__(self, text: str, status: int | None = None) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class _Bearer:
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> Response:
+        context.request.headers["Authorization"] = f"Bearer {self._token}"
+        return call_next(context)
+
+
+@contextmanager
+def connection(trial: Trial, *, token: str | None = None) -> Iterator[ControlHttpClient]:
+    """Connect to the control interface; with an empty ``token`` as anybody who has the CA certificate could."""
+    from flwr.supercore.control import ControlHttpClient
+
+    given = read_token(trial.operator) if token is None else token
+    signer = [_Bearer(given)] if given else []
+    client = ControlHttpClient.from_server_address(trial.address, False, trial.authority.read_bytes(), signer)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def ask(trial: Trial, call: Callable[[ControlHttpClient], T], *, token: str | None = None) -> T:
+    """Make one call; an error is a ``ControlError`` of one line."""
+    with told(trial), connection(trial, token=token) as client:
+        return call(client)
+
+
+@contextmanager
+def told(trial: Trial) -> Iterator[None]:
+    """Turn errors of HTTP into a ``ControlError``."""
+    import httpx
+
+    try:
+        yield
+    except httpx.HTTPStatusError as error:
+        status = error.response.status_code
+        raise ControlError(f"the SuperLink answered {status}: {error.response.text[:200]}", status) from error
+    except (httpx.HTTPError, OSError, ValueError) as error:
+        raise ControlError(f"the SuperLink at {trial.address} does not answer ({type(error).__name__})") from error
+
+
+def start_run(trial: Trial, options: Mapping[str, Any]) -> int:
+    """Start the signed bundle with a run config; returns Flower's number of the run."""
+    from flwr.common.serde import user_config_to_proto
+    from flwr.proto.control_pb2 import StartRunRequest
+    from flwr.proto.fab_pb2 import Fab
+
+    stored = Fab(hash_str=hashlib.sha256((trial.operator / BUNDLE).read_bytes()).hexdigest())
+    request = StartRunRequest(fab=stored, app_spec=APP, override_config=user_config_to_proto(dict(options)))
+    return int(ask(trial, lambda client: client.StartRun(request)).run_id)
+
+
+def stop_run(trial: Trial, run: int) -> None:
+    """Ask the SuperLink to stop a run."""
+    from flwr.proto.control_pb2 import StopRunRequest
+
+    ask(trial, lambda client: client.StopRun(StopRunRequest(run_id=run)))
+
+
+def run_status(trial: Trial, run: int) -> str | None:
+    """A run's status, such as ``finished:completed``; ``None`` if the SuperLink does not answer."""
+    from flwr.proto.control_pb2 import ListRunsRequest
+
+    try:
+        found = ask(trial, lambda client: client.ListRuns(ListRunsRequest(run_id=run))).run_dict
+    except ControlError:
+        return None
+    status = found[run].status
+    return f"{status.status}:{status.sub_status}" if status.sub_status else str(status.status)
+
+
+def online(trial: Trial) -> int:
+    """How many nodes are online."""
+    from flwr.proto.control_pb2 import ListNodesRequest
+
+    return sum(node.status == "online" for node in ask(trial, lambda client: client.ListNodes(ListNodesRequest())).nodes_info)
+
+
+def enrol(trial: Trial, key: bytes) -> bool:
+    """Register a node's public key (``auth.pub``); enrolment is open for this call alone. Returns whether the key was new."""
+    from flwr.proto.control_pb2 import RegisterNodeRequest
+
+    try:
+        public = load_ssh_public_key(key).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise ConfigError("expected a node's public key as in its auth.pub, got something else") from error
+    door = trial.operator / ENROLMENT
+    door.touch(mode=0o600)
+    try:
+        ask(trial, lambda client: client.RegisterNode(RegisterNodeRequest(public_key=public)))
+    except ControlError as error:
+        if "already" in str(error).lower():
+            return False
+        raise ConfigError(f"the node's key could not be registered: {error}") from error
+    finally:
+        door.unlink(missing_ok=True)
+    return True
