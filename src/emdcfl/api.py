@@ -53,8 +53,9 @@ def fit(
     Parameters
     ----------
     clients : list, dict, Scenario, str or path
-        One entry per client: ``(X, y)`` arrays or tensors, a torch ``Dataset``, or a dict of these under ``train``, ``val``, ``test``
-        (splits that are not given are drawn with the seed). Or a built-in scenario by name, or a folder of sites.
+        One entry per client: ``(X, y)`` arrays or tensors, ``(X, y, group)`` where samples of one group must stay in one split, a torch
+        ``Dataset``, or a dict of these under ``train``, ``val``, ``test`` (splits that are not given are drawn with the seed). Or a
+        built-in scenario by name, or a folder of sites.
     model : str or callable, optional
         Name of a built-in network, or a function that returns a fresh ``nn.Module``. Default: an MLP for tables, a CNN for images.
     method : str or Method
@@ -66,7 +67,7 @@ def fit(
     workers : int
         Worker processes. Above 1, call ``fit`` under ``if __name__ == "__main__":``.
     settings : mapping, optional
-        Any other key of a config: ``{"engine.precision": "bf16", "trust.clip": 2.0}``.
+        Any other key of a config: ``{"engine.precision": "bf16", "scenario.split": "time:day"}``.
     out : path, optional
         Run directory, written after every round; with ``resume`` an interrupted run in it goes on.
     observer : Observer, optional
@@ -103,7 +104,7 @@ def fit(
     config = replace(Config(scenario=source, method=_choice(method)), model=_model(wanted))
     config = override(config, {key: value for key, value in given.items() if value is not None}, "fit:")
     if isinstance(wanted, ModelRecipe) and scenario is None:
-        scenario = scenarios.build(source.name, **source.options)
+        scenario = scenarios.build(config.scenario.name, **config.scenario.options)
     if scenario is not None and isinstance(wanted, ModelRecipe):
         scenario = replace(scenario, model=wanted)
     return run(config, None if out is None else Path(out), resume=resume, observer=observer, scenario=scenario)

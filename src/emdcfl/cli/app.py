@@ -27,6 +27,21 @@ app = typer.Typer(
 
 
 TrustModel = Annotated[bool, typer.Option("--trust-model", help="Let the run directory name a model of its own: its code then runs.")]
+SplitOption = Annotated[
+    str | None, typer.Option("--split", help="Own tables: random, or time:COLUMN (oldest rows train, newest test).", show_default="random")
+]
+SplitColumn = Annotated[
+    str | None, typer.Option("--split-column", help="Own tables: the column that says train, val or test.", show_default=False)
+]
+GroupOption = Annotated[
+    str | None,
+    typer.Option(
+        "--group",
+        help="Own data: rows with the same value of this column (a patient, machine, document) stay in one split; "
+        "for images a regular expression of file names.",
+        show_default=False,
+    ),
+]
 
 USER_ERROR = 2
 INTERRUPTED = 130

@@ -10,7 +10,7 @@ import typer
 from rich import box
 from rich.table import Table
 
-from emdcfl.cli.app import app
+from emdcfl.cli.app import GroupOption, SplitColumn, SplitOption, app
 from emdcfl.cli.show import tell, terminal
 from emdcfl.core.errors import DataError
 from emdcfl.core.units import plural
@@ -66,12 +66,16 @@ def check(
     folder: Annotated[Path, typer.Argument(help="Folder of sites, or one table with a client column.")],
     label: Annotated[str | None, typer.Option(help="Label column of tables.", show_default=False)] = None,
     client: Annotated[str | None, typer.Option(help="Client column of one shared table.", show_default=False)] = None,
+    split: SplitOption = None,
+    split_column: SplitColumn = None,
+    group: GroupOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
     """Report what a run would read from a folder, and every problem in it."""
     from emdcfl.data.own import check_folder
+    from emdcfl.data.own.splitting import SplitRule
 
-    report = check_folder(folder, label=label, client=client)
+    report = check_folder(folder, label=label, client=client, rule=SplitRule.of(split, split_column, group))
     if as_json:
         typer.echo(json.dumps(report.as_dict(), indent=2, ensure_ascii=False))
         raise typer.Exit(0 if report.ok else 2)

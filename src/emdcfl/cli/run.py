@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from emdcfl.cli.app import TrustModel, app
+from emdcfl.cli.app import GroupOption, SplitColumn, SplitOption, TrustModel, app
 from emdcfl.cli.progress import Live
 from emdcfl.cli.show import show_result, show_worth, terminal
 from emdcfl.core.errors import ConfigError
@@ -43,6 +43,9 @@ def run(
     data: Annotated[Path | None, typer.Option(help="Your own files instead of a scenario: a folder of sites, or one table.")] = None,
     label: Annotated[str | None, typer.Option(help="With --data: the label column of tables.", show_default=False)] = None,
     client: Annotated[str | None, typer.Option(help="With --data: the client column of one shared table.", show_default=False)] = None,
+    split: SplitOption = None,
+    split_column: SplitColumn = None,
+    group: GroupOption = None,
     baselines: Annotated[bool, typer.Option(help="With --data: also train one model for all, and every site alone.")] = True,
     method: Annotated[str | None, typer.Option(help="See 'emdcfl methods'.", show_default="emdcfl")] = None,
     rounds: Annotated[int | None, typer.Option(help="Global rounds T.", show_default="the scenario's")] = None,
@@ -73,7 +76,7 @@ def run(
     from emdcfl.runs.store import RunStore
 
     flags: dict[str, Any] = {
-        **_whose_data(scenario, data, label, client),
+        **_whose_data(scenario, data, {"label": label, "client": client, "split": split, "split_column": split_column, "group": group}),
         "method": method,
         "run.rounds": rounds,
         "training.local_epochs": local_epochs,
@@ -127,15 +130,16 @@ def _finish(console: Console, result: Result, others: Mapping[str, Mapping[str, 
     console.print(f"report: {report}", soft_wrap=True)
 
 
-def _whose_data(scenario: str | None, data: Path | None, label: str | None, client: str | None) -> dict[str, str | None]:
+def _whose_data(scenario: str | None, data: Path | None, about: Mapping[str, str | None]) -> dict[str, str | None]:
     """Settings that name a scenario, or people's own files."""
     if data is not None and scenario is not None:
         raise ConfigError(f"expected --data or --scenario, got both ({data} and {scenario}); leave one out")
     if data is None:
-        if label is not None or client is not None:
-            raise ConfigError("--label and --client describe your own tables and go with --data")
+        given = next((name for name, value in about.items() if value is not None), None)
+        if given is not None:
+            raise ConfigError(f"--{given.replace('_', '-')} describes your own files and goes with --data")
         return {"scenario": scenario}
-    return {"scenario": "folder", "scenario.path": str(data), "scenario.label": label, "scenario.client": client}
+    return {"scenario": "folder", "scenario.path": str(data), **{f"scenario.{name}": value for name, value in about.items()}}
 
 
 @contextmanager

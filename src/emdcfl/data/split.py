@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,6 +63,56 @@ def stratified_indices(labels: NDArray[np.int64], fractions: Sequence[float], rn
         for part, chunk in zip(parts, np.split(members, np.cumsum(counts)[:-1]), strict=True):
             part.append(chunk.astype(np.int64))
     return tuple(rng.permutation(np.concatenate(part)) if part else np.empty(0, np.int64) for part in parts)
+
+
+def ordered_indices(order: NDArray[np.float64], fractions: Sequence[float]) -> tuple[Indices, ...]:
+    """Cut by the values of ``order``, smallest first; equal values stay together, in the later part.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> [part.tolist() for part in ordered_indices(np.array([9.0, 1, 2, 3, 3, 4, 5, 6, 7, 8]), (0.6, 0.2, 0.2))]
+    [[1, 2, 3, 4, 5, 6], [7, 8], [0, 9]]
+    """
+    values = np.sort(order)
+    sizes = [len(part) for part in split_indices(len(order), fractions, np.random.default_rng(0), shuffle=False)]
+    starts = [int(start) for start in np.cumsum(sizes)[:-1]]
+    edges = [-np.inf, *(values[start] if start < len(values) else np.inf for start in starts), np.inf]
+    return tuple(np.flatnonzero((order >= low) & (order < high)) for low, high in pairwise(edges))
+
+
+def grouped_indices(
+    labels: NDArray[np.int64], groups: NDArray[np.int64], fractions: Sequence[float], rng: np.random.Generator
+) -> tuple[Indices, ...]:
+    """Split so that a group lies in one part, with classes in about the same proportion everywhere.
+
+    Groups are dealt out from the largest to the smallest (in random order where equal), each to the part that lacks its classes most. A
+    part that got none takes the smallest group of the part with the most groups.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> groups = np.repeat(np.arange(10), 4)
+    >>> parts = grouped_indices(np.arange(40) % 2, groups, (0.6, 0.2, 0.2), np.random.default_rng(0))
+    >>> [len(part) for part in parts], [len(np.unique(groups[part])) for part in parts]
+    ([24, 8, 8], [6, 2, 2])
+    """
+    counts = np.zeros((int(groups.max()) + 1, int(labels.max()) + 1))
+    np.add.at(counts, (groups, labels), 1)
+    shuffled = rng.permutation(len(counts))
+    shuffled = shuffled[np.argsort(-counts[shuffled].sum(axis=1), kind="stable")]
+    wanted = np.outer(fractions, counts.sum(axis=0))
+    held = np.zeros_like(wanted)
+    owner = np.zeros(len(counts), dtype=np.int64)
+    for group in shuffled:
+        need = ((1 - held / np.maximum(wanted, 1e-9)) * counts[group]).sum(axis=1)
+        owner[group] = int(np.argmax(np.round(need, 9)))
+        held[owner[group]] += counts[group]
+    for part in range(len(fractions)):
+        if not (owner == part).any():
+            richest = int(np.bincount(owner, minlength=len(fractions)).argmax())
+            owner[min(np.flatnonzero(owner == richest), key=lambda group: counts[group].sum())] = part
+    return tuple(rng.permutation(np.flatnonzero(owner[groups] == part)) for part in range(len(fractions)))
 
 
 def equal_parts(indices: Indices, parts: int) -> list[Indices]:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from emdcfl.core.errors import DataError
 from emdcfl.data.own import defaults
 from emdcfl.data.own.parts import FRACTIONS, MIXED, SPLITS, Part, Raw, divide, known_only, prepare, to_site, warnings, write_notes
+from emdcfl.data.own.splitting import GROUP, SplitRule
 from emdcfl.data.types import Scenario, Site
 
 
@@ -29,7 +30,8 @@ def from_arrays(
     Parameters
     ----------
     clients : list or dict
-        One entry per client: ``(X, y)`` arrays or tensors, a torch ``Dataset`` of ``(x, y)`` pairs, or a dict of these under
+        One entry per client: ``(X, y)`` arrays or tensors, ``(X, y, group)`` where samples of one group must stay in one split, a torch
+        ``Dataset`` of ``(x, y)`` pairs, or a dict of these under
         ``train``, ``val``, ``test``. ``X`` is ``(N, F)`` numbers, or images ``(N, H, W)``, ``(N, C, H, W)`` or ``(N, H, W, C)``. A list
         names its clients ``client-1``, ``client-2``, …
     groups : dict or list, optional
@@ -78,7 +80,7 @@ def _raw(name: str, entry: Any) -> Raw:
         if unknown:
             raise DataError(f"client {name!r}: splits must be called train, val, test; got {', '.join(sorted(map(str, unknown)))}")
         return Raw(name, "array", {split: _part(name, value) for split, value in entry.items()})
-    return Raw(name, "array", {MIXED: _part(name, entry)})
+    return Raw(name, "array", {MIXED: _part(name, entry)}, SplitRule(group="group"))
 
 
 def _part(name: str, entry: Any) -> Part:
@@ -87,8 +89,8 @@ def _part(name: str, entry: Any) -> Part:
         if not pairs:
             raise DataError(f"client {name!r}: the data set is empty")
         entry = (np.stack([_array(x) for x, _ in pairs]), np.array([_label(y) for _, y in pairs]))
-    if not isinstance(entry, (tuple, list)) or len(entry) != 2:
-        raise DataError(f"client {name!r}: expected (X, y) or a torch Dataset, got {type(entry).__name__}")
+    if not isinstance(entry, (tuple, list)) or len(entry) not in (2, 3):
+        raise DataError(f"client {name!r}: expected (X, y), (X, y, group) or a torch Dataset, got {type(entry).__name__}")
     x, y = _samples(name, _array(entry[0])), _array(entry[1])
     if y.ndim != 1 or len(y) != len(x):
         raise DataError(f"client {name!r}: expected one label per sample, got X of shape {x.shape} and y of shape {y.shape}")
@@ -96,7 +98,10 @@ def _part(name: str, entry: Any) -> Part:
         if not np.all(np.isfinite(y)) or np.any(y != np.floor(y)):
             raise DataError(f"client {name!r}: labels must be classes (integers or text), got fractional numbers or gaps")
         y = y.astype(np.int64)
-    return Part(x, np.array([str(label) for label in y.tolist()], dtype=str))
+    by = {GROUP: np.array([str(value) for value in _array(entry[2]).tolist()], dtype=str)} if len(entry) == 3 else {}
+    if any(len(values) != len(x) for values in by.values()):
+        raise DataError(f"client {name!r}: expected one group per sample, got {len(x)} samples and {len(by[GROUP])} groups")
+    return Part(x, np.array([str(label) for label in y.tolist()], dtype=str), by)
 
 
 def _samples(name: str, x: NDArray[Any]) -> NDArray[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,10 @@ from emdcfl.core.errors import DataError
 from emdcfl.data.own import defaults
 from emdcfl.data.own.images import common_shape, list_images, read_client
 from emdcfl.data.own.layout import ClientFiles, Layout, client_folder, discover, visible
+from emdcfl.data.own.leaks import leaks
 from emdcfl.data.own.parts import FRACTIONS, SPLITS, Divided, Note, Raw, prepare, to_site, write_notes
 from emdcfl.data.own.readers import read_client_tables, read_shared_table
+from emdcfl.data.own.splitting import RANDOM, SplitRule
 from emdcfl.data.own.tables import TableEncoding, column_kinds, pool, summarise
 from emdcfl.data.types import Preprocess, Scenario
 
@@ -31,6 +33,7 @@ def load_folder(
     model: defaults.Model = None,
     size: int | None = None,
     fractions: Sequence[float] = FRACTIONS,
+    rule: SplitRule = RANDOM,
 ) -> Scenario:
     """Read the user's own data.
 
@@ -49,19 +52,35 @@ def load_folder(
         Height and width of images. Default: the most frequent size if it is square and at most 64, else 64 (224 for pretrained networks).
     fractions : three floats
         Shares of train, validation and test where the folder has no such splits.
+    rule : SplitRule
+        Split by time, by a column, or with repeated measurements kept together; default: at random, class by class.
 
     Returns
     -------
     Scenario
         ``notes`` lists what was left out or looks doubtful; ``encoding`` says how files are read.
     """
-    path = Path(path)
+    return _load(Path(path), label=label, client=client, seed=seed, model=model, size=size, fractions=fractions, rule=rule)[0]
+
+
+def _load(
+    path: Path,
+    *,
+    label: str | None,
+    client: str | None,
+    seed: int,
+    model: defaults.Model = None,
+    size: int | None = None,
+    fractions: Sequence[float] = FRACTIONS,
+    rule: SplitRule = RANDOM,
+) -> tuple[Scenario, Divided]:
+    """Return the scenario, and the samples before they were encoded."""
     layout = discover(path, client_column=client)
-    raws, details, notes = _read(layout, label=label, client=client, model=model, size=size)
+    raws, details, notes = _read(layout, label=label, client=client, model=model, size=size, rule=rule)
     divided, classes, more = prepare(str(path), raws, seed, fractions)
     arrays, encoding, preprocess, mixed = _encode(divided, {raw.name: raw.origin for raw in raws}, details, model)
     shape = arrays[raws[0].name]["train"].shape[1:]
-    return Scenario(
+    scenario = Scenario(
         name=path.stem if path.is_file() else path.resolve().name,
         sites=tuple(to_site(name, arrays[name], parts, classes) for name, parts in divided.items()),
         classes=classes,
@@ -71,10 +90,11 @@ def load_folder(
         notes=(*write_notes([*notes, *more]), *mixed),
         encoding=encoding,
     )
+    return scenario, divided
 
 
 def _read(
-    layout: Layout, *, label: str | None, client: str | None, model: defaults.Model, size: int | None
+    layout: Layout, *, label: str | None, client: str | None, model: defaults.Model, size: int | None, rule: SplitRule
 ) -> tuple[list[Raw], dict[str, Any], list[Note]]:
     """Read all clients; return them, the images' shape or the label column, and notes."""
     notes: list[Note] = []
@@ -82,17 +102,17 @@ def _read(
         listed = [list_images(files) for files in layout.clients]
         pretrained = defaults.is_pretrained(model)
         shape = common_shape(listed, size=size or (224 if pretrained else None), colour=True if pretrained else None)
-        read = [read_client(files, shape) for files in listed]
+        read = [read_client(files, shape, rule) for files in listed]
         return [raw for raw, _ in read], {"kind": "images", "shape": list(shape)}, [note for _, more in read for note in more]
     if layout.kind == "table":
         assert layout.table is not None
         assert client is not None
-        raws, column, notes = read_shared_table(layout.table, label, client)
+        raws, column, notes = read_shared_table(layout.table, label, client, rule)
         return raws, {"kind": "table", "label": column}, notes
     raws = []
     column = ""
     for files in layout.clients:
-        raw, column, more = read_client_tables(files, label)
+        raw, column, more = read_client_tables(files, label, rule)
         raws.append(raw)
         notes += more
     return raws, {"kind": "table", "label": column}, notes
@@ -158,17 +178,19 @@ class FolderReport:
         }
 
 
-def check_folder(path: str | Path, *, label: str | None = None, client: str | None = None, seed: int = 0) -> FolderReport:
-    """Read a folder as ``load_folder`` does, and report all problems instead of stopping at the first."""
+def check_folder(
+    path: str | Path, *, label: str | None = None, client: str | None = None, seed: int = 0, rule: SplitRule = RANDOM
+) -> FolderReport:
+    """Read a folder as ``load_folder`` does, and report all problems instead of stopping at the first, and what may leak."""
     path = Path(path)
     errors: list[str] = []
     try:
-        scenario = load_folder(path, label=label, client=client, seed=seed)
+        scenario, divided = _load(path, label=label, client=client, seed=seed, rule=rule)
     except DataError as first:
         errors.append(str(first))
         errors += [error for error in _each_client(path, label, client) if error not in errors]
         return FolderReport(str(path), "unknown", errors=tuple(errors))
-    return _report(path, scenario)
+    return _report(path, replace(scenario, notes=(*scenario.notes, *leaks(scenario, divided, rule))))
 
 
 def _report(path: Path, scenario: Scenario) -> FolderReport:

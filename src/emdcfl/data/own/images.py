@@ -16,6 +16,7 @@ from PIL import Image
 from emdcfl.core.errors import DataError
 from emdcfl.data.own.layout import IMAGE_SUFFIXES, ClientFiles, visible
 from emdcfl.data.own.parts import Note, Part, Raw
+from emdcfl.data.own.splitting import RANDOM, SplitRule, file_keys
 
 LARGEST_DEFAULT = 64
 GREY_MODES = frozenset({"1", "L", "I", "I;16", "F"})
@@ -67,7 +68,7 @@ def common_shape(clients: Sequence[Listed], *, size: int | None = None, colour: 
     return channels, size, size
 
 
-def read_client(listed: Listed, shape: Shape) -> tuple[Raw, list[Note]]:
+def read_client(listed: Listed, shape: Shape, rule: SplitRule = RANDOM) -> tuple[Raw, list[Note]]:
     """Decode a client's images to one shape; return them and a note on unreadable files."""
     parts: dict[str, Part] = {}
     bad: list[str] = []
@@ -78,11 +79,12 @@ def read_client(listed: Listed, shape: Shape) -> tuple[Raw, list[Note]]:
         bad += [f"{file}: {error}" for (file, _), error in zip(files, decoded, strict=True) if isinstance(error, str)]
         pixels = [decoded[i] for i in good]
         x = np.stack(pixels) if pixels else np.empty((0, *shape), np.uint8)
-        parts[split] = Part(x, np.array([files[i][1] for i in good], dtype=str))
+        by = file_keys([files[i][0] for i in good], rule, f"client {listed.name!r} ({listed.origin})")
+        parts[split] = Part(x, np.array([files[i][1] for i in good], dtype=str), by)
     if not any(len(part) for part in parts.values()):
         raise DataError(f"client {listed.name!r} ({listed.origin}): none of its images can be read, for example {bad[0]}")
     left_out = Note(listed.name, listed.origin, "unreadable images left out: {n} ({words})", len(bad), tuple(bad))
-    return Raw(listed.name, listed.origin, parts), [left_out] if bad else []
+    return Raw(listed.name, listed.origin, parts, rule), [left_out] if bad else []
 
 
 def read_image(file: Path, shape: Shape) -> NDArray[np.uint8]:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from emdcfl.core.errors import DataError
 from emdcfl.data.own.parts import MIXED
+from emdcfl.data.own.splitting import SPLIT_NAMES
 
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"})
 TABLE_SUFFIXES = frozenset({".csv", ".tsv", ".parquet"})
-_SPLIT_NAMES = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def client_folder(folder: Path) -> tuple[str, ClientFiles]:
     entries = visible(folder)
     tables = [entry for entry in entries if entry.is_file() and entry.suffix.lower() in TABLE_SUFFIXES]
     if tables:
-        parts = {_SPLIT_NAMES.get(table.stem.lower(), MIXED): table for table in tables}
+        parts = {SPLIT_NAMES.get(table.stem.lower(), MIXED): table for table in tables}
         if len(parts) != len(tables) or (MIXED in parts and len(parts) > 1):
             raise DataError(f"client {folder.name!r} ({folder}): expected one table, or train/val/test tables, got {len(tables)}")
         return "tables", ClientFiles(folder.name, parts)
@@ -75,9 +75,9 @@ def client_folder(folder: Path) -> tuple[str, ClientFiles]:
         stray = next((entry.name for entry in entries), None)
         what = f"only files outside class folders ({stray}, …)" if stray else "nothing"
         raise DataError(f"client {folder.name!r} ({folder}) holds {what}: expected one sub-folder of images per class")
-    named = {_SPLIT_NAMES.get(entry.name.lower()) for entry in folders}
+    named = {SPLIT_NAMES.get(entry.name.lower()) for entry in folders}
     if None not in named and "train" in named:
-        return "images", ClientFiles(folder.name, {_SPLIT_NAMES[entry.name.lower()]: entry for entry in folders})
+        return "images", ClientFiles(folder.name, {SPLIT_NAMES[entry.name.lower()]: entry for entry in folders})
     return "images", ClientFiles(folder.name, {MIXED: folder})
 
 

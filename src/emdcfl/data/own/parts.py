@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from emdcfl.core import keys
 from emdcfl.core.errors import DataError
 from emdcfl.core.units import NAMED_IN_FULL, names
-from emdcfl.data.split import stratified_indices
+from emdcfl.data.own.splitting import GROUP, RANDOM, SPLIT, TIME, Keys, SplitRule
+from emdcfl.data.split import Indices, grouped_indices, ordered_indices, stratified_indices
 from emdcfl.data.types import Site, Split
 
 FRACTIONS = (0.6, 0.2, 0.2)
@@ -35,16 +36,18 @@ Divided = dict[str, dict[str, "Part"]]
 
 @dataclass(frozen=True)
 class Part:
-    """Samples (an array or an Arrow table: anything with ``take``) and their labels as text."""
+    """Samples (an array or an Arrow table: anything with ``take``), their labels as text, and what they are split by."""
 
     x: Any
     labels: Text
+    by: Keys = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def take(self, rows: NDArray[np.int64]) -> Part:
-        return Part(self.x[rows] if isinstance(self.x, np.ndarray) else self.x.take(rows), self.labels[rows])
+        x = self.x[rows] if isinstance(self.x, np.ndarray) else self.x.take(rows)
+        return Part(x, self.labels[rows], {meaning: values[rows] for meaning, values in self.by.items()})
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ class Raw:
     name: str
     origin: str
     parts: Mapping[str, Part]
+    rule: SplitRule = RANDOM
 
 
 @dataclass(frozen=True)
@@ -112,14 +116,17 @@ def prepare(where: str, raws: Sequence[Raw], seed: int, fractions: Sequence[floa
 
 
 def divide(raw: Raw, seed: int, fractions: Sequence[float] = FRACTIONS) -> dict[str, Part]:
-    """Return train, val and test: those given; the others are cut out of the given ones, class by class, with a keyed seed."""
+    """Return train, val and test: those given; the others are cut out of the given ones by the client's rule, with a keyed seed."""
     rng = keys.generator(seed, raw.name, 0, "split")
     total = sum(len(part) for part in raw.parts.values())
     if total < MIN_SAMPLES:
         raise DataError(f"client {raw.name!r} ({raw.origin}) has {total} samples; at least {MIN_SAMPLES} are needed")
     given = {name: part for name, part in raw.parts.items() if len(part)}
+    if MIXED in given and SPLIT in given[MIXED].by:
+        words = given[MIXED].by[SPLIT]
+        given = {name: given[MIXED].take(np.flatnonzero(words == name)) for name in SPLITS if (words == name).any()}
     if MIXED in given:
-        rows = stratified_indices(label_codes(given[MIXED].labels), fractions, rng)
+        rows = _cut(raw, given[MIXED], fractions, rng)
         found = dict(zip(SPLITS, (given[MIXED].take(r) for r in rows), strict=True))
     else:
         if "train" not in given:
@@ -127,12 +134,32 @@ def divide(raw: Raw, seed: int, fractions: Sequence[float] = FRACTIONS) -> dict[
         found = dict(given)
         for name, fraction in (("test", fractions[2]), ("val", fractions[1] / (fractions[0] + fractions[1]))):
             if name not in found:
-                keep, held = stratified_indices(label_codes(found["train"].labels), (1 - fraction, fraction), rng)
+                keep, held = _cut(raw, found["train"], (1 - fraction, fraction), rng)
                 found[name], found["train"] = found["train"].take(held), found["train"].take(keep)
     for name in SPLITS:
         if not len(found[name]):
             raise DataError(f"client {raw.name!r} ({raw.origin}) has no {name} samples left after splitting {total}; add samples")
     return {name: found[name] for name in SPLITS}
+
+
+def _cut(raw: Raw, part: Part, fractions: Sequence[float], rng: np.random.Generator) -> tuple[Indices, ...]:
+    """Cut by time, by group, by both (a group is as old as its newest sample), or at random; the last two class by class."""
+    codes = None if GROUP not in part.by else np.unique(part.by[GROUP], return_inverse=True)[1].astype(np.int64)
+    if codes is not None and codes.max(initial=0) + 1 < len(fractions):
+        raise DataError(
+            f"client {raw.name!r} ({raw.origin}): {raw.rule.group!r} has {codes.max(initial=0) + 1} different values; "
+            f"at least {len(fractions)} are needed, one for each split"
+        )
+    if TIME in part.by:
+        times = np.asarray(part.by[TIME], dtype=np.float64)
+        if codes is not None:
+            newest = np.full(codes.max() + 1, -np.inf)
+            np.maximum.at(newest, codes, times)
+            times = newest[codes]
+        return ordered_indices(times, fractions)
+    if codes is not None:
+        return grouped_indices(label_codes(part.labels), codes, fractions, rng)
+    return stratified_indices(label_codes(part.labels), fractions, rng)
 
 
 def class_names(divided: Mapping[str, Mapping[str, Part]]) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from emdcfl.core.errors import DataError, nearest
 from emdcfl.data.own.layout import ClientFiles
 from emdcfl.data.own.parts import MIXED, Note, Part, Raw, Text
+from emdcfl.data.own.splitting import RANDOM, SplitRule, table_keys
 
 LABEL_NAMES = ("label", "target", "class", "y")
 _MAX_CLASSES = 1000
@@ -106,8 +107,8 @@ def label_column(table: pa.Table, label: str | None, origin: str) -> str:
     raise DataError(f"{origin}: name the label column (--label COLUMN); it has {', '.join(table.column_names)}")
 
 
-def labelled(table: pa.Table, label: str, name: str, origin: str) -> tuple[Part, list[Note]]:
-    """Split off the labels as text; rows without one are left out, with a note."""
+def labelled(table: pa.Table, label: str, name: str, origin: str, rule: SplitRule = RANDOM) -> tuple[Part, list[Note]]:
+    """Split off the labels as text, and what the rows are split by; rows without one are left out, with a note."""
     column = table.column(label)
     keep = np.flatnonzero(~column.is_null().to_numpy(zero_copy_only=False))
     notes = []
@@ -118,25 +119,33 @@ def labelled(table: pa.Table, label: str, name: str, origin: str) -> tuple[Part,
     distinct = len(np.unique(labels))
     if distinct > _MAX_CLASSES or (pa.types.is_floating(column.type) and distinct > max(20, 0.2 * len(labels))):
         raise DataError(f"client {name!r} ({origin}): label column {label!r} has {distinct} different values; labels must be classes")
-    return Part(table, labels), notes
+    table, by, present = table_keys(table, rule, label, f"client {name!r} ({origin})")
+    part = Part(table, labels, by)
+    if present.all():
+        return part, notes
+    words = tuple(rule.columns.values())
+    notes.append(Note(name, origin, "rows without {words}, by which they are split, left out: {n}", int((~present).sum()), words))
+    return part.take(np.flatnonzero(present)), notes
 
 
-def read_client_tables(client: ClientFiles, label: str | None) -> tuple[Raw, str, list[Note]]:
+def read_client_tables(client: ClientFiles, label: str | None, rule: SplitRule = RANDOM) -> tuple[Raw, str, list[Note]]:
     """Read the table or tables of one client; return samples, the label column and notes."""
     parts: dict[str, Part] = {}
     notes: list[Note] = []
     column = origin = ""
+    if rule.column and MIXED not in client.parts:
+        raise DataError(f"client {client.name!r} has train, val or test tables already, so --split-column has nothing to do; leave it out")
     for split, path in client.parts.items():
         table = read_file(path)
         origin = origin or str(path)
         column = label_column(table, label, f"client {client.name!r}: {path}")
-        part, more = labelled(table, column, client.name, str(path))
+        part, more = labelled(table, column, client.name, str(path), rule)
         parts[split] = part
         notes += more
-    return Raw(client.name, origin, parts), column, notes
+    return Raw(client.name, origin, parts, rule), column, notes
 
 
-def read_shared_table(path: Path, label: str | None, client: str) -> tuple[list[Raw], str, list[Note]]:
+def read_shared_table(path: Path, label: str | None, client: str, rule: SplitRule = RANDOM) -> tuple[list[Raw], str, list[Note]]:
     """Read one table and divide it by its client column; that column is dropped."""
     table = read_file(path)
     if client not in table.column_names:
@@ -149,8 +158,8 @@ def read_shared_table(path: Path, label: str | None, client: str) -> tuple[list[
     table = table.drop_columns([client])
     raws = []
     for name in sorted(set(who.tolist()) - {""}):
-        part, more = labelled(table.take(np.flatnonzero(who == name)), column, name, str(path))
-        raws.append(Raw(name, f"{path}, {client} = {name}", {MIXED: part}))
+        part, more = labelled(table.take(np.flatnonzero(who == name)), column, name, str(path), rule)
+        raws.append(Raw(name, f"{path}, {client} = {name}", {MIXED: part}, rule))
         notes += more
     return raws, column, notes
 

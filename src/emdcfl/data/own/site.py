@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from emdcfl.data.own.images import list_images, read_client, read_image
 from emdcfl.data.own.layout import IMAGE_SUFFIXES, TABLE_SUFFIXES, ClientFiles, client_folder
 from emdcfl.data.own.parts import FRACTIONS, MIXED, SPLITS, divide, known_only, to_site, warnings, write_notes
 from emdcfl.data.own.readers import read_client_tables, read_file
+from emdcfl.data.own.splitting import RANDOM, SplitRule
 from emdcfl.data.own.tables import TableEncoding
 from emdcfl.data.types import Scenario, Site
 
@@ -37,6 +39,7 @@ def load_site(
     label: str | None = None,
     seed: int = 0,
     fractions: Sequence[float] = FRACTIONS,
+    rule: SplitRule = RANDOM,
 ) -> tuple[Site, tuple[str, ...]]:
     """Read one new site the way a run's sites were read; returns it and notes for the user.
 
@@ -46,6 +49,8 @@ def load_site(
         A client folder of images (class sub-folders), or a table.
     encoding, classes
         Of the run: ``encoding_of(scenario)`` and ``scenario.classes``, stored with its models.
+    rule : SplitRule
+        How the run's samples were split.
     """
     path = Path(path)
     _readable(path, encoding)
@@ -55,14 +60,14 @@ def load_site(
     files = ClientFiles(name or files.name, files.parts)
     if kind == "images":
         channels, height, width = encoding["shape"]
-        raw, notes = read_client(list_images(files), (channels, height, width))
+        raw, notes = read_client(list_images(files), (channels, height, width), rule)
     else:
-        raw, _, notes = read_client_tables(files, label or encoding["label"])
+        raw, _, notes = read_client_tables(files, label or encoding["label"], rule)
     parts = {}
     for split, part in raw.parts.items():
         parts[split], more = known_only(raw.name, raw.origin, split, part, classes)
         notes += more
-    divided = divide(type(raw)(raw.name, raw.origin, parts), seed, fractions)
+    divided = divide(replace(raw, parts=parts), seed, fractions)
     notes += warnings(raw.name, raw.origin, divided)
     if kind == "images":
         arrays = {split: divided[split].x for split in SPLITS}

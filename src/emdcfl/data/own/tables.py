@@ -103,7 +103,7 @@ class TableEncoding:
 def summarise(table: pa.Table, numeric: Sequence[str], categorical: Sequence[str]) -> Summary:
     """Return what a client reports about its training rows."""
     return Summary(
-        {name: _moments(_numbers(table.column(name))) for name in numeric},
+        {name: _moments(number_values(table.column(name))) for name in numeric},
         {name: tuple(sorted(set(_words(table.column(name))) - {""})) for name in categorical},
     )
 
@@ -126,7 +126,8 @@ def pool(summaries: Sequence[Summary], label: str) -> TableEncoding:
         if len(words) > MAX_WORDS:
             raise DataError(
                 f"column {name!r} has {len(words)} different texts: it looks like an identifier; "
-                f"at most {MAX_WORDS} categories are encoded, so remove the column"
+                f"at most {MAX_WORDS} categories are encoded, so remove the column, "
+                "or name it with --group if its rows belong together"
             )
         if words:
             columns.append(Categorical(name, tuple(words)))
@@ -170,7 +171,7 @@ def _encode_column(values: pa.ChunkedArray, column: Numeric | Categorical, origi
         return block
     if not is_numeric(values.type):
         raise DataError(f"column {column.name!r} of {origin} must hold numbers, as in training; it holds {values.type}")
-    numbers = _numbers(values)
+    numbers = number_values(values)
     gaps = np.isnan(numbers)
     with np.errstate(over="ignore"):
         z = np.where(gaps, 0.0, (numbers - column.mean) / column.std).astype(np.float32)
@@ -186,7 +187,7 @@ def is_numeric(kind: pa.DataType) -> bool:
     return any(test(kind) for test in tests)
 
 
-def _numbers(values: pa.ChunkedArray) -> NDArray[np.float64]:
+def number_values(values: pa.ChunkedArray) -> NDArray[np.float64]:
     """Values as float64; gaps and infinities become NaN. Dates count days, times count seconds."""
     if pa.types.is_null(values.type):
         return np.full(len(values), np.nan)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from emdcfl.data.own import load_folder
+from emdcfl.data.own.splitting import SplitRule
 from emdcfl.data.scenarios.registry import scenario
 from emdcfl.data.types import Scenario
 
@@ -13,6 +14,9 @@ def folder(
     path: str,
     label: str | None = None,
     client: str | None = None,
+    split: str | None = None,
+    split_column: str | None = None,
+    group: str | None = None,
     data_seed: int = 0,
     size: int | None = None,
     model: str | None = None,
@@ -25,6 +29,12 @@ def folder(
         Folder or table.
     label, client : str, optional
         Columns of tables.
+    split : str, optional
+        ``random`` (the default) or ``time:COLUMN``: the oldest rows of a site train, the newest test.
+    split_column : str, optional
+        Column of tables that says train, val or test.
+    group : str, optional
+        Column whose equal values stay in one split; for images a regular expression of file names.
     data_seed : int
         Seed of the splits.
     size : int, optional
@@ -32,4 +42,5 @@ def folder(
     model : str, optional
         Name of the network, which may decide the size of images.
     """
-    return load_folder(path, label=label, client=client, seed=data_seed, size=size, model=model)
+    rule = SplitRule.of(split, split_column, group)
+    return load_folder(path, label=label, client=client, seed=data_seed, size=size, model=model, rule=rule)

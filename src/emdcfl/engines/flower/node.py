@@ -30,6 +30,7 @@ from emdcfl.core.codec import Packed, pack, unpack
 from emdcfl.core.errors import ClientError, ConfigError, DataError
 from emdcfl.core.keys import NodeSecret, digest, global_seed
 from emdcfl.core.params import Network
+from emdcfl.data.own.splitting import SplitRule
 from emdcfl.data.types import Preprocess, Site
 from emdcfl.engines.flower.node_data import read_site
 from emdcfl.engines.flower.policy import Policy, Releases, read_policy
@@ -71,6 +72,8 @@ class NodeConfig:
         scenario, for trials.
     label : str or None
         Label column of a table, if this site calls it by another name than the others.
+    split, split_column, group : str or None
+        How this site's files are split, as in ``run --data``; the server has no say in it.
     device : str
         ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
     trust : str
@@ -87,6 +90,9 @@ class NodeConfig:
 
     data: str = "scenario"
     label: str | None = None
+    split: str | None = None
+    split_column: str | None = None
+    group: str | None = None
     device: str = "auto"
     trust: Trust = "pinned"
     enrol: bool = False
@@ -97,6 +103,11 @@ class NodeConfig:
     def __post_init__(self) -> None:
         if self.privacy_epsilon is not None and not self.privacy_epsilon > 0:
             raise ConfigError(f"node.toml: privacy_epsilon must be above 0, got {self.privacy_epsilon}")
+        _ = self.rule  # a rule that makes no sense is told at once
+
+    @property
+    def rule(self) -> SplitRule:
+        return SplitRule.of(self.split, self.split_column, self.group)
 
 
 class HomeNode:
@@ -137,7 +148,7 @@ class HomeNode:
 
     def _site(self, job: Mapping[str, Any]) -> Site:
         cache = self.home / "state" / "site"
-        return read_site(self.name, self.config.data, self.data, job["data"], label=self.config.label, cache=cache)
+        return read_site(self.name, self.config.data, self.data, job["data"], label=self.config.label, rule=self.config.rule, cache=cache)
 
     def keep(self, client: Client) -> None:
         """Store the client's private state, in one step."""

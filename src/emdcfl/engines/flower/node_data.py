@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from emdcfl.core.errors import DataError, nearest
 from emdcfl.core.keys import digest
 from emdcfl.data.own import load_site
+from emdcfl.data.own.splitting import RANDOM, SplitRule
 from emdcfl.data.types import Site, Split
 
 log = logging.getLogger("emdcfl")
@@ -27,7 +28,9 @@ log = logging.getLogger("emdcfl")
 SCENARIO = "scenario"
 
 
-def read_site(name: str, source: str, path: Path, data: Mapping[str, Any], *, label: str | None, cache: Path) -> Site:
+def read_site(
+    name: str, source: str, path: Path, data: Mapping[str, Any], *, label: str | None, cache: Path, rule: SplitRule = RANDOM
+) -> Site:
     """Return the site of a node.
 
     Parameters
@@ -42,16 +45,18 @@ def read_site(name: str, source: str, path: Path, data: Mapping[str, Any], *, la
         Label column, if this site calls it by another name.
     cache : Path
         Folder to keep the site in.
+    rule : SplitRule
+        How own files are split.
     """
     if source == SCENARIO and "scenario" not in data:
         raise DataError(f"node {name!r} serves a share of a scenario, but the run asks for own files; set data in its node.toml")
     if source != SCENARIO and "encoding" not in data:
         raise DataError(f"node {name!r} serves its own files, but the run asks for a scenario; run it with --scenario nodes")
     files = "" if source == SCENARIO else _listing(path)
-    kept = cache / f"{digest(name, label, json.dumps(data, sort_keys=True), files).hex()[:32]}.safetensors"
+    kept = cache / f"{digest(name, label, json.dumps(data, sort_keys=True), files, repr(rule)).hex()[:32]}.safetensors"
     site = _cached(name, kept)
     if site is None:
-        site = _share(name, data) if source == SCENARIO else _own(name, path, data, label)
+        site = _share(name, data) if source == SCENARIO else _own(name, path, data, label, rule)
         _keep(site, kept)
     return site
 
@@ -66,8 +71,9 @@ def _share(name: str, data: Mapping[str, Any]) -> Site:
     return scenario.sites[names.index(name)]
 
 
-def _own(name: str, path: Path, data: Mapping[str, Any], label: str | None) -> Site:
-    site, notes = load_site(path, name=name, label=label, encoding=data["encoding"], classes=data["classes"], seed=int(data["seed"]))
+def _own(name: str, path: Path, data: Mapping[str, Any], label: str | None, rule: SplitRule) -> Site:
+    about = {"encoding": data["encoding"], "classes": data["classes"], "seed": int(data["seed"])}
+    site, notes = load_site(path, name=name, label=label, rule=rule, **about)
     for note in notes:
         log.info("%s", note)
     return site

@@ -16,6 +16,7 @@ from emdcfl.data.own.images import GREY_MODES, list_images, read_client, read_he
 from emdcfl.data.own.layout import ClientFiles, client_folder
 from emdcfl.data.own.parts import MIXED, Part, Raw, divide
 from emdcfl.data.own.readers import read_client_tables
+from emdcfl.data.own.splitting import SplitRule, file_keys
 from emdcfl.data.own.tables import MAX_WORDS, is_numeric, summarise
 from emdcfl.engines.flower.node import HomeNode
 from emdcfl.engines.flower.policy import Policy, PolicyError
@@ -40,22 +41,28 @@ def answer_survey(node: HomeNode, request: Any) -> Answer:
         raise DataError(f"client {node.name!r}: no such file or folder: {path}; correct data in {node.home}/node.toml")
     kind, files = ("tables", ClientFiles(node.name, {MIXED: path})) if path.is_file() else client_folder(path)
     files = ClientFiles(node.name, files.parts)
-    label, describes = node.config.label or request.get("label"), request["question"] == DESCRIBE
+    label, describes, rule = node.config.label or request.get("label"), request["question"] == DESCRIBE, node.config.rule
     if kind == "images":
-        answer = _describe_images(files, seed) if describes else _measure_images(files, seed, request["shape"])
+        answer = _describe_images(files, seed, rule) if describes else _measure_images(files, seed, rule, request["shape"])
     else:
-        answer = _describe_table(files, seed, label) if describes else _measure_table(files, seed, label, request, policy)
+        raw, column, _ = read_client_tables(files, label, rule)
+        answer = _describe_table(raw, seed, column) if describes else _measure_table(raw, seed, request, policy)
     return {"client": node.name, "reply": answer}
 
 
-def _describe_images(files: ClientFiles, seed: int) -> Answer:
+def _describe_images(files: ClientFiles, seed: int, rule: SplitRule) -> Answer:
     listed = list_images(files)
     headers = [header for part in listed.files.values() for file, _ in part if (header := read_header(file)) is not None]
     sizes = Counter(size for _, size in headers)
     numbered = {
-        split: Part(np.arange(len(part)), np.array([label for _, label in part], dtype=str)) for split, part in listed.files.items()
+        split: Part(
+            np.arange(len(part)),
+            np.array([label for _, label in part], dtype=str),
+            file_keys([file for file, _ in part], rule, f"client {listed.name!r}"),
+        )
+        for split, part in listed.files.items()
     }
-    labels = divide(Raw(listed.name, listed.origin, numbered), seed)["train"].labels
+    labels = divide(Raw(listed.name, listed.origin, numbered, rule), seed)["train"].labels
     _check_words(Counter(labels.tolist()), "the names of the class folders")
     return {
         "kind": "images",
@@ -65,25 +72,23 @@ def _describe_images(files: ClientFiles, seed: int) -> Answer:
     }
 
 
-def _measure_images(files: ClientFiles, seed: int, shape: Sequence[int]) -> Answer:
+def _measure_images(files: ClientFiles, seed: int, rule: SplitRule, shape: Sequence[int]) -> Answer:
     channels, height, width = shape
-    raw, _ = read_client(list_images(files), (channels, height, width))
+    raw, _ = read_client(list_images(files), (channels, height, width), rule)
     x = divide(raw, seed)["train"].x
     squares = np.square(x, dtype=np.float64).sum(axis=(0, 2, 3))
     sums = x.sum(axis=(0, 2, 3), dtype=np.float64)
     return {"count": int(x.shape[0] * height * width), "sums": torch.from_numpy(sums), "squares": torch.from_numpy(squares)}
 
 
-def _describe_table(files: ClientFiles, seed: int, label: str | None) -> Answer:
-    raw, column, _ = read_client_tables(files, label)
+def _describe_table(raw: Raw, seed: int, column: str) -> Answer:
     train = divide(raw, seed)["train"]
     _check_words(Counter(train.labels.tolist()), f"the label column {column!r}")
     columns = {name: bool(is_numeric(train.x.schema.field(name).type)) for name in train.x.column_names if name != column}
     return {"kind": "table", "labels": sorted(set(train.labels.tolist())), "label": column, "columns": columns}
 
 
-def _measure_table(files: ClientFiles, seed: int, label: str | None, request: Mapping[str, Any], policy: Policy) -> Answer:
-    raw, _, _ = read_client_tables(files, label)
+def _measure_table(raw: Raw, seed: int, request: Mapping[str, Any], policy: Policy) -> Answer:
     table = divide(raw, seed)["train"].x
     for name in request["categorical"]:
         if name in table.column_names:

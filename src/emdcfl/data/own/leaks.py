@@ -1,0 +1,162 @@
+r"""Do rows of the validation or test split lie suspiciously close to training rows?
+
+Independent rows have near neighbours too. With :math:`k` neighbours in :math:`m` dimensions, :math:`(d_1/d_k)^m` is the smallest of
+:math:`k - 1` uniform numbers, so :math:`P(d_1 < r\,d_k) = 1 - (1 - r^m)^{k-1}`. A held-out row is a near-duplicate where that is below
+:math:`\alpha`; :math:`m` is estimated from the farther neighbours, which repeats of one patient do not reach. Rows of other sites, at the
+same distance, say how often discrete tables coincide by chance.
+
+References
+----------
+Levina, Bickel (2004). Maximum Likelihood Estimation of Intrinsic Dimension. NeurIPS.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from emdcfl.core import keys
+from emdcfl.data.own.parts import Divided, Note, write_notes
+from emdcfl.data.own.splitting import RANDOM, SplitRule
+from emdcfl.data.types import Scenario, Site
+
+ALPHA = 0.01
+NEIGHBOURS = 20
+MOST_HELD, MOST_TRAINED = 300, 1500
+"""Rows looked at per site: a distance matrix of this size takes milliseconds."""
+SHARE = 0.05
+"""Share of near-duplicates among the held-out rows from which they are named."""
+ID_NAME = re.compile(
+    r"(^|[_\W])(id|patient|subject|person|participant|user|animal|machine|device|serial|document|specimen|lot|batch)s?([_\W]|id|no|nr|$)",
+    re.I,
+)
+
+Rows = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Near:
+    """Near-duplicates of one site: share of the held-out rows, and pairs of (split, row, training row)."""
+
+    site: str
+    share: float
+    pairs: list[tuple[str, int, int]]
+
+
+def leaks(scenario: Scenario, divided: Divided, rule: SplitRule) -> list[str]:
+    """Return notes on rows that are almost the same in training and in test, with the remedy."""
+    found = [near for site, other in zip(scenario.sites, _others(scenario.sites), strict=True) if (near := near_duplicates(site, other))]
+    tables = scenario.encoding.get("kind") == "table"
+    remedy = _remedy(found, divided) if tables else "--group EXPRESSION (by file name)"
+    text = "{n} % of the validation and test rows almost repeat a training row; repeated measurements or neighbours in time leak: " + (
+        f"keep them in one split with {remedy}" if rule == RANDOM else "the split does not keep them apart; check the column"
+    )
+    notes = write_notes(Note(near.site, near.site, text, round(100 * near.share)) for near in found)
+    if tables and rule == RANDOM:
+        notes += _hints(divided, mentioned=" ".join(notes))
+    return notes
+
+
+def near_duplicates(site: Site, other: Site) -> Near | None:
+    """Find held-out rows of a site that almost repeat one of its training rows, far more often than those of another site."""
+    rng = keys.generator(0, site.name, 0, "near-duplicates")
+    held = [("val", i) for i in range(len(site.val))] + [("test", i) for i in range(len(next(iter(site.tests.values()))))]
+    held = [held[i] for i in np.sort(rng.permutation(len(held))[:MOST_HELD])]
+    trained = np.sort(rng.permutation(len(site.train))[:MOST_TRAINED])
+    if len(trained) < 2 * NEIGHBOURS or not held:
+        return None
+    train = _rows(site.train.x.numpy()[trained])
+    both = {"val": site.val.x.numpy(), "test": next(iter(site.tests.values())).x.numpy()}
+    x = np.concatenate([_rows(both[split][i][None]) for split, i in held])
+    strangers = _rows(other.train.x.numpy()[np.sort(rng.permutation(len(other.train))[: len(trained)])])
+    distances = _distances(x, train)
+    order = np.argsort(distances, axis=1)[:, :NEIGHBOURS]
+    nearest = np.take_along_axis(distances, order, axis=1)
+    limit = nearest[:, -1] * _radius(nearest)
+    usable = nearest[:, -1] > 0
+    near = usable & (nearest[:, 0] <= limit)
+    # a site of other size is compared at its own density
+    chance = usable & (_distances(x, strangers).min(axis=1) <= limit)
+    share, by_chance = float(near.mean()), float(chance.mean()) * len(trained) / len(strangers)
+    if share < SHARE or share < 5 * by_chance:
+        return None
+    pairs = [(*held[i], int(trained[order[i, 0]])) for i in np.flatnonzero(near)]
+    return Near(site.name, share, pairs)
+
+
+def _radius(nearest: Rows) -> float:
+    r"""Return :math:`r` with :math:`1 - (1 - r^m)^{k-1} = \alpha`, for the dimension that neighbours k/2 to k show."""
+    k = NEIGHBOURS
+    half = nearest[(nearest[:, k // 2 - 1] > 0)][:, k // 2 - 1 :]
+    if not len(half):
+        return 0.0
+    spread = float(np.log(half[:, -1:] / half[:, :-1]).mean())
+    # E log(d_k/d_j) = (H_{k-1} − H_{j-1}) / m
+    harmonic = np.concatenate([[0.0], np.cumsum(1 / np.arange(1, k))])
+    expected = float(np.mean([harmonic[k - 1] - harmonic[j - 1] for j in range(k // 2, k)]))
+    m = expected / max(spread, 1e-9)
+    return float((1 - (1 - ALPHA) ** (1 / (k - 1))) ** (1 / m))
+
+
+def _remedy(found: Sequence[Near], divided: Divided) -> str:
+    """Name the column whose value the near-duplicates share although rows in general do not."""
+    best, name = 0.0, "COLUMN"
+    for column in _identifiers(divided):
+        same, chance = [], []
+        for near in found:
+            values = {split: np.array(part.x.column(column).to_pylist(), dtype=str) for split, part in divided[near.site].items()}
+            same += [values[split][i] == values["train"][j] for split, i, j in near.pairs]
+            chance += [values[split][i] == values["train"][(j + 7) % len(values["train"])] for split, i, j in near.pairs]
+        score = float(np.mean(same) - np.mean(chance)) if same else 0.0
+        if score > max(best, 0.5):
+            best, name = score, column
+    return f"--group {name}" if name != "COLUMN" else "--group COLUMN (who or what was measured) or --split time:COLUMN"
+
+
+def _identifiers(divided: Divided) -> list[str]:
+    """Columns of whole numbers or text."""
+    schema = next(iter(divided.values()))["train"].x.schema
+    t = pa.types
+    return [f.name for f in schema if t.is_integer(f.type) or t.is_string(f.type) or t.is_large_string(f.type) or t.is_null(f.type)]
+
+
+def _hints(divided: Divided, mentioned: str) -> list[str]:
+    """Point to columns that look as if they named who was measured, or when."""
+    notes = []
+    for column in _identifiers(divided):
+        if not ID_NAME.search(column) or f"--group {column}" in mentioned:
+            continue
+        rows = [np.concatenate([part.x.column(column).to_pylist() for part in parts.values()]).astype(str) for parts in divided.values()]
+        repeats = float(np.mean([len(values) / len(np.unique(values)) for values in rows]))
+        if repeats >= 1.5 and all(len(np.unique(values)) >= 3 for values in rows):
+            notes.append(
+                f"column {column!r} has {repeats:.1f} rows per value: if it names a patient, machine or document, use --group {column}, "
+                "so that its rows stay in one split and it is no feature"
+            )
+    schema = next(iter(divided.values()))["train"].x.schema
+    for field in schema:
+        if pa.types.is_temporal(field.type):
+            notes.append(
+                f"column {field.name!r} holds dates: if newer rows are to be predicted from older ones, use --split time:{field.name}"
+            )
+    return notes
+
+
+def _others(sites: Sequence[Site]) -> list[Site]:
+    return [*sites[1:], sites[0]]
+
+
+def _rows(x: NDArray[np.generic]) -> Rows:
+    return x.reshape(len(x), -1).astype(np.float64)
+
+
+def _distances(a: Rows, b: Rows) -> Rows:
+    squares = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1)[None] - 2 * a @ b.T
+    # rounding of equal rows, far from zero, must not look like a distance
+    scale = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1)[None]
+    return np.sqrt(np.where(squares < 1e-12 * scale, 0.0, np.maximum(squares, 0.0)))

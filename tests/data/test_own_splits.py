@@ -1,0 +1,206 @@
+"""Splits of own data by time, by a column and by group, and what ``data check`` says about rows that leak."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from emdcfl.core.errors import ConfigError, DataError
+from emdcfl.data import scenarios
+from emdcfl.data.own import check_folder, from_arrays, load_folder, load_site
+from emdcfl.data.own.splitting import SplitRule
+from emdcfl.data.split import grouped_indices
+from emdcfl.data.types import Scenario, Site
+from emdcfl.engines.flower.node import NodeConfig
+from emdcfl.engines.flower.node_data import read_site
+
+N = 60
+
+
+def patients(rng: np.random.Generator, people: int = 40, repeats: int = 5, noise: float = 0.1) -> dict[str, np.ndarray]:
+    """Repeated measurements: eight readings of each patient, a few times over."""
+    who = np.repeat(np.arange(people), repeats)
+    x = rng.normal(size=(people, 8))[who] + noise * rng.normal(size=(len(who), 8))
+    return {"patient": who + 1000, **{f"x{i}": x[:, i] for i in range(8)}, "label": (who % 2).astype(str)}
+
+
+def table(path: Path, columns: dict[str, np.ndarray]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+@pytest.fixture
+def days(tmp_path: Path) -> Path:
+    """Two sites whose only feature is the day's number, in random order, so that splits can be read off."""
+    for seed, site in enumerate("ab"):
+        day = np.random.default_rng(seed).permutation(N)
+        said = np.where(day < 30, "Train", np.where(day < 40, "valid", "test"))
+        table(tmp_path / f"{site}.parquet", {"x": day, "day": day, "part": said, "who": day // 6, "label": day % 2})
+    return tmp_path
+
+
+def values(scenario: Scenario, site: Site) -> list[list[int]]:
+    column = next(c for c in scenario.encoding["columns"] if c["name"] == "x")
+    splits = (site.train, site.val, site.tests["test"])
+    return [sorted(round(float(v)) for v in split.x[:, 0] * column["std"] + column["mean"]) for split in splits]
+
+
+def test_the_newest_rows_test_and_the_time_is_no_feature(days: Path) -> None:
+    scenario = load_folder(days, rule=SplitRule.of("time:day"))
+    for site in scenario.sites:
+        assert values(scenario, site) == [list(range(36)), list(range(36, 48)), list(range(48, 60))]
+    assert [c["name"] for c in scenario.encoding["columns"]] == ["x", "who", "part"]
+
+
+def test_a_column_says_the_split(days: Path) -> None:
+    scenario = load_folder(days, rule=SplitRule.of(split_column="part"))
+    assert values(scenario, scenario.sites[0]) == [list(range(30)), list(range(30, 40)), list(range(40, 60))]
+
+
+def test_groups_stay_in_one_split_also_by_time(days: Path) -> None:
+    scenario = load_folder(days, rule=SplitRule.of(group="who"))
+    for site in scenario.sites:
+        owners = [{v // 6 for v in part} for part in values(scenario, site)]
+        assert sum(map(len, owners)) == 10 == len(set.union(*owners))
+        assert [len(owner) for owner in owners] == [6, 2, 2]
+    both = load_folder(days, rule=SplitRule.of("time:day", group="who"))
+    assert values(both, both.sites[0]) == [list(range(36)), list(range(36, 48)), list(range(48, 60))]
+
+
+def test_a_new_site_is_split_as_the_run_was(days: Path) -> None:
+    rule = SplitRule.of("time:day")
+    scenario = load_folder(days, rule=rule)
+    site, _ = load_site(days / "a.parquet", encoding=scenario.encoding, classes=scenario.classes, rule=rule)
+    assert values(scenario, site) == values(scenario, scenario.sites[0])
+
+
+def test_options_of_a_config_and_of_a_node_split_alike(days: Path, tmp_path: Path) -> None:
+    scenario = scenarios.build("folder", path=str(days), split="time:day")
+    data = {"encoding": scenario.encoding, "classes": scenario.classes, "seed": 0}
+    config = NodeConfig(data="a.parquet", split="time:day")
+    cache = tmp_path / "cache"
+    site = read_site("a", config.data, days / "a.parquet", data, label=None, cache=cache, rule=config.rule)
+    assert values(scenario, site) == values(scenario, scenario.sites[0])
+    other = read_site("a", config.data, days / "a.parquet", data, label=None, cache=cache)
+    assert values(scenario, other) != values(scenario, site)
+    with pytest.raises(ConfigError, match="expected --split"):
+        NodeConfig(split="newest")
+
+
+def test_rows_without_a_time_are_left_out(tmp_path: Path) -> None:
+    day = np.arange(float(N))
+    day[:4] = np.nan
+    for site in "ab":
+        table(tmp_path / f"{site}.parquet", {"x": np.arange(N), "day": day, "label": np.arange(N) % 2})
+    scenario = load_folder(tmp_path, rule=SplitRule.of("time:day"))
+    assert any("rows without day, by which they are split, left out: 4" in note for note in scenario.notes)
+    assert len(scenario.sites[0].train) + len(scenario.sites[0].val) + len(scenario.sites[0].tests["test"]) == N - 4
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (SplitRule.of("time:dya"), "no column 'dya' to split by: did you mean 'day'"),
+        (SplitRule.of("time:part"), "must hold numbers or dates"),
+        (SplitRule.of(split_column="who"), "must say train, val or test, got '"),
+        (SplitRule.of(group="label"), "no column 'label' to split by"),
+        (SplitRule.of(group="half"), "no column 'half'"),
+    ],
+)
+def test_columns_that_cannot_split(days: Path, rule: SplitRule, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        load_folder(days, rule=rule)
+
+
+def test_rules_that_make_no_sense() -> None:
+    for split in ("newest", "time", "time:", "random:day"):
+        with pytest.raises(ConfigError, match="expected --split random or --split time:COLUMN"):
+            SplitRule.of(split)
+    with pytest.raises(ConfigError, match="--split-column names the split"):
+        SplitRule.of("time:day", "part")
+
+
+def test_too_few_groups(tmp_path: Path) -> None:
+    for site in "ab":
+        table(tmp_path / f"{site}.parquet", {"x": np.arange(N), "who": np.arange(N) % 2, "label": np.arange(N) % 2})
+    with pytest.raises(DataError, match="'who' has 2 different values; at least 3 are needed"):
+        load_folder(tmp_path, rule=SplitRule.of(group="who"))
+
+
+def test_images_are_grouped_by_file_name(tmp_path: Path) -> None:
+    for site in "ab":
+        for i in range(N):
+            file = tmp_path / site / f"class{i % 2}" / f"p{i // 6}_{i}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(np.full((8, 8), 4 * (i // 6), np.uint8)).save(file)
+    scenario = load_folder(tmp_path, rule=SplitRule.of(group=r"p(\d+)_"))
+    for site in scenario.sites:
+        shades = [set(split.x.flatten().tolist()) for split in (site.train, site.val, site.tests["test"])]
+        assert sum(map(len, shades)) == 10 == len(set.union(*shades))
+    with pytest.raises(DataError, match="no part that matches"):
+        load_folder(tmp_path, rule=SplitRule.of(group="patient"))
+    with pytest.raises(DataError, match="are for tables"):
+        load_folder(tmp_path, rule=SplitRule.of("time:day"))
+
+
+def test_arrays_with_groups() -> None:
+    def site(seed: int) -> tuple[np.ndarray, ...]:
+        who = np.arange(N) // 6
+        return np.column_stack([who, np.random.default_rng(seed).normal(size=N)]), np.arange(N) % 2, who
+
+    scenario = from_arrays({"a": site(0), "b": site(1)})
+    for s in scenario.sites:
+        owners = [set(split.x[:, 0].tolist()) for split in (s.train, s.val, s.tests["test"])]
+        assert sum(map(len, owners)) == 10
+    with pytest.raises(DataError, match="one group per sample, got 60 samples and 3"):
+        from_arrays({"a": site(0), "b": (*site(1)[:2], [1, 2, 3])})
+
+
+def test_patients_with_one_label_each_train_every_class() -> None:
+    groups = np.repeat(np.arange(12), [9, 1, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3])
+    labels = groups % 3
+    parts = grouped_indices(labels, groups, (0.6, 0.2, 0.2), np.random.default_rng(0))
+    assert set(labels[parts[0]].tolist()) == {0, 1, 2}
+    assert sorted(np.concatenate(parts).tolist()) == list(range(len(groups)))
+    assert all(len(part) for part in grouped_indices(np.arange(3), np.arange(3), (0.6, 0.2, 0.2), np.random.default_rng(0)))
+
+
+def test_check_names_repeated_measurements_and_the_column(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for site in "ab":
+        table(tmp_path / f"{site}.parquet", patients(rng))
+    notes = " ".join(check_folder(tmp_path).notes)
+    assert "almost repeat a training row" in notes
+    assert "--group patient" in notes
+    grouped = " ".join(check_folder(tmp_path, rule=SplitRule.of(group="patient")).notes)
+    assert "repeat" not in grouped
+    assert "--group" not in grouped
+
+
+def test_check_does_not_suspect_independent_rows(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for site in "ab":
+        columns = patients(rng, people=200, repeats=1)
+        del columns["patient"]
+        table(tmp_path / "continuous" / f"{site}.parquet", columns)
+        answers = {f"q{i}": rng.integers(0, 3, 200) for i in range(3)}  # a questionnaire: many equal rows
+        table(tmp_path / "discrete" / f"{site}.parquet", {**answers, "label": rng.integers(0, 2, 200)})
+    for folder in ("continuous", "discrete"):
+        assert not [note for note in check_folder(tmp_path / folder).notes if "repeat" in note]
+
+
+def test_check_points_to_identifiers_and_dates(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for site in "ab":
+        columns = patients(rng, noise=3.0)
+        dates = np.datetime64("2024-01-01") + np.arange(len(columns["label"]))
+        table(tmp_path / f"{site}.parquet", {**columns, "day": dates})
+    notes = " ".join(check_folder(tmp_path).notes)
+    assert "column 'patient' has 5.0 rows per value" in notes
+    assert "--split time:day" in notes
