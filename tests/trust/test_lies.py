@@ -14,7 +14,6 @@ from tests.trust import liars
 from tests.trust.liars import LyingFederation, flipped, without
 
 from emdcfl.core.errors import ClientError, ConfigError
-from emdcfl.core.federation import LARGEST_GROWTH
 from emdcfl.core.tasks import Training
 from emdcfl.data.scenarios import build
 from emdcfl.data.types import Scenario
@@ -24,6 +23,7 @@ from emdcfl.runs.config import from_dict
 from emdcfl.runs.plan import plan
 from emdcfl.runs.scoring import score
 from emdcfl.trust import Trust
+from emdcfl.trust.bounds import UPDATE_FACTOR
 
 TOLERANCE = 0.08
 """Inside groups W stays below 0.03, between them above 0.15."""
@@ -180,13 +180,13 @@ AVERAGING = ("fedavg", "fedprox", "oracle", "ifca", "fesem", "fedem", "cfl", "fl
 
 @pytest.mark.parametrize("method", AVERAGING)
 def test_every_method_that_averages_does_so_under_the_policy(method: str) -> None:
-    """One state just below the largest that validation allows: a mean follows it, a median does not."""
+    """One update just below the longest that is not left out: a mean follows it, a median does not."""
 
     def huge(fed: LyingFederation, task: str, asked: Any, reply: Any) -> Any:
-        sizes = {
-            k: 0.9 * LARGEST_GROWTH * max(1.0, float(asked.get(k, asked.get("models")).norm())) for k in ("theta", "models") if k in reply
-        }
-        return {**reply, **{k: torch.full_like(reply[k], size / reply[k].numel() ** 0.5) for k, size in sizes.items()}}
+        changed = {k: reply[k].clone() for k in ("theta", "models") if k in reply}
+        for k, state in changed.items():
+            state[..., 0] += 0.9 * UPDATE_FACTOR * float((state - asked.get(k, asked.get("models"))).norm())
+        return {**reply, **changed}
 
     options = {"k": 1} if make(method).needs_k else {}
     options |= {"threshold": 1e9} if method == "fedclust" else {"threshold": 180.0} if method == "pacfl" else {}
@@ -195,7 +195,8 @@ def test_every_method_that_averages_does_so_under_the_policy(method: str) -> Non
         fed = LyingFederation(toy(groups=1, per_group=4, n=16), liar=LIAR, lie=huge, training=SHORT, on_failure="continue", trust=trust)
         chosen = make(method, **options)
         state = chosen.step(fed, chosen.init(fed, fed.begin(0)), fed.begin(1))
-        largest.append(float(state.models.abs().max() if hasattr(state, "models") else state.theta.abs().max()))
+        found = state.models if hasattr(state, "models") else state.theta
+        largest.append(float((found[..., 0] - fed.initial()[0]).abs().max()))
         assert any(f["client"] == LIAR for f in fed.guard.ledger.flagged())
     assert largest[0] > 3 * largest[1]
 

@@ -31,6 +31,7 @@ from emdcfl.core.rounds import Clock, Round, Traffic, participants
 from emdcfl.core.schema import STATE, DivergedError, Reply, check
 from emdcfl.core.tasks import Training
 from emdcfl.trust import Guard, Trust, TrustedMean
+from emdcfl.trust.bounds import LARGEST_GROWTH, Bounds, Update, excesses
 
 if TYPE_CHECKING:
     from emdcfl.transport import QueueFactory
@@ -39,15 +40,24 @@ __all__ = ["ByClient", "Clock", "Failure", "Federation", "Inputs", "Replies", "R
 
 log = logging.getLogger("emdcfl")
 
-STATES = frozenset({"theta", "models"})
-"""Names under which a training is given the state, or the K states, it begins from, and returns them."""
+STATES = ("theta", "models")
+"""Names under which a training returns its state, or its K states."""
 
-LARGEST_GROWTH = 100.0
-"""Largest ratio of a trained state's norm to that of the state it began from (or to 1); honest training stays far below it."""
+STARTS = ("theta", "own", "models")
+"""Names under which a training is given the state it begins from, or the models it mixes one from."""
 
 Inputs = Mapping[str, Any]
 Fold = Callable[[str, Reply], None]
 Verify = Callable[[str, Reply], None]
+
+
+def _start(asked: tuple[Inputs, Inputs]) -> Tensor | None:
+    """Return what a training begins from, out of the client's own inputs and the common ones."""
+    return next((inputs[key] for key in STARTS for inputs in asked if inputs.get(key) is not None), None)
+
+
+def _state(reply: Reply) -> str:
+    return next(name for name in STATES if name in reply)
 
 
 class ByClient(dict[str, Any]):
@@ -108,7 +118,7 @@ class Federation(ABC):
         self._factory = factory
         with global_seed(0):
             self.layout: Layout = Network(factory).layout
-        self._trainable = self.layout.trainable
+        self._bounds = Bounds(self.layout, self.initial)
         self._described: dict[str, Reply] = {}
 
     @property
@@ -194,8 +204,11 @@ class Federation(ABC):
             elif c in inputs:
                 ordered[c] = inputs[c]
         dims = {"P": self.layout.size, "d": self.layout.embedding_width, "max_n": self.guard.policy.max_n, **(dims or {})}
-        states = [name for name, field in info.returns.items() if field.shape == STATE]
-        offloaded = fold is None and states and self.offload.wanted(len(ordered) * len(states), 4 * self.layout.size)
+        states = [name for name, field in info.returns.items() if field.shape[-1:] == STATE]
+        bounded = self.on_failure == "continue" and info.phase == "train" and bool(states)
+        size = 4 * self.layout.size * (dims.get("K", 1) if "models" in states else 1)
+        offloaded = (fold is None or bounded) and states and self.offload.wanted(len(ordered) * len(states), size)
+        updates: dict[str, Update] = {}
         with self.clock(info.phase):
             self.traffic.sent(info.phase, ordered, common, info.divisible)
             for client, outcome in self._dispatch(info, ordered, common):
@@ -207,14 +220,28 @@ class Federation(ABC):
                 assert not isinstance(outcome, Failure)
                 self.traffic.received(info.phase, outcome)
                 self.observer(info.name, client, outcome)
-                if fold is None:
+                if bounded and (start := _start(asked)) is not None:
+                    updates[client] = self._bounds.update(outcome[_state(outcome)], start, outcome["n"])
+                if fold is None or bounded:
                     replies.valid[client] = (
                         {**outcome, **{n: self.offload.put(outcome[n]) for n in states if n in outcome}} if offloaded else outcome
                     )
                 else:
                     fold(client, outcome)
                     replies.valid[client] = {}
+            self._leave_out(info, updates, replies)
+            if fold is not None and bounded:
+                for client, reply in replies.valid.items():
+                    fold(client, reply)
+                    replies.valid[client] = {}
         return replies
+
+    def _leave_out(self, info: TaskInfo, updates: Mapping[str, Update], replies: Replies) -> None:
+        """Leave out updates far beyond those of the client's peers."""
+        for client, excess in excesses(updates).items():
+            del replies.valid[client]
+            fault = excess.proven and self._bounds.healthy(updates[client].start_norm)
+            self._fail(Failure(client, info.name, self.index, excess.reason, violation=fault), replies)
 
     def _inspect(
         self, client: str, info: TaskInfo, reply: Reply, dims: Mapping[str, int], verify: Verify | None, asked: tuple[Inputs, Inputs]
@@ -224,7 +251,9 @@ class Federation(ABC):
             check(reply, info.returns, dims, squares)
             for name in STATES:
                 if name in reply and squares.get(name, math.inf) > LARGEST_GROWTH**2:
-                    self._check_growth(reply[name], name, asked)
+                    self._bounds.check_state(reply[name], _start(asked))
+                if name in reply and self.on_failure == "continue":
+                    self._bounds.check_variances(reply[name], _start(asked))
             if verify is not None:
                 verify(client, reply)
         except DivergedError as error:
@@ -232,19 +261,6 @@ class Federation(ABC):
         except ClientError as error:
             return Failure(client, info.name, self.index, str(error), violation=True)
         return None
-
-    def _check_growth(self, theta: Tensor, name: str, asked: tuple[Inputs, Inputs]) -> None:
-        """Refuse a state so large that whoever is served an average with it would diverge.
-
-        The client was asked with the state it started from under the same name, or with models; a mix of them is no longer than all.
-        """
-        size = float(torch.linalg.vector_norm(theta[..., self._trainable]))
-        if size <= LARGEST_GROWTH:
-            return
-        start = next((inputs[key] for key in (name, "models") for inputs in asked if inputs.get(key) is not None), None)
-        limit = math.inf if start is None else LARGEST_GROWTH * max(1.0, float(torch.linalg.vector_norm(start[..., self._trainable])))
-        if size > limit:
-            raise ClientError(f"expected a state of norm <= {limit:.3g} ({LARGEST_GROWTH:g} times that of its start), got {size:.3g}")
 
     def _fail(self, failure: Failure, replies: Replies) -> None:
         failure = replace(failure, reason=brief(failure.reason))
@@ -264,11 +280,19 @@ class Federation(ABC):
         """Return a running average under the trust policy."""
         return self.guard.mean()
 
-    def accuse(self, client: str, task: str, reason: str) -> None:
-        """Treat a client as one whose reply broke the rules, where a method found out later."""
-        self._fail(Failure(client, task, self.index, reason, violation=True), Replies())
+    def accuse(self, client: str, task: str, reason: str, *, proven: bool = True) -> None:
+        """Treat a client as one whose reply broke the rules, or (not ``proven``) could not be used, where a method found out later."""
+        self._fail(Failure(client, task, self.index, reason, violation=proven), Replies())
 
-    def train(self, starts: Mapping[str, Tensor], *, task: Task = tasks.train, fold: Fold | None = None, **options: Any) -> Replies:
+    def train(
+        self,
+        starts: Mapping[str, Tensor],
+        *,
+        task: Task = tasks.train,
+        fold: Fold | None = None,
+        verify: Verify | None = None,
+        **options: Any,
+    ) -> Replies:
         """Train every client of ``starts`` from its state; options go to the task, those in a ``ByClient`` to their clients alone.
 
         Raises
@@ -285,7 +309,7 @@ class Federation(ABC):
                         inputs[c][name] = value[c]
             else:
                 common[name] = value
-        replies = self.run(task, inputs, fold=fold, **common)
+        replies = self.run(task, inputs, fold=fold, verify=verify, **common)
         self.check_quorum(replies, len(starts))
         return replies
 

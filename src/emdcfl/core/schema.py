@@ -35,15 +35,17 @@ class Field:
     shape : tuple
         Sizes, names of dimensions, or ``None`` for any size (tensors only).
     low : float or None
-        Smallest value allowed.
+        Smallest value allowed; of text and bytes, the smallest length.
     high : float, str or None
-        Largest value allowed; a name refers to a dimension, as in shapes.
+        Largest value, or length, allowed; a name refers to a dimension, as in shapes.
     each : bool
         The field is a dict from name to such a value.
     optional : bool
         The field may be missing.
     blamed : bool
         Whether a value that is too large or not finite is the sender's fault. A loss is not: the model it was served may have diverged.
+    finite : bool
+        Whether all numbers of a tensor must be finite; otherwise whoever reads them says which it can use (``not_finite``).
     """
 
     kind: torch.dtype | type
@@ -53,6 +55,7 @@ class Field:
     each: bool = False
     optional: bool = False
     blamed: bool = True
+    finite: bool = True
 
 
 STATE = ("P",)
@@ -79,7 +82,7 @@ def check(reply: Any, fields: Mapping[str, Field], dims: Mapping[str, int], squa
         if field.each:
             if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
                 raise ClientError(f"expected {name} to map names to values, got {type(value).__name__}")
-            known = _all_finite(value.values())
+            known = not field.finite or _all_finite(value.values())
             for key, item in value.items():
                 _check_value(f"{name}[{key}]", item, field, dims, known_finite=known)
         elif field.shape == STATE and squares is not None:
@@ -90,9 +93,11 @@ def check(reply: Any, fields: Mapping[str, Field], dims: Mapping[str, int], squa
 
 def _check_state(name: str, value: Any, field: Field, dims: Mapping[str, int], squares: dict[str, float]) -> None:
     known = False
-    if isinstance(value, Tensor) and value.dtype == torch.float32 and value.dim() == 1 and value.device.type == "cpu":
+    dense = isinstance(value, Tensor) and value.layout is torch.strided
+    if dense and value.dtype == torch.float32 and value.dim() == 1 and value.device.type == "cpu":
         flat = value.detach().numpy()
-        squares[name] = float(flat @ flat)
+        with np.errstate(over="ignore", invalid="ignore"):
+            squares[name] = float(flat @ flat)
         known = math.isfinite(squares[name])
     _check_value(name, value, field, dims, known_finite=known)
 
@@ -110,11 +115,15 @@ def _check_value(name: str, value: Any, field: Field, dims: Mapping[str, int], *
         raise (ClientError if field.blamed else DivergedError)(f"{name} is not finite ({value})")
     if isinstance(value, (int, float)):
         _check_range(name, value, value, field, dims)
+    elif field.low is not None or field.high is not None:
+        _check_range(f"the length of {name}", len(value), len(value), field, dims)
 
 
 def _check_tensor(name: str, value: Any, field: Field, dims: Mapping[str, int], *, known_finite: bool) -> None:
-    if not isinstance(value, Tensor) or value.dtype != field.kind:
-        got = value.dtype if isinstance(value, Tensor) else type(value).__name__
+    if not isinstance(value, Tensor) or value.dtype != field.kind or value.layout is not torch.strided:
+        got = type(value).__name__
+        if isinstance(value, Tensor):
+            got = str(value.dtype if value.layout is torch.strided else value.layout)
         raise ClientError(f"expected {name} as {field.kind}, got {got}")
     if not _fits(value.shape, field, dims):
         sizes = (dims[s] if isinstance(s, str) else "any" if s is None else s for s in field.shape)
@@ -152,6 +161,11 @@ def _all_finite(values: Collection[Any]) -> bool:
     if not values or not all(isinstance(value, Tensor) and value.is_cuda and value.is_floating_point() for value in values):
         return False
     return bool(torch.stack([value.sum() for value in values]).isfinite().all())
+
+
+def not_finite(values: Mapping[str, Tensor]) -> list[str]:
+    """Return the names of the tensors that hold numbers which are not finite."""
+    return [] if _all_finite(values.values()) else [name for name, value in values.items() if not finite(value)]
 
 
 def finite(value: Tensor) -> bool:

@@ -16,7 +16,7 @@ from emdcfl.core.client import EVALUATION_BATCH, LOSS_BATCH, Client, Stages, sta
 from emdcfl.core.errors import ClientError, DataError
 from emdcfl.core.params import LayoutEntry, Network
 from emdcfl.core.schema import Field, Reply, finite
-from emdcfl.privacy.exchange import public_key
+from emdcfl.privacy.exchange import KEY, public_key
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,10 @@ class Training:
         return asdict(self)
 
 
-@task(phase="evaluate", returns={"n": Field(int, low=1, high="max_n"), "m": Field(int, low=0, high="max_n"), "key": Field(bytes)})
+@task(
+    phase="evaluate",
+    returns={"n": Field(int, low=1, high="max_n"), "m": Field(int, low=0, high="max_n"), "key": Field(bytes, low=KEY, high=KEY)},
+)
 def describe(client: Client) -> Reply:
     """Sizes of the train and validation splits, and the node's public key."""
     return {"n": len(client.site.train), "m": len(client.site.val), "key": public_key(client.secret)}

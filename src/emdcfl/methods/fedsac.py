@@ -27,8 +27,9 @@ import torch
 from torch import Tensor
 
 from emdcfl.core.client import Client, Stages, staged_task
+from emdcfl.core.errors import ClientError
 from emdcfl.core.federation import Federation, Round
-from emdcfl.core.schema import Field
+from emdcfl.core.schema import Field, Reply
 from emdcfl.core.tasks import TRAINED, Fit, Training
 from emdcfl.methods.base import Family, Serving, register
 from emdcfl.methods.shared.graph import (
@@ -43,11 +44,11 @@ from emdcfl.methods.shared.graph import (
     similarities,
     train_personal,
 )
-from emdcfl.methods.shared.subspaces import Angles, complementarity, pca_basis
+from emdcfl.methods.shared.subspaces import LARGEST_ENTRY, Angles, complementarity, pca_basis
 from emdcfl.methods.shared.vectors import VectorScope, expect
 
 
-@staged_task(phase="train", returns={**TRAINED, "basis": Field(torch.float32, (None, "d"))})
+@staged_task(phase="train", returns={**TRAINED, "basis": Field(torch.float32, (None, "d"), low=-LARGEST_ENTRY, high=LARGEST_ENTRY)})
 def train_and_basis(
     client: Client,
     *,
@@ -131,7 +132,11 @@ class FedSaC:
         return personal_start(fed)
 
     def step(self, fed: Federation, state: Personal, round: Round) -> Personal:
-        asked: dict[str, Any] = {"task": train_and_basis, "components": self.components, "mode": self.embedding_mode}
+        def verify(client: str, reply: Reply) -> None:
+            if len(reply["basis"]) > self.components:
+                raise ClientError(f"expected at most {self.components} principal directions, got {len(reply['basis'])}")
+
+        asked: dict[str, Any] = {"verify": verify, "task": train_and_basis, "components": self.components, "mode": self.embedding_mode}
         trained = train_personal(fed, state, round, mu=self.mu, first_round_term=self.first_round_term, **asked)
         if not trained.rows:
             return state

@@ -29,7 +29,7 @@ from emdcfl.core.federation import Federation, Replies, Round
 from emdcfl.core.schema import Reply
 from emdcfl.methods.base import Family, Serving, clusters_wanted, register
 from emdcfl.methods.shared.vectors import expect
-from emdcfl.methods.shared.votes import Votes, mix_models, soft_train
+from emdcfl.methods.shared.votes import Votes, mix_models, soft_train, verify_votes
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,7 @@ class FedSoft:
             soft_train,
             {c: self._inputs(state, c, round) for c in round.participants},
             dims={"K": len(state.models)},
+            verify=verify_votes,
             models=state.models,
             training=fed.training.as_dict(),
             method={"lam": self.lam, "votes": self.votes, "split": self.split, "smoothing": self.smoothing},

@@ -18,6 +18,7 @@ via Principal Angles between Client Data Subspaces.* AAAI 2023.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
@@ -27,8 +28,7 @@ import torch
 from torch import Tensor
 
 from emdcfl.clustering import cut
-from emdcfl.core.errors import ClientError
-from emdcfl.core.federation import Federation, Replies, Round
+from emdcfl.core.federation import Failure, Federation, Replies, Round
 from emdcfl.methods.base import Clustered, Family, Serving, average_sets, register, serve_clusters
 from emdcfl.methods.shared.subspaces import Flatten, data_subspace, smallest_angle
 from emdcfl.methods.shared.vectors import expect, sets_of
@@ -84,6 +84,7 @@ class PACFL:
     def step(self, fed: Federation, state: PACFLState, round: Round) -> PACFLState:
         new: dict[str, dict[str, Any]] = {c: {} for c in round.participants if c not in state.labels}
         subspaces = fed.run(data_subspace, new, split=self.split, vectors=self.vectors, flatten=self.flatten) if new else Replies()
+        _leave_out_other_sizes(fed, subspaces, state.bases)
         state, labels = self._place(state, subspaces.column("basis"))
         if fed.everyone_answers:
             state = replace(state, bases={})
@@ -102,7 +103,6 @@ class PACFL:
         """Cluster the first clients seen, or place newcomers into what there is; return the angles known now and the labels."""
         bases, angles, where = dict(state.bases), state.angles.clone(), {c: i for i, c in enumerate(state.clients)}
         for c, basis in new.items():
-            _check(c, basis, bases)
             bases[c] = basis
             for d, other in bases.items():
                 angles[where[c], where[d]] = angles[where[d], where[c]] = smallest_angle(basis, other, signed=self.sign == "signed")
@@ -123,9 +123,14 @@ class PACFL:
         return best if means[best] <= self.threshold else clusters
 
 
-def _check(client: str, basis: Tensor, others: Mapping[str, Tensor]) -> None:
-    features = next(iter(others.values())).shape[0] if others else basis.shape[0]
-    if basis.shape[0] != features or basis.shape[1] == 0:
-        raise ClientError(
-            f"expected a subspace of {features} features from client {client!r}, got {tuple(basis.shape)}; its data differ in size"
-        )
+def _leave_out_other_sizes(fed: Federation, replies: Replies, known: Mapping[str, Tensor]) -> None:
+    """Leave out empty bases, and those whose number of features is not that of most clients."""
+    new = replies.column("basis")
+    sizes = Counter(basis.shape[0] for basis in (*known.values(), *new.values()) if basis.shape[1])
+    features, times = sizes.most_common(1)[0] if sizes else (0, 0)
+    for c, basis in new.items():
+        if basis.shape[0] != features or basis.shape[1] == 0:
+            text = f"expected a subspace of {features} features as from most clients, got {tuple(basis.shape)}; its data differ in size"
+            del replies.valid[c]
+            replies.failures[c] = Failure(c, "data_subspace", fed.index, text)
+            fed.accuse(c, "data_subspace", text, proven=2 * times > sizes.total() or basis.shape[1] == 0)

@@ -335,7 +335,7 @@ class Tampered(SequentialFederation):
         ("project", lambda r: r | {"samples": dict(list(r["samples"].items())[1:])}, "samples"),
         ("project", lambda r: r | {"samples": {k: v[:3] for k, v in r["samples"].items()}}, "samples"),
         ("project", lambda r: r | {"samples": {k: v[:, :-1] for k, v in r["samples"].items()}}, "samples"),
-        ("project", lambda r: r | {"samples": {k: v * torch.nan for k, v in r["samples"].items()}}, "samples"),
+        ("project", lambda r: r | {"samples": {k: v * torch.nan for k, v in r["samples"].items()}}, "not finite"),
     ],
 )
 def test_a_reply_that_is_not_what_was_agreed_is_its_senders_failure(task: str, change: Any, message: str) -> None:

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from emdcfl.core.client import Client, Divisible, Stages, staged_task, task
-from emdcfl.core.errors import ClientError
+from emdcfl.core.errors import LONGEST, ClientError
 from emdcfl.core.schema import Field, Reply
 from emdcfl.core.tasks import Embed
 from emdcfl.methods.emdcfl.projecting import Side, box_for, matrix, own_seed, released, seed_of_pair
@@ -49,14 +49,14 @@ ROWS_AT_ONCE = 64
 """Partners' models under which a column client embeds at once: bounds how many projections are held."""
 
 REFERENCE = {
-    "samples": Field(torch.float32, (None, "p"), each=True),
+    "samples": Field(torch.float32, (None, "p"), each=True, blamed=False),
     "labels": Field(torch.int64, (None,), low=0, optional=True),
-    "tau": Field(torch.float64, ("sizes",), low=-1e-6, each=True),
-    "variance": Field(torch.float64, ("sizes",), low=0.0, each=True),
-    "within": Field(torch.float64, ("sizes",), low=0.0, each=True, optional=True),
+    "tau": Field(torch.float64, ("sizes",), low=-1e-6, each=True, blamed=False),
+    "variance": Field(torch.float64, ("sizes",), low=0.0, each=True, blamed=False),
+    "within": Field(torch.float64, ("sizes",), low=0.0, each=True, optional=True, blamed=False),
     "freedom": Field(torch.int64, ("sizes",), low=0, each=True, optional=True),
     "boxes": Field(bytes, each=True),
-    "refused": Field(str, each=True),
+    "refused": Field(str, high=LONGEST, each=True),
 }
 
 
@@ -131,10 +131,10 @@ def _sides(
 
 
 PROJECTED = {
-    "samples": Field(torch.float32, (None, "p"), each=True),
+    "samples": Field(torch.float32, (None, "p"), each=True, finite=False),
     "labels": Field(torch.int64, (None,), low=0, optional=True),
     "matched": Field(int, low=0, each=True, optional=True),
-    "refused": Field(str, each=True),
+    "refused": Field(str, high=LONGEST, each=True),
 }
 
 

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from emdcfl.core.errors import EmdcflError
 from emdcfl.core.federation import Federation
 from emdcfl.core.params import Network
-from emdcfl.core.schema import Reply
+from emdcfl.core.schema import Reply, not_finite
 from emdcfl.core.units import names
 from emdcfl.methods.emdcfl.client import deposit, project, reference
 from emdcfl.methods.emdcfl.problems import PairProblems, validation_sizes
@@ -105,9 +106,11 @@ class Comparison:
                 problems.enter(screen, row)
 
             def fold(column: str, reply: Reply) -> None:
-                self.complaints.heard(column, "project", reply["samples"], reply.get("refused", {}))
+                lost = not_finite(reply["samples"])
+                self.complaints.diverged(column, lost)
+                self.complaints.heard(column, "project", set(reply["samples"]) - set(lost), reply.get("refused", {}))
                 with self.fed.clock("transport"):
-                    for row in (r for r in columns[column] if r in reply["samples"]):
+                    for row in (r for r in columns[column] if r in reply["samples"] and r not in lost):
                         if row == column:
                             entries[row, row] = PairDistance(problems.own(row, reply), problems.epsilon(row, row), EXACT)
                         else:
@@ -177,7 +180,12 @@ class Comparison:
             def embed(column: str, reply: Reply) -> None:
                 nonlocal received
                 received += 4 * reply["inputs"].numel()
-                fold(column, self._embedded(columns[column], omegas, reply))
+                try:
+                    embedded = self._embedded(columns[column], omegas, reply)
+                except (EmdcflError, RuntimeError, ValueError) as error:  # inputs that this network does not take
+                    self.fed.accuse(column, "deposit", f"its samples of shape {tuple(reply['shape'].tolist())} cannot be embedded: {error}")
+                    return
+                fold(column, embedded)
 
             verify = deposits_verifier(sizes, self.settings)
             self.fed.run(deposit, wanted, fold=embed, dims=self.dims, verify=verify, **common)

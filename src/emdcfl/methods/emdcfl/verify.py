@@ -15,6 +15,7 @@ from typing import Any
 
 from emdcfl.core.errors import ClientError
 from emdcfl.core.federation import Failure, Federation
+from emdcfl.core.replies import brief
 from emdcfl.core.schema import Reply
 from emdcfl.core.units import names
 from emdcfl.methods.emdcfl.client import ROW
@@ -23,6 +24,9 @@ from emdcfl.methods.emdcfl.settings import CompareSettings
 from emdcfl.privacy.exchange import BOX
 
 LONGEST_BOX = 2**20
+
+AXES = 8
+"""Most axes of a sample."""
 
 ACCUSERS = 2
 """Fewest complaints that count."""
@@ -103,7 +107,9 @@ def deposits_verifier(sizes: Mapping[str, int], settings: CompareSettings) -> Ve
     """Return a check that a deposited sample has the size asked for and the shape it claims."""
 
     def verify(column: str, reply: Reply) -> None:
-        shape = tuple(reply["shape"].tolist())
+        shape = tuple(reply["shape"].tolist()[: AXES + 1])
+        if len(shape) > AXES:
+            raise ClientError(f"expected a shape of at most {AXES} sizes, got {len(reply['shape'])}")
         if tuple(reply["inputs"].shape) != (sizes[column], math.prod(shape)):
             raise ClientError(f"expected inputs of {sizes[column]} samples of shape {shape}, got {tuple(reply['inputs'].shape)}")
         _labels(reply, {sizes[column]}, settings)
@@ -152,6 +158,15 @@ class Complaints:
                 raise ClientError(str(self._failure(accuser, task, name, reason)))
             self._against.setdefault(name, {})[accuser] = (task, reason)
 
+    def diverged(self, column: str, rows: Iterable[str]) -> None:
+        """Note under whose models a client's embeddings are not finite: either may be the cause, so it counts against neither."""
+        for row in rows:
+            text = f"its embeddings under the model of client {row!r} are not finite; the pair stays unset, which counts against neither"
+            failure = Failure(column, "project", self.fed.index, text)
+            if self.fed.on_failure == "stop":
+                raise ClientError(str(failure))
+            self.fed.failures.append(failure)
+
     def settle(self) -> None:
         """Accuse those a majority complains about; keep the other complaints on record."""
         for name, accusers in self._against.items():
@@ -165,5 +180,5 @@ class Complaints:
         self._against.clear()
 
     def _failure(self, accuser: str, task: str, name: str, reason: str) -> Failure:
-        text = f"it finds the key or box of client {name!r} unusable ({reason}); the pair stays unset, which counts against neither"
+        text = f"it finds the key or box of client {name!r} unusable ({brief(reason)}); the pair stays unset, which counts against neither"
         return Failure(accuser, task, self.fed.index, text)

@@ -13,6 +13,7 @@ and one reply; the q never leave the client.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 from emdcfl.core.client import Client, Stages, staged_task
+from emdcfl.core.errors import ClientError
 from emdcfl.core.federation import Federation, Round
 from emdcfl.core.schema import Field, Reply
 from emdcfl.core.tasks import LARGEST_LOSS, LARGEST_STEPS, Fit, Training, sample_losses
@@ -65,8 +67,8 @@ def label_mass(q: Tensor, y: Tensor, classes: int) -> Tensor:
 
 STEPPED = {
     "models": Field(torch.float32, ("K", "P")),
-    "pi": Field(torch.float64, ("K",), low=0),
-    "mass": Field(torch.float64, ("K", "Y"), low=0, optional=True),
+    "pi": Field(torch.float64, ("K",), low=0, high=1 + 1e-6, blamed=False),
+    "mass": Field(torch.float64, ("K", "Y"), low=0, high="max_n", optional=True, blamed=False),
     "n": Field(int, low=1, high="max_n"),
     "loss": Field(float, low=-1e-3, high=LARGEST_LOSS, blamed=False),
     "steps": Field(int, low=1, high=LARGEST_STEPS),
@@ -134,6 +136,13 @@ class Stepped:
     last: dict[str, Tensor]
 
 
+def verify_mass(client: str, reply: Reply) -> None:
+    """Refuse label mass that is missing, or not that of the client's n samples."""
+    total = float(reply["mass"].sum()) if "mass" in reply else 0.0
+    if not math.isclose(total, reply["n"], rel_tol=1e-3):
+        raise ClientError(f"expected a label mass of {reply['n']} samples, got {total:g}")
+
+
 def step_mixture(fed: Federation, state: Mixture, round: Round, *, keep_last: bool, rho: Tensor | None = None) -> Stepped:
     r"""Ask the participants for an EM step and average component by component, :math:`\theta_k = \sum_c n_c\theta_{ck}/\sum_c n_c`."""
     mean = fed.average()
@@ -152,7 +161,7 @@ def step_mixture(fed: Federation, state: Mixture, round: Round, *, keep_last: bo
     inputs = {c: {"pi": state.weights(c)} for c in round.participants}
     dims = {"K": state.models.shape[0], "Y": 0 if rho is None else rho.shape[1]}
     common: dict[str, Any] = {"models": state.models, "training": fed.training.as_dict()} | ({} if rho is None else {"rho": rho})
-    replies = fed.run(em_step, inputs, fold=fold, dims=dims, **common)
+    replies = fed.run(em_step, inputs, fold=fold, dims=dims, verify=None if rho is None else verify_mass, **common)
     fed.check_quorum(replies, len(inputs))
     return Stepped(mean.result() if len(replies) else state.models, pi, mass, last)
 

@@ -15,6 +15,9 @@ from emdcfl.core.schema import Field, Reply
 Flatten = Literal["channel", "image"]
 Angles = Literal["principal", "greedy"]
 
+LARGEST_ENTRY = 1.001
+"""Largest entry of a basis whose vectors have unit length, rounding included."""
+
 
 def leading_vectors(x: Tensor, number: int) -> Tensor:
     """Return the first left singular vectors of x as unit columns; no more than its rank, beyond which they are arbitrary.
@@ -31,7 +34,7 @@ def leading_vectors(x: Tensor, number: int) -> Tensor:
     return unit
 
 
-@task(phase="evaluate", returns={"basis": Field(torch.float32, (None, None))})
+@task(phase="evaluate", returns={"basis": Field(torch.float32, (None, None), low=-LARGEST_ENTRY, high=LARGEST_ENTRY)})
 @torch.no_grad()
 def data_subspace(client: Client, *, split: str = "val", vectors: int = 3, flatten: Flatten = "channel") -> Reply:
     """Left singular vectors of the split's network inputs, class by class, as ``(features, vectors · classes)`` or fewer columns."""

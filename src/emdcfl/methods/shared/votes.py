@@ -10,8 +10,9 @@ from torch import Tensor
 
 from emdcfl.core import tasks
 from emdcfl.core.client import LOSS_BATCH, Client, Stages, staged_task
+from emdcfl.core.errors import ClientError
 from emdcfl.core.params import average
-from emdcfl.core.schema import Field
+from emdcfl.core.schema import Field, Reply
 from emdcfl.core.tasks import TRAINED, Fit, Training
 
 Votes = Literal["sample", "batch"]
@@ -51,7 +52,7 @@ def batch_votes(table: Tensor, n: int) -> Tensor:
     return torch.zeros(K, dtype=torch.float64).index_add_(0, table.argmin(0), sizes)
 
 
-@staged_task(phase="train", returns={**TRAINED, "a": Field(torch.float64, ("K",), low=0)})
+@staged_task(phase="train", returns={**TRAINED, "a": Field(torch.float64, ("K",), low=0, high="max_n")})
 def soft_train(
     client: Client,
     *,
@@ -77,3 +78,9 @@ def mix_models(models: Tensor, a: Tensor) -> Tensor:
     r"""Return :math:`\bar w_c = \sum_k u_{ck}\,\theta_k`."""
     voted = torch.nonzero(a > 0).flatten().tolist()
     return average([models[k] for k in voted], [float(a[k]) for k in voted])  # rows, not a copy of them
+
+
+def verify_votes(client: str, reply: Reply) -> None:
+    """Refuse votes for no cluster at all: there is nothing to mix."""
+    if not bool((reply["a"] > 0).any()):
+        raise ClientError("expected votes for at least one cluster, got none")
