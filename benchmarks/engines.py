@@ -211,7 +211,12 @@ def main() -> None:
 
         sys.exit(gpu.measure(wanted, machine(), repeats=args.repeats, seconds=args.seconds, rows=args.rows, tiny=args.tiny))
     result = measure(args.only, args.repeats, args.clients, args.peers)
-    if args.json:
+    show(result, as_json=args.json)
+
+
+def show(result: Iterator[tuple[str, Any]], *, as_json: bool) -> None:
+    """Print the results: as one JSON object, or each when it is ready."""
+    if as_json:
         print(json.dumps(dict(result), indent=2))
         return
     for workload, table in result:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests import tiny  # noqa: F401  registers the scenario
-from tests.e2e.shell import emdcfl as command
+from tests.e2e.shell import called
 
 import emdcfl
 from emdcfl.core.errors import ModelError
@@ -97,28 +97,28 @@ def test_explicit_trust_runs_it(honest: Path, evil: Path, tmp_path: Path) -> Non
     assert evil.exists()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("words", [("place",), ("run", "--resume", "--out"), ("report", "--theory")])
-def test_commands_refuse_it_in_one_line(words: tuple[str, ...], honest: Path, evil: Path, tmp_path: Path) -> None:
+def test_commands_refuse_it_in_one_line(
+    words: tuple[str, ...], honest: Path, evil: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     place = forge_config(honest, tmp_path)
     rest = (tmp_path,) if words == ("place",) else ()
-    done = command(*words, place, *rest, cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert "evil_model:build" in done.stderr
-    assert "--trust-model" in done.stderr
+    done = called(capfd, *words, place, *rest)
+    assert done.code == 2
+    assert done.err.count("\n") == 1
+    assert "evil_model:build" in done.err
+    assert "--trust-model" in done.err
     assert not evil.exists()
 
 
-@pytest.mark.slow
-def test_predict_refuses_it_and_report_goes_on_without(honest: Path, evil: Path, tmp_path: Path) -> None:
+def test_predict_refuses_it_and_report_goes_on_without(honest: Path, evil: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     place = forge_models(honest, tmp_path)
     table = tmp_path / "rows.csv"
     table.write_text("a,b\n1,2\n")
-    done = command("predict", place, table, "--client", "site-0", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "--trust-model" in done.stderr
-    assert command("report", place, cwd=tmp_path).returncode == 0
+    done = called(capfd, "predict", place, table, "--client", "site-0")
+    assert done.code == 2
+    assert "--trust-model" in done.err
+    assert called(capfd, "report", place).code == 0
     assert not evil.exists()
 
 

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
 
-
-@pytest.mark.parametrize("form", ["lines", "json"])
-def test_tiny_workload(form: str) -> None:
-    command = [sys.executable, "benchmarks/engines.py", "--only", "tiny", "--repeats", "1", *(["--json"] if form == "json" else [])]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    if form == "lines":
-        assert [line for line in done.stdout.splitlines() if not line.startswith(" ")] == ["machine", "repeats", "tiny", "load after"]
-        return
-    raced = json.loads(done.stdout)["tiny"]
+def test_tiny_workload(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")  # it is a script
+    engines = importlib.import_module("engines")
+    result = list(engines.measure(["tiny"], 1, 2))
+    engines.show(iter(result), as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if not line.startswith(" ")] == ["machine", "repeats", "tiny", "load after"]
+    engines.show(iter(result), as_json=True)
+    raced = json.loads(capsys.readouterr().out)["tiny"]
     losses = [raced[name]["loss"] for name in ("bare loop", "sequential", "batched")]
     assert losses == pytest.approx([losses[0]] * 3, rel=1e-5)
     assert losses[0] < raced["before"]["loss"]

@@ -6,42 +6,24 @@ import json
 import logging
 import random
 import re
-import signal
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 import tests.tiny
-from tests.e2e.shell import emdcfl
+from tests.e2e.shell import Ended, called, emdcfl
 
 from emdcfl import __version__
-from emdcfl.cli import main
 from emdcfl.runs import runner
-
-
-@dataclass(frozen=True)
-class Ended:
-    code: int
-    out: str
-    err: str
 
 
 @pytest.fixture
 def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[object]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
-    handler = signal.getsignal(signal.SIGTERM)
-
-    def call(*arguments: object) -> Ended:
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main([str(a) for a in arguments])
-        return Ended(int(ended.value.code or 0), *capfd.readouterr())
-
-    yield call
-    signal.signal(signal.SIGTERM, handler)
+    yield partial(called, capfd)
     log = logging.getLogger("emdcfl")
     log.handlers.clear()
     log.setLevel(logging.NOTSET)

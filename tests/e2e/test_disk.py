@@ -51,13 +51,12 @@ def in_namespace(script: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["unshare", "-rm", "sh", "-c", script], env=surroundings(), capture_output=True, text=True, check=False, cwd=ROOT)
 
 
-@pytest.mark.parametrize("size", [16, 48])
-def test_a_full_disk_then_a_larger_one(tmp_path: Path, undisturbed: Path, size: int) -> None:
+def test_a_full_disk_then_a_larger_one(tmp_path: Path, undisturbed: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     command = " ".join(started(CONFIG, tmp_path))
     done = in_namespace(
-        f"mount -t tmpfs -o size={size}k none {disk} && {command} {disk}/run; echo first $? >&2;"
+        f"mount -t tmpfs -o size=48k none {disk} && {command} {disk}/run; echo first $? >&2;"
         f" mount -o remount,size=64m {disk} && {command} {disk}/run --resume; echo second $? >&2; cp -a {disk}/run {tmp_path}/kept"
     )
     assert "first 2" in done.stderr and "second 0" in done.stderr, done.stderr

@@ -10,7 +10,7 @@ import torch
 from scipy.linalg import subspace_angles
 from sklearn.decomposition import PCA
 from tests.methods.test_pfedgraph import UNEQUAL, by_name, largest_difference, permuted, with_batchnorm
-from tests.methods.toy import accuracies, federation, play, run, toy
+from tests.methods.toy import federation, play, run, toy
 
 from emdcfl.core.errors import ConfigError
 from emdcfl.core.federation import ByClient
@@ -172,13 +172,3 @@ def test_runs_are_equal_and_a_round_can_be_repeated(options: dict[str, Any]) -> 
 def test_settings_out_of_range_are_refused() -> None:
     with pytest.raises(ConfigError, match="components"):
         run("fedsac", rounds=1, components=0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
-def test_worst_accuracy_is_five_points_above_fedavg(seed: int) -> None:
-    worst = {}
-    for name in ("fedsac", "fedavg"):
-        fed, _, _, serving = run(name, toy(seed=seed), rounds=4, seed=seed)
-        worst[name] = accuracies(fed, serving).min()
-    assert worst["fedsac"] - worst["fedavg"] >= 0.05, worst

@@ -18,6 +18,8 @@ from pathlib import Path
 import ot  # noqa: F401
 import sklearn  # noqa: F401
 import tests.tiny
+from matplotlib.backends import backend_agg  # noqa: F401
+from matplotlib.figure import Figure  # noqa: F401
 
 from emdcfl.runs import outputs, runner
 from emdcfl.runs.config import Choice

@@ -284,11 +284,11 @@ def test_command_line_refuses_what_it_cannot_mean(tmp_path: Path) -> None:
 def test_two_processes_killed_and_started_again(tmp_path: Path) -> None:
     """Real signals to a real command with two workers; what was finished is not run again, and no worker is left."""
     settings = ("scenario.groups=2", "scenario.clients_per_group=1", "run.rounds=1", "training.local_epochs=1")
-    wanted = ["--scenario", "rotated-digits", "--methods", "oracle,fedavg,local", "--seeds", "0,1", "--jobs", "2", "--out", str(tmp_path)]
+    wanted = ["--scenario", "rotated-digits", "--methods", "oracle,fedavg,local", "--seeds", "0,1", "--out", str(tmp_path)]
     arguments = ["compare", *wanted, *(word for setting in settings for word in ("--set", setting))]
     before: list[str] = []
     for number, code in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 143)):
-        running = start(arguments)
+        running = start([*arguments, "--jobs", "2"])
         until(functools.partial(grown, tmp_path, len(before)))
         workers = children(running.pid)
         running.send_signal(number)

@@ -134,23 +134,15 @@ def fresh(code: str) -> None:
 
 
 @pytest.mark.slow
-def test_solvers_can_be_imported_ahead() -> None:
-    """In a fresh process: they are not there at first, and they are when the thread has ended."""
-    fresh("""
-import sys
-from emdcfl.transport import warm_up, solvers
-assert solvers._emd is None and "scipy.optimize" not in sys.modules
-warm_up().join()
-assert solvers._emd is not None and "scipy.optimize" in sys.modules
-""")
-
-
-@pytest.mark.slow
-def test_the_simplex_comes_without_the_rest_of_pot_which_can_be_imported_later() -> None:
+def test_solvers_can_be_imported_ahead_and_the_simplex_without_the_rest_of_pot() -> None:
+    """In a fresh process: not there at first, there when the thread has ended; all of POT can be imported later and is then used."""
     fresh("""
 import sys
 import numpy as np
-from emdcfl.transport import exact
+from emdcfl.transport import exact, solvers, warm_up
+assert solvers._emd is None and "scipy.optimize" not in sys.modules
+warm_up().join()
+assert solvers._emd is not None and "scipy.optimize" in sys.modules
 c = np.random.default_rng(0).random((7, 5))
 value = exact(c).value
 assert "sklearn" not in sys.modules and "ot" not in sys.modules
@@ -158,6 +150,8 @@ import ot
 assert abs(ot.emd2(np.full(7, 1 / 7), np.full(5, 1 / 5), c) - value) < 1e-9
 assert ot.dist(c, c).shape == (7, 7) and ot.lp.emd is ot.emd and ot.gromov.gromov_wasserstein
 assert exact(c).value == value
+solvers._emd = None
+assert solvers.network_simplex() is ot.emd
 """)
 
 
@@ -182,13 +176,12 @@ assert hasattr(ot, "emd2")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["import ot", "from emdcfl.transport import solvers; solvers._import_simplex = lambda: 1 / 0"])
-def test_where_pot_is_there_or_laid_out_in_another_way_all_of_it_is_taken(layout: str) -> None:
-    fresh(f"""
-{layout}
+def test_where_pot_is_laid_out_in_another_way_all_of_it_is_taken() -> None:
+    fresh("""
 import sys
 import numpy as np
 from emdcfl.transport import exact, solvers
+solvers._import_simplex = lambda: 1 / 0
 assert abs(exact(np.eye(3)[:2]).value - 0.0) < 1e-9
 assert solvers._emd is sys.modules["ot"].emd
 """)

@@ -99,10 +99,12 @@ def margin_plot(distances: Distances, clients: Sequence[str], clusters: Sequence
                 if chosen.size:
                     label = name if exact else f"{name}, bound"
                     style = {"color": colour, "alpha": 0.75} if exact else {"edgecolor": colour, "facecolor": "none", "hatch": hatch}
-                    axes.hist(np.minimum(chosen, bins[-1]), bins=bins, label=label, **style)
+                    axes.hist(np.minimum(chosen, bins[-1]), bins=bins, histtype="stepfilled", label=label, **style)
         if known.max() > bins[-1]:
             quantity += f"; the last bar holds everything from {bins[-2]:.3g} up"
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("")
         axes.set_ylim(0.5, None)
     axes.axvline(tolerance, color="black", linestyle="--", label="tolerance" if calibrated else f"tolerance {tolerance:g}")
     axes.set_xlabel(quantity)

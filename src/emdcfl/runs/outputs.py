@@ -63,20 +63,13 @@ def write_outputs(path: Path, result: Result) -> None:
 
 
 def _write_distances(path: Path, d: Distances, clients: list[str], clusters: list[int], *, finished: bool) -> None:
-    drawn_from = [path / "distances.npz", path / READING]
-    before = [_content(p) for p in drawn_from]
-    write_arrays(drawn_from[0], {"W": d.W, "tau": d.tau, "epsilon": d.epsilon, "kind": d.kind, "noise_factor": np.array(d.noise_factor)})
-    _write_json(drawn_from[1], read(d, clients, clusters).as_dict())
-    pictures = {"heatmap.png": heatmap, "margins.png": margin_plot}
-    # later rounds rarely move a distance or a cluster, and drawing takes longer than a small network's training
-    current = before == [_content(p) for p in drawn_from] and all((path / name).exists() for name in pictures)
-    if finished or not current:
-        for name, draw in pictures.items():
-            write_file(path / name, [draw(d, clients, clusters)])
-
-
-def _content(path: Path) -> bytes | None:
-    return path.read_bytes() if path.is_file() else None
+    write_arrays(
+        path / "distances.npz", {"W": d.W, "tau": d.tau, "epsilon": d.epsilon, "kind": d.kind, "noise_factor": np.array(d.noise_factor)}
+    )
+    _write_json(path / READING, read(d, clients, clusters).as_dict())
+    if finished:  # drawing takes longer than a small network's training
+        write_file(path / "heatmap.png", [heatmap(d, clients, clusters)])
+        write_file(path / "margins.png", [margin_plot(d, clients, clusters)])
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

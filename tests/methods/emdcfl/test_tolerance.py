@@ -8,7 +8,6 @@ import pytest
 import torch
 from tests.tiny import federation, tiny
 
-from emdcfl.clustering import adjusted_rand
 from emdcfl.core.errors import ClientError, ConfigError
 from emdcfl.core.federation import Failure
 from emdcfl.core.tasks import Training
@@ -103,19 +102,6 @@ def test_under_the_null_hypothesis_nobody_is_refused_and_the_values_are_standard
         assert all(e.epsilon > e.W for e in found.entries.values())
     assert abs(np.mean(values)) < 0.7
     assert np.std(values) < 1.2
-
-
-@pytest.mark.slow
-def test_rotated_digits_are_found_without_a_tolerance() -> None:
-    scenario = scenarios.build("rotated-digits")
-    fed, local = trained(scenario, Training(10, 32, 0.02))
-    method = make("emdcfl", tolerance="auto")
-    state = method.init(fed, fed.begin(0))
-    fed.train = lambda starts, **_: type("R", (), {"column": lambda self, name: local if name == "theta" else dict.fromkeys(local, 1)})()  # type: ignore[method-assign, assignment]
-    serving = method.serve(method.step(fed, state, fed.begin(1)))
-    assert scenario.groups is not None and serving.clusters is not None
-    groups = list(dict.fromkeys(scenario.groups.values()))
-    assert adjusted_rand([groups.index(scenario.groups[c]) for c in fed.clients], serving.clusters.tolist()) == 1.0
 
 
 def test_low_power_is_a_warning_and_not_a_guess(caplog: pytest.LogCaptureFixture) -> None:
