@@ -15,7 +15,7 @@ from PIL import Image
 from tests.data import standins
 from typer.testing import CliRunner
 
-from emdcfl.cli import reproduce as command  # noqa: F401  registers the command
+from emdcfl.cli import studies as command  # noqa: F401  registers the command
 from emdcfl.cli.app import app
 from emdcfl.core.errors import ConfigError
 from emdcfl.paper import reproduce as module

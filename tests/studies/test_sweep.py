@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from emdcfl.cli import sweep as command
+from emdcfl.cli import studies as command
 from emdcfl.cli.app import app
 from emdcfl.core.errors import ConfigError
 from emdcfl.runs.config import Choice, Config, TrainingConfig

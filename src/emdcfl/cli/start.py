@@ -1,10 +1,11 @@
-"""``emdcfl methods``: the methods and their options."""
+"""``emdcfl init`` and ``emdcfl methods``: a commented config to start from, and what to choose from."""
 
 from __future__ import annotations
 
 import inspect
 import json
 from dataclasses import MISSING, fields
+from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
@@ -14,7 +15,9 @@ from rich.table import Table
 from emdcfl.cli.app import app
 from emdcfl.cli.show import terminal
 from emdcfl.core.checks import describe
+from emdcfl.core.errors import ConfigError
 from emdcfl.methods import METHODS, Method, find
+from emdcfl.runs.config import template
 
 
 def about(cls: type[Method]) -> dict[str, Any]:
@@ -68,3 +71,15 @@ def methods(
         console.print(table)
     if known[0]["reference"]:
         console.print(f'preset = "reference" sets {known[0]["reference"]}')
+
+
+@app.command()
+def init(path: Annotated[Path, typer.Argument(help="File to write.")] = Path("emdcfl.toml")) -> None:
+    """Write a commented config to start from."""
+    if path.exists():
+        raise ConfigError(f"{path} exists already; choose another name")
+    try:
+        path.write_text(template(), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}; choose another place") from error
+    typer.echo(f"wrote {path}; edit it, then: emdcfl run {path}")
