@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -39,6 +39,7 @@ def fit(
     local_epochs: int | None = None,
     batch_size: int | None = None,
     lr: float | None = None,
+    personalize: Literal["off", "on", "if-it-pays"] | None = None,
     participants: int | None = None,
     groups: Mapping[str, str] | Sequence[str] | None = None,
     device: str = "auto",
@@ -62,6 +63,9 @@ def fit(
         A method's name, or an instance: ``EMDCFL(tolerance=0.03)``. Fields left at their default take the scenario's value for them.
     rounds, local_epochs, batch_size, lr, participants : optional
         Default: the scenario's; for data of your own, 5 rounds of 10 epochs in batches of 32 with everybody.
+    personalize : "off", "on" or "if-it-pays", optional
+        Fine-tune at home after the last round: every client keeps the result, or only where its validation loss improves by more than
+        chance. ``Result.predict`` then uses what was kept.
     groups : dict or list, optional
         True groups of arrays, where known, to score the result with.
     workers : int
@@ -97,6 +101,7 @@ def fit(
         "training.local_epochs": local_epochs,
         "training.batch_size": batch_size,
         "training.lr": lr,
+        "personalize.mode": personalize,
         "engine.device": device,
         "engine.workers": workers,
         **(settings or {}),

@@ -66,6 +66,13 @@ def test_a_task_that_the_operator_allows_is_answered(tmp_path: Path) -> None:
     server = HostileServer(tmp_path / "home", toml='[policy]\ntasks = ["embed"]')
     assert len(server.ask("embed", theta=omega(), cap=4)["reply"]["embeddings"]) == 4
     assert "policy.tasks" in server.refused("train", theta=states(1)[0], training={})
+    assert "policy.tasks" in server.refused("personalize", models=states(1), weights=torch.ones(1), training={}, always=True)
+
+
+def test_a_node_that_trains_also_fine_tunes(tmp_path: Path) -> None:
+    server = HostileServer(tmp_path / "home", toml='[policy]\ntasks = ["train"]')
+    inputs = {"models": states(1), "weights": torch.ones(1), "training": {"local_epochs": 1}, "always": True}
+    assert server.ask("personalize", **inputs)["reply"].keys() == {"kept", "theta"}
 
 
 @pytest.mark.parametrize(

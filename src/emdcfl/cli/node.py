@@ -28,6 +28,7 @@ RELEASES = {
     "describe": "how many train and validation samples it has; its public key",
     "train": "a model trained on its data, the loss, the number of samples",
     "test": "accuracy and loss of a model on its test data, the number of samples",
+    "personalize": "the model it is served, fine-tuned on its data, if its validation loss improved by it",
     "evaluate": "accuracy and losses of up to {models_at_once} models at once, as {reductions}",
     "reference": "up to {samples} embeddings of train samples{noise}, projected to {projection_ratio:g} of their width; distances",
     "project": "up to {samples} embeddings of its samples under each partner's model{noise}, projected in the same way",
@@ -67,9 +68,9 @@ def report(config: NodeConfig, home: Path) -> Iterator[str]:
     if config.data != "scenario":
         yield "  survey          classes, image sizes or column names, mean and spread of numbers, words of text columns (200 at most)"
     for task in TASKS:
-        if task in policy.tasks:
+        if task in policy.answered:
             yield f"  {task:<15} {_release(task, config)}"
-    yield f"It never receives: {', '.join(sorted(set(TASKS) - set(policy.tasks))) or 'every task is allowed'}"
+    yield f"It never receives: {', '.join(sorted(set(TASKS) - set(policy.answered))) or 'every task is allowed'}"
     yield ""
     yield f"networks    {', '.join(BUILDERS)}" + (f"; code of {', '.join(policy.models)}" if policy.models else "; no other code")
     yield f"costs       {', '.join(policy.costs)}" + ("; LABELS are sent" if "label-aware" in policy.costs else "; no labels are sent")

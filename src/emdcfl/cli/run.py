@@ -52,6 +52,9 @@ def run(
     local_epochs: Annotated[int | None, typer.Option(help="Local epochs E per round.", show_default="the scenario's")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Local batch size B.", show_default="the scenario's")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate of local SGD.", show_default="the scenario's")] = None,
+    personalize: Annotated[
+        str | None, typer.Option(help="Fine-tune at home after the last round: off, on or if-it-pays.", show_default="off")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Everything random follows from it.", show_default="0")] = None,
     participants: Annotated[int | None, typer.Option(help="Clients drawn per round.", show_default="all")] = None,
     scale: Annotated[str | None, typer.Option(help="smoke, small or paper, where the scenario has scales.", show_default=False)] = None,
@@ -82,6 +85,7 @@ def run(
         "training.local_epochs": local_epochs,
         "training.batch_size": batch_size,
         "training.lr": lr,
+        "personalize.mode": personalize,
         "run.seed": seed,
         "run.participants": participants,
         "scenario.scale": scale,

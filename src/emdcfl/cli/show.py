@@ -12,7 +12,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from emdcfl.core.units import escaped, names, percent
+from emdcfl.core.units import escaped, names, percent, plural
 from emdcfl.runs.outputs import read_reading
 from emdcfl.runs.scoring import MetricsRow
 from emdcfl.runs.verdict import BASELINES, headline, worth
@@ -50,10 +50,13 @@ def show_result(console: Console, summary: Mapping[str, Any], rows: Sequence[Met
     head = f"{summary['method']} on {summary['scenario']}, seed {summary['seed']}: "
     tell(console, Text.assemble(head, (headline(summary, reading), "bold")))
     tell(console, _scores(summary))
+    if "personalized" in summary:
+        tell(console, fine_tuned(summary))
     if reading is not None:
         _show_distances(console, reading)
     seconds = summary["seconds"]
-    times = " · ".join(f"{phase} {seconds.get(phase, 0.0):.1f} s" for phase in PHASES)
+    phases = [*PHASES, *(["personalize"] if "personalize" in seconds else [])]
+    times = " · ".join(f"{phase} {seconds.get(phase, 0.0):.1f} s" for phase in phases)
     tell(console, f"time: {times} · total {seconds.get('total', 0.0):.1f} s")
     _list(console, [f"missing: {f['client']} in round {f['round']} ({f['task']}): {f['reason']}" for f in summary["failures"]], "failures")
     quarantined = summary.get("quarantined", [])
@@ -73,6 +76,14 @@ def _scores(summary: Mapping[str, Any]) -> Text:
         ari = f"ARI = {summary['ari']:.2f}" if summary["ari"] is not None else "no true groups to compare with"
         parts.append(Text(f"K = {summary['k']}, {ari}"))
     return Text("; ").join(parts)
+
+
+def fine_tuned(summary: Mapping[str, Any]) -> str:
+    """Say who kept a fine-tuned model, and what it gained."""
+    told, everybody = summary["personalized"], len(summary["clients"])
+    gain = "" if told["gain"] is None else f" ({100 * told['gain']:+.1f} points)"
+    kept = f"fine-tuned at home: kept by {len(told['kept'])} of {plural(everybody, 'client')}"
+    return f"{kept}, accuracy {percent(told['accuracy']['mean'])}{gain}, worst client {percent(told['accuracy']['worst'])}"
 
 
 def _show_distances(console: Console, reading: Mapping[str, Any]) -> None:

@@ -23,14 +23,15 @@ def predict(
     run: Annotated[Path, typer.Argument(help="Run directory.")],
     files: Annotated[list[Path], typer.Argument(help="Images, or tables with the run's columns.")],
     client: Annotated[str, typer.Option(help="Whose model to use: a client of the run.")],
+    plain: Annotated[bool, typer.Option("--plain", help="The model before fine-tuning, even if the client kept the one after.")] = False,
     trust_model: TrustModel = False,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable, with all probabilities.")] = False,
 ) -> None:
-    """Classify files with the model of a client."""
+    """Classify files with the model that a client should use: its fine-tuned one, if it kept one."""
     from emdcfl.data.own import read_inputs
     from emdcfl.runs.outputs import load_served
 
-    served = load_served(run, client, trust_model=trust_model)
+    served = load_served(run, client, plain=plain, trust_model=trust_model)
     x, names = read_inputs(files, encoding=served.about.encoding)
     p = served.probabilities(x)
     best, classes = p.argmax(1).tolist(), served.about.classes

@@ -160,11 +160,11 @@ class Client:
         return torch.cat(parts).float().cpu()
 
     @contextmanager
-    def mode(self, training: bool) -> Iterator[None]:
+    def mode(self, training: bool, purpose: str = "dropout") -> Iterator[None]:
         self.network.module.train(training)
         # no cache: it would keep the low-precision weights of the first step for all steps of the block
         low = torch.autocast(self.network.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=False)
-        with global_seed(keyed_int(self.seed, self.name, self.round, "dropout")), low:
+        with global_seed(keyed_int(self.seed, self.name, self.round, purpose)), low:
             yield
 
 
@@ -253,7 +253,12 @@ def staged_task(
             try:
                 works = next(running)
                 while True:
-                    works = running.send([work(client) for work in works])
+                    try:
+                        results = [work(client) for work in works]
+                    except Exception as error:  # the task may know what to do about it
+                        works = running.throw(error)
+                    else:
+                        works = running.send(results)
             except StopIteration as finished:
                 reply: Reply = finished.value
                 return reply

@@ -1,4 +1,4 @@
-r"""The tasks every client answers: ``describe``, ``train``, ``evaluate``, ``embed``, ``test``."""
+r"""The tasks every client answers: ``describe``, ``train``, ``evaluate``, ``embed``, ``test``, ``personalize``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from emdcfl.core.client import EVALUATION_BATCH, LOSS_BATCH, Client, Stages, staged_task, task
-from emdcfl.core.errors import ClientError, DataError
+from emdcfl.core.errors import ClientError, DataError, EmdcflError
 from emdcfl.core.params import LayoutEntry, Network
 from emdcfl.core.schema import Field, Reply, finite
 from emdcfl.privacy.exchange import KEY, public_key
@@ -64,9 +64,11 @@ class Fit:
     prox: Mapping[str, Any] | None = None
     cosine: Mapping[str, Any] | None = None
     sample_weights: Tensor | None = None
+    purpose: str = "shuffle"
 
     def __call__(self, client: Client) -> Reply:
-        return local_sgd(client, self.theta, self.training, prox=self.prox, cosine=self.cosine, sample_weights=self.sample_weights)
+        terms: dict[str, Any] = {"prox": self.prox, "cosine": self.cosine, "sample_weights": self.sample_weights}
+        return local_sgd(client, self.theta, self.training, **terms, purpose=self.purpose)
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,7 @@ def local_sgd(
     prox: Mapping[str, Any] | None = None,
     cosine: Mapping[str, Any] | None = None,
     sample_weights: Tensor | None = None,
+    purpose: str = "shuffle",
 ) -> Reply:
     r"""Minimise :math:`\frac1{|b|}\sum_{s\in b} w_s\,\ell(\theta; x_s, y_s) + \text{terms}` by SGD with momentum.
 
@@ -122,6 +125,8 @@ def local_sgd(
         Adds :math:`-\mu\cos(P(\theta), P(a))`.
     sample_weights : (n,) tensor, optional
         :math:`w_s` by train index; 1 by default. The sum is divided by the batch size, not by the weights.
+    purpose : str
+        Key of the order of batches: two trainings of one round do not share it.
 
     Returns
     -------
@@ -136,11 +141,11 @@ def local_sgd(
     weights = net.theta[where]
     velocity = torch.zeros_like(weights)
     terms = _terms(net, prox, cosine)
-    rng = client.generator("shuffle")
+    rng = client.generator(purpose)
     device = net.device
     w = torch.ones(len(data), device=device) if sample_weights is None else sample_weights.to(device)
     steps, loss_sum = 0, torch.zeros((), device=device)
-    with client.mode(training=True):
+    with client.mode(training=True, purpose="dropout" if purpose == "shuffle" else f"{purpose} dropout"):
         for _ in range(training.local_epochs):
             loss_sum.zero_()
             for batch in batches(rng.permutation(len(data)), training.batch_size, needs_two=net.layout.batch_statistics, client=client):
@@ -307,3 +312,61 @@ def mixture(client: Client, models: Tensor, weights: Tensor, split: str) -> tupl
         total = p if total is None else total + p
     assert total is not None
     return total, data.y.cpu()
+
+
+LEAST_Z = 2.0
+"""z-score of the validation gain from which a fine-tuned model is kept; chance alone exceeds it in about 2 of 100 cases."""
+
+PERSONALIZED = {
+    "kept": Field(int, low=0, high=1),
+    "theta": Field(torch.float32, ("P",), optional=True),
+}
+
+
+@staged_task(phase="personalize", returns=PERSONALIZED)
+def personalize(client: Client, *, models: Tensor, weights: Tensor, training: Mapping[str, Any], always: bool = False) -> Stages:
+    r"""Fine-tune the served model on the train split, and keep the result if the validation split says that it pays.
+
+    With the loss :math:`\ell_s` of the served model (or mixture) and :math:`\ell'_s` of the fine-tuned one on validation sample s,
+
+    .. math:: d_s = \ell_s - \ell'_s, \qquad z = \frac{\bar d}{\mathrm{sd}(d)/\sqrt m} > 2
+
+    keeps it. Of a mixture of predictions, the component with the largest weight is fine-tuned: an average of components that began from
+    different models is no model. A training that diverges, or has no data, leaves the served model.
+
+    Parameters
+    ----------
+    models, weights
+        What the client is served, as in ``test``.
+    training : mapping
+        Fields of ``Training``.
+    always : bool
+        Keep the result without asking the validation split.
+
+    Returns
+    -------
+    dict
+        ``kept`` (1 or 0) and, if kept, the state ``theta``.
+    """
+    try:
+        (fit,) = yield [Fit(models[int(weights.argmax())], Training(**training), purpose="personalize")]
+    except EmdcflError:
+        return {"kept": 0}
+    if not always and validation_gain(client, models, weights, fit["theta"]) <= LEAST_Z:
+        return {"kept": 0}
+    return {"kept": 1, "theta": fit["theta"]}
+
+
+@torch.no_grad()
+def validation_gain(client: Client, models: Tensor, weights: Tensor, theta: Tensor) -> float:
+    """Return z of the paired loss differences on the validation split; 0 with fewer than two samples, or where nothing changed."""
+    if len(client.site.val) < 2:
+        return 0.0
+    if len(models) == 1:
+        before = sample_losses(client, models[0], "val")[0]
+    else:
+        p, y = mixture(client, models, weights, "val")
+        before = -p.double().clamp_min(1e-12).log().gather(1, y[:, None])[:, 0]
+    gain = before.double() - sample_losses(client, theta, "val")[0].double()
+    mean, error = float(gain.mean()), float(gain.std()) / math.sqrt(len(gain))
+    return 0.0 if mean == 0 else math.copysign(math.inf, mean) if error == 0 else mean / error

@@ -1,9 +1,9 @@
 """The configuration of a run: dataclasses, and the TOML they are read from and written to.
 
-Seven tables: ``[run] [scenario] [method] [model] [training] [engine] [trust]``. In ``[scenario]``, ``[method]`` and ``[model]`` there is
-a ``name``, and every other key is an option of that scenario, method or model; ``check_options`` compares the options with what it
-declares. A key that is left out has its default; where the default is ``None``, the scenario decides (participants: all). An eighth,
-``[privacy]``, is another way to write the method's ``privacy_`` options: ``privacy.epsilon`` is ``method.privacy_epsilon``, and wins
+Eight tables: ``[run] [scenario] [method] [model] [training] [personalize] [engine] [trust]``. In ``[scenario]``, ``[method]`` and
+``[model]`` there is a ``name``, and every other key is an option of that scenario, method or model; ``check_options`` compares the options
+with what it declares. A key that is left out has its default; where the default is ``None``, the scenario decides (participants: all). A
+ninth, ``[privacy]``, is another way to write the method's ``privacy_`` options: ``privacy.epsilon`` is ``method.privacy_epsilon``, and wins
 over it.
 """
 
@@ -32,6 +32,7 @@ __all__ = [
     "Choice",
     "Config",
     "EngineConfig",
+    "PersonalizeConfig",
     "RunConfig",
     "TrainingConfig",
     "Trust",
@@ -78,6 +79,15 @@ class TrainingConfig:
 
 
 @dataclass(frozen=True)
+class PersonalizeConfig:
+    """Fine-tuning at home after the last round. ``lr`` of ``None`` is a fifth of ``training.lr``."""
+
+    mode: Literal["off", "on", "if-it-pays"] = "off"
+    epochs: int = 10
+    lr: float | None = None
+
+
+@dataclass(frozen=True)
 class EngineConfig:
     """Where client tasks run, and what happens when one fails."""
 
@@ -103,6 +113,7 @@ class Config:
     method: Choice = field(default_factory=lambda: Choice("emdcfl"))
     model: Choice | None = None
     training: TrainingConfig = field(default_factory=TrainingConfig)
+    personalize: PersonalizeConfig = field(default_factory=PersonalizeConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     trust: Trust = field(default_factory=Trust)
 
@@ -110,7 +121,7 @@ class Config:
 TABLES = tuple(f.name for f in dataclasses.fields(Config))
 CHOICES = ("scenario", "method", "model")
 PRIVACY = "privacy"
-Table = TypeVar("Table", RunConfig, TrainingConfig, EngineConfig, Trust)
+Table = TypeVar("Table", RunConfig, TrainingConfig, PersonalizeConfig, EngineConfig, Trust)
 
 RANGES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "run.seed": (lambda v: 0 <= v < 2**63, "from 0 to 2^63 - 1"),
@@ -122,6 +133,8 @@ RANGES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "training.lr": (lambda v: v > 0, "above 0"),
     "training.momentum": (lambda v: 0 <= v < 1, "at least 0 and below 1"),
     "training.weight_decay": (lambda v: v >= 0, "at least 0"),
+    "personalize.epochs": (lambda v: v >= 1, "at least 1"),
+    "personalize.lr": (lambda v: v > 0, "above 0"),
     "engine.workers": (lambda v: v >= 1, "at least 1"),
     "engine.device": (lambda v: re.fullmatch(r"auto|cpu|cuda(:\d+)?", v) is not None, "'auto', 'cpu', 'cuda' or 'cuda:<number>'"),
     "engine.threads": (lambda v: v >= 1, "at least 1"),
@@ -147,6 +160,7 @@ def from_dict(raw: Mapping[str, Any], where: str = "config") -> Config:
         method=_choice("method", raw, where, Config().method.name),
         model=_choice("model", raw, where, None) if raw.get("model") else None,
         training=_table(TrainingConfig, "training", raw, where),
+        personalize=_table(PersonalizeConfig, "personalize", raw, where),
         engine=_table(EngineConfig, "engine", raw, where),
         trust=_table(Trust, "trust", raw, where),
     )
@@ -186,13 +200,16 @@ def _plain(value: Any, where: str) -> Any:
 
 
 def as_dict(config: Config) -> dict[str, dict[str, Any]]:
-    """The tables of the config, in order. Unset keys are left out; an option that is ``None`` becomes ``"none"``."""
+    """The tables of the config, in order. Unset keys are left out; an option that is ``None`` becomes ``"none"``.
+
+    ``[personalize]`` is left out while nobody asks for it: the rounds do not depend on it, and runs without it keep their hash.
+    """
     tables: dict[str, dict[str, Any]] = {}
     for table in TABLES:
         part = getattr(config, table)
         if isinstance(part, Choice):
             tables[table] = {"name": part.name} | {key: _written(part.options[key]) for key in sorted(part.options)}
-        elif part is not None:
+        elif part is not None and part != PersonalizeConfig():
             tables[table] = {key: value for key, value in dataclasses.asdict(part).items() if value is not None}
     return tables
 

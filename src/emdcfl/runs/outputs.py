@@ -1,10 +1,10 @@
-"""What a run leaves for people: ``summary.json``, ``distances.npz``, pictures, ``reading.json``, ``models/``, and how to load them."""
+"""What a run leaves: ``summary.json``, ``distances.npz``, pictures, ``reading.json``, ``models/``, ``personal/``, and how to load them."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 Made = TypeVar("Made")
 
 INDEX = "models/index.json"
+PERSONAL = "personal/index.json"
 READING = "reading.json"
 AGAIN = "resume the run to write it again"
 
@@ -57,6 +58,8 @@ def write_outputs(path: Path, result: Result) -> None:
         _write_models(path, result.about, serving, clients)
     else:
         remove(path / INDEX)  # models of an earlier round are not this one's
+    if "personalized" in result.summary:
+        _write_personal(path, result)
     if serving.distances is not None and serving.clusters is not None:
         _write_distances(path, serving.distances, clients, serving.clusters.tolist(), finished=finished)
     _write_json(path / "summary.json", result.summary)
@@ -77,19 +80,32 @@ def _write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def _write_models(path: Path, about: ModelInfo, serving: Serving, clients: list[str]) -> None:
-    folder = path / "models"
-    make_folder(folder)
     names = _file_names(model_names(serving, clients))
-    for name, theta in zip(names, serving.models, strict=True):
-        write_tensors(folder / f"{name}.safetensors", about.network.state_dict(theta), about.as_metadata(), seal=True)
-    for old in folder.glob("*.safetensors"):
-        if old.stem not in names:
-            remove(old)
+    _write_states(path / "models", about, names, serving.models)
     who: dict[str, Any] = {}
     for i, client in enumerate(clients):
         chosen = torch.nonzero(serving.weights[i] > 0).flatten().tolist()
         who[client] = {names[k]: float(serving.weights[i, k]) for k in chosen}
     _write_json(path / INDEX, {"mix": serving.mix, "models": names, "clients": who})
+
+
+def _write_personal(path: Path, result: Result) -> None:
+    """Write the fine-tuned models that clients kept, and then who has which."""
+    kept = ((client, result.personal_state(client)) for client in result.summary["personalized"]["kept"])
+    states = {client: theta for client, theta in kept if theta is not None}
+    names = _file_names([f"client-{client}" for client in states])
+    _write_states(path / "personal", result.about, names, states.values())
+    _write_json(path / PERSONAL, {"clients": dict(zip(states, names, strict=True))})
+
+
+def _write_states(folder: Path, about: ModelInfo, names: list[str], states: Iterable[torch.Tensor]) -> None:
+    """Write one file per state, and remove the files of others."""
+    make_folder(folder)
+    for name, theta in zip(names, states, strict=True):
+        write_tensors(folder / f"{name}.safetensors", about.network.state_dict(theta), about.as_metadata(), seal=True)
+    for old in folder.glob("*.safetensors"):
+        if old.stem not in names:
+            remove(old)
 
 
 def _file_names(names: list[str]) -> list[str]:
@@ -138,25 +154,37 @@ def _read_json(path: Path, otherwise: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Parts:
-    """What a run directory holds beside its config and metrics; ``serving`` reads the models when called."""
+    """What a run directory holds beside its config and metrics.
+
+    ``serving`` reads the models when called, and ``personal`` the fine-tuned one of a client, ``None`` where it kept none.
+    """
 
     summary: dict[str, Any]
     about: ModelInfo
     serving: Callable[[], Serving]
+    personal: Callable[[str], torch.Tensor | None]
 
 
 def load_parts(run: Path, *, trust_model: bool = False) -> Parts:
     """Read summary and models of a run directory."""
     summary, index = read_summary(run), _read_index(run)
     about = _from_models(run, lambda: _read_model(run, index["models"][0], trust_model)[0])
-    return Parts(summary, about, partial(_load_serving, run, summary, index, about))
+    return Parts(summary, about, partial(_load_serving, run, summary, index, about), partial(_load_personal, run, about))
 
 
-def load_served(run: Path, client: str, *, trust_model: bool = False) -> Served:
-    """Read what one client of a run is served with, and no other model."""
+def load_served(run: Path, client: str, *, plain: bool = False, trust_model: bool = False) -> Served:
+    """Read the model that one client of a run should use, and no other: its fine-tuned one if it kept one, unless ``plain``."""
     index = _read_index(run)
     if client not in index["clients"]:
         raise DataError(f"{run} has no client {client!r}: {nearest(client, index['clients'])}")
+    name = None if plain else _personal_names(run).get(client)
+    if name is not None:
+
+        def read_personal() -> Served:
+            about, tensors = _read_model(run, name, trust_model, "personal")
+            return Served(about, about.flat(tensors)[None], (1.0,))
+
+        return _from_models(run, read_personal)
 
     def read_models() -> Served:
         weights: dict[str, float] = index["clients"][client]
@@ -165,6 +193,19 @@ def load_served(run: Path, client: str, *, trust_model: bool = False) -> Served:
         return served(about, torch.stack([about.flat(tensors) for _, tensors in read]), list(weights.values()), index["mix"])
 
     return _from_models(run, read_models)
+
+
+def _personal_names(run: Path) -> dict[str, str]:
+    """Client → file of the fine-tuned model that it kept; empty for a run without fine-tuning."""
+    if not (run / PERSONAL).exists():
+        return {}
+    names: dict[str, str] = _read_json(run / PERSONAL, f"{run} has no fine-tuned models")["clients"]
+    return names
+
+
+def _load_personal(run: Path, about: ModelInfo, client: str) -> torch.Tensor | None:
+    name = _personal_names(run).get(client)
+    return None if name is None else _from_models(run, lambda: about.flat(read_tensors(_model_path(run, name, "personal"))[0]))
 
 
 def _load_serving(run: Path, summary: Mapping[str, Any], index: Mapping[str, Any], about: ModelInfo) -> Serving:
@@ -193,8 +234,8 @@ def load_distances(run: Path) -> Distances | None:
         raise StoreError(f"{path}: no array {error}; {AGAIN}") from error
 
 
-def _read_model(run: Path, name: str, trust_model: bool) -> tuple[ModelInfo, dict[str, torch.Tensor]]:
-    path = _model_path(run, name)
+def _read_model(run: Path, name: str, trust_model: bool, folder: str = "models") -> tuple[ModelInfo, dict[str, torch.Tensor]]:
+    path = _model_path(run, name, folder)
     tensors, metadata = read_tensors(path)
     about = ModelInfo.from_metadata(metadata, path, trust_model=trust_model)
     _check_network(about.recipe, sum(tensor.numel() for tensor in tensors.values()), path)
@@ -210,10 +251,10 @@ def _check_network(recipe: ModelRecipe, held: int, path: Path) -> None:
             raise StoreError(f"{path}: names a network of {wanted} numbers but holds {held}")
 
 
-def _model_path(run: Path, name: str) -> Path:
+def _model_path(run: Path, name: str, folder: str = "models") -> Path:
     if not isinstance(name, str) or Path(name).name != name:  # a name is part of a path
         raise ValueError(f"a model called {name!r}")
-    return run / "models" / f"{name}.safetensors"
+    return run / folder / f"{name}.safetensors"
 
 
 def _read_index(run: Path) -> dict[str, Any]:

@@ -29,6 +29,9 @@ from emdcfl.runs.config import Choice, Config, as_dict, config_hash
 IN_MEMORY = "in-memory"
 """Scenario name of data that were given as arrays: a config cannot build them again, and identifies them by a fingerprint."""
 
+SMALLER = 5
+"""By how much the learning rate of fine-tuning is smaller than that of training, unless ``personalize.lr`` says otherwise."""
+
 
 @dataclass(frozen=True)
 class RunPlan:
@@ -103,7 +106,9 @@ def plan(config: Config, scenario: Scenario | None = None) -> RunPlan:
     cls = type(method)
     explicit = {k: v for k, v in asdict(config.training).items() if v is not None}
     training = Training(**{**{k: v for k, v in scenario.defaults.items() if k in _names(Training)}, **explicit})
-    engine = config.engine
+    engine, personalize = config.engine, config.personalize
+    if personalize.mode != "off":
+        personalize = replace(personalize, lr=personalize.lr or training.lr / SMALLER)
     name = resolve(
         engine.name,
         scenario,
@@ -119,6 +124,7 @@ def plan(config: Config, scenario: Scenario | None = None) -> RunPlan:
         method=Choice(cls.name, {f.name: getattr(method, f.name) for f in fields(cls) if getattr(method, f.name) is not None}),  # type: ignore[arg-type]
         model=Choice(scenario.model.name, dict(scenario.model.options)),
         training=replace(config.training, **{k: v for k, v in asdict(training).items() if k in _names(type(config.training))}),
+        personalize=personalize,
         engine=replace(engine, device=device, name=name, on_failure=on_failure),
     )
     return RunPlan(complete, scenario, method, training)

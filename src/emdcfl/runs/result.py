@@ -50,6 +50,8 @@ class Result:
         One row per tested round and client: what ``metrics.jsonl`` holds.
     about : ModelInfo
         Classes, network, preprocessing.
+    personal : mapping, or a function that reads it
+        Client → the fine-tuned state that it kept.
     folder : Path or None
         The run directory, where there is one.
     """
@@ -59,6 +61,7 @@ class Result:
     history: list[MetricsRow]
     about: ModelInfo
     source: Serving | Callable[[], Serving]
+    personal: Mapping[str, Tensor] | Callable[[str], Tensor | None] = field(default_factory=dict)
     scenario: Scenario | None = None
     state: Any = None
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -102,18 +105,35 @@ class Result:
         """Client → its network in evaluation mode (of mixtures, the model with the largest weight)."""
         return {client: self.model_of(client).module() for client in self.clients}
 
-    def model_of(self, client: str) -> Served:
-        """Return what a client is served with."""
+    @property
+    def personalized(self) -> Accuracy | None:
+        """Accuracy with fine-tuning at home, each client with the model it should use; ``None`` for a run without."""
+        told = self.summary.get("personalized")
+        if told is None:
+            return None
+        score = told["accuracy"]
+        variant = next(iter(score["variants"]))
+        return Accuracy(score["mean"], score["worst"], {c: found[variant] for c, found in told["clients"].items() if found})
+
+    def personal_state(self, client: str) -> Tensor | None:
+        """Return the fine-tuned state a client kept; ``None`` where it kept none."""
+        return self.personal(client) if callable(self.personal) else self.personal.get(client)
+
+    def model_of(self, client: str, *, plain: bool = False) -> Served:
+        """Return the model a client should use: the fine-tuned one it kept, else (or if ``plain``) what it is served with."""
         if client not in self.clients:
             raise DataError(f"there is no client {client!r}: {nearest(client, self.clients)}")
+        own = None if plain else self.personal_state(client)
+        if own is not None:
+            return Served(self.about, own[None], (1.0,))
         all_ = self.serving
         return served(self.about, all_.models, all_.weights[self.clients.index(client)], all_.mix)
 
-    def predict(self, client: str, x: Any) -> list[str]:
-        """Return the class names predicted for raw inputs ``x`` (as given to ``fit``) by what the client is served with."""
-        return [self.about.classes[i] for i in self.predict_proba(client, x).argmax(1).tolist()]
+    def predict(self, client: str, x: Any, *, plain: bool = False) -> list[str]:
+        """Return the class names predicted for raw inputs ``x`` (as given to ``fit``) by the client's model (see ``model_of``)."""
+        return [self.about.classes[i] for i in self.predict_proba(client, x, plain=plain).argmax(1).tolist()]
 
-    def predict_proba(self, client: str, x: Any) -> Tensor:
+    def predict_proba(self, client: str, x: Any, *, plain: bool = False) -> Tensor:
         """Return class probabilities, one column per entry of ``about.classes``."""
         shape = self.about.shape
         inputs = torch.as_tensor(np.ascontiguousarray(x))
@@ -121,7 +141,7 @@ class Result:
             inputs = inputs.to(torch.float32)
         if tuple(inputs.shape[1:]) != shape and inputs.numel() == inputs.shape[0] * int(np.prod(shape)):
             inputs = inputs.reshape(-1, *shape)  # (N, H, W) for (N, 1, H, W)
-        return self.model_of(client).probabilities(inputs)
+        return self.model_of(client, plain=plain).probabilities(inputs)
 
     def place(self, site: Any, *, name: str | None = None, label: str | None = None) -> Placement:
         """Say which group a new site belongs to: a folder or table, or ``(X, y)`` arrays."""
@@ -150,6 +170,8 @@ class Result:
         s, score = self.summary, self.accuracy
         groups = "" if s["clusters"] is None else f" in {s['k']} cluster{'s' if s['k'] != 1 else ''}"
         tested = "not tested" if score.mean is None else f"accuracy {score.mean:.1%}, worst client {score.worst:.1%}"
+        tuned = self.personalized
+        tested += "" if tuned is None or tuned.mean is None else f" ({tuned.mean:.1%} fine-tuned at home)"
         rounds = f"{s['rounds']} round{'s' if s['rounds'] != 1 else ''}{'' if s['finished'] else ', unfinished'}"
         return f"{s['method']} on {s['scenario']}, seed {s['seed']}: {len(self.clients)} clients{groups}, {tested}, {rounds}"
 
@@ -193,6 +215,7 @@ def load(folder: str | Path, *, scenario: Scenario | None = None, trust_model: b
         history=store.read_metrics(),
         about=parts.about,
         source=parts.serving,
+        personal=parts.personal,
         scenario=scenario,
         folder=path,
     )

@@ -22,8 +22,9 @@ from emdcfl.data.types import Scenario
 from emdcfl.methods.base import Serving
 from emdcfl.runs import signals
 from emdcfl.runs.config import Config
-from emdcfl.runs.loop import Finished, Observer, play
+from emdcfl.runs.loop import Finished, Observer, Silent, play
 from emdcfl.runs.outputs import write_outputs
+from emdcfl.runs.personal import Personal, gain, personalize
 from emdcfl.runs.plan import RunPlan, plan
 from emdcfl.runs.result import Result
 from emdcfl.runs.scoring import MetricsRow, accuracy, agreement
@@ -31,6 +32,7 @@ from emdcfl.runs.served import ModelInfo
 from emdcfl.runs.store import RunStore
 
 PHASES = ("train", "embed", "transport", "evaluate")
+PERSONALIZE = "personalize"
 
 
 def run(
@@ -77,6 +79,17 @@ class _Account:
     last: list[MetricsRow] = field(default_factory=list)
     failures: list[dict[str, Any]] = field(default_factory=list)
     before: dict[str, float] = field(default_factory=dict)
+    personal: Personal | None = None
+
+    @property
+    def variants(self) -> dict[str, tuple[str, ...]]:
+        """Test variants of each client."""
+        return {site.name: tuple(site.tests) for site in self.plan.scenario.sites}
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether clients have still to fine-tune after the last round."""
+        return self.plan.config.personalize.mode != "off" and self.personal is None
 
     def restore(self) -> tuple[int, Any]:
         """Return the last complete round and its state (0 and none for a new run), and go on from its account."""
@@ -90,6 +103,7 @@ class _Account:
             list(extra.get("rows", [])),
             list(extra.get("failures", [])),
         )
+        self.personal = Personal(**extra["personal"]) if "personal" in extra else None
         self.fed.guard.ledger.restore(extra.get("trust", {}))
         self.fed.traffic.restore(extra.get("bytes", {}))
         return done, state
@@ -98,18 +112,30 @@ class _Account:
         """Take in a round, save it where there is a run directory, and return the result so far."""
         self.last = finished.rows or self.last
         self.history += finished.rows
+        return self._save(finished, finished.rows)
+
+    def personalize(self, finished: Finished, observer: Observer | None) -> Result:
+        """Let clients fine-tune what the last round serves, and commit that round again with what they kept."""
+        planned, fed = self.plan, self.fed
+        fed.observer = (observer or Silent()).reply
+        fed.begin(finished.index)
+        self.personal = personalize(fed, finished.serving, self.last, planned.config.personalize, planned.training, self.variants)
+        return self._save(finished, [])
+
+    def _save(self, finished: Finished, rows: list[MetricsRow]) -> Result:
         self.failures += [asdict(f) for f in self.fed.failures]
         self.fed.failures.clear()
         result = self.result(finished, self._seconds())
         if self.store is not None:
             with signals.defer_signals():  # a round that was played is saved, even if somebody asks to stop just now
-                self.store.append_metrics(finished.rows)
+                self.store.append_metrics(rows)
                 self.store.save_state(finished.index, finished.state, result.extra, beside=True)
                 write_outputs(self.store.path, result)
         return result
 
     def _seconds(self) -> dict[str, float]:
-        now = {phase: self.fed.clock.seconds.get(phase, 0.0) for phase in PHASES} | {"total": time.perf_counter() - self.started}
+        phases = PHASES if self.personal is None else (*PHASES, PERSONALIZE)
+        now = {phase: self.fed.clock.seconds.get(phase, 0.0) for phase in phases} | {"total": time.perf_counter() - self.started}
         return {phase: self.before.get(phase, 0.0) + value for phase, value in now.items()}
 
     def result(self, finished: Finished, seconds: Mapping[str, float]) -> Result:
@@ -119,12 +145,15 @@ class _Account:
             "failures": self.failures,
             "trust": self.fed.guard.ledger.as_dict(),
             "bytes": self.fed.traffic.bytes,
+            **({} if self.personal is None else {"personal": self.personal.as_dict()}),
         }
+        summary = summarise(self.plan, self.fed, finished.index, finished.serving, self.last, seconds, self.failures, self.personal)
         return Result(
             config=self.plan.config,
-            summary=summarise(self.plan, self.fed, finished.index, finished.serving, self.last, seconds, self.failures),
+            summary=summary,
             history=self.history,
             source=finished.serving,
+            personal={} if self.personal is None else self.personal.states,
             about=ModelInfo.of(self.plan.scenario),
             scenario=self.plan.scenario,
             state=finished.state,
@@ -136,17 +165,20 @@ class _Account:
 def _play(account: _Account, observer: Observer | None) -> Result:
     done, state = account.restore()
     planned, method = account.plan, account.plan.method
-    if state is not None and done >= planned.rounds:
-        finished = account.result(Finished(done, state, method.serve(state), account.last), account.before)
-        assert account.store is not None
-        write_outputs(account.store.path, finished)
-        return finished
     settings: dict[str, Any] = {"evaluate_every": planned.config.run.evaluate_every, "retries": planned.config.engine.retries}
-    settings["variants"] = {site.name: tuple(site.tests) for site in planned.scenario.sites}
+    settings["variants"] = account.variants
     result: Result | None = None
-    for round in play(account.fed, method, rounds=planned.rounds, state=state, done=done, observer=observer, **settings):
-        result = account.add(round)
-    assert result is not None
+    if state is not None and done >= planned.rounds:
+        last = Finished(done, state, method.serve(state), account.last)
+    else:
+        for last in play(account.fed, method, rounds=planned.rounds, state=state, done=done, observer=observer, **settings):
+            result = account.add(last)
+    if account.unfinished:
+        return account.personalize(last, observer)
+    if result is None:  # the run was finished before
+        assert account.store is not None
+        result = account.result(last, account.before)
+        write_outputs(account.store.path, result)
     return result
 
 
@@ -158,23 +190,23 @@ def summarise(
     rows: list[MetricsRow],
     seconds: Mapping[str, float],
     failures: list[dict[str, Any]],
+    personal: Personal | None = None,
 ) -> dict[str, Any]:
     """Return what ``summary.json`` holds."""
     scenario, clusters = planned.scenario, serving.clusters
-    variants = list(scenario.sites[0].tests) or ["test"]
-    scores = {v: accuracy(rows, v, scenario.scored) for v in variants}
     return {
         "method": planned.config.method.name,
         "scenario": scenario.name,
         "seed": planned.config.run.seed,
         "rounds": index,
-        "finished": index == planned.rounds,
+        "finished": index == planned.rounds and (personal is not None or planned.config.personalize.mode == "off"),
         "k": int(serving.models.shape[0]) if clusters is None else len(set(clusters.tolist())),
         "ari": agreement(serving.clusters, fed.clients, scenario.groups),
         "clients": list(fed.clients),
         "groups": None if scenario.groups is None else [scenario.groups[c] for c in fed.clients],
         "clusters": None if clusters is None else [int(k) for k in clusters.tolist()],
-        "accuracy": {**scores[variants[0]], "samples": _tested(rows, variants[0], scenario.scored), "variants": scores},
+        "accuracy": _scores(rows, scenario),
+        **({} if personal is None else {"personalized": _personalized(planned, rows, personal)}),
         "scored": None if scenario.scored is None else list(scenario.scored),
         "seconds": {phase: round(value, 3) for phase, value in seconds.items()},
         "bytes": fed.traffic.bytes,
@@ -185,6 +217,28 @@ def summarise(
         "notes": list(scenario.notes),
         "config": planned.key,
         "versions": versions(),
+    }
+
+
+def _variants(scenario: Scenario) -> list[str]:
+    return list(scenario.sites[0].tests) or ["test"]
+
+
+def _scores(rows: list[MetricsRow], scenario: Scenario) -> dict[str, Any]:
+    variants = _variants(scenario)
+    scores = {v: accuracy(rows, v, scenario.scored) for v in variants}
+    return {**scores[variants[0]], "samples": _tested(rows, variants[0], scenario.scored), "variants": scores}
+
+
+def _personalized(planned: RunPlan, rows: list[MetricsRow], personal: Personal) -> dict[str, Any]:
+    """Return who kept a fine-tuned model, and accuracies with the model that each client should use."""
+    scenario = planned.scenario
+    return {
+        "mode": planned.config.personalize.mode,
+        "kept": list(personal.states),
+        "accuracy": _scores(personal.rows, scenario),
+        "gain": gain(personal.rows, rows, _variants(scenario)[0], scenario.scored),
+        "clients": {row["client"]: row["accuracy"] for row in personal.rows},
     }
 
 

@@ -27,6 +27,23 @@ def score(
 
     ``variants`` names the test variants of each client, where they are known; a reply about others is rejected.
     """
+    inputs = {}
+    for i, client in enumerate(fed.clients):
+        models, weights = states_of(serving, i)
+        inputs[client] = {"models": models, "weights": weights}
+    found = outcomes(fed, inputs, variants)
+    rows = []
+    for i, client in enumerate(fed.clients):
+        cluster = None if serving.clusters is None else int(serving.clusters[i])
+        about = {"round": fed.index, "client": client, "cluster": cluster, "train_loss": losses.get(client)}
+        rows.append({**about, **found[client]})
+    return rows
+
+
+def outcomes(
+    fed: Federation, inputs: Mapping[str, Mapping[str, Any]], variants: Mapping[str, Collection[str]] | None = None
+) -> dict[str, dict[str, Any]]:
+    """Test clients with models and weights of their own; returns what a row of the metrics says of each, ``None`` without a reply."""
 
     def verify(client: str, reply: Reply) -> None:
         wanted = set(reply["accuracy"] if variants is None else variants[client])
@@ -34,26 +51,9 @@ def score(
             if set(reply[field]) != wanted:
                 raise ClientError(f"expected {field} of the test variants {sorted(wanted)[:8]}, got {sorted(reply[field])[:8]}")
 
-    inputs = {}
-    for i, client in enumerate(fed.clients):
-        models, weights = states_of(serving, i)
-        inputs[client] = {"models": models, "weights": weights}
     replies = fed.run(tasks.test, inputs, verify=verify)
-    rows = []
-    for i, client in enumerate(fed.clients):
-        reply = replies.valid.get(client)
-        rows.append(
-            {
-                "round": fed.index,
-                "client": client,
-                "cluster": None if serving.clusters is None else int(serving.clusters[i]),
-                "train_loss": losses.get(client),
-                "accuracy": reply["accuracy"] if reply else None,
-                "test_loss": reply["loss"] if reply else None,
-                "test_samples": reply["n"] if reply else None,
-            }
-        )
-    return rows
+    names = {"accuracy": "accuracy", "test_loss": "loss", "test_samples": "n"}
+    return {c: {name: replies.valid[c][field] if c in replies.valid else None for name, field in names.items()} for c in inputs}
 
 
 def accuracy(rows: Sequence[MetricsRow], variant: str, scored: Sequence[str] | None = None) -> dict[str, float | None]:

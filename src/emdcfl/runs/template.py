@@ -39,6 +39,11 @@ name = "emdcfl"             # or fedavg, oracle, local; further keys are options
 momentum = 0.9
 weight_decay = 1e-6
 
+[personalize]               # after the last round, every client fine-tunes the model it is served on its own train split
+mode = "off"                # "if-it-pays": kept where its validation loss improves by more than chance; "on": always kept
+epochs = 10
+# lr = 0.002                # default: a fifth of training.lr
+
 [engine]
 name = "auto"               # "sequential" (the reference), "batched", "cuda", "flower"; auto picks one of the first three by a fixed rule
 workers = 1                 # processes of the sequential engine; their number does not change its bits

@@ -77,22 +77,27 @@ def leaves(value: Any) -> list[Any]:
     return [value]
 
 
-def play(fed: Any, name: str, rounds: int) -> tuple[Any, Any]:
+def play(fed: Any, name: str, rounds: int) -> tuple[Any, Any, dict[str, Tensor]]:
+    """Return the last state, test scores of its first model, and that model fine-tuned at every client."""
     method = make(name)
     state = method.init(fed, fed.begin(0))
     for index in range(1, rounds + 1):
         state = method.step(fed, state, fed.begin(index))
-    return state, fed.run(tasks.test, {c: {} for c in fed.clients}, models=state.models[:1], weights=torch.ones(1)).valid
+    everybody: dict[str, dict[str, Any]] = {c: {} for c in fed.clients}
+    served = {"models": state.models[:1], "weights": torch.ones(1)}
+    tuned = fed.run(tasks.personalize, everybody, training=TRAINING.as_dict(), always=True, **served)
+    return state, fed.run(tasks.test, everybody, **served).valid, tuned.column("theta")
 
 
 @pytest.mark.slow
 def test_worker_processes_give_the_same_bits() -> None:
     scenario = tiny(model="tests.tiny:tiny_bn", clients_per_group=2, n=(80, 49), val=(70, 20))
     with SequentialFederation(scenario, number=3, **OPTIONS) as fed:
-        expected, scores = play(fed, "emdcfl", 3)
+        expected, scores, tuned = play(fed, "emdcfl", 3)
     with ProcessFederation(scenario, workers=2, number=3, **OPTIONS) as fed:
-        got, others = play(fed, "emdcfl", 3)
+        got, others, again = play(fed, "emdcfl", 3)
     assert scores == others
+    assert list(tuned) == list(again) and all(same_bits(tuned[c], again[c]) for c in fed.clients)
     a, b = leaves(vars(expected)), leaves(vars(got))
     assert len(a) == len(b)
     for x, y in zip(a, b, strict=True):

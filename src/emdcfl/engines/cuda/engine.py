@@ -109,7 +109,7 @@ class CudaFederation(StagedFederation):
         self._embedder.settle()  # before memory that it reads is freed
         if self._overlaps(info):
             common, inputs = self._models.moved((common, inputs))
-        elif info.phase == "train":
+        elif info.phase in ("train", "personalize"):
             self._models.clear()
         with self._arithmetic():
             yield from super()._dispatch(info, inputs, common)

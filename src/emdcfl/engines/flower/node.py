@@ -143,7 +143,7 @@ class HomeNode:
         seed, run, precision = int(job["seed"]), str(job["run"]), str(job["precision"])
         client = Client(site, network, preprocess, seed=seed, secret=self.secret, run=run, precision=precision)
         client.state, client.most_epsilon = read_state(self._state(run)), self.config.privacy_epsilon
-        client.withheld = frozenset(TASKS) - set(self.config.policy.tasks)
+        client.withheld = frozenset(TASKS) - set(self.config.policy.answered)
         return client
 
     def _site(self, job: Mapping[str, Any]) -> Site:

@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from emdcfl.core.checks import check_options
+from emdcfl.core.client import TASKS as KNOWN
 from emdcfl.core.errors import ClientError, ConfigError, EmdcflError
 from emdcfl.core.keys import digest
 from emdcfl.models import BUILDERS, ModelRecipe
@@ -40,7 +41,7 @@ class Policy:
     Attributes
     ----------
     tasks : list of str
-        Tasks that the node answers.
+        Tasks that the node answers; where one of them trains, ``personalize`` is answered too.
     models : list of str
         Networks beside the built-in ones, as ``"package.module:function"``: the node imports and runs this code.
     weights : list of str
@@ -79,10 +80,20 @@ class Policy:
     models_per_run: int = 16
     partners_per_round: int = 256
 
+    @property
+    def answered(self) -> list[str]:
+        """The tasks allowed, and ``personalize`` where one of them trains.
+
+        Its reply is that of a training from the same start with the same settings, which the server could ask for as well, and one bit:
+        whether the validation loss improved.
+        """
+        trains = any(name in KNOWN and KNOWN[name].phase == "train" for name in self.tasks)
+        return list(dict.fromkeys([*self.tasks, *(["personalize"] if trains else [])]))
+
     def check(self, task: str, job: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
         """Raise ``PolicyError`` if the node does not answer this request."""
-        if task not in self.tasks:
-            raise _refusal(f"the task {task!r}", "tasks", self.tasks)
+        if task not in self.answered:
+            raise _refusal(f"the task {task!r}", "tasks", self.answered)
         self.check_model(job["model"])
         self.check_data(job["data"])
         if task == "train" and inputs.get("sample_weights") is not None:

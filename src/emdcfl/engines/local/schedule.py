@@ -72,7 +72,7 @@ def schedule(fits: Sequence[tuple[Client, Fit]], *, needs_two: bool) -> Schedule
         s, there = epochs * per_epoch, np.arange(width) < cuts[n][:, None]
         filled = np.zeros((len(members), epochs, per_epoch, width), dtype=np.int64)
         # the order inside a batch does not matter, so an epoch of one batch needs no shuffle
-        filled[:, :, there] = np.arange(n) if per_epoch == 1 else [_orders(fits[i][0], n, epochs) for i in members]
+        filled[:, :, there] = np.arange(n) if per_epoch == 1 else [_orders(*fits[i], n, epochs) for i in members]
         index[:s, here] = filled.reshape(len(members), s, width).transpose(1, 0, 2)
         sizes[:s, here] = np.tile(cuts[n], epochs)[:, None]
         scale[:s, here] = np.tile(there / cuts[n][:, None].astype(np.float32), (epochs, 1))[:, None]
@@ -91,7 +91,7 @@ def _sizes(client: Client, n: int, batch_size: int, *, needs_two: bool) -> Array
     return np.array([len(b) for b in batches(np.empty(n), batch_size, needs_two=needs_two, client=client)])
 
 
-def _orders(client: Client, n: int, epochs: int) -> list[Array]:
+def _orders(client: Client, fit: Fit, n: int, epochs: int) -> list[Array]:
     """Return the shuffled train indices of every epoch, as ``local_sgd`` draws them."""
-    rng = client.generator("shuffle")
+    rng = client.generator(fit.purpose)
     return [rng.permutation(n) for _ in range(epochs)]

@@ -37,7 +37,7 @@ from emdcfl.runs.store.rounds import METRICS, Metrics, Rounds, pack_state
 
 LOCK = ".lock"
 
-OWN = (LOCK, CONFIG, METRICS, "models", "state", RUN, f"state/{METRICS}", "state/tensors", "baselines", "tensorboard")
+OWN = (LOCK, CONFIG, METRICS, "models", "personal", "state", RUN, f"state/{METRICS}", "state/tensors", "baselines", "tensorboard")
 """What a run writes or deletes in; none of it may be a symbolic link."""
 
 LARGE = 1 << 26

@@ -1,0 +1,92 @@
+"""Fine-tuning at home: after the last round every client fine-tunes what it is served, and may keep the result.
+
+The client decides (``core.tasks.personalize``); the server tests what was kept. A client that keeps nothing, or fails, goes on with the
+model it is served. The rounds before do not depend on it, so one run has both: plain accuracies, and those with fine-tuning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from emdcfl.core import tasks
+from emdcfl.core.errors import ClientError
+from emdcfl.core.federation import Federation
+from emdcfl.core.schema import Reply
+from emdcfl.core.tasks import Training
+from emdcfl.methods.base import Serving
+from emdcfl.runs.config import PersonalizeConfig
+from emdcfl.runs.scoring import MetricsRow, outcomes
+from emdcfl.runs.served import states_of
+
+
+@dataclass(frozen=True)
+class Personal:
+    """What fine-tuning brought.
+
+    Attributes
+    ----------
+    states : mapping
+        Client → the state it kept; the others keep what they are served.
+    rows : list of dict
+        One row per client, as in ``metrics.jsonl``: tested with the model that it should use.
+    """
+
+    states: Mapping[str, Tensor]
+    rows: list[MetricsRow]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what the run's state stores."""
+        return {"states": dict(self.states), "rows": self.rows}
+
+
+def personalize(
+    fed: Federation,
+    serving: Serving,
+    plain: Sequence[MetricsRow],
+    settings: PersonalizeConfig,
+    training: Training,
+    variants: Mapping[str, Collection[str]] | None = None,
+) -> Personal:
+    """Let every client fine-tune what it is served, and test the models that were kept; ``plain`` are the rows of the last round."""
+    assert settings.lr is not None
+    inputs = {}
+    for i, client in enumerate(fed.clients):
+        models, weights = states_of(serving, i)
+        inputs[client] = {"models": models, "weights": weights}
+    tuning = replace(training, local_epochs=settings.epochs, lr=settings.lr)
+    always = settings.mode == "on"
+    replies = fed.run(tasks.personalize, inputs, verify=_verify, training=tuning.as_dict(), always=always)
+    states = {client: reply["theta"] for client, reply in replies.valid.items() if reply["kept"]}
+    found = outcomes(fed, {c: {"models": theta[None], "weights": torch.ones(1)} for c, theta in states.items()}, variants)
+    return Personal(states, [{**row, **found[row["client"]]} if row["client"] in states else dict(row) for row in plain])
+
+
+def _verify(client: str, reply: Reply) -> None:
+    if bool(reply["kept"]) != ("theta" in reply):
+        raise ClientError(f"expected a state with kept = 1 and none with kept = 0, got kept = {reply['kept']}")
+
+
+def gain(personal: Sequence[MetricsRow], plain: Sequence[MetricsRow], variant: str, scored: Sequence[str] | None) -> float | None:
+    """Return the mean difference in accuracy over the clients that were tested with both models."""
+    after, before = ({r["client"]: r["accuracy"][variant] for r in rows if _counts(r, variant, scored)} for rows in (personal, plain))
+    gains = [after[client] - before[client] for client in after if client in before]
+    return float(np.mean(gains)) if gains else None
+
+
+def _counts(row: MetricsRow, variant: str, scored: Sequence[str] | None) -> bool:
+    known = row["accuracy"] and variant in row["accuracy"] and row["test_samples"][variant] > 0
+    return bool(known) and (scored is None or row["client"] in scored)
+
+
+def with_personal(summary: Mapping[str, Any], rows: Sequence[MetricsRow]) -> tuple[dict[str, Any], list[MetricsRow]]:
+    """Return summary and last rows of a run as they are with fine-tuning: the run that a comparison calls ``+ft``."""
+    told = summary["personalized"]
+    last = [row for row in rows if row["round"] == summary["rounds"]]
+    own = [{**row, "accuracy": told["clients"].get(row["client"]), "cluster": row.get("cluster")} for row in last]
+    return {**summary, "accuracy": told["accuracy"]}, own

@@ -1,0 +1,193 @@
+"""Fine-tuning at home: what clients keep, what the server believes, what a run leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.engines.flower import loopback
+from tests.tiny import TRAINING, client, config, contents, federation, same_bits, tiny
+from tests.trust.liars import LyingFederation
+from torch import Tensor
+
+from emdcfl.core import tasks
+from emdcfl.core.errors import ClientError
+from emdcfl.core.federation import Federation
+from emdcfl.engines.local.batched import BatchedFederation
+from emdcfl.methods.base import Serving
+from emdcfl.runs import runner
+from emdcfl.runs.config import Config, PersonalizeConfig
+from emdcfl.runs.outputs import load_served
+from emdcfl.runs.personal import Personal, personalize
+from emdcfl.runs.result import load
+from emdcfl.runs.runner import run
+from emdcfl.runs.scoring import score
+
+ON = PersonalizeConfig("on", epochs=2, lr=0.02)
+ONE = torch.ones(1)
+
+
+def personal(fed: Federation, settings: PersonalizeConfig = ON) -> Personal:
+    """Fine-tune one untrained model at every client."""
+    fed.begin(1)
+    serving = Serving(fed.initial()[None], torch.ones(len(fed.clients), 1))
+    return personalize(fed, serving, score(fed, serving, {}), settings, TRAINING)
+
+
+@pytest.fixture(scope="module")
+def reference() -> Personal:
+    return personal(federation())
+
+
+def test_flower_gives_the_bits_of_the_sequential_engine(reference: Personal) -> None:
+    other = personal(loopback.federation(tiny(), training=TRAINING))
+    assert list(other.states) == list(reference.states) == ["site-0", "site-1", "site-2", "site-3"]
+    assert all(same_bits(other.states[c], reference.states[c]) for c in reference.states)
+    assert other.rows == reference.rows
+
+
+def test_the_batched_engine_agrees_within_rounding(reference: Personal) -> None:
+    first, again = (personal(BatchedFederation(tiny(), training=TRAINING, device="cpu")) for _ in range(2))
+    for c, theta in reference.states.items():
+        torch.testing.assert_close(first.states[c], theta, rtol=1e-4, atol=1e-5)
+        assert same_bits(first.states[c], again.states[c])
+
+
+def test_batches_come_in_another_order_than_in_the_last_round() -> None:
+    one = client()
+    one.begin(1)
+    theta, training = one.network.theta.detach().clone(), replace(TRAINING, local_epochs=ON.epochs)
+    trained = tasks.train(one, theta=theta, training=training.as_dict())["theta"]
+    tuned = tasks.personalize(one, models=theta[None], weights=ONE, training=training.as_dict(), always=True)["theta"]
+    assert not torch.equal(trained, tuned)
+
+
+def ask(start: Tensor, mixture: tuple[Tensor, Tensor] | None = None, **changed: Any) -> dict[str, Any]:
+    one = client()
+    one.begin(1)
+    models, weights = (start[None], ONE) if mixture is None else mixture
+    return tasks.personalize(one, models=models, weights=weights, training=replace(TRAINING, **changed).as_dict())
+
+
+def test_kept_only_where_validation_improves_by_more_than_chance() -> None:
+    one = client()
+    one.begin(1)
+    start = one.network.theta.detach().clone()
+    better = ask(start, local_epochs=10)
+    assert better["kept"] == 1
+    assert tasks.validation_gain(one, start[None], ONE, better["theta"]) > tasks.LEAST_Z
+    assert tasks.validation_gain(one, better["theta"][None], ONE, start) < -tasks.LEAST_Z
+    assert tasks.validation_gain(one, start[None], ONE, start) == 0.0
+    assert ask(start, lr=1e-9) == {"kept": 0}, "a difference that is nothing is not sent"
+    assert ask(start, lr=1e9) == {"kept": 0}, "a training that diverged is not either"
+
+
+def test_of_a_mixture_the_heaviest_component_is_tuned_and_the_mixture_is_the_mark() -> None:
+    one = client()
+    one.begin(1)
+    start = one.network.theta.detach().clone()
+    trained = ask(start, local_epochs=20)["theta"]
+    both = torch.stack([start, trained])
+    assert same_bits(ask(start, (both, torch.tensor([0.9, 0.1])), local_epochs=20)["theta"], trained)
+    assert tasks.validation_gain(one, both, torch.tensor([0.1, 0.9]), start) < -tasks.LEAST_Z
+    assert tasks.validation_gain(one, both, torch.tensor([0.9, 0.1]), trained) > tasks.LEAST_Z
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        lambda reply: {**reply, "theta": reply["theta"] * torch.nan},
+        lambda reply: {**reply, "theta": reply["theta"] * 1e4},
+        lambda reply: {**reply, "theta": reply["theta"][1:]},
+        lambda reply: {"kept": 1},
+        lambda reply: {**reply, "kept": 0},
+        lambda reply: {**reply, "kept": 7},
+    ],
+)
+def test_a_lying_reply_is_refused_and_its_sender_keeps_the_plain_model(reference: Personal, lie: Callable[[Any], Any]) -> None:
+    def change(fed: Any, task: str, asked: Any, reply: dict[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = lie(reply) if task == "personalize" else reply
+        return found
+
+    fed = LyingFederation(tiny(), liar="site-0", lie=change, training=TRAINING, device="cpu", on_failure="continue")
+    found = personal(fed)
+    assert list(found.states) == ["site-1", "site-2", "site-3"]
+    assert [f.task for f in fed.failures] == ["personalize"] and fed.guard.ledger.quarantined()[0]["client"] == "site-0"
+    assert same_bits(found.states["site-1"], reference.states["site-1"])
+    assert found.rows[0]["accuracy"] is not None and found.rows[1:] == reference.rows[1:]
+
+
+def tuned(mode: Any = "on") -> Config:
+    return replace(config(method="fedavg", rounds=1), personalize=PersonalizeConfig(mode, epochs=3))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "run"
+    run(tuned(), out)
+    return out
+
+
+def test_a_run_leaves_the_personal_models_beside_the_plain_ones(finished: Path) -> None:
+    result, plain = load(finished), run(config(method="fedavg", rounds=1))
+    told = result.summary["personalized"]
+    assert same_bits(result.serving.models, plain.serving.models) and result.accuracy == plain.accuracy
+    assert "personalized" not in plain.summary and plain.personalized is None
+    assert told["mode"] == "on" and told["kept"] == list(result.clients)
+    assert result.config.personalize.lr == pytest.approx(0.05 / 5)
+    after, before = result.personalized, result.accuracy
+    assert after is not None and after.mean == told["accuracy"]["mean"]
+    assert told["gain"] == pytest.approx(after.mean - before.mean)  # type: ignore[operator]
+    x = result.predict_proba("site-0", tiny().sites[0].tests["test"].x)
+    accuracy = (x.argmax(1) == tiny().sites[0].tests["test"].y).double().mean()
+    assert float(accuracy) == after.clients["site-0"]
+    assert not torch.equal(x, result.predict_proba("site-0", tiny().sites[0].tests["test"].x, plain=True))
+    for use_plain in (False, True):
+        states = load_served(finished, "site-0", plain=use_plain).states
+        assert same_bits(states, result.model_of("site-0", plain=use_plain).states)
+
+
+class KilledError(Exception):
+    """What the test throws where a run is killed."""
+
+
+@pytest.mark.parametrize("where", ["personalize", "write_outputs"])
+def test_a_kill_after_the_last_round_resumes_to_the_same_bytes(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    real = getattr(runner, where)
+
+    def killed(*args: Any, **options: Any) -> Any:
+        if where == "personalize" or "personalized" in args[1].summary:
+            raise KilledError
+        return real(*args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, where, killed)
+        with pytest.raises(KilledError):
+            run(tuned(), tmp_path / "run")
+    assert load(tmp_path / "run").summary["finished"] is False
+    with monkeypatch.context() as patch:
+        if where == "write_outputs":  # what clients kept was committed: nobody is asked again
+            patch.setattr(runner, "personalize", None)
+        run(tuned(), tmp_path / "run", resume=True)
+        patch.setattr(runner, "personalize", None)
+        run(tuned(), tmp_path / "run", resume=True)
+    assert contents(tmp_path / "run") == contents(finished)
+
+
+def test_a_result_in_memory_saves_its_personal_models(finished: Path, tmp_path: Path) -> None:
+    run(tuned()).save(tmp_path / "saved")
+    assert contents(tmp_path / "saved") == contents(finished)
+
+
+def test_a_client_that_fails_ends_a_run_that_stops_at_failures() -> None:
+    def change(fed: Any, task: str, asked: Any, reply: dict[str, Any]) -> dict[str, Any]:
+        return {"kept": 1} if task == "personalize" else reply
+
+    with pytest.raises(ClientError, match="site-0"):
+        personal(LyingFederation(tiny(), liar="site-0", lie=change, training=TRAINING, device="cpu"))
