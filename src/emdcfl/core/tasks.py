@@ -314,8 +314,8 @@ def mixture(client: Client, models: Tensor, weights: Tensor, split: str) -> tupl
     return total, data.y.cpu()
 
 
-LEAST_Z = 2.0
-"""z-score of the validation gain from which a fine-tuned model is kept; chance alone exceeds it in about 2 of 100 cases."""
+LEAST_Z = 1.645
+"""z-score of the validation gain above which a fine-tuned model is kept; chance alone exceeds it in 5 of 100 cases."""
 
 PERSONALIZED = {
     "kept": Field(int, low=0, high=1),
@@ -329,7 +329,7 @@ def personalize(client: Client, *, models: Tensor, weights: Tensor, training: Ma
 
     With the loss :math:`\ell_s` of the served model (or mixture) and :math:`\ell'_s` of the fine-tuned one on validation sample s,
 
-    .. math:: d_s = \ell_s - \ell'_s, \qquad z = \frac{\bar d}{\mathrm{sd}(d)/\sqrt m} > 2
+    .. math:: d_s = \ell_s - \ell'_s, \qquad z = \frac{\bar d}{\mathrm{sd}(d)/\sqrt m} > 1.645
 
     keeps it. Of a mixture of predictions, the component with the largest weight is fine-tuned: an average of components that began from
     different models is no model. A training that diverges, or has no data, leaves the served model.
