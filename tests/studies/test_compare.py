@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,10 +24,10 @@ from typer.testing import CliRunner
 from emdcfl.cli import compare as command  # noqa: F401  registers the command
 from emdcfl.cli.app import app
 from emdcfl.core.errors import ClientError, ConfigError, StoreError
-from emdcfl.runs.config import Choice, Config, RunConfig, TrainingConfig, as_dict
+from emdcfl.runs.config import Choice, Config, PersonalizeConfig, RunConfig, TrainingConfig, as_dict
 from emdcfl.studies import compare, jobs
 from emdcfl.studies.compare import configs, parse_methods, parse_seeds
-from emdcfl.studies.results import Results, as_result, read_results
+from emdcfl.studies.results import Results, as_result, checked, read_results
 from emdcfl.studies.tables import build, markdown
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +49,8 @@ def fake(config: Config, *, keep: Any = None, observer: Any = None) -> dict[str,
         "accuracy": {"mean": score, "worst": score / 2, "variants": {"test": {"mean": score, "worst": score / 2}}},
         "seconds": {"total": 1.0}, "notes": [], "versions": {}, "failures": [],
     }  # fmt: skip
-    return as_result(summary, as_dict(plan.config), [])
+    row = as_result(summary, as_dict(plan.config), [])
+    return row if (plain := compare.plain_key(config)) is None else {**row, "plain": {"config": plain, "accuracy": row["accuracy"]}}
 
 
 @pytest.fixture
@@ -98,6 +100,32 @@ def test_kept_runs_are_run_directories_with_the_same_numbers(tmp_path: Path) -> 
     kept, plain = read_results(tmp_path / "kept")[0], read_results(tmp_path / "not")[0]
     assert kept["accuracy"] == plain["accuracy"]
     assert (tmp_path / "kept" / "runs" / kept["directory"] / "summary.json").exists()
+
+
+def test_one_run_gives_the_rows_with_and_without_fine_tuning(tmp_path: Path) -> None:
+    plain, tuned = configs(BASE, parse_methods("fedavg,fedavg+ft"), [0])
+    assert (plain.personalize.mode, tuned.personalize.mode, tuned.method) == ("off", "if-it-pays", Choice("fedavg"))
+    always = replace(tuned, personalize=PersonalizeConfig("on", epochs=2))
+    outcome = compare.compare([plain, always], tmp_path / "both")
+    assert (outcome.ran, outcome.left) == (2, 0)
+    with_it, without = read_results(tmp_path / "both")
+    compare.compare([plain], tmp_path / "plain")
+    (alone,) = read_results(tmp_path / "plain")
+    for key in ("config", "accuracy", "settings", "history"):
+        assert without[key] == alone[key]
+    assert without["seconds"].keys() == alone["seconds"].keys() and with_it["accuracy"] != without["accuracy"]
+    assert [*checked([with_it, without], "results")] == [with_it, without]
+    assert build([with_it, without]).rows == ("FedAvg", "FedAvg + fine-tuning")
+
+
+def test_fedavg_with_fine_tuning_is_compared_unless_nobody_asks_for_it() -> None:
+    names = [c.name for c in compare.with_fine_tuning(BASE, parse_methods("oracle,fedavg"))]
+    assert names == ["oracle", "fedavg", "fedavg+ft"]
+    assert [c.name for c in compare.with_fine_tuning(BASE, parse_methods("oracle"))] == ["oracle"]
+    on = replace(BASE, personalize=PersonalizeConfig("on"))
+    assert [c.name for c in compare.with_fine_tuning(on, parse_methods("oracle"))] == ["oracle", "fedavg+ft"]
+    assert [c.personalize.mode for c in configs(on, parse_methods("oracle,fedavg+ft"), [0])] == ["on", "on"]
+    assert {c.name for c in parse_methods("all+ft")} == {f"{c.name}+ft" for c in parse_methods("all")}
 
 
 def test_scenario_is_built_once_for_all_methods(tmp_path: Path, quick: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,12 +288,14 @@ def cli(*arguments: str) -> Ran:
 def test_command_line(tmp_path: Path, quick: list[str]) -> None:
     done = cli("--scenario", "rotated-digits", "--methods", "oracle,fedavg", "--seeds", "0,1", "--out", str(tmp_path))
     assert done.exit_code == 0, done.output
-    assert "[4/4] fedavg on rotated-digits, seed 1" in done.output
-    assert "4 of 4 runs are there (4 run now)" in done.output
+    assert quick == ["oracle-0", "fedavg-0", "oracle-1", "fedavg-1"]  # with fine-tuning, which brings the row without it
+    assert "[6/6] fedavg+ft on rotated-digits, seed 1" in done.output
+    assert "6 of 6 runs are there (6 run now)" in done.output
+    assert "FedAvg + fine-tuning" in (tmp_path / "table.md").read_text()
     assert {p.name for p in tmp_path.iterdir()} >= {"results.jsonl", "table.md", "table.tex", "table.csv", "report.html"}
     assert "FedAvg" in (tmp_path / "report.html").read_text(encoding="utf-8")
     merged = cli("--merge", str(tmp_path), "--out", str(tmp_path / "more"))
-    assert "runs taken in: 4" in merged.output
+    assert "runs taken in: 6" in merged.output
     assert merged.exit_code == 0
     assert (tmp_path / "more" / "table.md").read_text() == (tmp_path / "table.md").read_text()
 
@@ -284,7 +314,7 @@ def test_command_line_refuses_what_it_cannot_mean(tmp_path: Path) -> None:
 def test_two_processes_killed_and_started_again(tmp_path: Path) -> None:
     """Real signals to a real command with two workers; what was finished is not run again, and no worker is left."""
     settings = ("scenario.groups=2", "scenario.clients_per_group=1", "run.rounds=1", "training.local_epochs=1")
-    wanted = ["--scenario", "rotated-digits", "--methods", "oracle,fedavg,local", "--seeds", "0,1", "--out", str(tmp_path)]
+    wanted = ["--scenario", "rotated-digits", "--methods", "oracle,fedprox,local", "--seeds", "0,1", "--out", str(tmp_path)]
     arguments = ["compare", *wanted, *(word for setting in settings for word in ("--set", setting))]
     before: list[str] = []
     for number, code in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 143)):

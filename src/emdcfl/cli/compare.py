@@ -22,7 +22,17 @@ from emdcfl.core.schema import Reply
 from emdcfl.core.units import percent
 from emdcfl.methods.base import Serving
 from emdcfl.runs.scoring import MetricsRow
-from emdcfl.studies.compare import Done, Job, Outcome, compare, configs, describe_failures, parse_methods, parse_seeds
+from emdcfl.studies.compare import (
+    Done,
+    Job,
+    Outcome,
+    compare,
+    configs,
+    describe_failures,
+    parse_methods,
+    parse_seeds,
+    with_fine_tuning,
+)
 from emdcfl.studies.results import Results, read_results
 from emdcfl.studies.tables import METRICS, Table, build, write_tables
 
@@ -30,13 +40,18 @@ from emdcfl.studies.tables import METRICS, Table, build, write_tables
 @app.command("compare")
 def compare_(
     scenario: Annotated[str | None, typer.Option(help="See 'emdcfl data list'; left out with --merge, nothing is run.")] = None,
-    methods: Annotated[str, typer.Option(help="all, or a,b,c; options after colons, as in emdcfl:tolerance=0.025.")] = "all",
+    methods: Annotated[
+        str, typer.Option(help="all, or a,b,c; +ft: fine-tuned at home; options after colons, as in emdcfl:tolerance=0.025.")
+    ] = "all",
     seeds: Annotated[str, typer.Option(help="As in 0,1,2 or 0-4.")] = "0,1,2",
     out: Annotated[Path, typer.Option(help="Folder of results.jsonl and the tables.")] = Path("runs/compare"),
     scale: Annotated[str | None, typer.Option(help="smoke, small or paper, where the scenario has scales.", show_default=False)] = None,
     config: Annotated[Path | None, typer.Option(help="Config file (TOML) to start from.", show_default=False)] = None,
     time_limit: Annotated[float | None, typer.Option(help="Seconds after which no run begins.", show_default=False)] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, each in a process of its own.")] = 1,
+    personalize: Annotated[
+        str | None, typer.Option(help="Fine-tune at home, every method: off, on or if-it-pays.", show_default="off")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.", show_default="auto")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Any key of all runs, as in --set run.rounds=5; repeatable.")] = None,
     keep_runs: Annotated[bool, typer.Option("--keep-runs", help="Keep run directories; an interrupted run then goes on.")] = False,
@@ -52,8 +67,9 @@ def compare_(
         raise ConfigError("expected --scenario (what to run) or --merge (what to take in), got neither; see 'emdcfl data list'")
     wanted = []
     if scenario is not None or config is not None:
-        base = build_config(config, {"scenario": scenario, "scenario.scale": scale, "engine.device": device}, settings)
-        wanted = configs(base, parse_methods(methods), parse_seeds(seeds))
+        flags = {"scenario": scenario, "scenario.scale": scale, "personalize.mode": personalize, "engine.device": device}
+        base = build_config(config, flags, settings)
+        wanted = configs(base, with_fine_tuning(base, parse_methods(methods)), parse_seeds(seeds))
     logging.getLogger("emdcfl").setLevel(logging.WARNING if quiet else logging.INFO)
     console = terminal()
     with Screen(console, quiet=quiet) as screen:

@@ -24,7 +24,7 @@ from emdcfl.methods import find, make
 from emdcfl.methods.base import Checked, Method
 from emdcfl.models import ModelRecipe
 from emdcfl.models.recipe import BUILDERS
-from emdcfl.runs.config import Choice, Config, as_dict, config_hash
+from emdcfl.runs.config import Choice, Config, PersonalizeConfig, as_dict, config_hash
 
 IN_MEMORY = "in-memory"
 """Scenario name of data that were given as arrays: a config cannot build them again, and identifies them by a fingerprint."""
@@ -106,9 +106,9 @@ def plan(config: Config, scenario: Scenario | None = None) -> RunPlan:
     cls = type(method)
     explicit = {k: v for k, v in asdict(config.training).items() if v is not None}
     training = Training(**{**{k: v for k, v in scenario.defaults.items() if k in _names(Training)}, **explicit})
-    engine, personalize = config.engine, config.personalize
-    if personalize.mode != "off":
-        personalize = replace(personalize, lr=personalize.lr or training.lr / SMALLER)
+    engine, personalize = config.engine, PersonalizeConfig()
+    if config.personalize.mode != "off":
+        personalize = replace(config.personalize, lr=config.personalize.lr or training.lr / SMALLER)
     name = resolve(
         engine.name,
         scenario,

@@ -20,12 +20,12 @@ from typing import Protocol
 from emdcfl.core.errors import ConfigError, EmdcflError
 from emdcfl.data.types import Scenario
 from emdcfl.methods import METHODS, find
-from emdcfl.runs.config import CHOICES, Choice, Config, as_dict, from_dict, override, parse_settings
+from emdcfl.runs.config import CHOICES, Choice, Config, PersonalizeConfig, as_dict, from_dict, override, parse_settings
 from emdcfl.runs.loop import Observer
 from emdcfl.runs.plan import build_scenario, plan
 from emdcfl.runs.runner import run
 from emdcfl.runs.scoring import by_round
-from emdcfl.studies.results import ResultRow, Results, as_result, checked, read_results
+from emdcfl.studies.results import ResultRow, Results, as_result, checked, plain_row, read_results
 
 log = logging.getLogger("emdcfl")
 
@@ -34,6 +34,9 @@ ORDER = (
     "fedprox", "pfedgraph", "fedsac", "local",
 )  # fmt: skip
 """Methods in the order of the paper's tables."""
+
+FINE_TUNED = "+ft"
+"""Ends the name of a method whose models clients fine-tune at home, as in ``fedavg+ft``."""
 
 
 def methods_in_order() -> list[str]:
@@ -44,18 +47,20 @@ def methods_in_order() -> list[str]:
 def parse_methods(text: str) -> list[Choice]:
     """Read ``all`` or ``a,b,c``; a method may carry options after colons, as in ``emdcfl:tolerance=0.025:solver=sinkhorn``.
 
+    A name that ends in ``+ft`` is the method with fine-tuning at home.
+
     Examples
     --------
-    >>> parse_methods("fedavg,emdcfl:tolerance=0.03")
-    [Choice(name='fedavg', options={}), Choice(name='emdcfl', options={'tolerance': 0.03})]
+    >>> parse_methods("fedavg+ft,emdcfl:tolerance=0.03")
+    [Choice(name='fedavg+ft', options={}), Choice(name='emdcfl', options={'tolerance': 0.03})]
     """
     found: list[Choice] = []
     for part in (p.strip() for p in text.split(",")):
         name, *settings = part.split(":")
-        if name == "all" and not settings:
-            found += [Choice(name) for name in methods_in_order()]
+        if name.removesuffix(FINE_TUNED) == "all" and not settings:
+            found += [Choice(method + name.removeprefix("all")) for method in methods_in_order()]
             continue
-        find(name)
+        find(name.removesuffix(FINE_TUNED))
         wanted = []
         for setting in settings:
             key, sign, _ = setting.partition("=")
@@ -86,7 +91,21 @@ def parse_seeds(text: str) -> list[int]:
 
 def configs(base: Config, methods: Sequence[Choice], seeds: Sequence[int]) -> list[Config]:
     """Return one config per run; all methods of a seed before the next seed, so that an early stop leaves a whole table."""
-    return [replace(base, method=method, run=replace(base.run, seed=seed)) for seed in seeds for method in methods]
+    return [replace(_with_method(base, method), run=replace(base.run, seed=seed)) for seed in seeds for method in methods]
+
+
+def _with_method(base: Config, method: Choice) -> Config:
+    if not method.name.endswith(FINE_TUNED):
+        return replace(base, method=method)
+    wanted = base.personalize if base.personalize.mode != "off" else replace(base.personalize, mode="if-it-pays")
+    return replace(base, method=Choice(method.name.removesuffix(FINE_TUNED), method.options), personalize=wanted)
+
+
+def with_fine_tuning(base: Config, methods: Sequence[Choice]) -> list[Choice]:
+    """Add FedAvg with fine-tuning where FedAvg is compared, or the base config fine-tunes: the baseline that is easy to forget."""
+    fine_tuned = Choice(f"fedavg{FINE_TUNED}")
+    due = base.personalize.mode != "off" or Choice("fedavg") in methods
+    return [*methods, *([fine_tuned] if due and fine_tuned not in methods else [])]
 
 
 @functools.lru_cache(maxsize=2)
@@ -106,19 +125,31 @@ def execute(config: Config, *, keep: Path | None = None, observer: Observer | No
     name = f"{planned.scenario.name}-{config.method.name}-seed{config.run.seed}-{planned.key[:8]}"
     result = run(planned, None if keep is None else keep / name, resume=keep is not None, observer=observer)
     row = as_result(result.summary, as_dict(planned.config), by_round(result.history, result.summary))
+    if "personalized" in result.summary:
+        row["plain"] = {"config": plain_key(config), "accuracy": row["accuracy"]}
+        row["accuracy"] = result.summary["personalized"]["accuracy"]
     return row if keep is None else {**row, "directory": name}
+
+
+def plain_key(config: Config) -> str | None:
+    """Return the hash of the same run without fine-tuning; ``None`` for a run that has none."""
+    if config.personalize.mode == "off":
+        return None
+    return plan(replace(config, personalize=PersonalizeConfig()), shared_scenario(config)).key
 
 
 @dataclass(frozen=True)
 class Job:
-    """A run to do: its config as asked for, and the hash of the complete one."""
+    """A run to do: its config as asked for, the hash of the complete one, and of the run without fine-tuning that comes with it."""
 
     config: Config
     key: str
+    plain: str | None = None
 
     def __str__(self) -> str:
         options = "".join(f":{k}={v}" for k, v in self.config.method.options.items())
-        return f"{self.config.method.name}{options} on {self.config.scenario.name}, seed {self.config.run.seed}"
+        method = self.config.method.name + ("" if self.plain is None else FINE_TUNED)
+        return f"{method}{options} on {self.config.scenario.name}, seed {self.config.run.seed}"
 
 
 @dataclass(frozen=True)
@@ -184,23 +215,26 @@ def compare(
     with Results(out) as results:
         results.add([row for path in merge for row in checked(read_results(path), path)])
         queue = _queue(wanted)
-        missing = [job for job in queue if job.key not in results.known()]
+        missing = {job.key: job for job in queue if job.key not in results.known()}
+        with_others = {job.plain for job in missing.values()}
         outcome = Outcome(found=len(queue) - len(missing), keys=[job.key for job in queue])
         keep = out / "runs" if keep_runs else None
-        timely = _timely(missing, results, started, time_limit)
+        timely = _timely([job for job in missing.values() if job.key not in with_others], results, started, time_limit)
         if watch is not None:
             timely = _told(timely, watch, outcome.found, len(queue))
         ended = parallel(timely, jobs, keep) if jobs > 1 else _serial(timely, keep, watch)
         with closing(ended):
             for done in ended:
                 if done.row is not None:
-                    outcome.ran += results.add([done.row])
+                    results.add([done.row, *plain_row(done.row)])
+                    outcome.ran = len(missing.keys() & results.known())
                 else:
                     log.warning("%s failed: %s", done.job, done.error)
                     outcome.failed.append(done)
                 if watch is not None:
                     watch.note(done, results, outcome.found + outcome.ran + len(outcome.failed), len(queue))
-        outcome.left = len(missing) - outcome.ran - len(outcome.failed)
+        failed = {key for done in outcome.failed for key in (done.job.key, done.job.plain)}
+        outcome.left = len(missing.keys() - results.known() - failed)
     return outcome
 
 
@@ -208,7 +242,7 @@ def _queue(wanted: Sequence[Config]) -> list[Job]:
     jobs: dict[str, Job] = {}
     for config in wanted:
         key = plan(config, shared_scenario(config)).key
-        jobs.setdefault(key, Job(config, key))
+        jobs.setdefault(key, Job(config, key, plain_key(config)))
     return list(jobs.values())
 
 

@@ -129,6 +129,26 @@ def as_result(summary: Mapping[str, Any], settings: Mapping[str, Any], history: 
     }
 
 
+def plain_row(row: ResultRow) -> list[ResultRow]:
+    """Return, as a list of one, the row of the run without fine-tuning that a row with fine-tuning holds; nothing for other rows.
+
+    Its bytes are left out: they also count the test of the fine-tuned models.
+    """
+    if "plain" not in row:
+        return []
+    apart = ("plain", "config", "accuracy", "seconds", "bytes", "settings")
+    seconds, tuning = dict(row["seconds"]), float(row["seconds"].get("personalize", 0.0))
+    seconds["total"] -= tuning
+    return [
+        {
+            **{key: value for key, value in row.items() if key not in apart},
+            **row["plain"],
+            "seconds": {phase: value for phase, value in seconds.items() if phase != "personalize"},
+            "settings": {table: keys for table, keys in row["settings"].items() if table != "personalize"},
+        }
+    ]
+
+
 @functools.cache
 def commit() -> str | None:
     """Return the commit of the source, with ``+`` if it was changed since; ``EMDCFL_COMMIT`` where the source was copied without git."""
@@ -226,19 +246,27 @@ _COUNT, _SECONDS = _number(0, 1e15, whole=True), _number(0, 1e12)
 _SHARE, _ARI = _or_none(_number(0, 1)), _or_none(_number(-1, 1))
 _SCORE = {"mean": _SHARE, "worst": _SHARE}
 
+_ACCURACY = _record({**_SCORE, "variants": _each(_record(_SCORE))}, {"samples": _COUNT})
+
+
+def _hash(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"[0-9a-f]{64}", value) is not None
+
+
 REQUIRED: Mapping[str, Test] = {
-    "config": lambda value: isinstance(value, str) and re.fullmatch(r"[0-9a-f]{64}", value) is not None,
+    "config": _hash,
     "scenario": _text,
     "method": _text,
     "seed": _number(0, 2**63 - 1, whole=True),
     "rounds": _COUNT,
     "k": _COUNT,
     "ari": _ARI,
-    "accuracy": _record({**_SCORE, "variants": _each(_record(_SCORE))}, {"samples": _COUNT}),
+    "accuracy": _ACCURACY,
     "seconds": lambda value: _each(_SECONDS)(value) and "total" in value,
     "settings": _settings,
 }
 OPTIONAL: Mapping[str, Test] = {
+    "plain": _record({"config": _hash, "accuracy": _ACCURACY}),
     "notes": _listed(_text),
     "versions": _each(_text),
     "bytes": _each(_each(_number(0))),

@@ -109,7 +109,13 @@ def _column_settings(row: ResultRow) -> dict[str, Any]:
 
 def _row_settings(row: ResultRow) -> dict[str, Any]:
     settings = row["settings"]
-    return flat({"method": settings["method"], "training": settings["training"], "rounds": settings["run"]["rounds"]})
+    tuning = {"personalize": settings["personalize"]} if is_fine_tuned(row) else {}
+    return flat({"method": settings["method"], "training": settings["training"], "rounds": settings["run"]["rounds"], **tuning})
+
+
+def is_fine_tuned(row: ResultRow) -> bool:
+    """Whether a row's accuracies are those with fine-tuning at home."""
+    return bool(row["settings"].get("personalize", {}).get("mode", "off") != "off")
 
 
 def sample_key(row: ResultRow) -> str:
@@ -128,8 +134,12 @@ def by_label(results: Sequence[ResultRow]) -> dict[str, list[ResultRow]]:
         members = groups.setdefault(_row_key(row), [])
         if all(other["seed"] != row["seed"] for other in members):  # the same run on other hardware is not a second sample
             members.append(row)
-    named = {key: (TITLES.get(str(rows[0]["method"]), str(rows[0]["method"])), _row_settings(rows[0])) for key, rows in groups.items()}
+    named = {key: (_title(rows[0]), _row_settings(rows[0])) for key, rows in groups.items()}
     return {title: groups[key] for key, title in _titles(named).items()}
+
+
+def _title(row: ResultRow) -> str:
+    return TITLES.get(str(row["method"]), str(row["method"])) + (" + fine-tuning" if is_fine_tuned(row) else "")
 
 
 def _titles(named: Mapping[str, tuple[str, Mapping[str, Any]]]) -> dict[str, str]:
@@ -165,7 +175,8 @@ def _cell(rows: Sequence[ResultRow], metric: str) -> Cell | None:
     if not values:
         return None
     first = rows[0]
-    paper = paper_value(first["scenario"], first["method"], metric, first["settings"]["run"].get("participants"))
+    participants = first["settings"]["run"].get("participants")
+    paper = None if is_fine_tuned(first) else paper_value(first["scenario"], first["method"], metric, participants)
     return Cell(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values), paper)
 
 
