@@ -71,7 +71,7 @@ class Wanted:
     def is_row(self, row: Mapping[str, Any]) -> bool:
         """Say whether a row of results is this run's."""
         settings = row["settings"]
-        if settings["scenario"].get("scale", "paper") != "paper":
+        if settings["scenario"].get("scale", "paper") != "paper" or "personalize" in settings:
             return False
         return all(settings.get(t, {}).get(k) == v for (t, k), v in ((key.split("."), v) for key, v in self.asks().items()))
 
