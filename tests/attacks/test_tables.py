@@ -10,7 +10,7 @@ import pytest
 
 from emdcfl.core.errors import DataError
 from emdcfl.data.own.folder import check_folder
-from emdcfl.data.own.readers import read_file
+from emdcfl.data.own.readers import label_column, read_file
 from emdcfl.data.own.tables import Numeric, TableEncoding, column_kinds, pool, summarise
 
 
@@ -86,3 +86,29 @@ def test_a_column_of_names_is_refused_without_quoting_one(tmp_path: Path) -> Non
     errors = " ".join(check_folder(tmp_path).errors)
     assert "'surname'" in errors
     assert "Smith" not in errors
+
+
+HEADLESS = {
+    "numbers": "63,Smith,HIV,1\n41,Jones,flu,0\n",
+    "words": "north,Smith,HIV,ill\nnorth,Jones,HIV,ill\nsouth,Brown,flu,well\n",
+    "twice the same": "Smith,Smith,3\nJones,Jones,4\n",
+    "decimals": "-1.5,2e-3,Smith\n1,2,Jones\n",
+    "one number among words": "Smith,Anna,63\nJones,Berta,41\n",
+}
+
+
+@pytest.mark.parametrize("what", HEADLESS)
+@pytest.mark.parametrize("label", [None, "y"])
+def test_a_table_without_names_puts_no_row_into_an_error(what: str, label: str | None, tmp_path: Path) -> None:
+    (tmp_path / "site.csv").write_text(HEADLESS[what])
+    with pytest.raises(DataError, match="site.csv") as caught:
+        label_column(read_file(tmp_path / "site.csv"), label, "site.csv")
+    assert not any(cell in str(caught.value) for cell in ("Smith", "HIV", "63", "Anna", "2e-3"))
+
+
+@pytest.mark.parametrize(
+    "names", ["0,1,2,label", "age,ward,bed,y", "2019,2020,2021,y", "1x1,1x2,1x3,label", "yes,age,ward,y", "1,age,ward,y"]
+)
+def test_tables_with_names_are_read(names: str, tmp_path: Path) -> None:
+    (tmp_path / "site.csv").write_text(f"{names}\n" + "1,2,yes,0\n3,4,no,1\n" * 20)
+    assert ",".join(read_file(tmp_path / "site.csv").column_names) == names

@@ -23,6 +23,9 @@ _MAX_CLASSES = 1000
 LARGEST = 1e30
 """Largest number of a table, either sign."""
 
+HEAD = 1000
+"""Rows in which a column's name is looked for."""
+
 
 def read_file(path: Path) -> pa.Table:
     """Read a CSV, TSV or Parquet file."""
@@ -36,12 +39,36 @@ def read_file(path: Path) -> pa.Table:
         raise DataError(f"cannot read the table {path}: a column name is not UTF-8 text; save the file as UTF-8") from error
     except (OSError, ValueError, pa.ArrowException) as error:
         raise DataError(f"cannot read the table {path}: {_reason(path, error)}") from error
+    table = _as_utf8(table, path)
+    if 2 * _like_data(table) >= len(names) > 0:
+        raise DataError(f"{path}: its first line looks like data, not like column names; add a line with names above it")
     twice = next((name for name, times in Counter(names).items() if times > 1), None)
     if twice is not None:
-        raise DataError(f"{path} has two columns named {twice!r}: rename one")
-    table = _as_utf8(table, path)
+        raise DataError(f"{path} has two columns {'of the same name' if _like_data(table) else f'named {twice!r}'}: rename one")
     _check_range(table, path)
     return table
+
+
+def _like_data(table: pa.Table) -> int:
+    """Count the column names that look like cells: numbers that do not count the columns, and words found below them.
+
+    Names are quoted in errors, which may reach a server; the first row of a file without names must not be.
+    """
+    names = table.column_names
+    numbers = [name for name in names if re.fullmatch(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*", name)]
+    whole = sorted({int(name) for name in numbers if re.fullmatch(r"\d{1,9}", name)})
+    if len(whole) == len(numbers) > 1 and whole[-1] - whole[0] + 1 == len(whole):  # 0, 1, 2, … or years
+        numbers = []
+    found = len(numbers)
+    for name, column in zip(names, table.columns, strict=True):
+        if name and pa.types.is_string(column.type):
+            found += bool(pc.any(pc.equal(column.slice(0, HEAD), name)).as_py())
+    return found
+
+
+def _names_of(table: pa.Table) -> list[str]:
+    """Column names for an error message; none where they may be cells."""
+    return [] if _like_data(table) else list(table.column_names)
 
 
 def _read_csv(path: Path, *, threads: bool = True) -> pa.Table:
@@ -99,12 +126,15 @@ def label_column(table: pa.Table, label: str | None, origin: str) -> str:
     """Return the name of the label column: the one asked for, or the first of label, target, class, y."""
     if label is not None:
         if label not in table.column_names:
-            raise DataError(f"{origin} has no label column {label!r}: {nearest(label, table.column_names)}")
+            if not (names := _names_of(table)):
+                raise DataError(f"{origin} has no label column {label!r}, and its first line looks like data: add a line with column names")
+            raise DataError(f"{origin} has no label column {label!r}: {nearest(label, names)}")
         return label
     for name in LABEL_NAMES:
         if name in table.column_names:
             return name
-    raise DataError(f"{origin}: name the label column (--label COLUMN); it has {', '.join(table.column_names)}")
+    shown = ", ".join(_names_of(table)) or "no line with column names"
+    raise DataError(f"{origin}: name the label column (--label COLUMN); it has {shown}")
 
 
 def labelled(table: pa.Table, label: str, name: str, origin: str, rule: SplitRule = RANDOM) -> tuple[Part, list[Note]]:

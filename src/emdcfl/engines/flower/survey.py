@@ -28,6 +28,7 @@ from emdcfl.engines.flower import codec
 from emdcfl.engines.flower.connected import ConnectedNodes
 from emdcfl.engines.flower.messages import LostError
 from emdcfl.engines.flower.node_survey import DESCRIBE, MEASURE, Answer
+from emdcfl.engines.flower.survey_replies import check_answer
 from emdcfl.models.vision import IMAGENET_MEAN, IMAGENET_STD
 
 if TYPE_CHECKING:
@@ -110,9 +111,13 @@ class _Survey:
             said = outcome if isinstance(outcome, dict) else {}
             reason = str(outcome) if isinstance(outcome, ClientError) else said.get("failure", "no answer in its reply")
             if "failure" not in said and said.get("client") == client and isinstance(said.get("reply"), dict):
-                answers[client] = said["reply"]
-            else:
-                log.warning("client %r did not answer the survey: %s", client, brief(str(reason)))
+                try:
+                    check_answer(question, said["reply"])
+                    answers[client] = said["reply"]
+                    continue
+                except ClientError as error:
+                    reason = error
+            log.warning("client %r did not answer the survey: %s", client, brief(str(reason)))
         if len(answers) < 2:
             raise DataError(f"expected at least two nodes to describe their files, got {len(answers)}; see the warnings above")
         return {c: answers[c] for c in self.clients if c in answers}
@@ -126,6 +131,8 @@ def _images(ask: _Survey, described: Mapping[str, Answer], options: Mapping[str,
         counts: Counter[tuple[int, int]] = Counter()
         for answer in described.values():
             counts.update({(width, height): count for width, height, count in answer["sizes"]})
+        if not counts:
+            raise DataError("expected images that can be read, got none at any node; see the warnings above")
         width, height = counts.most_common(1)[0][0]
         size = width if width == height and width <= LARGEST_DEFAULT else LARGEST_DEFAULT
     channels = 3 if pretrained or any(answer["colour"] for answer in described.values()) else 1
@@ -159,5 +166,6 @@ def _tables(ask: _Survey, described: Mapping[str, Answer], options: Mapping[str,
         )
         for answer in ask(question).values()
     ]
-    encoding = pool(summaries, described[first]["label"])
+    labels = Counter(answer["label"] for answer in described.values())
+    encoding = pool(summaries, labels.most_common(1)[0][0])
     return encoding.as_dict(), Preprocess(), (encoding.width,)
