@@ -12,7 +12,7 @@ from tests.data import standins
 
 from emdcfl.core.errors import ConfigError, DataError
 from emdcfl.data import sources
-from emdcfl.data.sources import cache
+from emdcfl.data.sources import parquet
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_a_changed_or_damaged_file_is_decoded_again(root: Path) -> None:
     assert len(sources.load("mnist", "train", root).images) == 419
     standins.mnist(root, train=51)
     assert len(sources.load("mnist", "train", root).images) == 519
-    for file in (cache.cache_dir() / "decoded").iterdir():
+    for file in (parquet.cache_dir() / "decoded").iterdir():
         file.write_bytes(b"cut")
     assert sources.load("mnist", "train", root).images[0, 0, 0].max() == 255
 
@@ -78,7 +78,7 @@ def test_unreadable_image_is_named(root: Path) -> None:
     standins.write(root / "mnist" / "train.parquet", [b"no image"], np.array([0]), ["0"])
     with pytest.raises(DataError, match=r"mnist-train: row 0 of .* holds no readable image"):
         sources.load("mnist", "train", root)
-    assert not list((cache.cache_dir() / "decoded").iterdir())
+    assert not list((parquet.cache_dir() / "decoded").iterdir())
 
 
 def test_wrong_size_is_named(root: Path) -> None:
@@ -167,7 +167,7 @@ def test_damaged_download_is_deleted(root: Path, tmp_path: Path, monkeypatch: py
     monkeypatch.setitem(sys.modules, "huggingface_hub", fake_hub(tmp_path / "remote", wrong_hash=True))
     with pytest.raises(DataError, match="arrived damaged"):
         sources.load("mnist", "train")
-    assert not list(cache.cache_dir().rglob("*.parquet"))
+    assert not list(parquet.cache_dir().rglob("*.parquet"))
 
 
 def test_offline_hub(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

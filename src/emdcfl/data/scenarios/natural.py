@@ -18,7 +18,7 @@ from emdcfl.core.errors import ConfigError
 from emdcfl.data.own.folder import table_encoding
 from emdcfl.data.own.parts import FRACTIONS, SPLITS, Divided, Part, Text, class_names, label_codes, to_site
 from emdcfl.data.scenarios.registry import scenario
-from emdcfl.data.sources.natural import natural_table
+from emdcfl.data.sources.files import natural_table
 from emdcfl.data.split import Indices, stratified_indices
 from emdcfl.data.types import Preprocess, Scenario
 from emdcfl.models.recipe import ModelRecipe

@@ -1,6 +1,7 @@
 """Which files hold a data set: a local folder first, then earlier downloads, then the Hugging Face hub (extra ``[hub]``).
 
 The hub library resumes or discards partial downloads and shows progress; this module picks the files and checks their hashes.
+Tables of natural sites (``natural/NAME.parquet``) are not on the hub.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from emdcfl.core.errors import DataError
-from emdcfl.data.sources.cache import cache_dir
+from emdcfl.data.sources.parquet import cache_dir
 
 
 def parquet_files(name: str, repo: str, split: str, data_root: str | Path | None = None) -> list[Path]:
@@ -90,3 +94,17 @@ def _fetch(hub: Any, repo: str, file: str, expected: str | None, folder: Path) -
 def _digest(path: Path) -> str:
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def natural_table(name: str, data_root: str | Path | None = None) -> pa.Table:
+    """Read one table from ``data_root`` or ``$EMDCFL_DATA``."""
+    root = data_root or os.environ.get("EMDCFL_DATA")
+    if not root:
+        raise DataError(f"scenario {name!r} reads natural/{name}.parquet: set EMDCFL_DATA to the folder that holds natural/")
+    path = Path(root).expanduser() / "natural" / f"{name}.parquet"
+    if not path.is_file():
+        raise DataError(f"no {name} data at {path}: set EMDCFL_DATA to the folder that holds natural/{name}.parquet")
+    try:
+        return pq.read_table(path)
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"cannot read {path}: {str(error).splitlines()[0]}") from error

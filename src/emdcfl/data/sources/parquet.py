@@ -1,6 +1,8 @@
 """Image tables in Parquet, in the layout of the public Hugging Face data sets: a struct of encoded bytes, a label, maybe more columns.
 
-The names of the classes come from the feature description in the schema's metadata. Images are decoded once, in parallel, into the cache.
+The names of the classes come from the feature description in the schema's metadata. Images are decoded once, in parallel, into a cache of
+memory-mapped files, so that they need not fit into memory. Its folder is ``$EMDCFL_CACHE``, else ``~/.cache/emdcfl``; files are written to
+a temporary name and renamed when complete.
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,8 +22,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from PIL import Image
 
+from emdcfl.core import keys
 from emdcfl.core.errors import DataError
-from emdcfl.data.sources.cache import Images, cached_images, fingerprint
 from emdcfl.data.sources.source import Source
 
 _BATCH = 512
@@ -139,3 +141,56 @@ def _image_column(schema: pa.Schema, file: Path) -> str:
         if pa.types.is_struct(column.type) and column.type.get_field_index("bytes") >= 0:
             return str(column.name)
     raise DataError(f"{file} has no image column (a struct with encoded bytes); it has {', '.join(schema.names)}")
+
+
+Images = NDArray[np.uint8]
+_FORMAT = 1  # raise when the stored layout changes: older files are then ignored
+
+
+def cache_dir() -> Path:
+    """Return the cache folder (not necessarily existing)."""
+    chosen = os.environ.get("EMDCFL_CACHE")
+    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "emdcfl"
+
+
+def fingerprint(files: list[Path], *parts: object) -> str:
+    """Key of what was decoded: names, sizes and modification times of the files, and further parts such as the row order."""
+    stats = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    return keys.digest(_FORMAT, stats, *parts).hex()[:20]
+
+
+def cached_images(name: str, key: str, shape: tuple[int, ...], fill: Callable[[Images], None]) -> Images:
+    """Return a memory-mapped uint8 array; ``fill`` writes it the first time.
+
+    The map is private (copy-on-write): nothing a caller does can change the file, and unused pages can be dropped by the system.
+    """
+    path = cache_dir() / "decoded" / f"{name}-{key}.npy"
+    if path.exists():
+        found = _open(path, shape)
+        if found is not None:
+            return found
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        array: Images = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.uint8, shape=shape)
+        try:
+            fill(array)
+            array.flush()  # type: ignore[attr-defined]
+            del array
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise DataError(f"cannot write decoded images to {path.parent} ({error}): set EMDCFL_CACHE to a folder with free space") from error
+    opened = _open(path, shape)
+    if opened is None:
+        raise DataError(f"{path} changed while it was written: delete it and run again")
+    return opened
+
+
+def _open(path: Path, shape: tuple[int, ...]) -> Images | None:
+    try:
+        array: Images = np.load(path, mmap_mode="c", allow_pickle=False)
+    except (ValueError, EOFError, OSError):
+        return None
+    return array if array.shape == shape and array.dtype == np.uint8 else None
