@@ -22,7 +22,7 @@ from typing import Any
 
 from emdcfl.core.checks import check_options
 from emdcfl.core.errors import ConfigError
-from emdcfl.privacy.keylist import Trust
+from emdcfl.privacy.keylist import KeyTrust
 
 WHERE = "run config"
 
@@ -35,7 +35,7 @@ class Options:
     out: str = "runs/flower"
     resume: bool = False
     keys: str = ""
-    trust: Trust = "first-use"
+    trust: KeyTrust = "first-use"
     deadline: float = 600.0
     part_mb: float = 256.0
     reply_mb: float = 2048.0

@@ -23,8 +23,8 @@ import tomli_w
 from emdcfl.core.errors import ClientError, ConfigError
 from emdcfl.privacy.exchange import fingerprint
 
-Trust = Literal["relay", "first-use", "pinned"]
-MODES = get_args(Trust)
+KeyTrust = Literal["relay", "first-use", "pinned"]
+MODES = get_args(KeyTrust)
 
 
 class KeyList:

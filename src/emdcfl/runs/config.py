@@ -25,8 +25,7 @@ import tomli_w
 from emdcfl.core.checks import NONE, check_options
 from emdcfl.core.errors import ConfigError, nearest
 from emdcfl.runs.template import template
-from emdcfl.trust.policy import RANGES as TRUST_RANGES
-from emdcfl.trust.policy import Trust
+from emdcfl.trust.policy import TRUST_RANGES, Trust
 
 __all__ = [
     "Choice",

@@ -79,7 +79,7 @@ class Problem:
     def epsilon(self) -> float:
         return self.row.epsilon
 
-    def check(self, options: Options) -> None:
+    def check(self, options: TransportOptions) -> None:
         """Raise ``DataError`` if no cost can be computed from the samples, before they are batched with others."""
         self._blocks(self.b)
         x, y = self.row.source.matrix, sample(self.b, "b")
@@ -102,7 +102,7 @@ class Problem:
                 cost_matrix(self.row.source.a, y)  # raises
             yield unit(y)
 
-    def costs(self, options: Options) -> Iterator[Array]:
+    def costs(self, options: TransportOptions) -> Iterator[Array]:
         """One cost matrix per block; cosines in scratch memory, each overwritten by the next."""
         source = self.row.source
         if options.cost == "cosine":
@@ -122,7 +122,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Options:
+class TransportOptions:
     """What is the same for all pairs; `all` asks for exact values everywhere."""
 
     cost: str
@@ -150,7 +150,7 @@ class Outcome:
     solves: int = 0
 
 
-def first_bounds(problem: Problem, options: Options) -> FirstBounds:
+def first_bounds(problem: Problem, options: TransportOptions) -> FirstBounds:
     """Bound a problem by row and column minima, which is enough for most pairs of different groups."""
     if options.all:
         return FirstBounds(_solved(problem, options), None, solved=problem.blocks)
@@ -166,7 +166,7 @@ def first_bounds(problem: Problem, options: Options) -> FirstBounds:
     return FirstBounds(entry, None if entry.accepts is False else problem, tuple(lows))
 
 
-def settle(key: tuple[Client, Client], one: Future[FirstBounds], other: Future[FirstBounds], options: Options) -> Outcome:
+def settle(key: tuple[Client, Client], one: Future[FirstBounds], other: Future[FirstBounds], options: TransportOptions) -> Outcome:
     """Decide a pair of which no direction is rejected yet: better bounds for both directions, then the exact solver."""
     first = {key: one.result(), key[::-1]: other.result()}
     problems = {direction: seen.problem for direction, seen in first.items() if seen.problem is not None}
@@ -183,7 +183,7 @@ def settle(key: tuple[Client, Client], one: Future[FirstBounds], other: Future[F
 
 
 def conclude(
-    entries: dict[tuple[Client, Client], PairOutcome], problems: Mapping[tuple[Client, Client], Problem], options: Options
+    entries: dict[tuple[Client, Client], PairOutcome], problems: Mapping[tuple[Client, Client], Problem], options: TransportOptions
 ) -> Outcome:
     """Solve what bounds left open, one direction after the other, until one rejects the link."""
     solves = 0
@@ -196,7 +196,7 @@ def conclude(
     return Outcome(entries, solves)
 
 
-def _bounded(problem: Problem, lows: tuple[float, ...], options: Options) -> PairOutcome:
+def _bounded(problem: Problem, lows: tuple[float, ...], options: TransportOptions) -> PairOutcome:
     """Refine the bounds, all blocks to the same stage, until they decide or cannot be refined further."""
     upper = options.solver == "exact"
     if problem.blocks == 1:
@@ -235,7 +235,7 @@ def judge(low: float, high: float, margin: float, problem: Problem) -> PairOutco
     return PairOutcome(low - margin - tau, LOWER, None)
 
 
-def _solved(problem: Problem, options: Options) -> PairOutcome:
+def _solved(problem: Problem, options: TransportOptions) -> PairOutcome:
     values = [solve(cost, solver=options.solver, reg=options.reg).value for cost in problem.costs(options)]
     w = (values[0] if len(values) == 1 else float(np.mean(values))) - problem.row.tau
     return PairOutcome(w, EXACT, bool(w < problem.epsilon))

@@ -19,7 +19,18 @@ from numpy.typing import NDArray
 
 from emdcfl.core.errors import ConfigError, EmdcflError, nearest
 from emdcfl.transport.cost import COSTS
-from emdcfl.transport.pairs import Client, FirstBounds, Options, Outcome, PairOutcome, Problem, RowSample, Source, first_bounds, settle
+from emdcfl.transport.pairs import (
+    Client,
+    FirstBounds,
+    Outcome,
+    PairOutcome,
+    Problem,
+    RowSample,
+    Source,
+    TransportOptions,
+    first_bounds,
+    settle,
+)
 from emdcfl.transport.pool import SolverPool
 from emdcfl.transport.solvers import SOLVERS
 
@@ -37,14 +48,14 @@ class Queue(Protocol):
         """Wait for everything; returns the entries and how often the solver was run."""
 
 
-QueueFactory = Callable[[SolverPool, Options], Queue]
+QueueFactory = Callable[[SolverPool, TransportOptions], Queue]
 """How an engine brings a queue of its own, such as one that bounds problems on a GPU."""
 
 
 class ThreadQueue:
     """Decides on the threads of a pool: one job per direction for the first bounds, one per pair for the rest."""
 
-    def __init__(self, pool: SolverPool, options: Options) -> None:
+    def __init__(self, pool: SolverPool, options: TransportOptions) -> None:
         self._pool, self._options = pool, options
         self._first: dict[Key, Future[FirstBounds]] = {}
         self._jobs: dict[Key, Future[Outcome]] = {}
@@ -144,7 +155,7 @@ class Screen:
         for what, name, valid in (("cost", cost, COSTS), ("solver", solver, SOLVERS), ("distances", distances, ("needed", "all"))):
             if name not in valid:
                 raise ConfigError(f"unknown transport {what} {name!r}; {nearest(name, valid)}")
-        options = Options(cost, solver, reg, label_weight, distances == "all")
+        options = TransportOptions(cost, solver, reg, label_weight, distances == "all")
         self._queue: Queue = ThreadQueue(pool, options) if queue is None or options.all else queue(pool, options)
         self._rows: dict[Client, RowSample] = {}
         self._added: set[Key] = set()

@@ -50,7 +50,7 @@ class Trust:
         return self.aggregate == "mean" and self.clip is None and self.max_share >= 1
 
 
-RANGES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+TRUST_RANGES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "trust.max_faults": (lambda v: v >= 1, "at least 1"),
     "trust.max_n": (lambda v: 1 <= v < 2**29, "from 1 to 2^29 - 1 (weights are exact up to there)"),
     "trust.max_share": (lambda v: 0 < v <= 1, "above 0 and at most 1"),

@@ -17,7 +17,7 @@ from emdcfl.apps.trial import control
 from emdcfl.apps.trial.folder import Trial
 from emdcfl.apps.trial.processes import LINK, identity
 from emdcfl.core.errors import ConfigError, EmdcflError
-from emdcfl.privacy.keylist import Trust
+from emdcfl.privacy.keylist import KeyTrust
 from emdcfl.runs.config import Config, dump
 
 log = logging.getLogger("emdcfl")
@@ -34,7 +34,7 @@ def submit(
     out: Path,
     *,
     resume: bool = False,
-    trust: Trust = "pinned",
+    trust: KeyTrust = "pinned",
     watch: Callable[[Event], None] | None = None,
 ) -> dict[str, Any]:
     """Run a config over the federation; return its outcome (``ok``, ``error``, ``traffic``).

@@ -19,7 +19,7 @@ from torch import Tensor
 from emdcfl.core.errors import EmdcflError
 from emdcfl.engines.cuda import transport_bounds
 from emdcfl.transport import SolverPool
-from emdcfl.transport.pairs import UNKNOWN, FirstBounds, Options, Outcome, PairOutcome, Problem, Source, conclude, judge
+from emdcfl.transport.pairs import UNKNOWN, FirstBounds, Outcome, PairOutcome, Problem, Source, TransportOptions, conclude, judge
 from emdcfl.transport.screening import Entries, Key, in_order, named
 
 TOGETHER, REFINED_TOGETHER = 256, 512
@@ -35,10 +35,10 @@ class DeviceBounds:
     ----------
     device : torch.device or str
         The CPU works too, for tests; ``transport.bounds`` on threads is faster there.
-    options : Options
+    options : TransportOptions
     """
 
-    def __init__(self, device: torch.device | str, options: Options) -> None:
+    def __init__(self, device: torch.device | str, options: TransportOptions) -> None:
         self.device, self.options = torch.device(device), options
         self._sources: dict[int, tuple[Source, Tensor, Tensor | None]] = {}
 
@@ -146,7 +146,7 @@ class DeviceQueue:
     The last digits of a bound may depend on which problems are bounded together; links do not.
     """
 
-    def __init__(self, pool: SolverPool, options: Options, device: torch.device | str) -> None:
+    def __init__(self, pool: SolverPool, options: TransportOptions, device: torch.device | str) -> None:
         self._pool, self._options, self._bounds = pool, options, DeviceBounds(device, options)
         self._new: dict[Key, Problem] = {}
         self._entries: Entries = {}

@@ -37,7 +37,7 @@ from emdcfl.engines.flower.policy import Policy, Releases, read_policy
 from emdcfl.engines.local.sequential import pick_device
 from emdcfl.models.recipe import ModelRecipe
 from emdcfl.privacy.exchange import load_secret
-from emdcfl.privacy.keylist import KeyList, Trust
+from emdcfl.privacy.keylist import KeyList, KeyTrust
 
 
 class Node(Protocol):
@@ -94,7 +94,7 @@ class NodeConfig:
     split_column: str | None = None
     group: str | None = None
     device: str = "auto"
-    trust: Trust = "pinned"
+    trust: KeyTrust = "pinned"
     enrol: bool = False
     privacy_epsilon: float | None = None
     details: bool = False
