@@ -1,5 +1,5 @@
 """The Flower app: ``server.py`` (a ``ServerApp`` that runs a config) and ``client.py`` (a ``ClientApp`` that answers tasks).
 
-``options.py`` lists the keys of its run config, ``nodes.py`` is the scenario of nodes with files of their own, and ``trial/`` runs a whole
+``options.py`` lists the keys of its run config, and ``trial/`` runs a whole
 federation on one machine. Only here are methods and the Flower engine imported together.
 """

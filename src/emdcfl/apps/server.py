@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from flwr.serverapp import ServerApp
 
-import emdcfl.apps.nodes  # noqa: F401  registers the scenario "nodes"
 from emdcfl.apps.options import Options
 from emdcfl.core.errors import EmdcflError
 from emdcfl.core.schema import Reply
+from emdcfl.data.scenarios.registry import scenario
+from emdcfl.data.types import Scenario
 from emdcfl.engines.flower.messages import MessageSettings
-from emdcfl.engines.flower.session import Session, session
+from emdcfl.engines.flower.session import Session, current, session
+from emdcfl.engines.flower.survey import survey_nodes
 from emdcfl.methods.base import Serving
 from emdcfl.privacy.keylist import KeyList
 from emdcfl.runs import runner
@@ -110,3 +112,33 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, SystemExit):  # raised by Flower, which gives no reason
         return STOPPED
     return str(error) if isinstance(error, EmdcflError) else f"{type(error).__name__}: {error}"
+
+
+NODES = "nodes"
+
+
+@scenario(NODES, "the connected nodes, each with files of its own (Flower only; see docs/guide/deploy.md)")
+def nodes(
+    *,
+    clients: list[str] | None = None,
+    label: str | None = None,
+    data_seed: int = 0,
+    size: int | None = None,
+    model: str | None = None,
+) -> Scenario:
+    """Ask the connected nodes about their files.
+
+    Parameters
+    ----------
+    clients : list of str, optional
+        Names of the clients of the run; by default those on the server's list of keys or, if it is empty, all that are connected.
+    label : str, optional
+        Label column of tables.
+    data_seed : int
+        Seed of the splits.
+    size : int, optional
+        Height and width of images.
+    model : str, optional
+        Name of the network.
+    """
+    return survey_nodes(current().connected, NODES, clients=clients, label=label, data_seed=data_seed, size=size, model=model)

@@ -24,7 +24,6 @@ import tomli_w
 
 from emdcfl.core.checks import NONE, check_options
 from emdcfl.core.errors import ConfigError, nearest
-from emdcfl.runs.template import template
 from emdcfl.trust.policy import TRUST_RANGES, Trust
 
 __all__ = [
@@ -243,6 +242,11 @@ def load(path: str | Path) -> Config:
 def dump(config: Config) -> str:
     """The config as TOML that can be run as it is: same config, same text."""
     return tomli_w.dumps(as_dict(config))
+
+
+def template() -> str:
+    """Return the commented config that ``emdcfl init`` writes. As it stands, it is the defaults."""
+    return Path(__file__).with_name("template.toml").read_text(encoding="utf-8")
 
 
 def config_hash(config: Config) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from emdcfl.engines.cuda.driving import _keep_busy
+from emdcfl.engines.cuda.streams import _keep_busy
 
 STEPS = {"a": 3, "b": 1, "c": 2, "d": 1, "e": 4}
 

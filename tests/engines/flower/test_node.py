@@ -19,7 +19,7 @@ from flwr.app import Message
 from tests.engines.flower import loopback
 from tests.engines.flower.loopback import LoopbackGrid
 
-import emdcfl.apps.nodes  # noqa: F401  registers the scenario "nodes"
+import emdcfl.apps.server  # noqa: F401  registers the scenario "nodes"
 from emdcfl.core.client import PrivateState
 from emdcfl.core.errors import ConfigError, DataError
 from emdcfl.core.tasks import Training

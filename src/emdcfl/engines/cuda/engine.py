@@ -30,11 +30,10 @@ from emdcfl.core.schema import Reply
 from emdcfl.core.tasks import Embed, Fit, batches
 from emdcfl.data.types import Scenario, Split
 from emdcfl.engines import multiply_adds
-from emdcfl.engines.cuda.driving import drive
 from emdcfl.engines.cuda.embedding import EMBEDDED_ALONE, Embedder
 from emdcfl.engines.cuda.layers import multiply_narrow, pool_first
 from emdcfl.engines.cuda.resident import ModelCache, Samples
-from emdcfl.engines.cuda.streams import StreamTrainer
+from emdcfl.engines.cuda.streams import StreamTrainer, drive
 from emdcfl.engines.cuda.transport_queue import DeviceQueue, warm_up_bounds
 from emdcfl.engines.local.staged import Outcome, Result, StagedFederation, attempt
 from emdcfl.transport import QueueFactory, SolverPool

@@ -49,7 +49,7 @@ def survey_nodes(
     size: int | None,
     model: str | None,
 ) -> Scenario:
-    """Ask the connected nodes about their files and return the scenario they agree on; the options are those of ``apps/nodes.py``."""
+    """Ask the connected nodes about their files and return the scenario they agree on; the options are those of ``apps/server.py``."""
     ask = _Survey(connected, clients)
     described = ask({"question": DESCRIBE, "seed": data_seed, "label": label})
     kinds = sorted({answer["kind"] for answer in described.values()})
