@@ -1,7 +1,7 @@
 r"""Many clients trained at once on the CPU: states stacked to :math:`\Theta \in R^{F\times P}`, one SGD step for all rows.
 
 Each training takes its own batches in its own order (``schedule``), so results equal those of the sequential engine up to the rounding
-of float sums, and are bit-identical from run to run. The forward pass is ``torch.func.vmap`` of the network, or ``chain`` for
+of float sums, and are bit-identical from run to run. The forward pass is ``torch.func.vmap`` of the network, or ``stack.Chain`` for
 perceptrons. The gradient of the summed losses is the stack of all gradients, because row f's loss depends on row f's state alone.
 
 Networks with dropout (whose draws belong to one client), and networks that ``vmap`` rejects, train one client after the other, with one

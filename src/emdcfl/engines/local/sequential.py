@@ -78,10 +78,14 @@ def answer(client: Client, info: TaskInfo, round: int, inputs: Mapping[str, Any]
         client.begin(round)
         with arithmetic(client.network.device, client.precision):
             return info.run(client, **inputs)
-    except EmdcflError as error:
-        return Failure(client.name, info.name, round, one_line(error), traceback.format_exc())
     except Exception as error:  # a client's bug must not take the server down
-        return Failure(client.name, info.name, round, f"{type(error).__name__}: {one_line(error)}", traceback.format_exc())
+        return failure(client, info.name, round, error)
+
+
+def failure(client: Client, task: str, round: int, error: Exception) -> Failure:
+    """Return the ``Failure`` that an error in a task is; one that is not for users is a bug, and named by its type."""
+    reason = one_line(error) if isinstance(error, EmdcflError) else f"{type(error).__name__}: {one_line(error)}"
+    return Failure(client.name, task, round, reason, "".join(traceback.format_exception(error)))
 
 
 def one_line(error: BaseException) -> str:

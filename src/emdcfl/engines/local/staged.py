@@ -9,7 +9,6 @@ gets the replies of the batch before.
 
 from __future__ import annotations
 
-import traceback
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,10 +16,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeGuard
 
 from emdcfl.core.client import TASKS, Client, Stages, TaskInfo, Work
-from emdcfl.core.errors import EmdcflError
 from emdcfl.core.federation import Failure, Inputs
 from emdcfl.core.schema import Reply
-from emdcfl.engines.local.sequential import SequentialFederation, intra_op_threads
+from emdcfl.engines.local.sequential import SequentialFederation, failure, intra_op_threads
 
 Outcome = Reply | Exception
 
@@ -84,10 +82,8 @@ class RunningTask:
             self.works = move(*given)
         except StopIteration as finished:
             self.outcome = {} if finished.value is None else finished.value  # the schema check reports the missing reply
-        except EmdcflError as error:
-            self.outcome = Failure(self.client.name, self.task, self.round, str(error), traceback.format_exc())
         except Exception as error:  # a client's bug must not take the server down
-            self.outcome = Failure(self.client.name, self.task, self.round, f"{type(error).__name__}: {error}", traceback.format_exc())
+            self.outcome = failure(self.client, self.task, self.round, error)
 
 
 class StagedFederation(SequentialFederation):
