@@ -14,31 +14,31 @@ from emdcfl.core.errors import DataError
 from emdcfl.core.units import plot_text
 from emdcfl.data.types import Scenario, Site
 
+CLIENTS, SAMPLES = 3, 4
+"""Clients per row, and images per client."""
 
-def grid(scenario: Scenario, path: str | Path, *, clients: int = 3, samples: int = 4, thumb: int = 64) -> Path:
-    """Draw the grid to a PNG file.
+THUMB = 64
+"""Images are shown at most this many pixels wide, to keep the file small."""
 
-    Parameters
-    ----------
-    clients, samples : int
-        Clients per row, and images per client (the first ones of different classes, training split; a scenario with a backdoor test also
-        shows that variant of its first scored client in a further row).
-    thumb : int
-        Images are shown at most this many pixels wide, to keep the file small.
+
+def grid(scenario: Scenario, path: str | Path) -> Path:
+    """Draw the first train images of different classes to a PNG file.
+
+    A scenario with a backdoor test also shows that variant of its first scored client in a further row.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     if scenario.sites[0].train.x.dim() != 4:
         raise DataError(f"scenario {scenario.name!r} holds tables, so there is no picture of it")
-    rows = _rows(scenario, clients)
+    rows = _rows(scenario)
     clients = max(len(sites) for _, _, sites, _ in rows)
-    height = 0.62 * len(rows) + 0.5
-    figure = Figure(figsize=(0.58 * clients * samples + 3.4, height), dpi=100)
+    width, height = 0.58 * clients * SAMPLES + 3.4, 0.62 * len(rows) + 0.5
+    figure = Figure(figsize=(width, height), dpi=100)
     canvas: Any = FigureCanvasAgg(figure)
     axes: Any = figure.subplots(len(rows), 1, squeeze=False)[:, 0]
     for axis, (title, text, sites, variant) in zip(axes, rows, strict=True):
-        strip = _strip(sites, clients, samples, thumb, variant)
+        strip = _strip(sites, clients, variant)
         axis.imshow(
             strip, interpolation="nearest", cmap="gray", vmin=0, vmax=255, aspect="equal", extent=(0, strip.shape[1], strip.shape[0], 0)
         )
@@ -46,7 +46,6 @@ def grid(scenario: Scenario, path: str | Path, *, clients: int = 3, samples: int
         axis.text(-0.01, 0.5, plot_text(title), transform=axis.transAxes, ha="right", va="center", fontsize=8, fontweight="bold")
         axis.text(1.01, 0.5, plot_text(text), transform=axis.transAxes, ha="left", va="center", fontsize=7)
     figure.suptitle(f"{plot_text(scenario.name)}: {len(scenario.sites)} sites, {len(scenario.classes)} classes", fontsize=9)
-    width = 0.58 * clients * samples + 3.4
     figure.subplots_adjust(left=1.3 / width, right=1 - 2.1 / width, top=1 - 0.32 / height, bottom=0.02, hspace=0.08)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,7 +55,7 @@ def grid(scenario: Scenario, path: str | Path, *, clients: int = 3, samples: int
     return path
 
 
-def _rows(scenario: Scenario, clients: int) -> list[tuple[str, str, list[Site], str]]:
+def _rows(scenario: Scenario) -> list[tuple[str, str, list[Site], str]]:
     """Per row: group, sizes as text, the sites shown, which samples (``train`` or a test variant).
 
     A group whose sites were built in different ways (several small rotations) is one row that shows sites from its whole range.
@@ -65,12 +64,12 @@ def _rows(scenario: Scenario, clients: int) -> list[tuple[str, str, list[Site], 
     rows = []
     for group in dict.fromkeys(groups.values()):
         members = [site for site in scenario.sites if groups[site.name] == group]
-        spread = sorted({int(i) for i in np.linspace(0, len(members) - 1, min(clients, len(members)))})
+        spread = sorted({int(i) for i in np.linspace(0, len(members) - 1, min(CLIENTS, len(members)))})
         rows.append((_wrap(group), _sizes(members), [members[i] for i in spread], "train"))
     scored = [site for site in scenario.sites if scenario.scored is None or site.name in scenario.scored]
     for variant in list(scored[0].tests)[1:]:
         sizes = f"{len(scored)} sites scored\nsame labels, other cue"
-        rows.append((f"{groups[scored[0].name]},\n{variant} test", sizes, scored[:clients], variant))
+        rows.append((f"{groups[scored[0].name]},\n{variant} test", sizes, scored[:CLIENTS], variant))
     return rows
 
 
@@ -83,14 +82,14 @@ def _sizes(members: list[Site]) -> str:
     return f"{len(members)} site{'s' if len(members) > 1 else ''}\ntrain {span(train)}\nval {span(val)}, test {span(test)}"
 
 
-def _strip(sites: list[Site], clients: int, samples: int, thumb: int, variant: str) -> NDArray[np.uint8]:
-    """One row of images: ``samples`` per site, white gaps between sites; blank where there are fewer sites than columns."""
+def _strip(sites: list[Site], clients: int, variant: str) -> NDArray[np.uint8]:
+    """One row of images: ``SAMPLES`` per site, white gaps between sites; blank where there are fewer sites than columns."""
     blocks = []
     for site in sites:
         split = site.train if variant == "train" else site.tests[variant]
-        chosen = _of_different_classes(split.y.numpy(), samples)
+        chosen = _of_different_classes(split.y.numpy(), SAMPLES)
         images = split.x[chosen].numpy().transpose(0, 2, 3, 1)
-        step = max(1, -(-images.shape[1] // thumb))
+        step = max(1, -(-images.shape[1] // THUMB))
         images = images[:, ::step, ::step]
         gap = max(1, images.shape[2] // 16)
         spaced = np.pad(images, ((0, 0), (0, 0), (0, gap), (0, 0)), constant_values=255)

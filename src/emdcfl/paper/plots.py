@@ -38,9 +38,9 @@ def _png(figure: Any) -> bytes:
     return buffer.getvalue()
 
 
-def matrices(panels: Sequence[Panel], *, label: str, title: str, columns: int = 5) -> bytes:
+def matrices(panels: Sequence[Panel], *, label: str, title: str) -> bytes:
     """Draw matrices side by side, each with a colour scale of its own and lines between groups; return PNG bytes."""
-    columns = min(columns, len(panels))
+    columns = min(5, len(panels))
     rows = -(-len(panels) // columns)
     figure, axes = _figure(columns, rows, 3.0, 2.9)
     for axis in axes.flat[len(panels) :]:

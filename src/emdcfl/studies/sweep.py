@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,6 @@ Array = np.ndarray[Any, Any]
 
 RATIOS = (0.1, 0.25, 0.5, 0.75, 0.9)
 EPSILONS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5)
-ALPHA = EMDCFL.alpha
 
 
 @dataclass(frozen=True)
@@ -71,20 +70,20 @@ class Matrix:
     variance: Array
     m: int
 
-    def automatic(self, alpha: float = ALPHA) -> Array:
+    def automatic(self) -> Array:
         """Return every client's own tolerance (``transport.calibration``), from one validation sample per pair."""
-        q = quantile(alpha, len(self.tau), max(1, self.m - 1))
+        q = quantile(EMDCFL.alpha, len(self.tau), max(1, self.m - 1))
         return np.array([tolerance(float(v), self.m, self.m, q) for v in self.variance])
 
 
-def measure(snapshot: Snapshot, setting: Setting, *, pool: SolverPool | None = None) -> Matrix:
+def measure(snapshot: Snapshot, setting: Setting) -> Matrix:
     r"""Return :math:`W[c,c'] = W_1(Z_{c|c}R_c, Z_{c'|c}R_c) - \tau_c` for all pairs, one R per row client; kept beside the snapshot."""
     path = snapshot.folder / "distances" / f"{setting.name}.npz"
     if path.exists():
         stored = read_arrays(path)
         return Matrix(stored["W"], stored["tau"], stored["variance"], int(stored["m"]))
-    with pool or SolverPool() as workers:
-        rows = [_row(snapshot.row(i), name, i, setting, workers) for i, name in enumerate(snapshot.clients)]
+    with SolverPool() as pool:
+        rows = [_row(snapshot.row(i), name, i, setting, pool) for i, name in enumerate(snapshot.clients)]
     found = Matrix(np.stack([r[0] for r in rows]), np.array([r[1] for r in rows]), np.array([r[2] for r in rows]), rows[0][3])
     path.parent.mkdir(parents=True, exist_ok=True)
     write_arrays(path, {"W": found.W, "tau": found.tau, "variance": found.variance, "m": np.array(found.m)})
@@ -131,18 +130,10 @@ def interval(snapshot: Snapshot, matrix: Matrix) -> tuple[float, float]:
     return low, high
 
 
-def sweep(
-    snapshot: Snapshot,
-    settings: Sequence[Setting],
-    epsilons: Sequence[float] = EPSILONS,
-    *,
-    on_setting: Callable[[Setting], None] | None = None,
-) -> list[dict[str, Any]]:
+def sweep(snapshot: Snapshot, settings: Sequence[Setting], epsilons: Sequence[float] = EPSILONS) -> list[dict[str, Any]]:
     """Return one record per setting: ARI at every tolerance and at the automatic one, the interval of right tolerances, τ."""
     records = []
     for setting in settings:
-        if on_setting is not None:
-            on_setting(setting)
         matrix = measure(snapshot, setting)
         low, high = interval(snapshot, matrix)
         records.append(

@@ -60,11 +60,10 @@ def cosine_minima(x: Array, y: Array, *, enough: float = np.inf) -> float:
     return max(rows_first, float(1.0 - top.mean(dtype=np.float64) + low.mean(dtype=np.float64)))
 
 
-def minima(cost: Array, *, enough: float = np.inf) -> float:
+def minima(cost: Array) -> float:
     r"""Lower bound from minima: rows then columns, or columns then rows, whichever is larger.
 
-    :math:`f_i = \min_j c_{ij}`, :math:`g_j = \min_i (c_{ij} - f_i)`: at least as large as the mean of the row minima alone. The second
-    order is left out where the first gives `enough`.
+    :math:`f_i = \min_j c_{ij}`, :math:`g_j = \min_i (c_{ij} - f_i)`: at least as large as the mean of the row minima alone.
 
     Examples
     --------
@@ -75,8 +74,6 @@ def minima(cost: Array, *, enough: float = np.inf) -> float:
     f = cost.min(axis=1)
     g = np.subtract(cost, f[:, None], out=rest).min(axis=0)
     rows_first = float(f.mean(dtype=np.float64) + g.mean(dtype=np.float64))
-    if rows_first >= enough:
-        return rows_first
     g = cost.min(axis=0)
     f = np.subtract(cost, g[None, :], out=rest).min(axis=1)
     return max(rows_first, float(f.mean(dtype=np.float64) + g.mean(dtype=np.float64)))
