@@ -11,6 +11,7 @@ import numpy as np
 
 from emdcfl.methods.base import Distances
 from emdcfl.methods.emdcfl.interpret import read
+from emdcfl.runs.scoring import accuracy as score_of
 from emdcfl.runs.store.files import json_text, read_arrays, sealed, write_arrays
 
 
@@ -62,7 +63,7 @@ def make_run(
             )
     (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows), encoding="utf-8")
     last = rows[-clients:]
-    scores = {v: {"mean": float(np.mean([r["accuracy"][v] for r in last])), "worst": min(r["accuracy"][v] for r in last)} for v in variants}
+    scores = {v: score_of(last, v) for v in variants}
     summary: dict[str, Any] = {
         "method": method, "scenario": "made-up", "seed": 0, "rounds": rounds, "finished": True, "k": groups, "ari": 1.0, "clients": names,
         "groups": [f"g{g}" for g in truth], "clusters": truth,

@@ -1,4 +1,4 @@
-"""The sentence that says whether grouping pays."""
+"""What a run recommends: the baselines decide, with intervals; a grouping that loses is never recommended."""
 
 from __future__ import annotations
 
@@ -6,23 +6,88 @@ from typing import Any
 
 import pytest
 
-from emdcfl.runs.verdict import worth
+from emdcfl.runs.scoring import accuracy
+from emdcfl.runs.verdict import advice, headline, how_sure, sentences, worth
+
+SITES = ("a", "b", "c", "d", "e", "f")
+GROUPS = [0, 0, 0, 1, 1, 1]
 
 
-def summary(mean: float, k: int = 3, samples: int = 400) -> dict[str, Any]:
-    return {"k": k, "accuracy": {"mean": mean, "samples": samples}}
+def summary(mean: float | tuple[float, ...], clusters: list[int] | None = None, n: int = 200) -> dict[str, Any]:
+    shares = (mean,) * len(SITES) if isinstance(mean, float) else mean
+    rows = [{"client": c, "accuracy": {"test": p}, "test_samples": {"test": n}} for c, p in zip(SITES, shares, strict=True)]
+    score = accuracy(rows, "test")
+    k = 1 if clusters is None else len(set(clusters))
+    overall = {**score, "samples": n * len(SITES), "variants": {"test": score}}
+    return {"method": "emdcfl", "clients": SITES, "k": k, "clusters": clusters, "accuracy": overall}
+
+
+def baselines(together: float, alone: float, n: int = 200) -> dict[str, Any]:
+    return {"fedavg": summary(together, n=n), "local": summary(alone, n=n)}
+
+
+READING = {"not_compared": [], "borderline": [], "doubts": [], "near_bounds": 0, "sentences": [], "clusters": {}}
+ONE, ALL = [0] * 6, list(range(6))
 
 
 @pytest.mark.parametrize(
-    ("k", "together", "alone", "words"),
+    ("clusters", "own", "together", "alone", "n", "choice", "words"),
     [
-        (3, 0.7, 0.8, "grouping pays: +20.0 points against one model for all, +10.0 points against every site alone"),
-        (3, 0.7, 0.95, "grouping does not pay here: +20.0"),
-        (3, 0.7, 0.91, "grouping is better than one model for all, level with every site alone on 400 test samples: +20.0"),
-        (3, 0.91, 0.7, "grouping is better than every site alone, level with one model for all on 400 test samples: -1.0"),
-        (3, 0.9, 0.91, "grouping makes little difference on 400 test samples: +0.0"),
-        (1, 0.9, 0.8, "all sites belong together, so grouping is one model for all: +0.0"),
+        (GROUPS, 0.9, 0.7, 0.8, 200, "this run", "Train in these 2 groups: worth 10.0 points"),
+        (GROUPS, 0.9, 0.7, 0.9, 200, "this run", "Train in these 2 groups: worth 20.0 points"),
+        (GROUPS, 0.9, 0.7, 0.99, 200, "local", "Train every site alone: 9.0 points"),
+        (GROUPS, 0.8, 0.95, 0.9, 200, "fedavg", "Train one model for all: 15.0 points"),
+        (GROUPS, 0.9, 0.9, 0.9, 20, "undecided", "Train one model for all for now: no difference can be seen with so little"),
+        (GROUPS, 0.9, 0.9, 0.9, 20_000, "undecided", "Train one model for all, the simplest choice"),
+        (ONE, 0.9, 0.9, 0.8, 200, "this run", "Train all 6 sites together: worth 10.0 points"),
+        (ONE, 0.6, 0.6, 0.91, 200, "local", "Do not use one model: the sites look alike but do not agree on labels"),
+        (ONE, 0.9, 0.9, 0.93, 2000, "local", "Do not use one model: the sites look alike, and yet"),
+        (ALL, 0.9, 0.8, 0.9, 200, "this run", "Train every site alone: worth 10.0 points"),
+        (ALL, 0.8, 0.95, 0.8, 200, "fedavg", "Train one model for all: 15.0 points"),
     ],
-)
-def test_verdict(k: int, together: float, alone: float, words: str) -> None:
-    assert worth(summary(0.9, k), {"fedavg": summary(together), "local": summary(alone)}).startswith(words)
+)  # fmt: skip
+def test_the_paired_differences_decide(
+    clusters: list[int], own: float, together: float, alone: float, n: int, choice: str, words: str
+) -> None:
+    run, others = summary(own, clusters, n), baselines(together, alone, n)
+    found = advice(run, others)
+    assert found is not None and found.choice == choice and found.headline.startswith(words)
+    assert headline(run, READING, others) == found.headline
+    assert bool(found.doubts) == (choice in ("local", "fedavg"))
+
+
+def test_a_loss_names_the_group_the_sites_and_the_remedy() -> None:
+    run = summary((0.9, 0.9, 0.9, 0.5, 0.5, 0.9), GROUPS)
+    found = advice(run, baselines(0.6, 0.9))
+    assert found is not None
+    (doubt,) = found.doubts
+    assert "cluster 1 (d, e, f)" in doubt and "label-aware" in doubt and "data check" in doubt
+    assert "d (-40.0 points), e (-40.0 points)" in found.look[0] and "f (" not in found.look[0]
+
+
+def test_without_baselines_distances_speak_and_nothing_is_certain() -> None:
+    assert headline(summary(0.9, ONE), READING) == "All 6 clients look alike"
+    low_power = {**READING, "doubts": ["low power"]}
+    assert headline(summary(0.9, ONE), low_power) == "All 6 clients look alike, but uncertain"
+    topics = [topic for topic, _ in sentences(summary(0.9, ONE), low_power, {})]
+    assert topics == ["How sure", "Doubt"]
+
+
+def test_one_group_is_one_model_for_all() -> None:
+    run = summary(0.9, ONE)
+    assert advice(run, {"fedavg": summary(0.9)}) is None
+    assert worth(run, baselines(0.9, 0.8)).endswith("against every site alone") and "one model" not in worth(run, baselines(0.9, 0.8))
+
+
+def test_a_run_that_was_not_tested_says_nothing() -> None:
+    run = summary(0.9, GROUPS, n=0)
+    assert run["accuracy"]["mean"] is None and how_sure(run) is None and advice(run, baselines(0.9, 0.8)) is None
+    assert headline(run, READING, baselines(0.9, 0.8)) == "2 groups among 6 clients, clearly separated"
+
+
+def test_summaries_without_scores_of_sites_are_compared_by_their_means() -> None:
+    def bare(mean: float, samples: int = 400) -> dict[str, Any]:
+        return {"method": "m", "k": 3, "clients": SITES, "clusters": [0, 0, 1, 1, 2, 2], "accuracy": {"mean": mean, "samples": samples}}
+
+    found = advice(bare(0.9), {"fedavg": bare(0.7), "local": bare(0.8)})
+    assert found is not None and found.choice == "this run" and found.look == []

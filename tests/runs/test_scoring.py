@@ -41,9 +41,14 @@ def test_a_mixture_of_all_models_is_no_copy_of_them() -> None:
 
 def test_accuracy_is_an_unweighted_mean_over_those_who_count() -> None:
     rows = [row("a", 0.5, 10), row("b", 1.0, 1000), row("c", None), row("d", 0.0, 0)]
-    assert accuracy(rows, "test") == {"mean": 0.75, "worst": 0.5}
-    assert accuracy(rows, "test", ["b"]) == {"mean": 1.0, "worst": 1.0}
-    assert accuracy(rows, "test", []) == accuracy([], "test") == {"mean": None, "worst": None}
+    found = accuracy(rows, "test")
+    assert (found["mean"], found["worst"]) == (0.75, 0.5)
+    assert found["sites"] == [0.5, 1.0, None, None] and found["tested"] == [10, 1000, 0, 0]
+    assert 0.5 < found["low"] < 0.75 < found["high"] < 1.0 and found["new_sites"] == {"low": 0.0, "high": 1.0}
+    one = accuracy(rows, "test", ["b"])
+    assert (one["mean"], one["worst"], one["new_sites"], one["tested"]) == (1.0, 1.0, None, [0, 1000, 0, 0])
+    for nobody in (accuracy(rows, "test", []), accuracy([], "test")):
+        assert {nobody[key] for key in ("mean", "worst", "low", "high", "new_sites")} == {None}
 
 
 def test_agreement_needs_clusters_and_truth() -> None:

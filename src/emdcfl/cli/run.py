@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,11 +14,12 @@ import typer
 
 from emdcfl.cli.app import GroupOption, SplitColumn, SplitOption, TrustModel, app
 from emdcfl.cli.progress import Live
-from emdcfl.cli.show import show_result, show_worth, terminal
+from emdcfl.cli.show import show_result, terminal
 from emdcfl.core.errors import ConfigError
 from emdcfl.runs.config import Config, load, override, parse_settings
 from emdcfl.runs.loop import Observer
 from emdcfl.runs.trackers import TensorBoard, Tracking
+from emdcfl.runs.verdict import advice
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -107,6 +109,7 @@ def run(
 
         start = runner_over(federation)
     logging.getLogger("emdcfl").setLevel(logging.WARNING if quiet or as_json else logging.INFO)
+    logging.getLogger("emdcfl.doubts").setLevel(logging.ERROR)  # the result says them
     console = terminal()
     with nullcontext() if quiet or as_json else Live(console) as live, _tracked(place if tensorboard else None) as watch:
         say = console.print if live else _nothing
@@ -126,11 +129,11 @@ def _finish(console: Console, result: Result, others: Mapping[str, Mapping[str, 
 
     report = write_report(place)
     if as_json:
-        typer.echo(json.dumps({**result.summary, **({"baselines": others} if others else {})}, indent=2))
+        to_do = advice(result.summary, others)
+        extra = {} if not others else {"baselines": others, "advice": None if to_do is None else asdict(to_do)}
+        typer.echo(json.dumps({**result.summary, **extra}, indent=2))
         return
-    show_result(console, result.summary, [row for row in result.history if row["round"] == result.summary["rounds"]], place)
-    if others:
-        show_worth(console, result.summary, others)
+    show_result(console, result.summary, [row for row in result.history if row["round"] == result.summary["rounds"]], place, others)
     console.print(f"report: {report}", soft_wrap=True)
 
 

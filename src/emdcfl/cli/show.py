@@ -12,10 +12,10 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from emdcfl.core.units import escaped, names, percent, plural
+from emdcfl.core.units import escaped, names, percent, percent_range, plural
 from emdcfl.runs.outputs import read_reading
 from emdcfl.runs.scoring import MetricsRow
-from emdcfl.runs.verdict import BASELINES, headline, worth
+from emdcfl.runs.verdict import BASELINES, advice, headline, rivals, structure
 
 MOST_LINES = 8
 """Lines printed of each kind (clusters, failures, flags, notes); the files of the run hold all."""
@@ -41,17 +41,25 @@ def tell(console: Console, text: str | Text) -> None:
     console.print(text, soft_wrap=not console.is_terminal)
 
 
-def show_result(console: Console, summary: Mapping[str, Any], rows: Sequence[MetricsRow], out: Path) -> None:
-    """Print clusters and their members, accuracy, agreement, what the distances say, and the time by phase."""
+def show_result(
+    console: Console,
+    summary: Mapping[str, Any],
+    rows: Sequence[MetricsRow],
+    out: Path,
+    others: Mapping[str, Mapping[str, Any]] | None = None,
+) -> None:
+    """Print clusters and their members, what to do, accuracy beside the baselines, what the distances say, and the time by phase."""
     console.print()
     reading = read_reading(out) if summary["clusters"] is not None else None
     if summary["clusters"] is not None:
         console.print(_clusters(summary, rows))
     head = f"{summary['method']} on {summary['scenario']}, seed {summary['seed']}: "
-    tell(console, Text.assemble(head, (headline(summary, reading), "bold")))
+    tell(console, Text.assemble(head, (headline(summary, reading, others), "bold")))
     tell(console, _scores(summary))
     if "personalized" in summary:
         tell(console, fine_tuned(summary))
+    if others:
+        _show_worth(console, summary, reading, others)
     if reading is not None:
         _show_distances(console, reading)
     seconds = summary["seconds"]
@@ -71,7 +79,9 @@ def _scores(summary: Mapping[str, Any]) -> Text:
     parts = []
     for variant, score in summary["accuracy"]["variants"].items():
         name = "" if len(summary["accuracy"]["variants"]) == 1 else f"{variant} "
-        parts.append(Text.assemble(f"{name}accuracy ", (percent(score["mean"]), "bold"), f", worst client {percent(score['worst'])}"))
+        interval = "" if score.get("low") is None else f" (95% interval {percent_range(score['low'], score['high'])})"
+        mean = (percent(score["mean"]), "bold")
+        parts.append(Text.assemble(f"{name}accuracy ", mean, f"{interval}, worst client {percent(score['worst'])}"))
     if summary["clusters"] is not None:
         ari = f"ARI = {summary['ari']:.2f}" if summary["ari"] is not None else "no true groups to compare with"
         parts.append(Text(f"K = {summary['k']}, {ari}"))
@@ -90,7 +100,11 @@ def _show_distances(console: Console, reading: Mapping[str, Any]) -> None:
     for sentence in reading["sentences"]:
         tell(console, f"  {sentence}")
     _list(console, [f"  cluster {k}: {about}" for k, about in reading["clusters"].items() if about], "clusters", "reading.json")
-    for doubt in reading["doubts"]:
+    _doubt(console, reading["doubts"])
+
+
+def _doubt(console: Console, doubts: Sequence[str]) -> None:
+    for doubt in doubts:
         tell(console, Text.assemble("  ", ("doubt:", "yellow"), f" {doubt}"))
 
 
@@ -127,16 +141,27 @@ def _clusters(summary: Mapping[str, Any], rows: Sequence[MetricsRow]) -> Table:
     return table
 
 
-def show_worth(console: Console, summary: Mapping[str, Any], others: Mapping[str, Mapping[str, Any]]) -> None:
-    """Print the clustered run beside one model for all and every site alone, and say what grouping gained."""
+def _show_worth(
+    console: Console, summary: Mapping[str, Any], reading: Mapping[str, Any] | None, others: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Print this run beside its baselines, with paired differences, and what speaks against the grouping."""
     table = Table(title="Is grouping worth it?", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("training")
-    table.add_column("models", justify="right")
-    table.add_column("accuracy", justify="right")
-    table.add_column("worst client", justify="right")
-    named = {f"{summary['k']} group{'s' if summary['k'] != 1 else ''} ({summary['method']})": summary}
-    named |= {f"{BASELINES[name]} ({name})": other for name, other in others.items()}
-    for what, one in named.items():
-        table.add_row(what, str(one["k"]), percent(one["accuracy"]["mean"]), percent(one["accuracy"]["worst"]))
+    for column in ("training", "accuracy", "95% interval", "worst", "gain in points"):
+        table.add_column(column, justify="left" if column == "training" else "right")
+    found = {name: gain.points().replace(" points", "") for name, gain in rivals(summary, others).items()}
+    named = {f"{plural(summary['k'], 'group')} ({summary['method']})": ("", summary)}
+    named |= {BASELINES.get(name, name): (name, other) for name, other in others.items()}
+    for what, (name, one) in named.items():
+        score, gain = one["accuracy"], found.get(name, "–") if name else ""
+        table.add_row(what, percent(score["mean"]), percent_range(score.get("low"), score.get("high")), percent(score["worst"]), gain)
+    console.print()
     console.print(table)
-    tell(console, worth(summary, others))
+    to_do = advice(summary, others)
+    if to_do is None:
+        return
+    tell(console, f"  {structure(summary, reading)}")
+    if to_do.choice == "undecided":
+        tell(console, f"  {to_do.reason}")
+    for look in to_do.look:
+        tell(console, f"  {look}")
+    _doubt(console, to_do.doubts)

@@ -48,6 +48,17 @@ def percent(value: float | None) -> str:
     return "–" if value is None else f"{value:.1%}"
 
 
+def percent_range(low: float | None, high: float | None) -> str:
+    """Write an interval of shares as percentages with one digit, a dash for none.
+
+    Examples
+    --------
+    >>> percent_range(0.9312, 0.964), percent_range(None, None)
+    ('93.1–96.4%', '–')
+    """
+    return "–" if low is None or high is None else f"{100 * low:.1f}–{high:.1%}"
+
+
 def plural(n: int, what: str) -> str:
     """Write a number and its noun.
 

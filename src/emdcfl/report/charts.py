@@ -13,7 +13,7 @@ from emdcfl.core.units import percent, plural
 from emdcfl.report.load_run import Run
 from emdcfl.report.projection import classical_mds, symmetric
 from emdcfl.report.svg import Array, Scale, bent, chart, mark, number, shape_path, tag, ticks, visible
-from emdcfl.runs.verdict import BASELINES
+from emdcfl.runs.verdict import BASELINES, rivals
 
 WIDTH = 380.0
 NAMED = 24
@@ -244,6 +244,29 @@ def _draw_lines(lines: list[tuple[str, str, dict[int, float]]], label: str) -> M
                 mark("circle", f"{name}\nround {t}: {percent(v)}", cx=x(t), cy=y(v), r=3.2, class_=style.replace("line", "dot", 1))
             )
     return chart(WIDTH, height, label, *parts, *marks)
+
+
+def gain_rows(run: Run) -> Markup | None:
+    """Draw what this run gains over each baseline, in points with its interval, around zero."""
+    found = rivals(run.summary, {name: other.summary for name, other in run.baselines.items()})
+    if not found:
+        return None
+    bottom = 8 + 22.0 * len(found)
+    low, high = 100 * min(g.low for g in found.values()), 100 * max(g.high for g in found.values())
+    room = 0.06 * max(high - low, 1.0)
+    x = Scale(min(low, 0.0) - room, max(high, 0.0) + room, 132.0, WIDTH - 12)
+    parts: list[Markup] = []
+    for value in ticks(x.low, x.high, 5):
+        parts.append(tag("line", x1=x(value), x2=x(value), y1=4, y2=bottom, class_="tolerance" if value == 0 else "grid"))
+        parts.append(tag("text", f"{value:+g}" if value else "0", x=x(value), y=bottom + 14, class_="small muted middle"))
+    for i, (name, gain) in enumerate(found.items()):
+        y, what = 8 + 22.0 * i + 11, BASELINES.get(name, name)
+        parts.append(tag("text", visible(what, 24), x=122, y=y + 3.5, class_="small end"))
+        parts.append(tag("line", x1=x(100 * gain.low), x2=x(100 * gain.high), y1=y, y2=y, class_="span"))
+        tip = f"against {visible(what)}\n{gain.points()}"
+        style = {1: "inside", -1: "outside"}.get(gain.sign, "weak-dot")
+        parts.append(mark("path", tip, d=shape_path("circle", x(100 * gain.mean), y, 4.6), class_=style))
+    return chart(WIDTH, bottom + 22, "Gain of this run over each other training, points of accuracy", *parts)
 
 
 def heat_data(run: Run, most: int = 500) -> dict[str, Any]:

@@ -16,14 +16,16 @@ from markupsafe import Markup
 import emdcfl
 from emdcfl.clustering.pairs import SIGNS
 from emdcfl.core.errors import StoreError
-from emdcfl.core.units import byte_count, percent, plural, seconds
+from emdcfl.core.units import byte_count, percent, percent_range, plural, seconds
 from emdcfl.paper.merging import merging_line
 from emdcfl.report import charts
 from emdcfl.report.comparison import comparison_context
 from emdcfl.report.load_run import Run, read_run
 from emdcfl.report.svg import number, shape_path, visible
+from emdcfl.runs.intervals import wilson
+from emdcfl.runs.scoring import MetricsRow
 from emdcfl.runs.store.files import write_file
-from emdcfl.runs.verdict import BASELINES, headline, sentences
+from emdcfl.runs.verdict import BASELINES, headline, rivals, sentences
 from emdcfl.studies.results import RESULTS
 
 log = logging.getLogger("emdcfl")
@@ -56,7 +58,14 @@ def _fill(template: str, context: dict[str, Any]) -> str:
     environment = Environment(
         loader=PackageLoader("emdcfl.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"percent": percent, "number": number, "visible": visible, "seconds": seconds, "bytes": byte_count}
+    environment.filters |= {
+        "percent": percent,
+        "range": percent_range,
+        "number": number,
+        "visible": visible,
+        "seconds": seconds,
+        "bytes": byte_count,
+    }
     environment.globals |= {"plural": plural, "shape_path": shape_path, "baseline_names": BASELINES}
     folder = resources("emdcfl.report") / "templates"
     style, script = (Markup((folder / name).read_text(encoding="utf-8")) for name in ("style.css", "report.js"))
@@ -85,7 +94,7 @@ def run_context(run: Run) -> dict[str, Any]:
         "title": f"{s['method']} on {s['scenario']}",
         "run": run,
         "summary": s,
-        "headline": headline(s, run.reading),
+        "headline": visible(headline(s, run.reading, {name: other.summary for name, other in run.baselines.items()}), LONGEST),
         "sentences": _sentences(run),
         "facts": _facts(run),
         "drawn": drawn,
@@ -93,6 +102,7 @@ def run_context(run: Run) -> dict[str, Any]:
         "clusters": _clusters(run),
         "table": _table(run),
         "worth": _worth(run),
+        "gains": charts.gain_rows(run),
         "cost": _cost(s),
         "failures": list(s.get("failures") or []),
         "quarantined": list(s.get("quarantined") or []),
@@ -125,7 +135,8 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     facts = [("groups" if run.clusters is not None else "models", str(s.get("k", "–")))]
     for variant in run.variants:
         score, name = s["accuracy"]["variants"][variant], f"{variant} " if several else ""
-        facts += [(f"{name}accuracy", percent(score.get("mean"))), (f"{name}worst client", percent(score.get("worst")))]
+        interval = f", {percent_range(score['low'], score['high'])}" if score.get("low") is not None else ""
+        facts += [(f"{name}accuracy{interval}", percent(score.get("mean"))), (f"{name}worst client", percent(score.get("worst")))]
     if s.get("ari") is not None:
         facts.append(("ARI", f"{s['ari']:.2f}"))
     if (s.get("seconds") or {}).get("total") is not None:
@@ -168,6 +179,7 @@ def _table(run: Run) -> list[dict[str, Any]]:
                 "colour": "kx" if run.clusters is None else run.colours[run.clusters[i]],
                 "group": None if run.groups is None else run.groups[i],
                 "accuracy": {v: run.accuracy_of(client, v) for v in run.variants},
+                "interval": None if row is None else _interval(run.accuracy_of(client, run.variants[0]), row, run.variants[0]),
                 "baselines": {name: b.accuracy_of(client, run.variants[0]) for name, b in run.baselines.items()},
                 "samples": None if row is None else (row.get("test_samples") or {}).get(run.variants[0]),
                 "loss": None if row is None else row.get("train_loss"),
@@ -177,13 +189,28 @@ def _table(run: Run) -> list[dict[str, Any]]:
     return rows
 
 
-def _worth(run: Run) -> list[tuple[str, Any, float | None, float | None]]:
+def _interval(accuracy: float | None, row: MetricsRow, variant: str) -> str | None:
+    """Write the 95 % interval of a client's accuracy; None where the number of its test samples is unknown."""
+    n = (row.get("test_samples") or {}).get(variant)
+    if accuracy is None or not n:
+        return None
+    found = wilson(accuracy, n)
+    return percent_range(found.low, found.high)
+
+
+def _worth(run: Run) -> list[dict[str, Any]]:
+    """One row per training: this run, then its baselines, with what this run is better."""
     if not run.baselines:
         return []
-    named = {f"{plural(int(run.summary.get('k') or 0), 'group')} ({run.summary['method']})": run}
-    named |= {f"{BASELINES.get(name, name)} ({name})": other for name, other in run.baselines.items()}
-    scores = {what: r.summary["accuracy"] for what, r in named.items()}
-    return [(what, r.summary.get("k"), scores[what].get("mean"), scores[what].get("worst")) for what, r in named.items()]
+    others = {name: other.summary for name, other in run.baselines.items()}
+    gains = {name: gain.points().replace(" points", "") for name, gain in rivals(run.summary, others).items()}
+    named = {f"{plural(int(run.summary.get('k') or 0), 'group')} ({run.summary['method']})": ("", run.summary)}
+    named |= {BASELINES.get(name, name): (name, other) for name, other in others.items()}
+    rows = []
+    for what, (name, summary) in named.items():
+        score = summary["accuracy"]
+        rows.append({"what": what, "score": score, "gain": gains.get(name, "–") if name else ""})
+    return rows
 
 
 def _cost(summary: dict[str, Any]) -> dict[str, Any]:

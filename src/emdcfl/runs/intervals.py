@@ -37,12 +37,15 @@ References
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 LEVEL = 0.95
 """Confidence of every interval shown."""
+
+KIND = "95 %: low and high of the mean over these sites, new_sites of the mean over sites like these"
+"""What the ends in a summary mean."""
 
 BORROWED = 4.0
 """Samples at the common mean that each site's variance borrows (Agresti and Coull's two successes and two failures)."""
@@ -59,11 +62,15 @@ class SiteScores:
     samples: tuple[int, ...]
 
     @classmethod
-    def of(cls, score: Any) -> SiteScores | None:
-        """Read what a summary keeps of one test variant; None where it is older than that."""
+    def of(cls, score: Mapping[str, Any]) -> SiteScores | None:
+        """Read what a summary keeps of one test variant; None where it keeps no scores of sites."""
         if "sites" not in score or "tested" not in score:
             return None
         return cls(tuple(0.0 if p is None else float(p) for p in score["sites"]), tuple(int(n) for n in score["tested"]))
+
+    def only(self, sites: Collection[int]) -> SiteScores:
+        """Return the same scores with only some sites, by number, counting."""
+        return SiteScores(self.accuracy, tuple(n if i in sites else 0 for i, n in enumerate(self.samples)))
 
     @property
     def counted(self) -> list[tuple[float, int]]:
@@ -85,6 +92,18 @@ class Interval:
 
     def __neg__(self) -> Interval:
         return Interval(-self.mean, -self.high, -self.low)
+
+    def points(self, sign: str = "+") -> str:
+        """Write a difference of accuracies in points of a percent; without ``sign`` a plus is left out.
+
+        Examples
+        --------
+        >>> Interval(0.031, -0.0002, 0.0622).points(), Interval(0.01, 0.01, 0.01).points("")
+        ('+3.1 points (0.0 to +6.2)', '1.0 points (1.0 to 1.0)')
+        """
+        rounded = (round(100 * value, 1) for value in (self.mean, self.low, self.high))
+        mean, low, high = (f"{value:{sign}.1f}" if value else "0.0" for value in rounded)
+        return f"{mean} points ({low} to {high})"
 
 
 def wilson(share: float, n: float, level: float = LEVEL) -> Interval:

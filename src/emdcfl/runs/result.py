@@ -29,11 +29,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Test accuracy: unweighted mean and minimum over clients, and every client's own."""
+    """Test accuracy: unweighted mean and minimum over clients, every client's own, and the mean's 95 % interval over these sites."""
 
     mean: float | None
     worst: float | None
     clients: dict[str, float]
+    low: float | None = None
+    high: float | None = None
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -88,7 +90,8 @@ class Result:
         score = self.summary["accuracy"]
         variant = next(iter(score["variants"]))
         last = {row["client"]: row["accuracy"][variant] for row in self.history if row["accuracy"]}
-        return Accuracy(score["mean"], score["worst"], {c: last[c] for c in self.clients if c in last})
+        own = {c: last[c] for c in self.clients if c in last}
+        return Accuracy(score["mean"], score["worst"], own, score.get("low"), score.get("high"))
 
     @cached_property
     def serving(self) -> Serving:

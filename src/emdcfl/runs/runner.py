@@ -22,6 +22,7 @@ from emdcfl.data.types import Scenario
 from emdcfl.methods.base import Serving
 from emdcfl.runs import signals
 from emdcfl.runs.config import Config
+from emdcfl.runs.intervals import KIND
 from emdcfl.runs.loop import Finished, Observer, Silent, play
 from emdcfl.runs.outputs import write_outputs
 from emdcfl.runs.personal import Personal, gain, personalize
@@ -227,7 +228,9 @@ def _variants(scenario: Scenario) -> list[str]:
 def _scores(rows: list[MetricsRow], scenario: Scenario) -> dict[str, Any]:
     variants = _variants(scenario)
     scores = {v: accuracy(rows, v, scenario.scored) for v in variants}
-    return {**scores[variants[0]], "samples": _tested(rows, variants[0], scenario.scored), "variants": scores}
+    main = scores[variants[0]]
+    overall = {key: value for key, value in main.items() if key not in ("sites", "tested")}  # the sites' own stay with the variant
+    return {**overall, "samples": sum(main["tested"]), "interval": KIND, "variants": scores}
 
 
 def _personalized(planned: RunPlan, rows: list[MetricsRow], personal: Personal) -> dict[str, Any]:
@@ -240,10 +243,6 @@ def _personalized(planned: RunPlan, rows: list[MetricsRow], personal: Personal) 
         "gain": gain(personal.rows, rows, _variants(scenario)[0], scenario.scored),
         "clients": {row["client"]: row["accuracy"] for row in personal.rows},
     }
-
-
-def _tested(rows: list[MetricsRow], variant: str, scored: tuple[str, ...] | None) -> int:
-    return sum(r["test_samples"][variant] for r in rows if r["test_samples"] and (scored is None or r["client"] in scored))
 
 
 def versions() -> dict[str, str]:

@@ -14,6 +14,7 @@ from emdcfl.core.errors import ClientError
 from emdcfl.core.federation import Federation
 from emdcfl.core.schema import Reply
 from emdcfl.methods.base import Serving
+from emdcfl.runs.intervals import SiteScores, new_sites, these_sites
 from emdcfl.runs.served import states_of
 
 MetricsRow = dict[str, Any]
@@ -56,12 +57,36 @@ def outcomes(
     return {c: {name: replies.valid[c][field] if c in replies.valid else None for name, field in names.items()} for c in inputs}
 
 
-def accuracy(rows: Sequence[MetricsRow], variant: str, scored: Sequence[str] | None = None) -> dict[str, float | None]:
-    """Unweighted mean and minimum over clients of one test variant; clients without an answer or without test samples do not count."""
+def accuracy(rows: Sequence[MetricsRow], variant: str, scored: Sequence[str] | None = None) -> dict[str, Any]:
+    """Score one test variant over clients; who did not answer, has no test samples or is not ``scored`` does not count.
+
+    Returns
+    -------
+    dict
+        ``mean`` (unweighted) and ``worst``; ``low`` and ``high``, the 95 % interval of the mean over these sites, and ``new_sites``, that
+        over sites like these (:mod:`emdcfl.runs.intervals`); ``sites`` and ``tested``: accuracy (None where it does not count) and number
+        of test samples of every client. What cannot be computed is None.
+    """
     wanted = None if scored is None else set(scored)
-    known = [r for r in rows if r["accuracy"] and (wanted is None or r["client"] in wanted)]
-    values = [r["accuracy"][variant] for r in known if variant in r["accuracy"] and r["test_samples"][variant] > 0]
-    return {"mean": float(np.mean(values)) if values else None, "worst": float(min(values)) if values else None}
+    found = [(0.0, 0) if wanted is not None and row["client"] not in wanted else _tested(row, variant) for row in rows]
+    scores = SiteScores(tuple(p for p, _ in found), tuple(n for _, n in found))
+    values = [p for p, _ in scores.counted]
+    these, new = these_sites(scores), new_sites(scores)
+    return {
+        "mean": float(np.mean(values)) if values else None,
+        "worst": min(values, default=None),
+        "low": None if these is None else these.low,
+        "high": None if these is None else these.high,
+        "new_sites": None if new is None else {"low": new.low, "high": new.high},
+        "sites": [p if n else None for p, n in found],
+        "tested": [n for _, n in found],
+    }
+
+
+def _tested(row: MetricsRow, variant: str) -> tuple[float, int]:
+    """Accuracy and number of test samples of a client; no samples where it was not tested."""
+    known = row["accuracy"] and variant in row["accuracy"] and row["test_samples"][variant] > 0
+    return (float(row["accuracy"][variant]), int(row["test_samples"][variant])) if known else (0.0, 0)
 
 
 def agreement(clusters: Tensor | Sequence[int] | None, clients: Sequence[str], truth: Mapping[str, str] | None) -> float | None:

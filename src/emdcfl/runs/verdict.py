@@ -1,29 +1,72 @@
-"""What a run found, in sentences, from its summary and its interpretation. The terminal and the report show the same ones."""
+"""What a run found, in sentences, from its summary, its interpretation and its baselines. The terminal and the report show the same ones.
+
+Distances say which sites look alike; test data say which training pays. Where baselines were run, the paired differences to them decide
+(:mod:`emdcfl.runs.intervals`): a grouping that loses is not recommended, however clear its distances are.
+"""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from emdcfl.core.units import names, plural
+from emdcfl.core.units import names, percent_range, plural
 from emdcfl.methods import METHODS
+from emdcfl.runs.intervals import Interval, SiteScores, difference
 
 BASELINES = {"fedavg": "one model for all", "local": "every site alone"}
 """Method → what a comparison calls it."""
 
+DISAGREE = 0.05
+"""Loss of a group against its sites alone from which on differing labels are the likely reason."""
+
+TELLING = 0.02
+"""Difference that test data should be able to show; where an interval is wider, a comparison is undecided."""
+
 Summary = Mapping[str, Any]
 
 
-def headline(summary: Summary, reading: Summary | None) -> str:
-    """Say in one line how many groups there are and how clearly they are separated.
+@dataclass(frozen=True)
+class Advice:
+    """What to do, and why.
+
+    Attributes
+    ----------
+    choice : str
+        ``"this run"``, the name of a baseline, or ``"undecided"``.
+    headline, reason : str
+        What to do in one line, and what that rests on.
+    gains : dict of str to Interval
+        Accuracy of this run less that of each baseline, paired by site.
+    doubts, look : list of str
+        What speaks against the grouping, with the remedy; and the sites that lose most.
+    """
+
+    choice: str
+    headline: str
+    reason: str
+    gains: Mapping[str, Interval]
+    doubts: list[str]
+    look: list[str]
+
+
+def headline(summary: Summary, reading: Summary | None, baselines: Mapping[str, Summary] | None = None) -> str:
+    """Say in one line what to do; without baselines, how many groups there are and how clearly they are separated.
 
     Parameters
     ----------
     summary, reading : mapping
         Contents of ``summary.json`` and ``reading.json``; ``None`` where the method has no distances.
+    baselines : mapping, optional
+        Name of each baseline → its summary.
     """
+    found = advice(summary, baselines or {})
+    return structure(summary, reading) if found is None else found.headline
+
+
+def structure(summary: Summary, reading: Summary | None) -> str:
+    """Say in one line how many groups the distances show and how clearly."""
     n, clusters = len(summary["clients"]), summary.get("clusters")
     if clusters is None:
         method = METHODS.get(str(summary["method"]))
@@ -40,9 +83,9 @@ def headline(summary: Summary, reading: Summary | None) -> str:
     if compared == 0:
         return f"None of the {n} clients could be compared"
     if found == 1:
-        text = f"All {compared} clients belong together"
+        text = f"All {compared} clients look alike"
     elif found == compared:
-        text = f"No two of the {compared} clients belong together"
+        text = f"No two of the {compared} clients look alike"
     else:
         text = f"{plural(found, 'group')} among {compared} clients"
     clarity = None if reading is None else _clarity(reading, found)
@@ -54,14 +97,141 @@ def _clarity(reading: Summary, clusters: int) -> str | None:
         return f"with {plural(len(reading['borderline']), 'borderline client')}"
     if reading["doubts"]:
         return "but uncertain"
-    if reading["near_bounds"]:
+    return "clearly separated" if clusters > 1 and not reading["near_bounds"] else None
+
+
+def gains(summary: Summary, baselines: Mapping[str, Summary]) -> dict[str, Interval]:
+    """Return what this run is better than each baseline, paired by site; baselines without a common test are left out."""
+    own = _scores(summary)
+    compared = {name: difference(own, _scores(other)) for name, other in baselines.items() if name in BASELINES} if own else {}
+    return {name: found for name, found in compared.items() if found is not None}
+
+
+def _scores(summary: Summary) -> SiteScores:
+    """Scores of the sites in the main variant; of a summary without them, the mean as that of a single site."""
+    accuracy = summary["accuracy"]
+    found = SiteScores.of(next(iter(accuracy.get("variants", {}).values()), {}))
+    if found is None:
+        mean = accuracy.get("mean")
+        found = SiteScores((mean or 0.0,), (0 if mean is None else int(accuracy.get("samples") or 0),))
+    return found
+
+
+def rivals(summary: Summary, baselines: Mapping[str, Summary]) -> dict[str, Interval]:
+    """Return the gains over baselines that are other trainings than this run: one group is one model for all, by another name."""
+    k, clusters = summary["k"], summary.get("clusters")
+    same = {"fedavg": k == 1, "local": clusters is not None and k == len(clusters)}
+    return {name: gain for name, gain in gains(summary, baselines).items() if not (same.get(name) and gain.sign == 0)}
+
+
+def advice(summary: Summary, baselines: Mapping[str, Summary]) -> Advice | None:
+    """Say what to do, from paired differences to the baselines; None where there is nothing to compare with."""
+    found = rivals(summary, baselines)
+    if not found:
         return None
-    return "clearly separated" if clusters > 1 else "without doubt"
+    better, worse = ({name: g for name, g in found.items() if g.sign == sign} for sign in (1, -1))
+    doubts, look = _disagreement(summary, baselines.get("local")), _losers(summary, baselines.get("local"))
+    told = worth(summary, baselines)
+    if worse:
+        best = min(worse, key=lambda name: worse[name].mean)
+        doubts = doubts or [f"training as in this run costs {(-worse[best]).points('')} against {BASELINES[best]}"]
+        return Advice(best, _instead(summary, best, worse[best]), told, found, doubts, look)
+    if better:
+        least = min(better, key=lambda name: better[name].mean)
+        text = f"{_what(summary)}: worth {better[least].points('')} against {BASELINES[least]}"
+        level = [BASELINES[name] for name in found if name not in better]
+        text += f"; {' and '.join(level)} may be as good" if level else ""
+        return Advice("this run", text, told, found, doubts, look)
+    return Advice("undecided", _undecided(summary, found), f"{told}; {_needed(summary, found)}", found, doubts, look)
+
+
+def _what(summary: Summary) -> str:
+    """Say what this run did, as something to do."""
+    k, n = summary["k"], len(summary["clients"])
+    if summary.get("clusters") is None:
+        return f"Train with {summary['method']}"
+    if k == 1:
+        return f"Train all {plural(n, 'site')} together"
+    return "Train every site alone" if k == n else f"Train in these {k} groups"
+
+
+def _instead(summary: Summary, best: str, gain: Interval) -> str:
+    """Say what to do where a baseline is better."""
+    cost = (-gain).points("")
+    if summary.get("clusters") is None:
+        return f"Train {BASELINES[best]}: {cost} better than {summary['method']}"
+    if summary["k"] == 1 and best == "local":
+        why = "look alike but do not agree on labels" if gain.mean <= -DISAGREE else "look alike, and yet sharing does not pay"
+        return f"Do not use one model: the sites {why}; it costs {cost}"
+    own = {1: "one model for all", len(summary["clients"]): "the sites alone"}.get(summary["k"], f"these {summary['k']} groups")
+    return f"Train {BASELINES[best]}: {cost} better than {own}"
+
+
+def _undecided(summary: Summary, found: Mapping[str, Interval]) -> str:
+    """Say what to do where no difference can be seen: the simplest, and why."""
+    simplest = _what(summary) if summary["k"] == 1 or "fedavg" not in found else "Train one model for all"
+    widest = max(max(-gain.low, gain.high) for gain in found.values())
+    if widest > TELLING:
+        return f"{simplest} for now: no difference can be seen with so little test data ({plural(sum(_scores(summary).samples), 'sample')})"
+    return f"{simplest}, the simplest choice: nothing else differs by more than {100 * widest:.1f} points"
+
+
+def _needed(summary: Summary, found: Mapping[str, Interval]) -> str:
+    """Say how many test samples would show a difference worth knowing."""
+    half, samples = max((gain.high - gain.low) / 2 for gain in found.values()), sum(_scores(summary).samples)
+    if half <= TELLING:
+        return f"{samples} test samples would show a difference of {100 * TELLING:.0f} points"
+    more = float(f"{samples * (half / TELLING) ** 2:.1g}")
+    return f"about {more:.0f} test samples (now {samples}) would show a difference of {100 * TELLING:.0f} points"
+
+
+def _disagreement(summary: Summary, alone: Summary | None) -> list[str]:
+    """Name the groups that lose clearly against their sites alone: their data look alike, and their labels do not agree."""
+    clusters = summary.get("clusters")
+    if alone is None or clusters is None:
+        return []
+    own, other, found = _scores(summary), _scores(alone), []
+    for k in sorted(set(clusters)):
+        members = [i for i, label in enumerate(clusters) if label == k]
+        gain = difference(own.only(members), other.only(members)) if len(members) > 1 else None
+        if gain is not None and gain.high < 0 and gain.mean <= -DISAGREE:
+            who = (
+                "the sites"
+                if len(members) == len(clusters)
+                else f"the sites of cluster {k} ({names([summary['clients'][i] for i in members])})"
+            )
+            found.append(
+                f"{who} look alike but do not seem to agree on labels: one model costs {(-gain).points('')} against each alone; check how "
+                'they spell and code their labels (emdcfl data check), or group with method.cost = "label-aware", which compares labels'
+            )
+    return found
+
+
+def _losers(summary: Summary, alone: Summary | None) -> list[str]:
+    """Name the sites that do clearly better alone, the largest loss first."""
+    if alone is None:
+        return []
+    own, other = _scores(summary), _scores(alone)
+    if len(own.accuracy) != len(summary["clients"]):
+        return []
+    lost = {c: g for i, c in enumerate(summary["clients"]) if (g := difference(own.only([i]), other.only([i]))) is not None and g.high < 0}
+    worst = sorted(lost, key=lambda c: lost[c].mean)
+    told = ", ".join(f"{names([c])} ({100 * lost[c].mean:+.1f} points)" for c in worst[:3])
+    return [f"better off alone: {told}{f' and {len(worst) - 3} more' if len(worst) > 3 else ''}"] if worst else []
 
 
 def sentences(summary: Summary, reading: Summary | None, baselines: Mapping[str, Summary]) -> list[tuple[str, str]]:
-    """Return the findings as (topic, sentence)."""
+    """Return the findings as (topic, sentence), what to do first."""
     found: list[tuple[str, str]] = []
+    to_do = advice(summary, baselines)
+    if baselines:
+        found.append(("Worth it", worth(summary, baselines) if to_do is None else to_do.reason))
+    if (sure := how_sure(summary)) is not None:
+        found.append(("How sure", sure))
+    if to_do is not None:
+        found += [("Look at", said) for said in to_do.look]
+        found += [("Doubt", doubt) for doubt in to_do.doubts]
+        found.append(("Groups", structure(summary, reading)))
     if reading is not None and len(summary["clients"]) > 1:
         found += [("Distances", sentence) for sentence in reading["sentences"]]
         found += [("Doubt", doubt) for doubt in reading["doubts"]]
@@ -69,9 +239,26 @@ def sentences(summary: Summary, reading: Summary | None, baselines: Mapping[str,
         found.append(("Alone", alone))
     if (true := _truth(summary)) is not None:
         found.append(("Truth", true))
-    if baselines:
-        found.append(("Worth it", worth(summary, baselines)))
     return [(topic, f"{sentence[:1].upper()}{sentence[1:]}.") for topic, sentence in found]
+
+
+def how_sure(summary: Summary) -> str | None:
+    """Say how far the mean accuracy can be trusted, on these sites and on others like them."""
+    accuracy = summary["accuracy"]
+    if accuracy.get("low") is None:
+        return None
+    tested = f"{plural(accuracy['samples'], 'test sample')} at {plural(sum(n > 0 for n in _scores(summary).samples), 'site')}"
+    text = f"accuracy {percent_range(accuracy['low'], accuracy['high'])} on these sites ({tested}; 95% interval)"
+    new = accuracy.get("new_sites")
+    return text if new is None else f"{text}, {percent_range(new['low'], new['high'])} on average over sites like these"
+
+
+def worth(clustered: Summary, baselines: Mapping[str, Summary]) -> str:
+    """Say what this run gained over each baseline, in points of mean accuracy with intervals."""
+    found = rivals(clustered, baselines)
+    if not found:
+        return "no other training to compare with"
+    return ", ".join(f"{gain.points()} against {BASELINES[name]}" for name, gain in found.items())
 
 
 def _alone(summary: Summary, reading: Summary | None) -> str | None:
@@ -101,29 +288,3 @@ def _truth(summary: Summary) -> str | None:
 
 def _few(words: Sequence[str], most: int = 4) -> str:
     return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
-
-
-def worth(clustered: Summary, baselines: Mapping[str, Summary]) -> str:
-    """Say what grouping gained over each baseline, in points of mean accuracy.
-
-    A difference counts if it exceeds two standard errors of the accuracy on as many test samples as there are, or half a point.
-    """
-    own = clustered["accuracy"].get("mean")
-    others = {BASELINES[n]: s["accuracy"]["mean"] for n, s in baselines.items() if n in BASELINES and s["accuracy"].get("mean") is not None}
-    if own is None or not others:
-        return "no accuracy to compare"
-    samples = max(clustered["accuracy"]["samples"], 1)
-    least = max(0.5, 200 * math.sqrt(own * (1 - own) / samples))
-    gains = {what: 100 * (own - mean) for what, mean in others.items()}
-    told = ", ".join(f"{gain:+.1f} points against {what}" for what, gain in gains.items())
-    if clustered["k"] == 1:
-        return f"all sites belong together, so grouping is one model for all: {told}"
-    if all(gain > least for gain in gains.values()):
-        return f"grouping pays: {told}"
-    if any(gain < -least for gain in gains.values()):
-        return f"grouping does not pay here: {told}"
-    better = [what for what, gain in gains.items() if gain > least]
-    if better:
-        level = [what for what in gains if what not in better]
-        return f"grouping is better than {' and '.join(better)}, level with {' and '.join(level)} on {samples} test samples: {told}"
-    return f"grouping makes little difference on {samples} test samples: {told}"

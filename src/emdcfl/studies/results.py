@@ -246,7 +246,9 @@ _COUNT, _SECONDS = _number(0, 1e15, whole=True), _number(0, 1e12)
 _SHARE, _ARI = _or_none(_number(0, 1)), _or_none(_number(-1, 1))
 _SCORE = {"mean": _SHARE, "worst": _SHARE}
 
-_ACCURACY = _record({**_SCORE, "variants": _each(_record(_SCORE))}, {"samples": _COUNT})
+_ENDS = {"low": _SHARE, "high": _SHARE, "new_sites": _or_none(_record({"low": _SHARE, "high": _SHARE}))}
+_SITES = {"sites": _listed(_SHARE), "tested": _listed(_COUNT)}
+_ACCURACY = _record({**_SCORE, "variants": _each(_record(_SCORE, {**_ENDS, **_SITES}))}, {**_ENDS, "samples": _COUNT, "interval": _text})
 
 
 def _hash(value: Any) -> bool:

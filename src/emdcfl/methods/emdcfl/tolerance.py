@@ -129,7 +129,7 @@ def say_what_is_compared(options: Options) -> None:
 
 
 def warn_of_doubts(distances: Distances, clients: Sequence[str], labels: Mapping[str, int]) -> None:
-    """Warn where there is a reason not to call the clusters certain."""
+    """Warn where there is a reason not to call the clusters certain; in a logger of its own, as commands say it with the result."""
     clusters = [labels.get(c, -1 - i) for i, c in enumerate(clients)]  # clients never seen are clusters of their own
     for doubt in doubts(distances, clients, clusters):
-        log.warning("%s", doubt)
+        logging.getLogger("emdcfl.doubts").warning("%s", doubt)
