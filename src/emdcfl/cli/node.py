@@ -31,6 +31,7 @@ RELEASES = {
     "personalize": "the model it is served, fine-tuned on its data, if its validation loss improved by it",
     "evaluate": "accuracy and losses of up to {models_at_once} models at once, as {reductions}",
     "reference": "up to {samples} embeddings of train samples{noise}, projected to {projection_ratio:g} of their width; distances",
+    "recalibrate": "distances within its own data, at the class counts it has in common with partners; how many samples these are",
     "project": "up to {samples} embeddings of its samples under each partner's model{noise}, projected in the same way",
     "em_step": "models, their shares of its data, label shares (FedEM, FedRC)",
     "soft_train": "a model, and how many samples fit each cluster best (FedSoft)",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from emdcfl.clustering.labels import adjusted_rand, match_labels
-from emdcfl.clustering.neighbourhoods import joined, links, neighbourhoods, per_pair
+from emdcfl.clustering.neighbourhoods import completed, joined, links, neighbourhoods, per_pair
 from emdcfl.clustering.pairs import Link, Margins, PairRatios, margins
 from emdcfl.clustering.partitions import LINKAGES, bipartition, cut, edc, gram_features, kmeans
 
@@ -14,6 +14,7 @@ __all__ = [
     "PairRatios",
     "adjusted_rand",
     "bipartition",
+    "completed",
     "cut",
     "edc",
     "gram_features",

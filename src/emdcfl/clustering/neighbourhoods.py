@@ -120,3 +120,35 @@ def joined(m: Any, labels: Any) -> tuple[Labels, Sets]:
     found = [tuple(sorted(members)) for members in sets if members]
     where = {c: i for i, members in enumerate(found) for c in members}
     return np.array([where[c] for c in range(len(x))], dtype=np.int64), found
+
+
+def completed(m: Any) -> NDArray[np.bool_]:
+    """Decide pairs that could not be compared by those that could.
+
+    An open pair is linked if more clients that both were compared with are linked with both than with one alone. Pairs decided in this way
+    help to decide the others, until none is left that anybody can say something about; those stay apart.
+
+    Parameters
+    ----------
+    m : (C, C) array_like
+        Links: 1 linked, 0 separate, NaN open; symmetric, the diagonal does not count.
+
+    Examples
+    --------
+    >>> x = np.nan
+    >>> completed([[1, 1, x, x], [1, 1, 1, 0], [x, 1, 1, 0], [x, 0, 0, 1]]).astype(int)
+    array([[1, 1, 1, 0],
+           [1, 1, 1, 0],
+           [1, 1, 1, 0],
+           [0, 0, 0, 1]])
+    """
+    x = square(m, "the links").astype(np.float64)
+    np.fill_diagonal(x, np.nan)  # a client says nothing about its own pairs
+    while True:
+        linked, separate = (x == 1).astype(np.int64), (x == 0).astype(np.int64)
+        both, one = linked @ linked, linked @ separate + separate @ linked
+        found = np.isnan(x) & (both != one) & ~np.eye(len(x), dtype=bool)
+        if not found.any():
+            np.fill_diagonal(x, 1.0)
+            return np.asarray(x == 1)
+        x[found] = (both > one)[found]

@@ -58,7 +58,7 @@ def stratified_indices(labels: NDArray[np.int64], fractions: Sequence[float], rn
     for label in np.unique(labels):
         members = rng.permutation(np.flatnonzero(labels == label))
         target += np.asarray(fractions) * len(members)
-        counts = _largest_remainder(target - taken, len(members))
+        counts = largest_remainder(target - taken, len(members))
         taken += counts
         for part, chunk in zip(parts, np.split(members, np.cumsum(counts)[:-1]), strict=True):
             part.append(chunk.astype(np.int64))
@@ -128,7 +128,7 @@ def equal_parts(indices: Indices, parts: int) -> list[Indices]:
     return np.split(indices, [width * i for i in range(1, parts)])
 
 
-def _largest_remainder(wanted: NDArray[np.float64], total: int) -> NDArray[np.int64]:
+def largest_remainder(wanted: NDArray[np.float64], total: int) -> NDArray[np.int64]:
     wanted = np.clip(wanted, 0, None)
     wanted = wanted * (total / wanted.sum()) if wanted.sum() > 0 else wanted
     counts = np.floor(wanted + 1e-9).astype(np.int64)

@@ -33,7 +33,7 @@ class Distances:
         Tolerance each entry of W was compared with.
     kind : array of int8
         0 unset, 1 exact, 2 lower bound (refused without a solve), 3 upper bound (accepted without a solve), 4 inferred (not compared:
-        it follows from a representative; W is NaN).
+        it follows from a representative; W is NaN), 5 not comparable (the clients share too few classes; W is NaN).
     noise_factor : float
         By how much privacy noise divides cosine distances, approximately; 1 without noise.
     """

@@ -99,8 +99,8 @@ def test_the_server_receives_what_the_protocol_names_and_nothing_else(mode: str)
     assert fields == {
         "describe": {"n", "m", "key"},
         "train": {"theta", "n", "loss", "steps"},
-        "reference": {"samples", "tau", "variance", "boxes", "refused"} | ({"within"} if matched else set()),
-        "project": {"samples", "refused"} | ({"matched"} if matched else set()),
+        "reference": {"samples", "tau", "variance", "boxes", "refused"} | ({"within", "freedom"} if matched else set()),
+        "project": {"samples", "refused"} | ({"matched", "offers"} if matched else set()),
     }
     for task, _, said in received:
         if task in ("reference", "project"):

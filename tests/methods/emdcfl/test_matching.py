@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,13 @@ import torch
 from tests.methods.emdcfl.test_tolerance import every_pair, trained
 from tests.tiny import federation, tiny
 
+from emdcfl.clustering import completed
 from emdcfl.core.errors import ClientError
-from emdcfl.data.types import Site, Split
+from emdcfl.data.types import Scenario, Site, Split
 from emdcfl.methods import make
 from emdcfl.methods.emdcfl import EMDCFL, client
 from emdcfl.methods.emdcfl.comparison import Comparison
-from emdcfl.methods.emdcfl.sampling import all_labels, matched, packed_counts, pools, unpacked_counts
+from emdcfl.methods.emdcfl.sampling import all_labels, draw, matched, offered, packed_counts, pools, unpacked_counts
 from emdcfl.methods.emdcfl.tolerance import within_classes
 from emdcfl.privacy.exchange import BOX
 from emdcfl.transport import dual_variance, quantile
@@ -86,7 +88,8 @@ def test_the_server_sees_longer_boxes_and_no_counts() -> None:
     found = Comparison(EMDCFL(tolerance="auto"), fed, local).measure(every_pair(fed))
     assert {len(box) for reply in seen["reference"] for box in reply["boxes"].values()} == {BOX + 4 * (1 + len("abcd"))}
     assert all(set(reply) <= {"samples", "tau", "variance", "within", "freedom", "boxes", "refused"} for reply in seen["reference"])
-    assert all(set(reply) == {"samples", "matched", "refused"} and min(reply["matched"].values()) >= 1 for reply in seen["project"])
+    assert all(set(reply) == {"samples", "matched", "offers", "refused"} and not reply["offers"] for reply in seen["project"])
+    assert min(min(reply["matched"].values()) for reply in seen["project"]) >= 1
     assert len(found.entries) == len(every_pair(fed))
 
 
@@ -103,23 +106,77 @@ def test_tolerances_use_the_variance_inside_classes_and_the_blocks() -> None:
         assert entry.epsilon == pytest.approx(q * np.sqrt(variance * (1 + 1 / blocks) / 70))
 
 
-def test_where_classes_are_short_the_sample_and_the_tolerance_are_the_plain_ones() -> None:
-    """One site lacks a class: for it, and for what others see of it, everything is as without matching."""
-    scenario = tiny(n=(80,), val=(70,))
-    first = scenario.sites[0]
-    some = [Split(split.x[split.y > 0], split.y[split.y > 0]) for split in (first.train, first.val)]
-    scenario = type(scenario)(**{**vars(scenario), "sites": (Site(first.name, *some, first.tests), *scenario.sites[1:])})
-    fed, local = trained(scenario)
-    seen: dict[str, Any] = {}
-    fed.observer = lambda task, client, reply: seen.setdefault(f"{task} {client}", reply)
-    method = EMDCFL(tolerance="auto", distances="all", min_validation=16)
-    found = Comparison(method, fed, local).measure(every_pair(fed))
-    assert set(seen["project site-0"]["matched"].values()) == {0}
-    plain = Comparison(EMDCFL(tolerance="auto", distances="all", min_validation=16, match_classes=False), fed, local)
-    expected = plain.measure(every_pair(fed)).entries
-    for row in ("site-1", "site-2", "site-3"):
-        assert found.entries[row, "site-0"].epsilon == pytest.approx(expected[row, "site-0"].epsilon)
-        assert pytest.approx(expected[row, "site-0"].W, abs=0.05) == found.entries[row, "site-0"].W
+def lacking(scenario: Scenario, *classes: int, site: int = 0) -> Scenario:
+    """Return the scenario with one site that has no samples of some classes."""
+    sites = list(scenario.sites)
+    old = sites[site]
+    some = [Split(part.x[keep], part.y[keep]) for part in (old.train, old.val) for keep in [~torch.isin(part.y, torch.tensor(classes))]]
+    sites[site] = Site(old.name, *some, old.tests)
+    return replace(scenario, sites=tuple(sites))
+
+
+def test_a_partner_that_lacks_a_class_is_compared_at_the_common_counts() -> None:
+    """One group, one site without a class: all pairs are linked, and τ and ε are those of the samples in common."""
+    fed, local = trained(lacking(tiny(groups=1, clients_per_group=3, n=(160,), val=(100,)), 0))
+    seen: dict[str, list[Any]] = {}
+    fed.observer = lambda task, client, reply: seen.setdefault(f"{task} {client}", []).append(reply)
+    comparison = Comparison(EMDCFL(distances="all"), fed, local)
+    found = comparison.measure(every_pair(fed))
+    assert set(found.entries) == set(every_pair(fed)) and not found.undecided
+    assert all(entry.epsilon > entry.W for entry in found.entries.values())
+    first, second = seen["project site-0"]
+    assert set(first["matched"].values()) == {0} and not first["samples"] and set(first["offers"]) == {"site-1", "site-2"}
+    assert min(second["matched"].values()) >= 1 and not second["offers"]
+    assert set(seen["recalibrate site-1"][0]["size"]) == {"site-0"} and "recalibrate site-0" not in seen
+    for row in ("site-1", "site-2"):
+        size = comparison.problems.common[row, "site-0"]["size"]
+        own, held_out = fed._clients[row], comparison.problems.size(row, "site-0")
+        assert size == int((own.site.val.y[draw(own, "val", max(comparison.problems.distinct))][:held_out] > 0).sum())
+        assert len(second["samples"][row]) == second["matched"][row] * size
+
+
+def test_clients_without_a_common_class_are_not_comparable_and_follow_the_others() -> None:
+    """Two groups; in the first, one site has classes 0 and 1 and another 2 and 3. Both are linked with the third, so with each other."""
+    scenario = tiny(groups=2, clients_per_group=3, n=(160,), val=(100,))
+    fed = federation(lacking(lacking(scenario, 0, 1, site=0), 2, 3, site=1))
+    method = EMDCFL()
+    state = method.step(fed, method.init(fed, fed.begin(0)), fed.begin(1))
+    assert state.kind[0, 1] == state.kind[1, 0] == 5 and int((state.kind == 5).sum()) == 2
+    assert method.serve(state).clusters.tolist() == [0, 0, 0, 1, 1, 1]  # type: ignore[union-attr]
+    again = method.step(fed, state, fed.begin(2))
+    assert torch.equal(again.W.nan_to_num(), state.W.nan_to_num())  # a pair that cannot be compared is not tried again
+
+
+def test_open_pairs_stay_apart_where_nobody_links_them() -> None:
+    x = np.nan
+    assert completed([[1, x], [x, 1]]).tolist() == [[True, False], [False, True]]
+    assert completed([[1, x, 1, 0], [x, 1, 0, 1], [1, 0, 1, 0], [0, 1, 0, 1]]).tolist()[0] == [True, False, True, False]
+    chain = completed([[1, 1, x, x], [1, 1, 1, x], [x, 1, 1, 1], [x, x, 1, 1]])
+    assert chain.all()
+
+
+@pytest.mark.parametrize("message", [b"", b"abc", np.array([2, 2], "<u4").tobytes(), np.array([90, 0, 0, 0], "<u4").tobytes()])
+def test_offers_that_no_sample_can_have_are_refused(message: bytes) -> None:
+    labels = np.arange(80) % 4
+    with pytest.raises(ClientError, match="class counts in common"):
+        offered(message, labels)
+    taken = offered(np.array([20, 5, 0, 0], "<u4").tobytes(), labels)
+    assert np.bincount(labels[taken.numpy()]).tolist() == [20, 5]
+
+
+@pytest.mark.parametrize("changed", [{"size": 100}, {"tau": 9.0}, {"freedom": 99}, {"variance": 99.0}], ids=str)
+def test_a_row_that_recalibrates_out_of_range_is_refused(changed: dict[str, Any]) -> None:
+    fed, local = trained(lacking(tiny(groups=1, clients_per_group=2, n=(160,), val=(100,)), 0))
+    honest = fed._dispatch
+
+    def tampered(info: Any, inputs: Any, common: Any) -> Any:
+        for name, reply in honest(info, inputs, common):
+            lie = {field: dict.fromkeys(reply[field], value) for field, value in changed.items()} if info.name == "recalibrate" else {}  # type: ignore[index]
+            yield name, {**reply, **lie}  # type: ignore[dict-item]
+
+    fed._dispatch = tampered  # type: ignore[method-assign]
+    with pytest.raises(ClientError, match="in common with 'site-0'"):
+        Comparison(EMDCFL(), fed, local).measure(every_pair(fed))
 
 
 @pytest.mark.parametrize("lie", [b"\x01" * 20, np.array([4, 18, 18, 18, 17], "<u4").tobytes()], ids=["none", "of another size"])

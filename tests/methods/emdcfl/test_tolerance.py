@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,13 @@ from emdcfl.core.errors import ClientError, ConfigError
 from emdcfl.core.federation import Failure
 from emdcfl.core.tasks import Training
 from emdcfl.data import scenarios
-from emdcfl.data.types import Scenario
+from emdcfl.data.types import Scenario, Split
 from emdcfl.engines.local import SequentialFederation
 from emdcfl.methods import make
 from emdcfl.methods.emdcfl import EMDCFL
 from emdcfl.methods.emdcfl.comparison import Comparison
 from emdcfl.methods.emdcfl.problems import validation_sizes
-from emdcfl.methods.emdcfl.tolerance import say_once
+from emdcfl.methods.emdcfl.tolerance import other_mixes, say_once, stratified
 from emdcfl.transport import EXACT, LOWER, UPPER, Screen, SolverPool, cost_matrix, exact, min_samples, quantile
 
 
@@ -175,11 +176,11 @@ def test_the_default_is_calibrated_and_the_papers_number_is_the_authors_codes() 
     assert make("emdcfl", preset="reference").tolerance == 0.025
 
 
-def test_a_site_with_too_few_samples_is_alone_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_site_with_too_few_samples_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     """Four clients: q² is 17.3 with 15 degrees of freedom and 16.7 with 16, so sixteen samples say nothing and seventeen do."""
     assert min_samples(EMDCFL().alpha, 4) == 17
     with caplog.at_level(logging.WARNING, logger="emdcfl"):
-        assert played(federation(tiny(val=(10, 70, 70, 70))), rounds=3) == [0, 1, 2, 2]
+        assert played(federation(tiny(val=(10, 70, 70, 70))), rounds=3) == [0, 0, 1, 1]
     (said,) = [record.getMessage() for record in caplog.records]
     assert said.startswith("site-0: fewer than 17 validation samples") and "not compared" in said and "give them more" in said
     assert played(federation(tiny(val=(17, 70, 70, 70)))) == [0, 0, 1, 1]
@@ -271,3 +272,21 @@ def test_a_pair_is_compared_at_the_smaller_size_of_its_two_clients() -> None:
     comparison.measure(every_pair(fed))
     assert {size for pair, size in sizes.items() if "site-2" in pair and "*" not in pair} == {70}
     assert {size for pair, size in sizes.items() if "site-2" not in pair and "*" not in pair} == {140}
+
+
+def test_without_matching_a_stratified_client_calibrates_at_other_class_mixes() -> None:
+    """Train and validation samples of one mix lie nearer than a partner's of the same law; a fixed tolerance leaves τ as it is."""
+    scenario = tiny(groups=1, clients_per_group=2, n=(240,), val=(80,))
+    fed, local = trained(scenario)
+    client = fed._clients["site-0"]
+    labels = client.site.val.y.numpy()
+    assert stratified(client)
+    chosen = other_mixes(client, labels)
+    assert {len(index) for index in chosen} == {80} and len({tuple(np.bincount(labels[index])) for index in chosen}) > 2
+    fixed, as_drawn, matched = (
+        Comparison(EMDCFL(distances="all", **options), fed, local).measure(every_pair(fed)).tau["site-0"]
+        for options in ({"tolerance": 0.025}, {"match_classes": False}, {})
+    )
+    assert fixed == matched < as_drawn
+    sites = [replace(site, val=Split(site.val.x, site.val.y * (site.val.y != 1))) for site in scenario.sites]
+    assert not stratified(federation(replace(scenario, sites=tuple(sites)))._clients["site-0"])

@@ -284,7 +284,8 @@ details = false        # true: the server may read the text of unexpected errors
 # What this node answers; everything else is refused. Read it with: emdcfl node check {home}
 # This is a trial: wider than the defaults, so that every method runs, as often as you like. For real data, delete the table.
 [policy]
-tasks = ["describe", "train", "test", "evaluate", "reference", "project", "em_step", "soft_train", "train_and_basis", "data_subspace"]
+tasks = ["describe", "train", "test", "evaluate", "reference", "recalibrate", "project",
+    "em_step", "soft_train", "train_and_basis", "data_subspace"]
 models = []                # networks beside the built-in ones, "package.module:function"; this machine runs their code
 reductions = ["mean", "argmin_counts", "per_batch"]
 models_at_once = 256       # most models scored in one request

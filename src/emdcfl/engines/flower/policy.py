@@ -20,7 +20,7 @@ from emdcfl.core.errors import ClientError, ConfigError, EmdcflError
 from emdcfl.core.keys import digest
 from emdcfl.models import BUILDERS, ModelRecipe
 
-TASKS = ("describe", "train", "test", "evaluate", "reference", "project")
+TASKS = ("describe", "train", "test", "evaluate", "reference", "recalibrate", "project")
 REDUCTIONS = ("mean", "argmin_counts")
 COSTS = ("cosine", "euclidean")
 PUBLISHED = (None, "imagenet")
@@ -193,8 +193,8 @@ class Releases:
 
     def admit(self, policy: Policy, task: str, round: int, job: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
         """Record under which models a request embeds the node's data, or raise ``PolicyError`` if there are too many."""
-        if task == "reference" and not inputs.get("again", False):
-            wanted = {OWN: _print(inputs["omega"], job, inputs)}
+        if task == "recalibrate" or (task == "reference" and not inputs.get("again", False)):
+            wanted, task = {OWN: _print(inputs["omega"], job, inputs)}, "reference"
         elif task == "project":
             wanted = {str(row): _print(inputs["omegas"][row], job, inputs) for row in inputs["rows"]}
         else:

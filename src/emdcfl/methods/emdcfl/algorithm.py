@@ -31,6 +31,7 @@ from emdcfl.methods.base import Family, Serving, average_sets, register, serve_c
 from emdcfl.methods.emdcfl.client import project
 from emdcfl.methods.emdcfl.comparison import comparable
 from emdcfl.methods.emdcfl.pairing import EMDCFLState, compare, empty_state, keep_clusters
+from emdcfl.methods.emdcfl.placing import place, unplaced
 from emdcfl.methods.emdcfl.privacy_budget import say_budget
 from emdcfl.methods.emdcfl.problems import validation_sizes
 from emdcfl.methods.emdcfl.settings import Options
@@ -86,15 +87,17 @@ class EMDCFL(Options):
         seen = [i for i, c in enumerate(state.clients) if c in state.n]
         W, epsilon = (matrix[seen][:, seen].numpy() for matrix in (state.W, state.epsilon))
         M = links(W, epsilon, force_diagonal=self.force_diagonal)
+        clients = [state.clients[i] for i in seen]
+        who, M = unplaced(self, fed, clients, W, M)
 
         # Line 20: S_1, …, S_K = Neighbourhoods(M).
-        clients = [state.clients[i] for i in seen]
         if self.joining == "keep" and state.labels:
             sets, labels = keep_clusters(state, clients, W, M)
         else:
             found, members = neighbourhoods(M)
             sets = [[clients[i] for i in S] for S in members]
             labels = {c: int(k) for c, k in zip(clients, found, strict=True)}
+            sets, labels = place(fed, state, local, sets, labels, who)
         if self.calibrated and state is not before:
             warn_of_doubts(state.distances(), state.clients, labels)
 

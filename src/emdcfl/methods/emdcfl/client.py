@@ -1,10 +1,11 @@
 r"""The client side of EMD-CFL: what a client computes locally and what it sends, projected.
 
-Three tasks. ``reference`` answers for the client as *row*: its train sample under its own model, projected, with the reference
+``reference`` answers for the client as *row*: its train sample under its own model, projected, with the reference
 distance :math:`\tau_c` and its variance, and the seed of its projection (with class counts, see ``sampling``) sealed for each partner.
 ``project`` answers for the client as *column*: its sample embedded by each partner's :math:`\omega` and projected with that partner's
 :math:`R`. The server holds neither R nor its seed. A client serves the partners whose key and box it can use, and names the others
-under ``refused``.
+under ``refused``. ``recalibrate`` computes :math:`\tau_c` again at the class counts that the client has in common with partners who are
+short of some class (see ``sampling``); these partners are then asked again.
 ``deposit`` replaces ``project`` where the server may see raw samples (``exchange="server-samples"``).
 
 Which R (``CompareSettings.projection_scope``):
@@ -37,10 +38,23 @@ from emdcfl.core.errors import LONGEST, ClientError
 from emdcfl.core.schema import Field, Reply
 from emdcfl.core.tasks import Embed
 from emdcfl.methods.emdcfl.projecting import Side, box_for, matrix, own_seed, released, seed_of_pair
-from emdcfl.methods.emdcfl.sampling import Matching, all_labels, column, counts_of, draw, packed_counts, pools, records, shown_to
+from emdcfl.methods.emdcfl.sampling import (
+    LEAST_COMMON,
+    Matching,
+    all_labels,
+    column,
+    counts_of,
+    draw,
+    offered,
+    packed_counts,
+    packed_offer,
+    pools,
+    records,
+    shown_to,
+)
 from emdcfl.methods.emdcfl.settings import CompareSettings, accepted
 from emdcfl.methods.emdcfl.tolerance import Calibrate
-from emdcfl.privacy.exchange import KEY, open_sealed
+from emdcfl.privacy.exchange import KEY, open_sealed, seal
 
 ROW = "*"
 """Key under which a row client sends what is the same for all its partners."""
@@ -130,10 +144,67 @@ def _sides(
     return samples, {ROW: (train.projected(square, d), val.projected(square, d))}, unusable
 
 
+RECALIBRATED = {
+    "size": Field(int, low=LEAST_COMMON, each=True),
+    "tau": Field(float, low=-1e-6, each=True, blamed=False),
+    "variance": Field(float, low=0.0, each=True, blamed=False),
+    "within": Field(float, low=0.0, each=True, blamed=False),
+    "freedom": Field(int, low=0, each=True),
+    "refused": Field(str, high=LONGEST, each=True),
+}
+
+
+@staged_task(phase="embed", returns=RECALIBRATED, relayed_keys=("keys",))
+def recalibrate(
+    client: Client,
+    *,
+    omega: Tensor,
+    sizes: list[int],
+    m: Mapping[str, int],
+    offers: Mapping[str, bytes],
+    keys: Mapping[str, bytes],
+    settings: Mapping[str, Any],
+) -> Stages:
+    r"""Return :math:`\tau_c` and its variances at the class counts that partners offer, and how many samples these are.
+
+    Parameters
+    ----------
+    omega, sizes, settings
+        As for ``reference``.
+    m : mapping
+        Partner → number of validation samples at which the two are compared.
+    offers, keys : mapping
+        Partner → counts in common, sealed by it, and its public key.
+    """
+    use = accepted(client, settings)
+    if not use.match_classes:
+        raise ClientError("expected a request to match classes only with match_classes in the server's settings, got one without")
+    chosen, held_out = client.sample("train", use.max_samples), draw(client, "val", max(sizes))
+    labels = client.site.train.y[chosen], client.site.val.y[held_out]
+    kept: dict[str, Tensor] = {}
+
+    def taken(partner: str) -> bytes:
+        message = open_sealed(client.secret, keys[partner], offers[partner], context=(client.run, partner, client.name, "offer"))
+        kept[partner] = offered(message, labels[1][: m[partner]].numpy())
+        return message
+
+    _, refused = _where_possible(offers, taken)
+    z, v = (
+        embedded["z"]
+        for embedded in (yield [Embed(omega, "train", chosen, use.embedding_mode), Embed(omega, "val", held_out, use.embedding_mode)])
+    )
+    train, val = Side(client, omega, "train", chosen, z, use), Side(client, omega, "val", held_out, v, use)
+    a, b = _sides(train, val, {})[1][ROW]
+    found = yield [Calibrate(a, b[index], (labels[0], labels[1][index]), [len(index)], use) for index in kept.values()]
+    of = {name: dict(zip(kept, (one[name][0].item() for one in found), strict=True)) for name in ("tau", "variance", "within", "freedom")}
+    return {**of, "size": {partner: len(index) for partner, index in kept.items()}, "refused": refused}
+
+
 PROJECTED = {
     "samples": Field(torch.float32, (None, "p"), each=True, finite=False),
     "labels": Field(torch.int64, (None,), low=0, optional=True),
     "matched": Field(int, low=0, each=True, optional=True),
+    "offers": Field(bytes, each=True, optional=True),
     "refused": Field(str, high=LONGEST, each=True),
 }
 
@@ -161,7 +232,7 @@ def project(
         Take them from the validation split alone, or from both splits.
     matching : Matching, optional
         Draw samples with each row's class counts instead. ``matched`` in the reply says how many blocks there are; 0 where classes
-        are short and the sample is a plain one.
+        are short: there is no sample then, but the counts in common under ``offers``, sealed, or nothing where these are too few.
     """
     use = accepted(client, settings)
     if matching is not None and not use.match_classes:
@@ -179,9 +250,10 @@ def project(
     whose: list[bytes] = []
     if matching is not None:
         own = pools(client)
-        drawn = {row: shown_to(client, row, counts[row], matching, own) for row in seeds}
-        shown = {row: sample for row, (sample, _) in drawn.items()}
-        reply["matched"] = {row: blocks for row, (_, blocks) in drawn.items()}
+        drawn = {row: shown_to(row, counts[row], matching, own) for row in seeds}
+        shown = {row: found[0] for row, found in drawn.items() if isinstance(found, tuple)}
+        reply["matched"] = {row: found[1] if isinstance(found, tuple) else 0 for row, found in drawn.items()}
+        reply["offers"] = {row: _offer(client, row, keys[row], found) for row, found in drawn.items() if not isinstance(found, tuple)}
     else:
         chosen = column(client, size, held_out=held_out)
         shown = dict.fromkeys(seeds, chosen)
@@ -190,12 +262,18 @@ def project(
             reply["labels"] = all_labels(client)[chosen]
     d = client.network.layout.embedding_width
     p = use.width(d)
-    for start in range(0, len(seeds), ROWS_AT_ONCE):
-        some = dict(list(seeds.items())[start : start + ROWS_AT_ONCE])
+    for start in range(0, len(shown), ROWS_AT_ONCE):
+        some = {row: seeds[row] for row in list(shown)[start : start + ROWS_AT_ONCE]}
         found = yield [Embed(omegas[row], "all", shown[row], use.embedding_mode, matrix(seed, d, p)) for row, seed in some.items()]
         for (row, seed), projected in zip(some.items(), found, strict=True):
             reply["samples"][row] = released(client, omegas[row], seed, p, whose, projected["z"], use)
     return reply
+
+
+def _offer(client: Client, row: str, key: bytes, counts: Any) -> bytes:
+    """Seal the class counts in common for a row client; nothing where the two are not comparable."""
+    message = packed_offer(counts)
+    return seal(client.secret, key, message, context=(client.run, client.name, row, "offer")) if message else b""
 
 
 def _where_possible(names: Iterable[str], make: Callable[[str], bytes]) -> tuple[dict[str, bytes], dict[str, str]]:

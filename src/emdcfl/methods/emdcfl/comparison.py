@@ -20,12 +20,19 @@ from emdcfl.core.federation import Federation
 from emdcfl.core.params import Network
 from emdcfl.core.schema import Reply, not_finite
 from emdcfl.core.units import names
-from emdcfl.methods.emdcfl.client import deposit, project, reference
+from emdcfl.methods.emdcfl.client import deposit, project, recalibrate, reference
 from emdcfl.methods.emdcfl.problems import PairProblems, validation_sizes
 from emdcfl.methods.emdcfl.sampling import Matching
 from emdcfl.methods.emdcfl.settings import CompareSettings, Options
 from emdcfl.methods.emdcfl.tolerance import Level, least_validation
-from emdcfl.methods.emdcfl.verify import Complaints, columns_verifier, deposits_verifier, matched_verifier, rows_verifier
+from emdcfl.methods.emdcfl.verify import (
+    Complaints,
+    columns_verifier,
+    deposits_verifier,
+    matched_verifier,
+    recalibrated_verifier,
+    rows_verifier,
+)
 from emdcfl.transport import EXACT, Screen, SolverPool
 from emdcfl.trust.guard import SANITY_FACTOR
 
@@ -46,13 +53,17 @@ class PairDistance:
 
 @dataclass(frozen=True)
 class Measured:
-    """What one call measured; ``bytes`` counts embedding models sent out and samples sent in."""
+    """What one call measured; ``bytes`` counts embedding models sent out and samples sent in.
+
+    ``undecided`` are pairs that share too few samples of common classes to be compared.
+    """
 
     tau: dict[str, float]
     entries: dict[Pair, PairDistance]
     exact_solves: int
     problems: int
     bytes: int = 0
+    undecided: frozenset[Pair] = frozenset()
 
 
 def measure(options: Options, fed: Federation, pairs: Sequence[Pair], local: Mapping[str, Tensor]) -> Measured:
@@ -97,6 +108,7 @@ class Comparison:
                 columns.setdefault(d, []).append(r)
         entries: dict[Pair, PairDistance] = {}
         epsilon: dict[Pair, float] = {}
+        offers: dict[Pair, bytes] = {}
         problems = self.problems
         use = self.settings
         with SolverPool() as pool:
@@ -108,7 +120,9 @@ class Comparison:
             def fold(column: str, reply: Reply) -> None:
                 lost = not_finite(reply["samples"])
                 self.complaints.diverged(column, lost)
-                self.complaints.heard(column, "project", set(reply["samples"]) - set(lost), reply.get("refused", {}))
+                served = reply["matched"] if "matched" in reply else reply["samples"]
+                self.complaints.heard(column, "project", set(served) - set(lost), reply.get("refused", {}))
+                offers.update({(row, column): box for row, box in reply.get("offers", {}).items()})
                 with self.fed.clock("transport"):
                     for row in (r for r in columns[column] if r in reply["samples"] and r not in lost):
                         if row == column:
@@ -117,6 +131,11 @@ class Comparison:
                             epsilon[row, column] = problems.add(screen, row, column, reply)
 
             sent = self._columns(columns, answered, fold)
+            undecided = self._recalibrate(offers)
+            taken = [pair for pair in offers if pair in problems.common]
+            if taken:
+                again = {d: [r for r, e in taken if e == d] for d in dict.fromkeys(d for _, d in taken)}
+                sent += self._columns(again, {r: answered[r] for r, _ in taken}, fold)
             with self.fed.clock("transport"):
                 found = screen.finish(self.fed.clients)
         self.complaints.settle()
@@ -128,9 +147,30 @@ class Comparison:
             if found.kind[i, j] and found.kind[j, i]:  # a pair with one direction stays unset and is tried again
                 entries[row, column] = PairDistance(float(found.w[i, j]), tolerance, int(found.kind[i, j]))
         log.debug("%d exact solves for %d transport problems", found.exact_solves, found.pairs)
-        shown = sorted(entries, key=lambda pair: problems.size(*pair)) if self.options.calibrated else entries
-        tau = {c: problems.tau(c, d) for c, d in shown}  # where sizes differ, at the largest
-        return Measured(tau, entries, found.exact_solves, found.pairs, sent)
+        shown = list(entries)
+        if self.options.calibrated:  # where sizes differ, τ at the largest
+            shown.sort(key=lambda pair: (pair not in problems.common, problems.size(*pair)))
+        tau = {c: problems.tau(c, d) for c, d in shown}
+        return Measured(tau, entries, found.exact_solves, found.pairs, sent, undecided)
+
+    def _recalibrate(self, offers: Mapping[Pair, bytes]) -> frozenset[Pair]:
+        """Ask row clients for τ at the class counts that partners offer; returns the pairs that have too few samples in common."""
+        problems, asked = self.problems, dict[str, dict[str, Any]]()
+        for r, d in (pair for pair, box in offers.items() if box):
+            own = asked.setdefault(r, {"omega": self.local[r][self.fed.layout.embedding], "offers": {}, "m": {}, "keys": {}})
+            own["offers"][d], own["m"][d], own["keys"][d] = offers[r, d], problems.size(r, d), self.about[d]["key"]
+        common: dict[str, Any] = {"sizes": problems.distinct, "settings": self.settings.as_dict()}
+        verify = recalibrated_verifier(asked, self.settings)
+        replies = self.fed.run(recalibrate, asked, verify=verify, **common) if asked else None
+        least, few = least_validation(self.options, len(self.fed.clients)), {pair for pair, box in offers.items() if not box}
+        for r, reply in replies.valid.items() if replies else ():
+            self.complaints.heard(r, "recalibrate", reply["size"], reply["refused"])
+            for d, size in reply["size"].items():
+                if size < least:
+                    few.add((r, d))
+                else:
+                    problems.common[r, d] = {name: float(reply[name][d]) for name in ("size", "tau", "variance", "within", "freedom")}
+        return frozenset(pair for pair in few if not any(self.fed.exclusion_reason(c) for c in pair))
 
     def _rows(self, pairs: Sequence[Pair]) -> dict[str, Reply]:
         """Ask the row clients; returns the boxes they sealed for their partners, and the partners they refused."""
@@ -218,7 +258,8 @@ class Comparison:
         """What a column client needs to draw samples with the rows' class counts."""
         sizes = {r: self.problems.size(r, column) for r in rows}
         blocks = {r: max(1, self.options.max_samples // m) if self.problems.blocks else 1 for r, m in sizes.items()}
-        return {"sizes": self.problems.distinct, "m": sizes, "blocks": blocks}
+        common = {r: self.problems.block(r, column) for r in rows if (r, column) in self.problems.common}
+        return {"sizes": self.problems.distinct, "m": sizes, "blocks": blocks, "common": common}
 
     @cached_property
     def _network(self) -> Network:
@@ -262,4 +303,5 @@ def _say_small(options: Options, few: Sequence[str], least: int, *, calibration:
         return
     fixed = ", or choose method.tolerance = 0.025, which compares at any size" if options.papers_distances else ""
     advice = f"; give them more{fixed}" if calibration else ""
-    log.warning("%s: fewer than %d validation samples; not compared, kept as a cluster of its own%s", names(few), least, advice)
+    then = "served by the model that fits best" if calibration and options.joining != "keep" else "kept as a cluster of its own"
+    log.warning("%s: fewer than %d validation samples; not compared, %s%s", names(few), least, then, advice)

@@ -27,6 +27,9 @@ LOUD = 2.0
 CLEAR = 2.0
 """Multiple of the tolerance from which clusters are separated whatever the power is."""
 
+NOT_COMPARABLE = 5
+"""Kind of a pair that shares too few classes to be compared (``Distances.kind``)."""
+
 MOST_PAIRS = 4
 """Pairs named in a sentence."""
 
@@ -108,9 +111,13 @@ def read(distances: Distances, clients: Sequence[str], clusters: Sequence[int]) 
     if near_bounds:
         what = "1 pair near the tolerance is" if near_bounds == 1 else f"{near_bounds} pairs near the tolerance are"
         sentences.append(f'{what} known as bounds only; method.distances = "all" measures every pair')
-    if alone and epsilon.size:
-        own = "a cluster of its own" if len(alone) == 1 else "clusters of their own"
-        sentences.append(f"not compared: {names(alone)}; kept as {own}; more validation samples may help")
+    served = [c for c, k in zip(clients, clusters, strict=True) if c in alone and list(clusters).count(k) > 1]
+    if served and epsilon.size:
+        sentences.append(f"not compared: {names(served)}; served by the model that fits its validation data best")
+    if len(alone) > len(served) and epsilon.size:
+        left = [c for c in alone if c not in served]
+        own = "a cluster of its own" if len(left) == 1 else "clusters of their own"
+        sentences.append(f"not compared: {names(left)}; kept as {own}; more validation samples may help")
     unit = "×" if calibrated else ""
     about = {k: _cluster(k, found, distances, values, clients, clusters, unit) for k in dict.fromkeys(int(c) for c in clusters)}
     return Reading(calibrated, found, borderline, alone, near_bounds, sentences, about, doubts(distances, clients, clusters))
@@ -121,9 +128,9 @@ def doubts(distances: Distances, clients: Sequence[str], clusters: Sequence[int]
 
     *Not transitive*: two clients are linked and yet in different clusters. *Both directions together*: each direction stays under its
     tolerance, but not their sum; under the null hypothesis :math:`(W/\epsilon + W^\top/\epsilon^\top)/\sqrt2` has at most the variance of
-    one of them, so it is a test of the same level. *Low power*: calibrated tolerances above ``LOW_POWER`` of τ for most clients, and
-    no gap of ``CLEAR`` tolerances between the clusters that were found. *Privacy noise* longer than the embeddings: τ is then mostly
-    noise, and its share says nothing about power.
+    one of them, so it is a test of the same level. *Not comparable*: clients in different clusters share too few classes. *Low power*:
+    calibrated tolerances above ``LOW_POWER`` of τ for most clients, and no gap of ``CLEAR`` tolerances between the clusters that were
+    found. *Privacy noise* longer than the embeddings: τ is then mostly noise, and its share says nothing about power.
     """
     k = np.asarray(clusters)
     m = links(distances.W, distances.epsilon)
@@ -137,6 +144,11 @@ def doubts(distances: Distances, clients: Sequence[str], clusters: Sequence[int]
         reasons.append(
             f"privacy noise shrinks distances about {distances.noise_factor:.0f} times: clients in one cluster may differ; a larger "
             "privacy.epsilon, a smaller projection_ratio or larger samples would tell"
+        )
+    apart = np.argwhere(np.triu((distances.kind == NOT_COMPARABLE) & different, 1))
+    if len(apart):
+        reasons.append(
+            f"{_pairs(apart, clients)} share too few classes to be compared: they are apart because nothing says that they belong together"
         )
     epsilon = distances.epsilon[np.isfinite(distances.epsilon)]
     if not epsilon.size or epsilon.max() == epsilon.min():

@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emdcfl.clustering import joined
+from emdcfl.clustering import completed, joined, links
 from emdcfl.core.federation import Federation, Round
 from emdcfl.methods.base import Clustered, Distances
 from emdcfl.methods.emdcfl.comparison import Comparison, Measured, Pair, comparable
+from emdcfl.methods.emdcfl.interpret import NOT_COMPARABLE
 from emdcfl.methods.emdcfl.representatives import by_representatives
 from emdcfl.methods.emdcfl.settings import Options
 from emdcfl.methods.emdcfl.tolerance import say_what_is_compared
@@ -69,7 +70,7 @@ def compare(options: Options, fed: Federation, state: EMDCFLState, local: Mappin
         say_what_is_compared(options)
     comparison = Comparison(options, fed, local, able)
     if options.pairing == "all":
-        return _filled(state, comparison.measure(pairs))
+        return decided(_filled(state, comparison.measure(pairs)))
     return _with_representatives(comparison, state, round)
 
 
@@ -79,6 +80,20 @@ def keep_clusters(state: EMDCFLState, clients: Sequence[str], W: Any, M: Any) ->
     before = [*state.sets, *([] for _ in range(len(members) - len(state.sets)))]
     sets = [[*old, *(clients[j] for j in new if clients[j] not in old)] for old, new in zip(before, members, strict=True)]
     return sets, {c: int(label) for c, label in zip(clients, found, strict=True)}
+
+
+def decided(state: EMDCFLState) -> EMDCFLState:
+    """Link clients that cannot be compared if their links with others agree more often than not (``clustering.completed``)."""
+    open_ = (state.kind == NOT_COMPARABLE).numpy()
+    if not open_.any():
+        return state
+    W, epsilon = state.W.numpy(), state.epsilon.numpy()
+    known = np.where(np.isnan(W) | open_, np.nan, links(W, epsilon))
+    linked = torch.from_numpy(completed(known) & open_)
+    new = state.copied()
+    new.W[torch.from_numpy(open_)] = torch.inf
+    new.W[linked] = -torch.inf
+    return new
 
 
 def _unset(options: Options, state: EMDCFLState) -> list[Pair]:
@@ -129,4 +144,7 @@ def _filled(state: EMDCFLState, found: Measured) -> EMDCFLState:
     for (c, d), entry in found.entries.items():
         at = where[c], where[d]
         new.W[at], new.epsilon[at], new.kind[at] = entry.W, entry.epsilon, entry.kind
+    for c, d in found.undecided:
+        for at in ((where[c], where[d]), (where[d], where[c])):
+            new.W[at], new.epsilon[at], new.kind[at] = torch.inf, 0.0, NOT_COMPARABLE
     return new

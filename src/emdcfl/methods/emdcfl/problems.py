@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -65,6 +65,8 @@ class PairProblems:
         Of calibrated tolerances.
     blocks : bool
         Average over as many equal blocks of a partner's data as ``max_samples`` hold.
+    common : dict
+        Pairs compared at the class counts they have in common → their ``recalibrate`` values, by field.
     """
 
     references: Mapping[str, Reply]
@@ -74,29 +76,38 @@ class PairProblems:
     tolerance: float | str
     level: Level
     blocks: bool
+    common: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
 
     def size(self, row: str, column: str) -> int:
-        """Samples in a block of the pair."""
+        """Samples in a block of the pair, before classes that are short."""
         return min(self.sizes[row], self.sizes[column])
 
-    def _of(self, field: str, row: str, column: str) -> Any:
+    def block(self, row: str, column: str) -> int:
+        """Samples in a block of the pair."""
+        common = self.common.get((row, column))
+        return int(common["size"]) if common else self.size(row, column)
+
+    def _of(self, name: str, row: str, column: str) -> Any:
         """A field of the row's reference reply: for this partner if it depends on the pair, else for all."""
-        values = self.references[row][field]
+        values = self.references[row][name]
         return values[column] if column in values else values[ROW]
+
+    def _value(self, name: str, row: str, column: str) -> float:
+        """A number that the row computed at the pair's size, or at the class counts the pair has in common."""
+        if (row, column) in self.common:
+            return self.common[row, column][name]
+        return float(self._of(name, row, column)[self.distinct.index(self.size(row, column))])
 
     def tau(self, row: str, column: str) -> float:
         """The row's reference distance at the pair's size."""
-        return float(self._of("tau", row, column)[self.distinct.index(self.size(row, column))])
+        return self._value("tau", row, column)
 
     def epsilon(self, row: str, column: str, blocks: int = 1, *, matched: bool = False) -> float:
         """The tolerance for a partner's sample of some blocks; where classes are matched, their mix adds no variance."""
         if not isinstance(self.tolerance, str):
             return self.tolerance
-        m = self.size(row, column)
-        variance, within, freedom = float(self._of("variance", row, column)[self.distinct.index(m)]), 0.0, 0
-        if matched:
-            within, freedom = (self._of(field, row, column)[self.distinct.index(m)].item() for field in ("within", "freedom"))
-        return self.level.pair_tolerance(variance, m, blocks, within=within, freedom=freedom)
+        inside = {name: self._value(name, row, column) for name in ("within", "freedom") if matched}
+        return self.level.pair_tolerance(self._value("variance", row, column), self.block(row, column), blocks, **inside)
 
     def blocks_in(self, row: str, column: str, samples: int) -> int:
         """Blocks of the pair's size that a column sample holds and the cap allows."""
@@ -112,9 +123,9 @@ class PairProblems:
 
     def add(self, screen: Screen, row: str, column: str, reply: Reply) -> float:
         """Give the screen a column client's sample under a row client's model; returns the tolerance it is compared with."""
-        m, sample = self.size(row, column), reply["samples"][row]
+        m, sample = self.block(row, column), reply["samples"][row]
         matched = reply.get("matched", {}).get(row, 0)
-        blocks = matched or (1 if "matched" in reply else self.blocks_in(row, column, len(sample)))
+        blocks = matched or self.blocks_in(row, column, len(sample))
         own = None if ROW in self.references[row]["samples"] else self._of("samples", row, column).numpy()
         labels = reply["labels"][: blocks * m].numpy() if "labels" in reply else None
         epsilon = self.epsilon(row, column, blocks, matched=matched > 0)

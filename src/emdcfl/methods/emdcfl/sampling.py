@@ -1,4 +1,4 @@
-"""Which of its samples a client shows in EMD-CFL, and in which order; with a partner's class counts where classes are matched.
+r"""Which of its samples a client shows in EMD-CFL, and in which order; with a partner's class counts where classes are matched.
 
 A column sample may come from both splits. It is a tensor of indices into all samples of the client, the validation samples first
 (``Client.rows`` with ``"all"``), in the order in which it is shown.
@@ -7,6 +7,9 @@ Matched classes: a row client packs how many validation samples of each class it
 only the partner can open. The partner draws, from all its data, blocks with exactly these counts, so that W does not depend on how many
 samples of each class happened to be drawn. It learns the counts; the server does not. Why this tests the same hypothesis with far less
 noise: ``transport.calibration``.
+
+A partner that has too few samples of some class for one block *offers* the counts that both have, :math:`\min(m_k, n_k)`, sealed for the
+row client, which then computes τ at these counts. With fewer than ``LEAST_COMMON`` samples in common the two are not comparable.
 """
 
 from __future__ import annotations
@@ -25,6 +28,9 @@ from emdcfl.core.keys import digest
 
 MOST_CLASSES = 2**16
 
+LEAST_COMMON = 12
+"""Fewest samples in common that are offered, or that a row client computes τ with; the tolerance may need more."""
+
 Array = np.ndarray[Any, Any]
 
 
@@ -32,11 +38,13 @@ class Matching(TypedDict):
     """What a column client is told to draw samples with its rows' class counts.
 
     ``sizes``: those the boxes hold counts for. ``m`` and ``blocks``: for each row, the size of a block and the most blocks.
+    ``common``: for rows that took an offer, the size of a block with the counts in common.
     """
 
     sizes: list[int]
     m: dict[str, int]
     blocks: dict[str, int]
+    common: dict[str, int]
 
 
 def column(client: Client, size: int, *, held_out: bool) -> Tensor:
@@ -125,7 +133,33 @@ def matched(counts: Array, most_blocks: int, own: Pools) -> tuple[Tensor, int] |
     return torch.from_numpy(np.concatenate([block[own.turn[block].argsort()] for block in parts])), blocks
 
 
-def shown_to(client: Client, partner: str, counts: Array, matching: Matching, own: Pools) -> tuple[Tensor, int]:
-    """Return the sample for one partner: blocks with its class counts and their number, or the plain sample and 0 if classes are short."""
-    found = matched(counts, matching["blocks"][partner], own)
-    return found or (column(client, matching["m"][partner], held_out=True), 0)
+def common_counts(counts: Array, own: Pools) -> Array:
+    """Return how many samples of each class a row client and this one both have."""
+    return np.minimum(counts, [len(own.by_class.get(k, ())) for k in range(len(counts))])
+
+
+def shown_to(partner: str, counts: Array, matching: Matching, own: Pools) -> tuple[Tensor, int] | Array:
+    """Return the sample for one partner and its number of blocks; the counts in common where classes are short for its own counts."""
+    if partner in matching["common"]:
+        counts = common_counts(counts, own)
+        if counts.sum() != matching["common"][partner]:
+            raise ClientError(f"expected a request for the {counts.sum()} samples in common, got one for {matching['common'][partner]}")
+    return matched(counts, matching["blocks"][partner], own) or common_counts(counts, own)
+
+
+def packed_offer(counts: Array) -> bytes:
+    """Class counts in common, four bytes each; none where they are too few to compare."""
+    return np.asarray(counts).astype("<u4").tobytes() if counts.sum() >= LEAST_COMMON else b""
+
+
+def offered(message: bytes, labels: Array) -> Tensor:
+    """Return which of a row client's validation samples make up the counts that a partner offers, or refuse the offer.
+
+    Of each class the first ones, so that like offers give like samples.
+    """
+    counts = np.frombuffer(message, dtype="<u4").astype(np.int64) if len(message) % 4 == 0 else np.zeros(0, np.int64)
+    own = np.bincount(labels, minlength=len(counts))
+    if len(own) != len(counts) or (counts > own).any() or counts.sum() < LEAST_COMMON:
+        raise ClientError(f"expected class counts in common of at least {LEAST_COMMON} samples, got {len(message)} bytes that are none")
+    kept = [np.flatnonzero(labels == k)[:count] for k, count in enumerate(counts)]
+    return torch.from_numpy(np.sort(np.concatenate(kept)))

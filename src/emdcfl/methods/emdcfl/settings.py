@@ -168,6 +168,7 @@ class CompareSettings:
     exchange: Exchange
     embedding_mode: Mode
     match_classes: bool
+    calibrated: bool
     privacy_epsilon: float | None
     privacy_delta: float
 

@@ -21,7 +21,7 @@ from emdcfl.core.units import names
 from emdcfl.methods.emdcfl.client import ROW
 from emdcfl.methods.emdcfl.sampling import Matching
 from emdcfl.methods.emdcfl.settings import CompareSettings
-from emdcfl.privacy.exchange import BOX
+from emdcfl.privacy.exchange import BOX, KEY
 
 LONGEST_BOX = 2**20
 
@@ -88,17 +88,41 @@ def columns_verifier(columns: Mapping[str, Sequence[str]], sizes: Mapping[str, i
 
 
 def matched_verifier(columns: Mapping[str, Sequence[str]], matching: Mapping[str, Matching]) -> Verify:
-    """Return a check that a column client answers for every row with as many blocks as it says, and no more than it was asked for."""
+    """Return a check that a column client answers for every row with as many blocks as it says, and no more than it was asked for.
+
+    Where it has none it sends an offer, once: a row that took its offer gets a block.
+    """
 
     def verify(column: str, reply: Reply) -> None:
         rows, asked = _unrefused(reply, columns[column]), matching[column]
-        _names(reply["samples"], rows, "samples")
         _names(reply.get("matched", {}), rows, "matched")
-        for row in rows:
-            blocks, got = reply["matched"][row], len(reply["samples"][row])
-            if blocks > asked["blocks"][row] or got != max(1, blocks) * asked["m"][row]:
-                most = f"{asked['blocks'][row]} blocks of {asked['m'][row]} samples"
+        served = [row for row in rows if reply["matched"][row] > 0 or row in asked["common"]]
+        _names(reply["samples"], served, "samples")
+        _names(reply.get("offers", {}), [row for row in rows if row not in served], "offers")
+        for row in served:
+            blocks, got, m = reply["matched"][row], len(reply["samples"][row]), asked["common"].get(row, asked["m"][row])
+            if not 0 < blocks <= asked["blocks"][row] or got != blocks * m:
+                most = f"{asked['blocks'][row]} blocks of {m} samples"
                 raise ClientError(f"expected at most {most} for {row!r}, got {blocks} with {got} samples")
+        for box in reply["offers"].values():
+            if box and not BOX - KEY < len(box) <= LONGEST_BOX:
+                raise ClientError(f"expected offers of more than {BOX - KEY} bytes, got one of {len(box)}")
+
+    return verify
+
+
+def recalibrated_verifier(asked: Mapping[str, Mapping[str, Any]], settings: CompareSettings) -> Verify:
+    """Return a check that a row client answers for every offer it was asked about, with values that its size and the cost allow."""
+
+    def verify(row: str, reply: Reply) -> None:
+        partners = _unrefused(reply, list(asked[row]["offers"]))
+        for name in ("size", "tau", "variance", "within", "freedom"):
+            _names(reply[name], partners, name)
+        limits = dict(zip(("tau", "variance"), _largest(settings), strict=True))
+        for d in partners:
+            size, m = reply["size"][d], asked[row]["m"][d]
+            if size >= m or reply["freedom"][d] >= size or any(reply[name][d] > limit for name, limit in limits.items()):
+                raise ClientError(f"expected τ of fewer than {m} samples in common with {d!r}, got values that do not fit, at {size}")
 
     return verify
 
