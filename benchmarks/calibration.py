@@ -147,12 +147,15 @@ def row(name: str, case: Case, seed: int, chosen: dict[str, Any]) -> dict[str, A
     assert serving.clusters is not None
     assert serving.distances is not None
     clusters, truth = serving.clusters.numpy(), np.asarray(case.groups)
+    for_all = [i for i, c in enumerate(clients) if _served_a_model_for_all(state, c)]
+    judged = [i for i in range(len(truth)) if i not in for_all]
     upper = np.triu(np.ones((len(truth), len(truth)), bool), 1)
+    upper[for_all], upper[:, for_all] = False, False
     same, together = np.equal.outer(truth, truth) & upper, np.equal.outer(clusters, clusters)
     linked = links(serving.distances.W, serving.distances.epsilon)
     compared = np.isfinite(serving.distances.W) & np.isfinite(serving.distances.W.T) & upper
     said = doubts(serving.distances, clients, clusters.tolist())
-    ari = adjusted_rand(truth.tolist(), clusters.tolist())
+    ari = adjusted_rand(truth[judged].tolist(), clusters[judged].tolist())
     return {
         "case": name,
         "seed": seed,
@@ -167,11 +170,18 @@ def row(name: str, case: Case, seed: int, chosen: dict[str, Any]) -> dict[str, A
         "same_law": {"pairs": int((same & compared).sum()), "refused": int((same & compared & ~linked).sum())},
         "two_laws": {"pairs": int((upper & ~same & compared).sum()), "linked": int((upper & ~same & compared & linked).sum())},
         "not_compared": int((upper & ~compared).sum()),
+        "for_all": len(for_all),
         "doubts": [text.split(":")[0] for text in said],
         "seconds": round(time.perf_counter() - started, 1),
         "commit": commit(),
         "hardware": hardware("cpu"),
     }
+
+
+def _served_a_model_for_all(state: Any, client: str) -> bool:
+    """Whether a site too small to be compared is served the average of several groups: it is in no group, so in no wrong one."""
+    members = set(state.sets[state.labels[client]])
+    return client not in members and len({state.labels[c] for c in members}) > 1
 
 
 def numbers(text: str) -> list[int]:
