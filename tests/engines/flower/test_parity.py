@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from tests.methods import toy
 from torch import Tensor
 
 from emdcfl.core.codec import raw
+from emdcfl.data.types import Scenario, Split
 from emdcfl.engines.flower.messages import MessageSettings
 from emdcfl.methods import METHODS, make
 
@@ -34,11 +35,17 @@ def identical(a: Any, b: Any) -> bool:
 
 
 def both(
-    name: str, *, settings: MessageSettings = loopback.QUICK, participants: int | None = None, rounds: int = 3, **options: Any
+    name: str,
+    *,
+    scenario: Scenario = SCENARIO,
+    settings: MessageSettings = loopback.QUICK,
+    participants: int | None = None,
+    rounds: int = 3,
+    **options: Any,
 ) -> None:
     method = make(name, **options)
-    local = toy.federation(SCENARIO, training=TRAINING, participants=participants)
-    flower = loopback.federation(SCENARIO, training=TRAINING, number=participants, settings=settings)
+    local = toy.federation(scenario, training=TRAINING, participants=participants)
+    flower = loopback.federation(scenario, training=TRAINING, number=participants, settings=settings)
     first, second = (toy.play(fed, method, rounds) for fed in (local, flower))
     assert identical(first, second)
     assert torch.equal(first[1].models, second[1].models)
@@ -52,6 +59,15 @@ def test_every_method_gives_the_same_bits(name: str) -> None:
 @pytest.mark.parametrize("name", ["emdcfl", "fedem", "ifca"])
 def test_the_same_bits_where_some_sit_out(name: str) -> None:
     both(name, participants=3)
+
+
+def test_the_same_bits_where_a_site_lacks_a_class_and_another_is_too_small() -> None:
+    """``recalibrate`` and the scoring of clusters' models travel too."""
+    lacking, small, *others = SCENARIO.sites
+    parts = {name: getattr(lacking, name) for name in ("train", "val")}
+    lacking = replace(lacking, **{name: Split(part.x[part.y > 0], part.y[part.y > 0]) for name, part in parts.items()})
+    small = replace(small, val=Split(small.val.x[:8], small.val.y[:8]))
+    both("emdcfl", scenario=replace(SCENARIO, sites=(lacking, small, *others)), rounds=2)
 
 
 WAYS = ({"projection": "pair"}, {"preset": "reference"}, {"cost": "label-aware"}, {"tolerance": "auto"}, {"privacy_epsilon": 64.0})

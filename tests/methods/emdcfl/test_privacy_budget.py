@@ -115,7 +115,7 @@ def test_noise_comes_from_the_node_secret_and_not_from_the_seed() -> None:
 def test_tau_is_computed_from_released_vectors_alone() -> None:
     """The client's own row, asked of itself as a column, is the validation sample that τ was computed from: no further release."""
     a, _, omega = pair()
-    reply = rows_of(a, omega["site-0"], partner=a)
+    reply = rows_of(a, omega["site-0"], partner=a, tolerance=0.025)
     own = column(a, a, omega["site-0"])
     plan = exact(cost_matrix(reply["samples"][ROW].numpy(), own.numpy()), duals=True)
     assert float(reply["tau"][ROW][0]) == pytest.approx(plan.value, abs=1e-3)
