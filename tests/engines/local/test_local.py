@@ -110,6 +110,10 @@ def test_trouble_in_a_worker_has_a_name() -> None:
     with ProcessFederation(tiny(), workers=2, on_failure="continue", threads=2, **OPTIONS) as fed:
         fed.begin(2)
         everybody: dict[str, dict[str, Any]] = {c: {} for c in fed.clients}
+        unknown = fed.run(misplaced, everybody)
+        assert list(unknown.failures) == list(fed.clients)
+        assert all("no_such_module" in failure.reason for failure in unknown.failures.values())
+
         assert fed.run(misbehave, everybody, how="well").column("value") == dict.fromkeys(fed.clients, 2)  # threads
 
         raised = fed.run(misbehave, everybody, how="raise")
@@ -138,15 +142,6 @@ def test_a_worker_that_cannot_start_says_why(capfd: pytest.CaptureFixture[str]) 
     with fed, pytest.raises(ClientError, match=message):
         fed.train({"site-0": fed.initial()})
     assert "Traceback" not in capfd.readouterr().err
-
-
-@pytest.mark.slow
-def test_a_task_that_a_worker_cannot_import_is_a_failure_of_its_clients() -> None:
-    with ProcessFederation(tiny(), workers=1, on_failure="continue", **OPTIONS) as fed:
-        replies = fed.run(misplaced, {c: {} for c in fed.clients})
-        assert list(replies.failures) == list(fed.clients)
-        assert all("no_such_module" in failure.reason for failure in replies.failures.values())
-        assert fed.describe(fed.clients).keys() == set(fed.clients)  # the worker goes on
 
 
 def test_sequential_tasks_use_the_threads_asked_for_and_give_them_back() -> None:
