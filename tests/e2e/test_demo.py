@@ -11,7 +11,7 @@ from tests.e2e.shell import ROOT, emdcfl
 
 
 def test_the_demo_finds_four_groups(tmp_path: Path) -> None:
-    done = emdcfl("run", "--scenario", "rotated-digits", "--rounds", 3, "--out", "demo", "--json", cwd=tmp_path, module="emdcfl")
+    done = emdcfl("run", "--scenario", "rotated-digits", "--rounds", 2, "--out", "demo", "--json", cwd=tmp_path, module="emdcfl")
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
     assert summary["ari"] == 1.0 and summary["k"] == 4 and summary["clusters"] == [0, 0, 1, 1, 2, 2, 3, 3]
