@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from scipy import ndimage
 
 from emdcfl.core.errors import ConfigError
 
@@ -87,6 +86,8 @@ def blur(images: Images, radius: float) -> Images:
     """Gaussian blur with standard deviation ``radius`` in pixels."""
     if radius == 0:
         return images
+    from scipy import ndimage  # importing it takes a quarter of a second, in every process
+
     smooth = ndimage.gaussian_filter(images.astype(np.float32), sigma=(0, 0, radius, radius))
     blurred: Images = np.clip(np.rint(smooth), 0, 255).astype(np.uint8)
     return blurred
