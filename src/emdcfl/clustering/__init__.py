@@ -5,7 +5,7 @@ from __future__ import annotations
 from emdcfl.clustering.labels import adjusted_rand, match_labels
 from emdcfl.clustering.neighbourhoods import completed, joined, links, neighbourhoods, per_pair
 from emdcfl.clustering.pairs import Link, Margins, PairRatios, margins
-from emdcfl.clustering.partitions import LINKAGES, bipartition, cut, edc, gram_features, kmeans
+from emdcfl.clustering.partitions import LINKAGES, bipartition, cut, edc, gram_features, kmeans, merges
 
 __all__ = [
     "LINKAGES",
@@ -23,6 +23,7 @@ __all__ = [
     "links",
     "margins",
     "match_labels",
+    "merges",
     "neighbourhoods",
     "per_pair",
 ]

@@ -91,6 +91,25 @@ def bipartition(dissimilarity: Any, linkage: str = "complete") -> Labels:
     return first_appearance(right.tolist())
 
 
+def merges(d: Any, linkage: str = "average") -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """The two sides of every merge of an agglomerative clustering, in the order in which they are merged; the last one is the root.
+
+    Examples
+    --------
+    >>> merges([[0, 1, 9], [1, 0, 9], [9, 9, 0]])
+    [((0,), (1,)), ((2,), (0, 1))]
+    """
+    tree = _tree(d, linkage)
+    if tree is None:
+        return []
+    nodes: list[tuple[int, ...]] = [(i,) for i in range(len(tree) + 1)]
+    found = []
+    for left, right in tree[:, :2].astype(int):
+        found.append((nodes[left], nodes[right]))
+        nodes.append(tuple(sorted(nodes[left] + nodes[right])))
+    return found
+
+
 def _tree(d: Any, linkage: str) -> Array | None:
     """The dendrogram, or None for a single client."""
     from scipy.cluster.hierarchy import linkage as agglomerate

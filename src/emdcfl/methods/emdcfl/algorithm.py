@@ -28,6 +28,7 @@ from typing import Any, ClassVar
 from emdcfl.clustering import links, neighbourhoods
 from emdcfl.core.federation import Federation, Round
 from emdcfl.methods.base import Family, Serving, average_sets, register, serve_clusters
+from emdcfl.methods.emdcfl.benefit import regroup
 from emdcfl.methods.emdcfl.client import project
 from emdcfl.methods.emdcfl.comparison import comparable
 from emdcfl.methods.emdcfl.pairing import EMDCFLState, compare, empty_state, keep_clusters
@@ -91,7 +92,10 @@ class EMDCFL(Options):
         who, M = unplaced(self, fed, clients, W, M)
 
         # Line 20: S_1, …, S_K = Neighbourhoods(M).
-        if self.joining == "keep" and state.labels:
+        if self.by_benefit:  # not the paper's: validation losses decide instead of ε
+            sets, labels, splits = regroup(self, fed, state, replies.column("theta"), round)
+            state = replace(state, splits=splits)
+        elif self.joining == "keep" and state.labels:
             sets, labels = keep_clusters(state, clients, W, M)
         else:
             found, members = neighbourhoods(M)

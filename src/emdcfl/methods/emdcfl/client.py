@@ -36,7 +36,7 @@ from torch import Tensor
 from emdcfl.core.client import Client, Divisible, Stages, staged_task, task
 from emdcfl.core.errors import LONGEST, ClientError
 from emdcfl.core.schema import Field, Reply
-from emdcfl.core.tasks import Embed
+from emdcfl.core.tasks import Embed, sample_losses
 from emdcfl.methods.emdcfl.projecting import Side, box_for, matrix, own_seed, released, seed_of_pair
 from emdcfl.methods.emdcfl.sampling import (
     LEAST_COMMON,
@@ -314,3 +314,39 @@ def deposit(client: Client, *, size: int, held_out: bool, settings: Mapping[str,
     if use.labelled:
         reply["labels"] = all_labels(client)[chosen]
     return reply
+
+
+LOSS_CUT = 6.0
+"""Largest loss of a sample that counts in ``loss_moments``, in nats."""
+
+SMALLEST_VOTE = 4
+"""Validation samples below which the spread of losses is not known."""
+
+MOMENTS = {
+    "mean": Field(torch.float64, (None,), low=0.0, high=LOSS_CUT),
+    "covariance": Field(torch.float64, (None, None)),
+    "accuracy": Field(torch.float64, (None,), low=0.0, high=1.0),
+    "n": Field(int, low=SMALLEST_VOTE, high="max_n"),
+}
+
+
+@task(phase="evaluate", returns=MOMENTS)
+def loss_moments(client: Client, *, models: Tensor) -> Reply:
+    r"""Return mean validation losses under L states, cut at ``LOSS_CUT``, and the covariance of their sums over the samples.
+
+    The samples fall into k blocks of about :math:`\sqrt m` consecutive ones. With :math:`s_j` the losses' sums over block j of
+    :math:`w_j` samples and :math:`\mu` the means, the covariance is
+    :math:`\frac{k}{k-1}\sum_j (s_j - w_j\mu)(s_j - w_j\mu)^\top`: losses that go up and down together over a block of a
+    series are no independent evidence.
+    """
+    m = len(client.site.val)
+    if m < SMALLEST_VOTE:
+        raise ClientError(f"client {client.name!r} has {m} validation samples, and {SMALLEST_VOTE} are needed to say how losses vary")
+    scored = [sample_losses(client, theta, "val") for theta in models]
+    losses = torch.stack([loss for loss, _ in scored]).double().nan_to_num(nan=LOSS_CUT).clamp(0.0, LOSS_CUT)
+    mean = losses.mean(1)
+    blocks = torch.tensor_split(losses - mean[:, None], round(m / int(m**0.5)), dim=1)
+    deviations = torch.stack([block.sum(1) for block in blocks], dim=1)
+    covariance = deviations @ deviations.T * (len(blocks) / (len(blocks) - 1))
+    accuracy = torch.stack([correct.double().mean() for _, correct in scored])
+    return {"mean": mean, "covariance": (covariance + covariance.T) / 2, "accuracy": accuracy, "n": m}

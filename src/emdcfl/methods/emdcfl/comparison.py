@@ -96,7 +96,7 @@ class Comparison:
         self.references: dict[str, Reply] = {}
         self.complaints = Complaints(fed)
         level = Level(options.alpha, len(fed.clients))
-        self.problems = PairProblems(self.references, self.sizes, distinct, self.settings, options.tolerance, level, options.several_blocks)
+        self.problems = PairProblems(self.references, self.sizes, distinct, self.settings, options.threshold, level, options.several_blocks)
 
     def measure(self, pairs: Sequence[Pair]) -> Measured:
         """Measure W for ordered pairs; those with a client that does not answer are left out."""
@@ -113,7 +113,9 @@ class Comparison:
         use = self.settings
         with SolverPool() as pool:
             problem: dict[str, Any] = {"cost": use.cost, "solver": use.solver, "reg": use.sinkhorn_reg, "label_weight": use.label_weight}
-            screen = Screen(pool, distances=self.options.distances, queue=self.fed.transport_queue(), **problem)
+            screen = Screen(
+                pool, distances="all" if self.options.by_benefit else self.options.distances, queue=self.fed.transport_queue(), **problem
+            )
             for row in answered:
                 problems.enter(screen, row)
 

@@ -28,13 +28,17 @@ INFERRED = 4
 
 @dataclass(frozen=True)
 class EMDCFLState(Clustered):
-    """``Clustered``, and the matrices of ``Distances`` (NaN where a pair is not known yet, ±inf where it was only inferred)."""
+    """``Clustered``, and the matrices of ``Distances`` (NaN where a pair is not known yet, ±inf where it was only inferred).
+
+    ``splits`` are those that ``benefit.examine`` weighed, by round.
+    """
 
     W: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
     tau: Tensor = field(default_factory=lambda: torch.zeros(0))
     epsilon: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
     kind: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.int8))
     noise_factor: float = 1.0
+    splits: list[dict[str, Any]] = field(default_factory=list)
 
     def distances(self) -> Distances:
         """Return the distances for people to read; an entry that was only inferred has no value."""

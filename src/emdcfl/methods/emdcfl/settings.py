@@ -23,6 +23,7 @@ Cost = Literal["cosine", "euclidean", "label-aware"]
 Solver = Literal["exact", "sinkhorn"]
 Exchange = Literal["peer", "server-samples"]
 Mode = Literal["eval", "train"]
+PAPER_TOLERANCE = 0.025
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,12 @@ class Options:
 
     Parameters
     ----------
+    grouping : "neighbourhoods" or "benefit"
+        Which question the groups answer. ``"neighbourhoods"`` (the paper): whose data follow the same law? Links under the tolerance.
+        ``"benefit"``: who trains better together? W proposes groups, the members' validation losses decide (``benefit.py``); the
+        tolerance is not used.
+    evidence : float
+        With ``grouping="benefit"``: standard errors by which a split must lower the members' validation loss.
     tolerance : float or "auto"
         :math:`\epsilon`. ``"auto"``: each client calibrates its own threshold locally (``transport.calibration``); clients with too few
         validation samples for that (about 13 to 35, by the number of clients) are not compared. A number holds for all pairs; the
@@ -90,6 +97,8 @@ class Options:
         (``privacy_budget.py``, ``docs/explanation/privacy.md``). ``None``: no noise.
     """
 
+    grouping: Literal["neighbourhoods", "benefit"] = "neighbourhoods"
+    evidence: float = 3.5
     tolerance: float | Literal["auto"] = "auto"
     alpha: float = 0.005
     match_classes: bool = True
@@ -117,7 +126,17 @@ class Options:
     @property
     def calibrated(self) -> bool:
         """Whether clients calibrate their tolerances."""
-        return self.tolerance == "auto"
+        return self.tolerance == "auto" and not self.by_benefit
+
+    @property
+    def threshold(self) -> float | Literal["auto"]:
+        """What W is compared with: the tolerance, or the paper's where groups do not depend on it."""
+        return PAPER_TOLERANCE if self.by_benefit and self.tolerance == "auto" else self.tolerance
+
+    @property
+    def by_benefit(self) -> bool:
+        """Whether validation losses decide about groups."""
+        return self.grouping == "benefit"
 
     @property
     def noisy(self) -> bool:
@@ -304,6 +323,7 @@ REFUSED = (
 """Server and client refuse both choices together."""
 
 RANGES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "evidence": (lambda v: 0 < v < math.inf, "above 0"),
     "tolerance": (lambda v: v == "auto" or math.isfinite(v), "a number or 'auto'"),
     "alpha": (lambda v: 0 < v < 1, "between 0 and 1"),
     "projection_ratio": (lambda v: 0 < v <= 1, "in (0, 1]"),

@@ -1,0 +1,306 @@
+r"""Grouping by benefit: transport distances propose groups, the members' validation losses decide where a split pays.
+
+All members of a cluster start a round from the same model, so the server can form the average :math:`\theta_S` of any subset S of
+their trained states. Two trees over the members propose subsets: average linkage of :math:`\max(W, W^\top, 0)` and of the cosine
+distances between updates, which see groups that differ in what labels mean. Bottom up, a node S keeps the best partition below it,
+:math:`S = \bigcup_k S_k`, if that lowers the members' validation loss :math:`\ell` (cut at ``LOSS_CUT``) by more than chance:
+
+.. math:: g = \frac{\sum_{c\in S}\sum_i \ell_{ci}(\theta_S) - \ell_{ci}(\theta_{k(c)})}{\sum_{c\in S} m_c}, \qquad
+          g > z\,\widehat{\mathrm{se}}(g)
+
+The standard error comes from blocks of consecutive validation samples, so that the neighbours in a series do not count as independent
+evidence (batch means; Schmeiser, *Batch size effects in the analysis of simulation output*, 1982). Of the two trees' partitions the
+coarser one holds, unless the finer one beats it in the same way. Clusters are examined in rounds 1, 2, 4, 8, …, and only get finer.
+
+One client cannot tear others apart: without any single member, the gain of the others must still exceed half the evidence, unless the
+split does not separate them. A client may prevent a split; the run is then FedAvg inside that cluster.
+
+A member learns the averages of the nested subsets it belongs to. Two of them give the average of the part by which they differ, which
+may be one client's trained state. It sends the mean and the covariance of its losses under these models, and its accuracies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from emdcfl.clustering import merges
+from emdcfl.core.errors import ClientError
+from emdcfl.core.federation import Federation, Round
+from emdcfl.core.params import average
+from emdcfl.core.schema import Reply
+from emdcfl.methods.emdcfl.client import LOSS_CUT, SMALLEST_VOTE, loss_moments
+from emdcfl.methods.emdcfl.pairing import EMDCFLState
+from emdcfl.methods.emdcfl.settings import Options
+from emdcfl.methods.shared.vectors import update_gram
+
+Cell = tuple[str, ...]
+Merge = tuple[Cell, Cell]
+
+MOST_MODELS = 64
+"""Averages a member scores in one request."""
+
+SENT_AT_ONCE = 2**30
+"""Bytes of averages held at once."""
+
+MODELS_AT_ONCE = 16
+"""Cluster models a newcomer scores in one request."""
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What one partition gains over another: per validation sample in nats, its standard error, and in points of accuracy."""
+
+    mean: float
+    error: float
+    points: float
+
+    @property
+    def z(self) -> float:
+        """Standard errors above zero."""
+        return self.mean / self.error if self.error > 0 else 0.0
+
+
+class Votes:
+    """The members' validation losses under the averages they belong to.
+
+    Parameters
+    ----------
+    replies : mapping
+        Client → its ``loss_moments`` reply; whoever is missing has no vote.
+    cells : mapping
+        Client → the sets whose averages it scored, in the order of the reply.
+    """
+
+    def __init__(self, replies: Mapping[str, Reply], cells: Mapping[str, Sequence[Cell]]) -> None:
+        self.replies = replies
+        self.at = {c: {cell: i for i, cell in enumerate(cells[c])} for c in replies}
+
+    def gain(self, coarse: Sequence[Cell], fine: Sequence[Cell], without: str | None = None) -> Gain:
+        """Return what the members of ``fine`` gain over ``coarse``, two partitions of the same members."""
+        old = {c: cell for cell in coarse for c in cell}
+        total, variance, points, m = 0.0, 0.0, 0.0, 0
+        for new in fine:
+            for c in new:
+                if c == without or c not in self.replies or old[c] == new:
+                    m += self.replies[c]["n"] if c in self.replies and c != without else 0
+                    continue
+                reply, i, j = self.replies[c], self.at[c][old[c]], self.at[c][new]
+                V = reply["covariance"]
+                total += reply["n"] * float(reply["mean"][i] - reply["mean"][j])
+                points += 100 * reply["n"] * float(reply["accuracy"][j] - reply["accuracy"][i])
+                variance += float(V[i, i] + V[j, j] - 2 * V[i, j])
+                m += reply["n"]
+        return Gain(total / max(m, 1), float(np.sqrt(max(variance, 0.0))) / max(m, 1), points / max(m, 1))
+
+    def pays(self, coarse: Sequence[Cell], fine: Sequence[Cell], evidence: float) -> bool:
+        """Whether the finer partition is better by more than chance, and not for the sake of one member alone."""
+        if not self.gain(coarse, fine).z > evidence:
+            return False
+        members = [c for cell in fine for c in cell if c in self.replies]
+        for c in members:
+            rest = [cell for cell in fine if cell != (c,)]
+            if len(rest) > 1 and not self.gain(coarse, fine, without=c).z > evidence / 2:
+                return False
+        return True
+
+
+@dataclass(frozen=True)
+class Examined:
+    """Clusters a set of members falls into, and every split that was weighed, for people to read."""
+
+    cells: list[Cell]
+    splits: list[dict[str, Any]]
+
+
+def regroup(
+    options: Options, fed: Federation, state: EMDCFLState, local: Mapping[str, Tensor], round: Round
+) -> tuple[list[list[str]], dict[str, int], list[dict[str, Any]]]:
+    """Return the clusters after a round, the cluster of every client seen, and the splits weighed so far."""
+    seen = [c for c in state.clients if c in state.n]
+    if not state.labels:
+        sets, new = [list(seen)], []
+    else:
+        new = [c for c in seen if c not in state.labels]
+        sets = [list(members) for members in state.sets]
+        for c, k in _chosen_by_validation(fed, new, state).items():
+            sets[k].append(c)
+    splits = list(state.splits)
+    if round.index & (round.index - 1) == 0:
+        found = []
+        for members in sets:
+            present = [c for c in members if c in local and c not in new and not fed.guard.ledger.banned(c)]
+            examined = examine(options, fed, state, present, local, round) if len(present) > 1 else Examined([tuple(present)], [])
+            splits += examined.splits
+            found += _with_absent(state, examined.cells, [c for c in members if c not in present])
+        sets = found
+    order = {c: i for i, c in enumerate(state.clients)}
+    sets = sorted((sorted(members, key=order.__getitem__) for members in sets if members), key=lambda members: order[members[0]])
+    return sets, {c: k for k, members in enumerate(sets) for c in members}, splits
+
+
+def examine(
+    options: Options, fed: Federation, state: EMDCFLState, members: Sequence[str], local: Mapping[str, Tensor], round: Round
+) -> Examined:
+    """Divide one cluster's members where it pays."""
+    trees = {name: _tree(distances, members) for name, distances in _proposals(fed, state, members, local).items()}
+    votes = _ask(fed, state, trees, members, local)
+    everybody = tuple(members)
+    candidates = []
+    for name, tree in trees.items():
+        cells, splits = _pruned(tree, votes, options.evidence)
+        about = {"round": round.index, "proposal": name}
+        candidates.append((cells.get(_key(everybody), [everybody]), [about | split for split in splits]))
+    candidates.sort(key=lambda candidate: len(candidate[0]))
+    best, told = candidates[0]
+    for cells, splits in candidates[1:]:
+        if len(cells) > len(best) and votes.pays(best, cells, options.evidence):
+            best, told = cells, splits
+    return Examined(best, told)
+
+
+def _key(members: Sequence[str]) -> Cell:
+    return tuple(sorted(members))
+
+
+def _proposals(fed: Federation, state: EMDCFLState, members: Sequence[str], local: Mapping[str, Tensor]) -> dict[str, np.ndarray[Any, Any]]:
+    at = [state.clients.index(c) for c in members]
+    W = state.W[at][:, at].numpy()
+    D = np.maximum(np.maximum(W, W.T), 0.0)
+    known = np.isfinite(D)
+    D = np.where(known, D, D[known].max(initial=1.0))  # not compared, or inferred to differ: as far as anybody
+    G = update_gram(fed.layout, [local[c] for c in members], [state.start(c) for c in members]).numpy()
+    length = np.sqrt(np.maximum(np.diag(G), 1e-30))
+    return {"transport": D, "updates": np.clip(1 - G / np.outer(length, length), 0.0, 2.0)}
+
+
+def _tree(distances: np.ndarray[Any, Any], members: Sequence[str]) -> list[Merge]:
+    return [(_key([members[i] for i in a]), _key([members[i] for i in b])) for a, b in merges(distances)]
+
+
+def _paths(trees: Mapping[str, list[Merge]], members: Sequence[str]) -> dict[str, list[Cell]]:
+    """Client → the sets it is in, each once: itself, then those of the trees."""
+    paths: dict[str, dict[Cell, None]] = {c: {(c,): None} for c in members}
+    for tree in trees.values():
+        for left, right in tree:
+            for c in left + right:
+                paths[c][_key(left + right)] = None
+    return {c: list(cells) for c, cells in paths.items()}
+
+
+def _pruned(tree: Sequence[Merge], votes: Votes, evidence: float) -> tuple[dict[Cell, list[Cell]], list[dict[str, Any]]]:
+    """Bottom up, keep what lies below a node only where it pays; returns the cells below every node, and the splits weighed."""
+    below: dict[Cell, list[Cell]] = {}
+    splits = []
+    for left, right in tree:
+        node = _key(left + right)
+        fine = below.get(left, [left]) + below.get(right, [right])
+        pays, gain = votes.pays([node], fine, evidence), votes.gain([node], fine)
+        below[node] = fine if pays else [node]
+        splits.append(
+            {
+                "members": list(node),
+                "cells": [list(cell) for cell in fine],
+                "gain": gain.mean,
+                "error": gain.error,
+                "points": gain.points,
+                "pays": pays,
+            }
+        )
+    return below, splits
+
+
+def _ask(
+    fed: Federation, state: EMDCFLState, trees: Mapping[str, list[Merge]], members: Sequence[str], local: Mapping[str, Tensor]
+) -> Votes:
+    """Let the members score the averages they belong to."""
+    m = {c: reply["m"] for c, reply in fed.describe(members).items()}
+    paths = {c: cells for c, cells in _paths(trees, members).items() if m.get(c, 0) >= SMALLEST_VOTE}
+    parts: dict[str, list[Reply]] = {c: [] for c in paths}
+    averages: dict[Cell, Tensor] = {}
+    for asked in _portions(paths, 4 * fed.layout.size):
+        wanted = {cell for cells in asked.values() for cell in cells}
+        averages = {cell: averages.get(cell, average([local[c] for c in cell], [float(state.n[c]) for c in cell])) for cell in wanted}
+        inputs = {c: {"models": torch.stack([averages[cell] for cell in cells])} for c, cells in asked.items()}
+        replies = fed.run(loss_moments, inputs, verify=lambda c, reply, asked=asked: _verify(reply, len(asked[c]), m[c]))
+        for c, reply in replies.valid.items():
+            parts[c].append(reply)
+    whole = {c: _joined(found) for c, found in parts.items() if sum(len(part["mean"]) for part in found) == len(paths[c])}
+    return Votes(whole, paths)
+
+
+def _joined(parts: Sequence[Reply]) -> Reply:
+    """Join the replies to several requests; covariances between them are not known, and 0 errs on the safe side."""
+    if len(parts) == 1:
+        return parts[0]
+    V = torch.block_diag(*[part["covariance"] for part in parts])
+    return {**parts[0], **{name: torch.cat([part[name] for part in parts]) for name in ("mean", "accuracy")}, "covariance": V}
+
+
+def _portions(paths: Mapping[str, Sequence[Cell]], size: int) -> Iterator[dict[str, Sequence[Cell]]]:
+    """Divide what is asked so that nobody scores more than ``MOST_MODELS``, and all within ``SENT_AT_ONCE`` bytes, at once."""
+    at_once = max(1, min(MOST_MODELS, SENT_AT_ONCE // size))
+    for start in range(0, max(map(len, paths.values()), default=0), at_once):
+        portion: dict[str, Sequence[Cell]] = {}
+        held = 0
+        for c, cells in ((c, cells[start : start + at_once]) for c, cells in paths.items()):
+            if portion and held + len(cells) * size > SENT_AT_ONCE:
+                yield portion
+                portion, held = {}, 0
+            if cells:
+                portion[c] = cells
+                held += len(cells) * size
+        if portion:
+            yield portion
+
+
+def _verify(reply: Reply, models: int, m: int) -> None:
+    """Refuse moments that no losses have."""
+    V, mean = reply["covariance"], reply["mean"]
+    if mean.shape != (models,) or reply["accuracy"].shape != (models,) or V.shape != (models, models):
+        raise ClientError(
+            f"expected losses of {models} models, got {tuple(mean.shape)}, {tuple(reply['accuracy'].shape)}, {tuple(V.shape)}"
+        )
+    if reply["n"] != m:
+        raise ClientError(f"expected losses of the {m} validation samples announced, got {reply['n']}")
+    most = 2 * (LOSS_CUT * m) ** 2
+    deviation = V.diagonal().clamp_min(0).sqrt()
+    bound = torch.outer(deviation, deviation) * (1 + 1e-6) + 1e-9
+    if bool((V.diagonal() < 0).any()) or bool((V.diagonal() > most).any()) or bool((V.abs() > bound).any()) or not torch.equal(V, V.T):
+        raise ClientError("expected a covariance matrix, got one that no losses have")
+
+
+def _chosen_by_validation(fed: Federation, clients: Sequence[str], state: EMDCFLState) -> dict[str, int]:
+    """Return the cluster whose model has the lowest validation loss at each newcomer; the largest cluster for one that cannot say."""
+    largest = max(range(len(state.sets)), key=lambda k: len(state.sets[k]))
+    losses: dict[str, list[float]] = {c: [] for c in clients}
+    for models in state.models.split(MODELS_AT_ONCE) if clients else ():
+        replies = fed.evaluate([c for c in clients if fed.exclusion_reason(c) is None], models)
+        for c in clients:
+            table = replies.valid[c]["table"][:, 0] if c in replies.valid else torch.full((len(models),), torch.inf)
+            losses[c] += table.tolist()
+    return {c: int(np.argmin(values)) if np.isfinite(values).any() else largest for c, values in losses.items()}
+
+
+def _with_absent(state: EMDCFLState, cells: Sequence[Cell], absent: Sequence[str]) -> list[list[str]]:
+    """Add the members that were not examined to the cell nearest by W, or to the largest where W does not say."""
+    found = [list(cell) for cell in cells if cell]
+    if not found:
+        return [list(absent)]
+    at = {c: i for i, c in enumerate(state.clients)}
+    for c in absent:
+        near = [_mean_distance(state, at[c], [at[d] for d in cell]) for cell in cells]
+        k = int(np.argmin(near)) if np.isfinite(near).any() else int(np.argmax([len(cell) for cell in cells]))
+        found[k].append(c)
+    return found
+
+
+def _mean_distance(state: EMDCFLState, i: int, others: Sequence[int]) -> float:
+    W = torch.maximum(state.W[i, list(others)], state.W[list(others), i])
+    known = W[torch.isfinite(W)]
+    return float(known.mean()) if len(known) else float("inf")
