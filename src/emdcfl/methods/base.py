@@ -36,6 +36,8 @@ class Distances:
         it follows from a representative; W is NaN), 5 not comparable (the clients share too few classes; W is NaN).
     noise_factor : float
         By how much privacy noise divides cosine distances, approximately; 1 without noise.
+    splits : list of dict, optional
+        Where validation losses decided instead of tolerances: what each split gains (``methods.emdcfl.benefit``).
     """
 
     W: np.ndarray[Any, Any]
@@ -43,6 +45,7 @@ class Distances:
     epsilon: np.ndarray[Any, Any]
     kind: np.ndarray[Any, Any]
     noise_factor: float = 1.0
+    splits: list[dict[str, Any]] | None = None
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,8 @@ def _write_distances(path: Path, d: Distances, clients: list[str], clusters: lis
     _write_json(path / READING, read(d, clients, clusters).as_dict())
     if finished:  # drawing takes longer than a small network's training
         write_file(path / "heatmap.png", [heatmap(d, clients, clusters)])
-        write_file(path / "margins.png", [margin_plot(d, clients, clusters)])
+        if d.splits is None:
+            write_file(path / "margins.png", [margin_plot(d, clients, clusters)])
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:
@@ -229,7 +230,8 @@ def load_distances(run: Path) -> Distances | None:
         return None
     arrays = read_arrays(path)
     try:
-        return Distances(arrays["W"], arrays["tau"], arrays["epsilon"], arrays["kind"], float(arrays["noise_factor"]))
+        splits = (read_reading(run) or {}).get("splits")
+        return Distances(arrays["W"], arrays["tau"], arrays["epsilon"], arrays["kind"], float(arrays["noise_factor"]), splits)
     except KeyError as error:
         raise StoreError(f"{path}: no array {error}; {AGAIN}") from error
 

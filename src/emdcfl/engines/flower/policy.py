@@ -20,7 +20,7 @@ from emdcfl.core.errors import ClientError, ConfigError, EmdcflError
 from emdcfl.core.keys import digest
 from emdcfl.models import BUILDERS, ModelRecipe
 
-TASKS = ("describe", "train", "test", "evaluate", "reference", "recalibrate", "project")
+TASKS = ("describe", "train", "test", "evaluate", "reference", "recalibrate", "project", "loss_moments")
 REDUCTIONS = ("mean", "argmin_counts")
 COSTS = ("cosine", "euclidean")
 PUBLISHED = (None, "imagenet")
@@ -48,8 +48,8 @@ class Policy:
         Files of initial weights that a request may name.
     reductions : list of str
         How losses may be summed up: ``mean``, ``argmin_counts``, ``per_batch``, ``per_sample``.
-    models_at_once : int
-        Most models that one request may score.
+    models_at_once, averages_at_once : int
+        Most models that one request may score: for losses, and for the moments by which groups are decided.
     projection_ratio : float
         Largest width of a projection over the embedding width.
     costs : list of str
@@ -71,6 +71,7 @@ class Policy:
     weights: list[str] = field(default_factory=list)
     reductions: list[str] = field(default_factory=lambda: list(REDUCTIONS))
     models_at_once: int = 16
+    averages_at_once: int = 64
     projection_ratio: float = 0.9
     costs: list[str] = field(default_factory=lambda: list(COSTS))
     samples: int = 512
@@ -99,7 +100,11 @@ class Policy:
         if task == "train" and inputs.get("sample_weights") is not None:
             raise PolicyError("this node does not train with the server's weight for each sample: it could single out one record")
         if task == "evaluate":
-            self._check_evaluate(inputs)
+            if inputs.get("reduction", "mean") not in self.reductions:
+                raise _refusal(f"losses as {inputs['reduction']!r}", "reductions", self.reductions)
+            self._check_count(inputs["models"], "models_at_once")
+        if task == "loss_moments":
+            self._check_count(inputs["models"], "averages_at_once")
         if "settings" in inputs:
             self._check_settings(inputs["settings"], inputs.get("size"))
 
@@ -137,14 +142,12 @@ class Policy:
         if type(seed) is not int or seed != self.split_seed:
             raise _refusal(f"splits with seed {seed!r}", "split_seed", [str(self.split_seed)])
 
-    def _check_evaluate(self, inputs: Mapping[str, Any]) -> None:
-        reduction, models = inputs.get("reduction", "mean"), inputs["models"]
-        if reduction not in self.reductions:
-            raise _refusal(f"losses as {reduction!r}", "reductions", self.reductions)
+    def _check_count(self, models: Any, key: str) -> None:
+        most = getattr(self, key)
         if not isinstance(models, Tensor) or models.ndim != 2:
             raise PolicyError("expected the models to score as rows of a tensor; check the server")
-        if len(models) > self.models_at_once:
-            raise _refusal(f"losses of {len(models)} models at once", "models_at_once", [f"at most {self.models_at_once}"])
+        if len(models) > most:
+            raise _refusal(f"losses of {len(models)} models at once", key, [f"at most {most}"])
 
     def _check_settings(self, settings: Any, size: Any) -> None:
         if not isinstance(settings, Mapping):

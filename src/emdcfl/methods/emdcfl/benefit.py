@@ -12,8 +12,8 @@ The standard error comes from blocks of consecutive validation samples, so that 
 evidence (batch means; Schmeiser, *Batch size effects in the analysis of simulation output*, 1982). Of the two trees' partitions the
 coarser one holds, unless the finer one beats it in the same way. Clusters are examined in rounds 1, 2, 4, 8, …, and only get finer.
 
-One client cannot tear others apart: without any single member, the gain of the others must still exceed half the evidence, unless the
-split does not separate them. A client may prevent a split; the run is then FedAvg inside that cluster.
+One client cannot tear others apart: without any single member the split must still pay, unless it does not separate the others. A client
+may prevent a split; the run is then FedAvg inside that cluster.
 
 A member learns the averages of the nested subsets it belongs to. Two of them give the average of the part by which they differ, which
 may be one client's trained state. It sends the mean and the covariance of its losses under these models, and its accuracies.
@@ -21,7 +21,8 @@ may be one client's trained state. It sends the mean and the covariance of its l
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,16 +55,22 @@ MODELS_AT_ONCE = 16
 
 @dataclass(frozen=True)
 class Gain:
-    """What one partition gains over another: per validation sample in nats, its standard error, and in points of accuracy."""
+    """What one partition gains over another: per validation sample in nats, its standard error, in points of accuracy, and by client."""
 
     mean: float
     error: float
     points: float
+    by_client: Mapping[str, float]
 
     @property
     def z(self) -> float:
         """Standard errors above zero."""
         return self.mean / self.error if self.error > 0 else 0.0
+
+    def strongest(self, count: int = 3) -> list[str]:
+        """Clients that gain most, of those that gain."""
+        order = sorted(self.by_client, key=lambda c: -self.by_client[c])
+        return [c for c in order[:count] if self.by_client[c] > 0]
 
 
 class Votes:
@@ -83,20 +90,18 @@ class Votes:
 
     def gain(self, coarse: Sequence[Cell], fine: Sequence[Cell], without: str | None = None) -> Gain:
         """Return what the members of ``fine`` gain over ``coarse``, two partitions of the same members."""
-        old = {c: cell for cell in coarse for c in cell}
-        total, variance, points, m = 0.0, 0.0, 0.0, 0
-        for new in fine:
-            for c in new:
-                if c == without or c not in self.replies or old[c] == new:
-                    m += self.replies[c]["n"] if c in self.replies and c != without else 0
-                    continue
-                reply, i, j = self.replies[c], self.at[c][old[c]], self.at[c][new]
-                V = reply["covariance"]
-                total += reply["n"] * float(reply["mean"][i] - reply["mean"][j])
-                points += 100 * reply["n"] * float(reply["accuracy"][j] - reply["accuracy"][i])
-                variance += float(V[i, i] + V[j, j] - 2 * V[i, j])
-                m += reply["n"]
-        return Gain(total / max(m, 1), float(np.sqrt(max(variance, 0.0))) / max(m, 1), points / max(m, 1))
+        old, new = ({c: cell for cell in cells for c in cell} for cells in (coarse, fine))
+        voters = [c for c in new if c in self.replies and c != without]
+        m = max(1, sum(self.replies[c]["n"] for c in voters))
+        gained: dict[str, float] = {}
+        variance = points = 0.0
+        for c in voters:
+            reply, i, j = self.replies[c], self.at[c][old[c]], self.at[c][new[c]]
+            V = reply["covariance"]
+            gained[c] = reply["n"] * float(reply["mean"][i] - reply["mean"][j])
+            points += 100 * reply["n"] * float(reply["accuracy"][j] - reply["accuracy"][i])
+            variance += float(V[i, i] + V[j, j] - 2 * V[i, j]) if i != j else 0.0
+        return Gain(sum(gained.values()) / m, math.sqrt(max(variance, 0.0)) / m, points / m, gained)
 
     def pays(self, coarse: Sequence[Cell], fine: Sequence[Cell], evidence: float) -> bool:
         """Whether the finer partition is better by more than chance, and not for the sake of one member alone."""
@@ -105,14 +110,14 @@ class Votes:
         members = [c for cell in fine for c in cell if c in self.replies]
         for c in members:
             rest = [cell for cell in fine if cell != (c,)]
-            if len(rest) > 1 and not self.gain(coarse, fine, without=c).z > evidence / 2:
+            if len(rest) > 1 and not self.gain(coarse, fine, without=c).z > evidence:
                 return False
         return True
 
 
 @dataclass(frozen=True)
 class Examined:
-    """Clusters a set of members falls into, and every split that was weighed, for people to read."""
+    """Clusters a set of members falls into, and what each split gains, from all members down to the clusters that stay together."""
 
     cells: list[Cell]
     splits: list[dict[str, Any]]
@@ -130,7 +135,7 @@ def regroup(
         sets = [list(members) for members in state.sets]
         for c, k in _chosen_by_validation(fed, new, state).items():
             sets[k].append(c)
-    splits = list(state.splits)
+    splits = list(state.splits or [])
     if round.index & (round.index - 1) == 0:
         found = []
         for members in sets:
@@ -150,18 +155,14 @@ def examine(
     """Divide one cluster's members where it pays."""
     trees = {name: _tree(distances, members) for name, distances in _proposals(fed, state, members, local).items()}
     votes = _ask(fed, state, trees, members, local)
-    everybody = tuple(members)
-    candidates = []
-    for name, tree in trees.items():
-        cells, splits = _pruned(tree, votes, options.evidence)
-        about = {"round": round.index, "proposal": name}
-        candidates.append((cells.get(_key(everybody), [everybody]), [about | split for split in splits]))
-    candidates.sort(key=lambda candidate: len(candidate[0]))
-    best, told = candidates[0]
-    for cells, splits in candidates[1:]:
-        if len(cells) > len(best) and votes.pays(best, cells, options.evidence):
-            best, told = cells, splits
-    return Examined(best, told)
+    about = {"round": round.index, "evidence": options.evidence}
+    candidates = [_pruned(tree, votes, options.evidence, about | {"proposal": name}) for name, tree in trees.items()]
+    candidates.sort(key=lambda candidate: len(candidate.cells))
+    best = candidates[0]
+    for finer in candidates[1:]:
+        if len(finer.cells) > len(best.cells) and votes.pays(best.cells, finer.cells, options.evidence):
+            best = finer
+    return best
 
 
 def _key(members: Sequence[str]) -> Cell:
@@ -193,26 +194,20 @@ def _paths(trees: Mapping[str, list[Merge]], members: Sequence[str]) -> dict[str
     return {c: list(cells) for c, cells in paths.items()}
 
 
-def _pruned(tree: Sequence[Merge], votes: Votes, evidence: float) -> tuple[dict[Cell, list[Cell]], list[dict[str, Any]]]:
-    """Bottom up, keep what lies below a node only where it pays; returns the cells below every node, and the splits weighed."""
+def _pruned(tree: Sequence[Merge], votes: Votes, evidence: float, about: Mapping[str, Any]) -> Examined:
+    """Bottom up, keep what lies below a node only where it pays."""
     below: dict[Cell, list[Cell]] = {}
-    splits = []
+    weighed: dict[Cell, dict[str, Any]] = {}
     for left, right in tree:
         node = _key(left + right)
         fine = below.get(left, [left]) + below.get(right, [right])
         pays, gain = votes.pays([node], fine, evidence), votes.gain([node], fine)
         below[node] = fine if pays else [node]
-        splits.append(
-            {
-                "members": list(node),
-                "cells": [list(cell) for cell in fine],
-                "gain": gain.mean,
-                "error": gain.error,
-                "points": gain.points,
-                "pays": pays,
-            }
-        )
-    return below, splits
+        numbers = {"gain": gain.mean, "error": gain.error, "points": gain.points, "pays": pays, "decided_by": gain.strongest()}
+        weighed[node] = {**about, "members": list(node), "cells": [list(cell) for cell in fine], **numbers}
+    cells = below[node]
+    shown = [split for node, split in weighed.items() if not any(set(node) < set(cell) for cell in cells)]
+    return Examined(cells, shown[::-1])
 
 
 def _ask(
@@ -227,7 +222,7 @@ def _ask(
         wanted = {cell for cells in asked.values() for cell in cells}
         averages = {cell: averages.get(cell, average([local[c] for c in cell], [float(state.n[c]) for c in cell])) for cell in wanted}
         inputs = {c: {"models": torch.stack([averages[cell] for cell in cells])} for c, cells in asked.items()}
-        replies = fed.run(loss_moments, inputs, verify=lambda c, reply, asked=asked: _verify(reply, len(asked[c]), m[c]))
+        replies = fed.run(loss_moments, inputs, verify=_verifier({c: len(cells) for c, cells in asked.items()}, m))
         for c, reply in replies.valid.items():
             parts[c].append(reply)
     whole = {c: _joined(found) for c, found in parts.items() if sum(len(part["mean"]) for part in found) == len(paths[c])}
@@ -259,20 +254,24 @@ def _portions(paths: Mapping[str, Sequence[Cell]], size: int) -> Iterator[dict[s
             yield portion
 
 
-def _verify(reply: Reply, models: int, m: int) -> None:
-    """Refuse moments that no losses have."""
-    V, mean = reply["covariance"], reply["mean"]
-    if mean.shape != (models,) or reply["accuracy"].shape != (models,) or V.shape != (models, models):
-        raise ClientError(
-            f"expected losses of {models} models, got {tuple(mean.shape)}, {tuple(reply['accuracy'].shape)}, {tuple(V.shape)}"
-        )
-    if reply["n"] != m:
-        raise ClientError(f"expected losses of the {m} validation samples announced, got {reply['n']}")
-    most = 2 * (LOSS_CUT * m) ** 2
-    deviation = V.diagonal().clamp_min(0).sqrt()
-    bound = torch.outer(deviation, deviation) * (1 + 1e-6) + 1e-9
-    if bool((V.diagonal() < 0).any()) or bool((V.diagonal() > most).any()) or bool((V.abs() > bound).any()) or not torch.equal(V, V.T):
-        raise ClientError("expected a covariance matrix, got one that no losses have")
+def _verifier(models: Mapping[str, int], m: Mapping[str, int]) -> Callable[[str, Reply], None]:
+    """Return what refuses moments that no losses have."""
+
+    def verify(client: str, reply: Reply) -> None:
+        V, L = reply["covariance"], models[client]
+        shapes = [tuple(reply[name].shape) for name in ("mean", "accuracy", "covariance")]
+        if shapes != [(L,), (L,), (L, L)]:
+            raise ClientError(f"expected losses of {L} models, got shapes {shapes}")
+        if reply["n"] != m[client]:
+            raise ClientError(f"expected losses of the {m[client]} validation samples announced, got {reply['n']}")
+        variance = V.diagonal()
+        deviation = variance.clamp_min(0).sqrt()
+        bound = torch.outer(deviation, deviation) * (1 + 1e-6) + 1e-9
+        most = 2 * (LOSS_CUT * reply["n"]) ** 2
+        if float(variance.min()) < 0 or float(variance.max()) > most or bool((V.abs() > bound).any()) or not torch.equal(V, V.T):
+            raise ClientError("expected a covariance matrix, got one that no losses have")
+
+    return verify
 
 
 def _chosen_by_validation(fed: Federation, clients: Sequence[str], state: EMDCFLState) -> dict[str, int]:

@@ -7,7 +7,7 @@ bounded counts with its bound. This is conservative: the interval of tolerances 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,9 @@ CLEAR = 2.0
 
 NOT_COMPARABLE = 5
 """Kind of a pair that shares too few classes to be compared (``Distances.kind``)."""
+
+NEARLY = 0.75
+"""Share of the evidence asked for from which a decision about a split is near."""
 
 MOST_PAIRS = 4
 """Pairs named in a sentence."""
@@ -54,6 +57,8 @@ class Reading:
         The weakest link and the nearest outsider of each cluster.
     doubts : list of str
         Why the clusters are uncertain; empty where there is no reason.
+    splits : list of dict, optional
+        Where validation losses decided: what each split gains (``benefit.py``).
     """
 
     calibrated: bool
@@ -64,6 +69,7 @@ class Reading:
     sentences: list[str]
     clusters: dict[int, str]
     doubts: list[str]
+    splits: list[dict[str, Any]] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return JSON values; an open end of the interval is None."""
@@ -80,6 +86,7 @@ class Reading:
             "sentences": self.sentences,
             "clusters": {str(k): sentence for k, sentence in self.clusters.items()},
             "doubts": self.doubts,
+            **({} if self.splits is None else {"splits": self.splits}),
         }
 
 
@@ -96,6 +103,8 @@ def read(distances: Distances, clients: Sequence[str], clusters: Sequence[int]) 
     weakest link a – b at 0.02; nearest outsider c at 0.3 from a
     nearest outsider a at 0.3 from c
     """
+    if distances.splits is not None:
+        return _read_splits(distances, distances.splits, clients, clusters)
     epsilon = distances.epsilon[np.isfinite(distances.epsilon)]
     calibrated = bool(epsilon.size and epsilon.max() > epsilon.min())
     values = distances.W / distances.epsilon if calibrated else distances.W
@@ -121,6 +130,37 @@ def read(distances: Distances, clients: Sequence[str], clusters: Sequence[int]) 
     unit = "×" if calibrated else ""
     about = {k: _cluster(k, found, distances, values, clients, clusters, unit) for k in dict.fromkeys(int(c) for c in clusters)}
     return Reading(calibrated, found, borderline, alone, near_bounds, sentences, about, doubts(distances, clients, clusters))
+
+
+def _read_splits(distances: Distances, splits: list[dict[str, Any]], clients: Sequence[str], clusters: Sequence[int]) -> Reading:
+    """Interpret clusters that validation losses decided: what the splits gain, and what one more would."""
+    tops = [s for s in splits if not any(s["round"] == t["round"] and set(s["members"]) < set(t["members"]) for t in splits)]
+    sentences = [
+        f"round {s['round']}: {len(s['cells'])} groups instead of one for {names(s['members'])} change the validation loss by {_gain(s)}"
+        for s in tops
+        if s["pays"]
+    ]
+    if not sentences:
+        best = max(tops, key=lambda s: float(s["gain"]), default=None)
+        said = "" if best is None else f" (the best one found changes the validation loss by {_gain(best)})"
+        sentences = [f"no division of the clients pays{said}"]
+    members = {k: [c for c, label in zip(clients, clusters, strict=True) if label == k] for k in dict.fromkeys(int(c) for c in clusters)}
+    about, borderline = {}, []
+    for k, own in members.items():
+        latest = [s for s in splits if not s["pays"] and set(s["members"]) <= set(own)]
+        about[k] = f"dividing it would change the validation loss by {_gain(latest[-1])}: too little" if latest else ""
+    for s in tops:
+        if s["error"] > 0 and NEARLY < s["gain"] / s["error"] / s["evidence"] < 1 / NEARLY:
+            borderline += s["decided_by"]
+    if borderline:
+        what = f"borderline: {names(list(dict.fromkeys(borderline)))} (a gain near {tops[0]['evidence']:g} standard errors decides)"
+        sentences.append(what)
+    found = margins(distances.W, clusters)
+    return Reading(False, found, list(dict.fromkeys(borderline)), [], 0, sentences, about, [], splits)
+
+
+def _gain(split: Mapping[str, Any]) -> str:
+    return f"{-split['gain']:+.2g} ± {2 * split['error']:.1g} ({split['points']:+.1f} points)"
 
 
 def doubts(distances: Distances, clients: Sequence[str], clusters: Sequence[int]) -> list[str]:

@@ -30,7 +30,7 @@ INFERRED = 4
 class EMDCFLState(Clustered):
     """``Clustered``, and the matrices of ``Distances`` (NaN where a pair is not known yet, ±inf where it was only inferred).
 
-    ``splits`` are those that ``benefit.examine`` weighed, by round.
+    ``splits``: those that ``benefit.examine`` weighed, by round; None with ``grouping="neighbourhoods"``.
     """
 
     W: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
@@ -38,13 +38,13 @@ class EMDCFLState(Clustered):
     epsilon: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
     kind: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.int8))
     noise_factor: float = 1.0
-    splits: list[dict[str, Any]] = field(default_factory=list)
+    splits: list[dict[str, Any]] | None = None
 
     def distances(self) -> Distances:
         """Return the distances for people to read; an entry that was only inferred has no value."""
         known = torch.isfinite(self.W)
         W, epsilon = (torch.where(known, x, torch.full_like(x, torch.nan)) for x in (self.W, self.epsilon))
-        return Distances(W.numpy(), self.tau.numpy(), epsilon.numpy(), self.kind.numpy(), self.noise_factor)
+        return Distances(W.numpy(), self.tau.numpy(), epsilon.numpy(), self.kind.numpy(), self.noise_factor, self.splits)
 
     def linked(self, i: int, j: int) -> bool:
         """Whether both directions of a pair stay under their tolerances."""

@@ -1,0 +1,167 @@
+"""Grouping by benefit: validation losses decide where a split pays."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.methods.toy import FlakyFederation
+from tests.tiny import TRAINING, federation, tiny
+from tests.trust.liars import LyingFederation
+
+from emdcfl.core.errors import ClientError
+from emdcfl.core.schema import Reply
+from emdcfl.engines.local.sequential import simulated_clients
+from emdcfl.methods import make
+from emdcfl.methods.emdcfl.benefit import Cell, Votes, _joined, _portions, _verifier
+from emdcfl.methods.emdcfl.client import LOSS_CUT, loss_moments
+from emdcfl.methods.emdcfl.interpret import read
+
+
+def play(fed: Any, rounds: int, **options: Any) -> list[Any]:
+    method = make("emdcfl", grouping="benefit", **options)
+    states = [method.init(fed, fed.begin(0))]
+    for index in range(1, rounds + 1):
+        states.append(method.step(fed, states[-1], fed.begin(index)))
+    return states
+
+
+def groups(state: Any) -> set[frozenset[str]]:
+    return {frozenset(members) for members in state.sets}
+
+
+def true_groups(fed: Any) -> set[frozenset[str]]:
+    truth = fed.truth
+    return {frozenset(c for c in fed.clients if truth[c] == g) for g in set(truth.values())}
+
+
+def voter(gains: dict[Cell, float], m: int = 50, spread: float = 1.0) -> tuple[Reply, list[Cell]]:
+    """Somebody whose mean loss under each average is given; losses under two of them vary independently."""
+    cells = list(gains)
+    mean = torch.tensor([gains[cell] for cell in cells], dtype=torch.float64)
+    covariance = torch.eye(len(cells), dtype=torch.float64) * m * spread**2
+    return {"mean": mean, "covariance": covariance, "accuracy": 1 - mean / LOSS_CUT, "n": m}, cells
+
+
+def votes(losses: dict[str, dict[Cell, float]], **options: Any) -> Votes:
+    made = {c: voter(own, **options) for c, own in losses.items()}
+    return Votes({c: reply for c, (reply, _) in made.items()}, {c: cells for c, (_, cells) in made.items()})
+
+
+AB, CD, ALL = ("a", "b"), ("c", "d"), ("a", "b", "c", "d")
+
+
+def test_gain_and_error_are_those_of_the_paired_losses() -> None:
+    rng = np.random.default_rng(0)
+    losses = {c: rng.gamma(1.0, 1.0, (2, 30)).clip(0, LOSS_CUT) for c in ALL}
+    replies = {}
+    for c, table in losses.items():
+        centred = table - table.mean(1, keepdims=True)
+        V = torch.from_numpy(centred @ centred.T * 30 / 29)
+        mean = torch.from_numpy(table.mean(1))
+        replies[c] = {"mean": mean, "covariance": V, "accuracy": torch.zeros(2, dtype=torch.float64), "n": 30}
+    cells = {c: [ALL, AB if c in AB else CD] for c in ALL}
+    gain = Votes(replies, cells).gain([ALL], [AB, CD])
+    differences = [table[0] - table[1] for table in losses.values()]
+    assert gain.mean == pytest.approx(np.concatenate(differences).mean())
+    assert gain.error == pytest.approx(math.sqrt(sum(30 * d.var(ddof=1) for d in differences)) / 120)
+
+
+def test_a_split_must_pay_by_more_than_chance() -> None:
+    def split_gaining(gain: float) -> bool:
+        return votes({c: {ALL: 1.0 + gain, AB if c in AB else CD: 1.0} for c in ALL}).pays([ALL], [AB, CD], evidence=3.5)
+
+    error = math.sqrt(2 / 200)
+    assert split_gaining(4.2 * error) and not split_gaining(3.4 * error) and not split_gaining(-1.0)
+    assert not split_gaining(3.9 * error)  # without one of the four the gain of the others is too little
+
+
+def test_one_member_alone_cannot_separate_the_others_but_may_leave() -> None:
+    said: dict[str, dict[Cell, float]] = {c: {ALL: 1.0, AB if c in AB else CD: 1.05} for c in ALL}
+    said["a"] = {ALL: LOSS_CUT, AB: 0.0}  # the largest gain the schema allows
+    assert not votes(said, spread=0.1).pays([ALL], [AB, CD], evidence=3.5)
+    rest = ("b", "c", "d")
+    leaves: dict[str, dict[Cell, float]] = {c: {ALL: 1.0, rest: 1.0} for c in rest}
+    leaves["a"] = {ALL: 3.0, ("a",): 1.0}
+    assert votes(leaves).pays([ALL], [("a",), rest], evidence=3.5)
+    others: dict[str, dict[Cell, float]] = {"b": {ALL: 1.0, ("b",): 1.05}, **{c: {ALL: 1.0, CD: 1.05} for c in CD}}
+    others["a"] = {ALL: LOSS_CUT, ("a",): 0.0}
+    assert not votes(others, spread=0.1).pays([ALL], [("a",), ("b",), CD], evidence=3.5)
+
+
+def test_moments_are_of_blocks_of_consecutive_samples() -> None:
+    fed = federation(tiny())
+    client = simulated_clients(tiny(), ["site-0"], fed.network(), seed=0, run="r", precision="fp32")["site-0"]
+    models = torch.stack([fed.initial(i) for i in range(3)])
+    reply = loss_moments(client, models=models)
+    m = len(client.site.val)
+    _verifier({"c": 3}, {"c": m})("c", reply)
+    with pytest.raises(ClientError, match="announced"):
+        _verifier({"c": 3}, {"c": m + 1})("c", reply)
+    with pytest.raises(ClientError, match="covariance"):
+        _verifier({"c": 3}, {"c": m})("c", {**reply, "covariance": reply["covariance"].fill_diagonal_(0.0)})
+    with pytest.raises(ClientError, match="shapes"):
+        _verifier({"c": 2}, {"c": m})("c", reply)
+    nowhere = loss_moments(client, models=torch.full_like(models[:1], torch.nan))
+    assert float(nowhere["mean"]) == LOSS_CUT and float(nowhere["covariance"]) == 0
+
+
+def test_long_paths_are_asked_in_parts_whose_covariance_is_left_out() -> None:
+    paths: dict[str, Sequence[Cell]] = {"a": [("a",) * i for i in range(1, 71)], "b": [("b",)]}
+    parts = list(_portions(paths, 4))
+    assert [{c: len(cells) for c, cells in part.items()} for part in parts] == [{"a": 64, "b": 1}, {"a": 6}]
+    assert all(len(part) == 1 for part in _portions({"a": [("a",)], "b": [("b",)]}, 2**30))
+    one, other = voter({AB: 1.0, ALL: 2.0})[0], voter({CD: 3.0})[0]
+    joined = _joined([one, other])
+    assert joined["mean"].tolist() == [1, 2, 3] and joined["covariance"].shape == (3, 3) and not joined["covariance"][2, :2].any()
+
+
+def test_true_groups_are_found_and_equal_sites_stay_together() -> None:
+    fed = federation(tiny(clients_per_group=3))
+    states = play(fed, 2)
+    assert groups(states[-1]) == true_groups(fed)
+    assert all(a.sets == b.sets or len(a.sets) <= len(b.sets) for a, b in itertools.pairwise(states))
+    top = states[-1].splits[0]
+    assert top["pays"] and set(top["members"]) == set(fed.clients) and top["gain"] > 3.5 * top["error"] and top["decided_by"]
+    served = make("emdcfl", grouping="benefit").serve(states[-1])
+    found = read(served.distances, list(fed.clients), served.clusters.tolist())
+    assert found.splits and "instead of one" in found.sentences[0]
+    alike = federation(tiny(groups=1, clients_per_group=6))
+    together = play(alike, 2)[-1]
+    assert groups(together) == {frozenset(alike.clients)}
+    served = make("emdcfl", grouping="benefit").serve(together)
+    assert "no division" in read(served.distances, list(alike.clients), served.clusters.tolist()).sentences[0]
+
+
+def test_with_few_participants_newcomers_join_the_model_that_validates_best() -> None:
+    fed = federation(tiny(clients_per_group=4), participants=4)
+    states = play(fed, 8)
+    assert len(states[-1].labels) > 4
+    for members in states[-1].sets:
+        assert len({fed.truth[c] for c in members}) == 1  # type: ignore[index]
+
+
+def test_a_member_that_is_absent_goes_with_its_nearest() -> None:
+    fed = FlakyFederation(tiny(clients_per_group=3), fails={"site-1": (2,)}, training=TRAINING, device="cpu", on_failure="continue")
+    assert groups(play(fed, 2)[-1]) == true_groups(fed)
+
+
+def lie(fed: LyingFederation, task: str, asked: Any, reply: Reply) -> Reply:
+    """Every small group is perfect, every large one hopeless, and nothing varies."""
+    if task != "loss_moments":
+        return reply
+    mean = torch.linspace(0.0, LOSS_CUT, len(reply["mean"]), dtype=torch.float64)
+    return {**reply, "mean": mean, "covariance": torch.zeros_like(reply["covariance"])}
+
+
+def test_a_liar_cannot_tear_equal_sites_apart() -> None:
+    fed = LyingFederation(
+        tiny(groups=1, clients_per_group=6), liar="site-2", lie=lie, training=TRAINING, device="cpu", on_failure="continue"
+    )
+    found = groups(play(fed, 2)[-1])
+    assert frozenset(set(fed.clients) - {"site-2"}) in {members - {"site-2"} for members in found}
