@@ -14,9 +14,10 @@ from tests.attacks.test_policy import omega
 
 from emdcfl.core.keys import NodeSecret
 from emdcfl.engines.flower.node import NodeConfig
-from emdcfl.privacy.exchange import fingerprint, public_key
+from emdcfl.privacy.exchange import announced_key, fingerprint, node_key
 
-GENUINE, FORGED = (public_key(NodeSecret(letter * 32)) for letter in (b"g", b"f"))
+RUN = NodeSecret(b"r" * 32)
+GENUINE, FORGED = (announced_key(NodeSecret(letter * 32), RUN) for letter in (b"g", b"f"))
 ENROLLING = 'trust = "first-use"\nenrol = true'
 CLOSED = 'trust = "first-use"'
 
@@ -33,7 +34,7 @@ def test_the_default_trusts_no_key_that_people_did_not_compare(tmp_path: Path) -
     assert NodeConfig().trust == "pinned"
     server = HostileServer(tmp_path / "home")
     assert "no key is pinned" in reference(server, {"invented": FORGED})["failure"]
-    (tmp_path / "home" / "partners.toml").write_text(f'partner = "{fingerprint(GENUINE)}"')
+    (tmp_path / "home" / "partners.toml").write_text(f'partner = "{fingerprint(node_key(GENUINE))}"')
     assert served(reference(server, {"partner": GENUINE}))
     assert "reply" not in reference(server, {"partner": FORGED})
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import pytest
-import torch
 
 pytest.importorskip("flwr", reason="needs the extra emdcfl[flower]")
 
@@ -14,16 +15,14 @@ from tests.attacks.test_policy import omega
 from torch import Tensor
 
 from emdcfl.core.keys import NodeSecret
-from emdcfl.privacy.exchange import public_key
+from emdcfl.privacy.exchange import announced_key
 
-KEY = public_key(NodeSecret(b"p" * 32))
+KEY = announced_key(NodeSecret(b"p" * 32), NodeSecret(b"q" * 32))
 
 
-def one_bias(where: int) -> Tensor:
-    """Zero but for one bias of the embedding layer: every embedding is then one unit vector, and its projection a row of R."""
-    crafted = torch.zeros_like(omega())
-    crafted[-1 - where] = 1
-    return crafted
+def other(number: int) -> Tensor:
+    """Another model, which nothing distinguishes from an honest one."""
+    return omega() * (1 + number / 100)
 
 
 @pytest.fixture
@@ -42,14 +41,14 @@ def project(server: HostileServer, row: str, model: Tensor, *, round: int = 1) -
 
 
 def test_a_second_model_in_one_round_is_refused_and_the_first_may_be_asked_again(server: HostileServer) -> None:
-    assert "reply" in reference(server, one_bias(0))
-    assert "policy.models_per_round" in str(reference(server, one_bias(1))["failure"])
-    assert "reply" in reference(server, one_bias(0)), "a lost reply is asked for again"
+    assert "reply" in reference(server, other(0))
+    assert "policy.models_per_round" in str(reference(server, other(1))["failure"])
+    assert "reply" in reference(server, other(0)), "a lost reply is asked for again"
 
 
 @pytest.mark.slow
 def test_many_rounds_show_few_rows_of_r(server: HostileServer) -> None:
-    rows = [reference(server, one_bias(i), round=i) for i in range(40)]
+    rows = [reference(server, other(i), round=i) for i in range(40)]
     assert sum("reply" in said for said in rows) == 16
     assert "policy.models_per_run" in str(rows[-1]["failure"])
 
@@ -61,15 +60,15 @@ def test_another_seed_or_setting_counts_as_another_release(server: HostileServer
 
 def test_runs_are_counted_one_by_one(server: HostileServer) -> None:
     assert "reply" in reference(server, omega())
-    assert "reply" in reference(server, one_bias(0), run="second")
-    assert "failure" in reference(server, one_bias(1), run="second")
+    assert "reply" in reference(server, other(0), run="second")
+    assert "failure" in reference(server, other(1), run="second")
 
 
 @pytest.mark.slow
 def test_many_models_in_the_name_of_one_partner_are_refused(server: HostileServer) -> None:
-    now = [project(server, "site-1", one_bias(i)) for i in range(3)]
+    now = [project(server, "site-1", other(i)) for i in range(3)]
     assert ["reply" in said for said in now] == [True, False, False]
-    later = [project(server, "site-1", one_bias(i), round=i) for i in range(2, 20)]
+    later = [project(server, "site-1", other(i), round=i) for i in range(2, 20)]
     assert sum("reply" in said for said in later) == 15
 
 
@@ -82,11 +81,53 @@ def test_many_partners_in_one_round_are_refused(tmp_path: Path) -> None:
 
 def test_a_damaged_count_refuses_instead_of_starting_anew(server: HostileServer) -> None:
     assert "reply" in reference(server, omega())
-    (count,) = (server.home / "state").glob("*/releases.json")
-    count.write_text("[1")
-    assert "releases.json" in str(reference(server, omega())["failure"])
+    for file in ("*/releases.json", "released.json"):
+        (count,) = (server.home / "state").glob(file)
+        before = count.read_text()
+        count.write_text("[1")
+        assert count.name in str(reference(server, omega())["failure"])
+        count.write_text(before)
+    assert "reply" in reference(server, omega())
 
 
 def test_run_names_that_look_like_paths_stay_in_the_state_folder(server: HostileServer) -> None:
     reference(server, omega(), run="../../outside")
     assert not list(server.home.parent.glob("outside*"))
+
+
+def test_more_runs_than_allowed_are_refused_across_restarts(tmp_path: Path) -> None:
+    server = HostileServer(tmp_path / "home", toml='trust = "relay"\n[policy]\nruns = 2')
+    assert ["reply" in server.ask("describe", job={"run": run}) for run in ("a", "b", "a", "c", "d", "b")] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+        True,
+    ]
+    assert "policy.runs " in server.refused("describe", job={"run": "c"})
+
+
+def test_only_enrolled_runs_are_answered_where_the_owner_names_them(tmp_path: Path) -> None:
+    server = HostileServer(tmp_path / "home", toml='[policy]\nrun_names = ["study"]')
+    assert "reply" in server.ask("describe", job={"run": "study"})
+    assert "policy.run_names" in server.refused("describe", job={"run": "another"})
+
+
+def test_models_in_all_runs_and_requests_of_a_run_are_limited(tmp_path: Path) -> None:
+    server = HostileServer(tmp_path / "home", toml='trust = "relay"\n[policy]\nmodels_in_all = 2\nrequests_per_run = 3')
+    assert ["reply" in reference(server, omega(), run=f"run {i}") for i in range(3)] == [True, True, False]
+    assert "policy.models_in_all" in str(reference(server, omega(), run="run 3")["failure"])
+    assert ["reply" in server.ask("describe", job={"run": "run 0"}) for _ in range(3)] == [True, True, False]
+    assert "policy.requests_per_run" in server.refused("describe", job={"run": "run 0"})
+
+
+def test_a_run_that_nobody_used_for_long_is_over_and_its_key_is_gone(server: HostileServer) -> None:
+    assert "reply" in reference(server, omega())
+    (key,) = (server.home / "state").glob("*/run.key")
+    assert key.stat().st_mode & 0o077 == 0
+    old = time.time() - 31 * 86400
+    os.utime(key, (old, old))
+    assert "reply" in server.ask("describe", job={"run": "another"})
+    assert not key.exists()
+    assert "this run is over" in str(reference(server, omega())["failure"]), "else the same samples would be sent under another R"

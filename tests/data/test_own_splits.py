@@ -85,9 +85,9 @@ def test_options_of_a_config_and_of_a_node_split_alike(days: Path, tmp_path: Pat
     data = {"encoding": scenario.encoding, "classes": scenario.classes, "seed": 0}
     config = NodeConfig(data="a.parquet", split="time:day")
     cache = tmp_path / "cache"
-    site = read_site("a", config.data, days / "a.parquet", data, label=None, cache=cache, rule=config.rule)
+    site = read_site("a", config.data, days / "a.parquet", data, label=None, cache=cache, policy=config.policy, rule=config.rule)
     assert values(scenario, site) == values(scenario, scenario.sites[0])
-    other = read_site("a", config.data, days / "a.parquet", data, label=None, cache=cache)
+    other = read_site("a", config.data, days / "a.parquet", data, label=None, cache=cache, policy=config.policy)
     assert values(scenario, other) != values(scenario, site)
     with pytest.raises(ConfigError, match="expected --split"):
         NodeConfig(split="newest")

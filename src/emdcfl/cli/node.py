@@ -1,4 +1,4 @@
-"""``emdcfl node check``: what a node would tell a server, in words its owner understands."""
+"""``emdcfl node init | check | log``: a site's node, and what it would tell and has told a server, in words its owner understands."""
 
 from __future__ import annotations
 
@@ -57,6 +57,53 @@ def check(home: Annotated[Path, typer.Argument(help="The node's home folder, wit
         typer.echo(line)
 
 
+@node.command()
+def init(
+    home: Annotated[Path, typer.Argument(help="The node's home folder, to be made.", show_default=False)],
+    data: Annotated[Path, typer.Option(help="This site's folder of images or its table.", show_default=False)],
+) -> None:
+    """Write a node's keys and its node.toml, and print what to send to the federation's operator."""
+    import json
+
+    from emdcfl.apps.trial.certificates import make_node_key
+    from emdcfl.privacy.exchange import fingerprint, load_secret, public_key
+
+    if (home / "node.toml").exists():
+        raise ConfigError(f"{home}/node.toml exists; choose another folder, or edit it")
+    if not data.exists():
+        raise ConfigError(f"{data}: no such file or folder; give this site's data")
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_node_key(home)
+    lines = [
+        f"data = {json.dumps(str(data.resolve()), ensure_ascii=False)}",
+        'trust = "pinned"  # fingerprints of the others in partners.toml',
+    ]
+    (home / "node.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    typer.echo(f"public key    {home}/auth.pub, for the operator")
+    typer.echo(f"fingerprint   {fingerprint(public_key(load_secret(home / 'secret.key')))}, for the operator and all partners")
+    typer.echo(f"next: put ca.crt and trusted.yaml of the operator into {home}, the partners' fingerprints into {home}/partners.toml")
+    typer.echo(f"      and read what it would release: emdcfl node check {home}")
+
+
+@node.command("log")
+def show_log(
+    home: Annotated[Path, typer.Argument(help="The node's home folder.", show_default=False)],
+    refused: Annotated[bool, typer.Option("--refused", help="Only what was refused or failed.")] = False,
+    last: Annotated[int, typer.Option(help="Show so many entries.", min=1)] = 50,
+) -> None:
+    """Print what the node released to the server and what it refused, newest last."""
+    from emdcfl.engines.flower.node_log import read
+
+    if not home.is_dir():
+        raise ConfigError(f"{home}: no such folder; give the node's home, which holds node.toml")
+    entries = [e for e in read(home / "state") if not refused or e.get("what") != "released"]
+    for e in entries[-last:]:
+        where = f"run {e['run']} round {e['round']}" if "run" in e else "before a run"
+        typer.echo(f"{e.get('time')}  {e.get('what'):<9} {where}: {e.get('text')}")
+    if not entries:
+        typer.echo("nothing yet")
+
+
 def report(config: NodeConfig, home: Path) -> Iterator[str]:
     """Yield the lines that say what a node releases."""
     from emdcfl.core.client import TASKS
@@ -75,11 +122,17 @@ def report(config: NodeConfig, home: Path) -> Iterator[str]:
     yield f"It never receives: {', '.join(sorted(set(TASKS) - set(policy.answered))) or 'every task is allowed'}"
     yield ""
     yield f"networks    {', '.join(BUILDERS)}" + (f"; code of {', '.join(policy.models)}" if policy.models else "; no other code")
+    yield f"sizes       {policy.parameters} parameters at most; images of {policy.image_size} × {policy.image_size} at most"
     yield f"costs       {', '.join(policy.costs)}" + ("; LABELS are sent" if "label-aware" in policy.costs else "; no labels are sent")
     yield f"splits      seed {policy.split_seed} only"
     yield (
         f"models      embeds with {policy.models_per_round} of each client in a round and {policy.models_per_run} in a run, "
-        f"{policy.partners_per_round} of all partners in a round"
+        f"{policy.partners_per_round} of all partners in a round; {policy.models_in_all} in all"
+    )
+    yield f"crafted     models that look made to show the projection are {'ALLOWED' if policy.crafted_models else 'refused'}"
+    yield (
+        f"runs        {', '.join(policy.run_names) or 'any'}; {policy.runs} in all, {policy.requests_per_run} requests each; "
+        f"one is over after {policy.run_days} days without a request"
     )
     yield f"noise       {'none required' if config.privacy_epsilon is None else f'epsilon {config.privacy_epsilon:g} or less per release'}"
     yield f"partners    {_partners(config, home)}"

@@ -16,7 +16,8 @@ from emdcfl.core.client import EVALUATION_BATCH, LOSS_BATCH, Client, Stages, sta
 from emdcfl.core.errors import ClientError, DataError, EmdcflError
 from emdcfl.core.params import LayoutEntry, Network
 from emdcfl.core.schema import Field, Reply, finite
-from emdcfl.privacy.exchange import KEY, public_key
+from emdcfl.privacy.crafted import suspicion
+from emdcfl.privacy.exchange import KEY, announced_key
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,11 @@ class Training:
 
 @task(
     phase="evaluate",
-    returns={"n": Field(int, low=1, high="max_n"), "m": Field(int, low=0, high="max_n"), "key": Field(bytes, low=KEY, high=KEY)},
+    returns={"n": Field(int, low=1, high="max_n"), "m": Field(int, low=0, high="max_n"), "key": Field(bytes, low=KEY, high=2 * KEY)},
 )
 def describe(client: Client) -> Reply:
-    """Sizes of the train and validation splits, and the node's public key."""
-    return {"n": len(client.site.train), "m": len(client.site.val), "key": public_key(client.secret)}
+    """Sizes of the train and validation splits, and the key that the node announces in this run."""
+    return {"n": len(client.site.train), "m": len(client.site.val), "key": announced_key(client.secret, client.session)}
 
 
 LARGEST_LOSS = 1e6
@@ -75,7 +76,7 @@ class Fit:
 class Embed:
     """Embedding as a piece of work: the arguments of ``Client.embeddings``, and a matrix that the embeddings are multiplied with.
 
-    The result ``z`` lies where the engine computes.
+    The result ``z`` lies where the engine computes. A wary client says under ``suspicious`` why the model looks made to show the matrix.
     """
 
     state: Tensor
@@ -86,7 +87,10 @@ class Embed:
 
     def __call__(self, client: Client) -> Reply:
         z = client.embeddings(self.state, self.split, self.indices, mode=self.mode)
-        return {"z": z if self.matrix is None else z @ self.matrix}
+        reply: Reply = {"z": z if self.matrix is None else z @ self.matrix}
+        if client.wary and (reason := suspicion(z.cpu().numpy(), client.rows(self.split, self.indices).cpu().numpy())) is not None:
+            reply["suspicious"] = f"the embeddings under this model are not released: {reason}; it looks made to show the projection"
+        return reply
 
 
 @staged_task(phase="train", returns=TRAINED)

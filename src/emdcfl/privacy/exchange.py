@@ -4,6 +4,11 @@ Every node has an X25519 key pair derived from its node secret. Two nodes that k
 :math:`s = X25519(a, B) = X25519(b, A)`. From it, HKDF-SHA-256 makes one key per purpose and direction, and ChaCha20-Poly1305 seals what
 one node tells another: the seed of its projection. The node secret lies on the node's disk; people compare the fingerprint of its public
 key, and a ``Challenge`` makes a node prove that it holds the key it shows.
+
+A real node also draws a *run secret* for each run and deletes it when the run is over. Its public half follows the node's in the key it
+announces, and four agreements (node and run key of one with node and run key of the other, as in Noise KK) go into the shared key. So
+the server, which can swap run keys but not the pinned ones, opens no box; and whoever steals ``secret.key`` later opens none that was
+recorded. A simulation has no run secrets: its node secrets follow from the seed.
 """
 
 from __future__ import annotations
@@ -49,15 +54,33 @@ def shared_key(shared: bytes, *context: object) -> bytes:
     return HKDF(algorithm=SHA256(), length=KEY, salt=None, info=digest("emdcfl", *context)).derive(shared)
 
 
-def agreed_key(secret: NodeSecret, partner: bytes, *context: object) -> bytes:
-    """Return the key that this node and the holder of ``partner`` derive alike for one purpose."""
-    if len(partner) != KEY:
-        raise ClientError(f"expected a public key of {KEY} bytes, got {len(partner)}")
+def announced_key(secret: NodeSecret, session: NodeSecret | None) -> bytes:
+    """Return what a node announces in a run: its public key, and that of its run secret if it has one."""
+    return public_key(secret) + (b"" if session is None else public_key(session))
+
+
+def node_key(announced: bytes) -> bytes:
+    """Return the part of an announced key that stays the same in all runs: what people compare."""
+    if len(announced) not in (KEY, 2 * KEY):
+        raise ClientError(f"expected a key of {KEY} or {2 * KEY} bytes, got {len(announced)}")
+    return announced[:KEY]
+
+
+def agreed_key(secret: NodeSecret, partner: bytes, *context: object, session: NodeSecret | None = None) -> bytes:
+    """Return the key that this node and the one that announced ``partner`` derive alike for one purpose."""
+    if len(partner) != (KEY if session is None else 2 * KEY):  # a server that leaves the run key out would undo forward secrecy
+        raise ClientError(f"expected a partner's public key of {KEY if session is None else 2 * KEY} bytes, got {len(partner)}")
     try:
-        shared = _agreed(secret, partner)
+        if session is None:
+            return shared_key(_agreed(secret, partner), *context)
+        theirs, at_run = partner[:KEY], partner[KEY:]
+        crossed = [_agreed(secret, at_run), _agreed(session, theirs)]
+        if public_key(secret) > theirs:  # the same order on both sides
+            crossed.reverse()
+        shared = b"".join([_agreed(secret, theirs), _agreed(session, at_run), *crossed])
+        return shared_key(shared, "run keys", *sorted([public_key(session), at_run]), *context)
     except ValueError as error:  # a low-order point would make the "secret" a constant
         raise ClientError(f"a partner's public key is not usable: {error}") from error
-    return shared_key(shared, *context)
 
 
 @lru_cache(maxsize=4096)  # a pair seals in one direction and opens in the other: the costly part is the same
@@ -65,25 +88,26 @@ def _agreed(secret: NodeSecret, partner: bytes) -> bytes:
     return _private(secret).exchange(X25519PublicKey.from_public_bytes(partner))
 
 
-def seal(secret: NodeSecret, partner: bytes, message: bytes, *, context: tuple[object, ...]) -> bytes:
+def seal(secret: NodeSecret, partner: bytes, message: bytes, *, context: tuple[object, ...], session: NodeSecret | None = None) -> bytes:
     """Encrypt ``message`` for the holder of ``partner``; both sides must name the same ``context`` (run, sender, receiver)."""
     nonce = os.urandom(NONCE)
-    return nonce + ChaCha20Poly1305(agreed_key(secret, partner, "seal", *context)).encrypt(nonce, message, None)
+    return nonce + ChaCha20Poly1305(agreed_key(secret, partner, "seal", *context, session=session)).encrypt(nonce, message, None)
 
 
-def open_sealed(secret: NodeSecret, partner: bytes, box: bytes, *, context: tuple[object, ...]) -> bytes:
+def open_sealed(secret: NodeSecret, partner: bytes, box: bytes, *, context: tuple[object, ...], session: NodeSecret | None = None) -> bytes:
     """Decrypt what ``seal`` made; a forged, damaged or misdirected box is refused."""
+    key = agreed_key(secret, partner, "seal", *context, session=session)
     try:
-        return ChaCha20Poly1305(agreed_key(secret, partner, "seal", *context)).decrypt(box[:NONCE], box[NONCE:], None)
+        return ChaCha20Poly1305(key).decrypt(box[:NONCE], box[NONCE:], None)
     except (InvalidTag, ValueError) as error:
         raise ClientError(
             f"a sealed projection seed could not be opened for {context}: it was forged, damaged or meant for another node"
         ) from error
 
 
-def pair_seed(secret: NodeSecret, partner: bytes, *, context: tuple[object, ...]) -> bytes:
+def pair_seed(secret: NodeSecret, partner: bytes, *, context: tuple[object, ...], session: NodeSecret | None = None) -> bytes:
     """Return the 32-byte seed two nodes derive alike without sending anything (``projection="pair"``)."""
-    return agreed_key(secret, partner, "pair", *context)
+    return agreed_key(secret, partner, "pair", *context, session=session)
 
 
 SECRET_BYTES = 32

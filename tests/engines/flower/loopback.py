@@ -65,6 +65,9 @@ class MemoryNode:
     def keep(self, client: Client) -> None:
         """Nothing to do: the client stays in memory."""
 
+    def note(self, kind: str, request: Any, answer: Mapping[str, Any], *, refused: bool) -> None:
+        """Nobody reads it."""
+
 
 Handle = Callable[[Message, Callable[[Message], Message]], Message | None]
 

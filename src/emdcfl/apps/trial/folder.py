@@ -296,6 +296,9 @@ split_seed = 0             # divides this site's files; requests with another se
 models_per_round = 1000    # different models of one client that this node embeds its data with, in a round and in a run
 models_per_run = 100000
 partners_per_round = 100000
+models_in_all = 100000000  # the same, in all runs
+runs = 100000              # runs that this node takes part in
+requests_per_run = 100000000
 """
 
 _APP = """\

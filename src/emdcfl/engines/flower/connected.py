@@ -16,7 +16,7 @@ from emdcfl.core.replies import brief
 from emdcfl.engines.flower import codec
 from emdcfl.engines.flower.codec import LIMITS
 from emdcfl.engines.flower.messages import Messenger, retry_when_busy
-from emdcfl.privacy.exchange import Challenge
+from emdcfl.privacy.exchange import Challenge, node_key
 from emdcfl.privacy.keylist import KeyList
 
 log = logging.getLogger("emdcfl")
@@ -85,7 +85,7 @@ class ConnectedNodes:
 
     def verify_identity(self, client: str, key: bytes) -> None:
         """Raise ``ClientError`` if a client shows another key than it proved: partners that remember its key would refuse all its work."""
-        self.keys.check(client, key)
+        self.keys.check(client, node_key(key))
 
     def _greet(self, new: list[int]) -> None:
         challenge = Challenge()

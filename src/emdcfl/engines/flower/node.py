@@ -6,7 +6,9 @@ A node's *home* is a folder::
     secret.key           32 random bytes, mode 600; drawn on first use, never sent
     partners.toml        fingerprints of the partners' keys (trust = "first-use" or "pinned")
     state/site/…         this site's samples as the network takes them, so that files are decoded once
-    state/<run>/…        the client's private state, and a count of what it has released in this run
+    state/<run>/…        the client's private state, the run's key, and a count of what it has released in this run
+    state/released.json  what it has released in all (``releases.py``)
+    state/log.jsonl      what it released and refused, in words (``node_log.py``)
 
 The *job* comes with every request: the run's name, seed and precision, the network's recipe, the preprocessing, and how data are read.
 """
@@ -32,8 +34,10 @@ from emdcfl.core.keys import NodeSecret, digest, global_seed
 from emdcfl.core.params import Network
 from emdcfl.data.own.splitting import SplitRule
 from emdcfl.data.types import Preprocess, Site
+from emdcfl.engines.flower import node_log
 from emdcfl.engines.flower.node_data import read_site
-from emdcfl.engines.flower.policy import Policy, Releases, read_policy
+from emdcfl.engines.flower.policy import Policy, read_policy
+from emdcfl.engines.flower.releases import Releases
 from emdcfl.engines.local.sequential import pick_device
 from emdcfl.models.recipe import ModelRecipe
 from emdcfl.privacy.exchange import load_secret
@@ -58,6 +62,10 @@ class Node(Protocol):
 
     def keep(self, client: Client) -> None:
         """Store the client's private state."""
+        ...
+
+    def note(self, kind: str, request: Any, answer: Mapping[str, Any], *, refused: bool) -> None:
+        """Log for the node's owner what was asked and answered."""
         ...
 
 
@@ -133,7 +141,11 @@ class HomeNode:
     def permit(self, task: str, round: int, job: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
         """Check a request against the policy, and count what it releases."""
         self.config.policy.check(task, job, inputs)
-        Releases(self._run(str(job["run"])) / "releases.json").admit(self.config.policy, task, round, job, inputs)
+        Releases(self.home / "state", str(job["run"])).admit(self.config.policy, task, round, job, inputs)
+
+    def note(self, kind: str, request: Any, answer: Mapping[str, Any], *, refused: bool) -> None:
+        """Write an entry of the owner's log."""
+        node_log.note(self.home / "state", kind, request, answer, refused=refused)
 
     def client(self, job: Mapping[str, Any]) -> Client:
         """Build the client: its site, a network, and its private state in this run."""
@@ -143,22 +155,21 @@ class HomeNode:
         seed, run, precision = int(job["seed"]), str(job["run"]), str(job["precision"])
         client = Client(site, network, preprocess, seed=seed, secret=self.secret, run=run, precision=precision)
         client.state, client.most_epsilon = read_state(self._state(run)), self.config.privacy_epsilon
+        client.session, client.wary = Releases(self.home / "state", run).session(), not self.config.policy.crafted_models
         client.withheld = frozenset(TASKS) - set(self.config.policy.answered)
         return client
 
     def _site(self, job: Mapping[str, Any]) -> Site:
         cache = self.home / "state" / "site"
-        return read_site(self.name, self.config.data, self.data, job["data"], label=self.config.label, rule=self.config.rule, cache=cache)
+        own = self.config
+        return read_site(self.name, own.data, self.data, job["data"], label=own.label, rule=own.rule, cache=cache, policy=own.policy)
 
     def keep(self, client: Client) -> None:
         """Store the client's private state, in one step."""
         write_state(self._state(client.run), client.state)
 
-    def _run(self, run: str) -> Path:
-        return self.home / "state" / digest(run).hex()[:16]
-
     def _state(self, run: str) -> Path:
-        return self._run(run) / f"{digest(self.name).hex()[:16]}.safetensors"
+        return Releases(self.home / "state", run).folder / f"{digest(self.name).hex()[:16]}.safetensors"
 
 
 def read_config(path: Path) -> NodeConfig:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -20,16 +22,32 @@ from safetensors.torch import save_file
 from emdcfl.core.errors import DataError, nearest
 from emdcfl.core.keys import digest
 from emdcfl.data.own import load_site
+from emdcfl.data.own.layout import ClientFiles, client_folder
+from emdcfl.data.own.parts import MIXED, divide
+from emdcfl.data.own.readers import read_client_tables
 from emdcfl.data.own.splitting import RANDOM, SplitRule
+from emdcfl.data.own.tables import MAX_WORDS, is_numeric
 from emdcfl.data.types import Site, Split
+from emdcfl.engines.flower.policy import Policy, PolicyError
 
 log = logging.getLogger("emdcfl")
 
 SCENARIO = "scenario"
+LONGEST_WORD = 64
+FEW_WORDS = 10
+"""So many different words may each occur once: small tables have rare classes."""
 
 
 def read_site(
-    name: str, source: str, path: Path, data: Mapping[str, Any], *, label: str | None, cache: Path, rule: SplitRule = RANDOM
+    name: str,
+    source: str,
+    path: Path,
+    data: Mapping[str, Any],
+    *,
+    label: str | None,
+    cache: Path,
+    policy: Policy,
+    rule: SplitRule = RANDOM,
 ) -> Site:
     """Return the site of a node.
 
@@ -45,6 +63,8 @@ def read_site(
         Label column, if this site calls it by another name.
     cache : Path
         Folder to keep the site in.
+    policy : Policy
+        Which columns may be read as words.
     rule : SplitRule
         How own files are split.
     """
@@ -56,7 +76,7 @@ def read_site(
     kept = cache / f"{digest(name, label, json.dumps(data, sort_keys=True), files, repr(rule)).hex()[:32]}.safetensors"
     site = _cached(name, kept)
     if site is None:
-        site = _share(name, data) if source == SCENARIO else _own(name, path, data, label, rule)
+        site = _share(name, data) if source == SCENARIO else _own(name, path, data, label, rule, policy)
         _keep(site, kept)
     return site
 
@@ -71,12 +91,25 @@ def _share(name: str, data: Mapping[str, Any]) -> Site:
     return scenario.sites[names.index(name)]
 
 
-def _own(name: str, path: Path, data: Mapping[str, Any], label: str | None, rule: SplitRule) -> Site:
+def _own(name: str, path: Path, data: Mapping[str, Any], label: str | None, rule: SplitRule, policy: Policy) -> Site:
+    if data["encoding"]["kind"] != "images":
+        _check_table(name, path, data, label, rule, policy)
     about = {"encoding": data["encoding"], "classes": data["classes"], "seed": int(data["seed"])}
     site, notes = load_site(path, name=name, label=label, rule=rule, **about)
     for note in notes:
         log.info("%s", note)
     return site
+
+
+def _check_table(name: str, path: Path, data: Mapping[str, Any], label: str | None, rule: SplitRule, policy: Policy) -> None:
+    """Refuse a job that asks for columns as words which the survey would not list: the server could guess names, and see which occur."""
+    _, files = ("tables", ClientFiles(name, {MIXED: path})) if path.is_file() else client_folder(path)
+    raw, column, _ = read_client_tables(ClientFiles(name, files.parts), label or data["encoding"]["label"], rule)
+    train = divide(raw, int(data["seed"]))["train"]
+    check_words(Counter(train.labels.tolist()), f"the label column {column!r}")
+    for entry in data["encoding"]["columns"]:
+        if "words" in entry and entry["name"] in train.x.column_names:
+            check_column(train.x, entry["name"], policy)
 
 
 def _listing(path: Path) -> str:
@@ -112,3 +145,29 @@ def _keep(site: Site, path: Path) -> None:
     for old in path.parent.glob("*.safetensors"):
         if old != path:
             old.unlink(missing_ok=True)
+
+
+def check_column(table: pa.Table, name: str, policy: Policy) -> None:
+    """Refuse to list a column's values if they are numbers, or look as if they named somebody."""
+    values = table.column(name)
+    if is_numeric(values.type) and name not in policy.categorical:
+        raise PolicyError(
+            f"this node does not list the numbers in column {name!r} as words: write it as text or as numbers at all sites, "
+            "or its operator adds it to policy.categorical in node.toml"
+        )
+    words = Counter(str(word).strip() for word in values.to_pylist() if word is not None)
+    check_words(words, f"column {name!r}")
+
+
+def check_words(words: Counter[str], where: str) -> None:
+    """Refuse to send words that look like names, numbers of persons, or free text."""
+    rare = sum(count == 1 for count in words.values())
+    if len(words) > MAX_WORDS:
+        found = f"{len(words)} different words, at most {MAX_WORDS} are sent"
+    elif any(len(word) > LONGEST_WORD for word in words):
+        found = f"words of more than {LONGEST_WORD} characters"
+    elif len(words) > FEW_WORDS and 2 * rare > len(words):
+        found = f"{len(words)} different words, {rare} of them once"
+    else:
+        return
+    raise PolicyError(f"this node does not send the words of {where}, which look like names or free text ({found}); remove or recode it")

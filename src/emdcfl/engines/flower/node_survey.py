@@ -8,7 +8,6 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 
 from emdcfl.core.errors import DataError
@@ -17,16 +16,13 @@ from emdcfl.data.own.layout import ClientFiles, client_folder
 from emdcfl.data.own.parts import MIXED, Part, Raw, divide
 from emdcfl.data.own.readers import read_client_tables
 from emdcfl.data.own.splitting import SplitRule, file_keys
-from emdcfl.data.own.tables import MAX_WORDS, is_numeric, summarise
+from emdcfl.data.own.tables import is_numeric, summarise
 from emdcfl.engines.flower.node import HomeNode
-from emdcfl.engines.flower.policy import Policy, PolicyError
+from emdcfl.engines.flower.node_data import check_column, check_words
+from emdcfl.engines.flower.policy import Policy
 
 DESCRIBE, MEASURE = "describe", "measure"
 """The two questions of the survey."""
-
-LONGEST_WORD = 64
-FEW_WORDS = 10
-"""So many different words may each occur once: small tables have rare classes."""
 
 Answer = dict[str, Any]
 
@@ -63,7 +59,7 @@ def _describe_images(files: ClientFiles, seed: int, rule: SplitRule) -> Answer:
         for split, part in listed.files.items()
     }
     labels = divide(Raw(listed.name, listed.origin, numbered, rule), seed)["train"].labels
-    _check_words(Counter(labels.tolist()), "the names of the class folders")
+    check_words(Counter(labels.tolist()), "the names of the class folders")
     return {
         "kind": "images",
         "labels": sorted(set(labels.tolist())),
@@ -83,7 +79,7 @@ def _measure_images(files: ClientFiles, seed: int, rule: SplitRule, shape: Seque
 
 def _describe_table(raw: Raw, seed: int, column: str) -> Answer:
     train = divide(raw, seed)["train"]
-    _check_words(Counter(train.labels.tolist()), f"the label column {column!r}")
+    check_words(Counter(train.labels.tolist()), f"the label column {column!r}")
     columns = {name: bool(is_numeric(train.x.schema.field(name).type)) for name in train.x.column_names if name != column}
     return {"kind": "table", "labels": sorted(set(train.labels.tolist())), "label": column, "columns": columns}
 
@@ -92,35 +88,9 @@ def _measure_table(raw: Raw, seed: int, request: Mapping[str, Any], policy: Poli
     table = divide(raw, seed)["train"].x
     for name in request["categorical"]:
         if name in table.column_names:
-            _check_column(table, name, policy)
+            check_column(table, name, policy)
     summary = summarise(table, request["numeric"], request["categorical"])
     return {
         "numeric": {name: asdict(moments) for name, moments in summary.numeric.items()},
         "words": {name: list(words) for name, words in summary.words.items()},
     }
-
-
-def _check_column(table: pa.Table, name: str, policy: Policy) -> None:
-    """Refuse to list a column's values if they are numbers, or look as if they named somebody."""
-    values = table.column(name)
-    if is_numeric(values.type) and name not in policy.categorical:
-        raise PolicyError(
-            f"this node does not list the numbers in column {name!r} as words: write it as text or as numbers at all sites, "
-            "or its operator adds it to policy.categorical in node.toml"
-        )
-    words = Counter(str(word).strip() for word in values.to_pylist() if word is not None)
-    _check_words(words, f"column {name!r}")
-
-
-def _check_words(words: Counter[str], where: str) -> None:
-    """Refuse to send words that look like names, numbers of persons, or free text."""
-    rare = sum(count == 1 for count in words.values())
-    if len(words) > MAX_WORDS:
-        found = f"{len(words)} different words, at most {MAX_WORDS} are sent"
-    elif any(len(word) > LONGEST_WORD for word in words):
-        found = f"words of more than {LONGEST_WORD} characters"
-    elif len(words) > FEW_WORDS and 2 * rare > len(words):
-        found = f"{len(words)} different words, {rare} of them once"
-    else:
-        return
-    raise PolicyError(f"this node does not send the words of {where}, which look like names or free text ({found}); remove or recode it")

@@ -1,23 +1,22 @@
 """What a node answers: the operator's ``[policy]`` in ``node.toml``. What it does not allow is refused, before any code or data is touched.
 
-The server is not trusted here: each request is checked on its own, and ``Releases`` counts on disk what was answered in earlier ones.
+The server is not trusted here: each request is checked on its own, and ``releases.py`` counts on disk what was answered in earlier ones.
 """
 
 from __future__ import annotations
 
-import fcntl
-import json
-from collections.abc import Mapping
+import inspect
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from emdcfl.core.checks import check_options
 from emdcfl.core.client import TASKS as KNOWN
 from emdcfl.core.errors import ClientError, ConfigError, EmdcflError
-from emdcfl.core.keys import digest
 from emdcfl.models import BUILDERS, ModelRecipe
 
 TASKS = ("describe", "train", "test", "evaluate", "reference", "recalibrate", "project", "loss_moments")
@@ -26,8 +25,11 @@ COSTS = ("cosine", "euclidean")
 PUBLISHED = (None, "imagenet")
 """Initial weights that do not name a file of the node."""
 
-OWN = "*"
-"""Whose model ``reference`` embeds with, in the count of releases."""
+LONGEST_LIST, LARGEST_NUMBER = 256, 2**20
+"""Of a network's options: what a request may say before the network is counted."""
+
+MOST_COLUMNS = 2**16
+"""Of an encoded table."""
 
 
 class PolicyError(ClientError):
@@ -64,6 +66,22 @@ class Policy:
         Different models of one client (itself, or one partner) that the node embeds its data with, in a round and in a run.
     partners_per_round : int
         The same for all partners together, in a round.
+    models_in_all : int
+        The same for all clients and runs together.
+    run_names : list of str
+        Runs that the node takes part in; empty for any.
+    runs : int
+        How many runs it takes part in.
+    run_days : int
+        Days without a request after which a run is over: its key is deleted, and what was sealed in it cannot be opened any more.
+    requests_per_run : int
+        Requests answered in a run.
+    crafted_models : bool
+        Whether to release embeddings under models that look made to show the projection (``privacy.crafted``).
+    parameters : int
+        Largest network, in parameters.
+    image_size : int
+        Largest height and width that images are resized to.
     """
 
     tasks: list[str] = field(default_factory=lambda: list(TASKS))
@@ -80,6 +98,14 @@ class Policy:
     models_per_round: int = 1
     models_per_run: int = 16
     partners_per_round: int = 256
+    models_in_all: int = 10_000
+    run_names: list[str] = field(default_factory=list)
+    runs: int = 100
+    run_days: int = 30
+    requests_per_run: int = 20_000
+    crafted_models: bool = False
+    parameters: int = 100_000_000
+    image_size: int = 1024
 
     @property
     def answered(self) -> list[str]:
@@ -97,6 +123,7 @@ class Policy:
             raise _refusal(f"the task {task!r}", "tasks", self.answered)
         self.check_model(job["model"])
         self.check_data(job["data"])
+        self._check_preprocess(job["preprocess"])
         if task == "train" and inputs.get("sample_weights") is not None:
             raise PolicyError("this node does not train with the server's weight for each sample: it could single out one record")
         if task == "evaluate":
@@ -118,13 +145,17 @@ class Policy:
             raise _refusal(f"initial weights of {weights!r}", "weights", self.weights)
         try:
             check_options(recipe.builder_function(), recipe.options, f"the server's model {recipe.name!r}")
-        except EmdcflError as error:
-            raise PolicyError(str(error)) from error
+            found = _parameters(recipe)
+        except (EmdcflError, TypeError, ValueError, RuntimeError) as error:
+            raise PolicyError(f"the server's model {recipe.name!r} cannot be built: {error}") from error
+        if found > self.parameters:
+            raise _refusal(f"a network of {found} parameters", "parameters", [f"at most {self.parameters}"])
 
     def check_data(self, data: Mapping[str, Any]) -> None:
         """Refuse other splits than the node's own, and scenarios that read files or name code of the server's choice."""
         if "scenario" not in data:
             self.check_seed(data["seed"])
+            self._check_encoding(data["encoding"])
             return
         from emdcfl.data import scenarios  # imports every source of data, which other nodes do not need
 
@@ -136,6 +167,29 @@ class Policy:
         model = options.get("model")
         if model is not None and model not in BUILDERS and model not in self.models:
             raise _refusal(f"the model {model!r}", "models", [*BUILDERS, *self.models])
+
+    def _check_encoding(self, encoding: Mapping[str, Any]) -> None:
+        """Bound what the server says about images and columns before files are read with it."""
+        if encoding.get("kind") == "images":
+            shape = encoding["shape"]
+            if len(shape) != 3 or not all(type(n) is int and 0 < n <= self.image_size for n in shape) or shape[0] > 4:
+                raise _refusal(f"images of shape {shape!r}", "image_size", [f"at most {self.image_size}"])
+            return
+        width = 0
+        for column in encoding["columns"]:
+            width += len(column["words"]) if "words" in column else 2
+            if "words" not in column and not (math.isfinite(column["mean"]) and math.isfinite(column["std"]) and column["std"] > 0):
+                raise PolicyError(f"expected mean and spread of column {column['name']!r} as finite numbers; check the server")
+        if width > MOST_COLUMNS:
+            raise PolicyError(f"this node encodes a table in at most {MOST_COLUMNS} columns, got {width}")
+
+    def _check_preprocess(self, preprocess: Mapping[str, Any]) -> None:
+        values = [*preprocess["mean"], *preprocess["std"], preprocess["scale"]]
+        size = preprocess["size"]
+        if len(values) > 2 * MOST_COLUMNS or not all(math.isfinite(v) for v in values) or not all(v > 0 for v in preprocess["std"]):
+            raise PolicyError("expected preprocessing with finite mean and scale, and spread above 0; check the server")
+        if size is not None and not (type(size) is int and 0 < size <= self.image_size):
+            raise _refusal(f"images resized to {size!r}", "image_size", [f"at most {self.image_size}"])
 
     def check_seed(self, seed: Any) -> None:
         """Refuse to divide the files in another way: two divisions together show which rows are in which part."""
@@ -179,71 +233,15 @@ def _refusal(what: str, key: str, allowed: list[str]) -> PolicyError:
     return PolicyError(f"this node does not allow {what}; it allows {', '.join(allowed) or 'none'} (policy.{key} in node.toml)")
 
 
-class Releases:
-    """How many different models a node has embedded its data with in a run, kept in a small file.
-
-    A model chosen for it shows a row of a projection R; as many as R has rows show all of it. So the count holds for all
-    requests of a run, across rounds, processes and restarts.
-
-    Parameters
-    ----------
-    path : Path
-        The file, in the run's folder of the node's state.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def admit(self, policy: Policy, task: str, round: int, job: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
-        """Record under which models a request embeds the node's data, or raise ``PolicyError`` if there are too many."""
-        if task == "recalibrate" or (task == "reference" and not inputs.get("again", False)):
-            wanted, task = {OWN: _print(inputs["omega"], job, inputs)}, "reference"
-        elif task == "project":
-            wanted = {str(row): _print(inputs["omegas"][row], job, inputs) for row in inputs["rows"]}
-        else:
-            return
-        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with self.path.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # messages may be separate processes
-            known = self._read()
-            _add(known.setdefault(task, {}), wanted, round, policy)
-            temporary = self.path.with_suffix(".tmp")
-            temporary.write_text(json.dumps(known), encoding="utf-8")
-            temporary.replace(self.path)
-
-    def _read(self) -> dict[str, dict[str, dict[str, int]]]:
-        try:
-            found = json.loads(self.path.read_text(encoding="utf-8"))
-            return {task: {whose: dict(prints) for whose, prints in mine.items()} for task, mine in found.items()}
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError, AttributeError, TypeError) as error:
-            raise PolicyError("this node cannot read what it has released in this run; its operator restores releases.json") from error
-
-
-def _add(known: dict[str, dict[str, int]], wanted: Mapping[str, str], round: int, policy: Policy) -> None:
-    """Add the models wanted in a round to those known, by client; each is counted in the round that asked for it first."""
-    for whose, print_ in wanted.items():
-        models = known.setdefault(whose, {})
-        models.setdefault(print_, round)
-        client = "itself" if whose == OWN else f"client {whose!r}"
-        _limit(list(models.values()).count(round), f"models of {client} in round {round}", "models_per_round", policy.models_per_round)
-        _limit(len(models), f"models of {client} in this run", "models_per_run", policy.models_per_run)
-    now = sum(first == round for models in known.values() for first in models.values())
-    _limit(now, f"partners' models in round {round}", "partners_per_round", policy.partners_per_round)
-
-
-def _limit(count: int, what: str, key: str, most: int) -> None:
-    if count > most:
-        raise PolicyError(
-            f"this node embeds its data with at most {most} {what}, got {count}: start a run with another run.seed, "
-            f"or its operator raises policy.{key} in node.toml"
-        )
-
-
-def _print(omega: Any, job: Mapping[str, Any], inputs: Mapping[str, Any]) -> str:
-    """Digest of a model and of what decides which samples are embedded and how."""
-    if not isinstance(omega, Tensor):
-        raise PolicyError("expected an embedding model as a tensor; check the server")
-    data = omega.detach().cpu().contiguous().numpy().tobytes()
-    return digest(data, job["seed"], json.dumps(dict(inputs["settings"]), sort_keys=True, default=str)).hex()[:32]
+def _parameters(recipe: ModelRecipe) -> int:
+    """How many numbers a network has, counted without memory for them; options that say something absurd are refused first."""
+    for name, value in recipe.options.items():
+        for item in value if isinstance(value, Sequence) and not isinstance(value, str) else [value]:
+            if isinstance(item, int) and abs(item) > LARGEST_NUMBER:
+                raise PolicyError(f"expected options of the model up to {LARGEST_NUMBER}, got {name} = {item}; check the server")
+        if isinstance(value, Sequence) and len(value) > LONGEST_LIST:
+            raise PolicyError(f"expected lists of at most {LONGEST_LIST} in a model's options, got {len(value)} in {name}")
+    bare = {"weights": None} if "weights" in inspect.signature(recipe.builder_function()).parameters else {}
+    with torch.device("meta"):
+        module = ModelRecipe(recipe.name, {**recipe.options, **bare})()
+    return sum(p.numel() for p in module.parameters()) + sum(b.numel() for b in module.buffers())

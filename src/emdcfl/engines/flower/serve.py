@@ -16,7 +16,7 @@ from emdcfl.engines.flower.messages import PING
 from emdcfl.engines.flower.node import Node
 from emdcfl.engines.flower.policy import PolicyError
 from emdcfl.engines.local.sequential import answer, intra_op_threads
-from emdcfl.privacy.exchange import prove, public_key
+from emdcfl.privacy.exchange import node_key, prove, public_key
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message
@@ -78,6 +78,7 @@ def check_relayed(node: Node, info: TaskInfo, inputs: Mapping[str, Any]) -> None
         keys = inputs.get(name)
         if not isinstance(keys, dict) or not all(isinstance(key, bytes) for key in keys.values()):
             raise ClientError(f"expected {name} of {info.name!r} to map partners to keys of bytes, got something else; check the server")
+        keys = {partner: node_key(key) for partner, key in keys.items()}
         if keys.get(node.name, public_key(node.secret)) != public_key(node.secret):
             raise ClientError(f"{name} of {info.name!r} gives {node.name!r} another key than this node's own; check the server")
         node.partners.check_all({partner: key for partner, key in keys.items() if partner != node.name})
@@ -104,16 +105,19 @@ def _handler(open_node: Open, function: Answer) -> Callable[[Message, Context], 
     def handle(message: Message, context: Context) -> Message:
         from flwr.app import Message
 
-        node = open_node(context)
+        node, request, refused = open_node(context), None, False
         try:
-            content = function(node, codec.decode(message.content))
+            request = codec.decode(message.content)
+            content = function(node, request)
         except PolicyError as error:
             log.warning("refused a request of the server (%s): %s", message.metadata.message_type, error)
-            content = _failed(node, str(error))
+            content, refused = _failed(node, str(error)), True
         except (EmdcflError, KeyError, TypeError, ValueError) as error:  # a malformed request
             reason = str(error) if isinstance(error, ClientError) else f"malformed request ({type(error).__name__})"
             log.exception("a request could not be answered")
             content = _failed(node, reason)
+        if function not in (hello, ping):
+            node.note(message.metadata.message_type.removeprefix("query."), request, content, refused=refused)
         return Message(content=codec.encode(content), reply_to=message)
 
     return handle

@@ -12,7 +12,8 @@ from emdcfl.core.replies import brief
 from emdcfl.core.schema import Field, check
 from emdcfl.data.own.readers import LARGEST
 from emdcfl.data.own.tables import MAX_WORDS
-from emdcfl.engines.flower.node_survey import DESCRIBE, LONGEST_WORD, Answer
+from emdcfl.engines.flower.node_data import LONGEST_WORD
+from emdcfl.engines.flower.node_survey import DESCRIBE, Answer
 
 MOST_COLUMNS = 100_000
 LONGEST_SIDE = 1 << 16

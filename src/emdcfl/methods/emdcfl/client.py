@@ -37,7 +37,7 @@ from emdcfl.core.client import Client, Divisible, Stages, staged_task, task
 from emdcfl.core.errors import LONGEST, ClientError
 from emdcfl.core.schema import Field, Reply
 from emdcfl.core.tasks import Embed, sample_losses
-from emdcfl.methods.emdcfl.projecting import Side, box_for, matrix, own_seed, released, seed_of_pair
+from emdcfl.methods.emdcfl.projecting import Side, box_for, matrix, own_seed, projecting_secret, released, seed_of_pair
 from emdcfl.methods.emdcfl.sampling import (
     LEAST_COMMON,
     Matching,
@@ -109,6 +109,9 @@ def reference(
     chosen = client.sample("train", use.max_samples)
     held_out = draw(client, "val", max(sizes))
     found = yield [Embed(omega, "train", chosen, use.embedding_mode), Embed(omega, "val", held_out, use.embedding_mode)]
+    for embedded in found:
+        if "suspicious" in embedded:
+            raise ClientError(embedded["suspicious"])
     z, v = (embedded["z"] for embedded in found)
     labels = client.site.train.y[chosen], client.site.val.y[held_out]
     if use.labelled:
@@ -140,7 +143,7 @@ def _sides(
     samples = {name: train.projected(seed, p) for name, seed in seeds.items()}
     if settings.projection_scope == "pair":
         return samples, {name: (samples[name], val.projected(seed, p)) for name, seed in seeds.items()}, unusable
-    square = client.secret.derive("square projection", client.run, client.name)
+    square = projecting_secret(client).derive("square projection", client.run, client.name)
     return samples, {ROW: (train.projected(square, d), val.projected(square, d))}, unusable
 
 
@@ -184,7 +187,8 @@ def recalibrate(
     kept: dict[str, Tensor] = {}
 
     def taken(partner: str) -> bytes:
-        message = open_sealed(client.secret, keys[partner], offers[partner], context=(client.run, partner, client.name, "offer"))
+        context = (client.run, partner, client.name, "offer")
+        message = open_sealed(client.secret, keys[partner], offers[partner], context=context, session=client.session)
         kept[partner] = offered(message, labels[1][: m[partner]].numpy())
         return message
 
@@ -266,6 +270,10 @@ def project(
         some = {row: seeds[row] for row in list(shown)[start : start + ROWS_AT_ONCE]}
         found = yield [Embed(omegas[row], "all", shown[row], use.embedding_mode, matrix(seed, d, p)) for row, seed in some.items()]
         for (row, seed), projected in zip(some.items(), found, strict=True):
+            if "suspicious" in projected:
+                reply["refused"][row] = projected["suspicious"]
+                reply.get("matched", {}).pop(row, None)
+                continue
             reply["samples"][row] = released(client, omegas[row], seed, p, whose, projected["z"], use)
     return reply
 
@@ -273,7 +281,8 @@ def project(
 def _offer(client: Client, row: str, key: bytes, counts: Any) -> bytes:
     """Seal the class counts in common for a row client; nothing where the two are not comparable."""
     message = packed_offer(counts)
-    return seal(client.secret, key, message, context=(client.run, client.name, row, "offer")) if message else b""
+    context = (client.run, client.name, row, "offer")
+    return seal(client.secret, key, message, context=context, session=client.session) if message else b""
 
 
 def _where_possible(names: Iterable[str], make: Callable[[str], bytes]) -> tuple[dict[str, bytes], dict[str, str]]:
@@ -291,7 +300,7 @@ def _where_possible(names: Iterable[str], make: Callable[[str], bytes]) -> tuple
 def _message_of(client: Client, row: str, key: bytes, boxes: Mapping[str, bytes], settings: CompareSettings) -> bytes:
     """Return the seed of a row's projection, and what came with it: from the box it sealed, or (the seed) derived by both."""
     if settings.projection_scope == "row":
-        return open_sealed(client.secret, key, boxes[row], context=(client.run, row, client.name))
+        return open_sealed(client.secret, key, boxes[row], context=(client.run, row, client.name), session=client.session)
     return seed_of_pair(client, row, key, row, settings)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from emdcfl.core.client import Client
-from emdcfl.core.keys import digest
+from emdcfl.core.keys import NodeSecret, digest
 from emdcfl.methods.emdcfl.sampling import records
 from emdcfl.methods.emdcfl.settings import CompareSettings
 from emdcfl.privacy import noise
@@ -22,19 +22,24 @@ from emdcfl.transport import projection
 
 def own_seed(client: Client) -> bytes:
     """Return the seed of the projection of a client's own row."""
-    return client.secret.derive("projection", client.run, client.name)
+    return projecting_secret(client).derive("projection", client.run, client.name)
+
+
+def projecting_secret(client: Client) -> NodeSecret:
+    """Return what a client's own projections are drawn from: the secret of the run, or in a simulation the node's."""
+    return client.secret if client.session is None else client.session
 
 
 def box_for(client: Client, partner: str, key: bytes, message: bytes) -> bytes:
     """Seal a message for a partner in this run."""
-    return seal(client.secret, key, message, context=(client.run, client.name, partner))
+    return seal(client.secret, key, message, context=(client.run, client.name, partner), session=client.session)
 
 
 def seed_of_pair(client: Client, partner: str, key: bytes, row: str, settings: CompareSettings) -> bytes:
     """Return the seed both sides derive: one per pair, or one per ordered pair where R is to be fresh in each direction."""
     first, second = sorted((client.name, partner))
     direction = row if settings.projection == "fresh" else ""
-    return pair_seed(client.secret, key, context=(client.run, first, second, direction))
+    return pair_seed(client.secret, key, context=(client.run, first, second, direction), session=client.session)
 
 
 @lru_cache(maxsize=128)  # a simulated node answers for many clients, and drawing R costs more than applying it

@@ -1,0 +1,161 @@
+"""What a node has released, counted on disk: under how many models, in how many runs, with how many requests.
+
+A model chosen for it shows a row of a projection R; as many as R has rows show all of it. So counts hold for all requests of a run and
+for all runs, across rounds, processes and restarts. Files below the node's ``state``::
+
+    released.json             runs the node took part in, and models it embedded its data with, in all
+    <run>/releases.json       models of this run, by task and client; its requests
+    <run>/run.key             secret of this run (``privacy.exchange``); without it the run is over at this node
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from emdcfl.core.keys import NodeSecret, digest
+from emdcfl.core.replies import brief
+from emdcfl.engines.flower.policy import Policy, PolicyError
+from emdcfl.privacy.exchange import load_secret
+
+OWN = "*"
+"""Whose model ``reference`` embeds with."""
+
+DAY = 86400.0
+
+
+class Releases:
+    """The counts of one run, and those of all runs.
+
+    Parameters
+    ----------
+    state : Path
+        The folder ``state`` of the node's home.
+    run : str
+        Name of the run, of the server's choice.
+    """
+
+    def __init__(self, state: Path, run: str) -> None:
+        self.state, self.run = state, run
+        self.folder = state / digest(run).hex()[:16]
+        self._key = self.folder / "run.key"
+
+    def admit(self, policy: Policy, task: str, round: int, job: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
+        """Count a request, or raise ``PolicyError`` if it is one too many."""
+        self.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with _locked(self.state / "released.lock"):  # messages may be separate processes
+            total, here = _read(self.state / "released.json"), _read(self.folder / "releases.json")
+            runs = total.setdefault("runs", {})
+            self._expire(policy, runs)
+            self._open(policy, runs)
+            here["requests"] = here.get("requests", 0) + 1
+            _limit(here["requests"], "answers at most {most} requests of a run", "requests_per_run", policy.requests_per_run)
+            counted = "reference" if task == "recalibrate" else task  # the same samples under the client's own model
+            added = _add(here.setdefault("models", {}).setdefault(counted, {}), _wanted(task, job, inputs), round, policy)
+            total["models"] = total.get("models", 0) + added
+            _limit(total["models"], "embeds its data with at most {most} models in all runs", "models_in_all", policy.models_in_all)
+            load_secret(self._key)
+            os.utime(self._key)
+            _write(self.state / "released.json", total)
+            _write(self.folder / "releases.json", here)
+
+    def _open(self, policy: Policy, runs: dict[str, Any]) -> None:
+        """Enter the run in the list of all, if it is new and the policy allows another."""
+        if policy.run_names and self.run not in policy.run_names:
+            raise PolicyError(f"this node takes part in the runs of policy.run_names alone, got {brief(repr(self.run), 80)}")
+        if self.folder.name in runs:
+            if not self._key.exists():
+                raise PolicyError(
+                    f"this run is over at this node: it was not used for {policy.run_days} days (policy.run_days in node.toml), "
+                    "and its key is deleted; start a run with another run.seed"
+                )
+            return
+        _limit(len(runs) + 1, "takes part in at most {most} runs", "runs", policy.runs)
+        runs[self.folder.name] = {"run": brief(self.run, 80), "since": time.strftime("%Y-%m-%d")}
+
+    def _expire(self, policy: Policy, runs: Mapping[str, Any]) -> None:
+        """Delete the keys of runs that were not used for long: what was sealed for them cannot be opened any more."""
+        for name in runs:
+            key = self.state / name / "run.key"
+            if key.exists() and time.time() - key.stat().st_mtime > policy.run_days * DAY:
+                key.unlink(missing_ok=True)
+
+    def session(self) -> NodeSecret:
+        """Return the secret of this run."""
+        return load_secret(self._key)
+
+
+def _wanted(task: str, job: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, str]:
+    """Under whose models a request embeds the node's data."""
+    if task == "recalibrate" or (task == "reference" and not inputs.get("again", False)):
+        return {OWN: _print(inputs["omega"], job, inputs)}
+    if task == "project":
+        return {str(row): _print(inputs["omegas"][row], job, inputs) for row in inputs["rows"]}
+    return {}
+
+
+def _add(known: dict[str, dict[str, int]], wanted: Mapping[str, str], round: int, policy: Policy) -> int:
+    """Add the models wanted in a round to those known, by client, each in the round that asked first; returns how many are new."""
+    added = 0
+    for whose, print_ in wanted.items():
+        models = known.setdefault(whose, {})
+        added += print_ not in models
+        models.setdefault(print_, round)
+        client = "itself" if whose == OWN else f"client {whose!r}"
+        what, now = f"embeds its data with at most {{most}} models of {client} in", list(models.values()).count(round)
+        _limit(now, f"{what} round {round}", "models_per_round", policy.models_per_round)
+        _limit(len(models), f"{what} this run", "models_per_run", policy.models_per_run)
+    partners = sum(first == round for models in known.values() for first in models.values())
+    what = f"embeds its data with at most {{most}} partners' models in round {round}"
+    _limit(partners, what, "partners_per_round", policy.partners_per_round)
+    return added
+
+
+def _limit(count: int, what: str, key: str, most: int) -> None:
+    if count > most:
+        raise PolicyError(
+            f"this node {what.replace('{most}', str(most))}, got {count}: start a run with another run.seed, "
+            f"or its operator raises policy.{key} in node.toml"
+        )
+
+
+def _print(omega: Any, job: Mapping[str, Any], inputs: Mapping[str, Any]) -> str:
+    """Digest of a model and of what decides which samples are embedded and how."""
+    if not isinstance(omega, Tensor):
+        raise PolicyError("expected an embedding model as a tensor; check the server")
+    data = omega.detach().cpu().contiguous().numpy().tobytes()
+    return digest(data, job["seed"], json.dumps(dict(inputs["settings"]), sort_keys=True, default=str)).hex()[:32]
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError("expected an object")
+        return found
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise PolicyError(f"this node cannot read what it has released; its operator restores {path.name}") from error
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(content), encoding="utf-8")
+    temporary.replace(path)

@@ -1,0 +1,90 @@
+"""A server sends an embedding model made to show the projection R: the node looks at the embeddings before it sends any."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="needs the extra emdcfl[flower]")
+
+from tests.attacks.hostile import HostileServer, digits, settings
+from tests.attacks.test_policy import omega
+from tests.attacks.test_releases import KEY, reference
+from torch import Tensor
+
+from emdcfl.core.keys import global_seed
+from emdcfl.core.params import Network
+from emdcfl.privacy.crafted import suspicion
+
+
+def crafted(kind: str) -> Tensor:
+    """Models of the digits' network whose last layer is chosen: its outputs are known whatever the sample is, or nearly."""
+    with global_seed(0):
+        network = Network(digits().model)
+    network.load(omega())
+    entries = {e.name: e for e in network.layout.entries}
+    weight, bias = (entries[name] for name in ("body.6.weight", "body.6.bias"))
+    made = omega()
+    flat = made[weight.start : weight.stop].view(weight.shape)
+    flat[:] = 0
+    made[bias.start : bias.stop] = 0
+    if kind == "one bias":
+        made[bias.start] = 1
+    elif kind == "dense biases":
+        made[bias.start : bias.stop] = torch.linspace(1, 2, bias.stop - bias.start)
+    elif kind == "one unit varies":
+        made[bias.start : bias.stop] = 1
+        flat[0, :] = 0.01
+    return made
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> HostileServer:
+    return HostileServer(tmp_path / "home", toml='trust = "relay"')
+
+
+@pytest.mark.parametrize("kind", ["zero", "one bias", "dense biases", "one unit varies"])
+def test_embeddings_under_a_crafted_model_are_not_released(server: HostileServer, kind: str) -> None:
+    assert "made to show the projection" in str(reference(server, crafted(kind))["failure"])
+
+
+def test_a_crafted_model_of_a_partner_costs_that_partner_alone(server: HostileServer) -> None:
+    rows = {"honest": omega(), "crafted": crafted("one bias")}
+    inputs = {"boxes": {}, "size": 32, "held_out": True, "settings": settings(projection="pair")}
+    reply = server.ask("project", rows=list(rows), omegas=rows, keys=dict.fromkeys(rows, KEY), **inputs)["reply"]
+    assert list(reply["samples"]) == ["honest"]
+    assert "made to show the projection" in reply["refused"]["crafted"]
+
+
+def test_an_owner_who_wants_to_may_allow_them(tmp_path: Path) -> None:
+    server = HostileServer(tmp_path / "home", toml='trust = "relay"\n[policy]\ncrafted_models = true')
+    assert "reply" in reference(server, crafted("one bias"))
+
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(64, 12))
+
+
+@pytest.mark.parametrize(
+    ("z", "said"),
+    [
+        (np.eye(16)[RNG.integers(16, size=64)], "different values"),
+        (np.eye(64), "single unit"),
+        (np.eye(64) * 5 + 1e-3 * np.abs(RNG.normal(size=(64, 64))), "single unit"),
+        (np.sign(X[:, :3]) @ RNG.normal(size=(3, 32)), "different values"),
+        (np.concatenate([X[:, :1], np.ones((64, 31))], axis=1), "units vary"),
+    ],
+)
+def test_known_vectors_single_units_and_constants_are_noticed(z: np.ndarray, said: str) -> None:  # type: ignore[type-arg]
+    assert said in str(suspicion(z, X))
+
+
+def test_honest_embeddings_pass_also_of_repeated_samples_and_narrow_networks() -> None:
+    for width in (2, 4, 8, 64):
+        z = np.maximum(0, X @ RNG.normal(size=(12, width)) + 0.5)
+        assert suspicion(z, X) is None
+    few = X[RNG.integers(3, size=64)]  # a table with three different rows
+    assert suspicion(np.maximum(0, few @ RNG.normal(size=(12, 16)) + 0.5), few) is None

@@ -1,0 +1,81 @@
+"""A server chooses data, sizes and encodings in a job: folders of the node, networks beyond its memory, names as categories."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs the extra emdcfl[flower]")
+
+from tests.attacks.hostile import HostileServer, digits_job
+from tests.attacks.test_survey import node
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> HostileServer:
+    return HostileServer(tmp_path / "home")
+
+
+@pytest.mark.parametrize("name", ["rotated-mnist", "pacs", "custom"])
+def test_a_folder_of_the_servers_choice_is_not_read(server: HostileServer, name: str) -> None:
+    data = {"scenario": name, "options": {"data_root": "/etc"}}
+    assert "data folder" in server.refused("describe", job={"data": data})
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ({"name": "mlp", "options": {"features": 64, "classes": 10, "hidden": [2**19, 2**19]}}, "policy.parameters"),
+        ({"name": "mlp", "options": {"features": 64, "classes": 10, "hidden": [2**40]}}, "up to 1048576"),
+        ({"name": "mlp", "options": {"features": 64, "classes": 10, "hidden": [1] * 10**5}}, "lists of at most 256"),
+        ({"name": "small_cnn", "options": {"size": 2**20}}, "policy.parameters"),
+        ({"name": "small_cnn", "options": {"classes": -1}}, "cannot be built"),
+    ],
+)
+def test_a_network_beyond_the_nodes_memory_is_refused_before_it_is_built(server: HostileServer, model: dict[str, Any], said: str) -> None:
+    assert said in server.refused("describe", job={"model": model})
+
+
+@pytest.mark.parametrize("changed", [{"size": 10**6}, {"size": 2.5}, {"std": [0.0]}, {"mean": [math.inf]}, {"scale": -math.inf}])
+def test_preprocessing_out_of_range_is_refused(server: HostileServer, changed: dict[str, Any]) -> None:
+    job = {"preprocess": {**digits_job()["preprocess"], **changed}}
+    assert "reply" not in server.ask("describe", job=job)
+
+
+MLP = {"name": "mlp", "options": {"features": 1, "classes": 2, "hidden": [4]}}
+AGE = {"name": "age", "mean": 50.0, "std": 20.0, "gaps": False}
+WARD = {"name": "ward", "words": ["north", "south"]}
+
+
+def describe(server: HostileServer, encoding: dict[str, Any]) -> dict[str, Any]:
+    data = {"encoding": encoding, "classes": ["ill", "well"], "seed": 0}
+    preprocess = {"mean": [0.0], "std": [1.0], "scale": 1.0, "size": None}
+    return server.ask("describe", job={"model": MLP, "data": data, "preprocess": preprocess})
+
+
+def test_an_honest_encoding_of_a_table_is_read(tmp_path: Path) -> None:
+    assert describe(node(tmp_path), {"kind": "table", "label": "label", "columns": [AGE, WARD]})["reply"]["n"] > 100
+
+
+@pytest.mark.parametrize(
+    ("columns", "label"),
+    [
+        ([AGE, {"name": "surname", "words": ["Surname1", "Surname2"]}], "label"),
+        ([{"name": "age", "words": ["20.0"]}], "label"),
+        ([{"name": "note", "words": ["x"]}], "label"),
+        ([AGE], "surname"),
+        ([{**AGE, "std": 0.0}], "label"),
+        ([{**AGE, "mean": math.nan}], "label"),
+        ([{"name": "ward", "words": [str(i) for i in range(70_000)]}], "label"),
+    ],
+)
+def test_names_as_categories_or_labels_and_absurd_encodings_are_refused(tmp_path: Path, columns: list[Any], label: str) -> None:
+    assert "reply" not in describe(node(tmp_path), {"kind": "table", "label": label, "columns": columns})
+
+
+@pytest.mark.parametrize("shape", [[3, 10**5, 10**5], [3, 8], [0, 8, 8], [3, 8.0, 8], [100, 8, 8]])
+def test_images_of_absurd_shapes_are_refused(tmp_path: Path, shape: list[Any]) -> None:
+    assert "policy.image_size" in str(describe(node(tmp_path), {"kind": "images", "shape": shape})["failure"])
