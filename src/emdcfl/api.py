@@ -41,6 +41,7 @@ def fit(
     lr: float | None = None,
     personalize: Literal["off", "on", "if-it-pays"] | None = None,
     participants: int | None = None,
+    hold_out: Sequence[str] | None = None,
     groups: Mapping[str, str] | Sequence[str] | None = None,
     device: str = "auto",
     workers: int = 1,
@@ -66,6 +67,8 @@ def fit(
     personalize : "off", "on" or "if-it-pays", optional
         Fine-tune at home after the last round: every client keeps the result, or only where its validation loss improves by more than
         chance. ``Result.predict`` then uses what was kept.
+    hold_out : list of str, optional
+        Clients left out of training; at the end each is placed by unlabelled data and tested (``summary["unseen"]``).
     groups : dict or list, optional
         True groups of arrays, where known, to score the result with.
     workers : int
@@ -98,6 +101,7 @@ def fit(
         "run.rounds": rounds,
         "run.seed": seed,
         "run.participants": participants,
+        "run.hold_out": None if hold_out is None else list(hold_out),
         "training.local_epochs": local_epochs,
         "training.batch_size": batch_size,
         "training.lr": lr,

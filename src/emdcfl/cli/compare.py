@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +23,7 @@ from emdcfl.core.schema import Reply
 from emdcfl.core.units import percent
 from emdcfl.methods.base import Serving
 from emdcfl.runs.scoring import MetricsRow
+from emdcfl.runs.unseen import UNSEEN
 from emdcfl.studies.compare import (
     Done,
     Job,
@@ -29,12 +31,13 @@ from emdcfl.studies.compare import (
     compare,
     configs,
     describe_failures,
+    folds_of,
     parse_methods,
     parse_seeds,
     with_fine_tuning,
 )
 from emdcfl.studies.results import Results, read_results
-from emdcfl.studies.tables import METRICS, Table, build, write_tables
+from emdcfl.studies.tables import METRICS, Table, build, unseen_rows, write_tables
 
 
 @app.command("compare")
@@ -51,6 +54,12 @@ def compare_(
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, each in a process of its own.")] = 1,
     personalize: Annotated[
         str | None, typer.Option(help="Fine-tune at home, every method: off, on or if-it-pays.", show_default="off")
+    ] = None,
+    leave_one_out: Annotated[
+        bool, typer.Option("--leave-one-out", help="Hold every site out once, place it by unlabelled data, and test it.")
+    ] = False,
+    folds: Annotated[
+        int | None, typer.Option(help="Hold sites out in so many folds instead; neighbours in the list share one.", show_default=False)
     ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.", show_default="auto")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Any key of all runs, as in --set run.rounds=5; repeatable.")] = None,
@@ -69,7 +78,11 @@ def compare_(
     if scenario is not None or config is not None:
         flags = {"scenario": scenario, "scenario.scale": scale, "personalize.mode": personalize, "engine.device": device}
         base = build_config(config, flags, settings)
-        wanted = configs(base, with_fine_tuning(base, parse_methods(methods)), parse_seeds(seeds))
+        if leave_one_out or folds is not None:
+            chosen, numbers = parse_methods(methods), parse_seeds(seeds)
+            wanted = [one for seed in numbers for fold in folds_of(base, folds) for one in configs(fold, chosen, [seed])]
+        else:
+            wanted = configs(base, with_fine_tuning(base, parse_methods(methods)), parse_seeds(seeds))
     logging.getLogger("emdcfl").setLevel(logging.WARNING if quiet else logging.INFO)
     console = terminal()
     with Screen(console, quiet=quiet) as screen:
@@ -85,6 +98,8 @@ def conclude(console: Console, out: Path, outcome: Outcome) -> None:
     if results:
         for one in rich_tables(write_tables(results, out)):
             console.print(one)
+        if unseen := unseen_rows(results):
+            console.print(rich_unseen(unseen))
         write_report(out)
     wanted = outcome.found + outcome.ran + outcome.left + len(outcome.failed)
     there = f"{outcome.found + outcome.ran} of {wanted} runs are there ({outcome.ran} run now)"
@@ -149,7 +164,7 @@ class Screen:
         said = f"{scores}, worst {percent(row['accuracy']['worst'])}{ari}, {row['seconds']['total']:.0f} s"
         self._say(f"[{ended}/{total}] {done.job}: {said}")
         if self.live is not None:
-            self.table = rich_tables(build(results.rows))[-1]
+            self.table = next(reversed(rich_tables(build(results.rows))), None)
 
     def _say(self, text: str) -> None:
         if not self.quiet:
@@ -163,6 +178,16 @@ class Screen:
             else "; ".join(map(str, self.running))
         )
         return Group(*([] if self.table is None else [self.table]), Text(where, style="dim"))
+
+
+def rich_unseen(rows: Sequence[Mapping[str, Any]]) -> RichTable:
+    """Return the table of sites that were held out."""
+    shown = RichTable(title="Sites held out of training", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("scenario", "method", "sites tested", *UNSEEN.values(), "right true group"):
+        shown.add_column(column, justify="left" if column in ("scenario", "method") else "right")
+    for row in rows:
+        shown.add_row(row["scenario"], row["method"], str(row["tested"]), *(percent(row[key]) for key in (*UNSEEN, "right")))
+    return shown
 
 
 def rich_tables(table: Table) -> list[RichTable]:

@@ -14,7 +14,7 @@ import typer
 
 from emdcfl.cli.app import GroupOption, SplitColumn, SplitOption, TrustModel, app
 from emdcfl.cli.progress import Live
-from emdcfl.cli.show import show_result, terminal
+from emdcfl.cli.show import show_result, show_unseen, terminal
 from emdcfl.core.errors import ConfigError
 from emdcfl.runs.config import Config, load, override, parse_settings
 from emdcfl.runs.loop import Observer
@@ -59,6 +59,9 @@ def run(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Everything random follows from it.", show_default="0")] = None,
     participants: Annotated[int | None, typer.Option(help="Clients drawn per round.", show_default="all")] = None,
+    hold_out: Annotated[
+        str | None, typer.Option(help="Sites a,b,… left out of training, then placed by unlabelled data and tested.", show_default=False)
+    ] = None,
     scale: Annotated[str | None, typer.Option(help="smoke, small or paper, where the scenario has scales.", show_default=False)] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.", show_default="auto")] = None,
     workers: Annotated[
@@ -90,6 +93,7 @@ def run(
         "personalize.mode": personalize,
         "run.seed": seed,
         "run.participants": participants,
+        "run.hold_out": None if hold_out is None else [name.strip() for name in hold_out.split(",")],
         "scenario.scale": scale,
         "engine.device": device,
         "engine.workers": workers,
@@ -134,6 +138,8 @@ def _finish(console: Console, result: Result, others: Mapping[str, Mapping[str, 
         typer.echo(json.dumps({**result.summary, **extra}, indent=2))
         return
     show_result(console, result.summary, [row for row in result.history if row["round"] == result.summary["rounds"]], place, others)
+    if "unseen" in result.summary:
+        show_unseen(console, result.summary["unseen"])
     console.print(f"report: {report}", soft_wrap=True)
 
 

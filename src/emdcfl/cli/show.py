@@ -15,6 +15,7 @@ from rich.text import Text
 from emdcfl.core.units import escaped, names, percent, percent_range, plural
 from emdcfl.runs.outputs import read_reading
 from emdcfl.runs.scoring import MetricsRow
+from emdcfl.runs.unseen import UNSEEN, unseen_sentence
 from emdcfl.runs.verdict import BASELINES, advice, headline, rivals, structure
 
 MOST_LINES = 8
@@ -139,6 +140,18 @@ def _clusters(summary: Mapping[str, Any], rows: Sequence[MetricsRow]) -> Table:
         cells += [percent(sum(own) / len(own) if own else None), percent(min(own) if own else None)]
         table.add_row(*cells)
     return table
+
+
+def show_unseen(console: Console, unseen: Mapping[str, Any]) -> None:
+    """Print how the models do at sites that were held out of training."""
+    table = Table(title="Sites held out of training", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("site", "placed in cluster", *UNSEEN.values()):
+        table.add_column(column, justify="left" if column == "site" else "right")
+    for one in unseen["sites"]:
+        where = "–" if one["cluster"] is None else str(one["cluster"])
+        table.add_row(one["site"], where, *(percent(one["accuracy"][key]) for key in UNSEEN))
+    console.print(table)
+    tell(console, unseen_sentence(unseen))
 
 
 def _show_worth(

@@ -6,7 +6,7 @@ import json
 import webbrowser
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
@@ -16,6 +16,9 @@ from emdcfl.cli.app import TrustModel, app
 from emdcfl.cli.show import tell, terminal
 from emdcfl.core.errors import EmdcflError
 from emdcfl.core.units import escaped, names, percent
+
+if TYPE_CHECKING:
+    from emdcfl.runs.nearest import NearestCluster
 
 
 @app.command()
@@ -52,6 +55,7 @@ def place(
     folder: Annotated[Path, typer.Argument(help="The new site: class sub-folders of images, or a table.")],
     name: Annotated[str | None, typer.Option(help="Name of the new site.", show_default="the folder's")] = None,
     label: Annotated[str | None, typer.Option(help="Label column of a table.", show_default="the run's")] = None,
+    unlabelled: Annotated[bool, typer.Option("--unlabelled", help="Use no labels: the nearest cluster by embeddings alone.")] = False,
     trust_model: TrustModel = False,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
@@ -59,6 +63,9 @@ def place(
     from emdcfl.runs.place import as_dict
     from emdcfl.runs.result import load
 
+    if unlabelled:
+        _show_nearest(load(run, trust_model=trust_model).place_unlabelled(folder, name=name), as_json=as_json)
+        return
     placement = load(run, trust_model=trust_model).place(folder, name=name, label=label)
     if as_json:
         typer.echo(json.dumps(as_dict(placement), indent=2, ensure_ascii=False))
@@ -74,6 +81,20 @@ def place(
         tell(console, f"note: {note}")
     console.print(table)
     tell(console, placement.verdict())
+
+
+def _show_nearest(found: NearestCluster, *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(found.as_dict(), indent=2, ensure_ascii=False))
+        return
+    console = terminal()
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("cluster", "members", "distance", "entropy", "misfit"):
+        table.add_column(column, justify="left" if column == "members" else "right")
+    for cluster, members, fit in found.candidates:
+        table.add_row(str(cluster), names(members), f"{fit.distance:.4f}", f"{fit.entropy:.3f}", f"{fit.misfit:.2f}")
+    console.print(table)
+    tell(console, found.verdict())
 
 
 @app.command()

@@ -13,8 +13,9 @@ from markupsafe import Markup
 from emdcfl.core.errors import StoreError
 from emdcfl.core.units import plural
 from emdcfl.report.svg import Scale, chart, mark, shape_path, tag, ticks, visible
+from emdcfl.runs.unseen import UNSEEN
 from emdcfl.studies.results import RESULTS, ResultRow
-from emdcfl.studies.tables import METRICS, Cell, Column, Table, build
+from emdcfl.studies.tables import METRICS, Cell, Column, Table, build, unseen_rows
 
 WIDTH = 380.0
 STYLES = {"mean": "strong-dot", "clean": "strong-dot", "worst": "weak-dot", "backdoor": "weak-dot", "ari": "strong-dot"}
@@ -84,6 +85,7 @@ def comparison_context(folder: Path) -> dict[str, Any]:
             ("seeds", ", ".join(map(str, sorted(seeds))) if len(seeds) <= 5 else str(len(seeds))),
         ],
         "blocks": blocks,
+        "unseen": _unseen(rows),
         "total": total,
         "unusable": unusable,
         "hardware": sorted({str(r["hardware"]) for r in rows if r.get("hardware")}),
@@ -91,6 +93,16 @@ def comparison_context(folder: Path) -> dict[str, Any]:
         "versions": [json.loads(v) for v in versions],
         "failures": [(r["scenario"], r["method"], r["seed"], r["failures"]) for r in rows if r.get("failures")],
     }
+
+
+def _unseen(rows: list[ResultRow]) -> dict[str, Any] | None:
+    """Return the table of sites that were held out; None where there are none, or rows do not hold what they should."""
+    try:
+        found = unseen_rows(rows)
+        cells = [(r["scenario"], r["method"], r["tested"], [r[key] for key in (*UNSEEN, "right")]) for r in found]
+        return {"heads": [*UNSEEN.values(), "right true group"], "rows": cells} if cells else None
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
 
 
 def _headline(table: Table, methods: int) -> str:

@@ -25,6 +25,7 @@ from emdcfl.report.svg import number, shape_path, visible
 from emdcfl.runs.intervals import wilson
 from emdcfl.runs.scoring import MetricsRow
 from emdcfl.runs.store.files import write_file
+from emdcfl.runs.unseen import UNSEEN, unseen_sentence
 from emdcfl.runs.verdict import BASELINES, headline, rivals, sentences
 from emdcfl.studies.results import RESULTS
 
@@ -105,6 +106,7 @@ def run_context(run: Run) -> dict[str, Any]:
         "table": _table(run),
         "worth": _worth(run),
         "gains": charts.gain_rows(run),
+        "unseen": _unseen(s),
         "cost": _cost(s),
         "failures": list(s.get("failures") or []),
         "quarantined": list(s.get("quarantined") or []),
@@ -113,6 +115,16 @@ def run_context(run: Run) -> dict[str, Any]:
         "config": {t: v for t, v in run.config.items() if isinstance(v, dict)},
         "pairs": None if run.pairs is None else run.pairs.count(),
     }
+
+
+def _unseen(summary: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the table of sites that were held out; None where there are none, or the file does not hold what it should."""
+    try:
+        sites = summary["unseen"]["sites"]
+        rows = [(str(one["site"]), one["cluster"], [one["accuracy"][key] for key in UNSEEN]) for one in sites]
+        return {"heads": list(UNSEEN.values()), "rows": rows, "sentence": unseen_sentence(summary["unseen"])} if rows else None
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
 
 
 def _sentences(run: Run) -> list[tuple[str, str]]:

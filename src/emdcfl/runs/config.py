@@ -55,6 +55,7 @@ class RunConfig:
     rounds: int | None = None
     participants: int | None = None
     evaluate_every: int = 1
+    hold_out: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,7 @@ RANGES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "run.rounds": (lambda v: v >= 1, "at least 1"),
     "run.participants": (lambda v: v >= 1, "at least 1"),
     "run.evaluate_every": (lambda v: v >= 1, "at least 1"),
+    "run.hold_out": (lambda v: len(v) > 0 and len(set(v)) == len(v), "a list of different sites"),
     "training.local_epochs": (lambda v: v >= 1, "at least 1"),
     "training.batch_size": (lambda v: v >= 1, "at least 1"),
     "training.lr": (lambda v: v > 0, "above 0"),

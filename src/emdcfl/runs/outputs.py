@@ -62,7 +62,12 @@ def write_outputs(path: Path, result: Result) -> None:
         _write_personal(path, result)
     if serving.distances is not None and serving.clusters is not None:
         _write_distances(path, serving.distances, clients, serving.clusters.tolist(), finished=finished)
-    _write_json(path / "summary.json", result.summary)
+    write_summary(path, result.summary)
+
+
+def write_summary(path: Path, summary: Mapping[str, Any]) -> None:
+    """Write ``summary.json`` of a run directory."""
+    _write_json(path / "summary.json", summary)
 
 
 def _write_distances(path: Path, d: Distances, clients: list[str], clusters: list[int], *, finished: bool) -> None:

@@ -17,7 +17,7 @@ from emdcfl.core.federation import Federation
 from emdcfl.core.tasks import Training
 from emdcfl.data import scenarios
 from emdcfl.data.own.defaults import recipe
-from emdcfl.data.types import Scenario
+from emdcfl.data.types import Scenario, Site
 from emdcfl.engines import make_federation, resolve
 from emdcfl.engines.local.sequential import pick_device
 from emdcfl.methods import find, make
@@ -41,6 +41,13 @@ class RunPlan:
     scenario: Scenario
     method: Method
     training: Training
+    whole: Scenario
+    """Also the sites held out of training; the same as ``scenario`` where there are none."""
+
+    @property
+    def held(self) -> tuple[Site, ...]:
+        """Sites held out of training."""
+        return tuple(site for site in self.whole.sites if site.name in (self.config.run.hold_out or ()))
 
     @property
     def name(self) -> str:
@@ -102,6 +109,7 @@ def plan(config: Config, scenario: Scenario | None = None) -> RunPlan:
     scenario = build_scenario(config) if scenario is None else scenario
     if config.model is not None:
         scenario = replace(scenario, model=_model(scenario, config.model))
+    whole, scenario = scenario, _without(scenario, config)
     method = _method(config, scenario)
     cls = type(method)
     explicit = {k: v for k, v in asdict(config.training).items() if v is not None}
@@ -127,7 +135,28 @@ def plan(config: Config, scenario: Scenario | None = None) -> RunPlan:
         personalize=personalize,
         engine=replace(engine, device=device, name=name, on_failure=on_failure),
     )
-    return RunPlan(complete, scenario, method, training)
+    return RunPlan(complete, scenario, method, training, whole)
+
+
+def _without(scenario: Scenario, config: Config) -> Scenario:
+    """Leave out the sites that ``run.hold_out`` names."""
+    out = config.run.hold_out
+    if out is None:
+        return scenario
+    names = [site.name for site in scenario.sites]
+    unknown = next((name for name in out if name not in names), None)
+    if unknown is not None:
+        raise ConfigError(f"run.hold_out: there is no site {unknown!r}: {nearest(unknown, names)}")
+    if len(names) - len(out) < 2:
+        raise ConfigError(f"run.hold_out: expected at least two sites to train with, got {len(names) - len(out)}; hold out fewer")
+    if config.engine.name == "flower":
+        raise ConfigError("run.hold_out needs the data of all sites on one machine; over Flower, leave a node out and use 'emdcfl place'")
+    return replace(
+        scenario,
+        sites=tuple(site for site in scenario.sites if site.name not in out),
+        groups=None if scenario.groups is None else {name: group for name, group in scenario.groups.items() if name not in out},
+        scored=None if scenario.scored is None else tuple(name for name in scenario.scored if name not in out),
+    )
 
 
 def _method(config: Config, scenario: Scenario) -> Method:

@@ -24,6 +24,7 @@ from emdcfl.runs.served import ModelInfo, Served, served
 from emdcfl.runs.store import RunStore
 
 if TYPE_CHECKING:
+    from emdcfl.runs.nearest import NearestCluster
     from emdcfl.runs.place import Placement
 
 
@@ -151,6 +152,12 @@ class Result:
         from emdcfl.runs.place import place
 
         return place(self, site, name=name, label=label)
+
+    def place_unlabelled(self, site: Any, *, name: str | None = None) -> NearestCluster:
+        """Say which group a site without labels is nearest to: a folder or table, or inputs ``X``."""
+        from emdcfl.runs.nearest import place_unlabelled
+
+        return place_unlabelled(self, site, name=name)
 
     def save(self, folder: str | Path) -> Path:
         """Write the run directory that ``emdcfl run --out`` would have written, and return its path."""

@@ -63,9 +63,15 @@ def run(
     planned = config if isinstance(config, RunPlan) else plan(config, scenario)
     with planned.federation() as fed:
         if out is None:
-            return _play(_Account(planned, fed, started), observer)
-        with RunStore.open(out, planned.config, resume=resume) as store:
-            return _play(_Account(planned, fed, started, store), observer)
+            result = _play(_Account(planned, fed, started), observer)
+        else:
+            with RunStore.open(out, planned.config, resume=resume) as store:
+                result = _play(_Account(planned, fed, started, store), observer)
+    if not planned.held:
+        return result
+    from emdcfl.runs.unseen import score_unseen  # which runs one model for all
+
+    return score_unseen(result, planned, observer)
 
 
 @dataclass
@@ -156,7 +162,7 @@ class _Account:
             source=finished.serving,
             personal={} if self.personal is None else self.personal.states,
             about=ModelInfo.of(self.plan.scenario),
-            scenario=self.plan.scenario,
+            scenario=self.plan.whole,
             state=finished.state,
             extra=extra,
             folder=None if self.store is None else self.store.path,

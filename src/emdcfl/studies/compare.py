@@ -17,6 +17,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+
 from emdcfl.core.errors import ConfigError, EmdcflError
 from emdcfl.data.types import Scenario
 from emdcfl.methods import METHODS, find
@@ -94,6 +96,16 @@ def configs(base: Config, methods: Sequence[Choice], seeds: Sequence[int]) -> li
     return [replace(_with_method(base, method), run=replace(base.run, seed=seed)) for seed in seeds for method in methods]
 
 
+def folds_of(base: Config, folds: int | None) -> list[Config]:
+    """Return the config once per fold of sites to hold out: neighbours in the scenario's list share a fold; by default one site each."""
+    sites = [site.name for site in shared_scenario(base).sites]
+    count = len(sites) if folds is None else folds
+    if not 2 <= count <= len(sites):
+        raise ConfigError(f"--folds: expected 2 to {len(sites)}, the number of sites, got {count}")
+    parts = [[str(name) for name in part] for part in np.array_split(sites, count)]
+    return [replace(base, run=replace(base.run, hold_out=tuple(part))) for part in parts]
+
+
 def _with_method(base: Config, method: Choice) -> Config:
     if not method.name.endswith(FINE_TUNED):
         return replace(base, method=method)
@@ -149,7 +161,8 @@ class Job:
     def __str__(self) -> str:
         options = "".join(f":{k}={v}" for k, v in self.config.method.options.items())
         method = self.config.method.name + ("" if self.plain is None else FINE_TUNED)
-        return f"{method}{options} on {self.config.scenario.name}, seed {self.config.run.seed}"
+        without = f" without {', '.join(self.config.run.hold_out)}" if self.config.run.hold_out else ""
+        return f"{method}{options} on {self.config.scenario.name}{without}, seed {self.config.run.seed}"
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from emdcfl.core.errors import StoreError
 from emdcfl.runs.config import TABLES
 from emdcfl.runs.store import files
 from emdcfl.runs.store.files import Lock
+from emdcfl.runs.unseen import UNSEEN
 
 RESULTS = "results.jsonl"
 NEEDED = ("config", "scenario", "method", "seed", "accuracy", "settings")
@@ -120,6 +121,7 @@ def as_result(summary: Mapping[str, Any], settings: Mapping[str, Any], history: 
     device = str(settings["engine"]["device"])
     return {
         **row,
+        **({"unseen": summary["unseen"]["sites"]} if "unseen" in summary else {}),
         "bytes": summary.get("bytes", {}),
         "failures": len(summary["failures"]),
         "history": history,
@@ -269,6 +271,19 @@ REQUIRED: Mapping[str, Test] = {
 }
 OPTIONAL: Mapping[str, Test] = {
     "plain": _record({"config": _hash, "accuracy": _ACCURACY}),
+    "unseen": _listed(
+        _record(
+            {
+                "site": _text,
+                "group": _or_none(_text),
+                "cluster": _or_none(_COUNT),
+                "alike": _SHARE,
+                "misfits": _each(_number(-1e15, 1e15)),
+                "accuracy": _record(dict.fromkeys(UNSEEN, _SHARE)),
+                "samples": _COUNT,
+            }
+        )
+    ),
     "notes": _listed(_text),
     "versions": _each(_text),
     "bytes": _each(_each(_number(0))),

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from emdcfl.core.units import escaped
+from emdcfl.core.units import escaped, percent
 from emdcfl.runs.store.files import write_file
 from emdcfl.runs.store.identity import flat
+from emdcfl.runs.unseen import UNSEEN, mean_accuracy
 from emdcfl.studies.compare import ORDER
 from emdcfl.studies.paper_values import Value, paper_value
 from emdcfl.studies.results import ResultRow
@@ -84,7 +85,7 @@ class Table:
 def build(results: Sequence[ResultRow]) -> Table:
     """Arrange results: columns in the order they were first run, rows in the paper's order."""
     by_column: dict[str, list[ResultRow]] = {}
-    for row in results:
+    for row in (r for r in results if _held_out(r) is None):  # those are in the table of unseen sites
         by_column.setdefault(json.dumps(_column_settings(row), sort_keys=True), []).append(row)
     titles = _titles({key: (rows[0]["scenario"], flat(json.loads(key))) for key, rows in by_column.items()})
     columns, cells, methods = [], {}, {}
@@ -120,7 +121,11 @@ def is_fine_tuned(row: ResultRow) -> bool:
 
 def sample_key(row: ResultRow) -> str:
     """Return what makes two rows the same sample of the same cell: column, method, settings and seed, whatever they ran on."""
-    return json.dumps([_column_settings(row), _row_key(row), row["seed"]], sort_keys=True)
+    return json.dumps([_column_settings(row), _row_key(row), row["seed"], _held_out(row)], sort_keys=True)
+
+
+def _held_out(row: ResultRow) -> Any:
+    return row["settings"]["run"].get("hold_out")
 
 
 def _row_key(row: ResultRow) -> str:
@@ -132,7 +137,9 @@ def by_label(results: Sequence[ResultRow]) -> dict[str, list[ResultRow]]:
     groups: dict[str, list[ResultRow]] = {}
     for row in results:
         members = groups.setdefault(_row_key(row), [])
-        if all(other["seed"] != row["seed"] for other in members):  # the same run on other hardware is not a second sample
+        if all(
+            (other["seed"], _held_out(other)) != (row["seed"], _held_out(row)) for other in members
+        ):  # the same run on other hardware is not a second sample
             members.append(row)
     named = {key: (_title(rows[0]), _row_settings(rows[0])) for key, rows in groups.items()}
     return {title: groups[key] for key, title in _titles(named).items()}
@@ -274,8 +281,43 @@ def tidy(table: Table) -> str:
     return buffer.getvalue()
 
 
+def unseen_rows(results: Sequence[ResultRow]) -> list[dict[str, Any]]:
+    """Return accuracies at sites that were held out, over sites, folds and seeds: one row per scenario and method."""
+    by_column: dict[str, list[ResultRow]] = {}
+    for row in (r for r in results if r.get("unseen")):
+        by_column.setdefault(json.dumps(_column_settings(row), sort_keys=True), []).append(row)
+    titles = _titles({key: (rows[0]["scenario"], flat(json.loads(key))) for key, rows in by_column.items()})
+    found = []
+    for key, rows in by_column.items():
+        for label, members in by_label(rows).items():
+            sites = [site for row in members for site in row["unseen"]]
+            alike = [site["alike"] for site in sites if site["alike"] is not None]
+            found.append(
+                {
+                    "scenario": titles[key],
+                    "method": label,
+                    "tested": len(sites),
+                    **mean_accuracy(sites),
+                    "right": statistics.fmean(share > 0.5 for share in alike) if alike else None,
+                }
+            )
+    return found
+
+
+def unseen_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Write the table of unseen sites for people."""
+    heads = ["scenario", "method", "sites tested", *UNSEEN.values(), "right true group"]
+    lines = [f"| {' | '.join(heads)} |", "| --- | --- |" + " ---: |" * (len(heads) - 2)]
+    for row in rows:
+        cells = [_cell_text(row["scenario"]), _cell_text(row["method"]), str(row["tested"])]
+        lines.append(f"| {' | '.join([*cells, *(percent(row[key]) for key in (*UNSEEN, 'right'))])} |")
+    return "\n".join(lines) + "\n"
+
+
 def write_tables(results: Sequence[ResultRow], out: Path) -> Table:
-    """Write ``table.md``, ``table.tex`` and ``table.csv``."""
+    """Write ``table.md``, ``table.tex`` and ``table.csv``, and ``unseen.md`` where sites were held out."""
+    if unseen := unseen_rows(results):
+        write_file(out / "unseen.md", [unseen_markdown(unseen).encode()])
     table = build(results)
     for name, text in (("table.md", markdown(table)), ("table.tex", latex(table)), ("table.csv", tidy(table))):
         write_file(out / name, [text.encode()])

@@ -74,6 +74,14 @@ def site_from_arrays(name: str, entry: Any, *, like: Scenario, seed: int = 0) ->
     return to_site(name, {split: divided[split].x for split in SPLITS}, divided, like.classes), tuple(write_notes(notes))
 
 
+def inputs_like(x: Any, expected: torch.Tensor) -> torch.Tensor:
+    """Bring inputs without labels to the form of a run's samples."""
+    found = torch.from_numpy(_samples("new", _array(x)))
+    if found.shape[1:] != expected.shape[1:]:
+        raise DataError(f"expected samples of shape {tuple(expected.shape[1:])} as at the other sites, got {tuple(found.shape[1:])}")
+    return found
+
+
 def _raw(name: str, entry: Any) -> Raw:
     if isinstance(entry, Mapping):
         unknown = set(entry) - set(SPLITS)

@@ -99,6 +99,16 @@ def read_inputs(files: Sequence[str | Path], *, encoding: Mapping[str, Any]) -> 
     return torch.from_numpy(np.concatenate(blocks)), names
 
 
+def read_unlabelled(path: Path, *, encoding: Mapping[str, Any]) -> Tensor:
+    """Read all images below a folder, whatever their folders are called, or a table without a label column."""
+    _readable(path, encoding)
+    suffixes = IMAGE_SUFFIXES if encoding["kind"] == "images" else TABLE_SUFFIXES
+    files = [path] if path.is_file() else [file for file in sorted(path.rglob("*")) if file.suffix.lower() in suffixes]
+    if not files:
+        raise DataError(f"{path} holds no {'images' if encoding['kind'] == 'images' else 'tables'}, which the run was trained on")
+    return read_inputs(files, encoding=encoding)[0]
+
+
 def _readable(path: Path, encoding: Mapping[str, Any]) -> None:
     if encoding["kind"] == "arrays":
         raise DataError("the run was trained on arrays given in Python, so it cannot read files: use Result.predict in Python")

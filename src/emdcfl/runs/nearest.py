@@ -1,0 +1,159 @@
+r"""Which group is nearest to a site that has no labels?
+
+All that is known of it are its inputs. They are embedded by every group's model and compared with the members' embeddings by optimal
+transport; how sure the model is of them counts too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from emdcfl.core import tasks
+from emdcfl.core.errors import ConfigError, DataError
+from emdcfl.core.federation import Federation
+from emdcfl.core.params import Network, find_head
+from emdcfl.core.schema import Reply
+from emdcfl.data.own import encoding_of
+from emdcfl.data.own.arrays import inputs_like
+from emdcfl.data.own.site import read_unlabelled
+from emdcfl.data.types import Site, Split
+from emdcfl.methods.base import Serving
+from emdcfl.runs.plan import plan
+from emdcfl.runs.result import Result
+from emdcfl.transport import cost_matrix, exact
+
+PLACED_WITH = 400
+"""Samples of a site that are compared, at most."""
+
+Groups = Mapping[int, tuple[Tensor, list[str]]]
+"""Cluster → its model and its members."""
+
+
+def groups_of(serving: Serving, clients: Sequence[str]) -> Groups:
+    """Return the clusters of a run with hard clusters."""
+    assert serving.clusters is not None
+    labels = serving.clusters.tolist()
+    members = {k: [c for c, label in zip(clients, labels, strict=True) if label == k] for k in sorted(set(labels))}
+    return {k: (serving.models[int(serving.weights[labels.index(k)].argmax())], who) for k, who in members.items()}
+
+
+def unlabelled(site: Site) -> Site:
+    """Return the site without labels: all it may be placed with in training, and its test splits."""
+    x = torch.cat([site.train.x, site.val.x])
+    return Site(site.name, Split(x, torch.zeros(len(x), dtype=torch.int64)), site.val, site.tests)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How well a cluster fits a site without labels, see ``fits``; the smallest ``misfit`` is the nearest."""
+
+    distance: float
+    entropy: float
+    misfit: float
+
+
+def fits(groups: Groups, fed: Federation, new: Sequence[str]) -> dict[str, dict[int, Fit]]:
+    r"""How well every cluster fits sites without labels.
+
+    Under the cluster's model, which embeds all samples,
+
+    .. math:: d_k(c') = \frac{1}{|S_k|}\sum_{c\in S_k} W_1(Z_c, Z_{c'}) - W_1(Z_c, Z^{val}_c)
+
+    with :math:`Z_c` the embedded train samples of a member; the second term is what the member's own unseen data cost. :math:`H_k(c')` is
+    the mean entropy of the model's predictions: models are surer of data like those they were trained on. The misfit is
+    :math:`d_k / \bar W + H_k / \bar H`, each in units of its mean over clusters (of :math:`W_1` for the first, as d may be near zero).
+    Embeddings are not projected: this runs where the data of all sites are.
+    """
+    found: dict[str, dict[int, tuple[float, float, float]]] = {c: {} for c in new}
+    net = fed.network()
+    for k, (theta, members) in groups.items():
+        wanted: dict[str, Any] = {"theta": theta, "cap": PLACED_WITH}
+        train = fed.run(tasks.embed, {c: {} for c in (*members, *new)}, split="train", **wanted)
+        val = fed.run(tasks.embed, {c: {} for c in members}, split="val", **wanted)
+        own = float(np.mean([_transport(train[c], val[c]) for c in members]))
+        net.load(theta)
+        for c in new:
+            w = float(np.mean([_transport(train[member], train[c]) for member in members]))
+            found[c][k] = (w, w - own, _entropy(net, train[c]))
+    return {c: _relative(values) for c, values in found.items()}
+
+
+def _relative(values: Mapping[int, tuple[float, float, float]]) -> dict[int, Fit]:
+    if not values:
+        return {}
+    w, _, h = (max(float(mean), 1e-12) for mean in np.mean(list(values.values()), axis=0))
+    return {k: Fit(d, entropy, d / w + entropy / h) for k, (_, d, entropy) in values.items()}
+
+
+def _transport(a: Reply, b: Reply) -> float:
+    return float(exact(cost_matrix(*(reply["embeddings"].double().numpy() for reply in (a, b)), cost="cosine")).value)
+
+
+@torch.no_grad()
+def _entropy(net: Network, reply: Reply) -> float:
+    p = find_head(net.module)(reply["embeddings"].to(net.device)).double().softmax(1)
+    return float(-(p * p.clamp_min(1e-12).log()).sum(1).mean())
+
+
+@dataclass(frozen=True)
+class NearestCluster:
+    """Where a site without labels belongs: clusters with their members and fit, the nearest first."""
+
+    site: str
+    candidates: list[tuple[int, list[str], Fit]]
+
+    @property
+    def cluster(self) -> int:
+        return self.candidates[0][0]
+
+    def verdict(self) -> str:
+        """Say it in words."""
+        (cluster, _, fit), *others = self.candidates
+        then = f"; the next, cluster {others[0][0]}, has {others[0][2].misfit:.2f}" if others else ""
+        return (
+            f"{self.site} is nearest to cluster {cluster}, with misfit {fit.misfit:.2f}{then}; only labels can show whether its model fits"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        found = [{"cluster": k, "members": members, **asdict(fit)} for k, members, fit in self.candidates]
+        return {"site": self.site, "cluster": self.cluster, "verdict": self.verdict(), "candidates": found}
+
+
+def place_unlabelled(result: Result, site: Any, *, name: str | None = None) -> NearestCluster:
+    """Find the nearest cluster of a finished run for a site without labels.
+
+    Parameters
+    ----------
+    result : Result
+    site : path or array
+        A folder of images or a table, read as the run's own files were, without labels; or inputs ``X``, where the run was given arrays.
+    name : str, optional
+        Default: the folder's name.
+    """
+    serving = result.serving
+    if serving.clusters is None:
+        raise ConfigError(f"this is a run of {result.config.method.name}, which has no clusters to place a site in; use a run of emdcfl")
+    found = plan(result.config, result.scenario)
+    scenario, config = found.scenario, found.config
+    if isinstance(site, (str, Path)):
+        x = read_unlabelled(Path(site), encoding=encoding_of(scenario))
+        chosen = name or f"new:{Path(site).stem}"
+    else:
+        x, chosen = inputs_like(site, scenario.sites[0].train.x), name or "new"
+    if chosen in {s.name for s in scenario.sites}:
+        raise DataError(f"the run has a client called {chosen!r} already; give the new site another name with --name")
+    nothing = Split(x, torch.zeros(len(x), dtype=torch.int64))
+    grown = replace(scenario, sites=(*scenario.sites, Site(chosen, nothing, nothing, {})), groups=None)
+    groups = groups_of(serving, result.clients)
+    with replace(found, config=replace(config, run=replace(config.run, participants=None)), scenario=grown).federation() as fed:
+        fed.begin(1)
+        near = fits(groups, fed, [chosen])[chosen]
+    return NearestCluster(chosen, [(k, groups[k][1], near[k]) for k in sorted(near, key=lambda k: near[k].misfit)])

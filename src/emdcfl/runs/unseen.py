@@ -1,0 +1,113 @@
+"""Sites that were held out of training: each is placed with its unlabelled data, and tested with the model of its group.
+
+Beside it stand one model for all (FedAvg on the same sites), and the best and the worst group, which only somebody with labels could know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from emdcfl.core import tasks
+from emdcfl.core.units import percent, plural
+from emdcfl.runs.config import Choice, PersonalizeConfig
+from emdcfl.runs.loop import Observer
+from emdcfl.runs.nearest import Groups, fits, groups_of, unlabelled
+from emdcfl.runs.outputs import write_summary
+from emdcfl.runs.plan import RunPlan, plan
+from emdcfl.runs.result import Result
+from emdcfl.runs.runner import run
+
+UNSEEN = {"placed": "its group's model", "one": "one model for all", "best": "best group", "worst": "worst group"}
+"""What a held-out site is tested with → what tables call it."""
+
+_trained: dict[str, Tensor] = {}
+"""The last model for all by the hash of its config: the runs of a comparison on the same sites share it."""
+
+
+def score_unseen(result: Result, planned: RunPlan, observer: Observer | None = None) -> Result:
+    """Place and test the sites held out; returns the result with ``summary["unseen"]``, and writes that to its run directory.
+
+    Methods without clusters have nothing to place a site in; of these only those with one model for all are tested.
+    """
+    groups = {} if result.serving.clusters is None else groups_of(result.serving, result.clients)
+    if not groups and planned.method.family != "global":
+        return result
+    one = result.serving.models[0] if not groups else _one_for_all(result, planned, observer)
+    summary = {**result.summary, "unseen": _test(planned, groups, one)}
+    if result.folder is not None:
+        write_summary(result.folder, summary)
+    return replace(result, summary=summary)
+
+
+def _one_for_all(result: Result, planned: RunPlan, observer: Observer | None) -> Tensor:
+    config = replace(planned.config, method=Choice("fedavg"), personalize=PersonalizeConfig())
+    baseline = plan(config, planned.whole)
+    if result.folder is None and baseline.key in _trained:
+        return _trained[baseline.key]
+    place = None if result.folder is None else result.folder / "baselines" / "fedavg"
+    model = run(baseline, place, resume=place is not None, observer=observer).serving.models[0]
+    _trained.clear()
+    _trained[baseline.key] = model
+    return model
+
+
+def _test(planned: RunPlan, groups: Groups, one: Tensor) -> dict[str, Any]:
+    held = [site.name for site in planned.held]
+    sites = (*planned.scenario.sites, *map(unlabelled, planned.held))
+    config = replace(planned.config, run=replace(planned.config.run, participants=None))
+    truth = planned.whole.groups or {}
+    with replace(planned, config=config, scenario=replace(planned.scenario, sites=sites, groups=None)).federation() as fed:
+        fed.begin(1)
+        near = fits(groups, fed, held)
+        models: dict[int | str, Tensor] = {"one": one}
+        models |= {k: theta for k, (theta, _) in groups.items()}
+        tested: dict[int | str, Mapping[str, float]] = {}
+        for name, theta in models.items():
+            replies = fed.run(tasks.test, {site: {"models": theta[None], "weights": torch.ones(1)} for site in held})
+            tested[name] = {site: float(next(iter(replies[site]["accuracy"].values()))) for site in held}
+    found = []
+    for site in planned.held:
+        fit = near[site.name]
+        cluster = min(fit, key=lambda k: fit[k].misfit) if fit else None
+        own = [tested[k][site.name] for k in groups]
+        found.append(
+            {
+                "site": site.name,
+                "group": truth.get(site.name),
+                "cluster": cluster,
+                "alike": _alike(site.name, [] if cluster is None else groups[cluster][1], truth),
+                "misfits": {str(k): round(f.misfit, 6) for k, f in fit.items()},
+                "accuracy": {
+                    "placed": None if cluster is None else tested[cluster][site.name],
+                    "one": tested["one"][site.name],
+                    "best": max(own, default=None),
+                    "worst": min(own, default=None),
+                },
+                "samples": len(next(iter(site.tests.values()))),
+            }
+        )
+    return {"sites": found, "accuracy": mean_accuracy(found)}
+
+
+def _alike(site: str, members: Sequence[str], truth: Mapping[str, str]) -> float | None:
+    """Return the share of a cluster's members that are of the site's true group, where groups are known."""
+    return float(np.mean([truth[c] == truth[site] for c in members])) if members and site in truth else None
+
+
+def mean_accuracy(sites: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    """Unweighted means over held-out sites."""
+    known = {key: [site["accuracy"][key] for site in sites if site["accuracy"][key] is not None] for key in UNSEEN}
+    return {key: float(np.mean(values)) if values else None for key, values in known.items()}
+
+
+def unseen_sentence(unseen: Mapping[str, Any]) -> str:
+    """Say how held-out sites fare, in one line."""
+    mean = unseen["accuracy"]
+    told = ", ".join(f"{name} {percent(mean[key])}" for key, name in UNSEEN.items() if mean[key] is not None)
+    return f"{plural(len(unseen['sites']), 'site')} held out of training, placed by unlabelled data: mean accuracy of {told}"

@@ -1,0 +1,176 @@
+"""Sites held out of training: they change nothing, are placed without labels, and are tested with their group's model."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests import tiny
+from typer.testing import CliRunner
+
+import emdcfl
+import emdcfl.cli.use  # registers the command
+from emdcfl.cli.app import app
+from emdcfl.core.errors import ConfigError, DataError
+from emdcfl.data import scenarios
+from emdcfl.data.types import Scenario, Site, Split
+from emdcfl.report.page import render
+from emdcfl.runs.config import Config, RunConfig, loads, override
+from emdcfl.runs.nearest import _relative, unlabelled
+from emdcfl.runs.plan import plan
+from emdcfl.runs.unseen import mean_accuracy, unseen_sentence
+from emdcfl.studies.compare import compare, configs, folds_of, parse_methods
+from emdcfl.studies.results import checked, read_results
+from emdcfl.studies.tables import build, unseen_rows, write_tables
+
+HELD = ("site-1", "site-4")
+
+
+@pytest.fixture(scope="module")
+def scenario() -> Scenario:
+    return scenarios.build("tiny", clients_per_group=3)
+
+
+@pytest.fixture(scope="module")
+def result(scenario: Scenario, tmp_path_factory: pytest.TempPathFactory) -> emdcfl.Result:
+    return emdcfl.fit(scenario, method="oracle", rounds=3, hold_out=HELD, out=tmp_path_factory.mktemp("runs") / "one")
+
+
+def test_held_out_sites_do_not_take_part(scenario: Scenario, result: emdcfl.Result) -> None:
+    assert result.clients == ("site-0", "site-2", "site-3", "site-5")
+    less = replace(
+        scenario,
+        sites=tuple(s for s in scenario.sites if s.name not in HELD),
+        groups={name: g for name, g in (scenario.groups or {}).items() if name not in HELD},
+    )
+    assert torch.equal(emdcfl.fit(less, method="oracle", rounds=3).serving.models, result.serving.models)
+
+
+def test_each_is_placed_with_its_true_group_and_tested(result: emdcfl.Result) -> None:
+    unseen = result.summary["unseen"]
+    assert [(one["site"], one["group"], one["alike"]) for one in unseen["sites"]] == [
+        ("site-1", "group-0", 1.0),
+        ("site-4", "group-1", 1.0),
+    ]
+    clusters = result.clusters
+    assert clusters is not None
+    assert [one["cluster"] for one in unseen["sites"]] == [clusters["site-0"], clusters["site-3"]]
+    for one in unseen["sites"]:
+        accuracy = one["accuracy"]
+        assert accuracy["worst"] <= accuracy["placed"] <= accuracy["best"]
+        own = result.model_of("site-0" if one["site"] == "site-1" else "site-3")
+        data = next(s for s in (result.scenario or pytest.fail("no data")).sites if s.name == one["site"]).tests["test"]
+        assert accuracy["placed"] == pytest.approx(float((own.probabilities(data.x).argmax(1) == data.y).double().mean()))
+    assert unseen["accuracy"] == mean_accuracy(unseen["sites"])
+    assert "2 sites held out" in unseen_sentence(unseen)
+
+
+def test_it_is_stored_with_one_model_for_all_and_shown(result: emdcfl.Result) -> None:
+    assert result.folder is not None
+    loaded = emdcfl.load(result.folder)
+    assert loaded.summary["unseen"] == result.summary["unseen"]
+    assert loaded.config.run.hold_out == HELD
+    one = emdcfl.load(result.folder / "baselines" / "fedavg").summary
+    assert one["unseen"]["accuracy"]["one"] == result.summary["unseen"]["accuracy"]["one"]
+    assert one["unseen"]["accuracy"]["placed"] is None
+    assert "Sites held out of training" in render(result.folder)
+
+
+def test_labels_of_a_held_out_site_are_not_used(scenario: Scenario, result: emdcfl.Result) -> None:
+    def spoiled(site: Site) -> Site:
+        return Site(site.name, *(Split(s.x, (s.y + 1) % 2) for s in (site.train, site.val)), site.tests)
+
+    other = replace(scenario, sites=tuple(spoiled(s) if s.name in HELD else s for s in scenario.sites))
+    assert emdcfl.fit(other, method="oracle", rounds=3, hold_out=HELD).summary["unseen"] == result.summary["unseen"]
+    assert int(unlabelled(scenario.sites[0]).train.y.sum()) == 0
+
+
+def test_a_site_without_labels_is_placed_from_python(result: emdcfl.Result, scenario: Scenario) -> None:
+    x = scenario.sites[4].train.x.numpy()
+    found = result.place_unlabelled(x, name="more")
+    assert found.cluster == (result.clusters or {})["site-3"]
+    assert found.candidates[0][2].misfit < found.candidates[1][2].misfit
+    assert json.loads(json.dumps(found.as_dict(), allow_nan=False))["cluster"] == found.cluster
+    with pytest.raises(DataError, match="already"):
+        result.place_unlabelled(x, name="site-0")
+    with pytest.raises(DataError, match="expected samples of shape"):
+        result.place_unlabelled(np.zeros((4, 1)))
+
+
+def test_the_command_reads_a_table_without_labels(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for name in ("a", "b", "c", "d", "new"):
+        sign = -1 if name in "cd" else 1
+        x = rng.normal(size=(150, 4)) + 2 * sign
+        rows = ["p,q,r,s" + ("" if name == "new" else ",label")]
+        rows += [",".join(f"{v:.4f}" for v in row) + ("" if name == "new" else f",{int(sign * row[0] > 2)}") for row in x]
+        place = tmp_path / ("new.csv" if name == "new" else f"sites/{name}.csv")
+        place.parent.mkdir(exist_ok=True)
+        place.write_text("\n".join(rows) + "\n")
+    out = str(tmp_path / "run")
+    done = emdcfl.fit(tmp_path / "sites", rounds=1, out=out)
+    answer = CliRunner().invoke(app, ["place", "--unlabelled", out, str(tmp_path / "new.csv"), "--json"])
+    assert answer.exit_code == 0, answer.output
+    assert json.loads(answer.output)["cluster"] == (done.clusters or {})["a"]
+
+
+def test_methods_without_clusters_place_nobody(scenario: Scenario) -> None:
+    assert "unseen" not in emdcfl.fit(scenario, method="local", rounds=1, hold_out=HELD).summary
+    alone = emdcfl.fit(scenario, method="fedavg", rounds=1, hold_out=HELD)
+    assert alone.summary["unseen"]["sites"][0]["cluster"] is None
+    with pytest.raises(ConfigError, match="no clusters"):
+        alone.place_unlabelled(scenario.sites[0].train.x.numpy())
+
+
+@pytest.mark.parametrize(
+    ("hold_out", "engine", "message"),
+    [
+        (["site-9"], "auto", "no site 'site-9'"),
+        (["site-0", "site-1", "site-2"], "auto", "at least two sites to train with, got 1"),
+        (["site-0"], "flower", "on one machine"),
+    ],
+)
+def test_sites_that_cannot_be_held_out(hold_out: list[str], engine: str, message: str) -> None:
+    config = override(tiny.config(), {"run.hold_out": hold_out, "engine.name": engine})
+    with pytest.raises(ConfigError, match=message):
+        plan(config)
+
+
+def test_the_key_is_checked_and_left_out_by_default() -> None:
+    assert loads('[run]\nhold_out = ["a"]\n').run.hold_out == ("a",)
+    for wrong in ("[]", '["a", "a"]'):
+        with pytest.raises(ConfigError, match="a list of different sites"):
+            loads(f"[run]\nhold_out = {wrong}\n")
+    assert plan(tiny.config()).held == ()
+
+
+def test_leave_one_out_tests_every_site_once(tmp_path: Path) -> None:
+    base = replace(Config(scenario=tiny.config().scenario), run=RunConfig(rounds=1))
+    folds = folds_of(base, 2)
+    assert [fold.run.hold_out for fold in folds] == [("site-0", "site-1"), ("site-2", "site-3")]
+    assert len(folds_of(base, None)) == 4
+    with pytest.raises(ConfigError, match="expected 2 to 4"):
+        folds_of(base, 5)
+    wanted = [one for fold in folds_of(base, None) for one in configs(fold, parse_methods("oracle"), [0])]
+    outcome = compare(wanted, tmp_path)
+    assert (outcome.ran, outcome.failed) == (4, [])
+    rows = read_results(tmp_path)
+    assert len(list(checked(rows, "here"))) == 4
+    (row,) = unseen_rows(rows)
+    assert (row["tested"], row["right"]) == (4, 1.0)
+    assert row["worst"] <= row["placed"] <= row["best"]
+    assert build(rows).columns == ()  # what was trained without a site is no result of the whole scenario
+    write_tables(rows, tmp_path)
+    assert "| tiny | Oracle | 4 |" in (tmp_path / "unseen.md").read_text()
+    assert "Sites held out of training" in render(tmp_path)
+
+
+def test_misfits_add_what_each_measure_says() -> None:
+    near = _relative({0: (0.1, 0.02, 0.5), 1: (0.3, 0.2, 1.5)})
+    assert near[0].misfit == pytest.approx(0.02 / 0.2 + 0.5)
+    assert near[1].misfit == pytest.approx(0.2 / 0.2 + 1.5)
+    assert _relative({}) == {}
