@@ -1,6 +1,6 @@
 """The CUDA engine: clients train on one GPU, several at a time, with SGD steps captured as CUDA graphs.
 
-Data stay on the GPU. One launch is one step (``streams``), and one thread launches for all streams (``driving``). Embeddings of many
+Data stay on the GPU. One launch is one step (``streams``), and one thread launches for all streams (``drive``). Embeddings of many
 clients under one model are computed together, while the host compares those already computed (``embedding``). Transport problems are
 bounded on the GPU (``transport_queue``).
 
