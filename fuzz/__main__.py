@@ -1,7 +1,7 @@
 """``python -m fuzz --seconds 300``: fuzz the targets one after the other, each in a process of its own, and append a row each to a file.
 
 A finding ends a target with the input in ``<corpus>/<target>/found/``; ``python -m fuzz --target rundir --replay FILE`` shows it again.
-Needs the extra ``fuzz`` (atheris); the target ``codec`` also needs ``flower``.
+Needs the extra ``fuzz`` (atheris); some targets also need ``flower``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ import time
 from pathlib import Path
 from types import ModuleType
 
-TARGETS = ("codec", "rundir", "loaders", "config")
+TARGETS = ("codec", "rundir", "loaders", "config", "survey", "policy", "replies")
+FLOWER = ("codec", "survey", "policy")
+"""Targets that need the extra ``flower``."""
 
 
 def load(target: str) -> ModuleType:
@@ -50,8 +52,8 @@ def replay(target: str, file: Path) -> None:
 
 def run(target: str, corpus: Path, seconds: int, out: Path | None) -> bool:
     """Fuzz in a child, note what it did, and say whether it found nothing."""
-    if target == "codec" and importlib.util.find_spec("flwr") is None:
-        print("codec: not run, needs the extra emdcfl[flower]")
+    if target in FLOWER and importlib.util.find_spec("flwr") is None:
+        print(f"{target}: not run, needs the extra emdcfl[flower]")
         return True
     command = [sys.executable, "-m", "fuzz", "--target", target, "--corpus", str(corpus), "--seconds", str(seconds), "--here"]
     corpus.mkdir(parents=True, exist_ok=True)

@@ -6,6 +6,7 @@ import importlib
 
 import hypothesis.strategies as st
 import pytest
+from fuzz.__main__ import FLOWER
 from fuzz.feed import Feed, one_line
 from hypothesis import HealthCheck, given, settings
 
@@ -23,12 +24,19 @@ FOUND = {
     ],
     "rundir": [],
     "codec": [],
+    "survey": [],
+    "policy": [
+        bytes.fromhex("70eb940bd5335f973daad8619b91ffc911f57cced458bbbf2ce03753c9bdfa0ff0169dc9575674066676cf"),  # a tensor as request
+        bytes.fromhex("6f1afdc9b2c454142e8233882a4729e37bc3ddcb54a6e040f96c3d"),  # an infinite round
+        bytes.fromhex("d45544a2e5d555cac766fd8eb84d848f59"),  # a list of inputs
+    ],
+    "replies": [],
 }
 """By target."""
 
 
 def target(name: str) -> object:
-    if name == "codec":
+    if name in FLOWER:
         pytest.importorskip("flwr", reason="needs the extra emdcfl[flower]")
     return importlib.import_module(f"fuzz.fuzz_{name}")
 
@@ -41,7 +49,9 @@ def test_seeds_and_findings(name: str) -> None:
         module.one(data)  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(("name", "examples"), [("codec", 150), ("config", 150), ("loaders", 60), ("rundir", 15)])
+@pytest.mark.parametrize(
+    ("name", "examples"), [("codec", 150), ("config", 150), ("loaders", 60), ("rundir", 15), ("survey", 150), ("policy", 60)]
+)
 def test_any_bytes(name: str, examples: int) -> None:
     module = target(name)
 

@@ -104,7 +104,7 @@ class Traffic:
 
     def restore(self, counted: Mapping[str, Mapping[str, int]]) -> None:
         """Continue from the count of a resumed run."""
-        self.bytes = {phase: dict(ways) for phase, ways in counted.items()}
+        self.bytes = {phase: {way: ways.get(way, 0) for way in ("to_clients", "to_server")} for phase, ways in counted.items()}
 
     def sent(
         self, phase: str, inputs: Mapping[str, Mapping[str, Any]], common: Mapping[str, Any], divisible: Divisible | None = None

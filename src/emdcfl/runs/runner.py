@@ -17,7 +17,9 @@ import numpy as np
 import torch
 
 import emdcfl
-from emdcfl.core.federation import Federation
+from emdcfl.core.checks import check_options
+from emdcfl.core.errors import ConfigError, StoreError
+from emdcfl.core.federation import Failure, Federation
 from emdcfl.data.types import Scenario
 from emdcfl.methods.base import Serving
 from emdcfl.runs import signals
@@ -28,9 +30,10 @@ from emdcfl.runs.outputs import write_outputs
 from emdcfl.runs.personal import Personal, gain, personalize
 from emdcfl.runs.plan import RunPlan, plan
 from emdcfl.runs.result import Result
-from emdcfl.runs.scoring import MetricsRow, accuracy, agreement
+from emdcfl.runs.scoring import MetricsRow, accuracy, agreement, check_rows
 from emdcfl.runs.served import ModelInfo
 from emdcfl.runs.store import RunStore
+from emdcfl.runs.store.rounds import METRICS
 
 PHASES = ("train", "embed", "transport", "evaluate")
 PERSONALIZE = "personalize"
@@ -74,6 +77,18 @@ def run(
     return score_unseen(result, planned, observer)
 
 
+@dataclass(frozen=True)
+class _Extra:
+    """What a round commits beside the method's state."""
+
+    seconds: dict[str, float]
+    rows: list[dict[str, Any]]
+    failures: list[dict[str, Any]]
+    trust: dict[str, Any]
+    bytes: dict[str, dict[str, int]]
+    personal: dict[str, Any]
+
+
 @dataclass
 class _Account:
     """What a run has come to: rows and failures so far, and where they are saved."""
@@ -105,13 +120,16 @@ class _Account:
         if self.store is not None:
             self.store.trim_metrics(done)
             self.history = self.store.read_metrics()
-        self.before, self.last, self.failures = (
-            dict(extra.get("seconds", {})),
-            list(extra.get("rows", [])),
-            list(extra.get("failures", [])),
-        )
-        self.personal = Personal(**extra["personal"]) if "personal" in extra else None
-        self.fed.guard.ledger.restore(extra.get("trust", {}))
+            check_rows(self.history, METRICS)
+        try:
+            extra = check_options(_Extra, extra, "its account")
+            failures = [asdict(Failure(**check_options(Failure, failure, "a failure"))) for failure in extra.get("failures", [])]
+            self.personal = Personal(**extra["personal"]) if "personal" in extra else None
+            self.fed.guard.ledger.restore(extra.get("trust", {}))
+        except (ConfigError, TypeError, ValueError) as error:
+            raise StoreError(f"state/round-{done}.json is not what a run writes: {error}; start again with another --out") from error
+        self.before, self.last, self.failures = extra.get("seconds", {}), extra.get("rows", []), failures
+        check_rows([*self.last, *(self.personal.rows if self.personal else [])], f"state/round-{done}.json")
         self.fed.traffic.restore(extra.get("bytes", {}))
         return done, state
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from emdcfl.clustering import adjusted_rand
 from emdcfl.core import tasks
-from emdcfl.core.errors import ClientError
+from emdcfl.core.errors import ClientError, StoreError
 from emdcfl.core.federation import Federation
 from emdcfl.core.schema import Reply
 from emdcfl.methods.base import Serving
@@ -19,6 +19,19 @@ from emdcfl.runs.served import states_of
 
 MetricsRow = dict[str, Any]
 """One line of ``metrics.jsonl``: a client in a round."""
+
+
+def check_rows(rows: Sequence[Any], where: str) -> None:
+    """Raise ``StoreError`` unless these are rows as ``score`` makes them; a run directory may come from elsewhere."""
+    for row in rows:
+        if not isinstance(row, dict) or type(row.get("round")) is not int or not isinstance(row.get("client"), str):
+            raise StoreError(f"{where} holds a row that no run writes; start again with another --out")
+        found = [row.get(name) for name in ("accuracy", "test_loss", "test_samples")]
+        numbers = [row.get("cluster"), row.get("train_loss"), *(v for by in found if isinstance(by, dict) for v in by.values())]
+        variants = [set(by) for by in found if isinstance(by, dict)]
+        whole = all(by is None for by in found) or (len(variants) == len(found) and all(names == variants[0] for names in variants))
+        if not whole or not all(value is None or type(value) in (int, float) for value in numbers):
+            raise StoreError(f"{where} holds a row with values that no run writes; start again with another --out")
 
 
 def score(

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from emdcfl.core.checks import check_options
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -40,6 +42,12 @@ class Flag:
     times: int
     value: float
     typical: float
+
+
+@dataclass(frozen=True)
+class _Record:
+    faults: dict[str, list[dict[str, Any]]]
+    flags: list[dict[str, Any]]
 
 
 class Ledger:
@@ -117,5 +125,7 @@ class Ledger:
 
     def restore(self, stored: Mapping[str, Any]) -> None:
         """Load what ``as_dict`` returned."""
-        self.faults = {c: [Fault(**f) for f in faults] for c, faults in stored.get("faults", {}).items()}
-        self.flags = {(f["client"], f["what"]): Flag(**f) for f in stored.get("flags", [])}
+        record = check_options(_Record, stored, "trust")
+        self.faults = {c: [Fault(**check_options(Fault, f, "a fault")) for f in faults] for c, faults in record.get("faults", {}).items()}
+        flags = [Flag(**check_options(Flag, f, "a flag")) for f in record.get("flags", [])]
+        self.flags = {(flag.client, flag.what): flag for flag in flags}

@@ -112,7 +112,7 @@ def _handler(open_node: Open, function: Answer) -> Callable[[Message, Context], 
         except PolicyError as error:
             log.warning("refused a request of the server (%s): %s", message.metadata.message_type, error)
             content, refused = _failed(node, str(error)), True
-        except (EmdcflError, KeyError, TypeError, ValueError) as error:  # a malformed request
+        except Exception as error:  # a malformed request: a tensor where a dict belongs, a round that is infinite
             reason = str(error) if isinstance(error, ClientError) else f"malformed request ({type(error).__name__})"
             log.exception("a request could not be answered")
             content = _failed(node, reason)
