@@ -104,6 +104,27 @@ def test_a_clear_run(tmp_path: Path) -> None:
         assert name in page.text
 
 
+def personalized(names: list[str], kept: int, value: float) -> dict[str, Any]:
+    score = {"mean": value, "worst": value}
+    clients = {name: {"test": value} for name in names}
+    return {"mode": "on", "kept": names[:kept], "accuracy": {**score, "variants": {"test": score}}, "gain": 0.0321, "clients": clients}
+
+
+def test_accuracies_after_fine_tuning_stand_beside_the_plain_ones(tmp_path: Path) -> None:
+    names = [f"site-{i}" for i in range(8)]
+    run = make_run(tmp_path / "run", names=names, personalized=personalized(names, 5, 0.987))
+    make_baselines(run, names=names)
+    make_run(
+        run / "baselines" / "fedavg", method="fedavg", clusters=None, ari=None, names=names, personalized=personalized(names, 8, 0.871)
+    )
+    context = run_context(read_run(run))
+    assert [row["fine_tuned"] for row in context["table"]].count(0.987) == 5
+    assert list(context["table"][0]["baselines"]) == ["fedavg", "fedavg+ft", "local"]
+    assert {row["baselines"]["fedavg+ft"] for row in context["table"]} == {0.871}
+    assert "kept by 5 of 8 clients" in said(run)["Fine-tuning"] and "+3.2 points" in said(run)["Fine-tuning"]
+    assert "one model for all, fine-tuned at home" in Page(render(run)).text
+
+
 def test_clients_with_tolerances_of_their_own(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     epsilon = read_arrays(run / "distances.npz")["epsilon"] * np.linspace(0.9, 1.1, 8)[:, None]

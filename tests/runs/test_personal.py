@@ -20,6 +20,7 @@ from emdcfl.core.federation import Federation
 from emdcfl.engines.local.batched import BatchedFederation
 from emdcfl.methods.base import Serving
 from emdcfl.runs import runner
+from emdcfl.runs.baselines import BASELINES, run_baselines
 from emdcfl.runs.config import Config, PersonalizeConfig
 from emdcfl.runs.outputs import load_served
 from emdcfl.runs.personal import Personal, personalize
@@ -183,6 +184,14 @@ def test_a_kill_after_the_last_round_resumes_to_the_same_bytes(
 def test_a_result_in_memory_saves_its_personal_models(finished: Path, tmp_path: Path) -> None:
     run(tuned()).save(tmp_path / "saved")
     assert contents(tmp_path / "saved") == contents(finished)
+
+
+def test_one_run_of_fedavg_is_two_baselines() -> None:
+    found = run_baselines(run(config(rounds=1)))
+    assert list(found) == list(BASELINES) == ["fedavg", "fedavg+ft", "local"]
+    plain, after = found["fedavg"], found["fedavg+ft"]
+    assert plain.summary["personalized"]["mode"] == "if-it-pays" and plain.summary["accuracy"]["mean"] == plain.accuracy.mean
+    assert after.accuracy == plain.personalized and "personalized" not in found["local"].summary
 
 
 def test_a_client_that_fails_ends_a_run_that_stops_at_failures() -> None:

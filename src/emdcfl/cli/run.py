@@ -48,7 +48,7 @@ def run(
     split: SplitOption = None,
     split_column: SplitColumn = None,
     group: GroupOption = None,
-    baselines: Annotated[bool, typer.Option(help="With --data: also train one model for all, and every site alone.")] = True,
+    baselines: Annotated[bool, typer.Option(help="With --data: also one model for all (also fine-tuned) and every site alone.")] = True,
     method: Annotated[str | None, typer.Option(help="See 'emdcfl methods'.", show_default="emdcfl")] = None,
     rounds: Annotated[int | None, typer.Option(help="Global rounds T.", show_default="the scenario's")] = None,
     local_epochs: Annotated[int | None, typer.Option(help="Local epochs E per round.", show_default="the scenario's")] = None,

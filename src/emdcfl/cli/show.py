@@ -14,6 +14,7 @@ from rich.text import Text
 
 from emdcfl.core.units import escaped, names, percent, percent_range, plural
 from emdcfl.runs.outputs import read_reading
+from emdcfl.runs.personal import in_words
 from emdcfl.runs.scoring import MetricsRow
 from emdcfl.runs.unseen import UNSEEN, unseen_sentence
 from emdcfl.runs.verdict import BASELINES, advice, headline, rivals, structure
@@ -58,7 +59,7 @@ def show_result(
     tell(console, Text.assemble(head, (headline(summary, reading, others), "bold")))
     tell(console, _scores(summary))
     if "personalized" in summary:
-        tell(console, fine_tuned(summary))
+        tell(console, in_words(summary))
     if others:
         _show_worth(console, summary, reading, others)
     if reading is not None:
@@ -87,14 +88,6 @@ def _scores(summary: Mapping[str, Any]) -> Text:
         ari = f"ARI = {summary['ari']:.2f}" if summary["ari"] is not None else "no true groups to compare with"
         parts.append(Text(f"K = {summary['k']}, {ari}"))
     return Text("; ").join(parts)
-
-
-def fine_tuned(summary: Mapping[str, Any]) -> str:
-    """Say who kept a fine-tuned model, and what it gained."""
-    told, everybody = summary["personalized"], len(summary["clients"])
-    gain = "" if told["gain"] is None else f" ({100 * told['gain']:+.1f} points)"
-    kept = f"fine-tuned at home: kept by {len(told['kept'])} of {plural(everybody, 'client')}"
-    return f"{kept}, accuracy {percent(told['accuracy']['mean'])}{gain}, worst client {percent(told['accuracy']['worst'])}"
 
 
 def _show_distances(console: Console, reading: Mapping[str, Any]) -> None:

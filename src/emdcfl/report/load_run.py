@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from emdcfl.clustering import PairRatios
 from emdcfl.core.errors import StoreError
 from emdcfl.report.svg import COLOURS, SHAPES
 from emdcfl.runs.outputs import read_reading, read_summary
+from emdcfl.runs.personal import FINE_TUNED, with_personal
 from emdcfl.runs.scoring import MetricsRow
 from emdcfl.runs.store import RunStore
 from emdcfl.runs.store.files import read_arrays
@@ -62,6 +63,12 @@ class Run:
         value = row["accuracy"][variant]
         return None if value is None else float(value)
 
+    @property
+    def fine_tuned(self) -> dict[str, float | None]:
+        """Client → accuracy with the fine-tuned model that it kept."""
+        told = self.summary.get("personalized") or {"kept": [], "clients": {}}
+        return {c: (told["clients"].get(c) or {}).get(self.variants[0]) for c in told["kept"]}
+
     @cached_property
     def colours(self) -> dict[int, str]:
         """Style class of each cluster: the largest have a colour each, the rest are grey."""
@@ -98,8 +105,16 @@ def read_run(folder: Path) -> Run:
         config=_read_config(folder / "config.toml"),
         pairs=_read_distances(folder, summary),
         reading=read_reading(folder) if summary.get("clusters") is not None else None,
-        baselines={name: read_run(path) for name, path in found.items()},
+        baselines={name: run for folder_name, path in found.items() for name, run in _both(folder_name, read_run(path))},
     )
+
+
+def _both(name: str, run: Run) -> list[tuple[str, Run]]:
+    """Return a baseline and, where its clients fine-tuned, what came out after it."""
+    if "personalized" not in run.summary:
+        return [(name, run)]
+    summary, rows = with_personal(run.summary, run.rows)
+    return [(name, run), (name + FINE_TUNED, replace(run, summary=summary, rows=rows))]
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from emdcfl.report.comparison import comparison_context
 from emdcfl.report.load_run import Run, read_run
 from emdcfl.report.svg import number, shape_path, visible
 from emdcfl.runs.intervals import wilson
+from emdcfl.runs.personal import in_words
 from emdcfl.runs.scoring import MetricsRow
 from emdcfl.runs.store.files import write_file
 from emdcfl.runs.unseen import UNSEEN, unseen_sentence
@@ -135,6 +136,8 @@ def _sentences(run: Run) -> list[tuple[str, str]]:
         both = [(run.accuracy_of(c, variant), alone.accuracy_of(c, variant)) for c in run.clients]
         better, worse = (sum(sign * (a - b) > 0 for a, b in both if a is not None and b is not None) for sign in (1, -1))
         found.append(("Worth it", f"Compared with training alone, {plural(better, 'client')} gained and {worse} lost."))
+    if "personalized" in run.summary:
+        found.append(("Fine-tuning", f"F{in_words(run.summary)[1:]}."))
     topics: dict[str, list[str]] = {}
     for topic, sentence in found:
         topics.setdefault(topic, []).append(visible(sentence, LONGEST))
@@ -216,6 +219,7 @@ def _table(run: Run) -> list[dict[str, Any]]:
                 "group": None if run.groups is None else run.groups[i],
                 "accuracy": {v: run.accuracy_of(client, v) for v in run.variants},
                 "interval": None if row is None else _interval(run.accuracy_of(client, run.variants[0]), row, run.variants[0]),
+                "fine_tuned": run.fine_tuned.get(client),
                 "baselines": {name: b.accuracy_of(client, run.variants[0]) for name, b in run.baselines.items()},
                 "samples": None if row is None else (row.get("test_samples") or {}).get(run.variants[0]),
                 "loss": None if row is None else row.get("train_loss"),

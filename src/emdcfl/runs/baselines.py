@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from emdcfl.runs.config import Choice
+from emdcfl.runs.config import Choice, PersonalizeConfig
 from emdcfl.runs.loop import Observer
+from emdcfl.runs.personal import FINE_TUNED, with_personal
 from emdcfl.runs.result import Result
 from emdcfl.runs.runner import run
 from emdcfl.runs.verdict import BASELINES
@@ -14,10 +15,19 @@ __all__ = ["BASELINES", "run_baselines"]
 
 
 def run_baselines(result: Result, *, observer: Observer | None = None) -> dict[str, Result]:
-    """Run (or finish) the baselines on the same data, in sub-folders of the run directory if there is one."""
+    """Run (or finish) the baselines on the same data, in sub-folders of the run directory if there is one.
+
+    One run of FedAvg is two of them: one model for all, and the same model fine-tuned at home. It follows ``[personalize]`` of the run,
+    or keeps what pays.
+    """
+    wanted = result.config.personalize
+    tuning = PersonalizeConfig("if-it-pays") if wanted.mode == "off" else wanted
     found = {}
-    for name in BASELINES:
+    for name, personalize in (("fedavg", tuning), ("local", PersonalizeConfig())):
         place = None if result.folder is None else result.folder / "baselines" / name
-        config = replace(result.config, method=Choice(name))
+        config = replace(result.config, method=Choice(name), personalize=personalize)
         found[name] = run(config, place, resume=place is not None, observer=observer, scenario=result.scenario)
+        if personalize.mode != "off":
+            summary, rows = with_personal(found[name].summary, found[name].history)
+            found[name + FINE_TUNED] = replace(found[name], summary=summary, history=rows)
     return found

@@ -19,10 +19,14 @@ from emdcfl.core.errors import ClientError
 from emdcfl.core.federation import Federation
 from emdcfl.core.schema import Reply
 from emdcfl.core.tasks import Training
+from emdcfl.core.units import percent, plural
 from emdcfl.methods.base import Serving
 from emdcfl.runs.config import PersonalizeConfig
 from emdcfl.runs.scoring import MetricsRow, outcomes
 from emdcfl.runs.served import states_of
+
+FINE_TUNED = "+ft"
+"""Ends the name of a method whose models clients fine-tune at home, as in ``fedavg+ft``."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +89,16 @@ def _counts(row: MetricsRow, variant: str, scored: Sequence[str] | None) -> bool
 
 
 def with_personal(summary: Mapping[str, Any], rows: Sequence[MetricsRow]) -> tuple[dict[str, Any], list[MetricsRow]]:
-    """Return summary and last rows of a run as they are with fine-tuning: the run that a comparison calls ``+ft``."""
+    """Return summary and last rows of a run with the accuracies after fine-tuning, as if that were a run of its own."""
     told = summary["personalized"]
     last = [row for row in rows if row["round"] == summary["rounds"]]
-    own = [{**row, "accuracy": told["clients"].get(row["client"]), "cluster": row.get("cluster")} for row in last]
-    return {**summary, "accuracy": told["accuracy"]}, own
+    view = {key: value for key, value in summary.items() if key != "personalized"}
+    return {**view, "accuracy": told["accuracy"]}, [{**row, "accuracy": told["clients"].get(row["client"])} for row in last]
+
+
+def in_words(summary: Mapping[str, Any]) -> str:
+    """Say who kept a fine-tuned model, and what it gained."""
+    told, everybody = summary["personalized"], len(summary["clients"])
+    gained = "" if told["gain"] is None else f" ({100 * told['gain']:+.1f} points)"
+    kept = f"fine-tuned at home: kept by {len(told['kept'])} of {plural(everybody, 'client')}"
+    return f"{kept}, accuracy {percent(told['accuracy']['mean'])}{gained}, worst client {percent(told['accuracy']['worst'])}"

@@ -15,8 +15,8 @@ from emdcfl.core.units import names, percent_range, plural
 from emdcfl.methods import METHODS
 from emdcfl.runs.intervals import Interval, SiteScores, difference
 
-BASELINES = {"fedavg": "one model for all", "local": "every site alone"}
-"""Method → what a comparison calls it."""
+BASELINES = {"fedavg": "one model for all", "fedavg+ft": "one model for all, fine-tuned at home", "local": "every site alone"}
+"""Baseline → what a comparison calls it."""
 
 DISAGREE = 0.05
 """Loss of a group against its sites alone from which on differing labels are the likely reason."""

@@ -24,6 +24,7 @@ from emdcfl.data.types import Scenario
 from emdcfl.methods import METHODS, find
 from emdcfl.runs.config import CHOICES, Choice, Config, PersonalizeConfig, as_dict, from_dict, override, parse_settings
 from emdcfl.runs.loop import Observer
+from emdcfl.runs.personal import FINE_TUNED
 from emdcfl.runs.plan import build_scenario, plan
 from emdcfl.runs.runner import run
 from emdcfl.runs.scoring import by_round
@@ -36,9 +37,6 @@ ORDER = (
     "fedprox", "pfedgraph", "fedsac", "local",
 )  # fmt: skip
 """Methods in the order of the paper's tables."""
-
-FINE_TUNED = "+ft"
-"""Ends the name of a method whose models clients fine-tune at home, as in ``fedavg+ft``."""
 
 
 def methods_in_order() -> list[str]:
