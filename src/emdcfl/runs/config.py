@@ -79,7 +79,7 @@ class TrainingConfig:
 
 @dataclass(frozen=True)
 class PersonalizeConfig:
-    """Fine-tuning at home after the last round. ``lr`` of ``None`` is a fifth of ``training.lr``."""
+    """Fine-tuning at home after the last round. ``lr`` of ``None`` is ``training.lr``."""
 
     mode: Literal["off", "on", "if-it-pays"] = "off"
     epochs: int = 10

@@ -29,9 +29,6 @@ from emdcfl.runs.config import Choice, Config, PersonalizeConfig, as_dict, confi
 IN_MEMORY = "in-memory"
 """Scenario name of data that were given as arrays: a config cannot build them again, and identifies them by a fingerprint."""
 
-SMALLER = 5
-"""By how much the learning rate of fine-tuning is smaller than that of training, unless ``personalize.lr`` says otherwise."""
-
 
 @dataclass(frozen=True)
 class RunPlan:
@@ -116,7 +113,7 @@ def plan(config: Config, scenario: Scenario | None = None) -> RunPlan:
     training = Training(**{**{k: v for k, v in scenario.defaults.items() if k in _names(Training)}, **explicit})
     engine, personalize = config.engine, PersonalizeConfig()
     if config.personalize.mode != "off":
-        personalize = replace(config.personalize, lr=config.personalize.lr or training.lr / SMALLER)
+        personalize = replace(config.personalize, lr=config.personalize.lr or training.lr)
     name = resolve(
         engine.name,
         scenario,

@@ -117,7 +117,8 @@ class Result:
             return None
         score = told["accuracy"]
         variant = next(iter(score["variants"]))
-        return Accuracy(score["mean"], score["worst"], {c: found[variant] for c, found in told["clients"].items() if found})
+        own = {c: found[variant] for c, found in told["clients"].items() if found}
+        return Accuracy(score["mean"], score["worst"], own, score.get("low"), score.get("high"))
 
     def personal_state(self, client: str) -> Tensor | None:
         """Return the fine-tuned state a client kept; ``None`` where it kept none."""
