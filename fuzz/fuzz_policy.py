@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import tempfile
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ from emdcfl.core.keys import NodeSecret, global_seed
 from emdcfl.core.params import Network
 from emdcfl.core.tasks import Training
 from emdcfl.data import scenarios
-from emdcfl.engines.flower import codec
+from emdcfl.engines.flower import codec, node_log
 from emdcfl.engines.flower.policy import Policy
 from emdcfl.engines.flower.serve import make_app
 from emdcfl.methods.emdcfl.settings import CompareSettings, Options
@@ -48,6 +50,7 @@ class OneNode:
         self.held = Client(site, network, self.scenario.preprocess, seed=0, secret=self.secret)
         self.partners, self.policy = KeyList(trust="relay"), Policy()
         self.permitted: tuple[str, Any] | None = None
+        self.place = Path(tempfile.mkdtemp(prefix="fuzz-"))
 
     def permit(self, task: str, round: int, job: Any, inputs: Any) -> None:
         self.permitted = None
@@ -55,6 +58,11 @@ class OneNode:
         self.permitted = (task, inputs)
         if any(isinstance(v, int) and v > LARGEST for part in ("training", "settings") for v in _numbers(inputs, part)):
             raise ValueError("too much work for a fuzzer")
+
+    def note(self, kind: str, request: Any, answer: Any, *, refused: bool) -> None:
+        node_log.note(self.place, kind, request, answer, refused=refused)
+        for file in self.place.iterdir():
+            file.unlink()
 
     def client(self, job: Any) -> Client:
         return self.held
