@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ class HostileServer(LoopbackGrid):
         return reason
 
 
+@lru_cache(maxsize=1)
 def digits() -> Scenario:
     return scenarios.build("rotated-digits", groups=2)
 
