@@ -12,9 +12,9 @@ from tests.engines.flower.loopback import LoopbackGrid
 from emdcfl.data import scenarios
 from emdcfl.data.types import Scenario
 from emdcfl.engines.flower import codec
-from emdcfl.engines.flower.node import HomeNode
-from emdcfl.engines.flower.node_survey import answer_survey
-from emdcfl.engines.flower.serve import make_app
+from emdcfl.engines.flower.node.home import HomeNode
+from emdcfl.engines.flower.node.serve import make_app
+from emdcfl.engines.flower.node.survey import answer_survey
 from emdcfl.methods.emdcfl.settings import CompareSettings, Options
 
 NODE = 1

@@ -14,7 +14,7 @@ from tests.attacks.test_policy import omega
 
 from emdcfl.core.errors import ClientError
 from emdcfl.core.keys import NodeSecret
-from emdcfl.engines.flower.releases import Releases
+from emdcfl.engines.flower.node.releases import Releases
 from emdcfl.privacy.exchange import KEY, announced_key, load_secret, node_key, open_sealed, pair_seed, public_key, seal
 
 RUN = "run"

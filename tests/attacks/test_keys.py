@@ -13,7 +13,7 @@ from tests.attacks.hostile import HostileServer, settings
 from tests.attacks.test_policy import omega
 
 from emdcfl.core.keys import NodeSecret
-from emdcfl.engines.flower.node import NodeConfig
+from emdcfl.engines.flower.node.home import NodeConfig
 from emdcfl.privacy.exchange import announced_key, fingerprint, node_key
 
 RUN = NodeSecret(b"r" * 32)

@@ -17,8 +17,8 @@ from emdcfl.core.errors import QuorumError
 from emdcfl.core.tasks import Training
 from emdcfl.data import scenarios
 from emdcfl.engines.flower import codec
-from emdcfl.engines.flower.node import HomeNode
-from emdcfl.engines.flower.serve import make_app
+from emdcfl.engines.flower.node.home import HomeNode
+from emdcfl.engines.flower.node.serve import make_app
 from emdcfl.methods import METHODS, make
 
 NODES = 4

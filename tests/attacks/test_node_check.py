@@ -13,8 +13,8 @@ from tests.attacks.hostile import HostileServer
 from emdcfl.apps import trial
 from emdcfl.cli.node import RELEASES, report
 from emdcfl.core.client import TASKS
-from emdcfl.engines.flower.node import read_config
-from emdcfl.engines.flower.policy import TASKS as POLICY_TASKS
+from emdcfl.engines.flower.node.home import read_config
+from emdcfl.engines.flower.node.policy import TASKS as POLICY_TASKS
 
 
 def printed(home: Path) -> list[str]:

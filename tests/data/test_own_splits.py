@@ -16,8 +16,8 @@ from emdcfl.data.own import check_folder, from_arrays, load_folder, load_site
 from emdcfl.data.own.splitting import SplitRule
 from emdcfl.data.split import grouped_indices
 from emdcfl.data.types import Scenario, Site
-from emdcfl.engines.flower.node import NodeConfig
-from emdcfl.engines.flower.node_data import read_site
+from emdcfl.engines.flower.node.data import read_site
+from emdcfl.engines.flower.node.home import NodeConfig
 
 N = 60
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import emdcfl.methods  # noqa: F401  registers the tasks that methods bring
 from emdcfl.core.errors import ConfigError
-from emdcfl.engines.flower.node import HomeNode
-from emdcfl.engines.flower.node_survey import answer_survey
-from emdcfl.engines.flower.serve import make_app
+from emdcfl.engines.flower.node.home import HomeNode
+from emdcfl.engines.flower.node.serve import make_app
+from emdcfl.engines.flower.node.survey import answer_survey
 
 if TYPE_CHECKING:
     from flwr.app import Context

@@ -12,8 +12,8 @@ from emdcfl.cli.app import app
 from emdcfl.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from emdcfl.engines.flower.node import NodeConfig
-    from emdcfl.engines.flower.policy import Policy
+    from emdcfl.engines.flower.node.home import NodeConfig
+    from emdcfl.engines.flower.node.policy import Policy
 
 node = typer.Typer(help="A site's node in a federation.", no_args_is_help=True, add_completion=False)
 app.add_typer(node, name="node")
@@ -47,7 +47,7 @@ RELEASES = {
 @node.command()
 def check(home: Annotated[Path, typer.Argument(help="The node's home folder, with node.toml.", show_default=False)]) -> None:
     """Print what the node would release to a server, and what it refuses."""
-    from emdcfl.engines.flower.node import read_config
+    from emdcfl.engines.flower.node.home import read_config
 
     if not home.is_dir():
         raise ConfigError(f"{home}: no such folder; give the node's home, which holds node.toml")
@@ -92,7 +92,7 @@ def show_log(
     last: Annotated[int, typer.Option(help="Show so many entries.", min=1)] = 50,
 ) -> None:
     """Print what the node released to the server and what it refused, newest last."""
-    from emdcfl.engines.flower.node_log import read
+    from emdcfl.engines.flower.node.log import read
 
     if not home.is_dir():
         raise ConfigError(f"{home}: no such folder; give the node's home, which holds node.toml")

@@ -27,8 +27,8 @@ from emdcfl.data.types import Scenario
 from emdcfl.engines.flower.connected import ConnectedNodes
 from emdcfl.engines.flower.federation import FlowerFederation
 from emdcfl.engines.flower.messages import MessageSettings, Messenger
-from emdcfl.engines.flower.policy import Policy
-from emdcfl.engines.flower.serve import make_app
+from emdcfl.engines.flower.node.policy import Policy
+from emdcfl.engines.flower.node.serve import make_app
 from emdcfl.engines.local.sequential import simulated_clients
 from emdcfl.privacy.keylist import KeyList
 

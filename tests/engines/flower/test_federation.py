@@ -23,7 +23,7 @@ from emdcfl.core.keys import NodeSecret
 from emdcfl.engines.flower import codec
 from emdcfl.engines.flower.federation import FlowerFederation
 from emdcfl.engines.flower.messages import MessageSettings
-from emdcfl.engines.flower.serve import perform
+from emdcfl.engines.flower.node.serve import perform
 from emdcfl.methods import make
 from emdcfl.models.recipe import ModelRecipe
 from emdcfl.privacy.exchange import fingerprint, public_key

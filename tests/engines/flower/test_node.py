@@ -26,9 +26,9 @@ from emdcfl.core.tasks import Training
 from emdcfl.data import scenarios
 from emdcfl.data.own import load_folder
 from emdcfl.engines.flower.messages import MessageSettings
-from emdcfl.engines.flower.node import HomeNode, read_config, read_state, write_state
-from emdcfl.engines.flower.node_survey import answer_survey
-from emdcfl.engines.flower.serve import make_app
+from emdcfl.engines.flower.node.home import HomeNode, read_config, read_state, write_state
+from emdcfl.engines.flower.node.serve import make_app
+from emdcfl.engines.flower.node.survey import answer_survey
 from emdcfl.engines.flower.session import Session, connect, session
 from emdcfl.engines.local.sequential import SequentialFederation
 from emdcfl.privacy.exchange import public_key

@@ -9,7 +9,7 @@ import os
 import sys
 
 LIES = os.environ.get("LIE", "").split(",")
-TARGET = "emdcfl.engines.flower.serve"
+TARGET = "emdcfl.engines.flower.node.serve"
 
 
 def corrupt(serve):  # type: ignore[no-untyped-def]

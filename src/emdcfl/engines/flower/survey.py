@@ -27,7 +27,7 @@ from emdcfl.data.types import Preprocess, Scenario, Site, Split
 from emdcfl.engines.flower import codec
 from emdcfl.engines.flower.connected import ConnectedNodes
 from emdcfl.engines.flower.messages import LostError
-from emdcfl.engines.flower.node_survey import DESCRIBE, MEASURE, Answer
+from emdcfl.engines.flower.node.survey import DESCRIBE, MEASURE, Answer
 from emdcfl.engines.flower.survey_replies import check_answer
 from emdcfl.models.vision import IMAGENET_MEAN, IMAGENET_STD
 

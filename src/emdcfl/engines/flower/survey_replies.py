@@ -12,8 +12,8 @@ from emdcfl.core.replies import brief
 from emdcfl.core.schema import Field, check
 from emdcfl.data.own.readers import LARGEST
 from emdcfl.data.own.tables import MAX_WORDS
-from emdcfl.engines.flower.node_data import LONGEST_WORD
-from emdcfl.engines.flower.node_survey import DESCRIBE, Answer
+from emdcfl.engines.flower.node.data import LONGEST_WORD
+from emdcfl.engines.flower.node.survey import DESCRIBE, Answer
 
 MOST_COLUMNS = 100_000
 LONGEST_SIDE = 1 << 16

@@ -28,7 +28,7 @@ from emdcfl.data.own.readers import read_client_tables
 from emdcfl.data.own.splitting import RANDOM, SplitRule
 from emdcfl.data.own.tables import MAX_WORDS, is_numeric
 from emdcfl.data.types import Site, Split
-from emdcfl.engines.flower.policy import Policy, PolicyError
+from emdcfl.engines.flower.node.policy import Policy, PolicyError
 
 log = logging.getLogger("emdcfl")
 

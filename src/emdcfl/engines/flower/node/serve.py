@@ -13,8 +13,8 @@ from emdcfl.core.federation import Failure
 from emdcfl.engines.flower import codec
 from emdcfl.engines.flower.connected import HELLO
 from emdcfl.engines.flower.messages import PING
-from emdcfl.engines.flower.node import Node
-from emdcfl.engines.flower.policy import PolicyError
+from emdcfl.engines.flower.node.home import Node
+from emdcfl.engines.flower.node.policy import PolicyError
 from emdcfl.engines.local.sequential import answer, intra_op_threads
 from emdcfl.privacy.exchange import node_key, prove, public_key
 

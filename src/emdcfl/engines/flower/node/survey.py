@@ -17,9 +17,9 @@ from emdcfl.data.own.parts import MIXED, Part, Raw, divide
 from emdcfl.data.own.readers import read_client_tables
 from emdcfl.data.own.splitting import SplitRule, file_keys
 from emdcfl.data.own.tables import is_numeric, summarise
-from emdcfl.engines.flower.node import HomeNode
-from emdcfl.engines.flower.node_data import check_column, check_words
-from emdcfl.engines.flower.policy import Policy
+from emdcfl.engines.flower.node.data import check_column, check_words
+from emdcfl.engines.flower.node.home import HomeNode
+from emdcfl.engines.flower.node.policy import Policy
 
 DESCRIBE, MEASURE = "describe", "measure"
 """The two questions of the survey."""

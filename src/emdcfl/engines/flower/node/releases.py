@@ -23,7 +23,7 @@ from torch import Tensor
 
 from emdcfl.core.keys import NodeSecret, digest
 from emdcfl.core.replies import brief
-from emdcfl.engines.flower.policy import Policy, PolicyError
+from emdcfl.engines.flower.node.policy import Policy, PolicyError
 from emdcfl.privacy.exchange import load_secret
 
 OWN = "*"

@@ -8,7 +8,7 @@ A node's *home* is a folder::
     state/site/…         this site's samples as the network takes them, so that files are decoded once
     state/<run>/…        the client's private state, the run's key, and a count of what it has released in this run
     state/released.json  what it has released in all (``releases.py``)
-    state/log.jsonl      what it released and refused, in words (``node_log.py``)
+    state/log.jsonl      what it released and refused, in words (``log.py``)
 
 The *job* comes with every request: the run's name, seed and precision, the network's recipe, the preprocessing, and how data are read.
 """
@@ -34,10 +34,10 @@ from emdcfl.core.keys import NodeSecret, digest, global_seed
 from emdcfl.core.params import Network
 from emdcfl.data.own.splitting import SplitRule
 from emdcfl.data.types import Preprocess, Site
-from emdcfl.engines.flower import node_log
-from emdcfl.engines.flower.node_data import read_site
-from emdcfl.engines.flower.policy import Policy, read_policy
-from emdcfl.engines.flower.releases import Releases
+from emdcfl.engines.flower.node import log as node_log
+from emdcfl.engines.flower.node.data import read_site
+from emdcfl.engines.flower.node.policy import Policy, read_policy
+from emdcfl.engines.flower.node.releases import Releases
 from emdcfl.engines.local.sequential import pick_device
 from emdcfl.models.recipe import ModelRecipe
 from emdcfl.privacy.exchange import load_secret
