@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from emdcfl.engines.flower.policy import Policy
+from emdcfl.engines.flower.serve import make_app
 from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -20,8 +22,6 @@ from emdcfl.core.params import Network
 from emdcfl.core.tasks import Training
 from emdcfl.data import scenarios
 from emdcfl.engines.flower import codec, node_log
-from emdcfl.engines.flower.policy import Policy
-from emdcfl.engines.flower.serve import make_app
 from emdcfl.methods.emdcfl.settings import CompareSettings, Options
 from emdcfl.models import BUILDERS
 from emdcfl.privacy.keylist import KeyList

@@ -11,6 +11,7 @@ import torch
 
 pytest.importorskip("flwr", reason="needs the extra emdcfl[flower]")
 
+from emdcfl.engines.flower.releases import Releases
 from tests.attacks.hostile import HostileServer, digits, settings
 from tests.attacks.test_crafted_models import crafted
 from tests.attacks.test_forward_secrecy import B_RUN, B
@@ -26,7 +27,6 @@ from emdcfl.core.params import Network
 from emdcfl.core.tasks import Training
 from emdcfl.engines.flower import node_log
 from emdcfl.engines.flower.node import read_config
-from emdcfl.engines.flower.releases import Releases
 from emdcfl.privacy.exchange import announced_key, fingerprint, load_secret, public_key
 from emdcfl.transport import projected_width, projection
 
