@@ -100,3 +100,11 @@ def test_more_seeds_narrow_training_noise_and_not_the_test_data() -> None:
     assert few is not None and many is not None
     assert few.high - few.mean > 0.12 and many.high - many.mean == pytest.approx(0.1, abs=0.002)
     assert math.isclose((-many).low, -many.high)
+
+
+@pytest.mark.parametrize(
+    "score",
+    [{}, {"sites": [0.5], "tested": [10, 10]}, {"sites": ["x"], "tested": [1]}, {"sites": [7.0], "tested": [1]}, {"sites": 3, "tested": 4}],
+)
+def test_scores_that_are_none_are_not_read(score: dict[str, object]) -> None:
+    assert SiteScores.of(score) is None

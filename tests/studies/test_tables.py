@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from emdcfl.runs.scoring import accuracy
 from emdcfl.studies.paper_values import Value
 from emdcfl.studies.tables import build, latex, markdown, tidy, write_tables
 
@@ -116,3 +117,35 @@ def test_latex_and_csv_hold_the_same_numbers(tmp_path: Path) -> None:
     found = next(line for line in lines if (line["method"], line["metric"]) == ("EMD-CFL", "mean"))
     assert (found["mean"], found["std"], found["seeds"], found["paper_mean"]) == ("91.0", "1.414214", "2", "92.47")
     assert (tmp_path / "table.csv").read_text() == tidy(table)
+
+
+def sites(method: str, seed: int, shares: list[float], n: int = 100) -> dict[str, Any]:
+    rows = [{"client": str(i), "accuracy": {"test": p}, "test_samples": {"test": n}} for i, p in enumerate(shares)]
+    score = accuracy(rows, "test")
+    return row(method, seed, score["mean"], variants={"test": score})
+
+
+def test_differences_from_the_best_are_paired_by_site_and_seed() -> None:
+    """Sites differ by 40 points, methods by 4: only differences at the same sites show it."""
+    shares = [0.5, 0.6, 0.7, 0.8, 0.85, 0.9]
+    results = [sites("fedavg", s, [p + 0.001 * s for p in shares]) for s in range(3)]
+    results += [sites("ifca", s, [p + 0.04 + 0.001 * s for p in shares]) for s in range(3)]
+    results += [sites("cfl", s, [p + 0.04 * (i % 2) for i, p in enumerate(shares)], n=10) for s in range(3)]
+    table = build(results)
+    (column,) = table.columns
+    worse, unsure = table.against["FedAvg", column.key], table.against["CFL", column.key]
+    assert table.leader(column) == "IFCA" and ("IFCA", column.key) not in table.against
+    assert worse.mean == pytest.approx(-0.04) and worse.high < 0 and unsure.mean < 0 < unsure.high
+    cell = table.cells["FedAvg", column.key, "mean"]
+    assert cell.interval is not None and cell.interval.low < 0.726 < cell.interval.high
+    text = markdown(table)
+    assert "| 95% interval | against the best |" in text and "| best |" in text and "-4.0 (" in text
+    lines = list(csv.DictReader(io.StringIO(tidy(table))))
+    found = next(line for line in lines if (line["method"], line["metric"]) == ("FedAvg", "against_best"))
+    assert float(found["low"]) < float(found["mean"]) < float(found["high"]) < 0
+
+
+def test_rows_without_scores_of_sites_have_no_interval() -> None:
+    table = build([row("emdcfl"), sites("fedavg", 0, [0.8, 0.9])])
+    assert table.cells["EMD-CFL", table.columns[0].key, "mean"].interval is None and not table.against
+    assert "| EMD-CFL | " in markdown(table)

@@ -37,7 +37,7 @@ from emdcfl.studies.compare import (
     with_fine_tuning,
 )
 from emdcfl.studies.results import Results, read_results
-from emdcfl.studies.tables import METRICS, Table, build, unseen_rows, write_tables
+from emdcfl.studies.tables import METRICS, Column, Table, against_text, build, interval_text, unseen_rows, write_tables
 
 
 @app.command("compare")
@@ -96,8 +96,11 @@ def conclude(console: Console, out: Path, outcome: Outcome) -> None:
 
     results = read_results(out) if (out / "results.jsonl").exists() else []
     if results:
-        for one in rich_tables(write_tables(results, out)):
+        table = write_tables(results, out)
+        for column, one in zip(table.columns, rich_tables(table), strict=True):
             console.print(one)
+            if table.has_intervals(column):
+                console.print(_intervals(table, column))
         if unseen := unseen_rows(results):
             console.print(rich_unseen(unseen))
         write_report(out)
@@ -197,9 +200,9 @@ def rich_tables(table: Table) -> list[RichTable]:
         shown = RichTable(title=column.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
         shown.add_column("method")
         for metric in column.metrics:
-            shown.add_column(METRICS[metric], justify="right")
+            shown.add_column(METRICS[metric], justify="right", no_wrap=True)
             if table.has_paper(column.key, metric):
-                shown.add_column("paper", justify="right", style="dim")
+                shown.add_column("paper", justify="right", style="dim", no_wrap=True)
         shown.add_column("seeds", justify="right")
         for label in table.rows:
             cells = [table.cells.get((label, column.key, metric)) for metric in column.metrics]
@@ -214,3 +217,14 @@ def rich_tables(table: Table) -> list[RichTable]:
             shown.add_row(Text(label), *texts, str(max(c.n for c in cells if c)))
         found.append(shown)
     return found
+
+
+def _intervals(table: Table, column: Column) -> RichTable:
+    """Return how sure the accuracies of a scenario are, and their differences from the best."""
+    shown = RichTable(title="How sure? 95% intervals", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for head in ("method", METRICS[column.metrics[0]], "against the best"):
+        shown.add_column(head, justify="left" if head == "method" else "right")
+    for label in table.rows:
+        if (label, column.key, column.metrics[0]) in table.cells:
+            shown.add_row(Text(label), interval_text(table, label, column), against_text(table, label, column))
+    return shown

@@ -11,11 +11,11 @@ from typing import Any
 from markupsafe import Markup
 
 from emdcfl.core.errors import StoreError
-from emdcfl.core.units import plural
+from emdcfl.core.units import percent_range, plural
 from emdcfl.report.svg import Scale, chart, mark, shape_path, tag, ticks, visible
 from emdcfl.runs.unseen import UNSEEN
 from emdcfl.studies.results import RESULTS, ResultRow
-from emdcfl.studies.tables import METRICS, Cell, Column, Table, build, unseen_rows
+from emdcfl.studies.tables import METRICS, Cell, Column, Table, against_text, build, unseen_rows
 
 WIDTH = 380.0
 STYLES = {"mean": "strong-dot", "clean": "strong-dot", "worst": "weak-dot", "backdoor": "weak-dot", "ari": "strong-dot"}
@@ -143,17 +143,18 @@ def _block(table: Table, column: Column) -> dict[str, Any]:
                 "value": cell.mean if cell is not None and _finite(cell) else None,
                 "best": label in table.best(column.key, m),
                 "paper": None if cell is None or cell.paper is None else cell.paper.text(),
+                "interval": None if cell is None or cell.interval is None else percent_range(cell.interval.low, cell.interval.high),
             }
             for m, cell in zip(shown, cells, strict=True)
         ]
-        rows.append(
-            {"label": label, "reference": label in table.reference, "cells": numbers, "seeds": max((c.n for c in cells if c), default=0)}
-        )
+        row = {"label": label, "reference": label in table.reference, "cells": numbers, "seeds": max((c.n for c in cells if c), default=0)}
+        rows.append({**row, "against": against_text(table, label, column)})
     accuracy = [m for m in shown if m in ("mean", "worst", "clean", "backdoor")]
     return {
         "title": column.title,
         "heads": [METRICS.get(m, m) for m in shown],
         "rows": rows,
+        "sure": table.has_intervals(column),
         "paper": any(c["paper"] for r in rows for c in r["cells"]),
         "accuracy": _dots(table, column, labels, accuracy, "%", "Accuracy by method"),
         "accuracy_names": [METRICS[m] for m in accuracy],
@@ -165,8 +166,15 @@ def _finite(cell: Cell | None) -> bool:
     return cell is not None and math.isfinite(cell.mean)
 
 
+def _ends(cell: Cell) -> tuple[float, float]:
+    """Ends of a cell's interval, where it has one; else one standard deviation to both sides."""
+    if cell.interval is not None:
+        return 100 * cell.interval.low, 100 * cell.interval.high
+    return cell.mean - (cell.std or 0.0), cell.mean + (cell.std or 0.0)
+
+
 def _dots(table: Table, column: Column, labels: list[str], metrics: list[str], unit: str, title: str) -> Markup | None:
-    """Draw a row per method, a dot per metric with a bar of one standard deviation."""
+    """Draw a row per method, a dot per metric with its 95 % interval, or else a bar of one standard deviation."""
     cells: Mapping[tuple[str, str], Cell] = {
         (label, m): cell
         for label in labels
@@ -176,8 +184,7 @@ def _dots(table: Table, column: Column, labels: list[str], metrics: list[str], u
     labels = [label for label in labels if any((label, m) in cells for m in metrics)]
     if not cells:
         return None
-    low = min(c.mean - (c.std or 0.0) for c in cells.values())
-    high = max(c.mean + (c.std or 0.0) for c in cells.values())
+    low, high = min(_ends(c)[0] for c in cells.values()), max(_ends(c)[1] for c in cells.values())
     full = 100.0 if unit else 1.0
     room = 0.05 * max(high - low, 0.1 * full)
     bottom = 10 + 18.0 * len(labels)
@@ -193,8 +200,9 @@ def _dots(table: Table, column: Column, labels: list[str], metrics: list[str], u
             cell = cells.get((label, m))
             if cell is None:
                 continue
-            if cell.std:
-                parts.append(tag("line", x1=x(cell.mean - cell.std), x2=x(cell.mean + cell.std), y1=y, y2=y, class_="span"))
+            left, right = _ends(cell)
+            if right > left:
+                parts.append(tag("line", x1=x(left), x2=x(right), y1=y, y2=y, class_="span"))
             tip = f"{visible(label)}\n{METRICS.get(m, m)} {cell.text(m)}{unit}\n{plural(cell.n, 'seed')}"
             parts.append(mark("path", tip, d=shape_path("circle", x(cell.mean), y, 4.2), class_=STYLES[m]))
     return chart(WIDTH, bottom + 22, f"{title}, {visible(column.title)}", *parts)

@@ -63,10 +63,13 @@ class SiteScores:
 
     @classmethod
     def of(cls, score: Mapping[str, Any]) -> SiteScores | None:
-        """Read what a summary keeps of one test variant; None where it keeps no scores of sites."""
-        if "sites" not in score or "tested" not in score:
+        """Read what a summary keeps of one test variant; None where it keeps no scores of sites, or not one per site."""
+        try:
+            accuracy, samples = [0.0 if p is None else float(p) for p in score["sites"]], [int(n) for n in score["tested"]]
+        except (KeyError, TypeError, ValueError):
             return None
-        return cls(tuple(0.0 if p is None else float(p) for p in score["sites"]), tuple(int(n) for n in score["tested"]))
+        whole = len(accuracy) == len(samples) and all(0 <= p <= 1 for p in accuracy)
+        return cls(tuple(accuracy), tuple(samples)) if whole else None
 
     def only(self, sites: Collection[int]) -> SiteScores:
         """Return the same scores with only some sites, by number, counting."""

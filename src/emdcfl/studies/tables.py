@@ -1,4 +1,4 @@
-"""From rows of results to a table: mean ± standard deviation over seeds, the paper's value beside ours, as text, LaTeX and CSV.
+"""From rows of results to a table: mean ± standard deviation over seeds, 95 % intervals, the paper's value beside ours.
 
 A column is a scenario (with its options, network and number of participants), a row a method. Runs that differ in seed or hardware only
 are one cell; where a method was run with several settings, the settings that differ are named in its label.
@@ -13,11 +13,12 @@ import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from emdcfl.core.units import escaped, percent
+from emdcfl.core.units import escaped, percent, percent_range
+from emdcfl.runs.intervals import Interval, SiteScores, difference, over_seeds
 from emdcfl.runs.store.files import write_file
 from emdcfl.runs.store.identity import flat
 from emdcfl.runs.unseen import UNSEEN, mean_accuracy
@@ -35,12 +36,16 @@ METRICS = {"mean": "Avg acc", "worst": "Worst acc", "clean": "Clean acc", "backd
 
 @dataclass(frozen=True)
 class Cell:
-    """One number of ours, over ``n`` seeds, and the paper's. The standard deviation is the sample's (ddof = 1)."""
+    """One number of ours, over ``n`` seeds, and the paper's. The standard deviation is the sample's (ddof = 1).
+
+    ``interval`` is that of an accuracy, as a share: over these sites, their test samples and seeds (``runs.intervals``).
+    """
 
     mean: float
     std: float | None
     n: int
     paper: Value | None = None
+    interval: Interval | None = None
 
     def text(self, metric: str) -> str:
         digits = 1 if metric == "seconds" else 2
@@ -65,6 +70,8 @@ class Table:
     cells: Mapping[tuple[str, str, str], Cell]
     methods: Mapping[str, str]
     """Method of each row."""
+    against: Mapping[tuple[str, str], Interval] = field(default_factory=dict)
+    """(row label, column key) → its accuracy less that of the column's leader, paired by site and seed."""
 
     @property
     def reference(self) -> set[str]:
@@ -78,6 +85,14 @@ class Table:
         shown = {r: round(c.mean, 2) for r in self.rows if r not in self.reference and (c := self.cells.get((r, column, metric)))}
         return {r for r, value in shown.items() if value == max(shown.values())}
 
+    def leader(self, column: Column) -> str | None:
+        """Return the row with the best accuracy of a column, with which others are compared."""
+        means = {r: c.mean for r in self.rows if r not in self.reference and (c := self.cells.get((r, column.key, column.metrics[0])))}
+        return max(means, key=lambda label: means[label], default=None)
+
+    def has_intervals(self, column: Column) -> bool:
+        return any(key[1:] == (column.key, column.metrics[0]) and cell.interval is not None for key, cell in self.cells.items())
+
     def has_paper(self, column: str, metric: str) -> bool:
         return any(key[1:] == (column, metric) and cell.paper is not None for key, cell in self.cells.items())
 
@@ -88,18 +103,42 @@ def build(results: Sequence[ResultRow]) -> Table:
     for row in (r for r in results if _held_out(r) is None):  # those are in the table of unseen sites
         by_column.setdefault(json.dumps(_column_settings(row), sort_keys=True), []).append(row)
     titles = _titles({key: (rows[0]["scenario"], flat(json.loads(key))) for key, rows in by_column.items()})
-    columns, cells, methods = [], {}, {}
+    columns: list[Column] = []
+    cells: dict[tuple[str, str, str], Cell] = {}
+    methods: dict[str, str] = {}
+    runs: dict[tuple[str, str], list[ResultRow]] = {}
     for key, rows in by_column.items():
         metrics = _metrics(rows)
         columns.append(Column(key, titles[key], metrics))
         for label, members in by_label(rows).items():
+            runs[label, key] = members
             methods[label] = members[0]["method"]
             for metric in metrics:
                 cell = _cell(members, metric)
                 if cell is not None:
                     cells[label, key, metric] = cell
     order = sorted(methods, key=lambda label: (ORDER.index(methods[label]) if methods[label] in ORDER else len(ORDER), label))
-    return Table(tuple(columns), tuple(order), cells, methods)
+    table = Table(tuple(columns), tuple(order), cells, methods)
+    leaders = {column.key: (column.metrics[0], runs[leader, column.key]) for column in columns if (leader := table.leader(column))}
+    compared = {place: found for place, rows in runs.items() if (found := _against(rows, *leaders.get(place[1], ("", [])))) is not None}
+    return replace(table, against=compared)
+
+
+def _against(rows: Sequence[ResultRow], metric: str, leader: Sequence[ResultRow]) -> Interval | None:
+    """Compare runs with the leader's of the same seeds, site by site; None for the leader itself."""
+    other = {row["seed"]: row for row in leader}
+    if rows is leader:
+        return None
+    pairs = [(SiteScores.of(_score(r, metric)), SiteScores.of(_score(other[r["seed"]], metric))) for r in rows if r["seed"] in other]
+    found = [difference(a, b) for a, b in pairs if a is not None and b is not None]
+    return over_seeds([one for one in found if one is not None])
+
+
+def _score(row: ResultRow, metric: str) -> Mapping[str, Any]:
+    """Return the score of a metric's test variant."""
+    variants: Mapping[str, Any] = row["accuracy"]["variants"]
+    found = variants[metric] if metric in variants else next(iter(variants.values()), {})
+    return found if isinstance(found, Mapping) else {}
 
 
 def _column_settings(row: ResultRow) -> dict[str, Any]:
@@ -173,7 +212,7 @@ def value_of(row: ResultRow, metric: str) -> float | None:
     if metric == "seconds":
         return float(row["seconds"]["total"])
     accuracy = row["accuracy"]
-    value = accuracy["variants"][metric]["mean"] if metric in ("clean", "backdoor") else accuracy[metric]
+    value = _score(row, metric)["mean"] if metric in ("clean", "backdoor") else accuracy[metric]
     return None if value is None else 100 * float(value)
 
 
@@ -184,7 +223,18 @@ def _cell(rows: Sequence[ResultRow], metric: str) -> Cell | None:
     first = rows[0]
     participants = first["settings"]["run"].get("participants")
     paper = None if is_fine_tuned(first) else paper_value(first["scenario"], first["method"], metric, participants)
-    return Cell(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values), paper)
+    spread = statistics.stdev(values) if len(values) > 1 else None
+    return Cell(statistics.fmean(values), spread, len(values), paper, _interval(rows, metric))
+
+
+def _interval(rows: Sequence[ResultRow], metric: str) -> Interval | None:
+    """Return the interval of a mean accuracy over seeds; None for other metrics, or where a run does not have its own."""
+    if metric not in ("mean", "clean", "backdoor"):
+        return None
+    scores = [score for row in rows if (score := _score(row, metric)).get("mean") is not None]
+    ends: list[tuple[Any, Any, Any]] = [(score["mean"], score.get("low"), score.get("high")) for score in scores]
+    known = all(isinstance(value, float | int) for three in ends for value in three)
+    return over_seeds([Interval(*three) for three in ends]) if known else None
 
 
 def markdown(table: Table, *, leave_out: Sequence[str] = ()) -> str:
@@ -198,15 +248,30 @@ def markdown(table: Table, *, leave_out: Sequence[str] = ()) -> str:
             if table.has_paper(column.key, metric):
                 heads.append("paper")
                 keys.append((metric, True))
+        sure = table.has_intervals(column)
+        heads += ["95% interval", "against the best"] if sure else []
         lines = [f"### {_cell_text(column.title)}", "", f"| {' | '.join([*heads, 'seeds'])} |", f"| --- |{' ---: |' * len(heads)}"]
         for label in table.rows:
             own = [table.cells.get((label, column.key, metric)) for metric in column.metrics]
             if not any(own):
                 continue
             cells = [_markdown_cell(table, label, column.key, metric, paper) for metric, paper in keys]
+            cells += [interval_text(table, label, column), against_text(table, label, column)] if sure else []
             lines.append(f"| {' | '.join([_cell_text(label), *cells, str(max(c.n for c in own if c))])} |")
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks) + "\n"
+
+
+def interval_text(table: Table, label: str, column: Column) -> str:
+    """Write the interval of a row's accuracy."""
+    cell = table.cells.get((label, column.key, column.metrics[0]))
+    return "–" if cell is None or cell.interval is None else percent_range(cell.interval.low, cell.interval.high)
+
+
+def against_text(table: Table, label: str, column: Column) -> str:
+    """Write how far a row's accuracy is from the best, in points."""
+    found = table.against.get((label, column.key))
+    return found.points().replace(" points", "") if found is not None else "best" if label == table.leader(column) else "–"
 
 
 def _cell_text(text: str) -> str:
@@ -268,7 +333,7 @@ def tidy(table: Table) -> str:
     """Write one line per number: CSV that other programs can read."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(["scenario", "method", "metric", "mean", "std", "seeds", "paper_mean", "paper_std"])
+    writer.writerow(["scenario", "method", "metric", "mean", "std", "seeds", "paper_mean", "paper_std", "low", "high"])
     for column in table.columns:
         for label in table.rows:
             for metric in column.metrics:
@@ -277,7 +342,14 @@ def tidy(table: Table) -> str:
                     continue
                 paper = (None, None) if cell.paper is None else (cell.paper.mean, cell.paper.std)
                 numbers = [None if v is None or math.isnan(v) else round(v, 6) for v in (cell.mean, cell.std)]
-                writer.writerow([_csv_text(column.title), _csv_text(label), metric, *numbers, cell.n, *paper])
+                ends = (None, None) if cell.interval is None else (round(100 * cell.interval.low, 6), round(100 * cell.interval.high, 6))
+                writer.writerow([_csv_text(column.title), _csv_text(label), metric, *numbers, cell.n, *paper, *ends])
+            if (found := table.against.get((label, column.key))) is not None:
+                numbers = [round(100 * v, 6) for v in (found.mean, found.low, found.high)]
+                seeds = table.cells[label, column.key, column.metrics[0]].n
+                writer.writerow(
+                    [_csv_text(column.title), _csv_text(label), "against_best", numbers[0], None, seeds, None, None, *numbers[1:]]
+                )
     return buffer.getvalue()
 
 
