@@ -19,6 +19,7 @@ from emdcfl.core.errors import ConfigError, DataError
 from emdcfl.data import scenarios
 from emdcfl.data.types import Scenario, Site, Split
 from emdcfl.report.page import render
+from emdcfl.runs.baselines import run_baselines
 from emdcfl.runs.config import Config, RunConfig, loads, override
 from emdcfl.runs.nearest import _relative, unlabelled
 from emdcfl.runs.plan import plan
@@ -78,6 +79,15 @@ def test_it_is_stored_with_one_model_for_all_and_shown(result: emdcfl.Result) ->
     assert one["unseen"]["accuracy"]["one"] == result.summary["unseen"]["accuracy"]["one"]
     assert one["unseen"]["accuracy"]["placed"] is None
     assert "Sites held out of training" in render(result.folder)
+
+
+def test_baselines_find_that_model_again(result: emdcfl.Result) -> None:
+    assert result.folder is not None
+    state = result.folder / "baselines" / "fedavg" / "metrics.jsonl"
+    before = state.stat().st_mtime_ns
+    found = run_baselines(result)
+    assert state.stat().st_mtime_ns == before  # it was finished already
+    assert found["local"].clients == result.clients
 
 
 def test_labels_of_a_held_out_site_are_not_used(scenario: Scenario, result: emdcfl.Result) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from emdcfl.core import tasks
 from emdcfl.core.units import percent, plural
+from emdcfl.runs.baselines import one_for_all
 from emdcfl.runs.config import Choice, PersonalizeConfig
 from emdcfl.runs.loop import Observer
 from emdcfl.runs.nearest import Groups, fits, groups_of, unlabelled
@@ -46,12 +47,13 @@ def score_unseen(result: Result, planned: RunPlan, observer: Observer | None = N
 
 
 def _one_for_all(result: Result, planned: RunPlan, observer: Observer | None) -> Tensor:
-    config = replace(planned.config, method=Choice("fedavg"), personalize=PersonalizeConfig())
-    baseline = plan(config, planned.whole)
-    if result.folder is None and baseline.key in _trained:
+    if result.folder is not None:  # where ``run_baselines`` looks for it, too
+        place = result.folder / "baselines" / "fedavg"
+        return run(one_for_all(planned.config), place, resume=True, observer=observer, scenario=planned.whole).serving.models[0]
+    baseline = plan(replace(planned.config, method=Choice("fedavg"), personalize=PersonalizeConfig()), planned.whole)
+    if baseline.key in _trained:
         return _trained[baseline.key]
-    place = None if result.folder is None else result.folder / "baselines" / "fedavg"
-    model = run(baseline, place, resume=place is not None, observer=observer).serving.models[0]
+    model = run(baseline, observer=observer).serving.models[0]
     _trained.clear()
     _trained[baseline.key] = model
     return model
