@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from emdcfl.engines.flower.policy import Policy
-from emdcfl.engines.flower.serve import make_app
 from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -21,7 +19,10 @@ from emdcfl.core.keys import NodeSecret, global_seed
 from emdcfl.core.params import Network
 from emdcfl.core.tasks import Training
 from emdcfl.data import scenarios
-from emdcfl.engines.flower import codec, node_log
+from emdcfl.engines.flower import codec
+from emdcfl.engines.flower.node import log as node_log
+from emdcfl.engines.flower.node.policy import Policy
+from emdcfl.engines.flower.node.serve import make_app
 from emdcfl.methods.emdcfl.settings import CompareSettings, Options
 from emdcfl.models import BUILDERS
 from emdcfl.privacy.keylist import KeyList

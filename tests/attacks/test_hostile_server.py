@@ -11,7 +11,6 @@ import torch
 
 pytest.importorskip("flwr", reason="needs the extra emdcfl[flower]")
 
-from emdcfl.engines.flower.releases import Releases
 from tests.attacks.hostile import HostileServer, digits, settings
 from tests.attacks.test_crafted_models import crafted
 from tests.attacks.test_forward_secrecy import B_RUN, B
@@ -25,8 +24,9 @@ from emdcfl.cli.node import report
 from emdcfl.core.client import TASKS
 from emdcfl.core.params import Network
 from emdcfl.core.tasks import Training
-from emdcfl.engines.flower import node_log
-from emdcfl.engines.flower.node import read_config
+from emdcfl.engines.flower.node import log as node_log
+from emdcfl.engines.flower.node.home import read_config
+from emdcfl.engines.flower.node.releases import Releases
 from emdcfl.privacy.exchange import announced_key, fingerprint, load_secret, public_key
 from emdcfl.transport import projected_width, projection
 
