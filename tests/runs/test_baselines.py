@@ -79,6 +79,16 @@ def test_one_group_is_one_model_for_all() -> None:
     assert worth(run, baselines(0.9, 0.8)).endswith("against every site alone") and "one model" not in worth(run, baselines(0.9, 0.8))
 
 
+def test_after_fine_tuning_the_models_that_clients_use_count() -> None:
+    run = {**summary(0.8, GROUPS), "personalized": {"accuracy": summary(0.95)["accuracy"]}}
+    others = {**baselines(0.7, 0.8), "fedavg+ft": summary(0.85)}
+    found = advice(run, others)
+    assert found is not None and found.choice == "this run"
+    assert found.headline.startswith("Train in these 2 groups, fine-tuned at home: worth 10.0 points")
+    plain = advice(summary(0.8, GROUPS), others)
+    assert plain is not None and plain.choice == "fedavg+ft"
+
+
 def test_a_run_that_was_not_tested_says_nothing() -> None:
     run = summary(0.9, GROUPS, n=0)
     assert run["accuracy"]["mean"] is None and how_sure(run) is None and advice(run, baselines(0.9, 0.8)) is None

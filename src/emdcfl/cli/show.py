@@ -12,12 +12,12 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from emdcfl.core.units import escaped, names, percent, percent_range, plural
+from emdcfl.core.units import escaped, names, percent, percent_range
 from emdcfl.runs.outputs import read_reading
 from emdcfl.runs.personal import in_words
 from emdcfl.runs.scoring import MetricsRow
 from emdcfl.runs.unseen import UNSEEN, unseen_sentence
-from emdcfl.runs.verdict import BASELINES, advice, headline, rivals, structure
+from emdcfl.runs.verdict import BASELINES, advice, headline, rivals, run_title, structure, used
 
 MOST_LINES = 8
 """Lines printed of each kind (clusters, failures, flags, notes); the files of the run hold all."""
@@ -155,7 +155,7 @@ def _show_worth(
     for column in ("training", "accuracy", "95% interval", "worst", "gain in points"):
         table.add_column(column, justify="left" if column == "training" else "right")
     found = {name: gain.points().replace(" points", "") for name, gain in rivals(summary, others).items()}
-    named = {f"{plural(summary['k'], 'group')} ({summary['method']})": ("", summary)}
+    named = {run_title(summary): ("", used(summary))}
     named |= {BASELINES.get(name, name): (name, other) for name, other in others.items()}
     for what, (name, one) in named.items():
         score, gain = one["accuracy"], found.get(name, "–") if name else ""

@@ -115,11 +115,13 @@ def _headline(table: Table, methods: int) -> str:
         column, best = leaders[0]
         named = " and ".join(best[:3]) + (f" and {len(best) - 3} more" if len(best) > 3 else "")
         cell = table.cells.get((best[0], column.key, column.metrics[0])) if best else None
-        return (
-            f"{named} {'leads' if len(best) == 1 else 'lead'} on {column.title}" + (f" with {cell.mean:.1f}%" if cell else "")
-            if best
-            else column.title
+        if not best:
+            return column.title
+        level = [label for label in table.rows if label not in best and _may_be_as_good(table, label, column)]
+        doubt = (
+            f"; {' and '.join(level)} may be as good" if 0 < len(level) <= 3 else f"; {len(level)} others may be as good" if level else ""
         )
+        return f"{named} {'leads' if len(best) == 1 else 'lead'} on {column.title}{f' with {cell.mean:.1f}%' if cell else ''}{doubt}"
     wins: dict[str, int] = {}
     for _, best in leaders:
         for label in best:
@@ -128,6 +130,11 @@ def _headline(table: Table, methods: int) -> str:
         return plural(methods, "method")
     top = max(wins, key=lambda label: wins[label])
     return f"{top} is best, alone or with others, on {wins[top]} of {plural(len(leaders), 'scenario')}"
+
+
+def _may_be_as_good(table: Table, label: str, column: Column) -> bool:
+    found = table.against.get((label, column.key))
+    return found is not None and found.high >= 0 and label not in table.reference
 
 
 def _block(table: Table, column: Column) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from emdcfl.runs.personal import in_words
 from emdcfl.runs.scoring import MetricsRow
 from emdcfl.runs.store.files import write_file
 from emdcfl.runs.unseen import UNSEEN, unseen_sentence
-from emdcfl.runs.verdict import BASELINES, headline, rivals, sentences
+from emdcfl.runs.verdict import BASELINES, headline, rivals, run_title, sentences, used
 from emdcfl.studies.results import RESULTS
 
 log = logging.getLogger("emdcfl")
@@ -244,7 +244,7 @@ def _worth(run: Run) -> list[dict[str, Any]]:
         return []
     others = {name: other.summary for name, other in run.baselines.items()}
     gains = {name: gain.points().replace(" points", "") for name, gain in rivals(run.summary, others).items()}
-    named = {f"{plural(int(run.summary.get('k') or 0), 'group')} ({run.summary['method']})": ("", run.summary)}
+    named = {run_title(run.summary): ("", used(run.summary))}
     named |= {BASELINES.get(name, name): (name, other) for name, other in others.items()}
     rows = []
     for what, (name, summary) in named.items():

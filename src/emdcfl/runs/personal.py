@@ -22,6 +22,7 @@ from emdcfl.core.tasks import Training
 from emdcfl.core.units import percent, plural
 from emdcfl.methods.base import Serving
 from emdcfl.runs.config import PersonalizeConfig
+from emdcfl.runs.intervals import SiteScores, difference
 from emdcfl.runs.scoring import MetricsRow, outcomes
 from emdcfl.runs.served import states_of
 
@@ -99,6 +100,9 @@ def with_personal(summary: Mapping[str, Any], rows: Sequence[MetricsRow]) -> tup
 def in_words(summary: Mapping[str, Any]) -> str:
     """Say who kept a fine-tuned model, and what it gained."""
     told, everybody = summary["personalized"], len(summary["clients"])
-    gained = "" if told["gain"] is None else f" ({100 * told['gain']:+.1f} points)"
+    after, before = (SiteScores.of(next(iter(one["accuracy"]["variants"].values()))) for one in (told, summary))
+    found = difference(after, before) if after is not None and before is not None else None
+    gained = found.points() if found is not None else "" if told["gain"] is None else f"{100 * told['gain']:+.1f} points"
     kept = f"fine-tuned at home: kept by {len(told['kept'])} of {plural(everybody, 'client')}"
+    gained = f", {gained}" if gained else ""
     return f"{kept}, accuracy {percent(told['accuracy']['mean'])}{gained}, worst client {percent(told['accuracy']['worst'])}"

@@ -82,10 +82,11 @@ def structure(summary: Summary, reading: Summary | None) -> str:
     compared, found = n - unknown, len(set(clusters)) - unknown  # a client that was not compared is a cluster of its own
     if compared == 0:
         return f"None of the {n} clients could be compared"
+    kind = "look alike" if reading is None or "splits" not in reading else "train better together"
     if found == 1:
-        text = f"All {compared} clients look alike"
+        text = f"All {compared} clients {kind}"
     elif found == compared:
-        text = f"No two of the {compared} clients look alike"
+        text = f"No two of the {compared} clients {kind}"
     else:
         text = f"{plural(found, 'group')} among {compared} clients"
     clarity = None if reading is None else _clarity(reading, found)
@@ -102,9 +103,21 @@ def _clarity(reading: Summary, clusters: int) -> str | None:
 
 def gains(summary: Summary, baselines: Mapping[str, Summary]) -> dict[str, Interval]:
     """Return what this run is better than each baseline, paired by site; baselines without a common test are left out."""
-    own = _scores(summary)
-    compared = {name: difference(own, _scores(other)) for name, other in baselines.items() if name in BASELINES} if own else {}
+    own = _scores(used(summary))
+    compared = {name: difference(own, _scores(other)) for name, other in baselines.items() if name in BASELINES}
     return {name: found for name, found in compared.items() if found is not None}
+
+
+def used(summary: Summary) -> Summary:
+    """Return the summary with the accuracies of the models that clients should use: after fine-tuning, where there was any."""
+    return {**summary, "accuracy": summary["personalized"]["accuracy"]} if "personalized" in summary else summary
+
+
+def run_title(summary: Summary) -> str:
+    """Name this run in a table beside its baselines."""
+    return (
+        f"{plural(int(summary.get('k') or 0), 'group')} ({summary['method']}){', fine-tuned at home' if 'personalized' in summary else ''}"
+    )
 
 
 def _scores(summary: Summary) -> SiteScores:
@@ -119,8 +132,8 @@ def _scores(summary: Summary) -> SiteScores:
 
 def rivals(summary: Summary, baselines: Mapping[str, Summary]) -> dict[str, Interval]:
     """Return the gains over baselines that are other trainings than this run: one group is one model for all, by another name."""
-    k, clusters = summary["k"], summary.get("clusters")
-    same = {"fedavg": k == 1, "local": clusters is not None and k == len(clusters)}
+    k, clusters, tuned = summary["k"], summary.get("clusters"), "personalized" in summary
+    same = {"fedavg": k == 1 and not tuned, "fedavg+ft": k == 1 and tuned, "local": clusters is not None and k == len(clusters)}
     return {name: gain for name, gain in gains(summary, baselines).items() if not (same.get(name) and gain.sign == 0)}
 
 
@@ -130,7 +143,7 @@ def advice(summary: Summary, baselines: Mapping[str, Summary]) -> Advice | None:
     if not found:
         return None
     better, worse = ({name: g for name, g in found.items() if g.sign == sign} for sign in (1, -1))
-    doubts, look = _disagreement(summary, baselines.get("local")), _losers(summary, baselines.get("local"))
+    doubts, look = _disagreement(used(summary), baselines.get("local")), _losers(used(summary), baselines.get("local"))
     told = worth(summary, baselines)
     if worse:
         best = min(worse, key=lambda name: worse[name].mean)
@@ -148,11 +161,12 @@ def advice(summary: Summary, baselines: Mapping[str, Summary]) -> Advice | None:
 def _what(summary: Summary) -> str:
     """Say what this run did, as something to do."""
     k, n = summary["k"], len(summary["clients"])
+    tuned = ", fine-tuned at home" if "personalized" in summary else ""
     if summary.get("clusters") is None:
-        return f"Train with {summary['method']}"
+        return f"Train with {summary['method']}{tuned}"
     if k == 1:
-        return f"Train all {plural(n, 'site')} together"
-    return "Train every site alone" if k == n else f"Train in these {k} groups"
+        return f"Train all {plural(n, 'site')} together{tuned}"
+    return f"Train every site alone{tuned}" if k == n else f"Train in these {k} groups{tuned}"
 
 
 def _instead(summary: Summary, best: str, gain: Interval) -> str:
@@ -202,7 +216,8 @@ def _disagreement(summary: Summary, alone: Summary | None) -> list[str]:
             )
             found.append(
                 f"{who} look alike but do not seem to agree on labels: one model costs {(-gain).points('')} against each alone; check how "
-                'they spell and code their labels (emdcfl data check), or group with method.cost = "label-aware", which compares labels'
+                'they spell and code their labels (emdcfl data check), or group by benefit (method.grouping = "benefit") or with labels '
+                '(method.cost = "label-aware")'
             )
     return found
 
