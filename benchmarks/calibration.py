@@ -1,7 +1,7 @@
 """How often the calibrated tolerance splits sites of one law or merges different ones, on synthetic sites; one JSON line per case and seed.
 
     python -m benchmarks.calibration --out calibration.jsonl --seeds 5-9               # the cases with groups
-    python -m benchmarks.calibration --out calibration.jsonl --cases equal --seeds 5-24  # twelve equal sites
+    python -m benchmarks.calibration --out calibration.jsonl --cases equal --seeds 5-9   # twelve equal sites
 
 Sites are drawn here: Gaussian classes in 16 features, an MLP, one round. Lines that are in the file already are not computed again.
 Each line says whether the clusters are the true ones, and counts pairs of one law that are refused and pairs of two laws that are linked.
@@ -140,7 +140,7 @@ def row(name: str, case: Case, seed: int, chosen: dict[str, Any]) -> dict[str, A
     """Run one round of a case and judge the clusters."""
     scenario, started = sites(case, seed), time.perf_counter()
     training = Training(**{k: scenario.defaults[k] for k in ("local_epochs", "batch_size", "lr")})
-    method = EMDCFL(**{**case.options, **chosen})
+    method = EMDCFL(**{"grouping": "neighbourhoods", **case.options, **chosen})
     with make_federation(scenario, training=training, seed=seed, device="cpu", engine="sequential") as fed:
         state = method.step(fed, method.init(fed, fed.begin(0)), fed.begin(1))
         clients, serving = fed.clients, method.serve(state)

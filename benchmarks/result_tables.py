@@ -11,11 +11,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.calibration import CASES
 from benchmarks.faults.table import write_table
 
 from benchmarks import privacy, trust
 
 Row = dict[str, Any]
+PAIRS = (("same_law", "refused"), ("two_laws", "linked"))
 WAYS = {"drawn": "as drawn", "matched": "matched", "blocks": "blocks"}
 
 
@@ -28,7 +30,7 @@ def pages(data: Path) -> dict[str, str]:
         "reliability": lambda folder: write_table(read(folder / "faults.jsonl"))[0],
         "performance": performance,
     }
-    return {name: maker(data / name) for name, maker in makers.items()}
+    return {"calibration": calibration(data / "tolerance"), **{name: maker(data / name) for name, maker in makers.items()}}
 
 
 def read(path: Path) -> list[Row]:
@@ -84,6 +86,32 @@ def tolerance(folder: Path) -> str:
     parts.append(section("Rotated digits", _digits(read(folder / "digits.jsonl"))))
     parts.append(section("Rotated digits, seeds that were held out", _tolerances(read(folder / "digits-held-out.jsonl"))))
     return "\n".join(parts)
+
+
+def calibration(folder: Path) -> str:
+    """Write how often synthetic sites are grouped right, with the rule before pairs had sizes and class counts of their own, and now."""
+    now, before = (read(folder / f"calibration{name}.jsonl") for name in ("", "-before"))
+    titles = {"grouped": "Sites in groups, and sites of one law that differ in class frequencies or size", "equal": "Twelve equal sites"}
+    parts = []
+    for kind, title in titles.items():
+        sides = [[r for r in rows if r["case"] in CASES[kind]] for rows in (before, now)]
+        parts.append(section(title, _calibration(*sides, list(CASES[kind]))))
+    return "\n".join(parts)
+
+
+def _calibration(before: Sequence[Row], now: Sequence[Row], cases: Sequence[str]) -> str:
+    head = ["sites", "right", "false splits", "false merges", "silent", "pairs of one law refused", "pairs of two laws linked"]
+    lines = []
+    for case in [*cases, None]:
+        sides = [[r for r in rows if case in (None, r["case"])] for rows in (before, now)]
+        lines.append([case or "all", *(" → ".join(cells) for cells in zip(*map(_counted, sides), strict=True))])
+    return f"{table(head, lines)}\n\nBefore: {sources(before)} Now: {sources(now)}"
+
+
+def _counted(rows: Sequence[Row]) -> list[str]:
+    """Counts over runs, and over pairs of all runs."""
+    runs = [f"{sum(r[key] for r in rows)} of {len(rows)}" for key in ("right", "false_split", "false_merge", "silent")]
+    return [*runs, *(f"{sum(r[of][what] for r in rows)} of {sum(r[of]['pairs'] for r in rows)}" for of, what in PAIRS)]
 
 
 def _tolerances(rows: Sequence[Row]) -> str:
