@@ -139,7 +139,7 @@ def test_a_run_leaves_the_personal_models_beside_the_plain_ones(finished: Path) 
     assert same_bits(result.serving.models, plain.serving.models) and result.accuracy == plain.accuracy
     assert "personalized" not in plain.summary and plain.personalized is None
     assert told["mode"] == "on" and told["kept"] == list(result.clients)
-    assert result.config.personalize.lr == 0.05
+    assert result.config.personalize.lr == pytest.approx(0.4 * 0.05)
     after, before = result.personalized, result.accuracy
     assert after is not None and after.mean == told["accuracy"]["mean"]
     assert told["gain"] == pytest.approx(after.mean - before.mean)  # type: ignore[operator]

@@ -79,7 +79,7 @@ class TrainingConfig:
 
 @dataclass(frozen=True)
 class PersonalizeConfig:
-    """Fine-tuning at home after the last round. ``lr`` of ``None`` is ``training.lr``."""
+    """Fine-tuning at home after the last round. ``lr`` of ``None`` is 0.4 times ``training.lr``."""
 
     mode: Literal["off", "on", "if-it-pays"] = "off"
     epochs: int = 10

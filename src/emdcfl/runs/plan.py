@@ -30,6 +30,14 @@ IN_MEMORY = "in-memory"
 """Scenario name of data that were given as arrays: a config cannot build them again, and identifies them by a fingerprint."""
 
 
+TUNING = 0.4
+"""Learning rate of fine-tuning over that of training, unless ``personalize.lr`` says otherwise.
+
+Measured with FedAvg, ``if-it-pays`` and one seed on ``rotated-digits``, ``watch``, ``hapt``, ``hapt-later``, ``chem97``: at most 1.1 points
+below the best of 0.2, 0.4 and 1 for each (0.2: up to 3.3, on ``watch``; 1: up to 1.7, on ``hapt-later``).
+"""
+
+
 @dataclass(frozen=True)
 class RunPlan:
     """A complete config and the objects it describes."""
@@ -113,7 +121,7 @@ def plan(config: Config, scenario: Scenario | None = None) -> RunPlan:
     training = Training(**{**{k: v for k, v in scenario.defaults.items() if k in _names(Training)}, **explicit})
     engine, personalize = config.engine, PersonalizeConfig()
     if config.personalize.mode != "off":
-        personalize = replace(config.personalize, lr=config.personalize.lr or training.lr)
+        personalize = replace(config.personalize, lr=config.personalize.lr or TUNING * training.lr)
     name = resolve(
         engine.name,
         scenario,
