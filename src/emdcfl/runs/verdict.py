@@ -153,7 +153,7 @@ def advice(summary: Summary, baselines: Mapping[str, Summary]) -> Advice | None:
         least = min(better, key=lambda name: better[name].mean)
         text = f"{_what(summary)}: worth {better[least].points('')} against {BASELINES[least]}"
         level = [BASELINES[name] for name in found if name not in better]
-        text += f"; {' and '.join(level)} may be as good" if level else ""
+        text += f"; {level[0] if len(level) == 1 else f'{len(level)} others'} may be as good" if level else ""
         return Advice("this run", text, told, found, doubts, look)
     return Advice("undecided", _undecided(summary, found), f"{told}; {_needed(summary, found)}", found, doubts, look)
 
