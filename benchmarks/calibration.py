@@ -1,7 +1,8 @@
 """How often the calibrated tolerance splits sites of one law or merges different ones, on synthetic sites; one JSON line per case and seed.
 
     python -m benchmarks.calibration --out calibration.jsonl --seeds 5-9               # the cases with groups
-    python -m benchmarks.calibration --out calibration.jsonl --cases equal --seeds 5-9   # twelve equal sites
+    python -m benchmarks.calibration --out calibration.jsonl --cases equal --seeds 5-14  # twelve equal sites
+    python -m benchmarks.calibration --out calibration.jsonl --grouping benefit --seeds 5-9   # validation losses decide, eight rounds
 
 Sites are drawn here: Gaussian classes in 16 features, an MLP, one round. Lines that are in the file already are not computed again.
 Each line says whether the clusters are the true ones, and counts pairs of one law that are refused and pairs of two laws that are linked.
@@ -26,7 +27,7 @@ from emdcfl.data.own import from_arrays
 from emdcfl.data.types import Scenario
 from emdcfl.engines import make_federation
 from emdcfl.methods.emdcfl import EMDCFL
-from emdcfl.methods.emdcfl.interpret import doubts
+from emdcfl.methods.emdcfl.interpret import read
 from emdcfl.studies.results import commit, hardware
 
 FEATURES = 16
@@ -55,6 +56,8 @@ class Case:
         Class frequencies of each site are drawn with this concentration; else ``frequencies``, else all equal.
     absent : bool
         Sites of odd number lack the last class.
+    repeats : "row" or "group", optional
+        Every patient is measured 4 to 8 times with little noise, and the measurements are split one by one or patient by patient.
     """
 
     n: Sequence[int]
@@ -66,6 +69,7 @@ class Case:
     dirichlet: float | None = None
     frequencies: Sequence[float] | None = None
     absent: bool = False
+    repeats: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -91,6 +95,8 @@ GROUPED = {
     "four sites of 3,000 in two groups, two of 320": Case([3000] * 4 + [320] * 2, [0, 0, 1, 1, 0, 1], shift=1.8),
     "groups of 1 and 5": Case([400] * 6, [0, 1, 1, 1, 1, 1], rotate=True),
     "groups of 1, 3 and 12": Case([400] * 16, [0] + [1] * 3 + [2] * 12, rotate=True),
+    "one law, 4 to 8 rows per patient, split by row": one(400, repeats="row"),
+    "one law, 4 to 8 rows per patient, split by patient": one(400, repeats="group"),
     "two sites": Case([400] * 2, [0, 1], rotate=True),
     "permuted labels": pair(400, permute=True),
     "permuted labels, label-aware cost": pair(400, permute=True, options={"cost": "label-aware"}),
@@ -103,6 +109,10 @@ EQUAL = {
     'exchange = "server-samples"': one(400, 12, options={"exchange": "server-samples"}),
     'projection = "pair"': one(400, 12, options={"projection": "pair"}),
 }
+BENEFIT_ROUNDS = 8
+"""Grouping by benefit examines its groups in rounds 1, 2, 4 and 8."""
+REPEAT_NOISE = 0.1
+"""Standard deviation between measurements of one patient, in units of that inside classes."""
 CASES = {"grouped": GROUPED, "equal": EQUAL}
 
 
@@ -119,10 +129,15 @@ def sites(case: Case, seed: int) -> Scenario:
             p[-1] = 0
         if case.dirichlet is not None:
             p = rng.dirichlet(np.full(case.classes, case.dirichlet))
+        patient = np.arange(n) if case.repeats is None else np.repeat(np.arange(n), rng.integers(4, 9, size=n))[:n]
         y = rng.choice(case.classes, size=n, p=p / p.sum())
-        x = centres[y] + rng.standard_normal((n, FEATURES))
+        x = (centres[y] + rng.standard_normal((n, FEATURES)))[patient]
+        y = y[patient]
+        if case.repeats is not None:
+            x += REPEAT_NOISE * rng.standard_normal(x.shape)
         moved, renamed = laws[group]
-        drawn[f"site-{i:02d}"] = (moved(x).astype(np.float32), renamed[y])
+        entry = (moved(x).astype(np.float32), renamed[y])
+        drawn[f"site-{i:02d}"] = (*entry, patient) if case.repeats == "group" else entry
     truth = {name: str(group) for name, group in zip(drawn, case.groups, strict=True)}
     return from_arrays(drawn, groups=truth, seed=seed, name="calibration")
 
@@ -137,12 +152,14 @@ def _law(case: Case, group: int, rng: np.random.Generator) -> tuple[Callable[[Ar
 
 
 def row(name: str, case: Case, seed: int, chosen: dict[str, Any]) -> dict[str, Any]:
-    """Run one round of a case and judge the clusters."""
+    """Run a case, one round or as many as grouping by benefit examines, and judge the clusters."""
     scenario, started = sites(case, seed), time.perf_counter()
     training = Training(**{k: scenario.defaults[k] for k in ("local_epochs", "batch_size", "lr")})
     method = EMDCFL(**{"grouping": "neighbourhoods", **case.options, **chosen})
     with make_federation(scenario, training=training, seed=seed, device="cpu", engine="sequential") as fed:
-        state = method.step(fed, method.init(fed, fed.begin(0)), fed.begin(1))
+        state = method.init(fed, fed.begin(0))
+        for index in range(1, 1 + (BENEFIT_ROUNDS if chosen.get("grouping") == "benefit" else 1)):
+            state = method.step(fed, state, fed.begin(index))
         clients, serving = fed.clients, method.serve(state)
     assert serving.clusters is not None
     assert serving.distances is not None
@@ -154,7 +171,9 @@ def row(name: str, case: Case, seed: int, chosen: dict[str, Any]) -> dict[str, A
     same, together = np.equal.outer(truth, truth) & upper, np.equal.outer(clusters, clusters)
     linked = links(serving.distances.W, serving.distances.epsilon)
     compared = np.isfinite(serving.distances.W) & np.isfinite(serving.distances.W.T) & upper
-    said = doubts(serving.distances, clients, clusters.tolist())
+    reading = read(serving.distances, clients, clusters.tolist())
+    said = reading.doubts if reading.splits is None else [f"borderline {c}" for c in reading.borderline]
+    said += ["near-duplicates: data check" for note in scenario.notes if "almost repeat a training row" in note]
     ari = adjusted_rand(truth[judged].tolist(), clusters[judged].tolist())
     return {
         "case": name,
@@ -197,9 +216,11 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--seeds", default="5-9", help="such as 0,2,5-9; 0 to 4 chose the rule, 5 and above check it")
     parser.add_argument("--tolerance", help="a fixed one instead of the calibrated")
+    parser.add_argument("--grouping", choices=["benefit"], help="let validation losses decide instead")
     options = parser.parse_args()
     logging.basicConfig(level=logging.ERROR)
-    chosen = {"tolerance": float(options.tolerance)} if options.tolerance else {}
+    chosen: dict[str, Any] = {"tolerance": float(options.tolerance)} if options.tolerance else {}
+    chosen |= {"grouping": options.grouping} if options.grouping else {}
     lines = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
     done = {(line["case"], line["seed"], json.dumps(line["options"])) for line in lines}
     for name, case in CASES[options.cases].items():

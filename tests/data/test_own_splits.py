@@ -178,6 +178,10 @@ def test_check_names_repeated_measurements_and_the_column(tmp_path: Path) -> Non
     notes = " ".join(check_folder(tmp_path).notes)
     assert "almost repeat a training row" in notes
     assert "--group patient" in notes
+    assert "--group patient" in " ".join(load_folder(tmp_path).notes)  # a run says so too
+    rows = {site: patients(rng) for site in "ab"}
+    measured = {site: (np.column_stack([c[f"x{i}"] for i in range(8)]), c["label"]) for site, c in rows.items()}
+    assert "a third array" in " ".join(from_arrays(measured).notes)
     grouped = " ".join(check_folder(tmp_path, rule=SplitRule.of(group="patient")).notes)
     assert "repeat" not in grouped
     assert "--group" not in grouped

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,9 @@ from numpy.typing import NDArray
 
 from emdcfl.core.errors import DataError
 from emdcfl.data.own import defaults
+from emdcfl.data.own.leaks import leaks
 from emdcfl.data.own.parts import FRACTIONS, MIXED, SPLITS, Part, Raw, divide, known_only, prepare, to_site, warnings, write_notes
-from emdcfl.data.own.splitting import GROUP, SplitRule
+from emdcfl.data.own.splitting import GROUP, RANDOM, SplitRule
 from emdcfl.data.types import Scenario, Site
 
 
@@ -46,7 +48,7 @@ def from_arrays(
     preprocess = defaults.image_preprocess(train, model) if len(shape) == 3 else defaults.pooled_preprocess(train, axes=(0,))
     arrays = {client: {split: parts[split].x for split in SPLITS} for client, parts in divided.items()}
     truth = _truth(groups, [raw.name for raw in raws])
-    return Scenario(
+    scenario = Scenario(
         name=name,
         sites=tuple(to_site(client, arrays[client], parts, classes) for client, parts in divided.items()),
         classes=classes,
@@ -57,6 +59,8 @@ def from_arrays(
         defaults=defaults.training(model),
         notes=tuple(write_notes(notes)),
     )
+    random = len(shape) == 1 and all(MIXED in raw.parts and not raw.parts[MIXED].by for raw in raws)
+    return replace(scenario, notes=(*scenario.notes, *leaks(scenario, divided, RANDOM))) if random else scenario
 
 
 def site_from_arrays(name: str, entry: Any, *, like: Scenario, seed: int = 0) -> tuple[Site, tuple[str, ...]]:

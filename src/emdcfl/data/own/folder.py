@@ -60,7 +60,10 @@ def load_folder(
     Scenario
         ``notes`` lists what was left out or looks doubtful; ``encoding`` says how files are read.
     """
-    return _load(Path(path), label=label, client=client, seed=seed, model=model, size=size, fractions=fractions, rule=rule)[0]
+    scenario, divided = _load(Path(path), label=label, client=client, seed=seed, model=model, size=size, fractions=fractions, rule=rule)
+    if rule != RANDOM or scenario.encoding["kind"] != "table":
+        return scenario
+    return replace(scenario, notes=(*scenario.notes, *leaks(scenario, divided, rule, hints=False)))
 
 
 def _load(

@@ -48,16 +48,18 @@ class Near:
     pairs: list[tuple[str, int, int]]
 
 
-def leaks(scenario: Scenario, divided: Divided, rule: SplitRule) -> list[str]:
-    """Return notes on rows that are almost the same in training and in test, with the remedy."""
+def leaks(scenario: Scenario, divided: Divided, rule: SplitRule, *, hints: bool = True) -> list[str]:
+    """Return notes on rows that are almost the same in training and in test, with the remedy; ``hints``: and on columns that look so."""
     found = [near for site, other in zip(scenario.sites, _others(scenario.sites), strict=True) if (near := near_duplicates(site, other))]
-    tables = scenario.encoding.get("kind") == "table"
-    remedy = _remedy(found, divided) if tables else "--group EXPRESSION (by file name)"
+    kind = scenario.encoding.get("kind")
+    tables = kind == "table"
+    other = "--group EXPRESSION (by file name)" if kind else "a third array beside X and y: who or what was measured"
+    remedy = _remedy(found, divided) if tables else other
     text = "{n} % of the validation and test rows almost repeat a training row; repeated measurements or neighbours in time leak: " + (
         f"keep them in one split with {remedy}" if rule == RANDOM else "the split does not keep them apart; check the column"
     )
     notes = write_notes(Note(near.site, near.site, text, round(100 * near.share)) for near in found)
-    if tables and rule == RANDOM:
+    if hints and tables and rule == RANDOM:
         notes += _hints(divided, mentioned=" ".join(notes))
     return notes
 
