@@ -5,10 +5,13 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from emdcfl.core.errors import DataError
+from emdcfl.data.own import readers
 from emdcfl.data.own.folder import check_folder
 from emdcfl.data.own.readers import label_column, read_file
 from emdcfl.data.own.tables import Numeric, TableEncoding, column_kinds, pool, summarise
@@ -86,6 +89,57 @@ def test_a_column_of_names_is_refused_without_quoting_one(tmp_path: Path) -> Non
     errors = " ".join(check_folder(tmp_path).errors)
     assert "'surname'" in errors
     assert "Smith" not in errors
+
+
+def nulls(rows: int) -> pa.Table:
+    return pa.table({"a": pa.nulls(rows, pa.float64()), "y": pa.nulls(rows, pa.int8())})
+
+
+def words(rows: int, size: int) -> pa.Table:
+    """One long word in all rows: the file holds it once."""
+    coded = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array(["x" * size]))
+    return pa.table({"a": coded, "y": pa.nulls(rows, pa.int8())})
+
+
+def listed(length: int) -> pa.Table:
+    return pa.table({"a": pa.ListArray.from_arrays(pa.array([0, length], pa.int32()), pa.nulls(length, pa.int8())), "y": [1]})
+
+
+BOMBS = {
+    "rows without a value": (nulls(1_000_000), False),
+    "a long word in all rows, as text": (words(2000, 20_000), False),
+    "a long word in all rows, as a category": (words(2000, 20_000), True),
+    "a list as a cell": (listed(1_000_000), False),
+    "wide cells of bytes": (pa.table({"a": pa.array([b"x" * 20_000] * 300, pa.binary(20_000)), "y": [0] * 300}), False),
+}
+
+
+@pytest.mark.parametrize("what", BOMBS)
+def test_a_parquet_file_that_unpacks_to_much_more_is_refused_before_it_does(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, typed = BOMBS[what]
+    pq.write_table(table, tmp_path / "site.parquet", store_schema=typed)
+    assert (tmp_path / "site.parquet").stat().st_size < 1 << 19
+    monkeypatch.setattr(readers, "UNPACKED", 1 << 22)  # a small limit, so that a small file exceeds it
+    usual = pa.default_memory_pool()
+    counted = pa.proxy_memory_pool(usual)
+    pa.set_memory_pool(counted)
+    try:
+        with pytest.raises(DataError, match=r"site.parquet: unpacks to"):
+            read_file(tmp_path / "site.parquet")
+    finally:
+        pa.set_memory_pool(usual)
+    assert counted.max_memory() < 1 << 21
+
+
+def test_parquet_columns_keep_their_types(tmp_path: Path) -> None:
+    cells = {pa.int32(): 1, pa.float32(): 1.5, pa.string(): "a", pa.large_string(): "b", pa.dictionary(pa.int8(), pa.string()): "c"}
+    table = pa.table({f"c{i}": pa.array([cell, None], kind) for i, (kind, cell) in enumerate(cells.items())})
+    pq.write_table(table, tmp_path / "site.parquet")
+    found = read_file(tmp_path / "site.parquet")
+    assert found.to_pydict() == table.to_pydict()
+    assert found.schema.types == table.schema.types
 
 
 HEADLESS = {

@@ -23,6 +23,11 @@ _MAX_CLASSES = 1000
 LARGEST = 1e30
 """Largest number of a table, either sign."""
 
+UNPACKED = 1 << 31
+"""Bytes that a Parquet file may unpack to."""
+
+TEXT = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
+
 HEAD = 1000
 """Rows in which a column's name is looked for."""
 
@@ -31,7 +36,7 @@ def read_file(path: Path) -> pa.Table:
     """Read a CSV, TSV or Parquet file."""
     try:
         if path.suffix.lower() == ".parquet":
-            table = pq.read_table(path)
+            table = _read_parquet(path)
         else:
             table = _read_csv(path)
         names = table.column_names  # a name that is not UTF-8 shows itself only here
@@ -47,6 +52,36 @@ def read_file(path: Path) -> pa.Table:
         raise DataError(f"{path} has two columns {'of the same name' if _like_data(table) else f'named {twice!r}'}: rename one")
     _check_range(table, path)
     return table
+
+
+def _read_parquet(path: Path) -> pa.Table:
+    """Read a Parquet file whose footer names no more than ``UNPACKED``; text is read by its dictionary, so that a word counts once."""
+    footer = pq.read_metadata(path)
+    columns = range(footer.num_columns)
+    chunks = [footer.row_group(g).column(i) for g in range(footer.num_row_groups) for i in columns]
+    widths = [max(8, footer.schema.column(i).length) for i in columns] * footer.num_row_groups
+    cells = sum(chunk.num_values * width for chunk, width in zip(chunks, widths, strict=True))
+    _check_size(path, max(cells, footer.num_rows * 8, sum(chunk.total_uncompressed_size for chunk in chunks)))
+    schema = pq.read_schema(path)
+    words = [field.name for field in schema if field.type in TEXT]
+    with pq.ParquetFile(path, read_dictionary=words) as file:
+        table = file.read()
+    plain = pa.schema([schema.field(i) if field.name in words else field for i, field in enumerate(table.schema)])
+    _check_size(path, sum(_text_size(chunk) for column in table.columns for chunk in column.chunks))
+    return table.cast(plain)
+
+
+def _text_size(column: pa.Array) -> int:
+    """Bytes of a column of words once each row holds its own; 0 for other columns."""
+    if not isinstance(column, pa.DictionaryArray) or column.dictionary.type not in TEXT:
+        return 0
+    lengths = pc.cast(pc.fill_null(pc.binary_length(column.dictionary), 0), pa.int64())
+    return pc.sum(pc.take(lengths, column.indices)).as_py() or 0
+
+
+def _check_size(path: Path, size: int) -> None:
+    if size > UNPACKED:
+        raise DataError(f"{path}: unpacks to {size / 2**30:.1f} GB, at most {UNPACKED / 2**30:g} are read; leave out rows or columns")
 
 
 def _like_data(table: pa.Table) -> int:
