@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from emdcfl.runs import runner, signals
 from emdcfl.runs.store import files
 
 ROOT = Path(__file__).parents[2]
+SURROUNDINGS = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture
@@ -54,6 +56,44 @@ def test_a_signal_waits_for_the_outermost_block(number: signal.Signals) -> None:
 def test_outside_of_writes_a_signal_interrupts_at_once() -> None:
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_during_start_up_ends_the_command_at_once(number: signal.Signals) -> None:
+    # the signal comes while torch is being imported, and the importer swallows whatever a handler raises
+    code = f"""
+import contextlib, signal, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            with contextlib.suppress(BaseException):
+                signal.raise_signal({int(number)})
+sys.meta_path.insert(0, Finder())
+from emdcfl.cli import main
+main(["methods"])
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=SURROUNDINGS, check=False)
+    assert (ended.returncode, ended.stdout) == (128 + number, "")
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_signal_inside_the_import_system_is_obeyed_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    passed: list[str] = []
+
+    class Finder:
+        def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+            if name == "no_such_module_of_this_test":
+                signals._interrupt(signal.SIGINT, sys._getframe(1))  # the frame that a handler would be given
+                passed.append(sys._getframe(1).f_code.co_filename)
+
+    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
+    with pytest.raises(ImportError):
+        importlib.import_module("no_such_module_of_this_test")
+    with pytest.raises(KeyboardInterrupt):
+        time.sleep(10)
+    assert passed == ["<frozen importlib._bootstrap>"]
+    assert signals.received() == signal.SIGINT
 
 
 @pytest.mark.usefixtures("installed")
@@ -110,8 +150,7 @@ def test_sigterm_ends_the_command_with_143_and_the_run_goes_on(tmp_path: Path) -
     (tmp_path / "c.toml").write_text(dump(config))
     out = tmp_path / "run"
     command = [sys.executable, "-m", "tests.tiny", "run", str(tmp_path / "c.toml"), "--out", str(out), "--quiet"]
-    surroundings = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, env=surroundings, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    process = subprocess.Popen(command, env=SURROUNDINGS, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     end = time.monotonic() + 120
     while not (out / "state" / "round-3.json").exists() and process.poll() is None and time.monotonic() < end:
         time.sleep(0.01)

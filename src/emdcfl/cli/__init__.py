@@ -1,5 +1,15 @@
 """The command line: ``emdcfl init | run | methods | predict | place | data``."""
 
-from emdcfl.cli.app import main
+from __future__ import annotations
+
+from emdcfl.runs import signals
 
 __all__ = ["main"]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit; see ``emdcfl.cli.app.main``."""
+    signals.end_at_once()  # the imports below take seconds, and nothing is saved or started before they are done
+    from emdcfl.cli.app import main as start
+
+    start(arguments)

@@ -1,15 +1,26 @@
 """SIGTERM and Ctrl-C wait for a write that has begun: what is inside ``defer_signals`` is finished, then the program is interrupted.
 
 Only the command line calls ``install``; a library must not take over its host program's signals.
+
+An exception that a signal handler raises inside Python's import system may be dropped there, or leave a module locked, for which a thread
+then waits for ever. So before ``install`` a signal ends the process at once, and afterwards it waits until no import machinery runs.
 """
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from types import FrameType
+
+IMPORTING = "<frozen importlib"
+"""How the file names of Python's import system begin."""
+
+AGAIN = 0.02
+"""Seconds until a signal that came inside the import system is tried again."""
 
 
 class _Pending:
@@ -30,12 +41,30 @@ def received() -> int | None:
     return _Pending.received
 
 
-def _interrupt(number: int, frame: Any) -> None:
+def end_at_once() -> None:
+    """Make SIGTERM and SIGINT end the process, with the exit code of the command line, until ``install`` is called."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _end)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    print("stopped before anything began", file=sys.stderr, flush=True)
+    os._exit(128 + number)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
     _Pending.received = number
     if _Pending.depth:
         _Pending.waiting = True
+    elif _importing(frame) and hasattr(signal, "setitimer"):  # Windows has none
+        signal.signal(signal.SIGALRM, lambda _, later: _interrupt(number, later))
+        signal.setitimer(signal.ITIMER_REAL, AGAIN)
     else:
         raise KeyboardInterrupt
+
+
+def _importing(frame: FrameType | None) -> bool:
+    return frame is not None and frame.f_code.co_filename.startswith(IMPORTING)
 
 
 @contextmanager
