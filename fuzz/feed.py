@@ -90,7 +90,7 @@ def _changed_tensor(feed: Feed, value: Tensor) -> Tensor:
     if how == 3 and value.is_floating_point():
         return new * feed.choice(FLOATS)
     flat = new.reshape(-1)
-    flat[feed.number(flat.numel())] = feed.choice(FLOATS) if value.is_floating_point() else feed.number(256)
+    flat[feed.number(flat.numel())] = feed.choice(FLOATS) if value.is_floating_point() else feed.number(128)  # int8 holds no more
     return flat.view(value.shape)
 
 
