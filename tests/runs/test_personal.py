@@ -22,6 +22,7 @@ from emdcfl.methods.base import Serving
 from emdcfl.runs import runner
 from emdcfl.runs.baselines import BASELINES, run_baselines
 from emdcfl.runs.config import Config, PersonalizeConfig
+from emdcfl.runs.loop import Silent
 from emdcfl.runs.outputs import load_served
 from emdcfl.runs.personal import Personal, personalize
 from emdcfl.runs.result import load
@@ -179,6 +180,29 @@ def test_a_kill_after_the_last_round_resumes_to_the_same_bytes(
         patch.setattr(runner, "personalize", None)
         run(tuned(), tmp_path / "run", resume=True)
     assert contents(tmp_path / "run") == contents(finished)
+
+
+class After(Silent):
+    """Stops a run when a round has begun."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+    def begin(self, index: int, total: int, participants: tuple[str, ...]) -> None:
+        if index > self.index:
+            raise KilledError
+
+
+@pytest.mark.parametrize("participants", [None, 3])
+def test_grouping_by_benefit_with_fine_tuning_resumes_to_the_same_bytes(tmp_path: Path, participants: int | None) -> None:
+    chosen = config(grouping="benefit", participants=participants)
+    chosen = replace(chosen, personalize=PersonalizeConfig("if-it-pays", epochs=3))
+    whole = run(chosen, tmp_path / "whole")
+    assert whole.summary["k"] == 2 and whole.summary["personalized"]["mode"] == "if-it-pays"
+    with pytest.raises(KilledError):
+        run(chosen, tmp_path / "run", observer=After(1))
+    run(chosen, tmp_path / "run", resume=True)
+    assert contents(tmp_path / "run") == contents(tmp_path / "whole")
 
 
 def test_a_result_in_memory_saves_its_personal_models(finished: Path, tmp_path: Path) -> None:

@@ -56,9 +56,9 @@ def test_every_method_gives_the_same_bits(name: str) -> None:
     both(name)
 
 
-@pytest.mark.parametrize("name", ["emdcfl", "fedem", "ifca"])
-def test_the_same_bits_where_some_sit_out(name: str) -> None:
-    both(name, participants=3)
+@pytest.mark.parametrize(("name", "options"), [("emdcfl", {}), ("emdcfl", {"grouping": "benefit"}), ("fedem", {}), ("ifca", {})])
+def test_the_same_bits_where_some_sit_out_and_join_later(name: str, options: dict[str, Any]) -> None:
+    both(name, participants=3, **options)
 
 
 def test_the_same_bits_where_a_site_lacks_a_class_and_another_is_too_small() -> None:
@@ -70,7 +70,7 @@ def test_the_same_bits_where_a_site_lacks_a_class_and_another_is_too_small() -> 
     both("emdcfl", scenario=replace(SCENARIO, sites=(lacking, small, *others)), rounds=2)
 
 
-WAYS = ({"projection": "pair"}, {"preset": "reference"}, {"cost": "label-aware"}, {"tolerance": "auto"}, {"privacy_epsilon": 64.0})
+WAYS = ({"projection": "pair"}, {"preset": "reference"}, {"cost": "label-aware"}, {"tolerance": "auto"}, {"privacy_epsilon": 64.0}, {"grouping": "benefit"})
 
 
 @pytest.mark.parametrize("options", WAYS)
@@ -78,6 +78,6 @@ def test_every_way_of_comparing_gives_the_same_bits(options: dict[str, Any]) -> 
     both("emdcfl", rounds=2, **options)
 
 
-@pytest.mark.parametrize("options", [{}, {"projection": "pair"}, {"cost": "label-aware"}, {"tolerance": "auto"}])
+@pytest.mark.parametrize("options", [{}, {"projection": "pair"}, {"cost": "label-aware"}, {"tolerance": "auto"}, {"grouping": "benefit"}])
 def test_requests_in_many_parts_give_the_same_bits(options: dict[str, Any]) -> None:
     both("emdcfl", rounds=2, settings=MessageSettings(deadline=5, poll=0.001, wait=0, part_mb=1e-4), **options)

@@ -77,9 +77,9 @@ def leaves(value: Any) -> list[Any]:
     return [value]
 
 
-def play(fed: Any, name: str, rounds: int) -> tuple[Any, Any, dict[str, Tensor]]:
+def play(fed: Any, name: str, rounds: int, **options: Any) -> tuple[Any, Any, dict[str, Tensor]]:
     """Return the last state, test scores of its first model, and that model fine-tuned at every client."""
-    method = make(name)
+    method = make(name, **options)
     state = method.init(fed, fed.begin(0))
     for index in range(1, rounds + 1):
         state = method.step(fed, state, fed.begin(index))
@@ -90,12 +90,13 @@ def play(fed: Any, name: str, rounds: int) -> tuple[Any, Any, dict[str, Tensor]]
 
 
 @pytest.mark.slow
-def test_worker_processes_give_the_same_bits() -> None:
+@pytest.mark.parametrize("options", [{}, {"grouping": "benefit"}])
+def test_worker_processes_give_the_same_bits(options: dict[str, Any]) -> None:
     scenario = tiny(model="tests.tiny:tiny_bn", clients_per_group=2, n=(80, 49), val=(70, 20))
     with SequentialFederation(scenario, number=3, **OPTIONS) as fed:
-        expected, scores, tuned = play(fed, "emdcfl", 3)
+        expected, scores, tuned = play(fed, "emdcfl", 3, **options)
     with ProcessFederation(scenario, workers=2, number=3, **OPTIONS) as fed:
-        got, others, again = play(fed, "emdcfl", 3)
+        got, others, again = play(fed, "emdcfl", 3, **options)
     assert scores == others
     assert list(tuned) == list(again) and all(same_bits(tuned[c], again[c]) for c in fed.clients)
     a, b = leaves(vars(expected)), leaves(vars(got))
@@ -221,7 +222,7 @@ def test_cuda_runs_partial_participation_and_agrees_with_the_cpu() -> None:
     results = {}
     for device in ("cpu", "cuda"):
         with SequentialFederation(tiny(clients_per_group=3), training=TRAINING, device=device, number=2) as fed:
-            state, _ = play(fed, "emdcfl", 3)
+            state, _ = play(fed, "emdcfl", 3, **options)
             results[device] = state
             assert make("emdcfl").serve(state).models.device.type == "cpu"
     assert results["cpu"].labels == results["cuda"].labels

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from tests.methods.toy import TRAINING, play, toy
@@ -28,10 +30,12 @@ def test_every_method_gives_the_models_and_clusters_of_the_reference(name: str) 
     assert torch.equal(fast.models, again.models)
 
 
-def test_absent_clients_meet_the_same_fate_in_both_engines() -> None:
+@pytest.mark.parametrize(("options", "number"), [({}, 4), ({"grouping": "benefit"}, 4), ({"grouping": "benefit"}, None)])
+def test_absent_clients_meet_the_same_fate_in_both_engines(options: dict[str, Any], number: int | None) -> None:
     served = []
     for engine in (SequentialFederation, BatchedFederation):
-        fed = engine(toy(n=SIZES), training=TRAINING, device="cpu", number=4)
-        served.append(play(fed, make("emdcfl"), 3)[1])
+        fed = engine(toy(n=SIZES), training=TRAINING, device="cpu", number=number)
+        served.append(play(fed, make("emdcfl", **options), 3)[1])
+    assert served[0].clusters.max() > 0
     torch.testing.assert_close(served[1].models, served[0].models, rtol=1e-4, atol=1e-5)
     assert torch.equal(served[1].clusters, served[0].clusters)
