@@ -70,7 +70,14 @@ def test_the_same_bits_where_a_site_lacks_a_class_and_another_is_too_small() -> 
     both("emdcfl", scenario=replace(SCENARIO, sites=(lacking, small, *others)), rounds=2)
 
 
-WAYS = ({"projection": "pair"}, {"preset": "reference"}, {"cost": "label-aware"}, {"tolerance": "auto"}, {"privacy_epsilon": 64.0}, {"grouping": "benefit"})
+WAYS = (
+    {"projection": "pair"},
+    {"preset": "reference"},
+    {"cost": "label-aware"},
+    {"tolerance": "auto"},
+    {"privacy_epsilon": 64.0},
+    {"grouping": "benefit"},
+)
 
 
 @pytest.mark.parametrize("options", WAYS)
