@@ -85,27 +85,16 @@ def check(reply: Any, fields: Mapping[str, Field], dims: Mapping[str, int], squa
             known = not field.finite or _all_finite(value.values())
             for key, item in value.items():
                 _check_value(f"{name}[{key}]", item, field, dims, known_finite=known)
-        elif field.shape == STATE and squares is not None:
-            _check_state(name, value, field, dims, squares)
         else:
-            _check_value(name, value, field, dims)
+            _check_value(name, value, field, dims, squares=squares)
 
 
-def _check_state(name: str, value: Any, field: Field, dims: Mapping[str, int], squares: dict[str, float]) -> None:
-    known = False
-    dense = isinstance(value, Tensor) and value.layout is torch.strided
-    if dense and value.dtype == torch.float32 and value.dim() == 1 and value.device.type == "cpu":
-        flat = value.detach().numpy()
-        with np.errstate(over="ignore", invalid="ignore"):
-            squares[name] = float(flat @ flat)
-        known = math.isfinite(squares[name])
-    _check_value(name, value, field, dims, known_finite=known)
-
-
-def _check_value(name: str, value: Any, field: Field, dims: Mapping[str, int], *, known_finite: bool = False) -> None:
+def _check_value(
+    name: str, value: Any, field: Field, dims: Mapping[str, int], *, known_finite: bool = False, squares: dict[str, float] | None = None
+) -> None:
     kind = field.kind
     if isinstance(kind, torch.dtype):
-        _check_tensor(name, value, field, dims, known_finite=known_finite)
+        _check_tensor(name, value, field, dims, known_finite, squares)
         return
     if type(value) is not kind:
         if kind is not float or not isinstance(value, int) or isinstance(value, bool):
@@ -119,7 +108,9 @@ def _check_value(name: str, value: Any, field: Field, dims: Mapping[str, int], *
         _check_range(f"the length of {name}", len(value), len(value), field, dims)
 
 
-def _check_tensor(name: str, value: Any, field: Field, dims: Mapping[str, int], *, known_finite: bool) -> None:
+def _check_tensor(
+    name: str, value: Any, field: Field, dims: Mapping[str, int], known_finite: bool, squares: dict[str, float] | None
+) -> None:
     if not isinstance(value, Tensor) or value.dtype != field.kind or value.layout is not torch.strided:
         got = type(value).__name__
         if isinstance(value, Tensor):
@@ -128,10 +119,21 @@ def _check_tensor(name: str, value: Any, field: Field, dims: Mapping[str, int], 
     if not _fits(value.shape, field, dims):
         sizes = (dims[s] if isinstance(s, str) else "any" if s is None else s for s in field.shape)
         raise ClientError(f"expected {name} of shape {tuple(sizes)}, got {tuple(value.shape)}")
+    if squares is not None and field.shape == STATE and value.device.type == "cpu":
+        squares[name] = _sum_of_squares(value)
+        known_finite = math.isfinite(squares[name])
     if value.is_floating_point() and not known_finite and not finite(value):
         raise (ClientError if field.blamed else DivergedError)(f"{name} holds values that are not finite")
     if (field.low is not None or field.high is not None) and value.numel():
         _check_range(name, value.min().item(), value.max().item(), field, dims)
+
+
+def _sum_of_squares(value: Tensor) -> float:
+    if value.numel() < SHARED_OUT:
+        return torch.dot(value, value).item()
+    flat = value.detach().numpy()  # see finite
+    with np.errstate(over="ignore", invalid="ignore"):
+        return float(flat @ flat)
 
 
 def _fits(shape: torch.Size, field: Field, dims: Mapping[str, int]) -> bool:
