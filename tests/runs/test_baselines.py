@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from emdcfl.runs.scoring import accuracy
-from emdcfl.runs.verdict import advice, headline, how_sure, sentences, worth
+from emdcfl.runs.verdict.advice import advice, headline, how_sure, sentences, worth
 
 SITES = ("a", "b", "c", "d", "e", "f")
 GROUPS = [0, 0, 0, 1, 1, 1]

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from emdcfl.runs.intervals import Interval, SiteScores, difference, new_sites, over_seeds, these_sites, wilson
+from emdcfl.runs.verdict.intervals import Interval, SiteScores, difference, new_sites, over_seeds, these_sites, wilson
 
 TIMES = 400
 

@@ -20,7 +20,6 @@ from emdcfl.core.federation import Federation
 from emdcfl.engines.local.batched import BatchedFederation
 from emdcfl.methods.base import Serving
 from emdcfl.runs import runner
-from emdcfl.runs.baselines import BASELINES, run_baselines
 from emdcfl.runs.config import Config, PersonalizeConfig
 from emdcfl.runs.loop import Silent
 from emdcfl.runs.outputs import load_served
@@ -28,6 +27,7 @@ from emdcfl.runs.personal import Personal, personalize
 from emdcfl.runs.result import load
 from emdcfl.runs.runner import run
 from emdcfl.runs.scoring import score
+from emdcfl.runs.verdict.baselines import BASELINES, run_baselines
 
 ON = PersonalizeConfig("on", epochs=2, lr=0.02)
 ONE = torch.ones(1)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from emdcfl.methods.emdcfl.comparison import Measured, PairDistance
-from emdcfl.runs.place import Candidate, Guess, Placement, _candidate, _choose, as_dict
+from emdcfl.runs.new_sites.place import Candidate, Guess, Placement, _candidate, _choose, as_dict
 from emdcfl.transport import EXACT
 
 

@@ -19,11 +19,11 @@ from emdcfl.core.errors import ConfigError, DataError
 from emdcfl.data import scenarios
 from emdcfl.data.types import Scenario, Site, Split
 from emdcfl.report.page import render
-from emdcfl.runs.baselines import run_baselines
 from emdcfl.runs.config import Config, RunConfig, loads, override
-from emdcfl.runs.nearest import _relative, unlabelled
+from emdcfl.runs.new_sites.nearest import _relative, unlabelled
+from emdcfl.runs.new_sites.unseen import mean_accuracy, unseen_sentence
 from emdcfl.runs.plan import plan
-from emdcfl.runs.unseen import mean_accuracy, unseen_sentence
+from emdcfl.runs.verdict.baselines import run_baselines
 from emdcfl.studies.compare import compare, configs, folds_of, parse_methods
 from emdcfl.studies.results import checked, read_results
 from emdcfl.studies.tables import build, unseen_rows, write_tables

@@ -22,8 +22,8 @@ from emdcfl.core.errors import ClientError, ConfigError
 from emdcfl.core.schema import Reply
 from emdcfl.core.units import percent
 from emdcfl.methods.base import Serving
+from emdcfl.runs.new_sites.unseen import UNSEEN
 from emdcfl.runs.scoring import MetricsRow
-from emdcfl.runs.unseen import UNSEEN
 from emdcfl.studies.compare import (
     Done,
     Job,

@@ -19,7 +19,7 @@ from emdcfl.core.errors import ConfigError
 from emdcfl.runs.config import Config, load, override, parse_settings
 from emdcfl.runs.loop import Observer
 from emdcfl.runs.trackers import TensorBoard, Tracking
-from emdcfl.runs.verdict import advice
+from emdcfl.runs.verdict.advice import advice
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -80,8 +80,8 @@ def run(
     """Run one method on one scenario and leave a run directory."""
     from emdcfl.paper.merging import write_quick_merging
     from emdcfl.runs import runner
-    from emdcfl.runs.baselines import BASELINES, run_baselines
     from emdcfl.runs.store import RunStore
+    from emdcfl.runs.verdict.baselines import BASELINES, run_baselines
 
     flags: dict[str, Any] = {
         **_whose_data(scenario, data, {"label": label, "client": client, "split": split, "split_column": split_column, "group": group}),

@@ -13,11 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from emdcfl.core.units import escaped, names, percent, percent_range
+from emdcfl.runs.new_sites.unseen import UNSEEN, unseen_sentence
 from emdcfl.runs.outputs import read_reading
 from emdcfl.runs.personal import in_words
 from emdcfl.runs.scoring import MetricsRow
-from emdcfl.runs.unseen import UNSEEN, unseen_sentence
-from emdcfl.runs.verdict import BASELINES, advice, headline, rivals, run_title, structure, used
+from emdcfl.runs.verdict.advice import BASELINES, advice, headline, rivals, run_title, structure, used
 
 MOST_LINES = 8
 """Lines printed of each kind (clusters, failures, flags, notes); the files of the run hold all."""

@@ -18,7 +18,7 @@ from emdcfl.core.errors import EmdcflError
 from emdcfl.core.units import escaped, names, percent
 
 if TYPE_CHECKING:
-    from emdcfl.runs.nearest import NearestCluster
+    from emdcfl.runs.new_sites.nearest import NearestCluster
 
 
 @app.command()
@@ -60,7 +60,7 @@ def place(
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
     """Find the group a new site belongs to, and how clearly."""
-    from emdcfl.runs.place import as_dict
+    from emdcfl.runs.new_sites.place import as_dict
     from emdcfl.runs.result import load
 
     if unlabelled:

@@ -14,7 +14,7 @@ from emdcfl.report.load_run import Run
 from emdcfl.report.projection import classical_mds, symmetric
 from emdcfl.report.svg import Array, Scale, bent, chart, mark, number, shape_path, tag, ticks, visible
 from emdcfl.runs.personal import FINE_TUNED
-from emdcfl.runs.verdict import BASELINES, rivals
+from emdcfl.runs.verdict.advice import BASELINES, rivals
 
 WIDTH = 380.0
 NAMED = 24

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from emdcfl.core.errors import StoreError
 from emdcfl.core.units import percent_range, plural
 from emdcfl.report.svg import Scale, chart, mark, shape_path, tag, ticks, visible
-from emdcfl.runs.unseen import UNSEEN
+from emdcfl.runs.new_sites.unseen import UNSEEN
 from emdcfl.studies.results import RESULTS, ResultRow
 from emdcfl.studies.tables import METRICS, Cell, Column, Table, against_text, build, unseen_rows
 

@@ -22,12 +22,12 @@ from emdcfl.report import charts
 from emdcfl.report.comparison import comparison_context
 from emdcfl.report.load_run import Run, read_run
 from emdcfl.report.svg import number, shape_path, visible
-from emdcfl.runs.intervals import wilson
+from emdcfl.runs.new_sites.unseen import UNSEEN, unseen_sentence
 from emdcfl.runs.personal import in_words
 from emdcfl.runs.scoring import MetricsRow
 from emdcfl.runs.store.files import write_file
-from emdcfl.runs.unseen import UNSEEN, unseen_sentence
-from emdcfl.runs.verdict import BASELINES, headline, rivals, run_title, sentences, used
+from emdcfl.runs.verdict.advice import BASELINES, headline, rivals, run_title, sentences, used
+from emdcfl.runs.verdict.intervals import wilson
 from emdcfl.studies.results import RESULTS
 
 log = logging.getLogger("emdcfl")

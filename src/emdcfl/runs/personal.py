@@ -22,9 +22,9 @@ from emdcfl.core.tasks import Training
 from emdcfl.core.units import percent, plural
 from emdcfl.methods.base import Serving
 from emdcfl.runs.config import PersonalizeConfig
-from emdcfl.runs.intervals import SiteScores, difference
 from emdcfl.runs.scoring import MetricsRow, outcomes
 from emdcfl.runs.served import states_of
+from emdcfl.runs.verdict.intervals import SiteScores, difference
 
 FINE_TUNED = "+ft"
 """Ends the name of a method whose models clients fine-tune at home, as in ``fedavg+ft``."""

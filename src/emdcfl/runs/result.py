@@ -24,8 +24,8 @@ from emdcfl.runs.served import ModelInfo, Served, served
 from emdcfl.runs.store import RunStore
 
 if TYPE_CHECKING:
-    from emdcfl.runs.nearest import NearestCluster
-    from emdcfl.runs.place import Placement
+    from emdcfl.runs.new_sites.nearest import NearestCluster
+    from emdcfl.runs.new_sites.place import Placement
 
 
 @dataclass(frozen=True)
@@ -150,13 +150,13 @@ class Result:
 
     def place(self, site: Any, *, name: str | None = None, label: str | None = None) -> Placement:
         """Say which group a new site belongs to: a folder or table, or ``(X, y)`` arrays."""
-        from emdcfl.runs.place import place
+        from emdcfl.runs.new_sites.place import place
 
         return place(self, site, name=name, label=label)
 
     def place_unlabelled(self, site: Any, *, name: str | None = None) -> NearestCluster:
         """Say which group a site without labels is nearest to: a folder or table, or inputs ``X``."""
-        from emdcfl.runs.nearest import place_unlabelled
+        from emdcfl.runs.new_sites.nearest import place_unlabelled
 
         return place_unlabelled(self, site, name=name)
 

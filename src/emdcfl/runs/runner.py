@@ -24,7 +24,6 @@ from emdcfl.data.types import Scenario
 from emdcfl.methods.base import Serving
 from emdcfl.runs import signals
 from emdcfl.runs.config import Config
-from emdcfl.runs.intervals import KIND
 from emdcfl.runs.loop import Finished, Observer, Silent, play
 from emdcfl.runs.outputs import write_outputs
 from emdcfl.runs.personal import Personal, gain, personalize
@@ -34,6 +33,7 @@ from emdcfl.runs.scoring import MetricsRow, accuracy, agreement, check_rows
 from emdcfl.runs.served import ModelInfo
 from emdcfl.runs.store import RunStore
 from emdcfl.runs.store.rounds import METRICS
+from emdcfl.runs.verdict.intervals import KIND
 
 PHASES = ("train", "embed", "transport", "evaluate")
 PERSONALIZE = "personalize"
@@ -72,7 +72,7 @@ def run(
                 result = _play(_Account(planned, fed, started, store), observer)
     if not planned.held:
         return result
-    from emdcfl.runs.unseen import score_unseen  # which runs one model for all
+    from emdcfl.runs.new_sites.unseen import score_unseen  # which runs one model for all
 
     return score_unseen(result, planned, observer)
 

@@ -14,8 +14,8 @@ from emdcfl.core.errors import ClientError, StoreError
 from emdcfl.core.federation import Federation
 from emdcfl.core.schema import Reply
 from emdcfl.methods.base import Serving
-from emdcfl.runs.intervals import SiteScores, new_sites, these_sites
 from emdcfl.runs.served import states_of
+from emdcfl.runs.verdict.intervals import SiteScores, new_sites, these_sites
 
 MetricsRow = dict[str, Any]
 """One line of ``metrics.jsonl``: a client in a round."""
@@ -77,8 +77,8 @@ def accuracy(rows: Sequence[MetricsRow], variant: str, scored: Sequence[str] | N
     -------
     dict
         ``mean`` (unweighted) and ``worst``; ``low`` and ``high``, the 95 % interval of the mean over these sites, and ``new_sites``, that
-        over sites like these (:mod:`emdcfl.runs.intervals`); ``sites`` and ``tested``: accuracy (None where it does not count) and number
-        of test samples of every client. What cannot be computed is None.
+        over sites like these (``verdict/intervals.py``); ``sites`` and ``tested``: accuracy (None where it does not count) and number of
+        test samples of every client. What cannot be computed is None.
     """
     wanted = None if scored is None else set(scored)
     found = [(0.0, 0) if wanted is not None and row["client"] not in wanted else _tested(row, variant) for row in rows]

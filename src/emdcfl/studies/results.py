@@ -20,9 +20,9 @@ import torch
 
 from emdcfl.core.errors import StoreError
 from emdcfl.runs.config import TABLES
+from emdcfl.runs.new_sites.unseen import UNSEEN
 from emdcfl.runs.store import files
 from emdcfl.runs.store.files import Lock
-from emdcfl.runs.unseen import UNSEEN
 
 RESULTS = "results.jsonl"
 NEEDED = ("config", "scenario", "method", "seed", "accuracy", "settings")

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from emdcfl.core.units import escaped, percent, percent_range
-from emdcfl.runs.intervals import Interval, SiteScores, difference, over_seeds
+from emdcfl.runs.new_sites.unseen import UNSEEN, mean_accuracy
 from emdcfl.runs.store.files import write_file
 from emdcfl.runs.store.identity import flat
-from emdcfl.runs.unseen import UNSEEN, mean_accuracy
+from emdcfl.runs.verdict.intervals import Interval, SiteScores, difference, over_seeds
 from emdcfl.studies.compare import ORDER
 from emdcfl.studies.paper_values import Value, paper_value
 from emdcfl.studies.results import ResultRow

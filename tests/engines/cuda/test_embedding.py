@@ -22,7 +22,7 @@ from emdcfl.engines.local import staged
 from emdcfl.engines.local.sequential import SequentialFederation
 from emdcfl.engines.local.staged import Outcome, Result
 from emdcfl.methods.emdcfl import EMDCFL
-from emdcfl.methods.emdcfl import client as emdcfl_client
+from emdcfl.methods.emdcfl.client import tasks as emdcfl_client
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from emdcfl.core.schema import Reply
 from emdcfl.engines.local.sequential import simulated_clients
 from emdcfl.methods import make
 from emdcfl.methods.emdcfl.benefit import Cell, Votes, _joined, _portions, _verifier
-from emdcfl.methods.emdcfl.client import LOSS_CUT, loss_moments
+from emdcfl.methods.emdcfl.client.tasks import LOSS_CUT, loss_moments
 from emdcfl.methods.emdcfl.interpret import read
 
 

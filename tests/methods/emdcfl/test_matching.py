@@ -15,9 +15,10 @@ from emdcfl.clustering import completed
 from emdcfl.core.errors import ClientError
 from emdcfl.data.types import Scenario, Site, Split
 from emdcfl.methods import make
-from emdcfl.methods.emdcfl import EMDCFL, client
+from emdcfl.methods.emdcfl import EMDCFL
+from emdcfl.methods.emdcfl.client import tasks as emdcfl_client
+from emdcfl.methods.emdcfl.client.sampling import all_labels, draw, matched, offered, packed_counts, pools, unpacked_counts
 from emdcfl.methods.emdcfl.comparison import Comparison
-from emdcfl.methods.emdcfl.sampling import all_labels, draw, matched, offered, packed_counts, pools, unpacked_counts
 from emdcfl.methods.emdcfl.tolerance import within_classes
 from emdcfl.privacy.exchange import BOX
 from emdcfl.transport import dual_variance, quantile
@@ -183,8 +184,8 @@ def test_a_row_that_recalibrates_out_of_range_is_refused(changed: dict[str, Any]
 def test_a_partner_that_seals_unusable_counts_costs_only_its_own_pairs(lie: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counts that do not add up would make its partners answer with another number of samples, and be blamed for it."""
     fed, local = trained(tiny(n=(210,), val=(70,)))
-    honest = client.packed_counts
-    monkeypatch.setattr(client, "packed_counts", lambda client, sizes: lie if client.name == "site-0" else honest(client, sizes))
+    honest = emdcfl_client.packed_counts
+    monkeypatch.setattr(emdcfl_client, "packed_counts", lambda client, sizes: lie if client.name == "site-0" else honest(client, sizes))
     fed.on_failure = "continue"
     found = Comparison(EMDCFL(tolerance="auto"), fed, local).measure(every_pair(fed))
     assert not any("site-0" in pair for pair in found.entries)

@@ -17,11 +17,11 @@ from emdcfl.core.client import Client
 from emdcfl.core.errors import ClientError, ConfigError
 from emdcfl.core.keys import NodeSecret
 from emdcfl.methods.emdcfl import EMDCFL
-from emdcfl.methods.emdcfl.client import ROW, deposit, project, reference
+from emdcfl.methods.emdcfl.client.sampling import records
+from emdcfl.methods.emdcfl.client.tasks import ROW, deposit, project, reference
 from emdcfl.methods.emdcfl.comparison import Comparison
 from emdcfl.methods.emdcfl.interpret import doubts
 from emdcfl.methods.emdcfl.privacy_budget import Releases, releases
-from emdcfl.methods.emdcfl.sampling import records
 from emdcfl.methods.emdcfl.settings import CompareSettings
 from emdcfl.privacy.exchange import public_key
 from emdcfl.privacy.noise import gaussian_sigma, released, unit

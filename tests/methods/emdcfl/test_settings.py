@@ -15,8 +15,8 @@ from emdcfl.core.client import Client
 from emdcfl.core.errors import ClientError, ConfigError
 from emdcfl.core.params import Network
 from emdcfl.methods.emdcfl import EMDCFL
-from emdcfl.methods.emdcfl.client import reference
-from emdcfl.methods.emdcfl.projecting import released
+from emdcfl.methods.emdcfl.client.projecting import released
+from emdcfl.methods.emdcfl.client.tasks import reference
 from emdcfl.methods.emdcfl.settings import REFUSED, SWITCHED_OFF, CompareSettings, Options
 
 

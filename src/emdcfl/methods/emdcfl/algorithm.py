@@ -29,7 +29,7 @@ from emdcfl.clustering import links, neighbourhoods
 from emdcfl.core.federation import Federation, Round
 from emdcfl.methods.base import Family, Serving, average_sets, register, serve_clusters
 from emdcfl.methods.emdcfl.benefit import regroup
-from emdcfl.methods.emdcfl.client import project
+from emdcfl.methods.emdcfl.client.tasks import project
 from emdcfl.methods.emdcfl.comparison import comparable
 from emdcfl.methods.emdcfl.pairing import EMDCFLState, compare, empty_state, keep_clusters
 from emdcfl.methods.emdcfl.placing import place, unplaced

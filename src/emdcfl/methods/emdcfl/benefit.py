@@ -35,7 +35,7 @@ from emdcfl.core.errors import ClientError
 from emdcfl.core.federation import Federation, Round
 from emdcfl.core.params import average
 from emdcfl.core.schema import Reply
-from emdcfl.methods.emdcfl.client import LOSS_CUT, SMALLEST_VOTE, loss_moments
+from emdcfl.methods.emdcfl.client.tasks import LOSS_CUT, SMALLEST_VOTE, loss_moments
 from emdcfl.methods.emdcfl.pairing import EMDCFLState
 from emdcfl.methods.emdcfl.settings import Options
 from emdcfl.methods.shared.vectors import update_gram

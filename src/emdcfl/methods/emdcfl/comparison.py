@@ -20,9 +20,9 @@ from emdcfl.core.federation import Federation
 from emdcfl.core.params import Network
 from emdcfl.core.schema import Reply, not_finite
 from emdcfl.core.units import names
-from emdcfl.methods.emdcfl.client import deposit, project, recalibrate, reference
+from emdcfl.methods.emdcfl.client.sampling import Matching
+from emdcfl.methods.emdcfl.client.tasks import deposit, project, recalibrate, reference
 from emdcfl.methods.emdcfl.problems import PairProblems, validation_sizes
-from emdcfl.methods.emdcfl.sampling import Matching
 from emdcfl.methods.emdcfl.settings import CompareSettings, Options
 from emdcfl.methods.emdcfl.tolerance import Level, least_validation
 from emdcfl.methods.emdcfl.verify import (

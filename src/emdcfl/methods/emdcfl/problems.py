@@ -11,7 +11,7 @@ from torch import Tensor
 
 from emdcfl.core.errors import DataError
 from emdcfl.core.schema import Reply
-from emdcfl.methods.emdcfl.client import ROW
+from emdcfl.methods.emdcfl.client.tasks import ROW
 from emdcfl.methods.emdcfl.settings import CompareSettings
 from emdcfl.methods.emdcfl.tolerance import Level
 from emdcfl.transport import Screen, cost_matrix, solve

@@ -18,8 +18,8 @@ from emdcfl.core.federation import Failure, Federation
 from emdcfl.core.replies import brief
 from emdcfl.core.schema import Reply
 from emdcfl.core.units import names
-from emdcfl.methods.emdcfl.client import ROW
-from emdcfl.methods.emdcfl.sampling import Matching
+from emdcfl.methods.emdcfl.client.sampling import Matching
+from emdcfl.methods.emdcfl.client.tasks import ROW
 from emdcfl.methods.emdcfl.settings import CompareSettings
 from emdcfl.privacy.exchange import BOX, KEY
 

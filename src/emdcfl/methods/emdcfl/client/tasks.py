@@ -37,8 +37,8 @@ from emdcfl.core.client import Client, Divisible, Stages, staged_task, task
 from emdcfl.core.errors import LONGEST, ClientError
 from emdcfl.core.schema import Field, Reply
 from emdcfl.core.tasks import Embed, sample_losses
-from emdcfl.methods.emdcfl.projecting import Side, box_for, matrix, own_seed, projecting_secret, released, seed_of_pair
-from emdcfl.methods.emdcfl.sampling import (
+from emdcfl.methods.emdcfl.client.projecting import Side, box_for, matrix, own_seed, projecting_secret, released, seed_of_pair
+from emdcfl.methods.emdcfl.client.sampling import (
     LEAST_COMMON,
     Matching,
     all_labels,

@@ -9,7 +9,7 @@ from emdcfl.runs.loop import Observer
 from emdcfl.runs.personal import FINE_TUNED, with_personal
 from emdcfl.runs.result import Result
 from emdcfl.runs.runner import run
-from emdcfl.runs.verdict import BASELINES
+from emdcfl.runs.verdict.advice import BASELINES
 
 __all__ = ["BASELINES", "one_for_all", "run_baselines"]
 

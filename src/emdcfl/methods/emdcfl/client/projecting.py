@@ -13,7 +13,7 @@ from torch import Tensor
 
 from emdcfl.core.client import Client
 from emdcfl.core.keys import NodeSecret, digest
-from emdcfl.methods.emdcfl.sampling import records
+from emdcfl.methods.emdcfl.client.sampling import records
 from emdcfl.methods.emdcfl.settings import CompareSettings
 from emdcfl.privacy import noise
 from emdcfl.privacy.exchange import pair_seed, seal

@@ -1,7 +1,7 @@
 """What a run found, in sentences, from its summary, its interpretation and its baselines. The terminal and the report show the same ones.
 
 Distances say which sites look alike; test data say which training pays. Where baselines were run, the paired differences to them decide
-(:mod:`emdcfl.runs.intervals`): a grouping that loses is not recommended, however clear its distances are.
+(:mod:`emdcfl.runs.verdict.intervals`): a grouping that loses is not recommended, however clear its distances are.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from emdcfl.core.units import names, percent_range, plural
 from emdcfl.methods import METHODS
-from emdcfl.runs.intervals import Interval, SiteScores, difference
+from emdcfl.runs.verdict.intervals import Interval, SiteScores, difference
 
 BASELINES = {"fedavg": "one model for all", "fedavg+ft": "one model for all, fine-tuned at home", "local": "every site alone"}
 """Baseline → what a comparison calls it."""

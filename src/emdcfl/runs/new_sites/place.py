@@ -23,9 +23,9 @@ from emdcfl.data.own.splitting import SplitRule
 from emdcfl.methods.base import Serving
 from emdcfl.methods.emdcfl import EMDCFL
 from emdcfl.methods.emdcfl.comparison import Measured, PairDistance, comparable, measure
-from emdcfl.runs.intervals import wilson
 from emdcfl.runs.plan import RunPlan, plan
 from emdcfl.runs.result import Result
+from emdcfl.runs.verdict.intervals import wilson
 
 
 @dataclass(frozen=True)

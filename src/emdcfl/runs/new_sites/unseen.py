@@ -15,14 +15,14 @@ from torch import Tensor
 
 from emdcfl.core import tasks
 from emdcfl.core.units import percent, plural
-from emdcfl.runs.baselines import one_for_all
 from emdcfl.runs.config import Choice, PersonalizeConfig
 from emdcfl.runs.loop import Observer
-from emdcfl.runs.nearest import Groups, fits, groups_of, unlabelled
+from emdcfl.runs.new_sites.nearest import Groups, fits, groups_of, unlabelled
 from emdcfl.runs.outputs import write_summary
 from emdcfl.runs.plan import RunPlan, plan
 from emdcfl.runs.result import Result
 from emdcfl.runs.runner import run
+from emdcfl.runs.verdict.baselines import one_for_all
 
 UNSEEN = {"placed": "its group's model", "one": "one model for all", "best": "best group", "worst": "worst group"}
 """What a held-out site is tested with → what tables call it."""
