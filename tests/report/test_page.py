@@ -16,7 +16,7 @@ from emdcfl.core.errors import StoreError
 from emdcfl.report import render, write_report
 from emdcfl.report.load_run import read_run
 from emdcfl.report.page import run_context
-from emdcfl.runs.store.files import read_arrays, sealed, write_arrays
+from emdcfl.runs.store.files import json_text, read_arrays, sealed, write_arrays
 
 EVIL = [
     '<script>alert("x")</script>',
@@ -287,3 +287,40 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["report", str(tmp_path / "nowhere")])
     assert stopped.value.code == 2
+
+
+def put(run: Path, reading: dict[str, Any]) -> None:
+    (run / "reading.json").write_text(json_text(sealed(reading, "reading.json"), "reading.json"), encoding="utf-8")
+
+
+def test_the_tree_of_splits_leads_from_everybody_to_the_clusters(tmp_path: Path) -> None:
+    names = [f"<i>{c}" for c in "abcdef"]
+    run = make_run(tmp_path / "run", names=names, clients=6, groups=3)
+    reading = {k: v for k, v in json.loads((run / "reading.json").read_text()).items() if k != "sha256"}
+    weighed = {"evidence": 3.5, "error": 0.01, "decided_by": names[:1], "proposal": "transport"}
+
+    def split(round: int, members: list[str], cells: list[list[str]], gain: float) -> dict[str, Any]:
+        return {**weighed, "round": round, "members": members, "cells": cells, "gain": gain, "points": 100 * gain, "pays": gain > 0.1}
+
+    splits = [
+        split(1, names, [names[:4], names[4:]], 0.3),
+        split(1, names[4:], [names[4:5], names[5:]], -0.02),
+        split(2, names[:4], [names[:2], names[2:4]], 0.2),
+        split(4, names[4:], [names[4:5], names[5:]], 0.05),
+    ]
+    put(run, {**reading, "splits": splits})
+    context = run_context(read_run(run))
+    assert [(row["depth"], row["cluster"], row["said"]) for row in context["tree"]] == [
+        (0, None, "divided into 2"),
+        (1, None, "divided into 2"),
+        (2, 0, "kept together"),
+        (2, 1, "kept together"),
+        (1, 2, "kept together"),
+    ]
+    assert context["tree"][-1]["split"].points == pytest.approx(5.0), "the last word on a cluster"
+    assert len(context["splits"]) == 4
+    page = render(run)
+    assert "<i>a" not in page and "What dividing gains" in Page(page).text
+    put(run, {**reading, "splits": [{"round": 1}]})
+    with pytest.raises(StoreError, match="splits"):
+        render(run)

@@ -73,6 +73,16 @@ def test_without_baselines_distances_speak_and_nothing_is_certain() -> None:
     assert topics == ["How sure", "Doubt"]
 
 
+def test_without_baselines_validation_losses_say_what_to_do() -> None:
+    whole = {"members": SITES, "cells": [SITES[:3], SITES[3:]], "points": 7.6, "pays": True}
+    found = headline(summary(0.9, GROUPS), {**READING, "splits": [whole]})
+    assert found.startswith("Train in these 2 groups") and "7.6 points" in found
+    kept = headline(summary(0.9, ONE), {**READING, "splits": [{**whole, "pays": False}]})
+    assert kept.startswith("Train all 6 sites together")
+    late = headline(summary(0.9, GROUPS), {**READING, "splits": [{**whole, "members": SITES[:4]}]})
+    assert late.startswith("2 groups among 6 clients"), "what some of the clients gain is not what all gain"
+
+
 def test_one_group_is_one_model_for_all() -> None:
     run = summary(0.9, ONE)
     assert advice(run, {"fedavg": summary(0.9)}) is None
@@ -80,11 +90,13 @@ def test_one_group_is_one_model_for_all() -> None:
 
 
 def test_after_fine_tuning_the_models_that_clients_use_count() -> None:
-    run = {**summary(0.8, GROUPS), "personalized": {"accuracy": summary(0.95)["accuracy"]}}
+    run = {**summary(0.8, GROUPS), "personalized": {"accuracy": summary(0.95)["accuracy"], "kept": ["a"]}}
     others = {**baselines(0.7, 0.8), "fedavg+ft": summary(0.85)}
     found = advice(run, others)
     assert found is not None and found.choice == "this run"
     assert found.headline.startswith("Train in these 2 groups, fine-tuned at home: worth 10.0 points")
+    unkept = advice({**run, "personalized": {**run["personalized"], "kept": []}}, others)
+    assert unkept is not None and unkept.headline.startswith("Train in these 2 groups: worth")
     plain = advice(summary(0.8, GROUPS), others)
     assert plain is not None and plain.choice == "fedavg+ft"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import logging
 import os
 import random
 import signal
@@ -218,6 +219,19 @@ def test_a_failure_costs_its_own_run_only(tmp_path: Path, quick: list[str], monk
     assert "ZeroDivisionError: a bug (test_compare.py, line" in text
     monkeypatch.setattr(compare, "execute", fake)
     assert compare.compare(FOUR, tmp_path).ran == 2
+
+
+def test_warnings_name_the_run_they_are_about(
+    tmp_path: Path, quick: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def execute(config: Config, **options: Any) -> dict[str, Any]:
+        logging.getLogger("emdcfl.doubts").warning("%s are linked", "a – b")
+        return fake(config, **options)
+
+    monkeypatch.setattr(compare, "execute", execute)
+    compare.compare(FOUR[:1], tmp_path)
+    logging.getLogger("emdcfl.doubts").warning("afterwards")
+    assert caplog.messages == [f"{compare.Job(FOUR[0], '')}: a – b are linked", "afterwards"]
 
 
 def test_time_limit_stops_between_runs(tmp_path: Path, quick: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,11 +16,12 @@ from markupsafe import Markup
 import emdcfl
 from emdcfl.clustering.pairs import SIGNS
 from emdcfl.core.errors import StoreError
-from emdcfl.core.units import byte_count, names, percent, percent_range, plural, seconds
+from emdcfl.core.units import byte_count, percent, percent_range, plural, seconds
 from emdcfl.paper.merging import merging_line
 from emdcfl.report import charts
 from emdcfl.report.comparison import comparison_context
 from emdcfl.report.load_run import Run, read_run
+from emdcfl.report.splits import read_splits, split_rows, split_tree
 from emdcfl.report.svg import number, shape_path, visible
 from emdcfl.runs.new_sites.unseen import UNSEEN, unseen_sentence
 from emdcfl.runs.personal import in_words
@@ -85,11 +86,11 @@ def script_json(value: Any) -> Markup:
 
 def run_context(run: Run) -> dict[str, Any]:
     """Return everything the template of a run shows."""
-    s = run.summary
+    s, splits = run.summary, read_splits(run)
     drawn: dict[str, Any] = {"map": None, "histogram": None, "rows": None, "heat": None}
     if run.pairs is not None and len(run.pairs.uncompared()) < len(run.clients):
         drawn["map"], drawn["share"] = charts.client_map(run)
-        if not _splits(run):
+        if not splits:
             drawn["histogram"] = charts.pair_histogram(run)
             drawn["rows"], drawn["tight"] = charts.margin_rows(run)
         drawn["heat"] = script_json(charts.heat_data(run))
@@ -103,7 +104,8 @@ def run_context(run: Run) -> dict[str, Any]:
         "drawn": drawn,
         "rounds": [(v, drawing) for v in run.variants if (drawing := charts.round_lines(run, v)) is not None],
         "clusters": _clusters(run),
-        "splits": _splits(run),
+        "splits": split_rows(splits),
+        "tree": split_tree(run, splits) if splits else [],
         "table": _table(run),
         "worth": _worth(run),
         "gains": charts.gain_rows(run),
@@ -144,28 +146,6 @@ def _sentences(run: Run) -> list[tuple[str, str]]:
     if not run.baselines:
         topics["Worth it"] = ["Not measured: this run has no baselines ('emdcfl run --data' adds them, 'emdcfl compare' runs any method)."]
     return [(topic, " ".join(said)) for topic, said in topics.items()]
-
-
-def _splits(run: Run) -> list[dict[str, Any]]:
-    """What dividing clients gains, where validation losses decided: by round, from all clients down to the clusters."""
-    found = (run.reading or {}).get("splits") or []
-    try:
-        return [
-            {
-                "round": int(split["round"]),
-                "who": names([str(c) for c in split["members"]]),
-                "into": len(split["cells"]),
-                "loss": f"{-float(split['gain']):+.3f} ± {2 * float(split['error']):.3f}",
-                "points": f"{float(split['points']):+.1f}",
-                "pays": bool(split["pays"]),
-                "by": ", ".join(str(c) for c in split["decided_by"]),
-            }
-            for split in found
-        ]
-    except (KeyError, TypeError, ValueError) as error:
-        raise StoreError(
-            f"{run.path / 'reading.json'}: expected splits with gains, got {error!r}; resume the run to write it again"
-        ) from error
 
 
 def _facts(run: Run) -> list[tuple[str, str]]:

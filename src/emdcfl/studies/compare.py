@@ -12,7 +12,7 @@ import logging
 import time
 import traceback
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -158,7 +158,7 @@ class Job:
 
     def __str__(self) -> str:
         options = "".join(f":{k}={v}" for k, v in self.config.method.options.items())
-        method = self.config.method.name + ("" if self.plain is None else FINE_TUNED)
+        method = self.config.method.name + ("" if self.config.personalize.mode == "off" else FINE_TUNED)
         without = f" without {', '.join(self.config.run.hold_out)}" if self.config.run.hold_out else ""
         return f"{method}{options} on {self.config.scenario.name}{without}, seed {self.config.run.seed}"
 
@@ -265,12 +265,32 @@ def _serial(jobs: Iterator[Job], keep: Path | None, observer: Observer | None) -
 def attempt(job: Job, keep: Path | None, observer: Observer | None = None) -> Done:
     """Run a job; whatever goes wrong ends this run, not the others."""
     try:
-        return Done(job, execute(job.config, keep=keep, observer=observer))
+        with _warnings_named(job):
+            return Done(job, execute(job.config, keep=keep, observer=observer))
     except EmdcflError as error:
         return Done(job, None, str(error))
     except Exception as error:  # a method's bug must not cost the runs behind it
         place = traceback.extract_tb(error.__traceback__)[-1]
         return Done(job, None, f"{type(error).__name__}: {' '.join(str(error).split())} ({Path(place.filename).name}, line {place.lineno})")
+
+
+@contextmanager
+def _warnings_named(job: Job) -> Iterator[None]:
+    """Let warnings begin with the run they are about."""
+
+    def name(record: logging.LogRecord) -> bool:
+        if record.levelno >= logging.WARNING:
+            record.msg, record.args = f"{job}: {record.getMessage()}", ()
+        return True
+
+    loggers = (log, logging.getLogger("emdcfl.doubts"))
+    for one in loggers:
+        one.addFilter(name)
+    try:
+        yield
+    finally:
+        for one in loggers:
+            one.removeFilter(name)
 
 
 def _timely(jobs: Sequence[Job], results: Results, started: float, limit: float | None) -> Iterator[Job]:

@@ -294,7 +294,7 @@ def comparable(options: Options, fed: Federation, clients: Sequence[str], *, say
     if say:
         _say_small(options, [c for c in new if c in few], max(required, least), calibration=required < least)
         small = [c for c in new if c in about and c not in few and 0 < about[c]["m"] < options.min_validation]
-        if small:
+        if small and not options.calibrated and not options.by_benefit:  # elsewhere standard errors account for the size
             text = "%s: fewer than %d validation samples; compared at their own size, with little power"
             log.warning(text, names(small), options.min_validation)
     return {c: reply for c, reply in about.items() if c not in few}

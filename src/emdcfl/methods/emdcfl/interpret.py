@@ -136,19 +136,17 @@ def _read_splits(distances: Distances, splits: list[dict[str, Any]], clients: Se
     """Interpret clusters that validation losses decided: what the splits gain, and what one more would."""
     tops = [s for s in splits if not any(s["round"] == t["round"] and set(s["members"]) < set(t["members"]) for t in splits)]
     sentences = [
-        f"round {s['round']}: {len(s['cells'])} groups instead of one for {names(s['members'])} change the validation loss by {_gain(s)}"
-        for s in tops
-        if s["pays"]
+        f"round {s['round']}: {len(s['cells'])} groups instead of one for {names(s['members'])} gain {_gain(s)}" for s in tops if s["pays"]
     ]
     if not sentences:
         best = max(tops, key=lambda s: float(s["gain"]), default=None)
-        said = "" if best is None else f" (the best one found changes the validation loss by {_gain(best)})"
+        said = "" if best is None else f" (the best one found: {_gain(best)})"
         sentences = [f"no division of the clients pays{said}"]
     members = {k: [c for c, label in zip(clients, clusters, strict=True) if label == k] for k in dict.fromkeys(int(c) for c in clusters)}
     about, borderline = {}, []
     for k, own in members.items():
         latest = [s for s in splits if not s["pays"] and set(s["members"]) <= set(own)]
-        about[k] = f"dividing it would change the validation loss by {_gain(latest[-1])}: too little" if latest else ""
+        about[k] = f"dividing it would give {_gain(latest[-1])}: {_why_not(latest[-1])}" if latest else ""
     for s in tops:
         if s["error"] > 0 and NEARLY < s["gain"] / s["error"] / s["evidence"] < 1 / NEARLY:
             borderline += s["decided_by"]
@@ -160,7 +158,11 @@ def _read_splits(distances: Distances, splits: list[dict[str, Any]], clients: Se
 
 
 def _gain(split: Mapping[str, Any]) -> str:
-    return f"{-split['gain']:+.2g} ± {2 * split['error']:.1g} ({split['points']:+.1f} points)"
+    return f"{split['points']:+.1f} points on validation data (loss {-split['gain']:+.2g} ± {2 * split['error']:.1g})"
+
+
+def _why_not(split: Mapping[str, Any]) -> str:
+    return "it does not pay" if split["gain"] <= 0 else "that may be chance"
 
 
 def doubts(distances: Distances, clients: Sequence[str], clusters: Sequence[int]) -> list[str]:

@@ -60,7 +60,7 @@ class Options:
     max_samples : int
         Most samples a side in a transport problem; the paper uses 512.
     min_validation : int
-        Clients with fewer validation samples are compared with a warning. With a fixed tolerance they do not lower the common sample
+        With a fixed tolerance, clients with fewer validation samples are compared with a warning and do not lower the common sample
         size. A value below what ``tolerance="auto"`` asks for lowers that too.
     require_validation : int
         Clients that claim fewer validation samples are not compared and stay clusters of their own. With few samples a calibrated tolerance

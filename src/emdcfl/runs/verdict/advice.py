@@ -62,7 +62,20 @@ def headline(summary: Summary, reading: Summary | None, baselines: Mapping[str, 
         Name of each baseline → its summary.
     """
     found = advice(summary, baselines or {})
-    return structure(summary, reading) if found is None else found.headline
+    return _by_benefit(summary, reading) or structure(summary, reading) if found is None else found.headline
+
+
+def _by_benefit(summary: Summary, reading: Summary | None) -> str | None:
+    """Say what to do where only validation losses speak; None where links decided."""
+    splits = None if reading is None else reading.get("splits")
+    if not splits or summary.get("clusters") is None:
+        return None
+    if summary["k"] == 1:
+        return f"{_what(summary)}: dividing them does not pay"
+    first = max((s for s in splits if s["pays"]), key=lambda s: len(s["members"]), default=None)
+    if first is None or len(first["members"]) < len(summary["clients"]):
+        return None
+    return f"{_what(summary)}: worth {float(first['points']):.1f} points on validation data against one model for all"
 
 
 def structure(summary: Summary, reading: Summary | None) -> str:
@@ -115,9 +128,12 @@ def used(summary: Summary) -> Summary:
 
 def run_title(summary: Summary) -> str:
     """Name this run in a table beside its baselines."""
-    return (
-        f"{plural(int(summary.get('k') or 0), 'group')} ({summary['method']}){', fine-tuned at home' if 'personalized' in summary else ''}"
-    )
+    return f"{plural(int(summary.get('k') or 0), 'group')} ({summary['method']}){_tuned(summary)}"
+
+
+def _tuned(summary: Summary) -> str:
+    """Say that models are fine-tuned, where a client kept one that is."""
+    return ", fine-tuned at home" if summary.get("personalized", {}).get("kept") else ""
 
 
 def _scores(summary: Summary) -> SiteScores:
@@ -132,8 +148,9 @@ def _scores(summary: Summary) -> SiteScores:
 
 def rivals(summary: Summary, baselines: Mapping[str, Summary]) -> dict[str, Interval]:
     """Return the gains over baselines that are other trainings than this run: one group is one model for all, by another name."""
-    k, clusters, tuned = summary["k"], summary.get("clusters"), "personalized" in summary
-    same = {"fedavg": k == 1 and not tuned, "fedavg+ft": k == 1 and tuned, "local": clusters is not None and k == len(clusters)}
+    one, clusters = summary["k"] == 1, summary.get("clusters")
+    alone = clusters is not None and summary["k"] == len(clusters)
+    same = {"fedavg": one and not _tuned(summary), "fedavg+ft": one and "personalized" in summary, "local": alone}
     return {name: gain for name, gain in gains(summary, baselines).items() if not (same.get(name) and gain.sign == 0)}
 
 
@@ -161,7 +178,7 @@ def advice(summary: Summary, baselines: Mapping[str, Summary]) -> Advice | None:
 def _what(summary: Summary) -> str:
     """Say what this run did, as something to do."""
     k, n = summary["k"], len(summary["clients"])
-    tuned = ", fine-tuned at home" if "personalized" in summary else ""
+    tuned = _tuned(summary)
     if summary.get("clusters") is None:
         return f"Train with {summary['method']}{tuned}"
     if k == 1:
@@ -248,7 +265,8 @@ def sentences(summary: Summary, reading: Summary | None, baselines: Mapping[str,
         found += [("Doubt", doubt) for doubt in to_do.doubts]
         found.append(("Groups", structure(summary, reading)))
     if reading is not None and len(summary["clients"]) > 1:
-        found += [("Distances", sentence) for sentence in reading["sentences"]]
+        topic = "Groups" if "splits" in reading else "Distances"
+        found += [(topic, sentence) for sentence in reading["sentences"]]
         found += [("Doubt", doubt) for doubt in reading["doubts"]]
     if (alone := _alone(summary, reading)) is not None:
         found.append(("Alone", alone))
