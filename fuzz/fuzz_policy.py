@@ -30,7 +30,10 @@ from fuzz.feed import Feed, any_value, changed_value
 
 TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1  # filled in by Flower in a deployment
 
-TASKS = ("train", "evaluate", "test", "describe", "reference", "project", "embed", "deposit", "data_subspace", "soft_train", "personalize")
+TASKS = (
+    *("train", "evaluate", "test", "describe", "reference", "project", "embed", "deposit", "data_subspace", "soft_train", "personalize"),
+    "loss_moments",
+)
 NAME, PARTNER = "rot0-1", "rot90-1"
 LARGEST = 64
 """Most samples or epochs in a request that is run; larger ones only cost time."""
@@ -90,7 +93,8 @@ def node() -> tuple[OneNode, Any, dict[str, dict[str, Any]]]:
     key = public_key(NodeSecret.simulated(0, PARTNER))
     asked: dict[str, dict[str, Any]] = {
         "train": {"theta": theta, "training": training},
-        "personalize": {"theta": theta, "training": training},
+        "personalize": {"models": models[:1], "weights": torch.ones(1), "training": training},
+        "loss_moments": {"models": models},
         "evaluate": {"models": models, "split": "val", "reduction": "mean"},
         "test": {"models": models[:1], "weights": torch.ones(1)},
         "reference": {"omega": omega, "partners": {PARTNER: key}, "sizes": [32], "settings": settings, "again": False},

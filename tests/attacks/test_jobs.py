@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 pytest.importorskip("flwr", reason="needs the extra emdcfl[flower]")
 
 from tests.attacks.hostile import HostileServer, digits_job
-from tests.attacks.test_survey import node
+from tests.attacks.test_survey import images, node
 
 
 @pytest.fixture
@@ -50,8 +51,8 @@ AGE = {"name": "age", "mean": 50.0, "std": 20.0, "gaps": False}
 WARD = {"name": "ward", "words": ["north", "south"]}
 
 
-def describe(server: HostileServer, encoding: dict[str, Any]) -> dict[str, Any]:
-    data = {"encoding": encoding, "classes": ["ill", "well"], "seed": 0}
+def describe(server: HostileServer, encoding: dict[str, Any], classes: Sequence[str] = ("ill", "well")) -> dict[str, Any]:
+    data = {"encoding": encoding, "classes": list(classes), "seed": 0}
     preprocess = {"mean": [0.0], "std": [1.0], "scale": 1.0, "size": None}
     return server.ask("describe", job={"model": MLP, "data": data, "preprocess": preprocess})
 
@@ -79,3 +80,29 @@ def test_names_as_categories_or_labels_and_absurd_encodings_are_refused(tmp_path
 @pytest.mark.parametrize("shape", [[3, 10**5, 10**5], [3, 8], [0, 8, 8], [3, 8.0, 8], [100, 8, 8]])
 def test_images_of_absurd_shapes_are_refused(tmp_path: Path, shape: list[Any]) -> None:
     assert "policy.image_size" in str(describe(node(tmp_path), {"kind": "images", "shape": shape})["failure"])
+
+
+@pytest.mark.parametrize("classes", [["ill"], [], ["ill", "other"]])
+def test_classes_that_leave_out_samples_of_a_table_are_refused(tmp_path: Path, classes: list[str]) -> None:
+    said = describe(node(tmp_path), {"kind": "table", "label": "label", "columns": [AGE]}, classes)
+    assert "all its samples" in said["failure"]
+
+
+def test_classes_that_leave_out_images_are_refused(tmp_path: Path) -> None:
+    server, encoding = images(tmp_path), {"kind": "images", "shape": [1, 8, 8]}
+    assert "all its samples" in describe(server, encoding, ["cat"])["failure"]
+    assert describe(server, encoding, ["cat", "dog", "owl"])["reply"]["n"] > 10
+
+
+def test_a_second_label_column_is_refused(tmp_path: Path) -> None:
+    server = node(tmp_path)
+    assert "reply" in describe(server, {"kind": "table", "label": "label", "columns": [AGE]})
+    assert "label in node.toml" in describe(server, {"kind": "table", "label": "ward", "columns": [AGE]}, ["north", "south"])["failure"]
+
+
+def test_a_narrower_policy_holds_for_data_that_were_read_before(tmp_path: Path) -> None:
+    server, encoding = node(tmp_path), {"kind": "table", "label": "label", "columns": [AGE, WARD]}
+    assert "reply" in describe(server, encoding)
+    with (server.home / "node.toml").open("a") as file:
+        file.write("[policy]\ncolumns = ['age']\n")
+    assert "policy.columns" in describe(server, encoding)["failure"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,13 +37,13 @@ class Homes(LoopbackGrid):
             self._apps[i] = make_app(lambda context, name=name, home=home: HomeNode(name, home))
 
 
-def play(method: str, homes: dict[str, Path]) -> tuple[set[str], int]:
+def play(method: str, homes: dict[str, Path], **options: Any) -> tuple[set[str], int]:
     """Run two rounds; returns the reasons of all refusals, and how many tasks were answered."""
     scenario = scenarios.build("rotated-digits", groups=2, clients_per_group=2)
     grid = Homes(homes)
     fed = loopback.federation(scenario, grid, training=Training(local_epochs=1), on_failure="continue")
     fed.job["data"] = {"scenario": "rotated-digits", "options": {"groups": 2, "clients_per_group": 2}}
-    playing = make(method)
+    playing = make(method, **options)
     try:
         state = playing.init(fed, fed.begin(0))
         for index in (1, 2):
@@ -68,13 +69,25 @@ def test_every_method_runs_on_a_trial_federation(trial_homes: dict[str, Path], m
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["emdcfl", "fedavg", "ifca", *sorted(REFUSED)])
-def test_a_default_node_answers_what_its_policy_allows_and_names_the_key_otherwise(tmp_path: Path, method: str) -> None:
+@pytest.mark.parametrize("wide", [True, False])
+def test_groups_by_benefit_are_found_on_trial_and_on_default_nodes(trial_homes: dict[str, Path], tmp_path: Path, wide: bool) -> None:
+    reasons, answered = play("emdcfl", trial_homes if wide else default_homes(tmp_path), grouping="benefit")
+    assert reasons == set()
+    assert answered >= 4 * NODES, "each node trains and scores averages in each round"
+
+
+def default_homes(tmp_path: Path) -> dict[str, Path]:
     homes = {site.name: tmp_path / site.name for site in digits().sites}
     for home in homes.values():
         home.mkdir()
         (home / "node.toml").write_text('trust = "first-use"\nenrol = true')
-    reasons, answered = play(method, homes)
+    return homes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["emdcfl", "fedavg", "ifca", *sorted(REFUSED)])
+def test_a_default_node_answers_what_its_policy_allows_and_names_the_key_otherwise(tmp_path: Path, method: str) -> None:
+    reasons, answered = play(method, default_homes(tmp_path))
     assert bool(reasons) == (method in REFUSED), reasons
     assert method in REFUSED or answered >= 2 * NODES
     assert all(f"policy.{REFUSED[method]} in node.toml" in reason for reason in reasons)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("flwr", reason="needs the extra emdcfl[flower]")
 
-from tests.attacks.hostile import HostileServer, digits, settings
+from tests.attacks.hostile import HostileServer, digits, digits_job, settings
 from torch import Tensor
 
 from emdcfl.core.keys import global_seed
 from emdcfl.core.params import Network
+from emdcfl.models import ModelRecipe
 
 
 def states(number: int) -> Tensor:
@@ -106,6 +109,76 @@ def test_weights_that_single_out_one_training_sample_are_refused(server: Hostile
     weights = torch.zeros(len(digits().sites[0].train))
     weights[7] = 1
     assert "single out" in server.refused("train", theta=states(1)[0], training={}, sample_weights=weights)
+
+
+@pytest.mark.parametrize("training", [{"batch_size": 1}, {"batch_size": -1}, {"batch_size": "64"}, {"batch_size": True}])
+def test_batches_of_single_samples_are_refused(server: HostileServer, training: dict[str, Any]) -> None:
+    for task, inputs in (("train", {"theta": states(1)[0]}), ("personalize", {"models": states(1), "weights": torch.ones(1)})):
+        assert "policy.batch_size" in server.refused(task, training=training, **inputs)
+
+
+def test_what_a_batch_of_one_would_show(tmp_path: Path) -> None:
+    """Unit j of a crafted network dies with the first sample of class j that it meets, and holds that sample for ever after."""
+    rows = np.random.default_rng(0).uniform(1, 9, size=(60, 3)).round(3)
+    (tmp_path / "table.csv").write_text("a,b,c,label\n" + "\n".join(",".join(map(str, [*row, i % 2])) for i, row in enumerate(rows)))
+    columns = [{"name": name, "mean": 0.0, "std": 1.0, "gaps": False} for name in "abc"]
+    job = {
+        "model": {"name": "mlp", "options": {"features": 3, "classes": 2, "hidden": [2]}},
+        "data": {"encoding": {"kind": "table", "label": "label", "columns": columns}, "classes": ["0", "1"], "seed": 0},
+        "preprocess": {"mean": [0.0], "std": [1.0], "scale": 1.0, "size": None},
+    }
+    network = Network(ModelRecipe.from_dict(job["model"]))
+    first, head = (module for module in network.module.modules() if isinstance(module, torch.nn.Linear))
+    with torch.no_grad():
+        for layer in (first, head):
+            layer.weight.zero_()
+            layer.bias.zero_()
+        first.bias.fill_(1.0)
+        head.weight.copy_(-torch.eye(2))
+    theta = network.theta.detach().clone()
+    request = {"theta": theta, "training": {"batch_size": 1, "local_epochs": 1, "lr": 50.0, "momentum": 0.0, "weight_decay": 0.0}}
+    toml = f"data = {str(tmp_path / 'table.csv')!r}\n"
+    network.load(
+        HostileServer(tmp_path / "open", toml=toml + "[policy]\nbatch_size = 1").ask("train", job=job, **request)["reply"]["theta"]
+    )
+    shown = (first.weight / (first.bias - 1)[:, None]).detach().numpy()
+    assert min(np.abs(rows - x).max(axis=1).min() for x in shown) < 1e-3, "a row of the table"
+    assert "policy.batch_size" in HostileServer(tmp_path / "home", toml=toml).refused("train", job=job, **request)
+
+
+@pytest.mark.parametrize("epochs", [0, 10**12, 2.5])
+def test_a_training_without_end_is_refused(server: HostileServer, epochs: Any) -> None:
+    assert "policy.local_epochs" in server.refused("train", theta=states(1)[0], training={"local_epochs": epochs})
+
+
+@pytest.mark.parametrize("threads", [0, -1, 100_000, "8", True, 2.0])
+def test_threads_that_would_end_the_process_are_refused(server: HostileServer, threads: Any) -> None:
+    assert "threads" in server.refused("describe", job={"threads": threads})
+
+
+@pytest.mark.parametrize("run", [["a"], "r" * 10_000, 7, None])
+def test_a_run_without_a_proper_name_is_refused(server: HostileServer, run: Any) -> None:
+    assert "run's name" in server.refused("describe", job={"run": run})
+
+
+@pytest.mark.parametrize("weights", [[2.0], [-1.0], [math.nan], [math.inf], [0.6, 0.6]])
+def test_mixtures_whose_shares_are_none_are_refused(server: HostileServer, weights: list[float]) -> None:
+    assert "shares" in server.refused("test", models=states(len(weights)), weights=torch.tensor(weights))
+
+
+def test_a_mixture_of_hundreds_of_models_is_refused(server: HostileServer) -> None:
+    assert "policy.models_at_once" in server.refused("test", models=states(300), weights=torch.full((300,), 1 / 300))
+
+
+def test_thousands_of_calibrations_in_one_request_are_refused(server: HostileServer) -> None:
+    assert "sample sizes" in server.refused("reference", omega=omega(), partners={}, sizes=[16] * 10_000, settings=settings())
+
+
+def test_a_request_under_the_name_of_another_task_is_judged_by_what_it_asks(server: HostileServer) -> None:
+    inputs = {"size": 8, "held_out": True, "settings": settings(exchange="server-samples")}
+    request = {"task": "deposit", "round": 1, "client": server.name, "job": digits_job(), "inputs": inputs}
+    for kind in ("describe", "train", "evaluate"):
+        assert "policy.tasks" in server.send(kind, request)["failure"]
 
 
 @pytest.mark.parametrize("seed", [1, -1, True, 0.0, "0", None])

@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs the extra emdcfl[flower]")
 
+from PIL import Image
 from tests.attacks.hostile import HostileServer
 
 ROWS = 400
@@ -66,6 +67,63 @@ def test_a_column_of_names_or_numbers_is_no_label(tmp_path: Path, column: str) -
 def test_other_splits_are_not_surveyed(tmp_path: Path, question: str, seed: Any) -> None:
     request = {"question": question, "seed": seed, "label": "label", "numeric": ["age"], "categorical": []}
     assert "policy.split_seed" in node(tmp_path).send("survey", request)["failure"]
+
+
+def test_another_label_column_would_divide_the_rows_anew_and_is_refused(tmp_path: Path) -> None:
+    server = node(tmp_path)
+    first = measure(server, numeric=["age"])["reply"]
+    said = server.send("survey", {"question": "measure", "seed": 0, "label": "ward", "numeric": ["age"], "categorical": []})
+    assert "label in node.toml" in said["failure"]
+    assert measure(server, numeric=["age"])["reply"] == first
+
+
+def test_an_owner_names_the_label_column_whatever_the_server_says(tmp_path: Path) -> None:
+    server = node(tmp_path, toml="label = 'ward'")
+    assert server.send("survey", {"question": "describe", "seed": 0, "label": "label"})["reply"]["label"] == "ward"
+
+
+@pytest.mark.parametrize("values", [1, 2, 4])
+def test_mean_and_spread_of_few_values_are_not_told(tmp_path: Path, values: int) -> None:
+    rows = "".join(f"{i},{90 + i if i < values else ''},{i % 2}\n" for i in range(40))
+    (tmp_path / "train.csv").write_text("age,viral load,label\n" + rows)
+    for part in ("val", "test"):
+        (tmp_path / f"{part}.csv").write_text("age,viral load,label\n1,2,0\n3,4,1\n")
+    server = HostileServer(tmp_path / "home", toml=f"data = {str(tmp_path)!r}")
+    moments = measure(server, numeric=["age", "viral load"])["reply"]["numeric"]
+    assert moments["viral load"] == {"count": 0, "mean": 0.0, "deviation": 0.0, "missing": 40}
+    assert moments["age"]["count"] == 40
+
+
+@pytest.mark.parametrize("kind", ["numeric", "categorical"])
+def test_the_label_column_is_not_measured(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "codes.csv").write_text("age,label\n" + "\n".join(f"{i},{i % 2}" for i in range(80)))
+    server = HostileServer(tmp_path / "home", toml=f"data = {str(tmp_path / 'codes.csv')!r}\n[policy]\ncategorical = ['label']")
+    assert "how many samples each class has" in measure(server, **{kind: ["label"]})["failure"]
+
+
+def test_the_same_column_asked_for_many_times_is_refused(tmp_path: Path) -> None:
+    assert "each column once" in measure(node(tmp_path), numeric=["age"] * 10_000)["failure"]
+
+
+def test_columns_that_the_owner_keeps_back_are_neither_named_nor_measured(tmp_path: Path) -> None:
+    server = node(tmp_path, toml="[policy]\ncolumns = ['age']")
+    assert server.send("survey", {"question": "describe", "seed": 0, "label": "label"})["reply"]["columns"] == {"age": True}
+    assert "policy.columns" in measure(server, categorical=["ward"])["failure"]
+
+
+@pytest.mark.parametrize("shape", [[3, 4096, 4096], [1, 1, 10**7], [3, 0, 8], [3, 8]])
+def test_images_are_not_measured_at_sizes_that_fill_the_memory(tmp_path: Path, shape: list[int]) -> None:
+    server = images(tmp_path)
+    assert "policy.image_size" in server.send("survey", {"question": "measure", "seed": 0, "shape": shape})["failure"]
+    assert server.send("survey", {"question": "measure", "seed": 0, "shape": [1, 8, 8]})["reply"]["count"] > 0
+
+
+def images(tmp_path: Path) -> HostileServer:
+    for name in ("cat", "dog"):
+        (tmp_path / "site" / name).mkdir(parents=True)
+        for i in range(12):
+            Image.new("L", (8, 8), i).save(tmp_path / "site" / name / f"{i}.png")
+    return HostileServer(tmp_path / "home", toml=f"data = {str(tmp_path / 'site')!r}")
 
 
 def test_an_honest_survey_is_answered(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def group() -> None:
 
 RELEASES = {
     "describe": "how many train and validation samples it has; its public key",
-    "train": "a model trained on its data, the loss, the number of samples",
+    "train": "a model trained on its data in batches of {batch_size} or more, the loss, the number of samples",
     "test": "accuracy and loss of a model on its test data, the number of samples",
     "personalize": "the model it is served, fine-tuned on its data, if its validation loss improved by it",
     "evaluate": "accuracy and losses of up to {models_at_once} models at once, as {reductions}",
@@ -124,7 +124,9 @@ def report(config: NodeConfig, home: Path) -> Iterator[str]:
     yield f"networks    {', '.join(BUILDERS)}" + (f"; code of {', '.join(policy.models)}" if policy.models else "; no other code")
     yield f"sizes       {policy.parameters} parameters at most; images of {policy.image_size} × {policy.image_size} at most"
     yield f"costs       {', '.join(policy.costs)}" + ("; LABELS are sent" if "label-aware" in policy.costs else "; no labels are sent")
-    yield f"splits      seed {policy.split_seed} only"
+    label = f"the label column {config.label!r}" if config.label else "the label column that was asked for first"
+    yield f"splits      seed {policy.split_seed} and {label} only"
+    yield f"columns     {', '.join(policy.columns) or 'all'}"
     yield (
         f"models      embeds with {policy.models_per_round} of each client in a round and {policy.models_per_run} in a run, "
         f"{policy.partners_per_round} of all partners in a round; {policy.models_in_all} in all"
@@ -143,7 +145,7 @@ def report(config: NodeConfig, home: Path) -> Iterator[str]:
 def _release(task: str, config: NodeConfig) -> str:
     policy = config.policy
     noise = "" if config.privacy_epsilon is None else " with noise"
-    shown = {name: getattr(policy, name) for name in ("models_at_once", "averages_at_once", "samples", "projection_ratio")}
+    shown = {name: getattr(policy, name) for name in ("models_at_once", "averages_at_once", "samples", "projection_ratio", "batch_size")}
     text = RELEASES.get(task, "the answer of a method of your own")
     return text.format(**shown, reductions=", ".join(policy.reductions), noise=noise)
 

@@ -16,7 +16,7 @@ from emdcfl.core.client import EVALUATION_BATCH, LOSS_BATCH, Client, Stages, sta
 from emdcfl.core.errors import ClientError, DataError, EmdcflError
 from emdcfl.core.params import LayoutEntry, Network
 from emdcfl.core.schema import Field, Reply, finite
-from emdcfl.privacy.crafted import suspicion
+from emdcfl.privacy.crafted import FEWEST, suspicion
 from emdcfl.privacy.exchange import KEY, announced_key
 
 
@@ -72,6 +72,10 @@ class Fit:
         return local_sgd(client, self.theta, self.training, **terms, purpose=self.purpose)
 
 
+LOOKED_AT = 64
+"""Samples that a wary client embeds to judge a model, where it is asked for too few to tell."""
+
+
 @dataclass(frozen=True)
 class Embed:
     """Embedding as a piece of work: the arguments of ``Client.embeddings``, and a matrix that the embeddings are multiplied with.
@@ -88,9 +92,16 @@ class Embed:
     def __call__(self, client: Client) -> Reply:
         z = client.embeddings(self.state, self.split, self.indices, mode=self.mode)
         reply: Reply = {"z": z if self.matrix is None else z @ self.matrix}
-        if client.wary and (reason := suspicion(z.cpu().numpy(), client.rows(self.split, self.indices).cpu().numpy())) is not None:
+        if client.wary and (reason := self._suspicion(client, z)) is not None:
             reply["suspicious"] = f"the embeddings under this model are not released: {reason}; it looks made to show the projection"
         return reply
+
+    def _suspicion(self, client: Client, z: Tensor) -> str | None:
+        split, indices = self.split, self.indices
+        if len(indices) < FEWEST:  # so few tell nothing: look at more of the site's samples, which are not sent
+            split, indices = "all", torch.arange(min(LOOKED_AT, len(client.site.val) + len(client.site.train)))
+            z = client.embeddings(self.state, split, indices)
+        return suspicion(z.cpu().numpy(), client.rows(split, indices).cpu().numpy())
 
 
 @staged_task(phase="train", returns=TRAINED)

@@ -284,11 +284,14 @@ details = false        # true: the server may read the text of unexpected errors
 # What this node answers; everything else is refused. Read it with: emdcfl node check {home}
 # This is a trial: wider than the defaults, so that every method runs, as often as you like. For real data, delete the table.
 [policy]
-tasks = ["describe", "train", "test", "evaluate", "reference", "recalibrate", "project",
+tasks = ["describe", "train", "test", "evaluate", "reference", "recalibrate", "project", "loss_moments",
     "em_step", "soft_train", "train_and_basis", "data_subspace"]
 models = []                # networks beside the built-in ones, "package.module:function"; this machine runs their code
 reductions = ["mean", "argmin_counts", "per_batch"]
 models_at_once = 256       # most models scored in one request
+averages_at_once = 256     # the same, where losses decide about groups
+batch_size = 1             # smallest batch to train with
+local_epochs = 10000       # most epochs of one training
 projection_ratio = 1.0     # widest projection of embeddings
 costs = ["cosine", "euclidean", "label-aware"]
 samples = 100000           # most samples a side in a comparison

@@ -10,10 +10,12 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import torch
 from safetensors import SafetensorError, safe_open
@@ -22,10 +24,11 @@ from safetensors.torch import save_file
 from emdcfl.core.errors import DataError, nearest
 from emdcfl.core.keys import digest
 from emdcfl.data.own import load_site
+from emdcfl.data.own.images import Listed, list_images
 from emdcfl.data.own.layout import ClientFiles, client_folder
-from emdcfl.data.own.parts import MIXED, divide
+from emdcfl.data.own.parts import MIXED, Part, Raw, Text, divide
 from emdcfl.data.own.readers import read_client_tables
-from emdcfl.data.own.splitting import RANDOM, SplitRule
+from emdcfl.data.own.splitting import RANDOM, SplitRule, file_keys
 from emdcfl.data.own.tables import MAX_WORDS, is_numeric
 from emdcfl.data.types import Site, Split
 from emdcfl.engines.flower.node.policy import Policy, PolicyError
@@ -62,7 +65,7 @@ def read_site(
     label : str or None
         Label column, if this site calls it by another name.
     cache : Path
-        Folder to keep the site in.
+        Folder to keep the site in, inside the node's state.
     policy : Policy
         Which columns may be read as words.
     rule : SplitRule
@@ -73,10 +76,10 @@ def read_site(
     if source != SCENARIO and "encoding" not in data:
         raise DataError(f"node {name!r} serves its own files, but the run asks for a scenario; run it with --scenario nodes")
     files = "" if source == SCENARIO else _listing(path)
-    kept = cache / f"{digest(name, label, json.dumps(data, sort_keys=True), files, repr(rule)).hex()[:32]}.safetensors"
+    kept = cache / f"{digest(name, label, json.dumps(data, sort_keys=True), files, repr(rule), repr(policy)).hex()[:32]}.safetensors"
     site = _cached(name, kept)
     if site is None:
-        site = _share(name, data) if source == SCENARIO else _own(name, path, data, label, rule, policy)
+        site = _share(name, data) if source == SCENARIO else _own(name, path, data, label, rule, policy, cache.parent)
         _keep(site, kept)
     return site
 
@@ -91,9 +94,12 @@ def _share(name: str, data: Mapping[str, Any]) -> Site:
     return scenario.sites[names.index(name)]
 
 
-def _own(name: str, path: Path, data: Mapping[str, Any], label: str | None, rule: SplitRule, policy: Policy) -> Site:
-    if data["encoding"]["kind"] != "images":
-        _check_table(name, path, data, label, rule, policy)
+def _own(name: str, path: Path, data: Mapping[str, Any], label: str | None, rule: SplitRule, policy: Policy, state: Path) -> Site:
+    if data["encoding"]["kind"] == "images":
+        labels = image_labels(list_images(ClientFiles(name, client_folder(path)[1].parts)), int(data["seed"]), rule)
+    else:
+        labels = _check_table(name, path, data, label, rule, policy, state)
+    _check_classes(labels, data["classes"])
     about = {"encoding": data["encoding"], "classes": data["classes"], "seed": int(data["seed"])}
     site, notes = load_site(path, name=name, label=label, rule=rule, **about)
     for note in notes:
@@ -101,15 +107,54 @@ def _own(name: str, path: Path, data: Mapping[str, Any], label: str | None, rule
     return site
 
 
-def _check_table(name: str, path: Path, data: Mapping[str, Any], label: str | None, rule: SplitRule, policy: Policy) -> None:
-    """Refuse a job that asks for columns as words which the survey would not list: the server could guess names, and see which occur."""
+def _check_classes(labels: Text, classes: Collection[str]) -> None:
+    """Refuse classes that leave out a part of the training samples: a server could choose a single one in this way."""
+    if left_out := set(labels.tolist()) - set(classes):
+        raise PolicyError(
+            f"this node trains on all its samples, and the server leaves out {len(left_out)} of its classes; check the server"
+        )
+
+
+def fixed_label(state: Path, configured: str | None, column: str) -> None:
+    """Refuse another label column than the first that was asked for: labels decide which rows are read and how they are divided."""
+    if configured is not None:
+        return
+    path = state / "label"
+    if not path.exists():
+        state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with suppress(FileExistsError), path.open("x", encoding="utf-8") as file:
+            file.write(column)
+    first = path.read_text(encoding="utf-8")
+    if column != first:
+        raise PolicyError(
+            f"this node's labels are in the column {first!r}, got a request for {column!r}; "
+            "two divisions of the same rows would show single ones. Its operator sets label in node.toml"
+        )
+
+
+def image_labels(listed: Listed, seed: int, rule: SplitRule) -> Text:
+    """Return the labels of the train split of images, without decoding any."""
+    parts = {}
+    for split, files in listed.files.items():
+        by = file_keys([file for file, _ in files], rule, f"client {listed.name!r}")
+        parts[split] = Part(np.arange(len(files)), np.array([label for _, label in files], dtype=str), by)
+    return divide(Raw(listed.name, listed.origin, parts, rule), seed)["train"].labels
+
+
+def _check_table(name: str, path: Path, data: Mapping[str, Any], label: str | None, rule: SplitRule, policy: Policy, state: Path) -> Text:
+    """Return the labels of the train split.
+
+    Refuses a job that asks for columns as words which the survey would not list: the server could guess names, and see which occur.
+    """
     _, files = ("tables", ClientFiles(name, {MIXED: path})) if path.is_file() else client_folder(path)
     raw, column, _ = read_client_tables(ClientFiles(name, files.parts), label or data["encoding"]["label"], rule)
+    fixed_label(state, label, column)
     train = divide(raw, int(data["seed"]))["train"]
     check_words(Counter(train.labels.tolist()), f"the label column {column!r}")
     for entry in data["encoding"]["columns"]:
         if "words" in entry and entry["name"] in train.x.column_names:
             check_column(train.x, entry["name"], policy)
+    return train.labels
 
 
 def _listing(path: Path) -> str:

@@ -17,6 +17,7 @@ from torch import Tensor
 from emdcfl.core.checks import check_options
 from emdcfl.core.client import TASKS as KNOWN
 from emdcfl.core.errors import ClientError, ConfigError, EmdcflError
+from emdcfl.core.tasks import Training
 from emdcfl.models import BUILDERS, ModelRecipe
 
 TASKS = ("describe", "train", "test", "evaluate", "reference", "recalibrate", "project", "loss_moments")
@@ -30,6 +31,11 @@ LONGEST_LIST, LARGEST_NUMBER = 256, 2**20
 
 MOST_COLUMNS = 2**16
 """Of an encoded table."""
+
+MOST_THREADS = 64
+MOST_SIZES = 1024
+LONGEST_NAME = 256
+"""Of a request: threads, sample sizes at which distances are calibrated, characters of the run's name."""
 
 
 class PolicyError(ClientError):
@@ -58,8 +64,14 @@ class Policy:
         Ground costs; ``label-aware`` shows labels to the server.
     samples : int
         Most samples a side that are embedded for one comparison.
+    batch_size : int
+        Smallest batch to train with: a model that one sample changed shows that sample.
+    local_epochs : int
+        Most epochs of one training.
     split_seed : int
         Seed that divides this site's own files into train, validation and test; requests with another one are refused.
+    columns : list of str
+        Columns that a server may be told of and use; empty for all.
     categorical : list of str
         Columns of numbers whose values the survey may list as words.
     models_per_round, models_per_run : int
@@ -93,7 +105,10 @@ class Policy:
     projection_ratio: float = 0.9
     costs: list[str] = field(default_factory=lambda: list(COSTS))
     samples: int = 512
+    batch_size: int = 8
+    local_epochs: int = 100
     split_seed: int = 0
+    columns: list[str] = field(default_factory=list)
     categorical: list[str] = field(default_factory=list)
     models_per_round: int = 1
     models_per_run: int = 16
@@ -121,9 +136,12 @@ class Policy:
         """Raise ``PolicyError`` if the node does not answer this request."""
         if task not in self.answered:
             raise _refusal(f"the task {task!r}", "tasks", self.answered)
+        _check_job(job)
         self.check_model(job["model"])
         self.check_data(job["data"])
         self._check_preprocess(job["preprocess"])
+        if "training" in inputs:
+            self._check_training(inputs["training"])
         if task == "train" and inputs.get("sample_weights") is not None:
             raise PolicyError("this node does not train with the server's weight for each sample: it could single out one record")
         if task == "evaluate":
@@ -132,6 +150,11 @@ class Policy:
             self._check_count(inputs["models"], "models_at_once")
         if task == "loss_moments":
             self._check_count(inputs["models"], "averages_at_once")
+        if task in ("test", "personalize"):
+            self._check_count(inputs["models"], "models_at_once")
+            _check_shares(inputs["weights"])
+        if len(inputs.get("sizes", ())) > MOST_SIZES:
+            raise PolicyError(f"this node calibrates at most {MOST_SIZES} sample sizes in a request, got {len(inputs['sizes'])}")
         if "settings" in inputs:
             self._check_settings(inputs["settings"], inputs.get("size"))
 
@@ -168,13 +191,25 @@ class Policy:
         if model is not None and model not in BUILDERS and model not in self.models:
             raise _refusal(f"the model {model!r}", "models", [*BUILDERS, *self.models])
 
+    def check_shape(self, shape: Sequence[Any]) -> None:
+        """Bound the shape to which images are resized."""
+        if len(shape) != 3 or not all(type(n) is int and 0 < n <= self.image_size for n in shape) or shape[0] > 4:
+            raise _refusal(f"images of shape {shape!r}", "image_size", [f"at most {self.image_size}"])
+
+    def check_columns(self, names: Sequence[Any]) -> None:
+        """Refuse columns that the operator keeps back, and the same one many times."""
+        kept_back = [name for name in names if self.columns and name not in self.columns]
+        if kept_back:
+            raise _refusal(f"the column {kept_back[0]!r}", "columns", self.columns)
+        if len(set(names)) < len(names):
+            raise PolicyError("expected each column once; check the server")
+
     def _check_encoding(self, encoding: Mapping[str, Any]) -> None:
         """Bound what the server says about images and columns before files are read with it."""
         if encoding.get("kind") == "images":
-            shape = encoding["shape"]
-            if len(shape) != 3 or not all(type(n) is int and 0 < n <= self.image_size for n in shape) or shape[0] > 4:
-                raise _refusal(f"images of shape {shape!r}", "image_size", [f"at most {self.image_size}"])
+            self.check_shape(encoding["shape"])
             return
+        self.check_columns([column["name"] for column in encoding["columns"]])
         width = 0
         for column in encoding["columns"]:
             width += len(column["words"]) if "words" in column else 2
@@ -190,6 +225,15 @@ class Policy:
             raise PolicyError("expected preprocessing with finite mean and scale, and spread above 0; check the server")
         if size is not None and not (type(size) is int and 0 < size <= self.image_size):
             raise _refusal(f"images resized to {size!r}", "image_size", [f"at most {self.image_size}"])
+
+    def _check_training(self, training: Mapping[str, Any]) -> None:
+        """Refuse trainings whose result would show single samples, and those without end."""
+        asked = {**Training().as_dict(), **training}
+        size, epochs = asked["batch_size"], asked["local_epochs"]
+        if type(size) is not int or size < self.batch_size:
+            raise _refusal(f"training in batches of {size!r}", "batch_size", [f"at least {self.batch_size}"])
+        if type(epochs) is not int or not 1 <= epochs <= self.local_epochs:
+            raise _refusal(f"training for {epochs!r} epochs", "local_epochs", [f"1 to {self.local_epochs}"])
 
     def check_seed(self, seed: Any) -> None:
         """Refuse to divide the files in another way: two divisions together show which rows are in which part."""
@@ -231,6 +275,20 @@ def read_policy(raw: Mapping[str, Any], where: str) -> Policy:
 
 def _refusal(what: str, key: str, allowed: list[str]) -> PolicyError:
     return PolicyError(f"this node does not allow {what}; it allows {', '.join(allowed) or 'none'} (policy.{key} in node.toml)")
+
+
+def _check_job(job: Mapping[str, Any]) -> None:
+    """Refuse a job whose numbers would cost the node more than the work itself."""
+    threads, run = job["threads"], job["run"]
+    if type(threads) is not int or not 1 <= threads <= MOST_THREADS:
+        raise PolicyError(f"this node computes with 1 to {MOST_THREADS} threads, got {threads!r}")
+    if not isinstance(run, str) or len(run) > LONGEST_NAME:
+        raise PolicyError(f"expected the run's name as text of at most {LONGEST_NAME} characters; check the server")
+
+
+def _check_shares(weights: Any) -> None:
+    if not isinstance(weights, Tensor) or not bool((weights >= 0).all()) or not float(weights.sum()) <= 1.001:
+        raise PolicyError("expected the shares of a mixture of models between 0 and 1, together 1; check the server")
 
 
 def _parameters(recipe: ModelRecipe) -> int:

@@ -13,16 +13,19 @@ import torch
 from emdcfl.core.errors import DataError
 from emdcfl.data.own.images import GREY_MODES, list_images, read_client, read_header
 from emdcfl.data.own.layout import ClientFiles, client_folder
-from emdcfl.data.own.parts import MIXED, Part, Raw, divide
+from emdcfl.data.own.parts import MIXED, Raw, divide
 from emdcfl.data.own.readers import read_client_tables
-from emdcfl.data.own.splitting import SplitRule, file_keys
-from emdcfl.data.own.tables import is_numeric, summarise
-from emdcfl.engines.flower.node.data import check_column, check_words
+from emdcfl.data.own.splitting import SplitRule
+from emdcfl.data.own.tables import Moments, is_numeric, summarise
+from emdcfl.engines.flower.node.data import check_column, check_words, fixed_label, image_labels
 from emdcfl.engines.flower.node.home import HomeNode
-from emdcfl.engines.flower.node.policy import Policy
+from emdcfl.engines.flower.node.policy import Policy, PolicyError
 
 DESCRIBE, MEASURE = "describe", "measure"
 """The two questions of the survey."""
+
+LEAST_VALUES = 5
+"""Numbers of a column below which its mean and spread are not told."""
 
 Answer = dict[str, Any]
 
@@ -39,10 +42,15 @@ def answer_survey(node: HomeNode, request: Any) -> Answer:
     files = ClientFiles(node.name, files.parts)
     label, describes, rule = node.config.label or request.get("label"), request["question"] == DESCRIBE, node.config.rule
     if kind == "images":
+        if not describes:
+            policy.check_shape(request["shape"])
         answer = _describe_images(files, seed, rule) if describes else _measure_images(files, seed, rule, request["shape"])
     else:
         raw, column, _ = read_client_tables(files, label, rule)
-        answer = _describe_table(raw, seed, column) if describes else _measure_table(raw, seed, request, policy)
+        if not describes:
+            policy.check_columns(request["numeric"] + request["categorical"])
+        fixed_label(node.home / "state", node.config.label, column)
+        answer = _describe_table(raw, seed, column, policy) if describes else _measure_table(raw, seed, column, request, policy)
     return {"client": node.name, "reply": answer}
 
 
@@ -50,15 +58,7 @@ def _describe_images(files: ClientFiles, seed: int, rule: SplitRule) -> Answer:
     listed = list_images(files)
     headers = [header for part in listed.files.values() for file, _ in part if (header := read_header(file)) is not None]
     sizes = Counter(size for _, size in headers)
-    numbered = {
-        split: Part(
-            np.arange(len(part)),
-            np.array([label for _, label in part], dtype=str),
-            file_keys([file for file, _ in part], rule, f"client {listed.name!r}"),
-        )
-        for split, part in listed.files.items()
-    }
-    labels = divide(Raw(listed.name, listed.origin, numbered, rule), seed)["train"].labels
+    labels = image_labels(listed, seed, rule)
     check_words(Counter(labels.tolist()), "the names of the class folders")
     return {
         "kind": "images",
@@ -77,20 +77,29 @@ def _measure_images(files: ClientFiles, seed: int, rule: SplitRule, shape: Seque
     return {"count": int(x.shape[0] * height * width), "sums": torch.from_numpy(sums), "squares": torch.from_numpy(squares)}
 
 
-def _describe_table(raw: Raw, seed: int, column: str) -> Answer:
+def _describe_table(raw: Raw, seed: int, column: str, policy: Policy) -> Answer:
     train = divide(raw, seed)["train"]
     check_words(Counter(train.labels.tolist()), f"the label column {column!r}")
-    columns = {name: bool(is_numeric(train.x.schema.field(name).type)) for name in train.x.column_names if name != column}
+    told = [name for name in train.x.column_names if name != column and (not policy.columns or name in policy.columns)]
+    columns = {name: bool(is_numeric(train.x.schema.field(name).type)) for name in told}
     return {"kind": "table", "labels": sorted(set(train.labels.tolist())), "label": column, "columns": columns}
 
 
-def _measure_table(raw: Raw, seed: int, request: Mapping[str, Any], policy: Policy) -> Answer:
+def _measure_table(raw: Raw, seed: int, column: str, request: Mapping[str, Any], policy: Policy) -> Answer:
+    if column in request["numeric"] + request["categorical"]:
+        raise PolicyError(f"this node does not measure its label column {column!r}: the mean would tell how many samples each class has")
     table = divide(raw, seed)["train"].x
     for name in request["categorical"]:
         if name in table.column_names:
             check_column(table, name, policy)
     summary = summarise(table, request["numeric"], request["categorical"])
     return {
-        "numeric": {name: asdict(moments) for name, moments in summary.numeric.items()},
+        "numeric": {name: asdict(_of_several(moments)) for name, moments in summary.numeric.items()},
         "words": {name: list(words) for name, words in summary.words.items()},
     }
+
+
+def _of_several(moments: Moments) -> Moments:
+    """Moments as they are, or as if no value were present where there are so few that they would tell single ones."""
+    few = moments.count < LEAST_VALUES
+    return Moments(0, 0.0, 0.0, moments.count + moments.missing) if few else moments
