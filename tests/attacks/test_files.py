@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
+import signal
 import tracemalloc
 import zipfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +20,9 @@ from tests import tiny  # noqa: F401  registers the scenario
 import emdcfl
 from emdcfl.core.errors import DataError, StoreError
 from emdcfl.data.own.images import read_image
+from emdcfl.report.load_run import read_run
 from emdcfl.runs.config import Choice, Config, RunConfig
+from emdcfl.runs.outputs import load_served
 from emdcfl.runs.runner import run
 from emdcfl.runs.store import RunStore
 from emdcfl.runs.store.files import append_file, read_arrays, read_tensors, write_arrays, write_file, write_tensors
@@ -70,6 +75,46 @@ def test_a_linked_file_is_refused_and_what_it_names_stays(name: str, honest: Pat
     with pytest.raises(StoreError):
         run(CONFIG, place, resume=True)
     assert target.read_bytes() == b"mine"
+
+
+@pytest.fixture
+def impatient() -> Iterator[None]:
+    """Ends a test that waits for a pipe, to which nobody writes."""
+
+    def end(number: int, frame: object) -> None:
+        raise TimeoutError("it waits for ever")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.alarm(30)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("kind", ["pipe", "link to a device", "link to a file of others"])
+@pytest.mark.parametrize("name", ["summary.json", "config.toml", "metrics.jsonl", "models/index.json", "distances.npz"])
+def test_whatever_reads_a_run_directory_waits_for_no_pipe_and_follows_no_link(
+    name: str, kind: str, honest: Path, outside: Path, tmp_path: Path
+) -> None:
+    place = tmp_path / "run"
+    shutil.copytree(honest, place)
+    assert (place / name).exists()
+    (place / name).unlink()
+    if kind == "pipe":
+        os.mkfifo(place / name)
+    else:
+        (place / name).symlink_to("/dev/zero" if "device" in kind else outside / "mine.safetensors")
+    client = json.loads((honest / "summary.json").read_text())["clients"][0]
+    readers: list[Callable[[Path], object]] = [
+        emdcfl.load,
+        read_run,
+        lambda p: load_served(p, client),
+        lambda p: run(CONFIG, p, resume=True),
+    ]
+    for read in readers:
+        with pytest.raises(StoreError, match="symbolic link|pipe"):
+            read(place)
 
 
 def test_nothing_is_appended_or_written_through_a_link(outside: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,8 @@ from flwr.supercore.fab import Fab
 from flwr.supernode.start_client_internal import _verify_fab
 from tests.apps.trial_runs import federation
 
-from emdcfl.apps import trial
-from emdcfl.apps.superlink import BUNDLE, ENROLMENT, SIGNATURE, TOKEN, Gate, read_token
+from emdcfl.apps import superlink, trial
+from emdcfl.apps.superlink import BUNDLE, ENROLMENT, OTHER_DOORS, SIGNATURE, TOKEN, Gate, read_token
 from emdcfl.apps.trial import control
 from emdcfl.apps.trial.certificates import make_node_key, make_publisher_key, sign_bundle
 from emdcfl.apps.trial.check import attacks
@@ -64,13 +65,13 @@ def gate(tmp_path: Path) -> Gate:
     return Gate(answer, tmp_path)
 
 
-def status(gate: Gate, path: str, *headers: str, client: Any = ("127.0.0.1", 5), kind: str = "http") -> int:
+def status(gate: Gate, path: str, *tokens: str, client: Any = ("127.0.0.1", 5), kind: str = "http", also: Any = ()) -> int:
     sent: list[Any] = []
 
     async def send(message: Any) -> None:
         sent.append(message)
 
-    scope = {"type": kind, "path": path, "client": client, "headers": [(b"authorization", h.encode()) for h in headers]}
+    scope = {"type": kind, "path": path, "client": client, "headers": [*((b"authorization", t.encode()) for t in tokens), *also]}
     asyncio.run(gate(scope, None, send))  # type: ignore[arg-type]
     return int(sent[0].get("status") or sent[0]["code"])
 
@@ -88,6 +89,20 @@ def test_orders_need_exactly_one_right_token(gate: Gate, headers: tuple[str, ...
 def test_nobody_elsewhere_takes_the_place_of_the_server_program(gate: Gate, client: Any) -> None:
     assert status(gate, "/v1/runtime/acquire-task", RIGHT, client=client) == 403
     assert status(gate, "/v1/runtime/acquire-task") == 200
+
+
+@pytest.mark.parametrize("header", [b"X-Forwarded-For", b"forwarded", b"X-Real-IP", b"Via"])
+def test_what_comes_through_a_proxy_of_this_machine_is_not_from_this_machine(gate: Gate, header: bytes) -> None:
+    assert status(gate, "/v1/runtime/acquire-task", also=[(header, b"127.0.0.1")]) == 403
+
+
+def test_the_environment_opens_no_other_door(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in OTHER_DOORS:
+        monkeypatch.setenv(name, "*")
+    monkeypatch.setattr("sys.argv", ["superlink", "--operator", str(tmp_path), "--database", ":memory:"])
+    with pytest.raises(ConfigError, match="token"):
+        superlink.main()
+    assert not set(OTHER_DOORS) & set(os.environ)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ a check in front of every request:
 ===================  =======================================================================================================
 ``/v1/fleet/…``      as Flower does it: only registered nodes, by their signature
 ``/v1/control/…``    only with the operator's token; ``register-node`` also needs the file ``enrolment-open``
-``/v1/runtime/…``    only from this machine: it is for the server program that the SuperLink starts
+``/v1/runtime/…``    only from this machine and through no proxy: it is for the server program that the SuperLink starts
 everything else      refused
 ===================  =======================================================================================================
 
@@ -37,8 +37,11 @@ APP = "@emdcfl/emdcfl-app"
 """Publisher and name of the bundle, as in its ``pyproject.toml``."""
 
 TOKEN, BUNDLE, SIGNATURE, ENROLMENT = "operator.token", "app.fab", "app.json", "enrolment-open"
-OTHER_DOORS = ("FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API")
-"""Variables that make Flower serve the same interfaces on further ports, without this check."""
+OTHER_DOORS = ("FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API", "FORWARDED_ALLOW_IPS")
+"""Variables that make Flower serve the same interfaces on further ports without this check, or believe who a request says it is from."""
+
+FORWARDED = (b"forwarded", b"via", b"x-forwarded-for", b"x-real-ip")
+"""Headers that a proxy adds: what carries one does not come from this machine, whatever its address is."""
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Scope]]
@@ -96,6 +99,8 @@ class Gate:
 
 
 def _is_local(scope: Scope) -> bool:
+    if any(name.lower() in FORWARDED for name, _ in scope["headers"]):
+        return False
     try:
         return ipaddress.ip_address(scope["client"][0]).is_loopback
     except (TypeError, ValueError, IndexError):

@@ -16,7 +16,7 @@ from emdcfl.runs.outputs import read_reading, read_summary
 from emdcfl.runs.personal import FINE_TUNED, with_personal
 from emdcfl.runs.scoring import MetricsRow
 from emdcfl.runs.store import RunStore
-from emdcfl.runs.store.files import read_arrays
+from emdcfl.runs.store.files import read_arrays, refuse_links
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,7 @@ class Run:
 
 def read_run(folder: Path) -> Run:
     """Read a run directory; only ``summary.json`` must be there."""
+    refuse_links(folder)
     summary = read_summary(folder)
     missing = [key for key in ("method", "scenario", "clients", "accuracy") if key not in summary]
     if missing or "variants" not in summary["accuracy"]:

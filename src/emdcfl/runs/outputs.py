@@ -26,6 +26,7 @@ from emdcfl.runs.store.files import (
     make_folder,
     read_arrays,
     read_tensors,
+    refuse_links,
     remove,
     sealed,
     unsealed,
@@ -173,6 +174,7 @@ class Parts:
 
 def load_parts(run: Path, *, trust_model: bool = False) -> Parts:
     """Read summary and models of a run directory."""
+    refuse_links(run)
     summary, index = read_summary(run), _read_index(run)
     about = _from_models(run, lambda: _read_model(run, index["models"][0], trust_model)[0])
     return Parts(summary, about, partial(_load_serving, run, summary, index, about), partial(_load_personal, run, about))
@@ -180,6 +182,7 @@ def load_parts(run: Path, *, trust_model: bool = False) -> Parts:
 
 def load_served(run: Path, client: str, *, plain: bool = False, trust_model: bool = False) -> Served:
     """Read the model that one client of a run should use, and no other: its fine-tuned one if it kept one, unless ``plain``."""
+    refuse_links(run)
     index = _read_index(run)
     if client not in index["clients"]:
         raise DataError(f"{run} has no client {client!r}: {nearest(client, index['clients'])}")

@@ -90,11 +90,13 @@ def _no_link(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
-def refuse_links(folder: Path, names: Iterable[str]) -> None:
-    """Refuse a directory in which one of these is a symbolic link: what is written or deleted there would lie elsewhere."""
-    for name in names:
-        if (folder / name).is_symlink():
-            raise StoreError(f"{folder / name}: is a symbolic link, expected a file or folder of the run; put its content in its place")
+def refuse_links(folder: Path) -> None:
+    """Refuse a directory with symbolic links, through which other files would be read, written or deleted, or with pipes or devices."""
+    for path in folder.rglob("*"):
+        if path.is_symlink():
+            raise StoreError(f"{path}: is a symbolic link, expected a file or folder of the run; put its content in its place")
+        if not (path.is_file() or path.is_dir()):
+            raise StoreError(f"{path}: is a pipe, socket or device, expected files and folders in a run directory; remove it")
 
 
 def make_folder(path: Path) -> None:

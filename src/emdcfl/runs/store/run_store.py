@@ -37,9 +37,6 @@ from emdcfl.runs.store.rounds import METRICS, Metrics, Rounds, pack_state
 
 LOCK = ".lock"
 
-OWN = (LOCK, CONFIG, METRICS, "models", "personal", "state", RUN, f"state/{METRICS}", "state/tensors", "baselines", "tensorboard")
-"""What a run writes or deletes in; none of it may be a symbolic link."""
-
 LARGE = 1 << 26
 """Bytes of a state from which it may be written beside the run: less is written before a thread would be worth it."""
 
@@ -68,7 +65,7 @@ class RunStore:
         """
         folder, text = Path(path), dump(config)
         _refuse_foreign(folder)
-        files.refuse_links(folder, OWN)
+        files.refuse_links(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             lock = Lock(folder / LOCK)
@@ -93,7 +90,7 @@ class RunStore:
         """Open a run directory for reading: no lock, and nothing can be written."""
         if not is_run(Path(path)):
             raise StoreError(f"{path}: not a run directory (no {RUN}); give the folder that 'emdcfl run --out' wrote")
-        files.refuse_links(Path(path), OWN)
+        files.refuse_links(Path(path))
         return cls(path)
 
     def close(self) -> None:
