@@ -158,7 +158,7 @@ class Job:
 
     def __str__(self) -> str:
         options = "".join(f":{k}={v}" for k, v in self.config.method.options.items())
-        method = self.config.method.name + ("" if self.config.personalize.mode == "off" else FINE_TUNED)
+        method = self.config.method.name + ("" if self.plain is None else FINE_TUNED)
         without = f" without {', '.join(self.config.run.hold_out)}" if self.config.run.hold_out else ""
         return f"{method}{options} on {self.config.scenario.name}{without}, seed {self.config.run.seed}"
 
