@@ -176,6 +176,7 @@ def test_methods_are_listed_and_described(cli) -> None:
     assert listed.code == 0 and all(name in listed.out for name in ("emdcfl", "oracle", "fedavg", "local"))
     described = json.loads(cli("methods", "emdcfl", "--json").out)
     assert described["fields"]["tolerance"] == {"type": "float or 'auto'", "default": "auto"}
+    assert all(field in described["parameters"] for field in described["fields"])
     assert "Clustered Federated Learning via Embedding Distributions" in cli("methods", "emdcfl").out
     refused(cli("methods", "emdclf"), "did you mean 'emdcfl'")
 

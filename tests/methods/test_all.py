@@ -102,7 +102,8 @@ def test_a_state_is_all_a_round_needs(name):
     (a, _), (b, _) = play(first, method, 2), play(second, method, 2)
     assert_same(a, b)
     for at, value in leaves(a).items():
-        assert isinstance(value, (Tensor, int, float, str, bool)), f"{at} is a {type(value).__name__}, which cannot be stored"
+        storable = value is None or isinstance(value, (Tensor, int, float, str, bool))
+        assert storable, f"{at} is a {type(value).__name__}, which cannot be stored"
     before = copy.deepcopy(a)
     c = method.step(first, a, first.begin(3))
     assert_same(a, before)

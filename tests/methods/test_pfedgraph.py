@@ -17,7 +17,7 @@ from emdcfl.core.federation import ByClient
 from emdcfl.core.tasks import Training
 from emdcfl.data.types import Scenario
 from emdcfl.methods import make
-from emdcfl.methods.shared.graph import Personal, Trained, mix_rows, personal_start, project_simplex, similarities, train_personal
+from emdcfl.methods.shared.graph import Personal, Trained, mix_rows, project_simplex, similarities, train_personal
 from emdcfl.models.recipe import ModelRecipe
 
 BRIEF = Training(local_epochs=1, batch_size=16, lr=0.05)
@@ -170,7 +170,7 @@ def test_counters_are_averaged_as_the_models_are() -> None:
 
 def test_the_cosine_term_waits_for_a_personal_model() -> None:
     fed = federation(training=BRIEF)
-    start = personal_start(fed)
+    start = make("pfedgraph").init(fed, fed.begin(0))
 
     def local(mu: float, first: bool, state: Personal, index: int) -> Trained:
         return train_personal(fed, state, fed.begin(index), mu=mu, first_round_term=first)

@@ -34,7 +34,7 @@ def about(cls: type[Method]) -> dict[str, Any]:
         },
         "reference": dict(cls.reference),
         "description": inspect.getdoc(inspect.getmodule(cls)) or "",
-        "parameters": inspect.getdoc(cls) or "",
+        "parameters": "\n\n".join(inspect.cleandoc(c.__doc__) for c in cls.__mro__[:-1] if c.__doc__),
     }
 
 

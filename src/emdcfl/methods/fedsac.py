@@ -31,21 +31,10 @@ from emdcfl.core.errors import ClientError
 from emdcfl.core.federation import Federation, Round
 from emdcfl.core.schema import Field, Reply
 from emdcfl.core.tasks import TRAINED, Fit, Training
-from emdcfl.methods.base import Family, Serving, register
-from emdcfl.methods.shared.graph import (
-    Aggregate,
-    Personal,
-    Since,
-    check_graph,
-    personal_start,
-    personalise,
-    project_simplex,
-    serve_personal,
-    similarities,
-    train_personal,
-)
+from emdcfl.methods.base import register
+from emdcfl.methods.shared.graph import GraphOptions, Personal, personalise, project_simplex, similarities, train_personal
 from emdcfl.methods.shared.subspaces import LARGEST_ENTRY, Angles, complementarity, pca_basis
-from emdcfl.methods.shared.vectors import VectorScope, expect
+from emdcfl.methods.shared.vectors import expect
 
 
 @staged_task(phase="train", returns={**TRAINED, "basis": Field(torch.float32, (None, "d"), low=-LARGEST_ENTRY, high=LARGEST_ENTRY)})
@@ -66,8 +55,8 @@ def train_and_basis(
 
 @register
 @dataclass(frozen=True)
-class FedSaC:
-    r"""FedSaC.
+class FedSaC(GraphOptions):
+    r"""FedSaC; ``GraphOptions`` describes the options that it shares with pFedGraph.
 
     Parameters
     ----------
@@ -77,23 +66,9 @@ class FedSaC:
         :math:`\lambda_2`, the wish for similar models. The authors' notes use 1.4 (1.6 with 0.5).
     components : int
         Principal directions r a client sends; the paper uses 3.
-    mu : float
-        Weight of the cosine term; the paper uses 0.01, the EMD-CFL authors' public code 1.
     angles : "principal" or "greedy"
         Principal angles, or signed angles between directions paired off greedily, in which a flipped direction counts as π (the EMD-CFL
         authors' public code).
-    since : "initial" or "round"
-        Compare what was learned since θ⁰ (the paper), or in this round (the EMD-CFL authors' public code).
-    snap : float or None
-        Cosines above it count as 1; the paper's code uses 0.9, the EMD-CFL authors' none.
-    vector_scope : "P", "F", "H" or "state"
-        What is compared: trainable parameters, all floating state, the head, or the whole state with BatchNorm's counters, which
-        drown everything else (the EMD-CFL authors' public code).
-    aggregate : "snapshot" or "in-place"
-        All averages from the local states, or client after client, each from what those before it have become, so that the result depends
-        on the order of the clients (the EMD-CFL authors' public code).
-    first_round_term : bool
-        Whether the cosine term also acts when a client trains from θ⁰. On in the EMD-CFL authors' public code.
     embedding_mode : "eval" or "train"
         Mode of the network while embedding. ``"train"`` (batch statistics, dropout) is what the EMD-CFL authors' public code does.
     """
@@ -101,35 +76,16 @@ class FedSaC:
     lambda1: float = 0.9
     lambda2: float = 1.4
     components: int = 3
-    mu: float = 0.01
     angles: Angles = "principal"
-    since: Since = "initial"
-    snap: float | None = 0.9
-    vector_scope: VectorScope = "P"
-    aggregate: Aggregate = "snapshot"
-    first_round_term: bool = False
     embedding_mode: Literal["eval", "train"] = "eval"
 
     name: ClassVar[str] = "fedsac"
-    family: ClassVar[Family] = "personal"
-    needs_k: ClassVar[bool] = False
     citation: ClassVar[str] = "Yan et al., ICML 2024"
-    reference: ClassVar[Mapping[str, Any]] = {
-        "mu": 1.0,
-        "angles": "greedy",
-        "since": "round",
-        "snap": None,
-        "vector_scope": "state",
-        "aggregate": "in-place",
-        "first_round_term": True,
-        "embedding_mode": "train",
-    }
-    State: ClassVar[type] = Personal
+    reference: ClassVar[Mapping[str, Any]] = {**GraphOptions.reference, "mu": 1.0, "angles": "greedy", "embedding_mode": "train"}
 
     def init(self, fed: Federation, round: Round) -> Personal:
         expect(self.components >= 1, "components", ">= 1", self.components)
-        check_graph(mu=self.mu, snap=self.snap)
-        return personal_start(fed)
+        return super().init(fed, round)
 
     def step(self, fed: Federation, state: Personal, round: Round) -> Personal:
         def verify(client: str, reply: Reply) -> None:
@@ -144,6 +100,3 @@ class FedSaC:
         c = complementarity([reply["basis"] for reply in trained.replies], self.angles)
         x = project_simplex((trained.shares + (self.lambda2 * s - self.lambda1 * c) / 2).numpy())
         return personalise(state, trained, torch.from_numpy(x), self.aggregate)
-
-    def serve(self, state: Personal) -> Serving:
-        return serve_personal(state)

@@ -8,9 +8,9 @@ personal models block of columns by block of columns: beside it only the old sta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from emdcfl.core.errors import DataError
 from emdcfl.core.federation import ByClient, Federation, Round
 from emdcfl.core.params import Layout, blocks, cosines
 from emdcfl.core.schema import Reply
-from emdcfl.methods.base import Serving
+from emdcfl.methods.base import Family, Serving
 from emdcfl.methods.shared.vectors import VectorScope, expect, update_gram
 
 Since = Literal["initial", "round"]
@@ -59,12 +59,6 @@ class Personal:
 
 
 AnyPersonal = TypeVar("AnyPersonal", bound=Personal)
-
-
-def personal_start(fed: Federation) -> Personal:
-    """Return the first state: every client holds θ⁰."""
-    C = len(fed.clients)
-    return Personal(list(fed.clients), fed.initial(), graph=torch.zeros(C, C, dtype=torch.float64))
 
 
 @dataclass(frozen=True)
@@ -193,13 +187,54 @@ def personalise(state: AnyPersonal, trained: Trained, x: Tensor, aggregate: Aggr
     return replace(state, models=trained.models, batches={**state.batches, **seen}, graph=graph)
 
 
-def serve_personal(state: Personal) -> Serving:
-    """Serve every client its personal model, θ⁰ to those never seen."""
-    C = len(state.clients)
-    return Serving(state.models, torch.eye(C)) if len(state.models) else Serving(state.theta0[None], torch.ones(C, 1))
+@dataclass(frozen=True)
+class GraphOptions:
+    """Options and functions that both methods have.
 
+    Parameters
+    ----------
+    mu : float
+        Weight of the cosine term; the papers use 0.01.
+    since : "initial" or "round"
+        Compare what was learned since θ⁰ (the paper), or in this round (the EMD-CFL authors' public code).
+    snap : float or None
+        Cosines above it count as 1; the paper's code uses 0.9, the EMD-CFL authors' none.
+    vector_scope : "P", "F", "H" or "state"
+        What is compared: trainable parameters, all floating state, the head, or the whole state with BatchNorm's counters, which
+        drown everything else (the EMD-CFL authors' public code).
+    aggregate : "snapshot" or "in-place"
+        All averages from the local states, or client after client, each from what those before it have become, so that the result depends
+        on the order of the clients (the EMD-CFL authors' public code).
+    first_round_term : bool
+        Whether the cosine term also acts when a client trains from θ⁰. On in the EMD-CFL authors' public code.
+    """
 
-def check_graph(*, mu: float, snap: float | None) -> None:
-    """Raise ``ConfigError`` unless the options that both methods have are in their ranges."""
-    expect(mu >= 0, "mu", ">= 0", mu)
-    expect(snap is None or -1.0 <= snap <= 1.0, "snap", "to be a cosine between -1 and 1, or None", snap)
+    mu: float = 0.01
+    since: Since = "initial"
+    snap: float | None = 0.9
+    vector_scope: VectorScope = "P"
+    aggregate: Aggregate = "snapshot"
+    first_round_term: bool = False
+
+    family: ClassVar[Family] = "personal"
+    needs_k: ClassVar[bool] = False
+    reference: ClassVar[Mapping[str, Any]] = {
+        "since": "round",
+        "snap": None,
+        "vector_scope": "state",
+        "aggregate": "in-place",
+        "first_round_term": True,
+    }
+    State: ClassVar[type] = Personal
+
+    def init(self, fed: Federation, round: Round) -> Personal:
+        """Every client holds θ⁰."""
+        expect(self.mu >= 0, "mu", ">= 0", self.mu)
+        expect(self.snap is None or -1.0 <= self.snap <= 1.0, "snap", "to be a cosine between -1 and 1, or None", self.snap)
+        C = len(fed.clients)
+        return Personal(list(fed.clients), fed.initial(), graph=torch.zeros(C, C, dtype=torch.float64))
+
+    def serve(self, state: Personal) -> Serving:
+        """Every client is served its personal model, θ⁰ before it is first seen."""
+        C = len(state.clients)
+        return Serving(state.models, torch.eye(C)) if len(state.models) else Serving(state.theta0[None], torch.ones(C, 1))
