@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -14,6 +15,7 @@ from tests.report.fabricate import change_distances, make_baselines, make_compar
 
 from emdcfl.core.errors import StoreError
 from emdcfl.report import render, write_report
+from emdcfl.report.charts import classical_mds, symmetric
 from emdcfl.report.load_run import read_run
 from emdcfl.report.page import run_context
 from emdcfl.runs.store.files import json_text, read_arrays, sealed, write_arrays
@@ -324,3 +326,19 @@ def test_the_tree_of_splits_leads_from_everybody_to_the_clusters(tmp_path: Path)
     put(run, {**reading, "splits": [{"round": 1}]})
     with pytest.raises(StoreError, match="splits"):
         render(run)
+
+
+def test_missing_distances_are_bridged() -> None:
+    d = symmetric(np.array([[math.nan, 0.1, math.nan], [0.3, math.nan, 0.2], [math.nan, 0.2, math.nan]]))
+    assert d[0, 1] == pytest.approx(0.2) and d[0, 2] == pytest.approx(0.4)
+    assert np.array_equal(d, d.T) and not np.diag(d).any()
+    assert np.isfinite(symmetric(np.full((2, 2), math.nan))).all()
+
+
+def test_map_keeps_planar_distances() -> None:
+    points = np.random.Generator(np.random.Philox(1)).normal(size=(20, 2))
+    d = np.linalg.norm(points[:, None] - points[None], axis=2)
+    found, share = classical_mds(d)
+    assert np.allclose(np.linalg.norm(found[:, None] - found[None], axis=2), d)
+    assert share == pytest.approx(1)
+    assert classical_mds(np.zeros((1, 1)))[0].tolist() == [[0, 0]]

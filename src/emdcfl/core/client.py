@@ -230,13 +230,11 @@ class TaskInfo:
 TASKS: dict[str, TaskInfo] = {}
 
 
-def task(
-    *, phase: str, returns: Mapping[str, Field], divisible: Divisible | None = None, relayed_keys: tuple[str, ...] = ()
-) -> Callable[[AnyTask], AnyTask]:
+def task(*, phase: str, returns: Mapping[str, Field]) -> Callable[[AnyTask], AnyTask]:
     """Register a function ``f(client, **inputs) -> dict`` as a task under its own name; see ``TaskInfo`` for the arguments."""
 
     def register(function: AnyTask) -> AnyTask:
-        _register(TaskInfo(function.__name__, function, phase, returns, None, divisible, relayed_keys))
+        _register(TaskInfo(function.__name__, function, phase, returns))
         return function
 
     return register

@@ -129,10 +129,9 @@ class Bound:
         return self.measured <= self.bound + 1e-5 * max(1.0, abs(self.bound))
 
 
-def disagreement_bound(h: Hypothesis, other: Hypothesis, i: Array, j: Array, distance: float | None = None) -> Bound:
+def disagreement_bound(h: Hypothesis, other: Hypothesis, i: Array, j: Array) -> Bound:
     r"""Evaluate :math:`\epsilon_i(h,h') \le \epsilon_j(h,h') + (L_h + L_{h'})\,W_1`; the paper writes 2L for the larger L twice."""
-    distance = w1(i, j) if distance is None else distance
-    terms = {"disagreement there": disagreement(h, other, j), "transport": (h.lipschitz + other.lipschitz) * distance}
+    terms = {"disagreement there": disagreement(h, other, j), "transport": (h.lipschitz + other.lipschitz) * w1(i, j)}
     return Bound(disagreement(h, other, i), sum(terms.values()), terms)
 
 
@@ -228,10 +227,10 @@ def fit_head(sample: Sample, classes: int, *, penalty: float = 1e-3) -> Head:
     return Head(weights[:, :-1], weights[:, -1])
 
 
-def ideal_heads(i: Sample, j: Sample, classes: int, *, penalties: Sequence[float] = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)) -> list[Head]:
+def ideal_heads(i: Sample, j: Sample, classes: int) -> list[Head]:
     """Return candidates for the ideal head: fitted on both samples, from tight to smooth."""
     both = Sample(np.concatenate([i.z, j.z]), np.concatenate([i.y, j.y]))
-    return [fit_head(both, classes, penalty=penalty) for penalty in penalties]
+    return [fit_head(both, classes, penalty=penalty) for penalty in (1e-4, 1e-3, 1e-2, 1e-1, 1.0)]
 
 
 @dataclass(frozen=True)
@@ -261,12 +260,12 @@ class Merging:
         )
 
 
-def merging(i: Sample, j: Sample, classes: int, *, penalty: float = 1e-2) -> Merging:
+def merging(i: Sample, j: Sample, classes: int) -> Merging:
     r"""Fit a head on each sample, and one on both, over one embedding; compare each on its own with the ensemble on the mixture.
 
     α is the share of the first sample, and ``alone`` is :math:`\alpha\,\epsilon_i(h_i) + (1-\alpha)\,\epsilon_j(h_j)`.
     """
     alpha = len(i.y) / (len(i.y) + len(j.y))
-    first, second = fit_head(i, classes, penalty=penalty), fit_head(j, classes, penalty=penalty)
+    first, second = fit_head(i, classes, penalty=1e-2), fit_head(j, classes, penalty=1e-2)
     bound = ensemble_bound(first, second, i, j, alpha, ideal_heads(i, j, classes))
     return Merging(alpha * error(first, i) + (1 - alpha) * error(second, j), bound, w1(i.z, j.z))

@@ -11,7 +11,6 @@ from markupsafe import Markup
 from emdcfl.clustering.pairs import LOWER, SIGNS, UPPER, Edge, PairRatios
 from emdcfl.core.units import percent, plural
 from emdcfl.report.load_run import Run
-from emdcfl.report.projection import classical_mds, symmetric
 from emdcfl.report.svg import Array, Scale, bent, chart, mark, number, shape_path, tag, ticks, visible
 from emdcfl.runs.personal import FINE_TUNED
 from emdcfl.runs.verdict.advice import BASELINES, rivals
@@ -21,6 +20,8 @@ NAMED = 24
 """Up to this many clients each has its name on the map."""
 LINKS = 300
 """Up to this many links are drawn on the map."""
+HEAT = 500
+"""Most clients of the heat map; beyond, clients are left out at equal steps."""
 TIGHTEST = 14
 """Most clients in the drawing of margins: those closest to the tolerance."""
 
@@ -53,6 +54,49 @@ def client_map(run: Run) -> tuple[Markup, float]:
     return chart(WIDTH, height, f"Map of {plural(len(x), 'client')}: the farther apart, the more their data differ", *parts, *names), share
 
 
+def symmetric(w: Array) -> Array:
+    """Symmetrise distances: the mean of the known directions; unknown pairs get the length of the shortest path."""
+    from scipy.sparse.csgraph import shortest_path
+
+    w = np.asarray(w, dtype=np.float64)
+    known = ~np.isnan(w)
+    total = np.where(known, w, 0.0) + np.where(known, w, 0.0).T
+    times = known.astype(int) + known.T.astype(int)
+    d = np.where(times > 0, np.maximum(total / np.maximum(times, 1), 0.0), np.nan)
+    np.fill_diagonal(d, 0.0)
+    if np.isnan(d).any():
+        smallest = 1e-9  # zero means "no edge" to scipy
+        ways = shortest_path(np.where(np.isnan(d), 0.0, np.maximum(d, smallest)), directed=False)
+        ways[~np.isfinite(ways)] = np.max(ways[np.isfinite(ways)], initial=0.0) * 1.2 or 1.0
+        d = np.where(np.isnan(d), ways, d)
+    return d
+
+
+def classical_mds(d: Array) -> tuple[Array, float]:
+    r"""Return points in the plane for symmetric distances, and the share of their (positive) variance the plane shows.
+
+    The coordinates are :math:`V_2\Lambda_2^{1/2}` with the two leading eigenpairs of :math:`-\tfrac12 J D^{(2)} J`,
+    :math:`J = I - \tfrac1n 11^T`.
+
+    Examples
+    --------
+    >>> points, share = classical_mds(np.array([[0, 3, 4], [3, 0, 5], [4, 5, 0.0]]))
+    >>> bool(np.allclose(np.linalg.norm(points[1] - points[2]), 5)), round(share, 6)
+    (True, 1.0)
+    """
+    n = len(d)
+    j = np.eye(n) - 1.0 / n
+    values, vectors = np.linalg.eigh(-0.5 * j @ (d**2) @ j)
+    values, vectors = values[::-1], vectors[:, ::-1]
+    points = np.zeros((n, 2))
+    for axis in range(min(2, n)):
+        v = vectors[:, axis]
+        sign = np.sign(v[np.abs(v).argmax()]) or 1.0  # eigenvectors have no sign of their own
+        points[:, axis] = sign * v * np.sqrt(max(values[axis], 0.0))
+    positive = values[values > 0].sum()
+    return points, float(values[:2].clip(min=0.0).sum() / positive) if positive > 0 else 1.0
+
+
 def _fit(points: Array, r: float) -> tuple[list[float], list[float], float, float]:
     """Scale coordinates to the frame; return x, y, units per distance and the height of the frame."""
     across, down = (66.0 if len(points) <= NAMED else 34.0), 46.0  # names need room at the sides
@@ -65,11 +109,11 @@ def _fit(points: Array, r: float) -> tuple[list[float], list[float], float, floa
     return placed[:, 0].tolist(), placed[:, 1].tolist(), unit, height
 
 
-def _apart(points: Array, least: float, times: int = 80) -> Array:
+def _apart(points: Array, least: float) -> Array:
     """Move overlapping points apart, so that each can be seen."""
     angle = np.pi * (3 - np.sqrt(5)) * np.arange(len(points))  # separates points at the same position
     p = points + 1e-3 * np.stack([np.cos(angle), np.sin(angle)], axis=1)
-    for _ in range(times):
+    for _ in range(80):
         step = p[:, None] - p[None]
         far = np.linalg.norm(step, axis=2)
         np.fill_diagonal(far, np.inf)
@@ -272,13 +316,13 @@ def gain_rows(run: Run) -> Markup | None:
     return chart(WIDTH, bottom + 22, "Gain of this run over each other training, points of accuracy", *parts)
 
 
-def heat_data(run: Run, most: int = 500) -> dict[str, Any]:
+def heat_data(run: Run) -> dict[str, Any]:
     """Return the data of the heat map: clients by cluster, W to four digits, tolerances, kinds."""
     pairs = run.pairs
     assert pairs is not None and run.clusters is not None
     order = run.order
-    if len(order) > most:
-        order = [order[i] for i in np.linspace(0, len(order) - 1, most).round().astype(int).tolist()]
+    if len(order) > HEAT:
+        order = [order[i] for i in np.linspace(0, len(order) - 1, HEAT).round().astype(int).tolist()]
     w, e, kind = (a[np.ix_(order, order)] for a in (pairs.W, pairs.epsilon, pairs.kind))
     per_row = [next((v for v in row if v == v), None) for row in e.tolist()]
     shared = all(v != v or v == per_row[i] for i, row in enumerate(e.tolist()) for v in row)

@@ -202,21 +202,8 @@ class Result:
         return f"<p>{html.escape(self._headline())}</p><table>{head}{''.join(rows)}</table>"
 
 
-def load(folder: str | Path, *, scenario: Scenario | None = None, trust_model: bool = False) -> Result:
-    """Read a run directory that ``emdcfl run`` or ``Result.save`` wrote.
-
-    Parameters
-    ----------
-    folder : path
-    scenario : Scenario, optional
-        The data of the run, where they exist in memory only; needed to place a site.
-    trust_model : bool
-        Whether the directory may name a model ``package.module:function``, whose code then runs.
-
-    Examples
-    --------
-    >>> load("runs/demo").clusters  # doctest: +SKIP
-    """
+def load(folder: str | Path, *, trust_model: bool = False) -> Result:
+    """Read a run directory; see ``emdcfl.load``, which can also be given data in memory."""
     path = Path(folder)
     parts = load_parts(path, trust_model=trust_model)
     store = RunStore.read(path)
@@ -227,6 +214,5 @@ def load(folder: str | Path, *, scenario: Scenario | None = None, trust_model: b
         about=parts.about,
         source=parts.serving,
         personal=parts.personal,
-        scenario=scenario,
         folder=path,
     )

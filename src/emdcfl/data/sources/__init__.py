@@ -1,15 +1,18 @@
-"""Where samples come from. Every source is a table of uint8 images with labels."""
+"""Where samples come from: scikit-learn's 1,797 handwritten digits, and public data sets. Every source is a table of uint8 images."""
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from emdcfl.core.errors import ConfigError, nearest
 from emdcfl.data.sources.files import parquet_files
-from emdcfl.data.sources.parquet import ImageTable, read_table
-from emdcfl.data.sources.source import Source, digits
+from emdcfl.data.sources.parquet import ImageTable, Source, read_table
 
 log = logging.getLogger("emdcfl")
 
@@ -55,6 +58,25 @@ def load(name: str, split: str = "train", data_root: str | Path | None = None) -
     if name not in NAMES:
         raise ConfigError(f"unknown source {name!r}: {nearest(name, NAMES)}")
     return digits() if name == "digits" else table(name, split, data_root).load()
+
+
+def digits() -> Source:
+    """Return the digits as uint8 images of shape ``(1, 8, 8)``; the 17 grey levels 0…16 become ``round(255·v/16)``."""
+    table = _table()
+    images = np.floor(table[:, :-1].reshape(-1, 1, 8, 8) * (255 / 16) + 0.5).astype(np.uint8)
+    return Source(images, table[:, -1].astype(np.int64), tuple(str(k) for k in range(10)))
+
+
+def _table() -> np.ndarray[Any, Any]:
+    """Return pixels and label of every digit, read from the package's own file: importing the package takes seconds."""
+    spec = find_spec("sklearn")
+    path = Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz" if spec is not None and spec.origin else None
+    if path is not None and path.is_file():
+        return np.loadtxt(path, delimiter=",")
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    return np.column_stack([bunch.data, bunch.target])
 
 
 __all__ = ["NAMES", "PUBLISHED", "ImageTable", "Published", "Source", "digits", "load", "table"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,9 +24,34 @@ from PIL import Image
 
 from emdcfl.core import keys
 from emdcfl.core.errors import DataError
-from emdcfl.data.sources.source import Source
 
 _BATCH = 512
+
+
+@dataclass(frozen=True)
+class Source:
+    """Images with labels, before they are divided among sites.
+
+    Attributes
+    ----------
+    images : array
+        uint8 ``(N, C, H, W)``; may be memory-mapped.
+    labels : array
+        int64 ``(N,)``.
+    classes : tuple of str
+        Names of the labels.
+    columns : mapping
+        Further columns of the table, for example ``domain``.
+    """
+
+    images: NDArray[np.uint8]
+    labels: NDArray[np.int64]
+    classes: tuple[str, ...]
+    columns: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
+    vocabularies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.labels)
 
 
 @dataclass(frozen=True)

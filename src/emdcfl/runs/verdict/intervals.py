@@ -146,9 +146,9 @@ def these_sites(tested: SiteScores, level: float = LEVEL) -> Interval | None:
     return wilson(mean, mean * (1 - mean) / variance, level)
 
 
-def new_sites(tested: SiteScores, level: float = LEVEL) -> Interval | None:
+def new_sites(tested: SiteScores) -> Interval | None:
     """Mean accuracy over all sites of which these are a sample; None with fewer than two sites."""
-    found = _student([p for p, _ in tested.counted], level)
+    found = _student([p for p, _ in tested.counted], LEVEL)
     return None if found is None else Interval(found.mean, max(found.low, 0.0), min(found.high, 1.0))
 
 
