@@ -15,9 +15,11 @@ from benchmarks.calibration import CASES
 from benchmarks.faults.table import write_table
 
 from benchmarks import privacy, trust
+from emdcfl.runs.new_sites.unseen import UNSEEN, mean_accuracy
 
 Row = dict[str, Any]
 PAIRS = (("same_law", "refused"), ("two_laws", "linked"))
+GROUPS = {"emdcfl": "by benefit", "oracle": "by wrist (true)"}
 WAYS = {"drawn": "as drawn", "matched": "matched", "blocks": "blocks"}
 
 
@@ -29,6 +31,7 @@ def pages(data: Path) -> dict[str, str]:
         "trust": liars,
         "reliability": lambda folder: write_table(read(folder / "faults.jsonl"))[0],
         "performance": performance,
+        "unseen": unseen,
     }
     return {"calibration": calibration(data / "tolerance"), **{name: maker(data / name) for name, maker in makers.items()}}
 
@@ -91,12 +94,39 @@ def tolerance(folder: Path) -> str:
 def calibration(folder: Path) -> str:
     """Write how often synthetic sites are grouped right, with the rule before pairs had sizes and class counts of their own, and now."""
     now, before = (read(folder / f"calibration{name}.jsonl") for name in ("", "-before"))
+    benefit = [r for r in now if r["options"].get("grouping") == "benefit"]
+    now = [r for r in now if not r["options"]]
     titles = {"grouped": "Sites in groups, and sites of one law that differ in class frequencies or size", "equal": "Twelve equal sites"}
     parts = []
     for kind, title in titles.items():
         sides = [[r for r in rows if r["case"] in CASES[kind]] for rows in (before, now)]
         parts.append(section(title, _calibration(*sides, list(CASES[kind]))))
+    if benefit:
+        parts.append(section("Grouping by benefit", _benefit(benefit)))
     return "\n".join(parts)
+
+
+def _benefit(rows: Sequence[Row]) -> str:
+    """Write how often validation losses find the true groups: they judge runs, not pairs."""
+    cases = [case for kind in CASES.values() for case in kind if any(r["case"] == case for r in rows)]
+    lines = [[case or "all", *_counted([r for r in rows if case in (None, r["case"])])[: -len(PAIRS)]] for case in [*cases, None]]
+    return f"{table(['sites', 'right', 'false splits', 'false merges', 'silent'], lines)}\n\n{sources(rows)}"
+
+
+def unseen(folder: Path) -> str:
+    """Write how people fare who had no part in training, each placed by unlabelled data."""
+    rows = read(folder / "watch.jsonl")
+    head = ["groups", "seed", "sites tested", *UNSEEN.values(), "placed with the right wrist", "half and half", "with the other"]
+    lines = []
+    for method in dict.fromkeys(row["method"] for row in rows):
+        seeds = sorted({row["seed"] for row in rows if row["method"] == method})
+        for chosen in [*([seed] for seed in seeds), seeds]:
+            sites = [site for row in rows if row["method"] == method and row["seed"] in chosen for site in row["unseen"]]
+            alike = [site["alike"] for site in sites]
+            counts = [sum(share > 0.5 for share in alike), sum(share == 0.5 for share in alike), sum(share < 0.5 for share in alike)]
+            mean = [f"{100 * value:.1f}" for value in mean_accuracy(sites).values() if value is not None]
+            lines.append([GROUPS[method], chosen[0] if len(chosen) == 1 else "all", len(sites), *mean, *counts])
+    return f"{table(head, lines)}\n\n{sources(rows)}"
 
 
 def _calibration(before: Sequence[Row], now: Sequence[Row], cases: Sequence[str]) -> str:
@@ -109,7 +139,9 @@ def _calibration(before: Sequence[Row], now: Sequence[Row], cases: Sequence[str]
 
 
 def _counted(rows: Sequence[Row]) -> list[str]:
-    """Counts over runs, and over pairs of all runs."""
+    """Counts over runs, and over pairs of all runs; dashes where there are none."""
+    if not rows:
+        return ["–"] * (4 + len(PAIRS))
     runs = [f"{sum(r[key] for r in rows)} of {len(rows)}" for key in ("right", "false_split", "false_merge", "silent")]
     return [*runs, *(f"{sum(r[of][what] for r in rows)} of {sum(r[of]['pairs'] for r in rows)}" for of, what in PAIRS)]
 
