@@ -26,7 +26,7 @@ from emdcfl.apps import options, trial
 from emdcfl.apps.options import Options
 from emdcfl.apps.server import Journal, read_config
 from emdcfl.apps.trial import control
-from emdcfl.apps.trial.folder import fingerprints
+from emdcfl.apps.trial.folder import create_operator, fingerprints
 from emdcfl.apps.trial.processes import LINK, process_ids, record, start_time
 from emdcfl.apps.trial.submit import new_events
 from emdcfl.core.errors import ConfigError, EmdcflError
@@ -207,3 +207,11 @@ def test_the_projects_bundle_is_small_and_holds_no_code() -> None:
 def test_a_mistake_in_the_run_config_is_told(given: dict[str, object], expected: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(expected)):
         Options.read(given)
+
+
+def test_the_certificate_holds_for_the_nodes_and_for_the_server_program_beside_the_superlink(tmp_path: Path) -> None:
+    there = create_operator(tmp_path / "fed", ["a", "b"], host="fl.example.org")
+    found = x509.load_pem_x509_certificate((there.authority.parent / "server.pem").read_bytes())
+    names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert set(names.get_values_for_type(x509.DNSName)) == {"fl.example.org", "localhost"}
+    assert [str(address) for address in names.get_values_for_type(x509.IPAddress)] == ["127.0.0.1"]

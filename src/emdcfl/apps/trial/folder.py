@@ -164,7 +164,8 @@ def _write_operator(folder: Path, scenario: Mapping[str, Any], *, port: int, dea
     from flwr.cli.build import build_fab_from_disk
 
     host = str(about.get("host", HOST))
-    make_certificates(_made(folder / "certificates"), hosts=["localhost", HOST] if host == HOST else [host])
+    own = ["localhost", HOST]  # the server program, beside the SuperLink, reaches it there
+    make_certificates(_made(folder / "certificates"), hosts=list(dict.fromkeys([host, *own])))
     make_publisher_key(folder / "certificates")
     numbers = {"port": port, "deadline": deadline, "wait": 60.0, **about}
     (folder / "federation.toml").write_text(tomli_w.dumps(numbers), encoding="utf-8")
