@@ -14,11 +14,12 @@ from tests.engines.flower import loopback
 from tests.engines.flower.loopback import LoopbackGrid
 
 from emdcfl.apps import trial
-from emdcfl.core.errors import QuorumError
+from emdcfl.core.errors import ConfigError, QuorumError
 from emdcfl.core.tasks import Training
 from emdcfl.data import scenarios
 from emdcfl.engines.flower import codec
 from emdcfl.engines.flower.node.home import HomeNode
+from emdcfl.engines.flower.node.policy import NEEDED, Policy
 from emdcfl.engines.flower.node.serve import make_app
 from emdcfl.methods import METHODS, make
 
@@ -68,6 +69,21 @@ def test_every_method_runs_on_a_trial_federation(trial_homes: dict[str, Path], m
     assert answered >= 2 * NODES, "each node trains in each round"
 
 
+def test_every_method_can_be_named_in_a_policy() -> None:
+    assert set(NEEDED) == set(METHODS)
+    with pytest.raises(ConfigError, match="fedavg"):
+        Policy(methods=["fedagv"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [*sorted(REFUSED), "ifca", "fedprox"])
+def test_a_node_takes_part_in_the_methods_that_its_owner_names_and_in_no_others(tmp_path: Path, method: str) -> None:
+    reasons, answered = play(method, default_homes(tmp_path, f"[policy]\nmethods = [{method!r}]"))
+    assert (reasons, answered >= 2 * NODES) == (set(), True)
+    reasons, _ = play("emdcfl", {name: tmp_path / name for name in (site.name for site in digits().sites)})
+    assert all("policy.tasks in node.toml" in reason for reason in reasons) and reasons
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("wide", [True, False])
 def test_groups_by_benefit_are_found_on_trial_and_on_default_nodes(trial_homes: dict[str, Path], tmp_path: Path, wide: bool) -> None:
@@ -76,11 +92,11 @@ def test_groups_by_benefit_are_found_on_trial_and_on_default_nodes(trial_homes: 
     assert answered >= 4 * NODES, "each node trains and scores averages in each round"
 
 
-def default_homes(tmp_path: Path) -> dict[str, Path]:
+def default_homes(tmp_path: Path, toml: str = "") -> dict[str, Path]:
     homes = {site.name: tmp_path / site.name for site in digits().sites}
     for home in homes.values():
-        home.mkdir()
-        (home / "node.toml").write_text('trust = "first-use"\nenrol = true')
+        home.mkdir(exist_ok=True)
+        (home / "node.toml").write_text(f'trust = "first-use"\nenrol = true\n{toml}')
     return homes
 
 

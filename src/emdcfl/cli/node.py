@@ -112,6 +112,7 @@ def report(config: NodeConfig, home: Path) -> Iterator[str]:
     policy = config.policy
     yield f"{home / 'node.toml'}" + ("" if (home / "node.toml").exists() else " does not exist: the defaults hold")
     yield f"data        {config.data}"
+    yield f"methods     {', '.join(policy.methods) or 'all that need no more than this'}"
     yield ""
     yield "The server receives, if it asks:"
     if config.data != "scenario":

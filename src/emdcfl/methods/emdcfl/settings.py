@@ -94,7 +94,7 @@ class Options:
         Mode of the network while embedding. ``"train"`` (batch statistics, dropout) is what the authors' public code does.
     privacy_epsilon, privacy_delta : float
         :math:`(\varepsilon, \delta)` per record and per release of Gaussian noise on the projected embeddings, ``[privacy]`` in a config
-        (``privacy_budget.py``, ``docs/explanation/privacy.md``). ``None``: no noise.
+        (``privacy_budget.py``, ``docs/explanation/noise.md``). ``None``: no noise.
     """
 
     grouping: Literal["neighbourhoods", "benefit"] = "neighbourhoods"
@@ -209,7 +209,7 @@ class CompareSettings:
             raise ClientError(f"expected the server's setting {fault}")
         for rule in (*SWITCHED_OFF, *REFUSED):
             if rule.broken(settings):
-                raise ClientError(f"expected the server's setting {rule.said(settings)}; see docs/explanation/privacy.md")
+                raise ClientError(f"expected the server's setting {rule.said(settings)}; see docs/explanation/noise.md")
         return settings
 
     def as_dict(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import inspect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -16,13 +17,27 @@ from torch import Tensor
 
 from emdcfl.core.checks import check_options
 from emdcfl.core.client import TASKS as KNOWN
-from emdcfl.core.errors import ClientError, ConfigError, EmdcflError
+from emdcfl.core.errors import ClientError, ConfigError, EmdcflError, nearest
 from emdcfl.core.tasks import Training
 from emdcfl.models import BUILDERS, ModelRecipe
 
 TASKS = ("describe", "train", "test", "evaluate", "reference", "recalibrate", "project", "loss_moments")
 REDUCTIONS = ("mean", "argmin_counts")
 COSTS = ("cosine", "euclidean")
+ALWAYS = ("describe", "train", "test")
+NEEDED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    **dict.fromkeys(("cfl", "cflgp", "fedavg", "fedclust", "fedprox", "fesem", "flexcfl", "local", "oracle", "pfedgraph"), ((), ())),
+    "emdcfl": (("evaluate", "reference", "recalibrate", "project", "loss_moments"), ("mean",)),
+    "fedce": (("evaluate",), ("per_batch",)),
+    "fedem": (("em_step",), ()),
+    "fedrc": (("em_step",), ()),
+    "fedsac": (("train_and_basis",), ()),
+    "fedsoft": (("soft_train",), ()),
+    "ifca": (("evaluate",), ("mean", "per_batch")),
+    "pacfl": (("data_subspace",), ()),
+}
+"""Method → tasks and reductions that it needs, beside ``ALWAYS``."""
+
 PUBLISHED = (None, "imagenet")
 """Initial weights that do not name a file of the node."""
 
@@ -48,6 +63,8 @@ class Policy:
 
     Attributes
     ----------
+    methods : list of str
+        Methods that the node takes part in. Where some are named, ``tasks`` and ``reductions`` are what they need.
     tasks : list of str
         Tasks that the node answers; where one of them trains, ``personalize`` is answered too.
     models : list of str
@@ -96,6 +113,7 @@ class Policy:
         Largest height and width that images are resized to.
     """
 
+    methods: list[str] = field(default_factory=list)
     tasks: list[str] = field(default_factory=lambda: list(TASKS))
     models: list[str] = field(default_factory=list)
     weights: list[str] = field(default_factory=list)
@@ -121,6 +139,15 @@ class Policy:
     crafted_models: bool = False
     parameters: int = 100_000_000
     image_size: int = 1024
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.methods if name not in NEEDED]
+        if unknown:
+            raise ConfigError(f"policy.methods names {unknown[0]!r}: {nearest(unknown[0], NEEDED)}")
+        if self.methods:
+            tasks, reductions = zip(*(NEEDED[name] for name in self.methods), strict=True)
+            object.__setattr__(self, "tasks", list(dict.fromkeys(chain(ALWAYS, *tasks))))
+            object.__setattr__(self, "reductions", list(dict.fromkeys(chain(*reductions))))
 
     @property
     def answered(self) -> list[str]:
