@@ -102,6 +102,30 @@ def test_values_that_no_honest_client_sends_are_its_senders_fault(lie: str) -> N
     assert set(fed.guard.ledger.faults) == {LIAR}
 
 
+MOMENTS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "losses of fewer models": ("mean", lambda v: v[:-1]),
+    "losses of no model": ("mean", lambda v: v[:0]),
+    "losses below zero": ("mean", lambda v: v - 100),
+    "losses beyond the cut": ("mean", lambda v: v + 1e6),
+    "losses that are no numbers": ("mean", lambda v: v * torch.nan),
+    "a negative variance": ("covariance", lambda v: -v - torch.eye(len(v), dtype=v.dtype)),
+    "a variance without bound": ("covariance", lambda v: v + 1e30 * torch.eye(len(v), dtype=v.dtype)),
+    "a covariance that is not symmetric": ("covariance", lambda v: v + torch.triu(torch.ones_like(v), 1)),
+    "a covariance beyond the variances": ("covariance", lambda v: torch.ones_like(v) - torch.eye(len(v), dtype=v.dtype)),
+    "accuracies of 200%": ("accuracy", lambda v: v + 2),
+    "more samples than it has": ("n", lambda n: n + 1),
+    "a million samples": ("n", lambda n: 10**6),
+}
+
+
+@pytest.mark.parametrize("lie", MOMENTS)
+def test_moments_that_no_losses_have_are_their_senders_fault(lie: str) -> None:
+    field, change = MOMENTS[lie]
+    fed = Answering("loss_moments", lambda c, r: {**r, field: change(r[field])} if c == LIAR else r)
+    list(play(fed, make("emdcfl", grouping="benefit"), rounds=1))
+    assert set(fed.guard.ledger.faults) == {LIAR}
+
+
 def test_weights_that_are_not_numbers_may_be_the_served_models_fault() -> None:
     fed = Answering("em_step", lambda c, r: {**r, "pi": r["pi"] * torch.nan} if c == LIAR else r)
     list(play(fed, make("fedem"), rounds=1))

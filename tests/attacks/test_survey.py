@@ -118,6 +118,25 @@ def test_images_are_not_measured_at_sizes_that_fill_the_memory(tmp_path: Path, s
     assert server.send("survey", {"question": "measure", "seed": 0, "shape": [1, 8, 8]})["reply"]["count"] > 0
 
 
+def test_whatever_the_survey_is_asked_no_surname_age_or_note_is_told(tmp_path: Path) -> None:
+    server = node(tmp_path)
+    columns = ["age", "surname", "ward", "note", "label", "none"]
+    said = [
+        server.send(
+            "survey", {"question": question, "seed": seed, "label": label, "numeric": list(numeric), "categorical": list(categorical)}
+        )
+        for question in ("describe", "measure", "", None)
+        for label in (None, *columns)
+        for seed in (0, 1)
+        for numeric, categorical in (([], []), (["age"], ["ward"]), ([], ["surname"]), (["surname"], []), (columns, columns))
+    ]
+    told = repr(said)
+    assert sum("reply" in answer for answer in said) >= 4
+    assert "Surname" not in told and "xxxx" not in told
+    ages = {f"{20 + i % 70}.{i}" for i in range(100, ROWS)}
+    assert not {age for age in ages if f"'{age}'" in told or f" {age}," in told}
+
+
 def images(tmp_path: Path) -> HostileServer:
     for name in ("cat", "dog"):
         (tmp_path / "site" / name).mkdir(parents=True)
