@@ -308,7 +308,9 @@ def gain_rows(run: Run) -> Markup | None:
         parts.append(tag("text", f"{value:+g}" if value else "0", x=x(value), y=bottom + 14, class_="small muted middle"))
     for i, (name, gain) in enumerate(found.items()):
         y, what = 8 + 22.0 * i + 11, BASELINES.get(name, name)
-        parts.append(tag("text", visible(what, 24), x=122, y=y + 3.5, class_="small end"))
+        parts.append(
+            tag("text", visible(what.replace(" for all, fine-tuned at home", ", fine-tuned"), 24), x=122, y=y + 3.5, class_="small end")
+        )
         parts.append(tag("line", x1=x(100 * gain.low), x2=x(100 * gain.high), y1=y, y2=y, class_="span"))
         tip = f"against {visible(what)}\n{gain.points()}"
         style = {1: "inside", -1: "outside"}.get(gain.sign, "weak-dot")

@@ -75,7 +75,7 @@ def _by_benefit(summary: Summary, reading: Summary | None) -> str | None:
     first = max((s for s in splits if s["pays"]), key=lambda s: len(s["members"]), default=None)
     if first is None or len(first["members"]) < len(summary["clients"]):
         return None
-    return f"{_what(summary)}: worth {float(first['points']):.1f} points on validation data against one model for all"
+    return f"{_what(summary)}: grouping is worth {float(first['points']):.1f} points on validation data"
 
 
 def structure(summary: Summary, reading: Summary | None) -> str:
