@@ -20,7 +20,7 @@ from emdcfl.runs.config import Choice, Config, override
 from emdcfl.studies.compare import compare, configs, parse_methods, parse_seeds
 
 SIMPLE = "local,fedavg+ft"
-EMDCFL = "emdcfl:tolerance=0.025,emdcfl:tolerance=auto,emdcfl+ft:grouping=benefit"
+EMDCFL = "emdcfl:tolerance=0.025,emdcfl:grouping=neighbourhoods,emdcfl+ft"
 OTHERS = "ifca,cfl,fedem,pfedgraph"
 TURNS = [0, 90, 180, 270]
 
@@ -69,9 +69,9 @@ def main() -> None:
     runs = [run for seed in parse_seeds(args.seeds) for case in args.cases for run in wanted(case, f"{SIMPLE},{EMDCFL}", [seed])]
     for case in args.cases:
         if "rotations" in case or "groups of" in case:
-            runs += wanted(case, "emdcfl+ft:grouping=benefit", parse_seeds(args.group_seeds))
+            runs += wanted(case, "emdcfl+ft", parse_seeds(args.group_seeds))
         if "equal" in case:
-            runs += wanted(case, "emdcfl+ft:grouping=benefit", parse_seeds(args.equal_seeds))
+            runs += wanted(case, "emdcfl+ft", parse_seeds(args.equal_seeds))
     runs += [run for seed in parse_seeds(args.seeds) for case in args.cases for run in wanted(case, OTHERS, [seed])]
     if args.list:
         for run in runs:

@@ -83,7 +83,7 @@ def test_progress_is_one_plain_line_per_round_where_there_is_no_terminal(cli) ->
     assert "\x1b" not in ended.out and "\r" not in ended.out
     text = ended.out
     assert "Clusters found" in text and "site-0, site-1" in text and "group-0" in text
-    assert re.search(r"accuracy [\d.]+%, worst client [\d.]+%; K = \d, ARI = -?\d\.\d\d", text)
+    assert re.search(r"accuracy [\d.]+% \(95% interval [\d.]+–[\d.]+%\), worst client [\d.]+%; K = \d, ARI = -?\d\.\d\d", text)
     assert re.search(r"time: train [\d.]+ s · embed [\d.]+ s · transport [\d.]+ s · evaluate [\d.]+ s · total [\d.]+ s", text)
     assert "run directory: run" in text
 

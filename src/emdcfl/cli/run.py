@@ -55,7 +55,10 @@ def run(
     batch_size: Annotated[int | None, typer.Option(help="Local batch size B.", show_default="the scenario's")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate of local SGD.", show_default="the scenario's")] = None,
     personalize: Annotated[
-        str | None, typer.Option(help="Fine-tune at home after the last round: off, on or if-it-pays.", show_default="off")
+        str | None,
+        typer.Option(
+            help="Fine-tune at home after the last round: off, on or if-it-pays.", show_default="if-it-pays for own data, else off"
+        ),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Everything random follows from it.", show_default="0")] = None,
     participants: Annotated[int | None, typer.Option(help="Clients drawn per round.", show_default="all")] = None,

@@ -125,7 +125,8 @@ class Scenario:
     scored : tuple of str or None
         Sites whose accuracy counts in the summary (backdoor targets); ``None`` means all.
     defaults : mapping
-        Training defaults of this scenario: ``lr``, ``rounds``, ``local_epochs``, ``batch_size``.
+        Training defaults of this scenario: ``lr``, ``rounds``, ``local_epochs``, ``batch_size``, and the mode
+        of fine-tuning at home, ``personalize``.
     method_defaults : mapping
         Method name → field → value, for hyper-parameters tuned per scenario.
     notes : tuple of str

@@ -79,11 +79,16 @@ class TrainingConfig:
 
 @dataclass(frozen=True)
 class PersonalizeConfig:
-    """Fine-tuning at home after the last round. ``lr`` of ``None`` is 0.4 times ``training.lr``."""
+    """Fine-tuning at home after the last round. ``mode`` of ``None`` is the scenario's, ``lr`` of ``None`` 0.4 times ``training.lr``."""
 
-    mode: Literal["off", "on", "if-it-pays"] = "off"
-    epochs: int = 10
+    mode: Literal["off", "on", "if-it-pays"] | None = None
+    epochs: int = 30
     lr: float | None = None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anybody fine-tunes."""
+        return self.mode not in (None, "off")
 
 
 @dataclass(frozen=True)

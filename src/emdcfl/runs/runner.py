@@ -111,7 +111,7 @@ class _Account:
     @property
     def unfinished(self) -> bool:
         """Whether clients have still to fine-tune after the last round."""
-        return self.plan.config.personalize.mode != "off" and self.personal is None
+        return self.plan.config.personalize.wanted and self.personal is None
 
     def restore(self) -> tuple[int, Any]:
         """Return the last complete round and its state (0 and none for a new run), and go on from its account."""
@@ -224,7 +224,7 @@ def summarise(
         "scenario": scenario.name,
         "seed": planned.config.run.seed,
         "rounds": index,
-        "finished": index == planned.rounds and (personal is not None or planned.config.personalize.mode == "off"),
+        "finished": index == planned.rounds and (personal is not None or not planned.config.personalize.wanted),
         "k": int(serving.models.shape[0]) if clusters is None else len(set(clusters.tolist())),
         "ari": agreement(serving.clusters, fed.clients, scenario.groups),
         "clients": list(fed.clients),

@@ -106,15 +106,15 @@ def folds_of(base: Config, folds: int | None) -> list[Config]:
 
 def _with_method(base: Config, method: Choice) -> Config:
     if not method.name.endswith(FINE_TUNED):
-        return replace(base, method=method)
-    wanted = base.personalize if base.personalize.mode != "off" else replace(base.personalize, mode="if-it-pays")
+        return replace(base, method=method, personalize=replace(base.personalize, mode=base.personalize.mode or "off"))
+    wanted = base.personalize if base.personalize.wanted else replace(base.personalize, mode="if-it-pays")
     return replace(base, method=Choice(method.name.removesuffix(FINE_TUNED), method.options), personalize=wanted)
 
 
 def with_fine_tuning(base: Config, methods: Sequence[Choice]) -> list[Choice]:
     """Add FedAvg with fine-tuning where FedAvg is compared, or the base config fine-tunes: the baseline that is easy to forget."""
     fine_tuned = Choice(f"fedavg{FINE_TUNED}")
-    due = base.personalize.mode != "off" or Choice("fedavg") in methods
+    due = base.personalize.wanted or Choice("fedavg") in methods
     return [*methods, *([fine_tuned] if due and fine_tuned not in methods else [])]
 
 
@@ -143,9 +143,9 @@ def execute(config: Config, *, keep: Path | None = None, observer: Observer | No
 
 def plain_key(config: Config) -> str | None:
     """Return the hash of the same run without fine-tuning; ``None`` for a run that has none."""
-    if config.personalize.mode == "off":
+    if not config.personalize.wanted:
         return None
-    return plan(replace(config, personalize=PersonalizeConfig()), shared_scenario(config)).key
+    return plan(replace(config, personalize=PersonalizeConfig("off")), shared_scenario(config)).key
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,8 @@ def from_arrays(
         model=defaults.recipe(model, shape=shape, classes=len(classes)),
         groups=truth,
         k=len(set(truth.values())) if truth else None,
-        defaults=defaults.training(model),
+        defaults=defaults.training(model) | defaults.WHAT_PAYS,
+        method_defaults=defaults.BY_BENEFIT,
         notes=tuple(write_notes(notes)),
     )
     random = len(shape) == 1 and all(MIXED in raw.parts and not raw.parts[MIXED].by for raw in raws)

@@ -16,6 +16,10 @@ from emdcfl.models.vision import IMAGENET_MEAN, IMAGENET_STD
 
 TRAINING = {"rounds": 5, "local_epochs": 10, "batch_size": 32, "lr": 0.02}
 PRETRAINED_TRAINING = {"rounds": 5, "local_epochs": 5, "batch_size": 32, "lr": 0.003}
+WHAT_PAYS = {"personalize": "if-it-pays"}
+BY_BENEFIT = {"emdcfl": {"grouping": "benefit"}}
+"""Nobody constructed these sites, so the question is who trains better together, not whose data follow the same law."""
+
 SMALL = 16
 
 Model = str | ModelRecipe | None

@@ -89,7 +89,8 @@ def _load(
         classes=classes,
         preprocess=preprocess,
         model=defaults.recipe(model, shape=shape, classes=len(classes)),
-        defaults=defaults.training(model),
+        defaults=defaults.training(model) | defaults.WHAT_PAYS,
+        method_defaults=defaults.BY_BENEFIT,
         notes=(*write_notes([*notes, *more]), *mixed),
         encoding=encoding,
     )

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from emdcfl.core import keys
 from emdcfl.core.errors import ConfigError
+from emdcfl.data.own.defaults import BY_BENEFIT, WHAT_PAYS
 from emdcfl.data.own.folder import table_encoding
 from emdcfl.data.own.parts import FRACTIONS, SPLITS, Divided, Part, Text, class_names, label_codes, to_site
 from emdcfl.data.scenarios.registry import scenario
@@ -136,7 +137,8 @@ def _build(
         model=ModelRecipe("mlp", {"features": encoding.width, "classes": len(classes)}),
         groups=groups,
         k=K,
-        defaults=dict(TRAINING),
+        defaults=TRAINING | WHAT_PAYS,
+        method_defaults=BY_BENEFIT,
         encoding=encoding.as_dict(),
     )
 

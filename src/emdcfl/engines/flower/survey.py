@@ -69,7 +69,8 @@ def survey_nodes(
         classes=classes,
         preprocess=preprocess,
         model=defaults.recipe(model, shape=shape, classes=len(classes)),
-        defaults=defaults.training(model),
+        defaults=defaults.training(model) | defaults.WHAT_PAYS,
+        method_defaults=defaults.BY_BENEFIT,
         notes=(f"not surveyed, because they did not answer: {names(missing)}",) if missing else (),
         encoding=encoding,
     )

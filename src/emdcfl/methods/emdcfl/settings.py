@@ -32,10 +32,10 @@ class Options:
 
     Parameters
     ----------
-    grouping : "neighbourhoods" or "benefit"
+    grouping : "neighbourhoods" or "benefit", optional
         Which question the groups answer. ``"neighbourhoods"`` (the paper): whose data follow the same law? Links under the tolerance.
-        ``"benefit"``: who trains better together? W proposes groups, the members' validation losses decide (``benefit.py``); the
-        tolerance is not used.
+        ``"benefit"``: who trains better together? W proposes groups, the members' validation losses decide (``benefit.py``), unless the
+        tolerance is a number. Default: ``"benefit"`` for data of one's own and natural sites, else the paper's.
     evidence : float
         With ``grouping="benefit"``: standard errors by which a split must lower the members' validation loss.
     tolerance : float or "auto"
@@ -97,8 +97,8 @@ class Options:
         (``privacy_budget.py``, ``docs/explanation/noise.md``). ``None``: no noise.
     """
 
-    grouping: Literal["neighbourhoods", "benefit"] = "neighbourhoods"
-    evidence: float = 3.5
+    grouping: Literal["neighbourhoods", "benefit"] | None = None
+    evidence: float = 3.0
     tolerance: float | Literal["auto"] = "auto"
     alpha: float = 0.005
     match_classes: bool = True
@@ -131,12 +131,12 @@ class Options:
     @property
     def threshold(self) -> float | Literal["auto"]:
         """What W is compared with: the tolerance, or the paper's where groups do not depend on it."""
-        return PAPER_TOLERANCE if self.by_benefit and self.tolerance == "auto" else self.tolerance
+        return PAPER_TOLERANCE if self.by_benefit else self.tolerance
 
     @property
     def by_benefit(self) -> bool:
-        """Whether validation losses decide about groups."""
-        return self.grouping == "benefit"
+        """Whether validation losses decide about groups: a number for the tolerance asks for the paper's rule."""
+        return self.grouping == "benefit" and self.tolerance == "auto"
 
     @property
     def noisy(self) -> bool:

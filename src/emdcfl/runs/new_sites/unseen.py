@@ -50,7 +50,7 @@ def _one_for_all(result: Result, planned: RunPlan, observer: Observer | None) ->
     if result.folder is not None:  # where ``run_baselines`` looks for it, too
         place = result.folder / "baselines" / "fedavg"
         return run(one_for_all(planned.config), place, resume=True, observer=observer, scenario=planned.whole).serving.models[0]
-    baseline = plan(replace(planned.config, method=Choice("fedavg"), personalize=PersonalizeConfig()), planned.whole)
+    baseline = plan(replace(planned.config, method=Choice("fedavg"), personalize=PersonalizeConfig("off")), planned.whole)
     if baseline.key in _trained:
         return _trained[baseline.key]
     model = run(baseline, observer=observer).serving.models[0]

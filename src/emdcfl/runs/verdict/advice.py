@@ -95,11 +95,11 @@ def structure(summary: Summary, reading: Summary | None) -> str:
     compared, found = n - unknown, len(set(clusters)) - unknown  # a client that was not compared is a cluster of its own
     if compared == 0:
         return f"None of the {n} clients could be compared"
-    kind = "look alike" if reading is None or "splits" not in reading else "train better together"
+    by_benefit = reading is not None and "splits" in reading
     if found == 1:
-        text = f"All {compared} clients {kind}"
+        text = f"No division of the {compared} clients pays" if by_benefit else f"All {compared} clients look alike"
     elif found == compared:
-        text = f"No two of the {compared} clients {kind}"
+        text = f"No two of the {compared} clients {'train better together' if by_benefit else 'look alike'}"
     else:
         text = f"{plural(found, 'group')} among {compared} clients"
     clarity = None if reading is None else _clarity(reading, found)

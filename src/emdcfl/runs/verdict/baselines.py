@@ -17,11 +17,11 @@ __all__ = ["BASELINES", "one_for_all", "run_baselines"]
 def one_for_all(config: Config) -> Config:
     """Return the config of FedAvg beside a run: fine-tuned as the run is, else where that pays."""
     wanted = config.personalize
-    return replace(config, method=Choice("fedavg"), personalize=PersonalizeConfig("if-it-pays") if wanted.mode == "off" else wanted)
+    return replace(config, method=Choice("fedavg"), personalize=wanted if wanted.wanted else PersonalizeConfig("if-it-pays"))
 
 
 def _plain(config: Config, method: str) -> Config:
-    return replace(config, method=Choice(method), personalize=PersonalizeConfig())
+    return replace(config, method=Choice(method), personalize=PersonalizeConfig("off"))
 
 
 def run_baselines(result: Result, *, observer: Observer | None = None) -> dict[str, Result]:
@@ -34,7 +34,7 @@ def run_baselines(result: Result, *, observer: Observer | None = None) -> dict[s
     for name, config in (("fedavg", one_for_all(result.config)), ("local", _plain(result.config, "local"))):
         place = None if result.folder is None else result.folder / "baselines" / name
         found[name] = run(config, place, resume=place is not None, observer=observer, scenario=result.scenario)
-        if config.personalize.mode != "off":
+        if config.personalize.wanted:
             summary, rows = with_personal(found[name].summary, found[name].history)
             found[name + FINE_TUNED] = replace(found[name], summary=summary, history=rows)
     return found
