@@ -8,20 +8,25 @@ PYTEST_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS ?= dev,vision,flower
+USUAL := dev,vision,flower
+EXTRAS ?= $(USUAL)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast test-browser test-faults reliability fuzz smoke lint format bench results clean
+.PHONY: help install demo test test-fast test-browser test-faults reliability fuzz smoke lint format bench results hashes sbom audit clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-# The build backend comes first and from the constraints too, so that nothing unpinned is fetched into a hidden build environment.
-$(STAMP): pyproject.toml constraints.txt
+# What hashes.txt lists comes first, each archive checked against it. torch and torchvision follow by version alone: their archives differ
+# by machine (CPU, CUDA). Nothing unpinned is fetched into a hidden build environment: the build backend is listed too.
+$(STAMP): pyproject.toml constraints.txt hashes.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "emdcfl needs Python 3.11 or newer, got " + sys.version.split()[0] + "; say make PYTHON=/path/to/python3.11")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+ifeq "$(EXTRAS)" "$(USUAL)"
+	$(BIN)/python -m pip install --quiet --require-hashes --no-deps --requirement hashes.txt
+endif
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt hatchling
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[$(EXTRAS)]'
 	@touch $@
@@ -72,6 +77,17 @@ bench: $(STAMP)  ## run the benchmarks that need no argument
 
 results: $(STAMP)  ## write the generated tables of docs/results/tables from docs/results/data
 	PYTHONPATH=. $(BIN)/python -m benchmarks.results
+
+hashes: $(STAMP)  ## write hashes.txt from constraints.txt, after a version changed (needs the package index)
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --constraint constraints.txt \
+	  $(foreach extra,dev vision flower,--extra $(extra)) --no-emit-package torch --no-emit-package torchvision pyproject.toml \
+	  | awk '/^[a-z]/ { keep = !/^(nvidia|cuda|triton)/ } keep' > hashes.txt
+
+sbom: $(STAMP)  ## write what is installed to runs/sbom.json (CycloneDX)
+	$(BIN)/python .ci/dependencies.py sbom runs/sbom.json
+
+audit: $(STAMP)  ## look the pinned versions up in the database of known vulnerabilities, where one can be reached
+	$(BIN)/python .ci/dependencies.py audit
 
 clean:  ## remove the environment, caches, builds and runs
 	rm -rf $(VENV) build dist runs .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -71,6 +71,15 @@ def test_source_names_pages_that_exist() -> None:
             assert (ROOT / page).exists(), f"{name(file)} names {page}"
 
 
+def test_pages_name_tests_that_exist() -> None:
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    named = [found for page in PAGES for found in re.findall(r"(test_\w+\.py)::(\w+)", page.read_text(encoding="utf-8"))]
+    assert named
+    for name_of_file, function in named:
+        texts = [file.read_text(encoding="utf-8") for file in files if file.name == name_of_file]
+        assert any(f"def {function}(" in text for text in texts), f"{name_of_file} has no {function}"
+
+
 def test_the_architecture_page_names_files_and_functions_that_exist() -> None:
     page, source = (ROOT / "docs/architecture.md").read_text(encoding="utf-8"), ROOT / "src/emdcfl"
     for path in re.findall(r"`([\w./]+/)`|`([\w/]+\.py)[`:]", page):
@@ -138,3 +147,19 @@ def test_numbers_of_the_readme_are_those_of_the_generated_table() -> None:
         assert len(lines) == 3
         for cell in (cell for line in lines for cell in re.findall(r"\d\d\.\d\d(?: ± \d\.\d\d)?", line)):
             assert f"| {cell} |" in table, f"{page}: {cell}"
+
+
+def test_hashes_are_of_the_pinned_versions() -> None:
+    pinned = dict(re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "constraints.txt").read_text(encoding="utf-8"), flags=re.M))
+    entries = re.split(r"\n(?=\w)", (ROOT / "hashes.txt").read_text(encoding="utf-8").strip())
+    hashed = {}
+    for entry in entries:
+        found = re.match(r"([\w.-]+)==([^\s;]+)", entry)
+        assert found is not None and "--hash=sha256:" in entry, entry[:60]
+        hashed[found[1]] = found[2]
+    assert {name: pinned.get(name, version) for name, version in hashed.items()} == hashed, "run make hashes"
+    direct = re.findall(
+        r'^    "([\w-]+)', (ROOT / "pyproject.toml").read_text(encoding="utf-8").partition("[project.scripts]")[0], flags=re.M
+    )
+    wanted = {name.lower() for name in direct} & set(pinned) - {"torch"}
+    assert wanted - set(hashed) == set()
