@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import base64
 import datetime
+import ipaddress
 import json
+import socket
 import ssl
 import tempfile
 import time
@@ -22,7 +24,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from emdcfl.apps.trial import control
 from emdcfl.apps.trial.control import ControlError
-from emdcfl.apps.trial.folder import HOST, Trial
+from emdcfl.apps.trial.folder import Trial
 
 if TYPE_CHECKING:
     from flwr.supercore.control import ControlHttpClient
@@ -55,10 +57,17 @@ def attacks(trial: Trial) -> Iterator[Attack]:
     yield _refused("activate a node with a key that was never registered", lambda: _foreign_node(trial, "activate-node"))
     yield _refused("speak for a registered node without its private key", lambda: _impersonate(trial))
     yield _refused("read the SuperLink's pages for developers", lambda: _get(trial, "/docs"))
-    if trial.host != HOST:
+    if not _is_loopback(trial.host):  # from the SuperLink's own machine it is served
         yield _refused("take the place of the server program", lambda: _post(trial, "/v1/runtime/acquire-task", b"", {}))
     yield _refused("talk to the SuperLink without TLS", lambda: _get(trial, "/v1/fleet/get-run", scheme="http"))
     yield _foreign_bundle(trial)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return all(ipaddress.ip_address(found[4][0]).is_loopback for found in socket.getaddrinfo(host, None))
+    except (OSError, ValueError):
+        return False
 
 
 def _refused(name: str, attempt: Callable[[], Any]) -> Attack:
