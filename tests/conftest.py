@@ -38,11 +38,12 @@ def one_thread() -> None:
 
 @pytest.fixture(autouse=True)
 def own_log() -> Iterator[None]:
-    """Commands and fuzz targets set the level of the project's log; the next test must not inherit it."""
-    log = logging.getLogger("emdcfl")
+    """Commands and fuzz targets set the levels of the project's logs; the next test must not inherit them."""
+    log, doubts = logging.getLogger("emdcfl"), logging.getLogger("emdcfl.doubts")
     before = log.level, log.propagate, log.disabled, list(log.handlers)
     yield
     log.level, log.propagate, log.disabled, log.handlers = before
+    doubts.level = logging.NOTSET
     log.manager._clear_cache()  # type: ignore[attr-defined]
 
 

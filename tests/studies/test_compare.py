@@ -229,7 +229,6 @@ def test_warnings_name_the_run_they_are_about(
         return fake(config, **options)
 
     monkeypatch.setattr(compare, "execute", execute)
-    monkeypatch.setattr(logging.getLogger("emdcfl"), "propagate", True)
     compare.compare(FOUR[:1], tmp_path)
     logging.getLogger("emdcfl.doubts").warning("afterwards")
     assert caplog.messages == [f"{compare.Job(FOUR[0], '')}: a – b are linked", "afterwards"]
