@@ -16,7 +16,7 @@ from emdcfl.apps import trial
 from emdcfl.cli.app import main
 from emdcfl.cli.federation import runner_over, show_event
 from emdcfl.core.errors import EmdcflError
-from emdcfl.runs.config import Config
+from emdcfl.runs.config import Config, load, override
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +55,18 @@ def test_a_run_over_flower_needs_a_federation(capsys: pytest.CaptureFixture[str]
 def test_a_folder_that_is_no_federation_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert emdcfl("run", "--federation", str(tmp_path)) == 2
     assert "emdcfl federation init" in capsys.readouterr().err
+
+
+def test_without_a_config_the_federations_own_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there, seen = trial.create(tmp_path / "fed", nodes=4), []
+
+    def submit(config: Config, *_: Any, **__: Any) -> None:
+        seen.append(config)
+        raise EmdcflError("enough")
+
+    monkeypatch.setattr("emdcfl.cli.federation.runner_over", lambda folder: submit)
+    assert emdcfl("run", "--federation", str(there.path), "--rounds", "3") == 2
+    assert seen == [override(load(there.path / "run.toml"), {"run.rounds": 3})]
 
 
 @pytest.mark.slow

@@ -255,6 +255,8 @@ def test_a_plan_fills_in_the_scenarios_defaults_and_flags_win() -> None:
     faster = plan(replace(config(), training=TrainingConfig(lr=0.5, local_epochs=1)))
     assert (faster.training.lr, faster.training.local_epochs, faster.training.batch_size) == (0.5, 1, 16)
     assert plan(Config(scenario=Choice("tiny"))).config.run.rounds == 3
+    over_flower = plan(replace(config(), engine=EngineConfig(name="flower")))
+    assert (filled.config.engine.on_failure, over_flower.config.engine.on_failure) == ("stop", "continue")
     again = plan(filled.config)
     assert again.config == filled.config and again.method == filled.method
 

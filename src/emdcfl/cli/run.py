@@ -38,7 +38,9 @@ def build_config(config: Path | None, flags: Mapping[str, Any], settings: Sequen
 
 @app.command()
 def run(
-    config: Annotated[Path | None, typer.Argument(help="Config file (TOML); 'emdcfl init' writes one.", show_default=False)] = None,
+    config: Annotated[
+        Path | None, typer.Argument(help="Config file (TOML); 'emdcfl init' writes one.", show_default="run.toml of --federation")
+    ] = None,
     scenario: Annotated[
         str | None, typer.Option(help="Who the clients are: see 'emdcfl data list'.", show_default="rotated-digits")
     ] = None,
@@ -107,6 +109,8 @@ def run(
         store = RunStore.read(out)
         chosen = store.config() if trust_model else store.foreign_config()
     else:
+        if federation is not None and config is None and (federation / "run.toml").is_file():
+            config = federation / "run.toml"
         chosen = build_config(config, flags, set_ or [])
     place = out or Path("runs") / f"{data.resolve().stem if data else chosen.scenario.name}-{chosen.method.name}-seed{chosen.run.seed}"
     compare = baselines and chosen.scenario.name == "folder" and chosen.method.name not in BASELINES
