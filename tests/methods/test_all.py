@@ -188,6 +188,7 @@ def test_soft_and_personal_methods_help_the_worst_client(name, seed):
     assert worst(name, seed, long=long) >= worst("fedavg", seed, long=long) + 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_one_model_for_all_suffers_where_groups_do_not(seed):
     assert worst("fedavg", seed) + 0.1 < worst("oracle", seed)

@@ -86,6 +86,7 @@ def test_the_pull_keeps_clients_near_their_cluster(kind):
     assert spread(0.5) < 0.95 * spread(0.0)
 
 
+@pytest.mark.slow
 def test_the_public_code_starts_from_rounding_and_wastes_the_last_round():
     fed, _, _, serving = run("fesem", rounds=4)
     poor = run("fesem", rounds=4, preset="reference")[3]

@@ -59,6 +59,7 @@ def test_the_pull_is_a_convex_combination():
     assert growth == pytest.approx(5.0 * 3, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_the_public_code_inflates_the_weights():
     fed, _, state, serving = run("flexcfl", rounds=5)
     _, _, public, poor = run("flexcfl", rounds=5, preset="reference")

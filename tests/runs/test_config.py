@@ -278,6 +278,7 @@ anything = st.recursive(
 keys = st.sampled_from(["name", "rounds", "seed", "lr", "tolerance", "device", "quorum", "workers", "x", "a\nb", ""])
 
 
+@pytest.mark.slow
 @given(
     st.dictionaries(
         st.sampled_from(["run", "scenario", "method", "model", "training", "engine", "x"]), st.dictionaries(keys, anything) | anything

@@ -155,6 +155,7 @@ def test_many_large_models_are_written_with_the_last_round_only(tmp_path: Path, 
     assert load_served(tmp_path, "site-0").weights == (1.0,)
 
 
+@pytest.mark.slow
 def test_pictures_are_drawn_after_the_last_round_and_again_when_they_were_damaged(tmp_path: Path) -> None:
     w = np.array([[np.nan, 0.01], [0.02, np.nan]])
     scenario = replace(SCENARIO, sites=SCENARIO.sites[:2], groups=None)

@@ -46,6 +46,7 @@ def embedded_together(pieces: list[tuple[Client, Embed]], samples: Samples) -> l
     return found
 
 
+@pytest.mark.slow
 def test_together_is_as_one_by_one(fed: SequentialFederation, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedding, "EVALUATION_BATCH", 4)
     monkeypatch.setattr(embedding, "LARGEST", 4)  # the cut goes through the middle of clients

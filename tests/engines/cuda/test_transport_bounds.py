@@ -25,6 +25,7 @@ def on(device: str) -> QueueFactory:
     return partial(DeviceQueue, device=device)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 30), st.integers(1, 30), st.booleans(), st.integers(0, 5), st.integers(0, 5), st.floats(0, 4))
 def test_bounds_enclose_the_value_and_tighten(seed: int, n: int, m: int, equal: bool, zeros: int, duplicates: int, shift: float) -> None:

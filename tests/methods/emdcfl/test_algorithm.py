@@ -72,6 +72,7 @@ def test_reference_preset_finds_them_too() -> None:
     assert torch.isfinite(state.W.diagonal()).all()  # the diagonal is tested like any other pair
 
 
+@pytest.mark.slow
 def test_bounds_and_exact_solves_link_the_same_pairs() -> None:
     found = [play(federation(tiny(groups=3, clients_per_group=2)), distances=d) for d in ("needed", "all")]
     assert found[0].sets == found[1].sets == [["site-0", "site-1"], ["site-2", "site-3"], ["site-4", "site-5"]]

@@ -224,6 +224,7 @@ def test_it_is_off_where_it_makes_no_sense(options: dict[str, Any]) -> None:
     assert not method.matched and not method.several_blocks
 
 
+@pytest.mark.slow
 def test_under_the_null_hypothesis_values_are_standardised_and_noise_is_small() -> None:
     """One group: matched values have mean near 0 and spread near 1 in units of tolerances that are smaller than the plain ones."""
     values, ratio = [], []

@@ -180,6 +180,7 @@ def test_releases_are_counted(options: dict[str, Any], found: Releases) -> None:
     assert releases(EMDCFL(**options), 8) == found
 
 
+@pytest.mark.slow
 def test_the_count_is_what_leaves_the_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Count the distinct queries that a record is released for in a round of four clients."""
     from emdcfl.privacy import noise

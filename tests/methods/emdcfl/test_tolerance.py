@@ -92,6 +92,7 @@ def test_the_first_samples_of_a_sorted_split_are_a_sample() -> None:
     assert any(len(labels) > 12 for labels in seen)
 
 
+@pytest.mark.slow
 def test_under_the_null_hypothesis_nobody_is_refused_and_the_values_are_standardised() -> None:
     """One group: studentised values have mean near 0 and a spread of at most 1, since the toy's validation splits are stratified."""
     values = []
@@ -143,6 +144,7 @@ def test_server_samples_find_the_same_groups_and_no_model_travels(options: dict[
     assert "project" not in asked and asked.count("deposit") == 4
 
 
+@pytest.mark.slow
 def test_server_samples_need_fewer_bytes_and_are_checked() -> None:
     fed, local = trained(tiny(clients_per_group=6))
     peer = Comparison(EMDCFL(), fed, local).measure(every_pair(fed))
