@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from emdcfl.methods.emdcfl.comparison import Measured, PairDistance
-from emdcfl.runs.new_sites.place import Candidate, Guess, Placement, _candidate, _choose, as_dict
+from emdcfl.runs.new_sites.place import Candidate, Guess, Placement, as_dict, candidate_of, choose
 from emdcfl.transport import EXACT
 
 
@@ -22,14 +22,14 @@ def measured(**there_and_back: tuple[tuple[float, float], tuple[float, float]]) 
 
 def test_the_farther_direction_of_the_farthest_member_decides() -> None:
     found = measured(a=((0.01, 0.02), (0.01, 0.1)), b=((0.01, 0.1), (0.03, 0.02)))
-    one = _candidate(0, ["a", "b"], "new", found, 0.9)
+    one = candidate_of(0, ["a", "b"], "new", found, 0.9)
     assert one.ratio == 1.5 and one.linked == 1
 
 
 def test_a_member_that_was_not_compared_does_not_count() -> None:
     """It may have too few validation samples for a calibrated tolerance."""
     found = measured(a=((0.01, 0.02), (0.01, 0.1)))
-    with_it, alone = _candidate(0, ["a", "tiny"], "new", found, 0.9), _candidate(1, ["tiny"], "new", found, 0.5)
+    with_it, alone = candidate_of(0, ["a", "tiny"], "new", found, 0.9), candidate_of(1, ["tiny"], "new", found, 0.5)
     assert (with_it.ratio, with_it.linked) == (0.5, 1) and (alone.ratio, alone.linked) == (inf, 0)
     placement = Placement("new", 0, [with_it, alone], ())
     assert placement.verdict() == "new belongs to cluster 0: at 0.50 times the tolerance"
@@ -37,14 +37,14 @@ def test_a_member_that_was_not_compared_does_not_count() -> None:
 
 
 def test_where_nobody_could_be_compared_no_distance_is_named() -> None:
-    nobody = Placement("new", None, [_candidate(0, ["tiny"], "new", measured(), 0.5)], ())
+    nobody = Placement("new", None, [candidate_of(0, ["tiny"], "new", measured(), 0.5)], ())
     assert nobody.verdict() == "new belongs to none of the 1 groups, as far as their members could be compared"
 
 
 def test_a_tolerance_of_zero_is_all_or_nothing() -> None:
     """A client whose samples are all alike calibrates to zero."""
-    assert _candidate(0, ["a"], "new", measured(a=((0.0, 0.0), (0.0, 0.1))), 0.9).ratio == inf
-    assert _candidate(0, ["a"], "new", measured(a=((-0.1, 0.0), (0.05, 0.1))), 0.9).ratio == 0.5
+    assert candidate_of(0, ["a"], "new", measured(a=((0.0, 0.0), (0.0, 0.1))), 0.9).ratio == inf
+    assert candidate_of(0, ["a"], "new", measured(a=((-0.1, 0.0), (0.05, 0.1))), 0.9).ratio == 0.5
 
 
 def near(accuracy: float) -> list[Candidate]:
@@ -55,14 +55,14 @@ def near(accuracy: float) -> list[Candidate]:
 def test_a_model_that_fails_on_the_sites_own_labels_is_never_recommended() -> None:
     guess = Guess.of(torch.tensor([0] * 12 + [1] * 8))
     assert guess == Guess(0.6, 2, 20)
-    assert _choose("new", near(0.85), guess, ()).cluster == 0
-    other = _choose("new", near(0.0), guess, ())
+    assert choose("new", near(0.85), guess, ()).cluster == 0
+    other = choose("new", near(0.0), guess, ())
     assert (other.cluster, other.refused) == (1, 0) and "cluster 1: at 0.80" in other.verdict()
-    nowhere = _choose("new", [c for c in near(0.0) if c.cluster != 1], guess, ())
+    nowhere = choose("new", [c for c in near(0.0) if c.cluster != 1], guess, ())
     assert (nowhere.cluster, nowhere.refused) == (None, 0)
     assert "0.0%" in nowhere.verdict() and "60.0%" in nowhere.verdict() and "belongs to cluster" not in nowhere.verdict()
     assert as_dict(nowhere)["refused"] == 0
-    assert _choose("new", near(0.0), None, ()).cluster == 0  # without labels only distances speak
+    assert choose("new", near(0.0), None, ()).cluster == 0  # without labels only distances speak
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from emdcfl.engines.cuda.streams import _keep_busy
+from emdcfl.engines.cuda import streams as cuda_streams
 
 STEPS = {"a": 3, "b": 1, "c": 2, "d": 1, "e": 4}
 
@@ -61,7 +61,7 @@ def keep_busy(streams: list[FakeStream], names: str) -> dict[int, Any]:
     states: Any = FakeStates()
     with ThreadPoolExecutor(2) as copying:
         given: Any = streams
-        return {i: future.result() for i, future in _keep_busy(given, pieces, states, copying).items()}
+        return {i: future.result() for i, future in cuda_streams.keep_busy(given, pieces, states, copying).items()}
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 7])

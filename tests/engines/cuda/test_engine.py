@@ -13,7 +13,7 @@ from torch import nn
 
 from emdcfl.core.errors import ConfigError
 from emdcfl.data import scenarios
-from emdcfl.engines.cuda.engine import FALLBACKS, CudaFederation, _draws
+from emdcfl.engines.cuda.engine import FALLBACKS, CudaFederation, draws
 from emdcfl.engines.local.sequential import SequentialFederation
 from emdcfl.methods import METHODS, make
 from emdcfl.methods.emdcfl import EMDCFL
@@ -41,9 +41,9 @@ def test_without_a_gpu_it_says_what_to_do() -> None:
 
 
 def test_networks_that_draw_are_noticed() -> None:
-    assert _draws(noisy())
-    assert not _draws(norms())
-    assert not _draws(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.0)))
+    assert draws(noisy())
+    assert not draws(norms())
+    assert not draws(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.0)))
 
 
 @needs_cuda

@@ -19,7 +19,7 @@ from emdcfl.core.errors import ClientError, ConfigError
 from emdcfl.core.schema import Field, Reply
 from emdcfl.engines import make_federation, resolve
 from emdcfl.engines.local import ProcessFederation, SequentialFederation, sequential
-from emdcfl.engines.local.processes import _from_wire, _to_wire
+from emdcfl.engines.local.processes import from_wire, to_wire
 from emdcfl.engines.local.sequential import arithmetic, intra_op_threads, pick_device
 from emdcfl.methods import make
 
@@ -178,13 +178,13 @@ def test_on_cuda_the_precision_asked_for_decides_about_tf32(precision: str, tf32
 def test_what_several_clients_are_given_travels_once_and_arrives_as_it_was() -> None:
     model, other = torch.arange(100_000.0), torch.arange(100_000.0) + 1
     requests = {f"c{i}": {"theta": model, "rows": [model[:50_000], other]} for i in range(20)}
-    wire = _to_wire(requests)
+    wire = to_wire(requests)
     message = pickle.dumps(wire)
     assert len(message) < 3 * model.nbytes  # model, half of it, other; not twenty of each
-    arrived = _from_wire(pickle.loads(message))  # noqa: S301
+    arrived = from_wire(pickle.loads(message))  # noqa: S301
     for request in arrived.values():
         assert same_bits(request["theta"], model) and same_bits(request["rows"][0], model[:50_000]) and same_bits(request["rows"][1], other)
-    views = _from_wire(pickle.loads(pickle.dumps(_to_wire([model, model.view(100, 1000), model.view(100, 1000).T]))))  # noqa: S301
+    views = from_wire(pickle.loads(pickle.dumps(to_wire([model, model.view(100, 1000), model.view(100, 1000).T]))))  # noqa: S301
     assert [tuple(v.shape) for v in views] == [(100_000,), (100, 1000), (1000, 100)]
     assert same_bits(views[2].contiguous(), model.view(100, 1000).T.contiguous())
 

@@ -99,7 +99,7 @@ class CudaFederation(StagedFederation):
         self._compiled = compile == "yes" or (compile == "auto" and rounds * _steps(self) >= (COMPILED_LARGE if large else COMPILED))
         self._deterministic, self._tf32 = deterministic, precision == "tf32"
         self._streams: list[StreamTrainer] = []
-        self._capturable = not _draws(network.module)
+        self._capturable = not draws(network.module)
         if not self._capturable:
             log.warning("%s: the network has dropout, whose draws belong to one client", ONE_AFTER_THE_OTHER)
 
@@ -226,7 +226,7 @@ def _steps(fed: CudaFederation) -> int:
     return steps * (fed.number or len(fed.clients)) // len(fed.clients)
 
 
-def _draws(module: nn.Module) -> bool:
+def draws(module: nn.Module) -> bool:
     """Whether a network draws random numbers while training."""
     names = ("Dropout", "StochasticDepth", "DropPath")
     return any(any(n in type(m).__name__ for n in names) and getattr(m, "p", getattr(m, "drop_prob", 1.0)) for m in module.modules())

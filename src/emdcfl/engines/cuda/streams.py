@@ -247,7 +247,7 @@ def drive(streams: Sequence[StreamTrainer], fits: Sequence[Piece], device: torch
     """
     states = States(device)
     with torch.cuda.device(device), ThreadPoolExecutor(2) as copying:
-        copies = _keep_busy(streams, deque(fits), states, copying)
+        copies = keep_busy(streams, deque(fits), states, copying)
         outcomes = {i: future.result() for i, future in copies.items()}
     torch.cuda.synchronize(device)
     return outcomes
@@ -281,7 +281,7 @@ class States:
                 return error
 
 
-def _keep_busy(
+def keep_busy(
     streams: Sequence[StreamTrainer], waiting: deque[Piece], states: States, copying: ThreadPoolExecutor
 ) -> dict[int, Future[Outcome]]:
     """Launch one step per stream in turn, until all clients are trained."""

@@ -31,23 +31,23 @@ MAX_UNREAD = 4
 """Most replies of one worker that wait here for their turn: a fast worker goes on, and memory stays bounded."""
 
 
-def _to_wire(value: Any, seen: dict[object, _Array] | None = None) -> Any:
+def to_wire(value: Any, seen: dict[object, _Array] | None = None) -> Any:
     """Replace tensors by arrays: torch's own pickling would open a shared-memory file per tensor. A repeated tensor is sent once."""
     seen = {} if seen is None else seen
     if isinstance(value, Tensor):
         key = (value.device, value.data_ptr(), value.dtype, value.shape, value.stride())
         return seen.setdefault(key, _Array(value)) if value.numel() else _Array(value)
     if isinstance(value, Mapping):
-        return {k: _to_wire(v, seen) for k, v in value.items()}
-    return [_to_wire(v, seen) for v in value] if isinstance(value, (list, tuple)) else value
+        return {k: to_wire(v, seen) for k, v in value.items()}
+    return [to_wire(v, seen) for v in value] if isinstance(value, (list, tuple)) else value
 
 
-def _from_wire(value: Any) -> Any:
+def from_wire(value: Any) -> Any:
     if isinstance(value, _Array):
         return value.tensor()
     if isinstance(value, dict):
-        return {k: _from_wire(v) for k, v in value.items()}
-    return [_from_wire(v) for v in value] if isinstance(value, list) else value
+        return {k: from_wire(v) for k, v in value.items()}
+    return [from_wire(v) for v in value] if isinstance(value, list) else value
 
 
 class _Array:
@@ -63,11 +63,11 @@ class _Array:
 def _pack(site: Site) -> tuple[str, Any]:
     """Return a site as arrays; tensors would go through shared memory, of which containers have little."""
     splits = {"train": site.train, "val": site.val, **{f"test:{name}": split for name, split in site.tests.items()}}
-    return site.name, _to_wire({name: [split.x, split.y] for name, split in splits.items()})
+    return site.name, to_wire({name: [split.x, split.y] for name, split in splits.items()})
 
 
 def _unpack(name: str, wire: Any) -> Site:
-    splits = {key: Split(*pair) for key, pair in _from_wire(wire).items()}
+    splits = {key: Split(*pair) for key, pair in from_wire(wire).items()}
     tests = {key.removeprefix("test:"): split for key, split in splits.items() if key.startswith("test:")}
     return Site(name, splits["train"], splits["val"], tests)
 
@@ -86,13 +86,13 @@ def _serve(pipe: Connection, threads: int) -> None:
             broken = f"its worker could not start: {type(error).__name__}: {one_line(error)}"
         while True:
             task, module, round, common, own = pipe.recv()
-            common = _from_wire(common)
+            common = from_wire(common)
             reason = broken or _unknown(task, module)
             for name, inputs in own.items():
                 if reason:
                     pipe.send((name, Failure(name, task, round, reason)))
                     continue
-                reply = answer(clients[name], TASKS[task], round, {**common, **_from_wire(inputs)})
+                reply = answer(clients[name], TASKS[task], round, {**common, **from_wire(inputs)})
                 _send(pipe, name, task, round, reply)
 
 
@@ -117,7 +117,7 @@ def _clients(scenario: Scenario, sites: list[tuple[str, Any]], device: torch.dev
 def _send(pipe: Connection, name: str, task: str, round: int, reply: Reply | Failure) -> None:
     """Send a reply; one that cannot be sent is a failure of the client, not the end of the worker."""
     try:
-        pipe.send((name, _to_wire(reply)))
+        pipe.send((name, to_wire(reply)))
     except OSError:
         raise
     except Exception as error:
@@ -162,10 +162,10 @@ class ProcessFederation(Federation):
 
     def _dispatch(self, info: TaskInfo, inputs: Mapping[str, Inputs], common: Inputs) -> Iterator[tuple[str, Reply | Failure]]:
         seen: dict[object, _Array] = {}
-        wire = _to_wire(common, seen)
+        wire = to_wire(common, seen)
         asked: dict[int, list[str]] = {}
         for w, pipe in enumerate(self._pipes):
-            own = {c: _to_wire(i, seen) for c, i in inputs.items() if self._worker_of[c] == w}
+            own = {c: to_wire(i, seen) for c, i in inputs.items() if self._worker_of[c] == w}
             if own:
                 asked[w] = list(own)
                 with suppress(OSError):  # the worker is dead; reading from it says so below
@@ -194,7 +194,7 @@ class ProcessFederation(Federation):
                 asked[w] = []
                 continue
             asked[w].remove(name)
-            here[w][name] = _from_wire(reply)
+            here[w][name] = from_wire(reply)
 
     def close(self, patience: float = 5.0) -> None:
         """End the workers, waiting that many seconds for a task in progress."""

@@ -82,10 +82,10 @@ def fits(groups: Groups, fed: Federation, new: Sequence[str]) -> dict[str, dict[
         for c in new:
             w = float(np.mean([_transport(train[member], train[c]) for member in members]))
             found[c][k] = (w, w - own, _entropy(net, train[c]))
-    return {c: _relative(values) for c, values in found.items()}
+    return {c: relative(values) for c, values in found.items()}
 
 
-def _relative(values: Mapping[int, tuple[float, float, float]]) -> dict[int, Fit]:
+def relative(values: Mapping[int, tuple[float, float, float]]) -> dict[int, Fit]:
     if not values:
         return {}
     w, _, h = (max(float(mean), 1e-12) for mean in np.mean(list(values.values()), axis=0))

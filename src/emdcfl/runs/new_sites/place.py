@@ -144,10 +144,10 @@ def place(result: Result, site: Any, *, name: str | None = None, label: str | No
     if new.name in {s.name for s in scenario.sites}:
         raise DataError(f"the run has a client called {new.name!r} already; give the new site another name with --name")
     grown = replace(found, scenario=replace(scenario, sites=(*scenario.sites, new), groups=None))
-    return _choose(new.name, _compare(grown, serving), Guess.of(next(iter(new.tests.values())).y), notes)
+    return choose(new.name, _compare(grown, serving), Guess.of(next(iter(new.tests.values())).y), notes)
 
 
-def _choose(site: str, candidates: list[Candidate], guess: Guess | None, notes: tuple[str, ...]) -> Placement:
+def choose(site: str, candidates: list[Candidate], guess: Guess | None, notes: tuple[str, ...]) -> Placement:
     """Join the nearest cluster that is linked and whose model does not fail on the site's labels."""
     linked = [c for c in candidates if c.ratio < 1]
     failing = [c for c in linked if guess is not None and guess.beats(c.accuracy)]
@@ -176,11 +176,11 @@ def _compare(found: RunPlan, serving: Serving) -> list[Candidate]:
             members = [c for c, label in zip(known, serving.clusters.tolist(), strict=True) if label == k]
             tested = fed.run(tasks.test, {new: {"models": served[members[0]][None], "weights": torch.ones(1)}})
             accuracy = next(iter(tested[new]["accuracy"].values()))
-            candidates.append(_candidate(k, members, new, measured, accuracy))
+            candidates.append(candidate_of(k, members, new, measured, accuracy))
     return sorted(candidates, key=lambda c: c.ratio)
 
 
-def _candidate(cluster: int, members: list[str], new: str, measured: Measured, accuracy: float) -> Candidate:
+def candidate_of(cluster: int, members: list[str], new: str, measured: Measured, accuracy: float) -> Candidate:
     ways = [(measured.entries[new, c], measured.entries[c, new]) for c in members if (new, c) in measured.entries]
     ratios = [max(_ratio(there), _ratio(back)) for there, back in ways]
     return Candidate(cluster, members, max(ratios, default=inf), sum(r < 1 for r in ratios), accuracy)
