@@ -80,8 +80,9 @@ results: $(STAMP)  ## write the generated tables of docs/results/tables from doc
 
 hashes: $(STAMP)  ## write hashes.txt from constraints.txt, after a version changed (needs the package index)
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --constraint constraints.txt \
-	  $(foreach extra,dev vision flower,--extra $(extra)) --no-emit-package torch --no-emit-package torchvision pyproject.toml \
-	  | awk '/^[a-z]/ { keep = !/^(nvidia|cuda|triton)/ } keep' > hashes.txt
+	  $(foreach extra,dev vision flower,--extra $(extra)) --no-emit-package torch --no-emit-package torchvision \
+	  --output-file $(VENV)/hashes.txt pyproject.toml
+	awk '/^[a-z]/ { keep = !/^(nvidia|cuda|triton)/ } keep' $(VENV)/hashes.txt > hashes.txt
 
 sbom: $(STAMP)  ## write what is installed to runs/sbom.json (CycloneDX)
 	$(BIN)/python .ci/dependencies.py sbom runs/sbom.json
