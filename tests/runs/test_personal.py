@@ -195,10 +195,11 @@ class After(Silent):
 
 @pytest.mark.parametrize("participants", [None, 3])
 def test_grouping_by_benefit_with_fine_tuning_resumes_to_the_same_bytes(tmp_path: Path, participants: int | None) -> None:
-    chosen = config(grouping="benefit", participants=participants)
+    chosen = config(grouping="benefit", tolerance="auto", participants=participants)
     chosen = replace(chosen, personalize=PersonalizeConfig("if-it-pays", epochs=3))
     whole = run(chosen, tmp_path / "whole")
     assert whole.summary["k"] == 2 and whole.summary["personalized"]["mode"] == "if-it-pays"
+    assert whole.serving.distances is not None and whole.serving.distances.splits, "validation losses decided"
     with pytest.raises(KilledError):
         run(chosen, tmp_path / "run", observer=After(1))
     run(chosen, tmp_path / "run", resume=True)

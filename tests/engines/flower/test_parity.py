@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests import tiny
 from tests.engines.flower import loopback
 from tests.methods import toy
 from torch import Tensor
@@ -15,6 +17,10 @@ from emdcfl.core.codec import raw
 from emdcfl.data.types import Scenario, Split
 from emdcfl.engines.flower.messages import MessageSettings
 from emdcfl.methods import METHODS, make
+from emdcfl.report import render
+from emdcfl.runs.config import EngineConfig, PersonalizeConfig
+from emdcfl.runs.plan import RunPlan
+from emdcfl.runs.runner import run
 
 SCENARIO = toy.toy(groups=2, per_group=2, n=48)
 TRAINING = toy.Training(local_epochs=1, batch_size=16, lr=0.05)
@@ -88,3 +94,20 @@ def test_every_way_of_comparing_gives_the_same_bits(options: dict[str, Any]) -> 
 @pytest.mark.parametrize("options", [{}, {"projection": "pair"}, {"cost": "label-aware"}, {"tolerance": "auto"}, {"grouping": "benefit"}])
 def test_requests_in_many_parts_give_the_same_bits(options: dict[str, Any]) -> None:
     both("emdcfl", rounds=2, settings=MessageSettings(deadline=5, poll=0.001, wait=0, part_mb=1e-4), **options)
+
+
+def test_a_run_over_messages_leaves_the_models_of_a_local_one_plain_and_fine_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = replace(tiny.config(rounds=2, grouping="benefit", tolerance="auto"), personalize=PersonalizeConfig("on", epochs=2))
+    chosen = replace(chosen, engine=EngineConfig("sequential", device="cpu"))
+    local = run(chosen, tmp_path / "local")
+    monkeypatch.setattr(RunPlan, "federation", lambda planned: loopback.federation(planned.scenario, training=planned.training))
+    flower = run(chosen, tmp_path / "flower")
+    assert flower.summary["clusters"] == local.summary["clusters"] == [0, 0, 1, 1]
+    assert flower.summary["personalized"] == local.summary["personalized"] and len(flower.summary["personalized"]["kept"]) == 4
+    both = [tiny.contents(tmp_path / name) for name in ("local", "flower")]
+    files = [name for name in both[0] if name.startswith(("models/", "personal/"))]
+    assert len(files) == 2 + 1 + 4 + 1, "clusters, fine-tuned models, and an index of each"
+    assert all(both[0][name] == both[1][name] for name in files)
+    x = tiny.tiny().sites[0].tests["test"].x
+    assert not torch.equal(flower.predict_proba("site-0", x), flower.predict_proba("site-0", x, plain=True))
+    assert "fine-tuned at home" in render(tmp_path / "flower")
