@@ -81,5 +81,5 @@ def test_k_comes_from_the_method_or_the_scenario() -> None:
     with pytest.raises(ConfigError, match=r"expected method.k between 1 and 4 .* got 5"):
         clusters_wanted(5, fed, "x")
     fed.k = None
-    with pytest.raises(ConfigError, match="x must be told the number of clusters"):
+    with pytest.raises(ConfigError, match="x needs the number of clusters"):
         clusters_wanted(None, fed, "x")

@@ -65,7 +65,7 @@ class ByClient(dict[str, Any]):
 
 
 class Federation(ABC):
-    """Clients behind one door.
+    """The clients of a run, reached by requests only.
 
     Parameters
     ----------

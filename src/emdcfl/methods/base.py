@@ -150,7 +150,9 @@ def clusters_wanted(k: int | None, fed: Federation, name: str) -> int:
     """Return K: the method's field, else the scenario's."""
     chosen = k if k is not None else fed.k
     if chosen is None:
-        raise ConfigError(f"{name} must be told the number of clusters and the scenario does not say; set method.k")
+        raise ConfigError(
+            f"{name} needs the number of clusters, which these data do not give; set method.k (Python: settings={{'method.k': 4}})"
+        )
     if not 1 <= chosen <= len(fed.clients):
         raise ConfigError(f"expected method.k between 1 and {len(fed.clients)} (the number of clients), got {chosen}")
     return chosen
