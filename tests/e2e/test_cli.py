@@ -166,6 +166,21 @@ def test_folders_and_states_that_do_not_fit(cli, tmp_path: Path) -> None:
     assert "round-1.json: truncated or damaged" in ended.err.splitlines()[-1] and ended.err.splitlines()[-1].startswith("error: ")
 
 
+def test_labels_are_repaired_by_a_flag(cli, tmp_path: Path) -> None:
+    for site, label in {"a": "benign", "b": "BENIGN "}.items():
+        rows = [f"{i % 7},{i % 3},{label if i % 2 else 'malignant'}" for i in range(40)]
+        (tmp_path / "d").mkdir(exist_ok=True)
+        (tmp_path / "d" / f"{site}.csv").write_text("\n".join(["x,z,label", *rows]))
+    assert "'BENIGN' at b" in cli("data", "check", "d").out
+    quick = ("run", "--data", "d", "--rounds", 1, "--local-epochs", 1, "--no-baselines", "--quiet", "--device", "cpu")
+    plain = cli(*quick, "--out", "plain")
+    assert plain.code == 0 and "'BENIGN' at b" in plain.out, plain.err
+    merged = cli(*quick, "--merge-labels", "--out", "merged")
+    assert merged.code == 0 and "BENIGN" not in merged.out
+    assert tomllib.loads((tmp_path / "merged" / "config.toml").read_text())["scenario"]["merge_labels"] is True
+    refused(cli("data", "check", "d", "--label-map", "benign"), "--label-map OLD=NEW", "benign")
+
+
 def test_errors_in_a_process_of_its_own(tmp_path: Path) -> None:
     done = emdcfl("run", "--scenario", "tiny", "--lr", "1e30", "--out", "run", cwd=tmp_path)
     refused(Ended(done.returncode, done.stdout, done.stderr), "'site-0'", "round 1")

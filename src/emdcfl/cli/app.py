@@ -42,6 +42,12 @@ GroupOption = Annotated[
         show_default=False,
     ),
 ]
+MergeLabels = Annotated[
+    bool, typer.Option("--merge-labels", help="Own data: labels that differ only in capitals and spaces ('BENIGN ', benign) become one.")
+]
+LabelMap = Annotated[
+    str | None, typer.Option("--label-map", help="Own data: labels to rename, OLD=NEW,… as in 0=benign,1=malignant.", show_default=False)
+]
 
 USER_ERROR = 2
 INTERRUPTED = 130

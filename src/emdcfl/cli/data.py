@@ -10,7 +10,7 @@ import typer
 from rich import box
 from rich.table import Table
 
-from emdcfl.cli.app import GroupOption, SplitColumn, SplitOption, app
+from emdcfl.cli.app import GroupOption, LabelMap, MergeLabels, SplitColumn, SplitOption, app
 from emdcfl.cli.show import tell, terminal
 from emdcfl.core.errors import DataError
 from emdcfl.core.units import plural
@@ -69,13 +69,17 @@ def check(
     split: SplitOption = None,
     split_column: SplitColumn = None,
     group: GroupOption = None,
+    merge_labels: MergeLabels = False,
+    label_map: LabelMap = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
     """Report what a run would read from a folder, and every problem in it."""
     from emdcfl.data.own import check_folder
+    from emdcfl.data.own.cleaning import Cleaning
     from emdcfl.data.own.splitting import SplitRule
 
-    report = check_folder(folder, label=label, client=client, rule=SplitRule.of(split, split_column, group))
+    rule, cleaning = SplitRule.of(split, split_column, group), Cleaning.of(merge_labels, label_map)
+    report = check_folder(folder, label=label, client=client, rule=rule, cleaning=cleaning)
     if as_json:
         typer.echo(json.dumps(report.as_dict(), indent=2, ensure_ascii=False))
         raise typer.Exit(0 if report.ok else 2)

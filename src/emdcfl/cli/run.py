@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from emdcfl.cli.app import GroupOption, SplitColumn, SplitOption, TrustModel, app
+from emdcfl.cli.app import GroupOption, LabelMap, MergeLabels, SplitColumn, SplitOption, TrustModel, app
 from emdcfl.cli.progress import Live
 from emdcfl.cli.show import show_result, show_unseen, terminal
 from emdcfl.core.errors import ConfigError
@@ -50,6 +50,8 @@ def run(
     split: SplitOption = None,
     split_column: SplitColumn = None,
     group: GroupOption = None,
+    merge_labels: MergeLabels = False,
+    label_map: LabelMap = None,
     baselines: Annotated[bool, typer.Option(help="With --data: also one model for all (also fine-tuned) and every site alone.")] = True,
     method: Annotated[str | None, typer.Option(help="See 'emdcfl methods'.", show_default="emdcfl")] = None,
     rounds: Annotated[int | None, typer.Option(help="Global rounds T.", show_default="the scenario's")] = None,
@@ -88,8 +90,10 @@ def run(
     from emdcfl.runs.store import RunStore
     from emdcfl.runs.verdict.baselines import BASELINES, run_baselines
 
+    own: dict[str, Any] = {"label": label, "client": client, "split": split, "split_column": split_column, "group": group}
+    own |= {"merge_labels": merge_labels or None, "label_map": label_map}
     flags: dict[str, Any] = {
-        **_whose_data(scenario, data, {"label": label, "client": client, "split": split, "split_column": split_column, "group": group}),
+        **_whose_data(scenario, data, own),
         "method": method,
         "run.rounds": rounds,
         "training.local_epochs": local_epochs,
@@ -150,7 +154,7 @@ def _finish(console: Console, result: Result, others: Mapping[str, Mapping[str, 
     console.print(f"report: {report}", soft_wrap=True)
 
 
-def _whose_data(scenario: str | None, data: Path | None, about: Mapping[str, str | None]) -> dict[str, str | None]:
+def _whose_data(scenario: str | None, data: Path | None, about: Mapping[str, Any]) -> dict[str, Any]:
     """Settings that name a scenario, or people's own files."""
     if data is not None and scenario is not None:
         raise ConfigError(f"expected --data or --scenario, got both ({data} and {scenario}); leave one out")

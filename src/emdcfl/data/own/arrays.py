@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from emdcfl.core.errors import DataError
 from emdcfl.data.own import defaults
+from emdcfl.data.own.cleaning import variant_notes
 from emdcfl.data.own.leaks import leaks
 from emdcfl.data.own.parts import FRACTIONS, MIXED, SPLITS, Part, Raw, divide, known_only, prepare, to_site, warnings, write_notes
 from emdcfl.data.own.splitting import GROUP, RANDOM, SplitRule
@@ -43,6 +44,7 @@ def from_arrays(
     raws = [_raw(str(client), entry) for client, entry in named.items()]
     _same_shape(raws)
     divided, classes, notes = prepare(name, raws, seed, fractions)
+    notes += variant_notes(name, raws, files=False)
     train = [parts["train"].x for parts in divided.values()]
     shape = train[0].shape[1:]
     preprocess = defaults.image_preprocess(train, model) if len(shape) == 3 else defaults.pooled_preprocess(train, axes=(0,))

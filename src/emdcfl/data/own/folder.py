@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from emdcfl.core.errors import DataError
 from emdcfl.data.own import defaults
+from emdcfl.data.own.cleaning import AS_THEY_ARE, Cleaning, variant_notes
 from emdcfl.data.own.images import common_shape, list_images, read_client
 from emdcfl.data.own.layout import ClientFiles, Layout, client_folder, discover, visible
 from emdcfl.data.own.leaks import leaks
@@ -34,6 +35,7 @@ def load_folder(
     size: int | None = None,
     fractions: Sequence[float] = FRACTIONS,
     rule: SplitRule = RANDOM,
+    cleaning: Cleaning = AS_THEY_ARE,
 ) -> Scenario:
     """Read the user's own data.
 
@@ -54,13 +56,16 @@ def load_folder(
         Shares of train, validation and test where the folder has no such splits.
     rule : SplitRule
         Split by time, by a column, or with repeated measurements kept together; default: at random, class by class.
+    cleaning : Cleaning
+        Repairs of labels; default: none.
 
     Returns
     -------
     Scenario
         ``notes`` lists what was left out or looks doubtful; ``encoding`` says how files are read.
     """
-    scenario, divided = _load(Path(path), label=label, client=client, seed=seed, model=model, size=size, fractions=fractions, rule=rule)
+    wanted: dict[str, Any] = {"label": label, "client": client, "rule": rule, "cleaning": cleaning}
+    scenario, divided = _load(Path(path), seed=seed, model=model, size=size, fractions=fractions, **wanted)
     if rule != RANDOM or scenario.encoding["kind"] != "table":
         return scenario
     return replace(scenario, notes=(*scenario.notes, *leaks(scenario, divided, rule, hints=False)))
@@ -76,10 +81,13 @@ def _load(
     size: int | None = None,
     fractions: Sequence[float] = FRACTIONS,
     rule: SplitRule = RANDOM,
+    cleaning: Cleaning = AS_THEY_ARE,
 ) -> tuple[Scenario, Divided]:
     """Return the scenario, and the samples before they were encoded."""
     layout = discover(path, client_column=client)
     raws, details, notes = _read(layout, label=label, client=client, model=model, size=size, rule=rule)
+    raws = [cleaning.clean(raw) for raw in raws]
+    notes += variant_notes(str(path), raws)
     divided, classes, more = prepare(str(path), raws, seed, fractions)
     arrays, encoding, preprocess, mixed = _encode(divided, {raw.name: raw.origin for raw in raws}, details, model)
     shape = arrays[raws[0].name]["train"].shape[1:]
@@ -183,13 +191,19 @@ class FolderReport:
 
 
 def check_folder(
-    path: str | Path, *, label: str | None = None, client: str | None = None, seed: int = 0, rule: SplitRule = RANDOM
+    path: str | Path,
+    *,
+    label: str | None = None,
+    client: str | None = None,
+    seed: int = 0,
+    rule: SplitRule = RANDOM,
+    cleaning: Cleaning = AS_THEY_ARE,
 ) -> FolderReport:
     """Read a folder as ``load_folder`` does, and report all problems instead of stopping at the first, and what may leak."""
     path = Path(path)
     errors: list[str] = []
     try:
-        scenario, divided = _load(path, label=label, client=client, seed=seed, rule=rule)
+        scenario, divided = _load(path, label=label, client=client, seed=seed, rule=rule, cleaning=cleaning)
     except DataError as first:
         errors.append(str(first))
         errors += [error for error in _each_client(path, label, client) if error not in errors]

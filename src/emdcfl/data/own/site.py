@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from emdcfl.core.errors import DataError
+from emdcfl.data.own.cleaning import AS_THEY_ARE, Cleaning
 from emdcfl.data.own.images import list_images, read_client, read_image
 from emdcfl.data.own.layout import IMAGE_SUFFIXES, TABLE_SUFFIXES, ClientFiles, client_folder
 from emdcfl.data.own.parts import FRACTIONS, MIXED, SPLITS, divide, known_only, to_site, warnings, write_notes
@@ -40,6 +41,7 @@ def load_site(
     seed: int = 0,
     fractions: Sequence[float] = FRACTIONS,
     rule: SplitRule = RANDOM,
+    cleaning: Cleaning = AS_THEY_ARE,
 ) -> tuple[Site, tuple[str, ...]]:
     """Read one new site the way a run's sites were read; returns it and notes for the user.
 
@@ -51,6 +53,8 @@ def load_site(
         Of the run: ``encoding_of(scenario)`` and ``scenario.classes``, stored with its models.
     rule : SplitRule
         How the run's samples were split.
+    cleaning : Cleaning
+        How the run's labels were repaired.
     """
     path = Path(path)
     _readable(path, encoding)
@@ -63,6 +67,7 @@ def load_site(
         raw, notes = read_client(list_images(files), (channels, height, width), rule)
     else:
         raw, _, notes = read_client_tables(files, label or encoding["label"], rule)
+    raw = cleaning.clean(raw)
     parts = {}
     for split, part in raw.parts.items():
         parts[split], more = known_only(raw.name, raw.origin, split, part, classes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from emdcfl.data.own import load_folder
+from emdcfl.data.own.cleaning import Cleaning
 from emdcfl.data.own.splitting import SplitRule
 from emdcfl.data.scenarios.registry import scenario
 from emdcfl.data.types import Scenario
@@ -17,6 +18,8 @@ def folder(
     split: str | None = None,
     split_column: str | None = None,
     group: str | None = None,
+    merge_labels: bool | None = None,
+    label_map: str | None = None,
     data_seed: int = 0,
     size: int | None = None,
     model: str | None = None,
@@ -35,6 +38,10 @@ def folder(
         Column of tables that says train, val or test.
     group : str, optional
         Column whose equal values stay in one split; for images a regular expression of file names.
+    merge_labels : bool, optional
+        Labels that differ only in capitals and spaces become one.
+    label_map : str, optional
+        Labels to rename: ``OLD=NEW,…``.
     data_seed : int
         Seed of the splits.
     size : int, optional
@@ -43,4 +50,5 @@ def folder(
         Name of the network, which may decide the size of images.
     """
     rule = SplitRule.of(split, split_column, group)
-    return load_folder(path, label=label, client=client, seed=data_seed, size=size, model=model, rule=rule)
+    cleaning = Cleaning.of(merge_labels, label_map)
+    return load_folder(path, label=label, client=client, seed=data_seed, size=size, model=model, rule=rule, cleaning=cleaning)

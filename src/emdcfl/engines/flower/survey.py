@@ -20,6 +20,7 @@ from emdcfl.core.errors import ClientError, DataError
 from emdcfl.core.replies import brief
 from emdcfl.core.units import names
 from emdcfl.data.own import defaults
+from emdcfl.data.own.cleaning import label_variants
 from emdcfl.data.own.images import LARGEST_DEFAULT
 from emdcfl.data.own.parts import sort_words
 from emdcfl.data.own.tables import Moments, Summary, pool
@@ -59,6 +60,8 @@ def survey_nodes(
     classes = tuple(sort_words({str(word) for answer in described.values() for word in answer["labels"]}))
     if len(classes) < 2:
         raise DataError(f"all training samples have the same label {classes[0] if classes else ''!r}: at least two classes are needed")
+    labels = {client: [str(word) for word in answer["labels"]] for client, answer in described.items()}
+    doubtful = [f"{sentence}; if they mean the same, write them alike at every node" for sentence in label_variants(labels)]
     decide, dtype = (_images, torch.uint8) if kinds == ["images"] else (_tables, torch.float32)
     encoding, preprocess, shape = decide(ask, described, {"seed": data_seed, "label": label, "size": size, "model": model})
     empty = Split(torch.empty((0, *shape), dtype=dtype), torch.empty(0, dtype=torch.int64))
@@ -71,7 +74,7 @@ def survey_nodes(
         model=defaults.recipe(model, shape=shape, classes=len(classes)),
         defaults=defaults.training(model) | defaults.WHAT_PAYS,
         method_defaults=defaults.BY_BENEFIT,
-        notes=(f"not surveyed, because they did not answer: {names(missing)}",) if missing else (),
+        notes=(*([f"not surveyed, because they did not answer: {names(missing)}"] if missing else []), *doubtful),
         encoding=encoding,
     )
 

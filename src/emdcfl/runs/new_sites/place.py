@@ -19,6 +19,7 @@ from emdcfl.core import tasks
 from emdcfl.core.errors import ConfigError, DataError
 from emdcfl.core.units import percent
 from emdcfl.data.own import encoding_of, load_site, site_from_arrays
+from emdcfl.data.own.cleaning import Cleaning
 from emdcfl.data.own.splitting import SplitRule
 from emdcfl.methods.base import Serving
 from emdcfl.methods.emdcfl import EMDCFL
@@ -135,9 +136,10 @@ def place(result: Result, site: Any, *, name: str | None = None, label: str | No
     if isinstance(site, (str, Path)):
         path = Path(site)
         chosen = name or f"new:{path.stem}"
-        rule = SplitRule.of_options(found.config.scenario.options if found.config.scenario.name == "folder" else {})
+        options = found.config.scenario.options if found.config.scenario.name == "folder" else {}
+        as_the_run: dict[str, Any] = {"rule": SplitRule.of_options(options), "cleaning": Cleaning.of_options(options)}
         new, notes = load_site(
-            path, encoding=encoding_of(scenario), classes=scenario.classes, name=chosen, label=label, seed=seed, rule=rule
+            path, encoding=encoding_of(scenario), classes=scenario.classes, name=chosen, label=label, seed=seed, **as_the_run
         )
     else:
         new, notes = site_from_arrays(name or "new", site, like=scenario, seed=seed)

@@ -1,0 +1,85 @@
+"""What a hospital brings: labels and columns that are not as they should be are named, and repaired where asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from emdcfl.core.errors import ConfigError
+from emdcfl.data import scenarios
+from emdcfl.data.own import check_folder, from_arrays, load_folder, load_site
+from emdcfl.data.own.cleaning import Cleaning
+
+WORDS = ["benign", "malignant"]
+
+
+def write(path: Path, labels: list[str], n: int = 40, seed: int = 0, **columns: Callable[[int], Any]) -> Path:
+    """Write a table of two numbers, further columns (a function of the row) and a label."""
+    rng = np.random.default_rng(seed)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [",".join(["size", "age", *columns, "label"])]
+    for i in range(n):
+        cells = [round(rng.normal(), 3), round(rng.normal(50, 9), 1), *(f(i) for f in columns.values()), labels[i % len(labels)]]
+        lines.append(",".join(map(str, cells)))
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def about(notes: tuple[str, ...], word: str) -> list[str]:
+    return [note for note in notes if word in note]
+
+
+def test_spellings_of_a_label_are_named_and_merged(tmp_path: Path) -> None:
+    for site, labels in {"a": WORDS, "b": ["BENIGN ", "malignant"], "c": WORDS}.items():
+        write(tmp_path / f"{site}.csv", labels)
+    (line,) = about(check_folder(tmp_path).notes, "spelled")
+    assert "'BENIGN' at b" in line and "'benign' at a, c" in line and "--merge-labels" in line
+    assert about(load_folder(tmp_path).notes, "spelled") == [line]
+    merged = scenarios.build("folder", path=str(tmp_path), merge_labels=True)
+    assert merged.classes == ("benign", "malignant") and not about(merged.notes, "spelled")
+    site, _ = load_site(
+        write(tmp_path / "new" / "d.csv", ["Benign", "MALIGNANT"]),
+        encoding=merged.encoding,
+        classes=merged.classes,
+        cleaning=Cleaning(merge_labels=True),
+    )
+    assert set(site.train.y.tolist()) == {0, 1}
+
+
+def test_class_folders_are_merged_too(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for site, kinds in {"a": ["cat", "dog"], "b": ["Cat", "dog"]}.items():
+        for kind in kinds:
+            (tmp_path / site / kind).mkdir(parents=True)
+            for i in range(10):
+                Image.fromarray(rng.integers(0, 255, (8, 8), np.uint8)).save(tmp_path / site / kind / f"{i}.png")
+    (line,) = about(check_folder(tmp_path).notes, "spelled")
+    assert "'Cat' at b" in line and "'cat' at a" in line
+    assert load_folder(tmp_path, cleaning=Cleaning(merge_labels=True)).classes == ("cat", "dog")
+
+
+def test_numbers_beside_words_are_named_and_mapped(tmp_path: Path) -> None:
+    write(tmp_path / "a.csv", WORDS)
+    write(tmp_path / "b.csv", ["0", "1"])
+    (line,) = about(check_folder(tmp_path).notes, "numbers at b (0, 1) and words at a")
+    assert "--label-map" in line
+    mapped = load_folder(tmp_path, cleaning=Cleaning.of(label_map="0=benign, 1=malignant"))
+    assert mapped.classes == ("benign", "malignant") and not about(mapped.notes, "numbers at")
+    for wrong in ("0", "0=", "=benign"):
+        with pytest.raises(ConfigError, match="OLD=NEW"):
+            Cleaning.of(label_map=wrong)
+
+
+def test_letters_that_mean_different_things_stay_apart_and_arrays_are_named(tmp_path: Path) -> None:
+    for site in "ab":
+        write(tmp_path / f"{site}.csv", ["a", "b", "1.5"])
+    assert not about(load_folder(tmp_path).notes, "spelled")
+    x = np.random.default_rng(0).normal(size=(40, 3))
+    scenario = from_arrays({"a": (x, np.array(["no", "yes"] * 20)), "b": (x, np.array(["No", "yes"] * 20))})
+    (line,) = about(scenario.notes, "spelled")
+    assert "'No' at b" in line and "--merge" not in line
