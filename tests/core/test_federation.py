@@ -257,3 +257,16 @@ def test_a_table_of_the_wrong_size_is_refused_at_the_door() -> None:
     assert "70 columns" in replies.failures["site-2"].reason
     assert "shape (2, 'any')" in replies.failures["site-3"].reason
     assert replies.clients == ("site-0", "site-1")
+
+
+def test_losses_are_of_the_validation_samples_announced() -> None:
+    class Boasting(SequentialFederation):
+        def _dispatch(self, info, inputs, common):
+            for client, reply in super()._dispatch(info, inputs, common):
+                yield client, {**reply, "n": 7_000} if client == "site-2" and "table" in reply else reply
+
+    fed = Boasting(tiny(val=(70,)), training=tasks.Training(), on_failure="continue")
+    fed.describe(fed.clients)
+    replies = fed.evaluate(fed.clients, fed.initial()[None])
+    assert "the 70 validation samples announced, got 7000" in replies.failures["site-2"].reason
+    assert replies.clients == ("site-0", "site-1", "site-3")

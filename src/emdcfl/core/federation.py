@@ -322,9 +322,14 @@ class Federation(ABC):
         )
         for client, reply in list(replies.valid.items()):
             columns = {"per_batch": -(-reply["n"] // LOSS_BATCH), "per_sample": reply["n"]}.get(reduction, 1)
-            if reply["table"].shape[1] != columns:
-                del replies.valid[client]
+            announced = self._described[client]["m"] if split == "val" and client in self._described else reply["n"]
+            reason = ""
+            if reply["n"] != announced:
+                reason = f"expected losses of the {announced} validation samples announced, got {reply['n']}"
+            elif reply["table"].shape[1] != columns:
                 reason = f"expected a table of {columns} columns for {reply['n']} samples, got {reply['table'].shape[1]}"
+            if reason:
+                del replies.valid[client]
                 self._fail(Failure(client, "evaluate", self.index, reason, violation=True), replies)
         return replies
 

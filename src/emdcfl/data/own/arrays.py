@@ -58,7 +58,7 @@ def from_arrays(
         model=defaults.recipe(model, shape=shape, classes=len(classes)),
         groups=truth,
         k=len(set(truth.values())) if truth else None,
-        defaults=defaults.training(model) | defaults.WHAT_PAYS,
+        defaults=defaults.training(model) | defaults.FINE_TUNING,
         method_defaults=defaults.BY_BENEFIT,
         notes=tuple(write_notes(notes)),
     )

@@ -1,4 +1,4 @@
-"""Default network, preprocessing and training for the user's own data."""
+"""Default network, preprocessing, training, fine-tuning and grouping for the user's own data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from emdcfl.models.vision import IMAGENET_MEAN, IMAGENET_STD
 
 TRAINING = {"rounds": 5, "local_epochs": 10, "batch_size": 32, "lr": 0.02}
 PRETRAINED_TRAINING = {"rounds": 5, "local_epochs": 5, "batch_size": 32, "lr": 0.003}
-WHAT_PAYS = {"personalize": "if-it-pays"}
+FINE_TUNING = {"personalize": "if-it-pays"}
 BY_BENEFIT = {"emdcfl": {"grouping": "benefit"}}
 """Nobody constructed these sites, so the question is who trains better together, not whose data follow the same law."""
 

@@ -97,7 +97,7 @@ def _load(
         classes=classes,
         preprocess=preprocess,
         model=defaults.recipe(model, shape=shape, classes=len(classes)),
-        defaults=defaults.training(model) | defaults.WHAT_PAYS,
+        defaults=defaults.training(model) | defaults.FINE_TUNING,
         method_defaults=defaults.BY_BENEFIT,
         notes=(*write_notes([*notes, *more]), *mixed),
         encoding=encoding,

@@ -10,7 +10,7 @@ import torch
 
 from emdcfl.core import keys
 from emdcfl.core.errors import ConfigError
-from emdcfl.data.own.defaults import BY_BENEFIT, WHAT_PAYS
+from emdcfl.data.own.defaults import BY_BENEFIT, FINE_TUNING
 from emdcfl.data.scenarios.registry import scenario
 from emdcfl.data.sources import digits
 from emdcfl.data.split import split_indices, stratified_indices
@@ -117,6 +117,6 @@ def digit_sites(
         model=ModelRecipe("mlp", {"features": 64, "classes": 10}),
         groups=truth if max(counts) > 1 else None,
         k=max(2, len(settings)) if max(counts) > 1 else 2,
-        defaults={"rounds": 10, "local_epochs": 5, "batch_size": 32, "lr": 0.05} | WHAT_PAYS,
+        defaults={"rounds": 10, "local_epochs": 5, "batch_size": 32, "lr": 0.05} | FINE_TUNING,
         method_defaults=BY_BENEFIT,
     )

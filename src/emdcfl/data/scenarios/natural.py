@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from emdcfl.core import keys
 from emdcfl.core.errors import ConfigError
-from emdcfl.data.own.defaults import BY_BENEFIT, WHAT_PAYS
+from emdcfl.data.own.defaults import BY_BENEFIT, FINE_TUNING
 from emdcfl.data.own.folder import table_encoding
 from emdcfl.data.own.parts import FRACTIONS, SPLITS, Divided, Part, Text, class_names, label_codes, to_site
 from emdcfl.data.scenarios.registry import scenario
@@ -137,7 +137,7 @@ def _build(
         model=ModelRecipe("mlp", {"features": encoding.width, "classes": len(classes)}),
         groups=groups,
         k=K,
-        defaults=TRAINING | WHAT_PAYS,
+        defaults=TRAINING | FINE_TUNING,
         method_defaults=BY_BENEFIT,
         encoding=encoding.as_dict(),
     )

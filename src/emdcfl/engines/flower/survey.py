@@ -72,7 +72,7 @@ def survey_nodes(
         classes=classes,
         preprocess=preprocess,
         model=defaults.recipe(model, shape=shape, classes=len(classes)),
-        defaults=defaults.training(model) | defaults.WHAT_PAYS,
+        defaults=defaults.training(model) | defaults.FINE_TUNING,
         method_defaults=defaults.BY_BENEFIT,
         notes=(*([f"not surveyed, because they did not answer: {names(missing)}"] if missing else []), *doubtful),
         encoding=encoding,

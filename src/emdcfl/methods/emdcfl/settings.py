@@ -35,7 +35,8 @@ class Options:
     grouping : "neighbourhoods" or "benefit", optional
         Which question the groups answer. ``"neighbourhoods"`` (the paper): whose data follow the same law? Links under the tolerance.
         ``"benefit"``: who trains better together? W proposes groups, the members' validation losses decide (``benefit.py``), unless the
-        tolerance is a number. Default: ``"benefit"`` for data of one's own and natural sites, else the paper's.
+        tolerance is a number. Default: ``"benefit"`` for data of one's own, natural sites and ``digit-sites``, else the
+        paper's.
     evidence : float
         With ``grouping="benefit"``: standard errors by which a split must lower the members' validation loss.
     tolerance : float or "auto"
