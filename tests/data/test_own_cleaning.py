@@ -83,3 +83,23 @@ def test_letters_that_mean_different_things_stay_apart_and_arrays_are_named(tmp_
     scenario = from_arrays({"a": (x, np.array(["no", "yes"] * 20)), "b": (x, np.array(["No", "yes"] * 20))})
     (line,) = about(scenario.notes, "spelled")
     assert "'No' at b" in line and "--merge" not in line
+
+
+@pytest.mark.parametrize("gap", ["N/A", "NA", "-", "?", "nan", "", " ", "n.a.", "None", "–"])
+def test_marks_of_missing_numbers_are_gaps(tmp_path: Path, gap: str) -> None:
+    blank: Callable[[int], Any]
+    for site, blank in {"a": lambda i: gap, "b": lambda i: i}.items():
+        write(tmp_path / f"{site}.csv", WORDS, n=300, dose=lambda i: gap if i % 9 == 0 else i / 8, blank=blank)
+    scenario = load_folder(tmp_path)
+    dose, other = scenario.encoding["columns"][2:]
+    assert (dose["name"], dose["gaps"], other["name"], other["gaps"]) == ("dose", True, "blank", True)
+    rows = np.concatenate([split.x for site in scenario.sites for split in (site.train, site.val, site.tests["test"])])
+    assert rows[:, 3].sum() == 2 * len(range(0, 300, 9)) and rows[:, 5].sum() == 300
+
+
+def test_words_stay_words(tmp_path: Path) -> None:
+    for site in "ab":
+        write(tmp_path / f"{site}.csv", ["-", "+"], rhesus=lambda i: "-+"[i % 2], smokes=lambda i: ["none", "much"][i % 2])
+    scenario = load_folder(tmp_path)
+    assert scenario.classes == ("+", "-")
+    assert [column["words"] for column in scenario.encoding["columns"][2:]] == [["+", "-"], ["much", "none"]]

@@ -28,6 +28,9 @@ UNPACKED = 1 << 31
 
 TEXT = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 
+GAPS = frozenset({"", "-", "--", "–", "—", ".", "?", "na", "n/a", "n.a.", "nan", "null", "none", "nil", "missing", "unknown", "#n/a"})
+"""What people write into a cell of numbers that has none, in small letters."""
+
 HEAD = 1000
 """Rows in which a column's name is looked for."""
 
@@ -110,7 +113,22 @@ def _read_csv(path: Path, *, threads: bool = True) -> pa.Table:
     parse = pyarrow.csv.ParseOptions(delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
     # Empty text counts as missing too, as an empty number does.
     convert = pyarrow.csv.ConvertOptions(strings_can_be_null=True)
-    return pyarrow.csv.read_csv(path, pyarrow.csv.ReadOptions(use_threads=threads), parse, convert)
+    table = pyarrow.csv.read_csv(path, pyarrow.csv.ReadOptions(use_threads=threads), parse, convert)
+    return pa.table([_numbers(column) for column in table.columns], names=table.column_names) if table.num_columns else table
+
+
+def _numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Read a text column whose words are numbers and marks of missing values as numbers; return any other column as it is."""
+    if not pa.types.is_string(column.type):
+        return column
+    words = {word: word.strip() for word in pc.unique(column).to_pylist() if word is not None}
+    present = {word: text for word, text in words.items() if text.lower() not in GAPS}
+    try:
+        numbers = pc.cast(pa.array(present.values(), pa.string()), pa.float64()).to_pylist()
+    except pa.ArrowInvalid:
+        return column
+    value = dict(zip(present, numbers, strict=True))
+    return pa.chunked_array([pa.array([value.get(word) for word in column.to_pylist()], pa.float64() if value else pa.null())])
 
 
 def _reason(path: Path, error: Exception) -> str:
