@@ -5,12 +5,14 @@
 
 Natural sites (watch, hapt, chem97) and digits whose groups are known, or absent. The seed draws the data's division too where it is random.
 The defaults were chosen with seeds 0 to 2 and 10 to 13; digits get more seeds because a site tests on 18 to 45 images.
-Rows go to ``results.jsonl`` of ``--out``; runs whose row is there are not repeated. ``benchmarks/results.py`` makes the tables.
+Rows go to ``results.jsonl`` of ``--out``; runs whose row is there are not repeated. ``--publish`` writes what ``benchmarks/results.py``
+makes the tables from: the rows without rounds, bytes and single sites.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,6 +21,7 @@ from typing import Any
 
 from emdcfl.runs.config import Choice, Config, override
 from emdcfl.studies.compare import compare, configs, parse_methods, parse_seeds
+from emdcfl.studies.results import read_results
 
 SIMPLE = "local,fedavg+ft"
 EMDCFL = "emdcfl:tolerance=0.025,emdcfl:grouping=neighbourhoods,emdcfl+ft"
@@ -56,6 +59,16 @@ def wanted(case: str, methods: str, seeds: Sequence[int]) -> list[Config]:
     return found
 
 
+def publish(out: Path, file: Path) -> None:
+    """Write the rows of a comparison, each without what no table needs."""
+    kept = ("scenario", "method", "seed", "rounds", "k", "ari", "seconds", "versions", "commit", "hardware", "settings")
+    with file.open("w", encoding="utf-8") as lines:
+        for row in read_results(out / "results.jsonl"):
+            accuracy = {key: row["accuracy"][key] for key in ("mean", "worst", "samples")}
+            slim = {key: row[key] for key in kept} | {"accuracy": accuracy, "command": "python -m benchmarks.benefit"}
+            lines.write(json.dumps(slim, separators=(",", ":")) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/benefit"))
@@ -66,6 +79,7 @@ def main() -> None:
     parser.add_argument("--cases", nargs="*", default=list(CASES), choices=list(CASES))
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seconds", type=float, help="begin no run after so long")
+    parser.add_argument("--publish", type=Path, metavar="FILE", help="write the finished rows, and run nothing")
     parser.add_argument("--list", action="store_true", help="say what would run, and do nothing")
     args = parser.parse_args()
     seeds = {case: parse_seeds(args.digit_seeds if CASES[case][0] == "digit-sites" else args.seeds) for case in args.cases}
@@ -76,6 +90,9 @@ def main() -> None:
         if "equal" in case:
             runs += wanted(case, "emdcfl+ft", parse_seeds(args.equal_seeds))
     runs += [run for case in args.cases for run in wanted(case, OTHERS, seeds[case])]
+    if args.publish:
+        publish(args.out, args.publish)
+        return
     if args.list:
         for run in runs:
             print(run.scenario.name, dict(run.scenario.options), run.method.name, dict(run.method.options), run.run.seed)

@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
+from benchmarks.benefit import CASES as SITES
 from benchmarks.calibration import CASES
 from benchmarks.faults.table import write_table
 
@@ -31,6 +32,7 @@ def pages(data: Path) -> dict[str, str]:
         "trust": liars,
         "reliability": lambda folder: write_table(read(folder / "faults.jsonl"))[0],
         "performance": performance,
+        "benefit": benefit,
         "unseen": unseen,
     }
     return {"calibration": calibration(data / "tolerance"), **{name: maker(data / name) for name, maker in makers.items()}}
@@ -113,6 +115,91 @@ def _benefit(rows: Sequence[Row]) -> str:
     return f"{table(['sites', 'right', 'false splits', 'false merges', 'silent'], lines)}\n\n{sources(rows)}"
 
 
+def benefit(folder: Path) -> str:
+    """Write whether groups pay: accuracy by strategy, the groups found, how often they are the true ones, and what deciding costs."""
+    rows = read(folder / "results.jsonl")
+    found: dict[tuple[str, str], dict[int, Row]] = {}
+    for row in rows:
+        found.setdefault((_case(row), _strategy(row)), {})[row["seed"]] = row
+    lines, groups, cost = [], [], []
+    for case in SITES:
+        seeds = sorted(found[case, "alone"])
+        means = {way: _percent(found.get((case, way), {}), seeds) for way in STRATEGIES}
+        best = max(value for way in SIMPLE if (value := means[way]) is not None)
+        default = means[DEFAULT]
+        margin = "–" if default is None else f"{default - best:+.1f}"
+        lines.append([case, len(seeds), *("–" if value is None else f"{value:.1f}" for value in means.values()), margin])
+        groups.append([case, *(_groups(found.get((case, way), {}), seeds) for way in STRATEGIES if "rule" in way or way == BY_BENEFIT)])
+        if shares := _deciding(found.get((case, BY_BENEFIT), {}), found.get((case, "one for all"), {}), seeds):
+            cost.append([case, *(f"{100 * share:.0f} %" for share in shares)])
+    true = [line for case in SITES if (line := _often(case, found.get((case, BY_BENEFIT), {})))]
+    return "\n".join(
+        [
+            section(
+                "Accuracy",
+                f"{table(['sites', 'seeds', *STRATEGIES, 'default less the best of the first three'], lines)}\n\n{sources(rows)}",
+            ),
+            section("Groups found", table(["sites", *(way for way in STRATEGIES if "rule" in way), BY_BENEFIT], groups)),
+            section("How often by benefit finds the true groups", table(["sites", "seeds", "right", "smallest ARI"], true)),
+            section("What deciding adds to training", table(["sites", "distances", "validation losses"], cost)),
+        ]
+    )
+
+
+BY_BENEFIT, DEFAULT = "by benefit", "by benefit + fine-tuning (default)"
+SIMPLE = ("alone", "one for all", "one for all + fine-tuning")
+STRATEGIES = (*SIMPLE, "paper's rule", "calibrated rule", BY_BENEFIT, DEFAULT, "IFCA", "CFL", "FedEM", "pFedGraph")
+
+
+def _case(row: Row) -> str:
+    options = {key: value for key, value in row["settings"]["scenario"].items() if key not in ("name", "data_seed")}
+    return next(case for case, (name, wanted) in SITES.items() if (name, wanted) == (row["scenario"], options))
+
+
+def _strategy(row: Row) -> str:
+    settings = row["settings"]
+    tuned = settings.get("personalize", {}).get("mode", "off") != "off"
+    if row["method"] == "emdcfl":
+        if settings["method"]["tolerance"] != "auto":
+            return "paper's rule"
+        return (DEFAULT if tuned else BY_BENEFIT) if settings["method"].get("grouping") == "benefit" else "calibrated rule"
+    names = {"local": SIMPLE[0], "fedavg": SIMPLE[1], "ifca": "IFCA", "cfl": "CFL", "fedem": "FedEM", "pfedgraph": "pFedGraph"}
+    return names[row["method"]] + (" + fine-tuning" if tuned else "")
+
+
+def _percent(rows: Mapping[int, Row], seeds: Sequence[int]) -> float | None:
+    return mean(100 * rows[seed]["accuracy"]["mean"] for seed in seeds) if all(seed in rows for seed in seeds) else None
+
+
+def _groups(rows: Mapping[int, Row], seeds: Sequence[int]) -> str:
+    """Smallest and largest number of groups, and the mean ARI where the true groups are known."""
+    if not all(seed in rows for seed in seeds):
+        return "–"
+    score = "" if any(rows[seed]["ari"] is None for seed in seeds) else f" (ARI {mean(rows[seed]['ari'] for seed in seeds):.2f})"
+    counts = sorted({rows[seed]["k"] for seed in seeds})
+    return (str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}") + score
+
+
+def _often(case: str, rows: Mapping[int, Row]) -> list[object] | None:
+    """How often groups are the true ones; one group where all sites are equal."""
+    known = [row["ari"] for row in rows.values() if row["ari"] is not None]
+    if not known or not rows[min(rows)]["scenario"].startswith("digit"):
+        return None
+    seeds = sorted(rows)
+    return [case, f"{seeds[0]} to {seeds[-1]}", f"{sum(ari == 1 for ari in known)} of {len(known)}", f"{min(known):.2f}"]
+
+
+def _deciding(rows: Mapping[int, Row], plain: Mapping[int, Row], seeds: Sequence[int]) -> list[float]:
+    """Shares of training: embedding and transport; evaluating beyond what FedAvg does."""
+    if not all(seed in rows and seed in plain for seed in seeds):
+        return []
+    parts = [(rows[s]["seconds"], plain[s]["seconds"]) for s in seeds]
+    train = sum(own["train"] for own, _ in parts)
+    distances = sum(own["embed"] + own["transport"] for own, _ in parts)
+    losses = sum(own["evaluate"] - other["evaluate"] for own, other in parts)
+    return [distances / train, max(losses, 0.0) / train]
+
+
 def unseen(folder: Path) -> str:
     """Write how people fare who had no part in training, each placed by unlabelled data."""
     rows = read(folder / "watch.jsonl")
@@ -124,8 +211,8 @@ def unseen(folder: Path) -> str:
             sites = [site for row in rows if row["method"] == method and row["seed"] in chosen for site in row["unseen"]]
             alike = [site["alike"] for site in sites]
             counts = [sum(share > 0.5 for share in alike), sum(share == 0.5 for share in alike), sum(share < 0.5 for share in alike)]
-            mean = [f"{100 * value:.1f}" for value in mean_accuracy(sites).values() if value is not None]
-            lines.append([GROUPS[method], chosen[0] if len(chosen) == 1 else "all", len(sites), *mean, *counts])
+            shares = [f"{100 * value:.1f}" for value in mean_accuracy(sites).values() if value is not None]
+            lines.append([GROUPS[method], chosen[0] if len(chosen) == 1 else "all", len(sites), *shares, *counts])
     return f"{table(head, lines)}\n\n{sources(rows)}"
 
 
