@@ -213,7 +213,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--cases", default="grouped", choices=CASES)
-    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--only", default="", help="the case of this name, or cases whose name contains this")
     parser.add_argument("--seeds", default="5-9", help="such as 0,2,5-9; 0 to 4 chose the rule, 5 and above check it")
     parser.add_argument("--tolerance", help="a fixed one instead of the calibrated")
     parser.add_argument("--grouping", choices=["benefit"], help="let validation losses decide instead")
@@ -223,9 +223,11 @@ def main() -> None:
     chosen |= {"grouping": options.grouping} if options.grouping else {}
     lines = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
     done = {(line["case"], line["seed"], json.dumps(line["options"])) for line in lines}
-    for name, case in CASES[options.cases].items():
+    cases = {name: case for name, case in CASES[options.cases].items() if options.only in name}
+    cases = {options.only: cases[options.only]} if options.only in cases else cases
+    for name, case in cases.items():
         for seed in numbers(options.seeds):
-            if options.only in name and (name, seed, json.dumps(chosen)) not in done:
+            if (name, seed, json.dumps(chosen)) not in done:
                 found = row(name, case, seed, chosen)
                 with options.out.open("a") as file:
                     file.write(json.dumps(found) + "\n")
