@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from emdcfl.core.errors import ConfigError
+from emdcfl.core.errors import ConfigError, DataError
 from emdcfl.data import scenarios
 from emdcfl.data.own import check_folder, from_arrays, load_folder, load_site
 from emdcfl.data.own.cleaning import Cleaning
@@ -103,3 +103,51 @@ def test_words_stay_words(tmp_path: Path) -> None:
     scenario = load_folder(tmp_path)
     assert scenario.classes == ("+", "-")
     assert [column["words"] for column in scenario.encoding["columns"][2:]] == [["+", "-"], ["much", "none"]]
+
+
+def test_columns_that_are_no_features_are_named_and_dropped(tmp_path: Path) -> None:
+    for number, site in enumerate("ab"):
+        rows = write(
+            tmp_path / f"{site}.csv",
+            WORDS,
+            patient_id=lambda i, n=number: 7919 * (i + 50 * n) % 9973,
+            visit=lambda i: f"2024-01-{i % 28 + 1:02d}",
+            seen=lambda i: f"{i % 28 + 1}.3.2024",
+            unit=lambda i: "mg",
+            scanner=lambda i, n=number: f"type {n}",
+            ward=lambda i: i % 3,
+        ).read_text()
+        numbered = [f"{i - 1 if i else ''},{line}" for i, line in enumerate(rows.splitlines())]
+        (tmp_path / f"{site}.csv").write_text("\n".join(numbered))
+    (line,) = about(check_folder(tmp_path).notes, "no features")
+    for text in ("'Unnamed: 0' (row numbers)", "'patient_id' (identifiers)", "'visit' (dates)", "'seen' (dates)", "'unit' (one value)"):
+        assert text in line
+    assert "--drop 'Unnamed: 0,patient_id,visit,seen,unit,scanner'" in line and "ward" not in line
+    assert about(load_folder(tmp_path).notes, "no features") == [line]
+    dropped = scenarios.build("folder", path=str(tmp_path), drop="Unnamed: 0,patient_id,visit,seen,unit,scanner")
+    chosen = scenarios.build("folder", path=str(tmp_path), only=["ward", "age", "size"])
+    for scenario in (dropped, chosen):
+        assert [column["name"] for column in scenario.encoding["columns"]] == ["size", "age", "ward"]
+        assert not about(scenario.notes, "no features")
+    with pytest.raises(DataError, match=r"--drop patientid: .* did you mean 'patient_id'"):
+        load_folder(tmp_path, cleaning=Cleaning(drop=("patientid",)))
+    with pytest.raises(DataError, match="'label' is the label"):
+        load_folder(tmp_path, cleaning=Cleaning(drop=("label",)))
+    with pytest.raises(ConfigError, match="got both"):
+        Cleaning.of(drop="a", only="b")
+
+
+def test_measurements_are_not_suspected(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    counts = rng.integers(0, 400, 200).tolist()
+    for site in "ab":
+        write(tmp_path / f"{site}.csv", WORDS, cells=lambda i: counts[i], sex=lambda i: "fm"[counts[i] % 2], device=lambda i: "xyz"[i % 3])
+    assert not about(check_folder(tmp_path).notes, "no features")
+
+
+def test_a_column_at_some_sites_only_names_the_remedy(tmp_path: Path) -> None:
+    write(tmp_path / "a.csv", WORDS, dose=lambda i: i % 7)
+    write(tmp_path / "b.csv", WORDS, Dose=lambda i: i % 7)
+    with pytest.raises(DataError, match=r"client 'b' .* lacks the column 'dose' .* rename its column 'Dose'.* --drop dose,Dose"):
+        load_folder(tmp_path)
+    assert load_folder(tmp_path, cleaning=Cleaning(drop=("dose", "Dose"))).sites[0].train.x.shape[1] == 2

@@ -48,6 +48,8 @@ MergeLabels = Annotated[
 LabelMap = Annotated[
     str | None, typer.Option("--label-map", help="Own data: labels to rename, OLD=NEW,… as in 0=benign,1=malignant.", show_default=False)
 ]
+DropColumns = Annotated[str | None, typer.Option("--drop", help="Own tables: columns A,B,… that are no features.", show_default=False)]
+OnlyColumns = Annotated[str | None, typer.Option("--only", help="Own tables: the columns A,B,… that are features.", show_default=False)]
 
 USER_ERROR = 2
 INTERRUPTED = 130

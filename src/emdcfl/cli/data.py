@@ -10,7 +10,7 @@ import typer
 from rich import box
 from rich.table import Table
 
-from emdcfl.cli.app import GroupOption, LabelMap, MergeLabels, SplitColumn, SplitOption, app
+from emdcfl.cli.app import DropColumns, GroupOption, LabelMap, MergeLabels, OnlyColumns, SplitColumn, SplitOption, app
 from emdcfl.cli.show import tell, terminal
 from emdcfl.core.errors import DataError
 from emdcfl.core.units import plural
@@ -71,6 +71,8 @@ def check(
     group: GroupOption = None,
     merge_labels: MergeLabels = False,
     label_map: LabelMap = None,
+    drop: DropColumns = None,
+    only: OnlyColumns = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
     """Report what a run would read from a folder, and every problem in it."""
@@ -78,7 +80,7 @@ def check(
     from emdcfl.data.own.cleaning import Cleaning
     from emdcfl.data.own.splitting import SplitRule
 
-    rule, cleaning = SplitRule.of(split, split_column, group), Cleaning.of(merge_labels, label_map)
+    rule, cleaning = SplitRule.of(split, split_column, group), Cleaning.of(merge_labels, label_map, drop, only)
     report = check_folder(folder, label=label, client=client, rule=rule, cleaning=cleaning)
     if as_json:
         typer.echo(json.dumps(report.as_dict(), indent=2, ensure_ascii=False))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from emdcfl.cli.app import GroupOption, LabelMap, MergeLabels, SplitColumn, SplitOption, TrustModel, app
+from emdcfl.cli.app import DropColumns, GroupOption, LabelMap, MergeLabels, OnlyColumns, SplitColumn, SplitOption, TrustModel, app
 from emdcfl.cli.progress import Live
 from emdcfl.cli.show import show_result, show_unseen, terminal
 from emdcfl.core.errors import ConfigError
@@ -52,6 +52,8 @@ def run(
     group: GroupOption = None,
     merge_labels: MergeLabels = False,
     label_map: LabelMap = None,
+    drop: DropColumns = None,
+    only: OnlyColumns = None,
     baselines: Annotated[bool, typer.Option(help="With --data: also one model for all (also fine-tuned) and every site alone.")] = True,
     method: Annotated[str | None, typer.Option(help="See 'emdcfl methods'.", show_default="emdcfl")] = None,
     rounds: Annotated[int | None, typer.Option(help="Global rounds T.", show_default="the scenario's")] = None,
@@ -91,7 +93,7 @@ def run(
     from emdcfl.runs.verdict.baselines import BASELINES, run_baselines
 
     own: dict[str, Any] = {"label": label, "client": client, "split": split, "split_column": split_column, "group": group}
-    own |= {"merge_labels": merge_labels or None, "label_map": label_map}
+    own |= {"merge_labels": merge_labels or None, "label_map": label_map, "drop": drop, "only": only}
     flags: dict[str, Any] = {
         **_whose_data(scenario, data, own),
         "method": method,

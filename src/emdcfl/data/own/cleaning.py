@@ -1,23 +1,35 @@
 """Repairs that a user asks for before samples are split: labels that are spelled in different ways, columns that are no features.
 
-What nobody asked to repair is only named: ``label_variants`` finds labels that may mean the same.
+What nobody asked to repair is only named: ``label_variants`` finds labels that may mean the same, ``doubtful_columns`` identifiers, dates,
+row numbers and columns that tell sites apart.
 """
 
 from __future__ import annotations
 
 import re
+import shlex
 import unicodedata
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from emdcfl.core.errors import ConfigError
+from emdcfl.core.errors import ConfigError, DataError, nearest
 from emdcfl.core.units import names
 from emdcfl.data.own.parts import Note, Part, Raw, sort_words
 
 NUMBER = re.compile(r"[-+]?\d+(\.\d*)?")
+DATE = re.compile(r"\s*(\d{1,2}[./-]\d{1,2}[./-]\d{2,4}|\d{4}[./-]\d{1,2}[./-]\d{1,2})(\D.*)?")
+ID_NAME = re.compile(
+    r"(^|[_\W])(id|patient|subject|person|participant|user|animal|machine|device|serial|document|specimen|lot|batch)s?([_\W]|id|no|nr|$)",
+    re.I,
+)
+NUMBER_NAME = re.compile(r"(^|[_\W])(mrn|ssn|uuid|guid|key|record|case|index|row|unnamed|number|name)([_\W]|id|no|nr|$)", re.I)
+FEW = 20
+"""Different values up to which a column may name kinds (of machines, say) instead of single ones."""
 
 
 @dataclass(frozen=True)
@@ -30,28 +42,61 @@ class Cleaning:
         Labels that differ only in capitals, spaces or in how a letter is stored become one, in small letters.
     label_map : pairs of str
         Labels to rename.
+    drop, only : str
+        Columns of tables that are no features, or the only ones that are.
     """
 
     merge_labels: bool = False
     label_map: tuple[tuple[str, str], ...] = ()
+    drop: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, merge_labels: bool | None = None, label_map: str | None = None) -> Cleaning:
-        """Read the options ``merge_labels`` and ``label_map`` (``OLD=NEW,…``)."""
+    def of(
+        cls,
+        merge_labels: bool | None = None,
+        label_map: str | None = None,
+        drop: str | Sequence[str] | None = None,
+        only: str | Sequence[str] | None = None,
+    ) -> Cleaning:
+        """Read the options: ``label_map`` as ``OLD=NEW,…``, columns as a list or ``COLUMN,…``."""
+        if drop and only:
+            raise ConfigError("expected --drop or --only, got both; --only already leaves out all other columns")
         if not isinstance(merge_labels, bool | None):
             raise ConfigError(f"expected merge_labels = true or false, got {merge_labels!r}")
         pairs = [pair.partition("=") for pair in (label_map or "").split(",") if pair.strip()]
         if any(not old.strip() or not sign or not new.strip() for old, sign, new in pairs):
             raise ConfigError(f"expected --label-map OLD=NEW,… as in 0=benign,1=malignant; got {label_map!r}")
-        return cls(bool(merge_labels), tuple((old.strip(), new.strip()) for old, _, new in pairs))
+        renamed = tuple((old.strip(), new.strip()) for old, _, new in pairs)
+        return cls(bool(merge_labels), renamed, _listed(drop, "drop"), _listed(only, "only"))
 
     @classmethod
     def of_options(cls, options: Mapping[str, Any]) -> Cleaning:
         """Read the repairs from the options of a scenario of own files."""
-        return cls.of(options.get("merge_labels"), options.get("label_map"))
+        return cls.of(options.get("merge_labels"), options.get("label_map"), options.get("drop"), options.get("only"))
+
+    def select(self, raws: Sequence[Raw], label: str | None) -> list[Raw]:
+        """Return the clients with the columns that are wanted; the label stays. A column may be missing at some clients, not at all."""
+        wanted = self.drop or self.only
+        if not wanted:
+            return list(raws)
+        flag = f"--{'drop' if self.drop else 'only'} {','.join(wanted)}"
+        if label is None:
+            raise DataError(f"{flag} is for columns of tables, but these are images; leave it out")
+        known = {name for raw in raws for part in raw.parts.values() for name in part.x.column_names} - {label}
+        unknown = next((name for name in wanted if name not in known), None)
+        if unknown is not None:
+            reason = "is the label" if unknown == label else f"is at no client: {nearest(unknown, known)}"
+            raise DataError(f"{flag}: column {unknown!r} {reason}")
+
+        def cut(part: Part) -> Part:
+            kept = [n for n in part.x.column_names if n == label or (n in self.only if self.only else n not in self.drop)]
+            return replace(part, x=part.x.select(kept))
+
+        return [replace(raw, parts={split: cut(part) for split, part in raw.parts.items()}) for raw in raws]
 
     def clean(self, raw: Raw) -> Raw:
-        """Return a client's samples, repaired."""
+        """Return a client's samples with repaired labels."""
         return replace(raw, parts={split: self._clean(part) for split, part in raw.parts.items()})
 
     def _clean(self, part: Part) -> Part:
@@ -118,3 +163,50 @@ def variant_notes(where: str, raws: Sequence[Raw], *, files: bool = True) -> lis
 
 def _some(words: Sequence[str], between: str = ", ") -> str:
     return between.join(words[:5]) + (f" and {len(words) - 5} more" if len(words) > 5 else "")
+
+
+def doubtful_columns(where: str, raws: Sequence[Raw], label: str) -> list[Note]:
+    """Name columns that look like identifiers, row numbers or dates, or have one value (at each site), with the remedy."""
+    tables = [part.x for raw in raws for part in raw.parts.values()]
+    shared = set.intersection(*(set(table.column_names) for table in tables)) - {label}
+    columns = {name: [table.column(name) for table in tables] for name in tables[0].column_names if name in shared}
+    found = {name: kind for name, values in columns.items() if (kind := _doubt(name, values))}
+    if not found:
+        return []
+    shown = _some([f"{name!r} ({kind})" for name, kind in found.items()])
+    listed = shlex.quote(",".join(found)) if len(found) <= FEW else "COLUMN,…"
+    return [Note("", where, f"columns that may be no features: {{words}}; leave them out with --drop {listed}", words=(shown,))]
+
+
+def _doubt(name: str, columns: Sequence[pa.ChunkedArray]) -> str | None:
+    """Say what a column, given by site and split, is instead of a feature."""
+    columns = [column.drop_null() for column in columns if len(column) > column.null_count]
+    if not columns or any(column.type != columns[0].type for column in columns):
+        return None
+    kind = columns[0].type
+    if pa.types.is_temporal(kind):
+        return "dates"
+    text, whole = pa.types.is_string(kind) or pa.types.is_large_string(kind), pa.types.is_integer(kind)
+    if text or whole or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
+        ranges = [tuple(pc.min_max(column).as_py().values()) for column in columns]
+        if all(low == high for low, high in ranges):
+            return "one value" if len(set(ranges)) == 1 else "one value per site"
+    if text and all(DATE.fullmatch(word) for column in columns for word in column.slice(0, FEW).to_pylist()):
+        return "dates"
+    if not text and not whole:
+        return None
+    numbered = whole and all(len(column) > 1 and bool((np.diff(column.to_numpy()) == 1).all()) for column in columns)
+    if numbered:
+        return "row numbers"
+    if not ID_NAME.search(name) and not NUMBER_NAME.search(name):
+        return None
+    distinct = min(pc.count_distinct(column).as_py() for column in columns)
+    return "identifiers" if distinct > FEW or 2 * distinct > max(map(len, columns)) else None
+
+
+def _listed(columns: str | Sequence[str] | None, flag: str) -> tuple[str, ...]:
+    """Read names of columns, as a list or as text with commas."""
+    listed = columns.split(",") if isinstance(columns, str) else list(columns or ())
+    if not all(isinstance(name, str) and name.strip() for name in listed):
+        raise ConfigError(f"expected --{flag} COLUMN,… (in a config: a list of names), got {columns!r}")
+    return tuple(name.strip() for name in listed)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from emdcfl.core.errors import DataError
 from emdcfl.data.own import defaults
-from emdcfl.data.own.cleaning import AS_THEY_ARE, Cleaning, variant_notes
+from emdcfl.data.own.cleaning import AS_THEY_ARE, Cleaning, doubtful_columns, variant_notes
 from emdcfl.data.own.images import common_shape, list_images, read_client
 from emdcfl.data.own.layout import ClientFiles, Layout, client_folder, discover, visible
 from emdcfl.data.own.leaks import leaks
@@ -57,7 +57,7 @@ def load_folder(
     rule : SplitRule
         Split by time, by a column, or with repeated measurements kept together; default: at random, class by class.
     cleaning : Cleaning
-        Repairs of labels; default: none.
+        Repairs of labels, and columns to leave out; default: none.
 
     Returns
     -------
@@ -86,9 +86,11 @@ def _load(
     """Return the scenario, and the samples before they were encoded."""
     layout = discover(path, client_column=client)
     raws, details, notes = _read(layout, label=label, client=client, model=model, size=size, rule=rule)
-    raws = [cleaning.clean(raw) for raw in raws]
-    notes += variant_notes(str(path), raws)
+    raws = cleaning.select([cleaning.clean(raw) for raw in raws], details.get("label"))
     divided, classes, more = prepare(str(path), raws, seed, fractions)
+    notes += variant_notes(str(path), raws)
+    if details["kind"] == "table":
+        notes += doubtful_columns(str(path), raws, details["label"])
     arrays, encoding, preprocess, mixed = _encode(divided, {raw.name: raw.origin for raw in raws}, details, model)
     shape = arrays[raws[0].name]["train"].shape[1:]
     scenario = Scenario(

@@ -12,7 +12,6 @@ Levina, Bickel (2004). Maximum Likelihood Estimation of Intrinsic Dimension. Neu
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,6 +20,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from emdcfl.core import keys
+from emdcfl.data.own.cleaning import ID_NAME
 from emdcfl.data.own.parts import Divided, Note, write_notes
 from emdcfl.data.own.splitting import RANDOM, SplitRule
 from emdcfl.data.types import Scenario, Site
@@ -31,10 +31,6 @@ MOST_HELD, MOST_TRAINED = 300, 1500
 """Rows looked at per site: a distance matrix of this size takes milliseconds."""
 SHARE = 0.05
 """Share of near-duplicates among the held-out rows from which they are named."""
-ID_NAME = re.compile(
-    r"(^|[_\W])(id|patient|subject|person|participant|user|animal|machine|device|serial|document|specimen|lot|batch)s?([_\W]|id|no|nr|$)",
-    re.I,
-)
 
 Rows = NDArray[np.float64]
 

@@ -114,7 +114,11 @@ def _read_csv(path: Path, *, threads: bool = True) -> pa.Table:
     # Empty text counts as missing too, as an empty number does.
     convert = pyarrow.csv.ConvertOptions(strings_can_be_null=True)
     table = pyarrow.csv.read_csv(path, pyarrow.csv.ReadOptions(use_threads=threads), parse, convert)
-    return pa.table([_numbers(column) for column in table.columns], names=table.column_names) if table.num_columns else table
+    if not table.num_columns:
+        return table
+    # a column without a name is called as pandas calls it, and can be left out by that name
+    names = [name.strip() or f"Unnamed: {i}" for i, name in enumerate(table.column_names)]
+    return pa.table([_numbers(column) for column in table.columns], names=names)
 
 
 def _numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -11,7 +11,9 @@ clients' words; a missing number becomes the pooled mean plus an indicator colum
 
 from __future__ import annotations
 
+import difflib
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -126,7 +128,7 @@ def pool(summaries: Sequence[Summary], label: str) -> TableEncoding:
         if len(words) > MAX_WORDS:
             raise DataError(
                 f"column {name!r} has {len(words)} different texts: it looks like an identifier; "
-                f"at most {MAX_WORDS} categories are encoded, so remove the column, "
+                f"at most {MAX_WORDS} categories are encoded, so leave it out (--drop {name}), "
                 "or name it with --group if its rows belong together"
             )
         if words:
@@ -145,10 +147,10 @@ def column_kinds(tables: Sequence[tuple[str, pa.Table]], leave_out: Sequence[str
         there = set(table.column_names)
         lacking = [name for name in names if name not in there]
         if lacking:
-            raise DataError(f"{origin} lacks the column {lacking[0]!r} that {first_origin} has: all clients need the same columns")
+            raise DataError(_lacks(origin, lacking[0], first_origin, [name for name in table.column_names if name not in known]))
         extra = [name for name in table.column_names if name not in known]
         if extra:
-            raise DataError(f"{first_origin} lacks the column {extra[0]!r} that {origin} has: all clients need the same columns")
+            raise DataError(_lacks(first_origin, extra[0], origin, []))
     numeric: list[str] = []
     categorical: list[str] = []
     notes: list[str] = []
@@ -159,6 +161,15 @@ def column_kinds(tables: Sequence[tuple[str, pa.Table]], leave_out: Sequence[str
         if textual and any(is_numeric(kind[name]) and not pa.types.is_null(kind[name]) for _, kind in kinds):
             notes.append(f"column {name!r} holds text in {textual} and numbers elsewhere: it is treated as categorical")
     return numeric, categorical, notes
+
+
+def _lacks(origin: str, name: str, there: str, others: Sequence[str]) -> str:
+    """Say that a client lacks a column, with the one of ``others`` that may be the same under another name."""
+    folded = {other.casefold(): other for other in others}
+    close = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0.7)
+    remedy = f"rename its column {folded[close[0]]!r}, or leave both out with" if close else "add it, or leave it out with"
+    columns = ",".join([name, *(folded[c] for c in close)])
+    return f"{origin} lacks the column {name!r} that {there} has: all clients need the same columns; {remedy} --drop {shlex.quote(columns)}"
 
 
 def _encode_column(values: pa.ChunkedArray, column: Numeric | Categorical, origin: str) -> NDArray[np.float32]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from emdcfl.data.own import load_folder
 from emdcfl.data.own.cleaning import Cleaning
 from emdcfl.data.own.splitting import SplitRule
@@ -20,6 +22,8 @@ def folder(
     group: str | None = None,
     merge_labels: bool | None = None,
     label_map: str | None = None,
+    drop: str | Sequence[str] | None = None,
+    only: str | Sequence[str] | None = None,
     data_seed: int = 0,
     size: int | None = None,
     model: str | None = None,
@@ -42,6 +46,8 @@ def folder(
         Labels that differ only in capitals and spaces become one.
     label_map : str, optional
         Labels to rename: ``OLD=NEW,…``.
+    drop, only : list of str, optional
+        Columns of tables to leave out, or the only ones to use; the label stays.
     data_seed : int
         Seed of the splits.
     size : int, optional
@@ -50,5 +56,5 @@ def folder(
         Name of the network, which may decide the size of images.
     """
     rule = SplitRule.of(split, split_column, group)
-    cleaning = Cleaning.of(merge_labels, label_map)
+    cleaning = Cleaning.of(merge_labels, label_map, drop, only)
     return load_folder(path, label=label, client=client, seed=data_seed, size=size, model=model, rule=rule, cleaning=cleaning)
