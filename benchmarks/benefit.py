@@ -25,7 +25,7 @@ from emdcfl.studies.results import read_results
 
 SIMPLE = "local,fedavg+ft"
 EMDCFL = "emdcfl:tolerance=0.025,emdcfl:grouping=neighbourhoods,emdcfl+ft"
-OTHERS = "ifca,cfl,fedem,pfedgraph"
+OTHERS = "ifca,cfl,fedem:rate=times-k,pfedgraph"
 TURNS = [0, 90, 180, 270]
 
 CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {

@@ -56,6 +56,13 @@ def test_one_component_is_fedavg_bit_for_bit(options: dict[str, Any]) -> None:
     assert torch.equal(served.weights, torch.ones(9, 1))
 
 
+@pytest.mark.parametrize("name", ["fedem", "fedrc"])
+def test_k_times_the_rate(name: str) -> None:
+    _, _, fast, _ = run(name, toy(), rounds=2, k=2, rate="times-k", training=BRIEF)
+    _, _, same, _ = run(name, toy(), rounds=2, k=2, training=replace(BRIEF, lr=2 * BRIEF.lr))
+    assert torch.equal(fast.models, same.models)
+
+
 def test_a_round_is_the_em_step_written_out() -> None:
     fed = federation(toy(per_group=1, n=[96, 40, 64]), training=BRIEF)
     method = make("fedem", k=2)

@@ -25,7 +25,7 @@ import torch
 
 from emdcfl.core.federation import Federation, Round
 from emdcfl.methods.base import Family, Serving, clusters_wanted, register
-from emdcfl.methods.shared.em import Mixture, MixtureEval, serve_mixture, step_mixture
+from emdcfl.methods.shared.em import Mixture, MixtureEval, Rate, serve_mixture, step_mixture
 
 
 @register
@@ -40,10 +40,13 @@ class FedEM:
     mixture_eval : "mixture" or "last-component"
         Serve the mixture of the K averaged components (the paper), or the K-th component alone, as the client itself last trained
         it and before any averaging (the EMD-CFL authors' public code).
+    rate : "plain" or "times-k"
+        Learning rate of the components: the run's, or K times that, as the authors' public code trains them.
     """
 
     k: int | None = None
     mixture_eval: MixtureEval = "mixture"
+    rate: Rate = "plain"
 
     name: ClassVar[str] = "fedem"
     family: ClassVar[Family] = "soft"
@@ -58,7 +61,7 @@ class FedEM:
         return Mixture(list(fed.clients), torch.stack([fed.initial(k) for k in range(K)]))
 
     def step(self, fed: Federation, state: Mixture, round: Round) -> Mixture:
-        new = step_mixture(fed, state, round, keep_last=self.mixture_eval == "last-component")
+        new = step_mixture(fed, state, round, keep_last=self.mixture_eval == "last-component", rate=self.rate)
         return Mixture(state.clients, new.models, new.pi, new.last)
 
     def serve(self, state: Mixture) -> Serving:

@@ -30,7 +30,7 @@ from torch import Tensor
 from emdcfl.core.federation import Federation, Round
 from emdcfl.core.params import Layout
 from emdcfl.methods.base import Family, Serving, clusters_wanted, register
-from emdcfl.methods.shared.em import Mixture, MixtureEval, serve_mixture, step_mixture
+from emdcfl.methods.shared.em import Mixture, MixtureEval, Rate, serve_mixture, step_mixture
 from emdcfl.methods.shared.vectors import expect
 
 
@@ -73,11 +73,14 @@ class FedRC:
     mixture_eval : "mixture" or "last-component"
         Serve the mixture of the K averaged components (the paper), or the K-th component alone, as the client itself last trained
         it and before any averaging (the EMD-CFL authors' public code).
+    rate : "plain" or "times-k"
+        Learning rate of the components: the run's, or K times that, as the authors' public code trains them.
     """
 
     k: int | None = None
     floor: float = 1e-8
     mixture_eval: MixtureEval = "mixture"
+    rate: Rate = "plain"
 
     name: ClassVar[str] = "fedrc"
     family: ClassVar[Family] = "soft"
@@ -94,7 +97,7 @@ class FedRC:
         return FedRCState(list(fed.clients), models, rho=torch.ones(K, outputs(fed.layout), dtype=torch.float64))
 
     def step(self, fed: Federation, state: FedRCState, round: Round) -> FedRCState:
-        new = step_mixture(fed, state, round, keep_last=self.mixture_eval == "last-component", rho=state.rho)
+        new = step_mixture(fed, state, round, keep_last=self.mixture_eval == "last-component", rate=self.rate, rho=state.rho)
         mass = {**state.mass, **new.mass}
         rho = marginals([mass[c] for c in state.clients if c in mass], self.floor) if mass else state.rho
         return FedRCState(state.clients, new.models, new.pi, new.last, rho, mass)

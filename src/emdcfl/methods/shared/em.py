@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -32,6 +32,7 @@ SMALLEST_WEIGHT = 1e-12
 """A component's weight before the logarithm is never taken to be less: one that died out may come back."""
 
 MixtureEval = Literal["mixture", "last-component"]
+Rate = Literal["plain", "times-k"]
 
 
 def responsibilities(losses: Tensor, pi: Tensor, log_rho: Tensor | None = None) -> Tensor:
@@ -143,8 +144,13 @@ def verify_mass(client: str, reply: Reply) -> None:
         raise ClientError(f"expected a label mass of {reply['n']} samples, got {total:g}")
 
 
-def step_mixture(fed: Federation, state: Mixture, round: Round, *, keep_last: bool, rho: Tensor | None = None) -> Stepped:
-    r"""Ask the participants for an EM step and average component by component, :math:`\theta_k = \sum_c n_c\theta_{ck}/\sum_c n_c`."""
+def step_mixture(
+    fed: Federation, state: Mixture, round: Round, *, keep_last: bool, rate: Rate = "plain", rho: Tensor | None = None
+) -> Stepped:
+    r"""Ask the participants for an EM step and average component by component, :math:`\theta_k = \sum_c n_c\theta_{ck}/\sum_c n_c`.
+
+    A sample's weights sum to 1 over the components, so each moves by about 1/K of a full step; ``rate="times-k"`` makes up for it.
+    """
     mean = fed.average()
     pi, mass, last = dict(state.pi), {}, dict(state.last)
 
@@ -159,8 +165,10 @@ def step_mixture(fed: Federation, state: Mixture, round: Round, *, keep_last: bo
             last[client] = reply["models"][-1].clone()
 
     inputs = {c: {"pi": state.weights(c)} for c in round.participants}
-    dims = {"K": state.models.shape[0], "Y": 0 if rho is None else rho.shape[1]}
-    common: dict[str, Any] = {"models": state.models, "training": fed.training.as_dict()} | ({} if rho is None else {"rho": rho})
+    K = state.models.shape[0]
+    dims = {"K": K, "Y": 0 if rho is None else rho.shape[1]}
+    training = replace(fed.training, lr=fed.training.lr * (K if rate == "times-k" else 1))
+    common: dict[str, Any] = {"models": state.models, "training": training.as_dict()} | ({} if rho is None else {"rho": rho})
     replies = fed.run(em_step, inputs, fold=fold, dims=dims, verify=None if rho is None else verify_mass, **common)
     fed.check_quorum(replies, len(inputs))
     return Stepped(mean.result() if len(replies) else state.models, pi, mass, last)
