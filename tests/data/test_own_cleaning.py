@@ -151,3 +151,50 @@ def test_a_column_at_some_sites_only_names_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"client 'b' .* lacks the column 'dose' .* rename its column 'Dose'.* --drop dose,Dose"):
         load_folder(tmp_path)
     assert load_folder(tmp_path, cleaning=Cleaning(drop=("dose", "Dose"))).sites[0].train.x.shape[1] == 2
+
+
+@pytest.mark.parametrize(("mark", "point"), [(";", ","), (";", "."), ("\t", ","), ("|", "."), (",", ".")])
+def test_delimiter_and_decimal_point_are_detected(tmp_path: Path, mark: str, point: str) -> None:
+    for site in "ab":
+        path = write(tmp_path / f"{site}.csv", WORDS, note=lambda i: '"x"', dose=lambda i: "-" if i == 3 else i / 8)
+        path.write_text(path.read_text().replace(",", mark).replace(".", point).replace('"x"', '"a, b; c"'))
+    scenario = load_folder(tmp_path)
+    kinds = {column["name"]: "words" in column for column in scenario.encoding["columns"]}
+    assert kinds == {"size": False, "age": False, "dose": False, "note": True}
+    assert abs(next(column["mean"] for column in scenario.encoding["columns"] if column["name"] == "age") - 50) < 5
+
+
+def test_no_file_vanishes_without_a_word(tmp_path: Path) -> None:
+    for site in "ab":
+        write(tmp_path / "tables" / f"{site}.csv", WORDS)
+    (tmp_path / "tables" / "read me.txt").touch()
+    assert about(load_folder(tmp_path / "tables").notes, "not read: read me.txt")
+    (tmp_path / "tables" / "c.xlsx").touch()
+    with pytest.raises(DataError, match=r"c\.xlsx cannot be read as it is: save the table as CSV"):
+        load_folder(tmp_path / "tables")
+    with pytest.raises(DataError, match="save the table as CSV"):
+        load_folder(tmp_path / "tables" / "c.xlsx")
+    rng = np.random.default_rng(0)
+    for site in "ab":
+        for kind in ("cat", "dog"):
+            (tmp_path / "images" / site / kind).mkdir(parents=True)
+            for i in range(10):
+                Image.fromarray(rng.integers(0, 255, (8, 8), np.uint8)).save(tmp_path / "images" / site / kind / f"{i}.png")
+    (tmp_path / "images" / "a" / "cat" / "scan.dcm").touch()
+    (tmp_path / "images" / "a" / "stray.png").touch()
+    (line,) = about(load_folder(tmp_path / "images").notes, "left out")
+    assert "scan.dcm" in line and "stray.png" in line and "client 'a'" in line
+    for kind in ("cat", "dog"):
+        (tmp_path / "images" / "c" / kind).mkdir(parents=True)
+        (tmp_path / "images" / "c" / kind / "1.dcm").touch()
+    with pytest.raises(DataError, match=r"client 'c' .* holds no images.*\.dcm cannot be read as they are: export the images as PNG"):
+        load_folder(tmp_path / "images")
+
+
+def test_a_label_typo_names_the_nearest_column_once(tmp_path: Path) -> None:
+    for site in "abc":
+        write(tmp_path / f"{site}.csv", WORDS, **{f"reading {k}": lambda i: i % 5 for k in range(30)})
+    (error,) = check_folder(tmp_path, label="lable").errors
+    assert "did you mean 'label'?" in error and "reading" not in error and error.endswith("the same at b, c")
+    with pytest.raises(DataError, match=r"client 'a'.*did you mean 'label'\?$"):
+        load_folder(tmp_path, label="lable")

@@ -12,6 +12,10 @@ LONGEST = 1500
 """Characters of a message, which may quote text of any length."""
 
 
+FEW, MANY = 12, 40
+"""Valid names that a message lists beside the nearest one, and at most."""
+
+
 class EmdcflError(Exception):
     r"""Base of the errors a user can act on. Its text is one line.
 
@@ -60,5 +64,8 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     """
     names = sorted(valid)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    return f"{hint}(valid: {', '.join(names)})"
+    hint = f"did you mean {close[0]!r}?" if close else ""
+    if close and len(names) > FEW:  # a table may have thousands of columns
+        return hint
+    more = f" and {len(names) - MANY} more" if len(names) > MANY else ""
+    return f"{hint} (valid: {', '.join(names[:MANY])}{more})".strip()

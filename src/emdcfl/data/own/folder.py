@@ -11,6 +11,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from emdcfl.core.errors import DataError
+from emdcfl.core.units import names
 from emdcfl.data.own import defaults
 from emdcfl.data.own.cleaning import AS_THEY_ARE, Cleaning, doubtful_columns, variant_notes
 from emdcfl.data.own.images import common_shape, list_images, read_client
@@ -86,6 +87,8 @@ def _load(
     """Return the scenario, and the samples before they were encoded."""
     layout = discover(path, client_column=client)
     raws, details, notes = _read(layout, label=label, client=client, model=model, size=size, rule=rule)
+    if layout.ignored:
+        notes.append(Note("", str(path), "files that are not read: {words}", words=tuple(file.name for file in layout.ignored)))
     raws = cleaning.select([cleaning.clean(raw) for raw in raws], details.get("label"))
     divided, classes, more = prepare(str(path), raws, seed, fractions)
     notes += variant_notes(str(path), raws)
@@ -207,8 +210,8 @@ def check_folder(
     try:
         scenario, divided = _load(path, label=label, client=client, seed=seed, rule=rule, cleaning=cleaning)
     except DataError as first:
-        errors.append(str(first))
-        errors += [error for error in _each_client(path, label, client) if error not in errors]
+        others = _each_client(path, label, client)
+        errors += [*([] if any(error.startswith(str(first)) for error in others) else [str(first)]), *others]
         return FolderReport(str(path), "unknown", errors=tuple(errors))
     return _report(path, replace(scenario, notes=(*scenario.notes, *leaks(scenario, divided, rule))))
 
@@ -238,14 +241,25 @@ def _each_client(path: Path, label: str | None, client: str | None) -> list[str]
     try:
         found = discover(path).clients
     except DataError:
-        found, errors = [], []
+        found, errors = [], list[str]()
         for folder in (entry for entry in visible(path) if entry.is_dir()):
             try:
                 found.append(client_folder(folder)[1])
             except DataError as error:
                 errors.append(str(error))
-        return errors + [error for files in found for error in _one_client(files, label)]
-    return [error for files in found for error in _one_client(files, label)]
+        return errors + _once([(files, error) for files in found for error in _one_client(files, label)])
+    return _once([(files, error) for files in found for error in _one_client(files, label)])
+
+
+def _once(errors: Sequence[tuple[ClientFiles, str]]) -> list[str]:
+    """Write an error that several clients share once, with their names."""
+    same: dict[str, list[tuple[str, str]]] = {}
+    for files, error in errors:
+        general = error
+        for own in (repr(files.name), *map(str, files.parts.values())):
+            general = general.replace(own, "")
+        same.setdefault(general, []).append((files.name, error))
+    return [first + (f"; the same at {names([name for name, _ in more])}" if more else "") for (_, first), *more in same.values()]
 
 
 def _one_client(files: ClientFiles, label: str | None) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from emdcfl.core.errors import DataError
-from emdcfl.data.own.layout import IMAGE_SUFFIXES, ClientFiles, visible
+from emdcfl.data.own.layout import IMAGE_SUFFIXES, UNREAD, ClientFiles, visible
 from emdcfl.data.own.parts import Note, Part, Raw
 from emdcfl.data.own.splitting import RANDOM, SplitRule, file_keys
 
@@ -36,6 +36,8 @@ class Listed:
     name: str
     origin: str
     files: dict[str, list[tuple[Path, str]]]
+    others: tuple[Path, ...] = ()
+    """Files that are no images, or lie outside the class folders."""
 
 
 def list_images(client: ClientFiles) -> Listed:
@@ -48,9 +50,21 @@ def list_images(client: ClientFiles) -> Listed:
         files[split] = [
             (file, entry.name) for entry in classes for file in sorted(entry.rglob("*")) if file.suffix.lower() in IMAGE_SUFFIXES
         ]
-    if not any(files.values()):
-        raise DataError(f"client {client.name!r} ({origin}) holds no images: expected CLASS/*.png or similar in it")
-    return Listed(client.name, str(origin), files)
+    listed = {file for part in files.values() for file, _ in part}
+    others = tuple(file for folder in client.parts.values() for file in _files_below(folder) if file not in listed)
+    if not listed:
+        unread = sorted({file.suffix.lower() for file in others} & set(UNREAD))  # a file's name may be a patient's
+        remedy = f"; {', '.join(unread)} cannot be read as they are: {UNREAD[unread[0]]}" if unread else ""
+        raise DataError(f"client {client.name!r} ({origin}) holds no images: expected CLASS/*.png or similar in it{remedy}")
+    return Listed(client.name, str(origin), files, others)
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    for entry in visible(folder):
+        if entry.is_dir():
+            yield from _files_below(entry)
+        else:
+            yield entry
 
 
 def common_shape(clients: Sequence[Listed], *, size: int | None = None, colour: bool | None = None) -> Shape:
@@ -83,8 +97,13 @@ def read_client(listed: Listed, shape: Shape, rule: SplitRule = RANDOM) -> tuple
         parts[split] = Part(x, np.array([files[i][1] for i in good], dtype=str), by)
     if not any(len(part) for part in parts.values()):
         raise DataError(f"client {listed.name!r} ({listed.origin}): none of its images can be read, for example {bad[0]}")
-    left_out = Note(listed.name, listed.origin, "unreadable images left out: {n} ({words})", len(bad), tuple(bad))
-    return Raw(listed.name, listed.origin, parts, rule), [left_out] if bad else []
+    notes = []
+    if bad:
+        notes.append(Note(listed.name, listed.origin, "unreadable images left out: {n} ({words})", len(bad), tuple(bad)))
+    if listed.others:
+        text = "files left out, because they are no images or lie outside the class folders: {n} ({words})"
+        notes.append(Note(listed.name, listed.origin, text, len(listed.others), tuple(file.name for file in listed.others)))
+    return Raw(listed.name, listed.origin, parts, rule), notes
 
 
 def read_image(file: Path, shape: Shape) -> NDArray[np.uint8]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,6 +12,19 @@ from emdcfl.data.own.splitting import SPLIT_NAMES
 
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"})
 TABLE_SUFFIXES = frozenset({".csv", ".tsv", ".parquet"})
+
+
+_TABLES = (".xlsx", ".xls", ".xlsm", ".ods", ".numbers", ".sav", ".dta", ".sas7bdat", ".rds", ".feather", ".arrow")
+_ARCHIVES = (".zip", ".gz", ".tar", ".7z", ".rar", ".bz2", ".xz")
+_IMAGES = (".dcm", ".dicom", ".nii", ".mha", ".svs", ".heic", ".npy")
+UNREAD = {
+    **dict.fromkeys(_TABLES, "save the table as CSV"),
+    **dict.fromkeys(_ARCHIVES, "unpack the files"),
+    **dict.fromkeys(_IMAGES, "export the images as PNG"),
+}
+"""Files that hold data and are not read, and what to do."""
+
+NO_DATA = frozenset({"thumbs.db", "desktop.ini"})
 
 
 @dataclass(frozen=True)
@@ -28,6 +42,8 @@ class Layout:
     kind: str
     clients: list[ClientFiles] = field(default_factory=list)
     table: Path | None = None
+    ignored: tuple[Path, ...] = ()
+    """Files beside the clients that are not read."""
 
 
 def discover(path: Path, *, client_column: str | None = None) -> Layout:
@@ -36,41 +52,47 @@ def discover(path: Path, *, client_column: str | None = None) -> Layout:
         raise DataError(f"no such file or folder: {path}")
     if path.is_file():
         if path.suffix.lower() not in TABLE_SUFFIXES:
-            raise DataError(f"{path} is neither a folder nor a table ({', '.join(sorted(TABLE_SUFFIXES))})")
+            remedy = f"; {UNREAD[path.suffix.lower()]}" if path.suffix.lower() in UNREAD else ""
+            raise DataError(f"{path} is neither a folder nor a table ({', '.join(sorted(TABLE_SUFFIXES))}){remedy}")
         if client_column is None:
             raise DataError(f"{path} is one table for all clients: name the client column (--client COLUMN)")
         return Layout("table", table=path)
     entries = visible(path)
     tables = [entry for entry in entries if entry.suffix.lower() in TABLE_SUFFIXES and entry.is_file()]
     folders = [entry for entry in entries if entry.is_dir() and not _holds_runs(entry)]
+    ignored = tuple(entry for entry in entries if entry.is_file() and entry not in tables)
+    if not folders:
+        _refuse_unread(ignored)
     if tables and folders:
         raise DataError(f"{path} holds both tables ({tables[0].name}, …) and sub-folders ({folders[0].name}, …): keep one kind")
     if client_column is not None:
         if len(tables) != 1:
             raise DataError(f"--client {client_column} needs one table, but {path} holds {len(tables)}")
-        return Layout("table", table=tables[0])
+        return Layout("table", table=tables[0], ignored=ignored)
     if tables:
         _distinct([table.stem for table in tables], path)
-        return Layout("tables", [ClientFiles(table.stem, {MIXED: table}) for table in tables])
+        return Layout("tables", [ClientFiles(table.stem, {MIXED: table}) for table in tables], ignored=ignored)
     if not folders:
         raise DataError(f"{path} holds no clients: expected one sub-folder or one table ({', '.join(sorted(TABLE_SUFFIXES))}) per client")
     clients = [client_folder(folder) for folder in folders]
     kinds = {kind for kind, _ in clients}
     if len(kinds) > 1:
         raise DataError(f"{path} holds clients with images and clients with tables: keep one kind")
-    return Layout(kinds.pop(), [files for _, files in clients])
+    return Layout(kinds.pop(), [files for _, files in clients], ignored=ignored)
 
 
 def client_folder(folder: Path) -> tuple[str, ClientFiles]:
     """Return the kind and files of one client's folder."""
     entries = visible(folder)
     tables = [entry for entry in entries if entry.is_file() and entry.suffix.lower() in TABLE_SUFFIXES]
+    folders = [entry for entry in entries if entry.is_dir()]
+    if not folders:
+        _refuse_unread([entry for entry in entries if entry not in tables])
     if tables:
         parts = {SPLIT_NAMES.get(table.stem.lower(), MIXED): table for table in tables}
         if len(parts) != len(tables) or (MIXED in parts and len(parts) > 1):
             raise DataError(f"client {folder.name!r} ({folder}): expected one table, or train/val/test tables, got {len(tables)}")
         return "tables", ClientFiles(folder.name, parts)
-    folders = [entry for entry in entries if entry.is_dir()]
     if not folders:
         stray = next((entry.name for entry in entries), None)
         what = f"only files outside class folders ({stray}, …)" if stray else "nothing"
@@ -83,7 +105,15 @@ def client_folder(folder: Path) -> tuple[str, ClientFiles]:
 
 def visible(folder: Path) -> list[Path]:
     """Entries of a folder in sorted order, without hidden ones."""
-    return [entry for entry in sorted(folder.iterdir()) if not entry.name.startswith((".", "__"))]
+    return [entry for entry in sorted(folder.iterdir()) if not entry.name.startswith((".", "__")) and entry.name.lower() not in NO_DATA]
+
+
+def _refuse_unread(files: Sequence[Path]) -> None:
+    """Refuse files that may be a client's data and would be left out."""
+    for file in files:
+        if file.suffix.lower() in UNREAD:
+            remedy = f"{UNREAD[file.suffix.lower()]}, or move it elsewhere if it is no client's data"
+            raise DataError(f"{file} cannot be read as it is: {remedy}")
 
 
 def _holds_runs(folder: Path) -> bool:

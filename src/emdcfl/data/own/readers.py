@@ -31,6 +31,9 @@ TEXT = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 GAPS = frozenset({"", "-", "--", "–", "—", ".", "?", "na", "n/a", "n.a.", "nan", "null", "none", "nil", "missing", "unknown", "#n/a"})
 """What people write into a cell of numbers that has none, in small letters."""
 
+PEEK = 1 << 18
+"""Bytes of a CSV from which its delimiter and decimal point are read."""
+
 HEAD = 1000
 """Rows in which a column's name is looked for."""
 
@@ -110,22 +113,39 @@ def _names_of(table: pa.Table) -> list[str]:
 
 
 def _read_csv(path: Path, *, threads: bool = True) -> pa.Table:
-    parse = pyarrow.csv.ParseOptions(delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
+    delimiter, decimal = _dialect(path)
+    parse = pyarrow.csv.ParseOptions(delimiter=delimiter)
     # Empty text counts as missing too, as an empty number does.
-    convert = pyarrow.csv.ConvertOptions(strings_can_be_null=True)
+    convert = pyarrow.csv.ConvertOptions(strings_can_be_null=True, decimal_point=decimal)
     table = pyarrow.csv.read_csv(path, pyarrow.csv.ReadOptions(use_threads=threads), parse, convert)
     if not table.num_columns:
         return table
     # a column without a name is called as pandas calls it, and can be left out by that name
     names = [name.strip() or f"Unnamed: {i}" for i, name in enumerate(table.column_names)]
-    return pa.table([_numbers(column) for column in table.columns], names=names)
+    return pa.table([_numbers(column, decimal) for column in table.columns], names=names)
 
 
-def _numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def _dialect(path: Path) -> tuple[str, str]:
+    """Return what separates the cells (the usual, or else what all of the first lines have equally often) and the decimal point."""
+    usual = "\t" if path.suffix.lower() == ".tsv" else ","
+    with path.open("rb") as file:
+        text = file.read(PEEK).decode("latin-1")
+    lines = [re.sub(r'"[^"]*"', "", line) for line in text.splitlines() if line.strip()]
+    lines = lines[:-1] if len(text) == PEEK else lines
+    counts = {mark: {line.count(mark) for line in lines[:20]} for mark in (usual, ";", "\t", "|", ",")}
+    delimiter = next((mark for mark, found in counts.items() if len(found) == 1 and 0 not in found), usual)
+    if delimiter == ",":
+        return delimiter, "."
+    cells = [cell.strip().strip('"') for line in text.splitlines()[1:] for cell in line.split(delimiter)]
+    points, commas = (any(re.fullmatch(rf"[-+]?\d+{mark}\d+", cell) for cell in cells) for mark in (r"\.", ","))
+    return delimiter, "," if commas and not points else "."
+
+
+def _numbers(column: pa.ChunkedArray, decimal: str) -> pa.ChunkedArray:
     """Read a text column whose words are numbers and marks of missing values as numbers; return any other column as it is."""
     if not pa.types.is_string(column.type):
         return column
-    words = {word: word.strip() for word in pc.unique(column).to_pylist() if word is not None}
+    words = {word: word.strip().replace(decimal, ".") for word in pc.unique(column).to_pylist() if word is not None}
     present = {word: text for word, text in words.items() if text.lower() not in GAPS}
     try:
         numbers = pc.cast(pa.array(present.values(), pa.string()), pa.float64()).to_pylist()
