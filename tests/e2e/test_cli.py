@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import random
 import re
 import tomllib
@@ -179,6 +180,49 @@ def test_labels_are_repaired_by_a_flag(cli, tmp_path: Path) -> None:
     assert merged.code == 0 and "BENIGN" not in merged.out
     assert tomllib.loads((tmp_path / "merged" / "config.toml").read_text())["scenario"]["merge_labels"] is True
     refused(cli("data", "check", "d", "--label-map", "benign"), "--label-map OLD=NEW", "benign")
+
+
+SHORT = ("--rounds", 1, "--local-epochs", 1, "--no-baselines", "--quiet", "--device", "cpu", "--set", "method.tolerance=0.5")
+
+
+@pytest.fixture
+def clinics(cli, tmp_path: Path) -> Path:
+    """A folder with the tables of three clinics, another table, and a run."""
+    rng = random.Random(0)
+    for site in ("a", "b", "c", "new"):
+        rows = [f"{rng.gauss(i % 2, 1):.3f},{rng.gauss(0, 1):.3f},{i % 2}" for i in range(60)]
+        table = tmp_path / "tree" / ("new" if site == "new" else "d") / f"{site}.csv"
+        table.parent.mkdir(parents=True, exist_ok=True)
+        table.write_text("\n".join(["x,z,label", *rows]))
+    os.chdir(tmp_path / "tree")
+    assert cli("run", "--data", "d", *SHORT, "--out", "runs/r").code == 0
+    return tmp_path / "tree"
+
+
+def test_a_run_finds_its_data_from_anywhere(cli, clinics: Path, tmp_path: Path) -> None:
+    os.chdir(tmp_path)
+    placed = cli("place", "tree/runs/r", "tree/new/new.csv")
+    assert placed.code == 0, placed.err
+    assert cli("run", "--out", "tree/runs/r", "--resume", "--quiet").code == 0
+    assert cli("run", "--data", "tree/d", *SHORT, "--out", "tree/runs/r", "--resume").code == 0  # the same place in other words
+    clinics.rename(tmp_path / "moved")
+    assert cli("place", "moved/runs/r", "moved/new/new.csv").out.replace("moved/", "tree/") == placed.out
+    ended = cli("run", "--out", "moved/runs/r", "--resume", "--quiet")
+    assert ended.code == 0, ended.err
+    (tmp_path / "moved" / "d").rename(tmp_path / "gone")
+    refused(cli("place", "moved/runs/r", "moved/new/new.csv"), "moved/runs/r", str(tmp_path / "moved" / "d"), "put them back")
+
+
+def test_a_run_names_the_sites_whose_data_changed(cli, clinics: Path) -> None:
+    table = clinics / "d" / "b.csv"
+    whole = table.read_text()
+    table.write_text("\n".join(whole.splitlines()[:-3]))
+    for command in (("run", "--out", "runs/r", "--resume"), ("place", "runs/r", "new/new.csv")):
+        refused(cli(*command), "changed: b)", "--out")
+    table.write_text(whole.replace("\n", "\r\n"))  # other bytes, the same rows
+    assert cli("run", "--out", "runs/r", "--resume", "--quiet").code == 0
+    table.rename(clinics / "d" / "e.csv")
+    refused(cli("run", "--out", "runs/r", "--resume"), "are gone: b", "are new: e")
 
 
 def test_errors_in_a_process_of_its_own(tmp_path: Path) -> None:

@@ -134,6 +134,8 @@ class Scenario:
     encoding : mapping
         How a file becomes a row of ``x`` (JSON values), so that a stored run can read new files: ``{"kind": "images", "shape": [C, H, W]}``
         or a table's columns. Empty where there are no files, as for arrays; images are then read at the shape of the first site.
+    fingerprints : mapping
+        Site → hash of its samples as they were read from the user's own files, before anything pooled over sites went into them.
     source : (str, mapping) or None
         Name and options that build it again, set by the registry; a scenario changed with ``dataclasses.replace`` has none.
     """
@@ -150,4 +152,5 @@ class Scenario:
     method_defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     encoding: Mapping[str, Any] = field(default_factory=dict)
+    fingerprints: Mapping[str, str] = field(default_factory=dict)
     source: tuple[str, Mapping[str, Any]] | None = field(default=None, init=False, compare=False)

@@ -69,7 +69,7 @@ def merging_costs(result: Result, *, samples: int = SAMPLES, pairs: Sequence[tup
     labels = result.summary["clusters"]
     if labels is None or result.summary["groups"] is None:
         return []
-    serving, scenario = result.serving, result.scenario or build_scenario(result.config)
+    serving, scenario = result.serving, result.scenario or build_scenario(result.config, result.folder)
     names, classes = list(result.clients), len(result.about.classes)
     clients = simulated_clients(scenario, names, result.about.network, seed=result.config.run.seed, run="merging", precision="fp32")
     members = {k: [c for c, label in zip(names, labels, strict=True) if label == k] for k in sorted(set(labels))}

@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from emdcfl.core import keys
@@ -25,10 +26,12 @@ from emdcfl.methods.base import Checked, Method
 from emdcfl.models import ModelRecipe
 from emdcfl.models.recipe import BUILDERS
 from emdcfl.runs.config import Choice, Config, PersonalizeConfig, as_dict, config_hash
+from emdcfl.runs.store import data_record
 
 IN_MEMORY = "in-memory"
 """Scenario name of data that were given as arrays: a config cannot build them again, and identifies them by a fingerprint."""
-
+OWN_FILES = "folder"
+"""Scenario name of the user's own files."""
 
 TUNING = 0.4
 """Learning rate of fine-tuning over that of training, unless ``personalize.lr`` says otherwise.
@@ -91,17 +94,19 @@ class RunPlan:
         )
 
 
-def build_scenario(config: Config) -> Scenario:
-    """Build the scenario a config names, with the network it asks for."""
+def build_scenario(config: Config, folder: Path | None = None) -> Scenario:
+    """Build the scenario a config names, with the network it asks for; ``folder`` is the run directory, which knows where own files are."""
     if config.scenario.name == IN_MEMORY:
         raise DataError("the data of this run were given as arrays in Python; give them again: emdcfl.load(folder, clients=…)")
     given = dict(config.scenario.options)
+    if config.scenario.name == OWN_FILES and isinstance(given.get("path"), str):
+        given["path"] = data_record.locate(folder, given["path"])
     if config.model is not None and "model" in scenarios.options(config.scenario.name):
         given.setdefault("model", config.model.name)  # a pretrained network decides the size of people's own images
     return scenarios.build(config.scenario.name, **given)
 
 
-def plan(config: Config, scenario: Scenario | None = None) -> RunPlan:
+def plan(config: Config, scenario: Scenario | None = None, folder: Path | None = None) -> RunPlan:
     """Write every default into the config, so that it can be run again as it is, and build what it describes.
 
     Parameters
@@ -109,9 +114,14 @@ def plan(config: Config, scenario: Scenario | None = None) -> RunPlan:
     config : Config
     scenario : Scenario, optional
         What ``build_scenario`` returned for this config, where several runs share it, or data in memory.
+    folder : Path, optional
+        Run directory; a run in it knows where its own files are, whatever the working directory.
     """
+    if config.scenario.name == OWN_FILES and isinstance(path := config.scenario.options.get("path"), str):
+        own = {**config.scenario.options, "path": data_record.as_given(folder, path)}
+        config = replace(config, scenario=replace(config.scenario, options=own))
     device = str(pick_device(config.engine.device))
-    scenario = build_scenario(config) if scenario is None else scenario
+    scenario = build_scenario(config, folder) if scenario is None else scenario
     if config.model is not None:
         scenario = replace(scenario, model=_model(scenario, config.model))
     whole, scenario = scenario, _without(scenario, config)

@@ -21,7 +21,7 @@ from emdcfl.runs.config import Config
 from emdcfl.runs.outputs import load_parts, write_outputs
 from emdcfl.runs.scoring import MetricsRow
 from emdcfl.runs.served import ModelInfo, Served, served
-from emdcfl.runs.store import RunStore
+from emdcfl.runs.store import RunStore, data_record
 
 if TYPE_CHECKING:
     from emdcfl.runs.new_sites.nearest import NearestCluster
@@ -169,6 +169,8 @@ class Result:
             shutil.copytree(self.folder, place, ignore=shutil.ignore_patterns(".lock"))
             return place
         with RunStore.open(place, self.config) as store:
+            if self.scenario is not None:
+                data_record.bind(place, self.config.scenario.options, self.scenario.fingerprints)
             store.append_metrics(self.history)
             store.save_state(self.summary["rounds"], self.state, self.extra)
             write_outputs(place, self)

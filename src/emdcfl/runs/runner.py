@@ -31,7 +31,7 @@ from emdcfl.runs.plan import RunPlan, plan
 from emdcfl.runs.result import Result
 from emdcfl.runs.scoring import MetricsRow, accuracy, agreement, check_rows
 from emdcfl.runs.served import ModelInfo
-from emdcfl.runs.store import RunStore
+from emdcfl.runs.store import RunStore, data_record
 from emdcfl.runs.store.rounds import METRICS
 from emdcfl.runs.verdict.intervals import KIND
 
@@ -63,12 +63,13 @@ def run(
         Data that are already built, or that exist in memory only.
     """
     started = time.perf_counter()
-    planned = config if isinstance(config, RunPlan) else plan(config, scenario)
+    planned = config if isinstance(config, RunPlan) else plan(config, scenario, out)
     with planned.federation() as fed:
         if out is None:
             result = _play(_Account(planned, fed, started), observer)
         else:
             with RunStore.open(out, planned.config, resume=resume) as store:
+                data_record.bind(out, planned.config.scenario.options, planned.whole.fingerprints)
                 result = _play(_Account(planned, fed, started, store), observer)
     if not planned.held:
         return result

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
+from emdcfl.core import keys
 from emdcfl.core.errors import DataError
 from emdcfl.core.units import names
 from emdcfl.data.own import defaults
@@ -20,7 +22,7 @@ from emdcfl.data.own.leaks import leaks
 from emdcfl.data.own.parts import FRACTIONS, SPLITS, Divided, Note, Raw, prepare, to_site, write_notes
 from emdcfl.data.own.readers import read_client_tables, read_shared_table
 from emdcfl.data.own.splitting import RANDOM, SplitRule
-from emdcfl.data.own.tables import TableEncoding, column_kinds, pool, summarise
+from emdcfl.data.own.tables import TableEncoding, column_bytes, column_kinds, pool, summarise
 from emdcfl.data.types import Preprocess, Scenario
 
 Arrays = Mapping[str, Mapping[str, NDArray[Any]]]
@@ -106,8 +108,18 @@ def _load(
         method_defaults=defaults.BY_BENEFIT,
         notes=(*write_notes([*notes, *more]), *mixed),
         encoding=encoding,
+        fingerprints={raw.name: _fingerprint(raw) for raw in raws},
     )
     return scenario, divided
+
+
+def _fingerprint(raw: Raw) -> str:
+    """Return a short hash of a client's samples and labels."""
+    found: list[Any] = []
+    for split, part in raw.parts.items():
+        contents = [part.x.tobytes()] if isinstance(part.x, np.ndarray) else column_bytes(part.x)
+        found += [split, len(part), *contents, *part.labels.tolist(), *(values.tobytes() for values in part.by.values())]
+    return keys.digest(*found).hex()[:16]
 
 
 def _read(

@@ -14,7 +14,7 @@ from __future__ import annotations
 import difflib
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -208,6 +208,13 @@ def number_values(values: pa.ChunkedArray) -> NDArray[np.float64]:
         values = pc.cast(pc.cast(values, pa.int32() if values.type.bit_width == 32 else pa.int64()), pa.float64())
     numbers = pc.cast(values, pa.float64()).to_numpy(zero_copy_only=False).astype(np.float64)
     return np.where(np.isfinite(numbers), numbers, np.nan)
+
+
+def column_bytes(table: pa.Table) -> Iterator[bytes]:
+    """Yield the name and the values of every column as bytes: the same for the same values, however they are stored."""
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        yield name.encode()
+        yield number_values(column).tobytes() if is_numeric(column.type) else "\0".join(_words(column)).encode()
 
 
 def _words(values: pa.ChunkedArray) -> list[str]:

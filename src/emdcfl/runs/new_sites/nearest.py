@@ -27,6 +27,7 @@ from emdcfl.data.types import Site, Split
 from emdcfl.methods.base import Serving
 from emdcfl.runs.plan import plan
 from emdcfl.runs.result import Result
+from emdcfl.runs.store import data_record
 from emdcfl.transport import cost_matrix, exact
 
 PLACED_WITH = 400
@@ -141,7 +142,8 @@ def place_unlabelled(result: Result, site: Any, *, name: str | None = None) -> N
     serving = result.serving
     if serving.clusters is None:
         raise ConfigError(f"this is a run of {result.config.method.name}, which has no clusters to place a site in; use a run of emdcfl")
-    found = plan(result.config, result.scenario)
+    found = plan(result.config, result.scenario, result.folder)
+    data_record.check(result.folder, found.whole.fingerprints)
     scenario, config = found.scenario, found.config
     if isinstance(site, (str, Path)):
         x = read_unlabelled(Path(site), encoding=encoding_of(scenario))

@@ -26,6 +26,7 @@ from emdcfl.methods.emdcfl import EMDCFL
 from emdcfl.methods.emdcfl.comparison import Measured, PairDistance, comparable, measure
 from emdcfl.runs.plan import RunPlan, plan
 from emdcfl.runs.result import Result
+from emdcfl.runs.store import data_record
 from emdcfl.runs.verdict.intervals import wilson
 
 
@@ -131,7 +132,8 @@ def place(result: Result, site: Any, *, name: str | None = None, label: str | No
     serving = result.serving
     if serving.clusters is None:
         raise ConfigError(f"this is a run of {result.config.method.name}, which has no clusters to place a site in; use a run of emdcfl")
-    found = plan(result.config, result.scenario)
+    found = plan(result.config, result.scenario, result.folder)
+    data_record.check(result.folder, found.whole.fingerprints)
     scenario, seed = found.scenario, found.config.run.seed
     if isinstance(site, (str, Path)):
         path = Path(site)

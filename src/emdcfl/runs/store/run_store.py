@@ -5,6 +5,7 @@
     config.toml                        complete, can be run as it is
     metrics.jsonl  summary.json  …     what the runner writes
     state/run.json                     the config the run began with
+    state/data.json                    where own files are, and a fingerprint of every site
     state/metrics.jsonl                a copy of the metrics
     state/round-<t>.json               the state after round t, with a checksum; its appearance commits the round
     state/tensors/<sha256>.safetensors its tensors, by content: one that did not change is not written again
