@@ -112,6 +112,8 @@ MOMENTS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "a variance without bound": ("covariance", lambda v: v + 1e30 * torch.eye(len(v), dtype=v.dtype)),
     "a covariance that is not symmetric": ("covariance", lambda v: v + torch.triu(torch.ones_like(v), 1)),
     "a covariance beyond the variances": ("covariance", lambda v: torch.ones_like(v) - torch.eye(len(v), dtype=v.dtype)),
+    "hits that vary without bound": ("accuracy_covariance", lambda v: v + 1e30 * torch.eye(len(v), dtype=v.dtype)),
+    "hits of fewer models": ("accuracy_covariance", lambda v: v[:-1, :-1]),
     "accuracies of 200%": ("accuracy", lambda v: v + 2),
     "more samples than it has": ("n", lambda n: n + 1),
     "a million samples": ("n", lambda n: 10**6),

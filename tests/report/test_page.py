@@ -302,7 +302,16 @@ def test_the_tree_of_splits_leads_from_everybody_to_the_clusters(tmp_path: Path)
     weighed = {"evidence": 3.5, "error": 0.01, "decided_by": names[:1], "proposal": "transport"}
 
     def split(round: int, members: list[str], cells: list[list[str]], gain: float) -> dict[str, Any]:
-        return {**weighed, "round": round, "members": members, "cells": cells, "gain": gain, "points": 100 * gain, "pays": gain > 0.1}
+        return {
+            **weighed,
+            "round": round,
+            "members": members,
+            "cells": cells,
+            "gain": gain,
+            "points": 100 * gain,
+            "points_error": 1.0,
+            "pays": gain > 0.1,
+        }
 
     splits = [
         split(1, names, [names[:4], names[4:]], 0.3),

@@ -30,7 +30,7 @@ RELEASES = {
     "test": "accuracy and loss of a model on its test data, the number of samples",
     "personalize": "the model it is served, fine-tuned on its data, if its validation loss improved by it",
     "evaluate": "accuracy and losses of up to {models_at_once} models at once, as {reductions}",
-    "loss_moments": "mean and covariance of the losses of up to {averages_at_once} models at once, over blocks of validation samples",
+    "loss_moments": "means and covariances of the losses and hits of up to {averages_at_once} models, over blocks of validation samples",
     "reference": "up to {samples} embeddings of train samples{noise}, projected to {projection_ratio:g} of their width; distances",
     "recalibrate": "distances within its own data, at the class counts it has in common with partners; how many samples these are",
     "project": "up to {samples} embeddings of its samples under each partner's model{noise}, projected in the same way",

@@ -33,6 +33,7 @@ class Split:
     loss: float
     error: float
     points: float
+    points_error: float
     pays: bool
     by: list[str]
     evidence: float = 0.0
@@ -41,6 +42,10 @@ class Split:
     def ends(self) -> tuple[float, float]:
         """Two standard errors around the change of loss."""
         return self.loss - 2 * self.error, self.loss + 2 * self.error
+
+    @property
+    def in_points(self) -> str:
+        return f"{self.points:+.1f} ± {2 * self.points_error:.1f}"
 
     @property
     def in_words(self) -> str:
@@ -65,6 +70,7 @@ def _split(entry: Mapping[str, Any]) -> Split:
         -float(entry["gain"]),
         float(entry["error"]),
         float(entry["points"]),
+        float(entry["points_error"]),
         bool(entry["pays"]),
         [str(c) for c in entry["decided_by"]],
         float(entry["evidence"]),
@@ -83,8 +89,8 @@ def split_tree(run: Run, splits: Sequence[Split]) -> list[dict[str, Any]]:
     --------
     >>> from types import SimpleNamespace
     >>> run = SimpleNamespace(clients=["a", "b", "c"], clusters=[0, 0, 1], colours={0: "k0", 1: "k1"})
-    >>> whole = Split(1, frozenset("abc"), 2, -0.3, 0.02, 9.0, True, ["c"])
-    >>> for row in split_tree(run, [whole, Split(2, frozenset("ab"), 2, 0.1, 0.1, -1.0, False, [])]):
+    >>> whole = Split(1, frozenset("abc"), 2, -0.3, 0.02, 9.0, 1.0, True, ["c"])
+    >>> for row in split_tree(run, [whole, Split(2, frozenset("ab"), 2, 0.1, 0.1, -1.0, 1.0, False, [])]):
     ...     print("  " * row["depth"] + row["who"], row["said"])
     a, b, c divided into 2
       a, b kept together

@@ -45,7 +45,7 @@ def voter(gains: dict[Cell, float], m: int = 50, spread: float = 1.0) -> tuple[R
     cells = list(gains)
     mean = torch.tensor([gains[cell] for cell in cells], dtype=torch.float64)
     covariance = torch.eye(len(cells), dtype=torch.float64) * m * spread**2
-    return {"mean": mean, "covariance": covariance, "accuracy": 1 - mean / LOSS_CUT, "n": m}, cells
+    return {"mean": mean, "covariance": covariance, "accuracy": 1 - mean / LOSS_CUT, "accuracy_covariance": covariance, "n": m}, cells
 
 
 def votes(losses: dict[str, dict[Cell, float]], **options: Any) -> Votes:
@@ -64,7 +64,7 @@ def test_gain_and_error_are_those_of_the_paired_losses() -> None:
         centred = table - table.mean(1, keepdims=True)
         V = torch.from_numpy(centred @ centred.T * 30 / 29)
         mean = torch.from_numpy(table.mean(1))
-        replies[c] = {"mean": mean, "covariance": V, "accuracy": torch.zeros(2, dtype=torch.float64), "n": 30}
+        replies[c] = {"mean": mean, "covariance": V, "accuracy": torch.zeros(2, dtype=torch.float64), "accuracy_covariance": V, "n": 30}
     cells = {c: [ALL, AB if c in AB else CD] for c in ALL}
     gain = Votes(replies, cells).gain([ALL], [AB, CD])
     differences = [table[0] - table[1] for table in losses.values()]

@@ -16,7 +16,7 @@ One client cannot tear others apart: without any single member the split must st
 may prevent a split; the run is then FedAvg inside that cluster.
 
 A member learns the averages of the nested subsets it belongs to. Two of them give the average of the part by which they differ, which
-may be one client's trained state. It sends the mean and the covariance of its losses under these models, and its accuracies.
+may be one client's trained state. It sends means and covariances of its losses and of its hits under these models.
 """
 
 from __future__ import annotations
@@ -55,11 +55,12 @@ MODELS_AT_ONCE = 16
 
 @dataclass(frozen=True)
 class Gain:
-    """What one partition gains over another: per validation sample in nats, its standard error, in points of accuracy, and by client."""
+    """What one partition gains over another: per validation sample in nats, in points of accuracy, their standard errors, and by client."""
 
     mean: float
     error: float
     points: float
+    points_error: float
     by_client: Mapping[str, float]
 
     @property
@@ -94,14 +95,17 @@ class Votes:
         voters = [c for c in new if c in self.replies and c != without]
         m = max(1, sum(self.replies[c]["n"] for c in voters))
         gained: dict[str, float] = {}
-        variance = points = 0.0
+        variance = points = points_variance = 0.0
         for c in voters:
             reply, i, j = self.replies[c], self.at[c][old[c]], self.at[c][new[c]]
-            V = reply["covariance"]
+            if i == j:
+                gained[c] = 0.0
+                continue
             gained[c] = reply["n"] * float(reply["mean"][i] - reply["mean"][j])
             points += 100 * reply["n"] * float(reply["accuracy"][j] - reply["accuracy"][i])
-            variance += float(V[i, i] + V[j, j] - 2 * V[i, j]) if i != j else 0.0
-        return Gain(sum(gained.values()) / m, math.sqrt(max(variance, 0.0)) / m, points / m, gained)
+            variance += _variance(reply["covariance"], i, j)
+            points_variance += 100**2 * _variance(reply["accuracy_covariance"], i, j)
+        return Gain(sum(gained.values()) / m, math.sqrt(variance) / m, points / m, math.sqrt(points_variance) / m, gained)
 
     def pays(self, coarse: Sequence[Cell], fine: Sequence[Cell], evidence: float) -> bool:
         """Whether the finer partition is better by more than chance, and not for the sake of one member alone."""
@@ -113,6 +117,11 @@ class Votes:
             if len(rest) > 1 and not self.gain(coarse, fine, without=c).z > evidence:
                 return False
         return True
+
+
+def _variance(V: Tensor, i: int, j: int) -> float:
+    """Variance of a difference; the covariance comes from a client, so it may be none."""
+    return max(float(V[i, i] + V[j, j] - 2 * V[i, j]), 0.0)
 
 
 @dataclass(frozen=True)
@@ -203,8 +212,9 @@ def _pruned(tree: Sequence[Merge], votes: Votes, evidence: float, about: Mapping
         fine = below.get(left, [left]) + below.get(right, [right])
         pays, gain = votes.pays([node], fine, evidence), votes.gain([node], fine)
         below[node] = fine if pays else [node]
-        numbers = {"gain": gain.mean, "error": gain.error, "points": gain.points, "pays": pays, "decided_by": gain.strongest()}
-        weighed[node] = {**about, "members": list(node), "cells": [list(cell) for cell in fine], **numbers}
+        numbers = {"gain": gain.mean, "error": gain.error, "points": gain.points, "points_error": gain.points_error}
+        decision = {"pays": pays, "decided_by": gain.strongest()}
+        weighed[node] = {**about, "members": list(node), "cells": [list(cell) for cell in fine], **numbers, **decision}
     cells = below[node]
     shown = [split for node, split in weighed.items() if not any(set(node) < set(cell) for cell in cells)]
     return Examined(cells, shown[::-1])
@@ -233,8 +243,8 @@ def _joined(parts: Sequence[Reply]) -> Reply:
     """Join the replies to several requests; covariances between them are not known, and 0 errs on the safe side."""
     if len(parts) == 1:
         return parts[0]
-    V = torch.block_diag(*[part["covariance"] for part in parts])
-    return {**parts[0], **{name: torch.cat([part[name] for part in parts]) for name in ("mean", "accuracy")}, "covariance": V}
+    covariances = {name: torch.block_diag(*[part[name] for part in parts]) for name in ("covariance", "accuracy_covariance")}
+    return {**parts[0], **{name: torch.cat([part[name] for part in parts]) for name in ("mean", "accuracy")}, **covariances}
 
 
 def _portions(paths: Mapping[str, Sequence[Cell]], size: int) -> Iterator[dict[str, Sequence[Cell]]]:
@@ -258,20 +268,25 @@ def _verifier(models: Mapping[str, int], m: Mapping[str, int]) -> Callable[[str,
     """Return what refuses moments that no losses have."""
 
     def verify(client: str, reply: Reply) -> None:
-        V, L = reply["covariance"], models[client]
-        shapes = [tuple(reply[name].shape) for name in ("mean", "accuracy", "covariance")]
-        if shapes != [(L,), (L,), (L, L)]:
+        L = models[client]
+        shapes = [tuple(reply[name].shape) for name in ("mean", "accuracy", "covariance", "accuracy_covariance")]
+        if shapes != [(L,), (L,), (L, L), (L, L)]:
             raise ClientError(f"expected losses of {L} models, got shapes {shapes}")
         if reply["n"] != m[client]:
             raise ClientError(f"expected losses of the {m[client]} validation samples announced, got {reply['n']}")
-        variance = V.diagonal()
-        deviation = variance.clamp_min(0).sqrt()
-        bound = torch.outer(deviation, deviation) * (1 + 1e-6) + 1e-9
-        most = 2 * (LOSS_CUT * reply["n"]) ** 2
-        if float(variance.min()) < 0 or float(variance.max()) > most or bool((V.abs() > bound).any()) or not torch.equal(V, V.T):
-            raise ClientError("expected a covariance matrix, got one that no losses have")
+        if not _possible(reply["covariance"], LOSS_CUT * reply["n"]) or not _possible(reply["accuracy_covariance"], reply["n"]):
+            raise ClientError("expected covariance matrices, got one that no losses have")
 
     return verify
+
+
+def _possible(V: Tensor, largest: float) -> bool:
+    """Whether a matrix can be the covariance of sums of at most ``largest``."""
+    variance = V.diagonal()
+    deviation = variance.clamp_min(0).sqrt()
+    bound = torch.outer(deviation, deviation) * (1 + 1e-6) + 1e-9
+    in_range = float(variance.min()) >= 0 and float(variance.max()) <= 2 * largest**2
+    return in_range and not bool((V.abs() > bound).any()) and torch.equal(V, V.T)
 
 
 def _chosen_by_validation(fed: Federation, clients: Sequence[str], state: EMDCFLState) -> dict[str, int]:

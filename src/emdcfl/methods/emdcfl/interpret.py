@@ -158,7 +158,8 @@ def _read_splits(distances: Distances, splits: list[dict[str, Any]], clients: Se
 
 
 def _gain(split: Mapping[str, Any]) -> str:
-    return f"{split['points']:+.1f} points on validation data (loss {-split['gain']:+.2g} ± {2 * split['error']:.1g})"
+    points = f"{split['points']:+.1f} ± {2 * split['points_error']:.1f} points on validation data"
+    return f"{points} (loss {-split['gain']:+.2g} ± {2 * split['error']:.1g})"
 
 
 def _why_not(split: Mapping[str, Any]) -> str:

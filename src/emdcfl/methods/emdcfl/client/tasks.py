@@ -335,27 +335,38 @@ MOMENTS = {
     "mean": Field(torch.float64, (None,), low=0.0, high=LOSS_CUT),
     "covariance": Field(torch.float64, (None, None)),
     "accuracy": Field(torch.float64, (None,), low=0.0, high=1.0),
+    "accuracy_covariance": Field(torch.float64, (None, None)),
     "n": Field(int, low=SMALLEST_VOTE, high="max_n"),
 }
 
 
 @task(phase="evaluate", returns=MOMENTS)
 def loss_moments(client: Client, *, models: Tensor) -> Reply:
-    r"""Return mean validation losses under L states, cut at ``LOSS_CUT``, and the covariance of their sums over the samples.
-
-    The samples fall into k blocks of about :math:`\sqrt m` consecutive ones. With :math:`s_j` the losses' sums over block j of
-    :math:`w_j` samples and :math:`\mu` the means, the covariance is
-    :math:`\frac{k}{k-1}\sum_j (s_j - w_j\mu)(s_j - w_j\mu)^\top`: losses that go up and down together over a block of a
-    series are no independent evidence.
-    """
+    """Return validation losses under L states, cut at ``LOSS_CUT``, and accuracies: means, and the covariances of sums over the samples."""
     m = len(client.site.val)
     if m < SMALLEST_VOTE:
         raise ClientError(f"client {client.name!r} has {m} validation samples, and {SMALLEST_VOTE} are needed to say how losses vary")
     scored = [sample_losses(client, theta, "val") for theta in models]
     losses = torch.stack([loss for loss, _ in scored]).double().nan_to_num(nan=LOSS_CUT).clamp(0.0, LOSS_CUT)
-    mean = losses.mean(1)
-    blocks = torch.tensor_split(losses - mean[:, None], round(m / int(m**0.5)), dim=1)
+    correct = torch.stack([right for _, right in scored]).double()
+    return {
+        "mean": losses.mean(1),
+        "covariance": _covariance_of_sums(losses),
+        "accuracy": correct.mean(1),
+        "accuracy_covariance": _covariance_of_sums(correct),
+        "n": m,
+    }
+
+
+def _covariance_of_sums(values: Tensor) -> Tensor:
+    r"""Estimate the covariance of the sums of L series from k blocks of about :math:`\sqrt m` consecutive samples.
+
+    With :math:`s_j` the sums over block j of :math:`w_j` samples and :math:`\mu` the means it is
+    :math:`\frac{k}{k-1}\sum_j (s_j - w_j\mu)(s_j - w_j\mu)^\top`: values that go up and down together over a block of a series are no
+    independent evidence.
+    """
+    m = values.shape[1]
+    blocks = torch.tensor_split(values - values.mean(1, keepdim=True), round(m / int(m**0.5)), dim=1)
     deviations = torch.stack([block.sum(1) for block in blocks], dim=1)
     covariance = deviations @ deviations.T * (len(blocks) / (len(blocks) - 1))
-    accuracy = torch.stack([correct.double().mean() for _, correct in scored])
-    return {"mean": mean, "covariance": (covariance + covariance.T) / 2, "accuracy": accuracy, "n": m}
+    return (covariance + covariance.T) / 2
