@@ -198,10 +198,11 @@ def _doubt(name: str, columns: Sequence[pa.ChunkedArray]) -> str | None:
     numbered = whole and all(len(column) > 1 and bool((np.diff(column.to_numpy()) == 1).all()) for column in columns)
     if numbered:
         return "row numbers"
-    if not ID_NAME.search(name) and not NUMBER_NAME.search(name):
-        return None
     distinct = min(pc.count_distinct(column).as_py() for column in columns)
-    return "identifiers" if distinct > FEW or 2 * distinct > max(map(len, columns)) else None
+    many = distinct > FEW and 2 * distinct > max(map(len, columns))
+    if ID_NAME.search(name) or NUMBER_NAME.search(name):
+        return "identifiers" if distinct > FEW else None
+    return "identifiers or free text" if text and many else None
 
 
 def _listed(columns: str | Sequence[str] | None, flag: str) -> tuple[str, ...]:

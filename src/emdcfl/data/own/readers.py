@@ -34,6 +34,16 @@ GAPS = frozenset({"", "-", "--", "–", "—", ".", "?", "na", "n/a", "n.a.", "n
 PEEK = 1 << 18
 """Bytes of a CSV from which its delimiter and decimal point are read."""
 
+NO_CSV = {
+    b"PK\3\4": "a spreadsheet or an archive; save it as CSV, or unpack it",
+    b"\xd0\xcf\x11\xe0": "a spreadsheet; save it as CSV",
+    b"\x1f\x8b": "packed; unpack it",
+    b"\xff\xfe": "text in UTF-16; save it as UTF-8",
+    b"\xfe\xff": "text in UTF-16; save it as UTF-8",
+    b"PAR1": "a Parquet file; call it .parquet",
+}
+"""What a file with the suffix of a CSV may be instead, by its first bytes, and the remedy."""
+
 HEAD = 1000
 """Rows in which a column's name is looked for."""
 
@@ -129,7 +139,11 @@ def _dialect(path: Path) -> tuple[str, str]:
     """Return what separates the cells (the usual, or else what all of the first lines have equally often) and the decimal point."""
     usual = "\t" if path.suffix.lower() == ".tsv" else ","
     with path.open("rb") as file:
-        text = file.read(PEEK).decode("latin-1")
+        start = file.read(PEEK)
+    kind = next((kind for mark, kind in NO_CSV.items() if start.startswith(mark)), None)
+    if kind is not None:
+        raise DataError(f"cannot read the table {path}: it is not a CSV but {kind}")
+    text = start.decode("latin-1")
     lines = [re.sub(r'"[^"]*"', "", line) for line in text.splitlines() if line.strip()]
     lines = lines[:-1] if len(text) == PEEK else lines
     counts = {mark: {line.count(mark) for line in lines[:20]} for mark in (usual, ";", "\t", "|", ",")}
@@ -219,6 +233,8 @@ def labelled(table: pa.Table, label: str, name: str, origin: str, rule: SplitRul
     column = table.column(label)
     keep = np.flatnonzero(~column.is_null().to_numpy(zero_copy_only=False))
     notes = []
+    if not len(keep) and table.num_rows:
+        raise DataError(f"client {name!r} ({origin}): all {table.num_rows} rows are without a label in {label!r}; fill them in")
     if len(keep) < table.num_rows:
         notes.append(Note(name, origin, "rows without a label left out: {n}", table.num_rows - len(keep)))
         table = table.take(keep)
