@@ -82,7 +82,7 @@ Mistake = tuple[Callable[[Path], Any], dict[str, Any], tuple[str, ...]]
 
 TABLES: dict[str, Mistake] = {
     # files
-    "an empty file": (lambda d: data(d).write_bytes(b""), {}, ("west.csv", "empty")),
+    "an empty file": (lambda d: data(d).write_bytes(b""), {}, ("west.csv", "empty", "add")),
     "only a head": (lambda d: data(d).write_text(text([])), {}, ("west", "0 samples", "at least 10")),
     "no head": (lambda d: data(d).write_text(text(rows(2)[1:], rows(2)[0])), {}, ("west.csv", "first line", "names")),
     "five rows": (lambda d: data(d).write_text(text(rows(2, 5))), {}, ("west", "5 samples")),
@@ -111,7 +111,7 @@ TABLES: dict[str, Mistake] = {
     "the wrong level": (
         lambda d: [(d / "all").mkdir(), *(data(d, s).rename(d / "all" / f"{s}.csv") for s in ("north", "south", "west"))],
         {},
-        ("all", "3"),
+        ("all", "3", "itself"),
     ),
     "no such folder": (lambda d: d.rename(d.with_name("e")), {}, ("/d", "no such")),
     "an empty folder": (lambda d: [data(d, s).unlink() for s in ("north", "south", "west")], {}, ("/d", "no clients")),
@@ -138,7 +138,11 @@ TABLES: dict[str, Mistake] = {
     "a column missing at a site": (lambda d: change(data(d), 1, lambda i, v: v if i else "weight"), {}, ("west", "'dose'", "--drop")),
     "a column name typo": (lambda d: change(data(d), 1, lambda i, v: v if i else "Dosee"), {}, ("west", "'Dosee'", "rename")),
     "two columns of one name": (lambda d: change(data(d), 1, lambda i, v: v if i else "age"), {}, ("west.csv", "'age'", "rename")),
-    "words in a column of numbers": (lambda d: change(data(d), 1, lambda i, v: "high" if i == 9 else v), {}, ("'dose'", "west")),
+    "words in a column of numbers": (
+        lambda d: change(data(d), 1, lambda i, v: "high" if i == 9 else v),
+        {},
+        ("'dose'", "west", "'high'", "empty"),
+    ),
     "units in a column of numbers": (lambda d: change(data(d), 1, lambda i, v: f"{v} mg" if i else v), {}, ("'dose'", "west")),
     "a number too large": (lambda d: change(data(d), 1, lambda i, v: "1e300" if i == 9 else v), {}, ("west.csv", "'dose'")),
     "an identifier": (everywhere(2, lambda i, v, s: f"P{i}{s}" if i else "patient"), {}, ("'patient'", "--drop")),
@@ -170,7 +174,7 @@ IMAGES: dict[str, Mistake] = {
     "one level too high": (
         lambda d: [(d / s).rename(d / "all" / s) for s in ("north", "south", "west") if (d / "all").mkdir(exist_ok=True) is None],
         {},
-        ("'all'", "two clients"),
+        ("'all'", "two clients", "folder that holds"),
     ),
     "a table beside the folders": (lambda d: (d / "labels.csv").write_text("x,y\n1,2\n"), {}, ("labels.csv", "both tables")),
     "class folders in capitals": (lambda d: (d / "west" / "sick").rename(d / "west" / "SICK"), {}, ("'SICK' at west", "--merge-labels")),

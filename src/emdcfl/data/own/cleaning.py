@@ -20,14 +20,17 @@ import pyarrow.compute as pc
 from emdcfl.core.errors import ConfigError, DataError, nearest
 from emdcfl.core.units import names
 from emdcfl.data.own.parts import Note, Part, Raw, sort_words
+from emdcfl.data.own.readers import GAPS
 
-NUMBER = re.compile(r"[-+]?\d+(\.\d*)?")
+NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 DATE = re.compile(r"\s*(\d{1,2}[./-]\d{1,2}[./-]\d{2,4}|\d{4}[./-]\d{1,2}[./-]\d{1,2})(\D.*)?")
 ID_NAME = re.compile(
     r"(^|[_\W])(id|patient|subject|person|participant|user|animal|machine|device|serial|document|specimen|lot|batch)s?([_\W]|id|no|nr|$)",
     re.I,
 )
 NUMBER_NAME = re.compile(r"(^|[_\W])(mrn|ssn|uuid|guid|key|record|case|index|row|unnamed|number|name)([_\W]|id|no|nr|$)", re.I)
+SHARE_OF_TEXT = 0.2
+"""Share of text among numbers up to which it looks like a mistake; more may be codes of diagnoses."""
 FEW = 20
 """Different values up to which a column may name kinds (of machines, say) instead of single ones."""
 
@@ -176,6 +179,23 @@ def doubtful_columns(where: str, raws: Sequence[Raw], label: str) -> list[Note]:
     shown = _some([f"{name!r} ({kind})" for name, kind in found.items()])
     listed = shlex.quote(",".join(found)) if len(found) <= FEW else "COLUMN,…"
     return [Note("", where, f"columns that may be no features: {{words}}; leave them out with --drop {listed}", words=(shown,))]
+
+
+def mixed_columns(raws: Sequence[Raw], label: str) -> list[Note]:
+    """Name columns of numbers with a few cells of text, which turn all their numbers into categories."""
+    notes = []
+    for raw in raws:
+        for part in raw.parts.values():
+            for name, column in zip(part.x.column_names, part.x.columns, strict=True):
+                if name == label or not pa.types.is_string(column.type):
+                    continue
+                words = [word.strip() for word in column.drop_null().to_pylist()]
+                odd = [word for word in words if not NUMBER.fullmatch(word) and word.lower() not in GAPS]
+                if 0 < len(odd) < SHARE_OF_TEXT * len(words):
+                    text = f"column {name!r} holds numbers and {{n}} cells of text ({{words}}), so its numbers count as categories; "
+                    text += f"write numbers, leave the cells empty, or use --drop {shlex.quote(name)}"
+                    notes.append(Note(raw.name, raw.origin, text, len(odd), tuple(dict.fromkeys(map(repr, odd)))))
+    return notes
 
 
 def _doubt(name: str, columns: Sequence[pa.ChunkedArray]) -> str | None:

@@ -15,7 +15,7 @@ from emdcfl.core import keys
 from emdcfl.core.errors import DataError
 from emdcfl.core.units import names
 from emdcfl.data.own import defaults
-from emdcfl.data.own.cleaning import AS_THEY_ARE, Cleaning, doubtful_columns, variant_notes
+from emdcfl.data.own.cleaning import AS_THEY_ARE, Cleaning, doubtful_columns, mixed_columns, variant_notes
 from emdcfl.data.own.images import common_shape, list_images, read_client
 from emdcfl.data.own.layout import ClientFiles, Layout, client_folder, discover, visible
 from emdcfl.data.own.leaks import leaks
@@ -95,7 +95,7 @@ def _load(
     divided, classes, more = prepare(str(path), raws, seed, fractions)
     notes += variant_notes(str(path), raws)
     if details["kind"] == "table":
-        notes += doubtful_columns(str(path), raws, details["label"])
+        notes += [*doubtful_columns(str(path), raws, details["label"]), *mixed_columns(raws, details["label"])]
     arrays, encoding, preprocess, mixed = _encode(divided, {raw.name: raw.origin for raw in raws}, details, model)
     shape = arrays[raws[0].name]["train"].shape[1:]
     scenario = Scenario(

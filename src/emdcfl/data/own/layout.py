@@ -91,7 +91,10 @@ def client_folder(folder: Path) -> tuple[str, ClientFiles]:
     if tables:
         parts = {SPLIT_NAMES.get(table.stem.lower(), MIXED): table for table in tables}
         if len(parts) != len(tables) or (MIXED in parts and len(parts) > 1):
-            raise DataError(f"client {folder.name!r} ({folder}): expected one table, or train/val/test tables, got {len(tables)}")
+            raise DataError(
+                f"client {folder.name!r} ({folder}): expected one table, or train/val/test tables, got {len(tables)}; "
+                f"if each is a client, give the folder {folder} itself"
+            )
         return "tables", ClientFiles(folder.name, parts)
     if not folders:
         stray = next((entry.name for entry in entries), None)

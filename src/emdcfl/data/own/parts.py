@@ -102,7 +102,9 @@ def prepare(where: str, raws: Sequence[Raw], seed: int, fractions: Sequence[floa
     """Split every client's samples and name the classes; return splits by client, classes and notes."""
     if len(raws) < 2:
         found = f"1 client ({raws[0].name!r})" if raws else "no clients"
-        raise DataError(f"{where}: expected at least two clients with samples, got {found}; add another")
+        raise DataError(
+            f"{where}: expected at least two clients with samples, got {found}; add another, or give the folder that holds the clients"
+        )
     divided = {raw.name: divide(raw, seed, fractions) for raw in raws}
     classes = class_names(divided)
     notes: list[Note] = []
@@ -120,7 +122,9 @@ def divide(raw: Raw, seed: int, fractions: Sequence[float] = FRACTIONS) -> dict[
     rng = keys.generator(seed, raw.name, 0, "split")
     total = sum(len(part) for part in raw.parts.values())
     if total < MIN_SAMPLES:
-        raise DataError(f"client {raw.name!r} ({raw.origin}) has {total} samples; at least {MIN_SAMPLES} are needed")
+        raise DataError(
+            f"client {raw.name!r} ({raw.origin}) has {total} samples; at least {MIN_SAMPLES} are needed; add some, or leave it out"
+        )
     given = {name: part for name, part in raw.parts.items() if len(part)}
     if MIXED in given and SPLIT in given[MIXED].by:
         words = given[MIXED].by[SPLIT]

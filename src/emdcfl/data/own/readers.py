@@ -41,6 +41,9 @@ NO_CSV = {
     b"\xff\xfe": "text in UTF-16; save it as UTF-8",
     b"\xfe\xff": "text in UTF-16; save it as UTF-8",
     b"PAR1": "a Parquet file; call it .parquet",
+    b"\x89PNG": "an image; images belong into SITE/CLASS folders",
+    b"\xff\xd8\xff": "an image; images belong into SITE/CLASS folders",
+    b"%PDF": "a PDF; save its table as CSV",
 }
 """What a file with the suffix of a CSV may be instead, by its first bytes, and the remedy."""
 
@@ -176,7 +179,9 @@ def _reason(path: Path, error: Exception) -> str:
     ragged = re.search(r"Expected (\d+) columns, got (\d+)", str(error))
     if ragged:
         return f"expected {ragged[1]} columns, got {ragged[2]}{_line(path)}; correct the file"
-    return "it is empty" if "Empty CSV" in str(error) else f"it is damaged, or not a table ({type(error).__name__})"
+    if "Empty CSV" in str(error):
+        return "it is empty; add rows, or move the file elsewhere"
+    return f"it is damaged, or not a table ({type(error).__name__}); save it again as CSV or Parquet"
 
 
 def _line(path: Path) -> str:
@@ -241,7 +246,10 @@ def labelled(table: pa.Table, label: str, name: str, origin: str, rule: SplitRul
     labels = _as_text(table.column(label))
     distinct = len(np.unique(labels))
     if distinct > _MAX_CLASSES or (pa.types.is_floating(column.type) and distinct > max(20, 0.2 * len(labels))):
-        raise DataError(f"client {name!r} ({origin}): label column {label!r} has {distinct} different values; labels must be classes")
+        raise DataError(
+            f"client {name!r} ({origin}): label column {label!r} has {distinct} different values; "
+            "labels must be classes; name another column with --label"
+        )
     table, by, present = table_keys(table, rule, label, f"client {name!r} ({origin})")
     part = Part(table, labels, by)
     if present.all():
@@ -275,7 +283,7 @@ def read_shared_table(path: Path, label: str | None, client: str, rule: SplitRul
         raise DataError(f"{path} has no client column {client!r}: {nearest(client, table.column_names)}")
     column = label_column(table, label, str(path))
     if column == client:
-        raise DataError(f"{path}: the label and the client column are both {client!r}")
+        raise DataError(f"{path}: the label and the client column are both {client!r}; name another with --label or --client")
     who = _as_text(pc.fill_null(pc.cast(table.column(client), pa.string()), ""))
     notes = [Note("", str(path), "rows without a client left out: {n}", int((who == "").sum()))] if (who == "").any() else []
     table = table.drop_columns([client])

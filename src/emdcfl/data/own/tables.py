@@ -159,7 +159,9 @@ def column_kinds(tables: Sequence[tuple[str, pa.Table]], leave_out: Sequence[str
         textual = next((origin for origin, kind in kinds if not is_numeric(kind[name])), None)
         (categorical if textual else numeric).append(name)
         if textual and any(is_numeric(kind[name]) and not pa.types.is_null(kind[name]) for _, kind in kinds):
-            notes.append(f"column {name!r} holds text in {textual} and numbers elsewhere: it is treated as categorical")
+            notes.append(
+                f"column {name!r} holds text in {textual} and numbers elsewhere: it is treated as categorical; write numbers, or use --drop"
+            )
     return numeric, categorical, notes
 
 
