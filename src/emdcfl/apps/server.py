@@ -17,6 +17,7 @@ from flwr.serverapp import ServerApp
 from emdcfl.apps.options import Options
 from emdcfl.core.errors import EmdcflError
 from emdcfl.core.schema import Reply
+from emdcfl.data.own.cleaning import Cleaning
 from emdcfl.data.scenarios.registry import scenario
 from emdcfl.data.types import Scenario
 from emdcfl.engines.flower.messages import MessageSettings
@@ -122,6 +123,8 @@ def nodes(
     *,
     clients: list[str] | None = None,
     label: str | None = None,
+    drop: str | list[str] | None = None,
+    only: str | list[str] | None = None,
     data_seed: int = 0,
     size: int | None = None,
     model: str | None = None,
@@ -134,6 +137,8 @@ def nodes(
         Names of the clients of the run; by default those on the server's list of keys or, if it is empty, all that are connected.
     label : str, optional
         Label column of tables.
+    drop, only : list of str, optional
+        Columns of tables that are no features, or the only ones that are.
     data_seed : int
         Seed of the splits.
     size : int, optional
@@ -141,4 +146,5 @@ def nodes(
     model : str, optional
         Name of the network.
     """
-    return survey_nodes(current().connected, NODES, clients=clients, label=label, data_seed=data_seed, size=size, model=model)
+    options: dict[str, Any] = {"data_seed": data_seed, "size": size, "model": model, "cleaning": Cleaning.of(drop=drop, only=only)}
+    return survey_nodes(current().connected, NODES, clients=clients, label=label, **options)

@@ -199,6 +199,23 @@ def test_nodes_with_their_own_files_agree_with_one_folder_read_in_one_place(tmp_
     assert torch.allclose(results[0], results[1], atol=1e-6)
 
 
+def test_labels_and_columns_of_nodes_that_do_not_fit_are_told_and_left_out(tmp_path: Path) -> None:
+    data = own(tmp_path, "tables")
+    text = (data / "b.csv").read_text().splitlines()
+    (data / "b.csv").write_text(
+        "\n".join([f"extra,{text[0]}", *(f"{i},{line[:-1]}{'ny'[int(line[-1])]}" for i, line in enumerate(text[1:]))])
+    )
+    grid = HomeGrid({i: (name, home(tmp_path / f"home-{name}", data=str(data / f"{name}.csv"))) for i, name in enumerate("abc", start=1)})
+    with session(Session(grid, QUICK, KeyList())):
+        with pytest.raises(DataError, match=r"'a' and 'b' differ in the column 'extra'.*scenario\.drop=extra"):
+            scenarios.build("nodes", clients=["a", "b", "c"])
+        with pytest.raises(DataError, match="did you mean 'extra'"):
+            scenarios.build("nodes", clients=["a", "b", "c"], drop="extras")
+        surveyed = scenarios.build("nodes", clients=["a", "b", "c"], drop=["extra"])
+    assert [column["name"] for column in surveyed.encoding["columns"]] == ["age", "ward"]
+    assert any("numbers at a, c (0, 1) and words at b (n, y)" in note and "node" in note for note in surveyed.notes)
+
+
 def test_an_answer_to_the_survey_that_is_lost_is_asked_for_again(tmp_path: Path) -> None:
     data = own(tmp_path, "tables")
     grid = HomeGrid({i: (name, home(tmp_path / f"home-{name}", data=str(data / f"{name}.csv"))) for i, name in enumerate("abc", start=1)})

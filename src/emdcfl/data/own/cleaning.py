@@ -80,23 +80,25 @@ class Cleaning:
 
     def select(self, raws: Sequence[Raw], label: str | None) -> list[Raw]:
         """Return the clients with the columns that are wanted; the label stays. A column may be missing at some clients, not at all."""
-        wanted = self.drop or self.only
-        if not wanted:
-            return list(raws)
-        flag = f"--{'drop' if self.drop else 'only'} {','.join(wanted)}"
-        if label is None:
-            raise DataError(f"{flag} is for columns of tables, but these are images; leave it out")
-        known = {name for raw in raws for part in raw.parts.values() for name in part.x.column_names} - {label}
-        unknown = next((name for name in wanted if name not in known), None)
-        if unknown is not None:
-            reason = "is the label" if unknown == label else f"is at no client: {nearest(unknown, known)}"
-            raise DataError(f"{flag}: column {unknown!r} {reason}")
+        tables = [] if label is None else [part.x.column_names for raw in raws for part in raw.parts.values()]
+        keep = self.columns({name for table in tables for name in table}, label)
 
         def cut(part: Part) -> Part:
-            kept = [n for n in part.x.column_names if n == label or (n in self.only if self.only else n not in self.drop)]
-            return replace(part, x=part.x.select(kept))
+            return replace(part, x=part.x.select([name for name in part.x.column_names if name in keep or name == label]))
 
-        return [replace(raw, parts={split: cut(part) for split, part in raw.parts.items()}) for raw in raws]
+        return [replace(raw, parts={split: cut(part) for split, part in raw.parts.items()}) for raw in raws] if tables else list(raws)
+
+    def columns(self, known: Collection[str], label: str | None) -> set[str]:
+        """Return the columns that are features, of those that any client has; ``label`` is ``None`` for images."""
+        wanted = self.drop or self.only
+        flag = f"--{'drop' if self.drop else 'only'} {','.join(wanted)}"
+        if wanted and label is None:
+            raise DataError(f"{flag} is for columns of tables, but these are images; leave it out")
+        unknown = next((name for name in wanted if name not in known or name == label), None)
+        if unknown is not None:
+            reason = "is the label" if unknown == label else f"is at no client: {nearest(unknown, set(known) - {str(label)})}"
+            raise DataError(f"{flag}: column {unknown!r} {reason}")
+        return set(self.only) or set(known) - set(self.drop)
 
     def clean(self, raw: Raw) -> Raw:
         """Return a client's samples with repaired labels."""

@@ -20,7 +20,7 @@ from emdcfl.core.errors import ClientError, DataError
 from emdcfl.core.replies import brief
 from emdcfl.core.units import names
 from emdcfl.data.own import defaults
-from emdcfl.data.own.cleaning import label_variants
+from emdcfl.data.own.cleaning import AS_THEY_ARE, Cleaning, label_variants
 from emdcfl.data.own.images import LARGEST_DEFAULT
 from emdcfl.data.own.parts import sort_words
 from emdcfl.data.own.tables import Moments, Summary, pool
@@ -49,6 +49,7 @@ def survey_nodes(
     data_seed: int,
     size: int | None,
     model: str | None,
+    cleaning: Cleaning = AS_THEY_ARE,
 ) -> Scenario:
     """Ask the connected nodes about their files and return the scenario they agree on; the options are those of ``apps/server.py``."""
     ask = _Survey(connected, clients)
@@ -63,7 +64,9 @@ def survey_nodes(
     labels = {client: [str(word) for word in answer["labels"]] for client, answer in described.items()}
     doubtful = [f"{sentence}; if they mean the same, write them alike at every node" for sentence in label_variants(labels)]
     decide, dtype = (_images, torch.uint8) if kinds == ["images"] else (_tables, torch.float32)
-    encoding, preprocess, shape = decide(ask, described, {"seed": data_seed, "label": label, "size": size, "model": model})
+    encoding, preprocess, shape = decide(
+        ask, described, {"seed": data_seed, "label": label, "size": size, "model": model, "cleaning": cleaning}
+    )
     empty = Split(torch.empty((0, *shape), dtype=dtype), torch.empty(0, dtype=torch.int64))
     missing = [c for c in ask.clients if c not in described]
     return Scenario(
@@ -129,6 +132,7 @@ class _Survey:
 
 def _images(ask: _Survey, described: Mapping[str, Answer], options: Mapping[str, Any]) -> Agreed:
     """Shape and standardisation of images, by the rules of ``load_folder``."""
+    options["cleaning"].columns((), None)
     pretrained = defaults.is_pretrained(options["model"])
     size = options["size"] or (224 if pretrained else None)
     if size is None:
@@ -156,11 +160,16 @@ def _images(ask: _Survey, described: Mapping[str, Answer], options: Mapping[str,
 def _tables(ask: _Survey, described: Mapping[str, Answer], options: Mapping[str, Any]) -> Agreed:
     """Encoding of tables, pooled from what the nodes report about their training rows."""
     first, *others = described
-    names = list(described[first]["columns"])
+    label = Counter(answer["label"] for answer in described.values()).most_common(1)[0][0]
+    keep = options["cleaning"].columns({name for answer in described.values() for name in answer["columns"]}, label)
+    names = [name for name in described[first]["columns"] if name in keep]
     for client in others:
-        different = set(names) ^ set(described[client]["columns"])
+        different = set(names) ^ (set(described[client]["columns"]) & keep)
         if different:
-            raise DataError(f"clients {first!r} and {client!r} differ in the column {min(different)!r}: all clients need the same columns")
+            raise DataError(
+                f"clients {first!r} and {client!r} differ in the column {min(different)!r}: all clients need the same columns; "
+                f"add it, or leave it out with --set scenario.drop={min(different)}"
+            )
     numeric = [name for name in names if all(answer["columns"][name] for answer in described.values())]
     categorical = [name for name in names if name not in numeric]
     question = {"question": MEASURE, "seed": options["seed"], "label": options["label"], "numeric": numeric, "categorical": categorical}
@@ -170,6 +179,5 @@ def _tables(ask: _Survey, described: Mapping[str, Answer], options: Mapping[str,
         )
         for answer in ask(question).values()
     ]
-    labels = Counter(answer["label"] for answer in described.values())
-    encoding = pool(summaries, labels.most_common(1)[0][0])
+    encoding = pool(summaries, label)
     return encoding.as_dict(), Preprocess(), (encoding.width,)
