@@ -16,7 +16,7 @@ import pytest
 import tests.tiny
 from tests.e2e.shell import Ended, called, emdcfl
 
-from emdcfl import __version__
+from emdcfl import __version__, fit, load
 from emdcfl.runs import runner
 
 
@@ -180,6 +180,13 @@ def test_labels_are_repaired_by_a_flag(cli, tmp_path: Path) -> None:
     assert merged.code == 0 and "BENIGN" not in merged.out
     assert tomllib.loads((tmp_path / "merged" / "config.toml").read_text())["scenario"]["merge_labels"] is True
     refused(cli("data", "check", "d", "--label-map", "benign"), "--label-map OLD=NEW", "benign")
+    dropped = cli(*quick, "--merge-labels", "--drop", "z", "--out", "dropped")
+    assert dropped.code == 0, dropped.err
+    assert tomllib.loads((tmp_path / "dropped" / "config.toml").read_text())["model"]["features"] == 1
+    settings = {"scenario.merge_labels": True, "scenario.only": ["x"]}
+    result = fit("d", rounds=1, local_epochs=1, settings=settings, out="python", device="cpu")
+    assert result.about.classes == ("benign", "malignant") and result.about.shape == (1,)
+    assert load("python").place("d/b.csv", name="again").site == "again"
 
 
 SHORT = ("--rounds", 1, "--local-epochs", 1, "--no-baselines", "--quiet", "--device", "cpu", "--set", "method.tolerance=0.5")

@@ -104,7 +104,7 @@ def check(
         tell(console, f"problem: {problem}")
     if not report.ok:
         raise DataError(f"{folder}: {plural(len(report.errors), 'problem')} to fix before a run")
-    console.print("ready to run")
+    console.print("ready to run; read the notes first" if report.notes else "ready to run")
 
 
 def _balance(labels: dict[str, int]) -> str:
