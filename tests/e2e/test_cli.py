@@ -176,6 +176,8 @@ def test_labels_are_repaired_by_a_flag(cli, tmp_path: Path) -> None:
     quick = ("run", "--data", "d", "--rounds", 1, "--local-epochs", 1, "--no-baselines", "--quiet", "--device", "cpu")
     plain = cli(*quick, "--out", "plain")
     assert plain.code == 0 and "'BENIGN' at b" in plain.out, plain.err
+    shown = cli(*(part for part in quick if part != "--quiet"), "--out", "shown").out
+    assert shown.index("'BENIGN' at b") < shown.index("round 1/1")  # before it takes time
     merged = cli(*quick, "--merge-labels", "--out", "merged")
     assert merged.code == 0 and "BENIGN" not in merged.out
     assert tomllib.loads((tmp_path / "merged" / "config.toml").read_text())["scenario"]["merge_labels"] is True

@@ -24,6 +24,7 @@ from emdcfl.runs.verdict.advice import advice
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from emdcfl.runs.plan import RunPlan
     from emdcfl.runs.result import Result
 
 
@@ -131,7 +132,7 @@ def run(
     with nullcontext() if quiet or as_json else Live(console) as live, _tracked(place if tensorboard else None) as watch:
         say = console.print if live else _nothing
         say(f"{chosen.method.name} on {data.resolve().name if data else chosen.scenario.name}, seed {chosen.run.seed}")
-        result = start(chosen, place, resume=resume, observer=watch(live))
+        result = start(_with_doubts(chosen, place, say), place, resume=resume, observer=watch(live))
         if compare:
             say("for comparison: one model for all (fedavg), then every site alone (local)")
         found = run_baselines(result, observer=live) if compare else {}
@@ -154,6 +155,19 @@ def _finish(console: Console, result: Result, others: Mapping[str, Mapping[str, 
     if "unseen" in result.summary:
         show_unseen(console, result.summary["unseen"])
     console.print(f"report: {report}", soft_wrap=True)
+
+
+def _with_doubts(chosen: Config, place: Path, say: Callable[..., None]) -> Config | RunPlan:
+    """Read own files before the run starts, and say at once what a flag would repair: training may take long."""
+    from emdcfl.runs.plan import OWN_FILES, plan
+
+    if chosen.scenario.name != OWN_FILES or chosen.engine.name == "flower":
+        return chosen
+    planned = plan(chosen, folder=place)
+    for note in planned.scenario.notes:
+        if " --" in note:
+            say(f"note: {note}", soft_wrap=True)
+    return planned
 
 
 def _whose_data(scenario: str | None, data: Path | None, about: Mapping[str, Any]) -> dict[str, Any]:
