@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -165,3 +166,12 @@ def test_a_liar_cannot_tear_equal_sites_apart() -> None:
     )
     found = groups(play(fed, 2)[-1])
     assert frozenset(set(fed.clients) - {"site-2"}) in {members - {"site-2"} for members in found}
+
+
+def test_reading_says_why_a_cluster_stays_together() -> None:
+    together = play(federation(tiny(groups=1)), 1)[-1]
+    kept = {"round": 1, "members": list(together.clients), "cells": [["site-0"], list(together.clients[1:])], "decided_by": []}
+    numbers = {"error": 0.1, "points": 1.0, "points_error": 1.0, "pays": False, "evidence": 3.0}
+    for gain, why in ((-0.1, "it does not pay"), (0.2, "that may be chance"), (0.5, "it rests on one client alone")):
+        distances = replace(together.distances(), splits=[{**kept, **numbers, "gain": gain}])
+        assert read(distances, together.clients, [0] * len(together.clients)).clusters[0].endswith(why)

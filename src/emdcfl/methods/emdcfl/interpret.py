@@ -163,7 +163,9 @@ def _gain(split: Mapping[str, Any]) -> str:
 
 
 def _why_not(split: Mapping[str, Any]) -> str:
-    return "it does not pay" if split["gain"] <= 0 else "that may be chance"
+    if split["gain"] <= 0:
+        return "it does not pay"
+    return "it rests on one client alone" if split["gain"] > split["evidence"] * split["error"] else "that may be chance"
 
 
 def doubts(distances: Distances, clients: Sequence[str], clusters: Sequence[int]) -> list[str]:
