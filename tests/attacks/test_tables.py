@@ -124,6 +124,10 @@ BOMBS = {
 }
 
 
+COUNTED: list[pa.MemoryPool] = []
+"""Pools live as long as the process: memory taken from one may be given back later, by a thread of Arrow's."""
+
+
 @pytest.mark.parametrize("what", BOMBS)
 def test_a_parquet_file_that_unpacks_to_much_more_is_refused_before_it_does(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -134,6 +138,7 @@ def test_a_parquet_file_that_unpacks_to_much_more_is_refused_before_it_does(
     monkeypatch.setattr(readers, "UNPACKED", 1 << 22)  # a small limit, so that a small file exceeds it
     usual = pa.default_memory_pool()
     counted = pa.proxy_memory_pool(usual)
+    COUNTED.append(counted)
     pa.set_memory_pool(counted)
     try:
         with pytest.raises(DataError, match=r"site.parquet: unpacks to"):
