@@ -6,7 +6,7 @@
 Natural sites (watch, hapt, chem97) and digits whose groups are known, or absent. The seed draws the data's division too where it is random.
 The defaults were chosen with seeds 0 to 2 and 10 to 13; digits get more seeds because a site tests on 18 to 45 images.
 Rows go to ``results.jsonl`` of ``--out``; runs whose row is there are not repeated. ``--publish`` writes what ``benchmarks/results.py``
-makes the tables from: the rows without rounds, bytes and single sites.
+makes the tables from: rows without rounds, bytes and single sites, and without settings that are their defaults.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from emdcfl.methods import find
 from emdcfl.runs.config import Choice, Config, override
 from emdcfl.studies.compare import compare, configs, parse_methods, parse_seeds
 from emdcfl.studies.results import read_results
@@ -60,13 +61,20 @@ def wanted(case: str, methods: str, seeds: Sequence[int]) -> list[Config]:
 
 
 def publish(out: Path, file: Path) -> None:
-    """Write the rows of a comparison, each without what no table needs."""
-    kept = ("scenario", "method", "seed", "rounds", "k", "ari", "seconds", "versions", "commit", "hardware", "settings")
+    """Write the rows of a comparison, each without what no table needs, and settings without those that are the same in all."""
     with file.open("w", encoding="utf-8") as lines:
         for row in read_results(out / "results.jsonl"):
-            accuracy = {key: row["accuracy"][key] for key in ("mean", "worst", "samples")}
-            slim = {key: row[key] for key in kept} | {"accuracy": accuracy, "command": "python -m benchmarks.benefit"}
-            lines.write(json.dumps(slim, separators=(",", ":")) + "\n")
+            lines.write(json.dumps(slim(row), separators=(",", ":")) + "\n")
+
+
+def slim(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the tables need of a row, and where it comes from."""
+    name = row["method"]
+    own = {key: value for key, value in row["settings"]["method"].items() if key == "name" or value != getattr(find(name), key, None)}
+    settings = {table: row["settings"][table] for table in ("scenario", "personalize") if table in row["settings"]} | {"method": own}
+    seconds = {phase: row["seconds"][phase] for phase in ("train", "embed", "transport", "evaluate")}
+    kept = {key: row[key] for key in ("scenario", "method", "seed", "k", "ari", "commit", "hardware")}
+    return kept | {"accuracy": {"mean": round(row["accuracy"]["mean"], 6)}, "seconds": seconds, "settings": settings}
 
 
 def main() -> None:

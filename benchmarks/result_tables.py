@@ -160,7 +160,7 @@ def _strategy(row: Row) -> str:
     settings = row["settings"]
     tuned = settings.get("personalize", {}).get("mode", "off") != "off"
     if row["method"] == "emdcfl":
-        if settings["method"]["tolerance"] != "auto":
+        if settings["method"].get("tolerance", "auto") != "auto":
             return "paper's rule"
         return (DEFAULT if tuned else BY_BENEFIT) if settings["method"].get("grouping") == "benefit" else "calibrated rule"
     names = {"local": SIMPLE[0], "fedavg": SIMPLE[1], "ifca": "IFCA", "cfl": "CFL", "fedem": "FedEM", "pfedgraph": "pFedGraph"}

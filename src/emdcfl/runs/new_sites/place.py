@@ -24,7 +24,7 @@ from emdcfl.data.own.splitting import SplitRule
 from emdcfl.methods.base import Serving
 from emdcfl.methods.emdcfl import EMDCFL
 from emdcfl.methods.emdcfl.comparison import Measured, PairDistance, comparable, measure
-from emdcfl.runs.plan import RunPlan, plan
+from emdcfl.runs.plan import OWN_FILES, RunPlan, plan
 from emdcfl.runs.result import Result
 from emdcfl.runs.store import data_record
 from emdcfl.runs.verdict.intervals import wilson
@@ -138,7 +138,7 @@ def place(result: Result, site: Any, *, name: str | None = None, label: str | No
     if isinstance(site, (str, Path)):
         path = Path(site)
         chosen = name or f"new:{path.stem}"
-        options = found.config.scenario.options if found.config.scenario.name == "folder" else {}
+        options = found.config.scenario.options if found.config.scenario.name == OWN_FILES else {}
         as_the_run: dict[str, Any] = {"rule": SplitRule.of_options(options), "cleaning": Cleaning.of_options(options)}
         new, notes = load_site(
             path, encoding=encoding_of(scenario), classes=scenario.classes, name=chosen, label=label, seed=seed, **as_the_run
