@@ -29,6 +29,7 @@ from emdcfl.engines.cuda.engine import FALLBACKS, ONE_AFTER_THE_OTHER
 from emdcfl.studies.results import Results, read_results
 
 EMDCFL = ("emdcfl:tolerance=auto", "emdcfl:tolerance=0.025")
+BENEFIT = "emdcfl:grouping=benefit"
 CORE = (*EMDCFL, "oracle", "fedavg")
 HARD = ("ifca", "pacfl", "fedclust", "cfl", "flexcfl", "fesem", "cflgp")
 SOFT = ("fedprox", "fedsoft", "fedce", "pfedgraph", "fedsac", "local")
@@ -37,10 +38,6 @@ SLOW = ("fedem", "fedrc")
 PATIENCE = 30.0
 """Seconds a run that was told to stop has until it is killed."""
 Settings = tuple[tuple[str, Any], ...]
-ROUND_1: Settings = (("run.rounds", 1),)
-SHORT: Settings = (("run.rounds", 5), ("training.local_epochs", 2))
-B128: Settings = (("training.batch_size", 128),)
-"""The paper states no batch size; these runs decide between the 64 of a shipped CIFAR config and 128."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +58,9 @@ class Wanted:
         """Return the settings by which a row is recognised, whatever else a config may hold by now."""
         name, *options = self.method.split(":")
         given = dict(option.split("=") for option in options)
-        asked = {"run.rounds": 10, "training.local_epochs": 10, "training.batch_size": 64, "run.participants": None, **dict(self.settings)}
+        batch = 128 if "mnist" in self.scenario else 64
+        trained = {"run.rounds": 10, "training.local_epochs": 10, "training.batch_size": batch, "run.participants": None}
+        asked: dict[str, Any] = {**trained, **dict(self.settings)}
         if given.get("tolerance") == "auto":
             asked["method.match_classes"] = True  # rows without it are older, and calibrated with samples as drawn
         return {"scenario.name": self.scenario, "method.name": name, "run.seed": self.seed, **asked} | {
@@ -71,7 +70,9 @@ class Wanted:
     def is_row(self, row: Mapping[str, Any]) -> bool:
         """Say whether a row of results is this run's."""
         settings = row["settings"]
-        if settings["scenario"].get("scale", "paper") != "paper" or "personalize" in settings:
+        if settings["scenario"].get("scale", "paper") != "paper" or "personalize" in settings or not row.get("commit"):
+            return False
+        if (settings["method"].get("grouping") == "benefit") != (self.method == BENEFIT):
             return False
         return all(settings.get(t, {}).get(k) == v for (t, k), v in ((key.split("."), v) for key, v in self.asks().items()))
 
@@ -98,37 +99,32 @@ def queue() -> list[Wanted]:
     def runs(scenario: str, methods: Sequence[str], seeds: Iterable[int] = (0,), settings: Settings = ()) -> list[Wanted]:
         return [Wanted(scenario, method, seed, settings) for seed in seeds for method in methods]
 
-    return [
-        *runs("rotated-mnist", ("fedavg", "oracle", "fedclust", "ifca", "cfl"), settings=B128),
-        *runs("backdoor-mnist", ("fedavg", "oracle", "fedclust", "ifca", "cfl"), settings=B128),
-        # what must be shown: both tolerances, Oracle and FedAvg
-        *runs("rotated-mnist", CORE),
-        *runs("backdoor-mnist", CORE),
-        *runs("pacs", CORE),
-        *runs("backdoor-cifar10", (EMDCFL[0], "oracle"), settings=ROUND_1),
-        *runs("rotated-cifar10", EMDCFL[:1], settings=ROUND_1),
-        # every method, one seed
-        *runs("pacs", HARD),
-        *runs("pacs", SOFT),
-        *runs("pacs", SLOW),
-        *runs("rotated-mnist", (*HARD, *SOFT)),
-        *runs("backdoor-mnist", (*HARD, *SOFT, *SLOW)),
-        *runs("rotated-mnist", SLOW),
-        *runs("rotated-cifar10", ("oracle",), settings=ROUND_1),
+    every = [
+        # what must be shown: both tolerances, grouping by benefit, Oracle and FedAvg
+        *runs("rotated-mnist", ("oracle", EMDCFL[0], BENEFIT, "fedavg")),
+        *runs("backdoor-mnist", (EMDCFL[0], BENEFIT, "oracle", "fedavg")),
+        *runs("pacs", ("oracle", BENEFIT, EMDCFL[0], "fedavg")),
+        *runs("rotated-mnist", ("ifca", "cfl", "pacfl", "fedclust")),
+        *runs("backdoor-mnist", ("ifca", "cfl", "pacfl", "fedclust")),
+        *runs("rotated-cifar10", (EMDCFL[0], "fedavg")),
+        *runs("backdoor-cifar10", (EMDCFL[0], "fedavg")),
         # more seeds
-        *runs("pacs", CORE, (1, 2)),
-        *runs("backdoor-mnist", CORE, (1, 2)),
-        *runs("rotated-mnist", CORE, (1, 2)),
+        *runs("rotated-mnist", (EMDCFL[0], "oracle", "fedavg"), (1, 2)),
+        *runs("backdoor-mnist", (EMDCFL[0], "oracle", "fedavg"), (1, 2)),
+        *runs("pacs", (EMDCFL[0], "oracle", "fedavg"), (1, 2)),
+        # every method, one seed
+        *(run for name in ("rotated-mnist", "backdoor-mnist", "pacs") for run in runs(name, (EMDCFL[1], *HARD, *SOFT))),
+        *(run for name in ("rotated-mnist", "backdoor-mnist", "pacs") for run in runs(name, SLOW)),
         # the rest
         *runs("rotated-mnist-two", CORE),
         *runs("rotated-mnist-min", (*EMDCFL, "oracle")),
         *runs("mnist-base", (*EMDCFL, "oracle")),
         *(run for n in (10, 20, 30) for run in runs("rotated-mnist", (*EMDCFL, "oracle"), settings=(("run.participants", n),))),
-        *runs("backdoor-cifar10", EMDCFL[1:], settings=ROUND_1),
-        *runs("backdoor-cifar10", (*CORE, "ifca", "pacfl"), settings=SHORT),
-        *runs("rotated-cifar10", EMDCFL[1:], settings=ROUND_1),
-        *runs("rotated-cifar10", (*CORE, "ifca", "pacfl"), settings=SHORT),
+        *(run for name in ("rotated-mnist", "backdoor-mnist", "pacs") for run in runs(name, (*HARD, *SOFT), (1, 2))),
+        *runs("backdoor-cifar10", ("oracle", "ifca", "pacfl")),
+        *runs("rotated-cifar10", ("oracle", "ifca", "pacfl")),
     ]
+    return list(dict.fromkeys(every))
 
 
 def available(run: Wanted) -> bool:

@@ -24,7 +24,9 @@ def test_the_queue_holds_every_method_and_knows_finished_rows() -> None:
     for scenario in ("pacs", "rotated-mnist", "backdoor-mnist"):
         asked = {run.method.partition(":")[0] for run in queue if run.scenario == scenario and run.seed == 0 and not run.settings}
         assert asked == set(ORDER)
-    row = next(r for r in read_results(DATA / "pacs.jsonl") if r["method"] == "oracle")
+    row = next(r for r in read_results(DATA / "pacs.jsonl") if r["method"] == "oracle") | {"commit": None}
+    assert not any(run.is_row(row) for run in queue)  # not known what made it
+    row["commit"] = "made here"
     matching = [run for run in queue if run.is_row(row)]
     assert [(r.scenario, r.method, r.seed, r.settings) for r in matching] == [("pacs", "oracle", 0, ())]
     row["settings"]["run"]["rounds"] = 1
@@ -44,7 +46,7 @@ time.sleep(0.2)
 def fake(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A queue of three runs that take a fifth of a second; the list names those begun."""
     begun: list[str] = []
-    template = read_results(DATA / "pacs.jsonl")[0]
+    template = read_results(DATA / "pacs.jsonl")[0] | {"commit": "made here"}
 
     def command(self: paper.Wanted, out: Path, device: str) -> list[str]:
         begun.append(self.name)

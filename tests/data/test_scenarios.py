@@ -15,7 +15,7 @@ from tests.data import standins
 from emdcfl.core.errors import ConfigError, DataError
 from emdcfl.data.own.tables import Numeric, TableEncoding
 from emdcfl.data.scenarios import backdoor, build, describe, names, options, pacs, rotated
-from emdcfl.data.scenarios.plan import BACKDOOR_MNIST_SCALES, CNN_SCALES, PAPER_TRAINING, Share, shrink
+from emdcfl.data.scenarios.plan import BACKDOOR_MNIST_SCALES, CNN_SCALES, MNIST_TRAINING, PAPER_TRAINING, RESNET_SCALES, Share, shrink
 from emdcfl.data.types import Scenario
 
 MNIST_TRAIN = np.repeat(np.arange(10), [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949])
@@ -120,7 +120,7 @@ def check(scenario: Scenario, name: str) -> None:
     assert scenario.groups is not None
     assert list(Counter(scenario.groups.values()).values()) == groups
     assert scenario.k == k
-    assert scenario.defaults == {"rounds": 10, "local_epochs": 10, "batch_size": 64, "lr": lr}
+    assert scenario.defaults == {"rounds": 10, "local_epochs": 10, "batch_size": 128 if "mnist" in name else 64, "lr": lr}
     assert scenario.method_defaults["pacfl"] == {"threshold": pacfl}
     assert scenario.method_defaults["fedclust"] == {"threshold": fedclust}
     assert tuple(scenario.sites[0].train.x.shape[1:]) == shape
@@ -227,15 +227,17 @@ def test_scales_keep_the_construction(name: str, root: str, own_cache: None) -> 
 
 
 def test_small_backdoor_mnist_trains_in_smaller_batches_and_keeps_the_proportions(paper_plans: dict[str, list[Share]]) -> None:
-    kept, training, notes = shrink(paper_plans["backdoor-mnist"], "small", BACKDOOR_MNIST_SCALES, PAPER_TRAINING)
+    kept, training, notes = shrink(paper_plans["backdoor-mnist"], "small", BACKDOOR_MNIST_SCALES, MNIST_TRAINING)
     assert {s.block: (len(s.train), len(s.val), len(s.test)) for s in kept} == {
         "target": (1200, 256, 512),
         "attacker": (2400, 256, 512),
         "unrelated": (1200, 256, 512),
     }
     assert training == {"rounds": 3, "local_epochs": 3, "batch_size": 16}
-    assert "of 3 epochs (paper: 10) in batches of 16 (paper: 64)" in notes[0]
-    _, training, notes = shrink(paper_plans["rotated-mnist"], "small", CNN_SCALES, PAPER_TRAINING)
+    assert "of 3 epochs (paper: 10) in batches of 16 (paper scale: 128)" in notes[0]
+    _, training, notes = shrink(paper_plans["rotated-mnist"], "small", CNN_SCALES, MNIST_TRAINING)
+    assert training["batch_size"] == 64
+    _, training, notes = shrink(paper_plans["pacs"], "small", RESNET_SCALES, PAPER_TRAINING)
     assert training["batch_size"] == 64
     assert "batches" not in notes[0]
 

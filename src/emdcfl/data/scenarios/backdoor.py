@@ -15,7 +15,7 @@ import torch
 
 from emdcfl.core import keys
 from emdcfl.data import partition, sources
-from emdcfl.data.scenarios.plan import BACKDOOR_MNIST_SCALES, PAPER_TRAINING, RESNET_SCALES, Scale, Share, hold_out, shrink
+from emdcfl.data.scenarios.plan import BACKDOOR_MNIST_SCALES, MNIST_TRAINING, PAPER_TRAINING, RESNET_SCALES, Scale, Share, hold_out, shrink
 from emdcfl.data.scenarios.registry import scenario
 from emdcfl.data.scenarios.rotated import IMAGENET, balanced_deal
 from emdcfl.data.split import Indices
@@ -119,7 +119,7 @@ def _build(
     paint: Paint,
     **facts: Any,
 ) -> Scenario:
-    plan, training, notes = shrink(shares, scale, scales, PAPER_TRAINING)
+    plan, training, notes = shrink(shares, scale, scales, MNIST_TRAINING if name == "backdoor-mnist" else PAPER_TRAINING)
 
     def split(source: sources.Source, rows: Indices, role: str, kind: str) -> Split:
         labels = source.labels[rows]

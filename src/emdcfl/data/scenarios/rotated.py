@@ -15,7 +15,7 @@ import torch
 
 from emdcfl.core import keys
 from emdcfl.data import partition, sources
-from emdcfl.data.scenarios.plan import CNN_SCALES, PAPER_TRAINING, RESNET_SCALES, Scale, Share, hold_out, shrink
+from emdcfl.data.scenarios.plan import CNN_SCALES, MNIST_TRAINING, PAPER_TRAINING, RESNET_SCALES, Scale, Share, hold_out, shrink
 from emdcfl.data.scenarios.registry import scenario
 from emdcfl.data.split import Indices
 from emdcfl.data.transforms import Images, Labels, border, rotate
@@ -141,7 +141,7 @@ def _build(
     turn: Callable[[Images, int], Images],
     **facts: Any,
 ) -> Scenario:
-    plan, training, notes = shrink(shares, scale, scales, PAPER_TRAINING)
+    plan, training, notes = shrink(shares, scale, scales, MNIST_TRAINING if source == "mnist" else PAPER_TRAINING)
     angles = dict(zip(block_names(version), VERSIONS[version][0], strict=True))
 
     def split(origin: sources.Source, rows: Indices, block: str) -> Split:
