@@ -64,10 +64,10 @@ class NodeSecret:
     A real node draws it from the operating system once and keeps it; only a simulation derives it from the run's seed.
     """
 
-    def __init__(self, secret: bytes) -> None:
+    def __init__(self, secret: bytes, *, is_simulated: bool = False) -> None:
         if len(secret) != 32:
             raise ValueError(f"a node secret has 32 bytes, got {len(secret)}")
-        self._secret = secret
+        self._secret, self.is_simulated = secret, is_simulated
 
     @classmethod
     def random(cls) -> NodeSecret:
@@ -77,7 +77,7 @@ class NodeSecret:
     @classmethod
     def simulated(cls, seed: int, client: str) -> NodeSecret:
         """Derive a secret from the run's seed. For simulation only: anyone who knows the seed knows the secret."""
-        return cls(digest("simulated node secret", seed, client))
+        return cls(digest("simulated node secret", seed, client), is_simulated=True)
 
     def derive(self, *parts: object) -> bytes:
         """32 bytes for one purpose."""

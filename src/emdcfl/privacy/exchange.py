@@ -8,7 +8,8 @@ key, and a ``Challenge`` makes a node prove that it holds the key it shows.
 A real node also draws a *run secret* for each run and deletes it when the run is over. Its public half follows the node's in the key it
 announces, and four agreements (node and run key of one with node and run key of the other, as in Noise KK) go into the shared key. So
 the server, which can swap run keys but not the pinned ones, opens no box; and whoever steals ``secret.key`` later opens none that was
-recorded. A simulation has no run secrets: its node secrets follow from the seed.
+recorded. A simulation has no run secrets: its node secrets follow from the seed. Where ``cryptography`` is not installed, a simulation
+computes the same keys with ``privacy.simulated``, and a real node is refused.
 """
 
 from __future__ import annotations
@@ -16,20 +17,25 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import importlib.util
 import os
 import stat
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from typing import TYPE_CHECKING
 
 from emdcfl.core.errors import ClientError, ConfigError
 from emdcfl.core.keys import NodeSecret, digest
+from emdcfl.core.optional import Later
+from emdcfl.privacy import simulated
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric import x25519
+    from cryptography.hazmat.primitives.ciphers import aead
+else:
+    x25519 = Later("cryptography.hazmat.primitives.asymmetric.x25519", "flower", "for the keys of real nodes")
+    aead = Later("cryptography.hazmat.primitives.ciphers.aead", "flower", "for the keys of real nodes")
 
 NONCE = 12
 KEY = 32
@@ -39,19 +45,28 @@ BOX = NONCE + KEY + TAG
 """Bytes of a sealed seed: all that the server, which cannot open it, can check."""
 
 
+def _alone(secret: NodeSecret) -> bool:
+    """Whether a simulated node has to do without ``cryptography``."""
+    return secret.is_simulated and importlib.util.find_spec("cryptography") is None
+
+
 @lru_cache(maxsize=4096)  # making one costs as much as an agreement: it computes the public half
-def _private(secret: NodeSecret) -> X25519PrivateKey:
-    return X25519PrivateKey.from_private_bytes(secret.derive("x25519 node key"))
+def _private(secret: NodeSecret) -> x25519.X25519PrivateKey:
+    return x25519.X25519PrivateKey.from_private_bytes(secret.derive("x25519 node key"))
 
 
+@lru_cache(maxsize=4096)
 def public_key(secret: NodeSecret) -> bytes:
     """Return the node's 32-byte public key, the same for the life of its secret."""
+    if _alone(secret):
+        return simulated.x25519(secret.derive("x25519 node key"))
     return _private(secret).public_key().public_bytes_raw()
 
 
 def shared_key(shared: bytes, *context: object) -> bytes:
     """Derive the key for one purpose from an X25519 secret (HKDF-SHA-256)."""
-    return HKDF(algorithm=SHA256(), length=KEY, salt=None, info=digest("emdcfl", *context)).derive(shared)
+    extracted = hmac.new(bytes(KEY), shared, hashlib.sha256).digest()
+    return hmac.new(extracted, digest("emdcfl", *context) + b"\x01", hashlib.sha256).digest()
 
 
 def announced_key(secret: NodeSecret, session: NodeSecret | None) -> bytes:
@@ -85,24 +100,38 @@ def agreed_key(secret: NodeSecret, partner: bytes, *context: object, session: No
 
 @lru_cache(maxsize=4096)  # a pair seals in one direction and opens in the other: the costly part is the same
 def _agreed(secret: NodeSecret, partner: bytes) -> bytes:
-    return _private(secret).exchange(X25519PublicKey.from_public_bytes(partner))
+    if _alone(secret):
+        return simulated.x25519(secret.derive("x25519 node key"), partner)
+    return _private(secret).exchange(x25519.X25519PublicKey.from_public_bytes(partner))
 
 
 def seal(secret: NodeSecret, partner: bytes, message: bytes, *, context: tuple[object, ...], session: NodeSecret | None = None) -> bytes:
     """Encrypt ``message`` for the holder of ``partner``; both sides must name the same ``context`` (run, sender, receiver)."""
     nonce = os.urandom(NONCE)
-    return nonce + ChaCha20Poly1305(agreed_key(secret, partner, "seal", *context, session=session)).encrypt(nonce, message, None)
+    if _alone(secret):
+        return nonce + simulated.seal(public_key(secret), partner, nonce, message, context)
+    return nonce + aead.ChaCha20Poly1305(agreed_key(secret, partner, "seal", *context, session=session)).encrypt(nonce, message, None)
 
 
 def open_sealed(secret: NodeSecret, partner: bytes, box: bytes, *, context: tuple[object, ...], session: NodeSecret | None = None) -> bytes:
     """Decrypt what ``seal`` made; a forged, damaged or misdirected box is refused."""
-    key = agreed_key(secret, partner, "seal", *context, session=session)
     try:
-        return ChaCha20Poly1305(key).decrypt(box[:NONCE], box[NONCE:], None)
-    except (InvalidTag, ValueError) as error:
+        if _alone(secret):
+            return simulated.open_sealed(public_key(secret), partner, box[:NONCE], box[NONCE:], context)
+        key = agreed_key(secret, partner, "seal", *context, session=session)
+        return aead.ChaCha20Poly1305(key).decrypt(box[:NONCE], box[NONCE:], None)
+    except (_invalid_tag(), ValueError) as error:
         raise ClientError(
             f"a sealed projection seed could not be opened for {context}: it was forged, damaged or meant for another node"
         ) from error
+
+
+def _invalid_tag() -> type[Exception]:
+    try:
+        from cryptography.exceptions import InvalidTag
+    except ImportError:
+        return ValueError
+    return InvalidTag
 
 
 def pair_seed(secret: NodeSecret, partner: bytes, *, context: tuple[object, ...], session: NodeSecret | None = None) -> bytes:
@@ -164,7 +193,7 @@ class Challenge:
     """
 
     nonce: bytes = field(default_factory=lambda: os.urandom(16))
-    _private: X25519PrivateKey = field(default_factory=X25519PrivateKey.generate, repr=False)
+    _private: x25519.X25519PrivateKey = field(default_factory=lambda: x25519.X25519PrivateKey.generate(), repr=False)
 
     @property
     def public(self) -> bytes:
@@ -175,7 +204,7 @@ class Challenge:
         if len(key) != KEY:
             return False
         try:
-            shared = self._private.exchange(X25519PublicKey.from_public_bytes(key))
+            shared = self._private.exchange(x25519.X25519PublicKey.from_public_bytes(key))
         except ValueError:
             return False
         expected = hmac.new(shared_key(shared, "hello", name), self.nonce, hashlib.sha256).digest()

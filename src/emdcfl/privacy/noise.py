@@ -26,11 +26,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher
-from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
 from emdcfl.core.errors import ConfigError
 from emdcfl.core.keys import NodeSecret
+from emdcfl.core.optional import require
 
 Array = np.ndarray[Any, Any]
 SENSITIVITY = 2.0
@@ -166,7 +165,9 @@ def _normals(keys: Sequence[bytes], width: int) -> Array:
     """One row of standard normals per key: the inverse distribution function at 52 bits of ChaCha20's stream each."""
     from scipy.special import ndtri
 
-    streams = [Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(8 * width)) for key in keys]
+    ciphers = require("cryptography.hazmat.primitives.ciphers", "flower", "to draw privacy noise")
+    chacha = require("cryptography.hazmat.primitives.ciphers.algorithms", "flower", "to draw privacy noise").ChaCha20
+    streams = [ciphers.Cipher(chacha(key, bytes(16)), mode=None).encryptor().update(bytes(8 * width)) for key in keys]
     bits = np.frombuffer(b"".join(streams), dtype="<u8").reshape(len(keys), width) >> (64 - BITS)
     return np.asarray(ndtri((bits + 0.5) * 2.0**-BITS))
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -76,7 +77,7 @@ def _write_distances(path: Path, d: Distances, clients: list[str], clusters: lis
         path / "distances.npz", {"W": d.W, "tau": d.tau, "epsilon": d.epsilon, "kind": d.kind, "noise_factor": np.array(d.noise_factor)}
     )
     _write_json(path / READING, read(d, clients, clusters).as_dict())
-    if finished:  # drawing takes longer than a small network's training
+    if finished and find_spec("matplotlib") is not None:  # drawing takes longer than a small network's training
         write_file(path / "heatmap.png", [heatmap(d, clients, clusters)])
         if d.splits is None:
             write_file(path / "margins.png", [margin_plot(d, clients, clusters)])

@@ -11,16 +11,21 @@ import shlex
 import unicodedata
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from emdcfl.core.errors import ConfigError, DataError, nearest
+from emdcfl.core.optional import arrow
 from emdcfl.core.units import names
 from emdcfl.data.own.parts import Note, Part, Raw, sort_words
 from emdcfl.data.own.readers import GAPS
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+else:
+    pa, pc = arrow(), arrow("compute")
 
 NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 DATE = re.compile(r"\s*(\d{1,2}[./-]\d{1,2}[./-]\d{2,4}|\d{4}[./-]\d{1,2}[./-]\d{1,2})(\D.*)?")

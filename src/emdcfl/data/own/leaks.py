@@ -14,16 +14,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from emdcfl.core import keys
+from emdcfl.core.optional import arrow
 from emdcfl.data.own.cleaning import ID_NAME
 from emdcfl.data.own.parts import Divided, Note, write_notes
 from emdcfl.data.own.splitting import RANDOM, SplitRule
 from emdcfl.data.types import Scenario, Site
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+else:
+    pa = arrow()
 
 ALPHA = 0.01
 NEIGHBOURS = 20

@@ -5,17 +5,23 @@ from __future__ import annotations
 import re
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.csv
-import pyarrow.parquet as pq
 
 from emdcfl.core.errors import DataError, nearest
+from emdcfl.core.optional import arrow
 from emdcfl.data.own.layout import ClientFiles
 from emdcfl.data.own.parts import MIXED, Note, Part, Raw, Text
 from emdcfl.data.own.splitting import RANDOM, SplitRule, table_keys
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.csv as pcsv
+    import pyarrow.parquet as pq
+else:
+    pa, pc, pcsv, pq = arrow(), arrow("compute"), arrow("csv"), arrow("parquet")
 
 LABEL_NAMES = ("label", "target", "class", "y")
 _MAX_CLASSES = 1000
@@ -25,8 +31,6 @@ LARGEST = 1e30
 
 UNPACKED = 1 << 31
 """Bytes that a Parquet file may unpack to."""
-
-TEXT = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 
 GAPS = frozenset({"", "-", "--", "–", "—", ".", "?", "na", "n/a", "n.a.", "nan", "null", "none", "nil", "missing", "unknown", "#n/a"})
 """What people write into a cell of numbers that has none, in small letters."""
@@ -82,7 +86,7 @@ def _read_parquet(path: Path) -> pa.Table:
     cells = sum(chunk.num_values * width for chunk, width in zip(chunks, widths, strict=True))
     _check_size(path, max(cells, footer.num_rows * 8, sum(chunk.total_uncompressed_size for chunk in chunks)))
     schema = pq.read_schema(path)
-    words = [field.name for field in schema if field.type in TEXT]
+    words = [field.name for field in schema if _is_text(field.type)]
     with pq.ParquetFile(path, read_dictionary=words) as file:
         table = file.read()
     plain = pa.schema([schema.field(i) if field.name in words else field for i, field in enumerate(table.schema)])
@@ -90,9 +94,13 @@ def _read_parquet(path: Path) -> pa.Table:
     return table.cast(plain)
 
 
+def _is_text(kind: pa.DataType) -> bool:
+    return kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
+
+
 def _text_size(column: pa.Array) -> int:
     """Bytes of a column of words once each row holds its own; 0 for other columns."""
-    if not isinstance(column, pa.DictionaryArray) or column.dictionary.type not in TEXT:
+    if not isinstance(column, pa.DictionaryArray) or not _is_text(column.dictionary.type):
         return 0
     lengths = pc.cast(pc.fill_null(pc.binary_length(column.dictionary), 0), pa.int64())
     return pc.sum(pc.take(lengths, column.indices)).as_py() or 0
@@ -127,10 +135,10 @@ def _names_of(table: pa.Table) -> list[str]:
 
 def _read_csv(path: Path, *, threads: bool = True) -> pa.Table:
     delimiter, decimal = _dialect(path)
-    parse = pyarrow.csv.ParseOptions(delimiter=delimiter)
+    parse = pcsv.ParseOptions(delimiter=delimiter)
     # Empty text counts as missing too, as an empty number does.
-    convert = pyarrow.csv.ConvertOptions(strings_can_be_null=True, decimal_point=decimal)
-    table = pyarrow.csv.read_csv(path, pyarrow.csv.ReadOptions(use_threads=threads), parse, convert)
+    convert = pcsv.ConvertOptions(strings_can_be_null=True, decimal_point=decimal)
+    table = pcsv.read_csv(path, pcsv.ReadOptions(use_threads=threads), parse, convert)
     if not table.num_columns:
         return table
     # a column without a name is called as pandas calls it, and can be left out by that name

@@ -10,14 +10,19 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from emdcfl.core.errors import ConfigError, DataError, nearest
+from emdcfl.core.optional import arrow
 from emdcfl.data.own.tables import is_numeric, number_values
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+else:
+    pa = arrow()
 
 TIME, GROUP, SPLIT = "time", "group", "split"
 SPLIT_NAMES = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}

@@ -14,16 +14,21 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from PIL import Image
 
 from emdcfl.core import keys
 from emdcfl.core.errors import DataError
+from emdcfl.core.optional import arrow
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+else:
+    pa, pq = arrow(), arrow("parquet")
 
 _BATCH = 512
 
