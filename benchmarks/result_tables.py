@@ -17,6 +17,7 @@ from benchmarks.faults.table import write_table
 
 from benchmarks import privacy, trust
 from emdcfl.runs.new_sites.unseen import UNSEEN, mean_accuracy
+from emdcfl.runs.verdict.advice import BASELINES
 
 Row = dict[str, Any]
 PAIRS = (("same_law", "refused"), ("two_laws", "linked"))
@@ -34,6 +35,7 @@ def pages(data: Path) -> dict[str, str]:
         "performance": performance,
         "benefit": benefit,
         "unseen": unseen,
+        "small-tables": small_tables,
     }
     return {"calibration": calibration(data / "tolerance"), **{name: maker(data / name) for name, maker in makers.items()}}
 
@@ -214,6 +216,27 @@ def unseen(folder: Path) -> str:
             shares = [f"{100 * value:.1f}" for value in mean_accuracy(sites).values() if value is not None]
             lines.append([GROUPS[method], chosen[0] if len(chosen) == 1 else "all", len(sites), *shares, *counts])
     return f"{table(head, lines)}\n\n{sources(rows)}"
+
+
+def small_tables(folder: Path) -> str:
+    """Write how often small tables that are alike stay together, and whether the result is ever worse than a simple strategy."""
+    rows = read(folder / "results.jsonl")
+    groups, worth = [], []
+    for case in dict.fromkeys(row["case"] for row in rows):
+        runs = [row for row in rows if row["case"] == case]
+        together = sum(row["k"] == 1 for row in runs)
+        said = [sum(row["choice"] == choice for row in runs) for choice in ("this run", "undecided")]
+        groups.append([case, len(runs), f"{together} ({100 * together / len(runs):.0f} %)", *said, len(runs) - sum(said)])
+        for name, title in BASELINES.items():
+            found = [row["gains"][name] for row in runs]
+            gained = 100 * mean(gain for gain, _, _ in found)
+            accuracies = [f"{100 * mean(row['accuracy'][key] for row in runs):.1f}" for key in ("run", name)]
+            signs = [sum(high < 0 for _, _, high in found), sum(low > 0 for _, low, _ in found)]
+            worth.append([case, title, *accuracies, f"{gained:+.1f}", *signs])
+    heads = ["sites", "runs", "one group", "said: as this run", "said: the simplest, for now", "said: another training"]
+    versus = ["sites", "against", "this run", "the other", "gain in points", "runs clearly worse", "runs clearly better"]
+    parts = [section("Groups and what is said", f"{table(heads, groups)}\n\n{sources(rows)}"), section("Accuracy", table(versus, worth))]
+    return "\n".join(parts)
 
 
 def _calibration(before: Sequence[Row], now: Sequence[Row], cases: Sequence[str]) -> str:
