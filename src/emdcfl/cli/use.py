@@ -1,4 +1,4 @@
-"""``emdcfl predict``, ``emdcfl place`` and ``emdcfl report``: what a finished run is good for."""
+"""``emdcfl predict``, ``emdcfl place``, ``emdcfl report`` and ``emdcfl export``: what a finished run is good for."""
 
 from __future__ import annotations
 
@@ -121,3 +121,23 @@ def report(
     typer.echo(str(place))
     if open_:
         webbrowser.open(place.resolve().as_uri())
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="Run directory.")],
+    out: Annotated[Path | None, typer.Option(help="Folder for the folders to write.", show_default="export in the run directory")] = None,
+    fine_tuned: Annotated[bool, typer.Option("--fine-tuned", help="Also the models that sites fine-tuned at home and kept.")] = False,
+    trust_model: TrustModel = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable: the folders.")] = False,
+) -> None:
+    """Write one folder per group, which plain torch can load and a model hub can show."""
+    from emdcfl.report.export import export as write
+
+    written = write(run, out, fine_tuned=fine_tuned, trust_model=trust_model)
+    if as_json:
+        typer.echo(json.dumps([str(place) for place in written], indent=2))
+        return
+    for place in written:
+        typer.echo(escaped(str(place)))
+    typer.echo("README.md and config.json name sites, classes and columns: read them before you publish")

@@ -19,6 +19,7 @@ from emdcfl.core.errors import StoreError
 from emdcfl.core.units import byte_count, percent, percent_range, plural, seconds
 from emdcfl.paper.merging import merging_line
 from emdcfl.report import charts
+from emdcfl.report.card import CARD, card
 from emdcfl.report.comparison import comparison_context
 from emdcfl.report.load_run import Run, read_run
 from emdcfl.report.splits import read_splits, split_rows, split_tree
@@ -39,12 +40,18 @@ PHASES = ("train", "embed", "transport", "evaluate")
 
 
 def write_report(folder: Path, out: Path | None = None) -> Path:
-    """Write the page of a run directory or comparison folder and return its path (``report.html`` inside unless ``out`` says otherwise)."""
-    text = render(folder)
+    """Write the page of a run directory or comparison folder and return its path (``report.html`` inside unless ``out`` says otherwise).
+
+    A run directory also gets its model card, ``README.md``.
+    """
+    found = run_context(read_run(folder)) if (folder / "summary.json").is_file() else None
+    text = render(folder) if found is None else _fill("run.html", found)
     place = folder / NAME if out is None else out / NAME if out.is_dir() else out
     if not place.parent.is_dir():
         raise StoreError(f"{place}: the folder {place.parent} does not exist; make it first, or choose another --out")
     write_file(place, [text.encode("utf-8", "replace")])
+    if found is not None and out is None:
+        write_file(folder / CARD, [card(folder, found).encode("utf-8", "replace")])
     return place
 
 

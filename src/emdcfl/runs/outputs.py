@@ -88,7 +88,7 @@ def _write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def _write_models(path: Path, about: ModelInfo, serving: Serving, clients: list[str]) -> None:
-    names = _file_names(model_names(serving, clients))
+    names = file_names(model_names(serving, clients))
     _write_states(path / "models", about, names, serving.models)
     who: dict[str, Any] = {}
     for i, client in enumerate(clients):
@@ -101,7 +101,7 @@ def _write_personal(path: Path, result: Result) -> None:
     """Write the fine-tuned models that clients kept, and then who has which."""
     kept = ((client, result.personal_state(client)) for client in result.summary["personalized"]["kept"])
     states = {client: theta for client, theta in kept if theta is not None}
-    names = _file_names([f"client-{client}" for client in states])
+    names = file_names([f"client-{client}" for client in states])
     _write_states(path / "personal", result.about, names, states.values())
     _write_json(path / PERSONAL, {"clients": dict(zip(states, names, strict=True))})
 
@@ -116,12 +116,12 @@ def _write_states(folder: Path, about: ModelInfo, names: list[str], states: Iter
             remove(old)
 
 
-def _file_names(names: list[str]) -> list[str]:
+def file_names(names: list[str]) -> list[str]:
     """Names that any file system takes, still distinct.
 
     Examples
     --------
-    >>> _file_names(["client-a/b", "client-a:b", "client-A_B"])
+    >>> file_names(["client-a/b", "client-a:b", "client-A_B"])
     ['client-a_b', 'client-a_b~2', 'client-A_B~3']
     """
     safe: dict[str, str] = {}

@@ -1,0 +1,77 @@
+"""``README.md`` of a run directory or an exported model, in the model-card format of Hugging Face: what the report says, as Markdown."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from safetensors import SafetensorError, safe_open
+
+from emdcfl.core.units import percent, percent_range, plural
+from emdcfl.report.svg import visible
+
+CARD = "README.md"
+
+
+def card(folder: Path, context: Mapping[str, Any], group: Mapping[str, Any] | None = None) -> str:
+    """Return the card of a run directory, from what its report shows; with ``group``, that of one exported model."""
+    environment = Environment(loader=PackageLoader("emdcfl.report"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"percent": percent, "range": percent_range, "md": markdown, "yaml": yaml}
+    environment.globals |= {"plural": plural}
+    summary, encoding = context["summary"], _metadata(folder, "encoding") or {}
+    task = "image-classification" if encoding.get("kind") == "images" else "tabular-classification"
+    title = context["title"] if group is None else f"{group['title']} of {context['title']}"
+    values = {
+        **{key: context[key] for key in ("summary", "headline", "worth", "sentences", "clusters", "notes", "failures")},
+        "facts": [(name, value) for name, value in context["facts"] if name != "time"],  # a resumed run leaves the same card
+        "task": task,
+        "title": title,
+        "name": title,
+        "group": group,
+        "classes": _metadata(folder, "classes") or [],
+        "results": _results(context, group),
+        "versions": ", ".join(f"{name} {version}" for name, version in (summary.get("versions") or {}).items()) or "versions unknown",
+    }
+    text = environment.get_template("card.md").render(values)
+    return re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
+
+
+def _results(context: Mapping[str, Any], group: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """Return the accuracies that machines read: means over sites, of the group's own sites where there is one."""
+    if group is not None:
+        found = [("test", "mean over the sites of the group", group["mean"])]
+    else:
+        scores = context["summary"]["accuracy"]["variants"]
+        found = [(variant, "mean over sites", score.get("mean")) for variant, score in scores.items()]
+    return [{"split": split, "name": name, "value": value} for split, name, value in found if value is not None]
+
+
+def _metadata(folder: Path, key: str) -> Any:
+    """Return one entry of the metadata of a run's models; none where there are no models yet."""
+    for path in sorted((folder / "models").glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="pt") as file:
+                return json.loads((file.metadata() or {})[key])
+        except (OSError, ValueError, KeyError, SafetensorError):
+            return None
+    return None
+
+
+def markdown(text: object) -> str:
+    r"""Return text that Markdown shows as it is.
+
+    Examples
+    --------
+    >>> print(markdown("a|b <i> [x](y) `z`"))
+    a\|b \<i\> \[x\](y) \`z\`
+    """
+    return re.sub(r"([\\`*_\[\]<>|#~!$&])", r"\\\1", visible(text))
+
+
+def yaml(text: object) -> str:
+    """Return a quoted string of YAML, of which JSON's are a part."""
+    return json.dumps(visible(text), ensure_ascii=True)

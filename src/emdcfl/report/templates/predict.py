@@ -1,0 +1,84 @@
+"""Classify files with the model of this folder: ``python predict.py FILE …``. Needs torch and numpy, and Pillow for images."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+HERE = Path(__file__).resolve().parent
+GAPS = {"", "-", "--", "–", "—", ".", "?", "na", "n/a", "n.a.", "nan", "null", "none", "nil", "missing", "unknown", "#n/a"}
+
+
+def image(file: Path, shape: list[int]) -> np.ndarray[Any, Any]:
+    """Return an image as (1, C, H, W) bytes: the shorter side resized, the centre cut out."""
+    from PIL import Image
+
+    channels, height, width = shape
+    with Image.open(file) as opened:
+        deep = opened.mode.startswith("I")  # 16-bit grey
+        grey = Image.fromarray((np.asarray(opened).astype(np.uint32) >> 8).astype(np.uint8)) if deep else opened
+        picture = grey.convert("L" if channels == 1 else "RGB")
+    if picture.size != (width, height):
+        ratio = max(width / picture.width, height / picture.height)
+        new = (max(width, round(picture.width * ratio)), max(height, round(picture.height * ratio)))
+        left, top = (new[0] - width) // 2, (new[1] - height) // 2
+        picture = picture.resize(new, Image.Resampling.BILINEAR).crop((left, top, left + width, top + height))
+    pixels = np.asarray(picture, dtype=np.uint8)
+    return pixels[None, None] if channels == 1 else pixels.transpose(2, 0, 1)[None]
+
+
+def table(file: Path, columns: list[dict[str, Any]]) -> np.ndarray[Any, Any]:
+    """Return the rows of a CSV file with commas and decimal points as the numbers the network was trained on."""
+    with file.open(encoding="utf-8-sig", newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    encoded = []
+    for row in rows:
+        values: list[float] = []
+        for column in columns:
+            if column["name"] not in row:
+                sys.exit(f"{file} lacks the column {column['name']!r}")
+            text = (row[column["name"]] or "").strip()
+            if "words" in column:
+                values += [float(text == word) for word in column["words"]]
+                continue
+            gap = text.lower() in GAPS
+            try:
+                values.append(0.0 if gap else (float(text) - column["mean"]) / column["std"])
+            except ValueError:
+                sys.exit(f"{file}: column {column['name']!r} must hold numbers, got {text!r}")
+            values += [float(gap)] if column["gaps"] else []
+        encoded.append(values)
+    return np.asarray(encoded, dtype=np.float32)
+
+
+def read(file: Path, config: dict[str, Any]) -> np.ndarray[Any, Any]:
+    """Return the samples of a file as the model takes them."""
+    encoding = config["encoding"]
+    if encoding["kind"] == "images":
+        return image(file, encoding["shape"])
+    if encoding["kind"] == "table":
+        return table(file, encoding["columns"])
+    return np.asarray(np.load(file, allow_pickle=False), dtype=np.float32)
+
+
+def main(files: list[str]) -> None:
+    """Print file, row, class and probability."""
+    config = json.loads((HERE / "config.json").read_text(encoding="utf-8"))
+    model = torch.export.load(HERE / "model.pt2").module()
+    for name in files:
+        with torch.no_grad():
+            p = model(torch.from_numpy(np.ascontiguousarray(read(Path(name), config))))
+        for row, (k, best) in enumerate(zip(p.argmax(1).tolist(), p.amax(1).tolist(), strict=True), start=1):
+            print(f"{name}:{row}\t{config['classes'][k]}\t{best:.1%}")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit("usage: python predict.py FILE …")
+    main(sys.argv[1:])

@@ -1,0 +1,128 @@
+"""The model card says what the report says, names cannot break out of it, and exported models predict the same without emdcfl."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from tests import tiny
+from tests.data.test_own_tables import rows, write
+from tests.e2e.shell import called
+from tests.report.fabricate import make_run
+
+import emdcfl
+from emdcfl.report import write_report
+from emdcfl.report.load_run import read_run
+from emdcfl.report.page import run_context
+from emdcfl.runs.runner import run
+
+ALONE = """
+import sys
+sys.modules["emdcfl"] = None  # any import of it fails
+import numpy as np, torch
+model = torch.export.load(sys.argv[1]).module()
+np.save(sys.argv[3], model(torch.from_numpy(np.load(sys.argv[2]))).detach().numpy())
+"""
+
+
+def front_matter(card: Path) -> tuple[dict[str, Any], str]:
+    found = re.match(r"---\n(.*?)\n---\n(.*)", card.read_text(encoding="utf-8"), flags=re.S)
+    assert found is not None
+    return yaml.safe_load(found[1]), found[2]
+
+
+def test_the_card_has_the_words_and_numbers_of_the_report(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    write_report(folder)
+    about, text = front_matter(folder / "README.md")
+    context, summary = run_context(read_run(folder)), json.loads((folder / "summary.json").read_text())
+    assert about["model-index"][0]["results"][0]["metrics"][0]["value"] == summary["accuracy"]["mean"]
+    assert context["headline"] in text
+    for _, sentence in context["sentences"]:
+        assert sentence in text.replace("\\", "")
+    for cluster in context["clusters"]:
+        assert f"| {', '.join(cluster['members'])} | {cluster['mean']:.1%} | {cluster['worst']:.1%} |" in text
+
+
+def test_names_stay_text(tmp_path: Path) -> None:
+    names = ["a | b", "<script>x</script>", "[x](http://y)", "line\nbreak", 'quo"te: {', "`code`"]
+    folder = make_run(tmp_path / "run", clients=6, groups=2, names=names, scenario='x"\n---\nlicense: mit')
+    write_report(folder)
+    about, text = front_matter(folder / "README.md")
+    assert "license" not in about
+    plain = re.sub(r"\\.", "", text)  # what is escaped is text
+    assert not re.search(r"<script|\]\(http|^break|`code`", plain, flags=re.M)
+    assert all(len(re.findall(r"(?<!\\)\|", line)) == 6 for line in text.splitlines() if re.match(r"\| \d", line))
+
+
+def alone(folder: Path, x: np.ndarray[Any, Any], place: Path) -> np.ndarray[Any, Any]:
+    """Return what the model of a folder predicts in a process that has no emdcfl."""
+    np.save(place / "x.npy", x)
+    command = [sys.executable, "-c", ALONE, folder / "model.pt2", place / "x.npy", place / "p.npy"]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return np.load(place / "p.npy")
+
+
+@pytest.mark.slow
+def test_an_exported_group_predicts_the_same_without_emdcfl(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    result = run(tiny.config(rounds=1), tmp_path / "run")
+    assert result.clusters is not None and result.scenario is not None
+    done = called(capfd, "export", tmp_path / "run", "--json")
+    assert done.code == 0, done.err
+    folders = {json.loads((Path(f) / "config.json").read_text())["clients"][0]: Path(f) for f in json.loads(done.out)}
+    assert len(folders) == len(set(result.clusters.values()))
+    client, folder = next(iter(folders.items()))
+    x = result.scenario.sites[result.clients.index(client)].tests["test"].x.numpy()
+    assert np.allclose(alone(folder, x, tmp_path), result.predict_proba(client, x), atol=1e-6)
+    assert {name: v.shape for name, v in load_file(folder / "model.safetensors").items()} == {
+        name: v.shape for name, v in result.models[client].state_dict().items()
+    }
+    inside = zipfile.ZipFile(folder / "model.pt2")
+    assert not [entry for entry in inside.namelist() if b"cdtorch" in inside.read(entry) or inside.read(entry)[:1] == b"\x80"]
+    about, _ = front_matter(folder / "README.md")
+    scores = [result.accuracy.clients[c] for c, k in result.clusters.items() if k == result.clusters[client]]
+    assert about["model-index"][0]["results"][0]["metrics"][0]["value"] == pytest.approx(np.mean(scores))
+    again = called(capfd, "export", tmp_path / "run")
+    assert again.code == 2 and "--out" in again.err
+
+
+@pytest.mark.slow
+def test_the_script_of_an_export_reads_tables_as_emdcfl_does(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for i in range(2):
+        table = rows(seed=i)
+        table[0]["age"], table[1]["ward"] = "n/a", ""
+        write(tmp_path / "sites" / f"site{i}.csv", table)
+    emdcfl.fit(tmp_path / "sites", rounds=1, local_epochs=1, out=tmp_path / "run")
+    asked = tmp_path / "sites" / "site1.csv"
+    ours = json.loads(called(capfd, "predict", tmp_path / "run", asked, "--client", "site1", "--plain", "--json").out)
+    folders = json.loads(called(capfd, "export", tmp_path / "run", "--json").out)
+    folder = next(Path(f) for f in folders if "site1" in json.loads((Path(f) / "config.json").read_text())["clients"])
+    script = f"runpy.run_path({str(folder / 'predict.py')!r}, run_name='__main__')"
+    code = f"import sys, runpy; sys.modules['emdcfl'] = None; sys.argv = ['predict.py', {str(asked)!r}]; {script}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    theirs = [line.split("\t") for line in done.stdout.splitlines()]
+    assert [row[1:] for row in theirs] == [[row["class"], f"{max(row['probabilities'].values()):.1%}"] for row in ours]
+
+
+@pytest.mark.slow
+def test_pictures_are_prepared_inside_the_exported_program() -> None:
+    from emdcfl.data.types import Preprocess
+    from emdcfl.models import small_cnn
+    from emdcfl.report.export import Standalone
+
+    network, prepare = small_cnn(channels=3).eval(), Preprocess((0.4, 0.5, 0.6), (0.2, 0.3, 0.4), 1 / 255, 8)
+    x = torch.randint(0, 256, (3, 3, 20, 14), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    program = torch.export.export(Standalone(network, prepare).eval(), (x[:2],), dynamic_shapes=({0: torch.export.Dim("n", min=1)},))
+    assert torch.allclose(program.module()(x), network(prepare(x)).softmax(1), atol=1e-6)
