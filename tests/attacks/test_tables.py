@@ -12,8 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from emdcfl.core.errors import DataError
-from emdcfl.data.own import readers
-from emdcfl.data.own.folder import check_folder
+from emdcfl.data.own import check_folder, readers
 from emdcfl.data.own.readers import label_column, read_file
 from emdcfl.data.own.tables import Numeric, TableEncoding, column_kinds, pool, summarise
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from emdcfl.core.errors import ConfigError, DataError
 from emdcfl.data import scenarios
-from emdcfl.data.own import check_folder, from_arrays, load_folder, load_site
+from emdcfl.data.own import check_folder, from_arrays, load_folder, load_site, read_inputs
 from emdcfl.data.own.cleaning import Cleaning
 
 WORDS = ["benign", "malignant"]
@@ -120,11 +121,14 @@ def test_columns_that_are_no_features_are_named_and_dropped(tmp_path: Path) -> N
         numbered = [f"{i - 1 if i else ''},{line}" for i, line in enumerate(rows.splitlines())]
         (tmp_path / f"{site}.csv").write_text("\n".join(numbered))
     (line,) = about(check_folder(tmp_path).notes, "no features")
-    for text in ("'Unnamed: 0' (row numbers)", "'patient_id' (identifiers)", "'visit' (dates)", "'seen' (dates)", "'unit' (one value)"):
+    for text in ("'patient_id' (identifiers)", "'visit' (dates)", "'seen' (dates)", "'unit' (one value)"):
         assert text in line
-    assert "--drop 'Unnamed: 0,patient_id,visit,seen,unit,scanner'" in line and "ward" not in line
+    assert "--drop patient_id,visit,seen,unit,scanner, or read dates with --date seen" in line and "ward" not in line
     assert about(load_folder(tmp_path).notes, "no features") == [line]
-    dropped = scenarios.build("folder", path=str(tmp_path), drop="Unnamed: 0,patient_id,visit,seen,unit,scanner")
+    (index,) = about(load_folder(tmp_path).notes, "numbers the rows")
+    assert "'Unnamed: 0'" in index and "left out" in index
+    assert load_folder(tmp_path, cleaning=Cleaning(only=("Unnamed: 0",))).sites[0].train.x.shape[1] == 1
+    dropped = scenarios.build("folder", path=str(tmp_path), drop="patient_id,visit,seen,unit,scanner")
     chosen = scenarios.build("folder", path=str(tmp_path), only=["ward", "age", "size"])
     for scenario in (dropped, chosen):
         assert [column["name"] for column in scenario.encoding["columns"]] == ["size", "age", "ward"]
@@ -198,3 +202,88 @@ def test_a_label_typo_names_the_nearest_column_once(tmp_path: Path) -> None:
     assert "did you mean 'label'?" in error and "reading" not in error and error.endswith("the same at b, c")
     with pytest.raises(DataError, match=r"client 'a'.*did you mean 'label'\?$"):
         load_folder(tmp_path, label="lable")
+
+
+def test_dates_become_days_and_new_files_are_read_the_same_way(tmp_path: Path) -> None:
+    forms: dict[str, Callable[[int], str]] = {
+        "a": lambda i: f"{i % 28 + 1}.3.2024",
+        "b": lambda i: f"2024-03-{i % 28 + 1:02d}",
+        "c": lambda i: "" if i == 5 else f"3/{i % 28 + 1}/2024",
+    }
+    for site, form in forms.items():
+        write(tmp_path / "d" / f"{site}.csv", WORDS, seen=form)
+    scenario = scenarios.build("folder", path=str(tmp_path / "d"), date="seen")
+    column = next(column for column in scenario.encoding["columns"] if column["name"] == "seen")
+    assert (column["date"], column["gaps"]) == ("auto", True)
+    assert abs(column["mean"] - 19797) < 5  # mid-March 2024, in days since 1970
+    assert not about(scenario.notes, "no features")
+    x, _ = read_inputs([tmp_path / "d" / "a.csv", tmp_path / "d" / "b.csv"], encoding=scenario.encoding)
+    assert torch.equal(x[:40, 2], x[40:, 2])  # the same days, written differently
+    by_time = scenarios.build("folder", path=str(tmp_path / "d"), date="seen", split="time:seen")
+    assert [len(site.train) for site in by_time.sites] == [24, 24, 23]
+
+
+def test_dates_that_may_be_read_in_two_ways_or_none_are_not_guessed(tmp_path: Path) -> None:
+    for site in "ab":
+        write(tmp_path / f"{site}.csv", WORDS, seen=lambda i: f"{i % 9 + 1}/3/2024", typo=lambda i: "soon" if i == 6 else "2024-03-01")
+    with pytest.raises(DataError, match=r"a\.csv: column 'seen'.* %d/%m/%Y or %m/%d/%Y; say which"):
+        load_folder(tmp_path, cleaning=Cleaning.of(date="seen"))
+    days = load_folder(tmp_path, cleaning=Cleaning.of(date="seen:%d/%m/%Y")).encoding["columns"][2]
+    assert abs(days["mean"] - 19787) < 2
+    with pytest.raises(DataError, match=r"a\.csv: column 'typo'.*%Y-%m-%d.* in row 7;") as caught:
+        load_folder(tmp_path, cleaning=Cleaning.of(date="typo"))
+    assert "soon" not in str(caught.value)
+    with pytest.raises(DataError, match=r"--date sen: .* did you mean 'seen'"):
+        load_folder(tmp_path, cleaning=Cleaning.of(date="sen"))
+
+
+@pytest.mark.parametrize(("mark", "blame"), [("-999", "'dose' holds -999"), ("refused", "'refused'")])
+def test_marks_of_missing_values_are_suspected_and_read_where_asked(tmp_path: Path, mark: str, blame: str) -> None:
+    for site in "ab":
+        write(tmp_path / f"{site}.csv", WORDS, n=60, dose=lambda i: mark if i % 20 == 3 else i / 8)
+    (line,) = about(check_folder(tmp_path).notes, "--missing")
+    assert blame in line
+    scenario = scenarios.build("folder", path=str(tmp_path), missing=mark)
+    dose = scenario.encoding["columns"][2]
+    assert dose["gaps"] and 3 < dose["mean"] < 4.5 and not about(scenario.notes, "--missing")
+    x, _ = read_inputs([tmp_path / "a.csv"], encoding=scenario.encoding)
+    assert x[:, 3].sum() == 3
+
+
+def test_rows_with_gaps_are_left_out_where_asked(tmp_path: Path) -> None:
+    for site in "ab":
+        write(tmp_path / f"{site}.csv", WORDS, dose=lambda i: "" if i % 10 == 3 else i / 8, ward=lambda i: "" if i == 0 else "xy"[i % 2])
+    scenario = load_folder(tmp_path, cleaning=Cleaning.of(gaps="drop-rows"))
+    assert sum(len(split) for split in (scenario.sites[0].train, scenario.sites[0].val, scenario.sites[0].tests["test"])) == 35
+    assert about(scenario.notes, "missing values left out") and not scenario.encoding["columns"][2]["gaps"]
+    with pytest.raises(ConfigError, match="--gaps mean or drop-rows"):
+        Cleaning.of(gaps="median")
+
+
+def test_columns_that_copy_the_label_are_suspected(tmp_path: Path) -> None:
+    for number, site in enumerate("ab"):
+        write(
+            tmp_path / f"{site}.csv",
+            WORDS,
+            code=lambda i: i % 2 + 7,
+            score=lambda i, n=number: (i % 2) * 10 + i / 100 + n,
+            icd=lambda i: ["D24", "D23", "C50", "C51"][2 * (i % 2) + (i % 3 == 0)],
+            ward=lambda i: "xy"[i % 3 == 0],
+        )
+    (line,) = about(check_folder(tmp_path).notes, "no features")
+    for name in ("code", "score", "icd"):
+        assert f"'{name}' (copies the label)" in line
+    assert "ward" not in line
+
+
+def test_copies_across_splits_and_sites_are_counted(tmp_path: Path) -> None:
+    for number, site in enumerate("abc"):
+        path = write(tmp_path / f"{site}.csv", WORDS, seed=number)
+        head, *rows = path.read_text().splitlines()
+        path.write_text("\n".join([head, *rows, *(rows[:20] if site == "a" else []), ""]))
+    extra = (tmp_path / "a.csv").read_text().splitlines()[1:6]
+    (tmp_path / "c.csv").write_text((tmp_path / "c.csv").read_text() + "\n".join(extra) + "\n")
+    report = check_folder(tmp_path)
+    assert report.repeats is not None and report.repeats.across == {("a", "c"): 5} and report.repeats.held["a"] > 2
+    assert about(report.notes, "samples at two sites: 5 of c at a") and about(report.notes, "equal a training sample")
+    assert about(load_folder(tmp_path).notes, "samples at two sites")

@@ -147,7 +147,7 @@ TABLES: dict[str, Mistake] = {
     "a number too large": (lambda d: change(data(d), 1, lambda i, v: "1e300" if i == 9 else v), {}, ("west.csv", "'dose'")),
     "an identifier": (everywhere(2, lambda i, v, s: f"P{i}{s}" if i else "patient"), {}, ("'patient'", "--drop")),
     "free text": (everywhere(2, lambda i, v, s: f"seen {i} {s}" * 2 if i else "remark"), {}, ("'remark'", "--drop")),
-    "row numbers": (everywhere(2, lambda i, v, s: str(i - 1) if i else ""), {}, ("'Unnamed: 2'", "--drop")),
+    "row numbers": (everywhere(2, lambda i, v, s: str(i - 1) if i else ""), {}, ("'Unnamed: 2'", "left out")),
     "the site as a column": (everywhere(2, lambda i, v, s: s if i else "clinic"), {}, ("'clinic'", "--drop")),
     "dates in words": (everywhere(2, lambda i, v, s: f"{i % 28 + 1}.3.2024" if i else "visit"), {}, ("'visit'", "dates")),
     "a wrong client column": (lambda d: [data(d, s).unlink() for s in ("north", "south")], {"client": "wrd"}, ("'wrd'", "'ward'")),

@@ -50,6 +50,23 @@ LabelMap = Annotated[
 ]
 DropColumns = Annotated[str | None, typer.Option("--drop", help="Own tables: columns A,B,… that are no features.", show_default=False)]
 OnlyColumns = Annotated[str | None, typer.Option("--only", help="Own tables: the columns A,B,… that are features.", show_default=False)]
+DateColumns = Annotated[
+    str | None,
+    typer.Option(
+        "--date", help="Own tables: columns A,B:FORMAT,… to read as dates (days since 1970), as in visit,born:%d/%m/%Y.", show_default=False
+    ),
+]
+MissingMarks = Annotated[
+    str | None, typer.Option("--missing", help="Own tables: further marks of missing values, as in -999,refused.", show_default=False)
+]
+GapsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--gaps",
+        help="Own tables: mean (a missing number becomes the pooled mean, and a column says so) or drop-rows.",
+        show_default="mean",
+    ),
+]
 
 USER_ERROR = 2
 INTERRUPTED = 130

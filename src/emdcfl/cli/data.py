@@ -10,7 +10,19 @@ import typer
 from rich import box
 from rich.table import Table
 
-from emdcfl.cli.app import DropColumns, GroupOption, LabelMap, MergeLabels, OnlyColumns, SplitColumn, SplitOption, app
+from emdcfl.cli.app import (
+    DateColumns,
+    DropColumns,
+    GapsOption,
+    GroupOption,
+    LabelMap,
+    MergeLabels,
+    MissingMarks,
+    OnlyColumns,
+    SplitColumn,
+    SplitOption,
+    app,
+)
 from emdcfl.cli.show import tell, terminal
 from emdcfl.core.errors import DataError
 from emdcfl.core.units import plural
@@ -73,6 +85,9 @@ def check(
     label_map: LabelMap = None,
     drop: DropColumns = None,
     only: OnlyColumns = None,
+    date: DateColumns = None,
+    missing: MissingMarks = None,
+    gaps: GapsOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
     """Report what a run would read from a folder, and every problem in it."""
@@ -80,7 +95,7 @@ def check(
     from emdcfl.data.own.cleaning import Cleaning
     from emdcfl.data.own.splitting import SplitRule
 
-    rule, cleaning = SplitRule.of(split, split_column, group), Cleaning.of(merge_labels, label_map, drop, only)
+    rule, cleaning = SplitRule.of(split, split_column, group), Cleaning.of(merge_labels, label_map, drop, only, date, missing, gaps)
     report = check_folder(folder, label=label, client=client, rule=rule, cleaning=cleaning)
     if as_json:
         typer.echo(json.dumps(report.as_dict(), indent=2, ensure_ascii=False))

@@ -12,7 +12,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from emdcfl.cli.app import DropColumns, GroupOption, LabelMap, MergeLabels, OnlyColumns, SplitColumn, SplitOption, TrustModel, app
+from emdcfl.cli.app import (
+    DateColumns,
+    DropColumns,
+    GapsOption,
+    GroupOption,
+    LabelMap,
+    MergeLabels,
+    MissingMarks,
+    OnlyColumns,
+    SplitColumn,
+    SplitOption,
+    TrustModel,
+    app,
+)
 from emdcfl.cli.progress import Live
 from emdcfl.cli.show import show_result, show_unseen, terminal
 from emdcfl.core.errors import ConfigError
@@ -55,6 +68,9 @@ def run(
     label_map: LabelMap = None,
     drop: DropColumns = None,
     only: OnlyColumns = None,
+    date: DateColumns = None,
+    missing: MissingMarks = None,
+    gaps: GapsOption = None,
     baselines: Annotated[bool, typer.Option(help="With --data: also one model for all (also fine-tuned) and every site alone.")] = True,
     method: Annotated[str | None, typer.Option(help="See 'emdcfl methods'.", show_default="emdcfl")] = None,
     rounds: Annotated[int | None, typer.Option(help="Global rounds T.", show_default="the scenario's")] = None,
@@ -95,6 +111,7 @@ def run(
 
     own: dict[str, Any] = {"label": label, "client": client, "split": split, "split_column": split_column, "group": group}
     own |= {"merge_labels": merge_labels or None, "label_map": label_map, "drop": drop, "only": only}
+    own |= {"date": date, "missing": missing, "gaps": gaps}
     flags: dict[str, Any] = {
         **_whose_data(scenario, data, own),
         "method": method,

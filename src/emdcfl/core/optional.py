@@ -43,7 +43,8 @@ class Later(ModuleType):
     def __getattr__(self, attribute: str) -> Any:
         if attribute.startswith("__"):  # asked by tools that walk over modules
             raise AttributeError(attribute)
-        return getattr(require(*self.__dict__["_needs"]), attribute)
+        found = self.__dict__[attribute] = getattr(require(*self.__dict__["_needs"]), attribute)
+        return found
 
 
 def arrow(part: str = "") -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from emdcfl.data.own.arrays import from_arrays, site_from_arrays
-from emdcfl.data.own.folder import ClientReport, FolderReport, check_folder, load_folder
+from emdcfl.data.own.check import ClientReport, FolderReport, check_folder
+from emdcfl.data.own.folder import load_folder
 from emdcfl.data.own.site import encoding_of, load_site, read_inputs
 
 __all__ = [

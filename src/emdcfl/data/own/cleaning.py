@@ -1,43 +1,32 @@
 """Repairs that a user asks for before samples are split: labels that are spelled in different ways, columns that are no features.
 
-What nobody asked to repair is only named: ``label_variants`` finds labels that may mean the same, ``doubtful_columns`` identifiers, dates,
-row numbers and columns that tell sites apart.
+What nobody asked to repair is only named: ``label_variants`` finds labels that may mean the same, ``columns.py`` identifiers, dates, row
+numbers and columns that tell sites apart.
 """
 
 from __future__ import annotations
 
 import re
-import shlex
 import unicodedata
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from emdcfl.core.errors import ConfigError, DataError, nearest
-from emdcfl.core.optional import arrow
 from emdcfl.core.units import names
-from emdcfl.data.own.parts import Note, Part, Raw, sort_words
-from emdcfl.data.own.readers import GAPS
+from emdcfl.data.own.columns import index_columns
+from emdcfl.data.own.dates import read_dates
+from emdcfl.data.own.parts import Note, Part, Raw, some, sort_words
+from emdcfl.data.own.readers import NUMBER
+from emdcfl.data.own.tables import AS_WRITTEN, CellRules, is_numeric, number_matrix, text_values
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    import pyarrow.compute as pc
-else:
-    pa, pc = arrow(), arrow("compute")
 
-NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
-DATE = re.compile(r"\s*(\d{1,2}[./-]\d{1,2}[./-]\d{2,4}|\d{4}[./-]\d{1,2}[./-]\d{1,2})(\D.*)?")
-ID_NAME = re.compile(
-    r"(^|[_\W])(id|patient|subject|person|participant|user|animal|machine|device|serial|document|specimen|lot|batch)s?([_\W]|id|no|nr|$)",
-    re.I,
-)
-NUMBER_NAME = re.compile(r"(^|[_\W])(mrn|ssn|uuid|guid|key|record|case|index|row|unnamed|number|name)([_\W]|id|no|nr|$)", re.I)
-SHARE_OF_TEXT = 0.2
-"""Share of text among numbers up to which it looks like a mistake; more may be codes of diagnoses."""
-FEW = 20
-"""Different values up to which a column may name kinds (of machines, say) instead of single ones."""
+GAP_POLICIES = ("mean", "drop-rows")
 
 
 @dataclass(frozen=True)
@@ -52,12 +41,18 @@ class Cleaning:
         Labels to rename.
     drop, only : str
         Columns of tables that are no features, or the only ones that are.
+    cells : CellRules
+        Marks of missing values, and columns to read as dates.
+    gaps : str
+        ``mean``: a missing number becomes the pooled mean, with a column that says so. ``drop-rows``: rows with one are left out.
     """
 
     merge_labels: bool = False
     label_map: tuple[tuple[str, str], ...] = ()
     drop: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
+    cells: CellRules = AS_WRITTEN
+    gaps: str = "mean"
 
     @classmethod
     def of(
@@ -66,8 +61,11 @@ class Cleaning:
         label_map: str | None = None,
         drop: str | Sequence[str] | None = None,
         only: str | Sequence[str] | None = None,
+        date: str | Sequence[str] | None = None,
+        missing: str | Sequence[str] | None = None,
+        gaps: str | None = None,
     ) -> Cleaning:
-        """Read the options: ``label_map`` as ``OLD=NEW,…``, columns as a list or ``COLUMN,…``."""
+        """Read the options: ``label_map`` as ``OLD=NEW,…``, columns and marks as a list or as text with commas."""
         if drop and only:
             raise ConfigError("expected --drop or --only, got both; --only already leaves out all other columns")
         if not isinstance(merge_labels, bool | None):
@@ -75,23 +73,54 @@ class Cleaning:
         pairs = [pair.partition("=") for pair in (label_map or "").split(",") if pair.strip()]
         if any(not old.strip() or not sign or not new.strip() for old, sign, new in pairs):
             raise ConfigError(f"expected --label-map OLD=NEW,… as in 0=benign,1=malignant; got {label_map!r}")
+        if gaps not in (None, *GAP_POLICIES):
+            raise ConfigError(f"expected --gaps {' or '.join(GAP_POLICIES)}, got {gaps!r}")
         renamed = tuple((old.strip(), new.strip()) for old, _, new in pairs)
-        return cls(bool(merge_labels), renamed, _listed(drop, "drop"), _listed(only, "only"))
+        cells = CellRules(_listed(missing, "missing"), read_dates(date))
+        return cls(bool(merge_labels), renamed, _listed(drop, "drop"), _listed(only, "only"), cells, gaps or "mean")
 
     @classmethod
     def of_options(cls, options: Mapping[str, Any]) -> Cleaning:
         """Read the repairs from the options of a scenario of own files."""
-        return cls.of(options.get("merge_labels"), options.get("label_map"), options.get("drop"), options.get("only"))
+        return cls.of(**{name: options.get(name) for name in CLEANING})
 
-    def select(self, raws: Sequence[Raw], label: str | None) -> list[Raw]:
-        """Return the clients with the columns that are wanted; the label stays. A column may be missing at some clients, not at all."""
+    def select(self, raws: Sequence[Raw], label: str | None, where: str) -> tuple[list[Raw], list[Note]]:
+        """Return the clients with the columns that are wanted, and notes; the label stays.
+
+        A column that is named may be missing at some clients, not at all. A column without a name that
+        numbers the rows is left out unless ``only`` names it.
+        """
         tables = [] if label is None else [part.x.column_names for raw in raws for part in raw.parts.values()]
-        keep = self.columns({name for table in tables for name in table}, label)
+        known = {name for table in tables for name in table}
+        keep = self.columns(known, label)
+        undated = next((name for name, _ in self.cells.dates if name not in known | set(raws[0].rule.columns.values())), None)
+        if undated is not None:
+            raise DataError(f"--date {undated}: column {undated!r} is at no client: {nearest(undated, known - {str(label)})}")
+        if label is None:
+            return list(raws), []
+        index = [name for name in index_columns(raws, label) if name in keep and name not in self.only]
+        keep -= set(index)
+        text = "column {words} has no name and numbers the rows, so it is left out; --only would keep it"
+        notes = [Note("", where, text, words=tuple(map(repr, index)))] if index else []
 
         def cut(part: Part) -> Part:
             return replace(part, x=part.x.select([name for name in part.x.column_names if name in keep or name == label]))
 
-        return [replace(raw, parts={split: cut(part) for split, part in raw.parts.items()}) for raw in raws] if tables else list(raws)
+        cleaned = [replace(raw, parts={split: cut(part) for split, part in raw.parts.items()}) for raw in raws]
+        return (cleaned, notes) if self.gaps == "mean" else ([self._full_rows(raw, notes) for raw in cleaned], notes)
+
+    def _full_rows(self, raw: Raw, notes: list[Note]) -> Raw:
+        """Return a client's rows without missing values; appends a note."""
+        rows = {split: np.flatnonzero(_complete(part.x)) for split, part in raw.parts.items()}
+        lost = sum(len(part) for part in raw.parts.values()) - sum(map(len, rows.values()))
+        if lost and not any(map(len, rows.values())):
+            raise DataError(
+                f"client {raw.name!r} ({raw.origin}): every row has a missing value, so --gaps drop-rows leaves none; "
+                "drop the column that is empty, or use --gaps mean"
+            )
+        if lost:
+            notes.append(Note(raw.name, raw.origin, "rows with missing values left out (--gaps drop-rows): {n}", lost))
+        return replace(raw, parts={split: part.take(rows[split]) for split, part in raw.parts.items()}) if lost else raw
 
     def columns(self, known: Collection[str], label: str | None) -> set[str]:
         """Return the columns that are features, of those that any client has; ``label`` is ``None`` for images."""
@@ -99,6 +128,8 @@ class Cleaning:
         flag = f"--{'drop' if self.drop else 'only'} {','.join(wanted)}"
         if wanted and label is None:
             raise DataError(f"{flag} is for columns of tables, but these are images; leave it out")
+        if label is None and self != replace(self, cells=AS_WRITTEN, gaps="mean"):
+            raise DataError("--date, --missing and --gaps are for tables, but these are images; leave them out")
         unknown = next((name for name in wanted if name not in known or name == label), None)
         if unknown is not None:
             reason = "is the label" if unknown == label else f"is at no client: {nearest(unknown, set(known) - {str(label)})}"
@@ -109,16 +140,22 @@ class Cleaning:
         """Return a client's samples with repaired labels."""
         return replace(raw, parts={split: self._clean(part) for split, part in raw.parts.items()})
 
+    def label(self, word: str) -> str:
+        """Return the class that a label as it is spelled stands for."""
+        spell = folded if self.merge_labels else str
+        renamed = {spell(old): spell(new) for old, new in self.label_map}
+        return renamed.get(spell(word), spell(word))
+
     def _clean(self, part: Part) -> Part:
         if not self.merge_labels and not self.label_map:
             return part
-        spell = folded if self.merge_labels else str
-        renamed = {spell(old): spell(new) for old, new in self.label_map}
-        known = {word: renamed.get(spell(word), spell(word)) for word in set(part.labels.tolist())}
+        known = {word: self.label(word) for word in set(part.labels.tolist())}
         return replace(part, labels=np.array([known[word] for word in part.labels.tolist()], dtype=str))
 
 
 AS_THEY_ARE = Cleaning()
+CLEANING = ("merge_labels", "label_map", "drop", "only", "date", "missing", "gaps")
+"""Options of a scenario of own files that are about cleaning."""
 
 
 def folded(label: str) -> str:
@@ -152,12 +189,12 @@ def label_variants(labels: Mapping[str, Collection[str]]) -> Iterator[str]:
         spellings.setdefault(folded(word), []).append(word)
     variants = [", ".join(f"{w!r} at {names(at[w])}" for w in words) for words in spellings.values() if len(words) > 1]
     if variants:
-        yield f"labels are spelled in different ways: {_some(variants, '; ')}"
+        yield f"labels are spelled in different ways: {some(variants, '; ')}"
     coded = [site for site, words in labels.items() if words and all(NUMBER.fullmatch(word.strip()) for word in words)]
     worded = [site for site, words in labels.items() if not any(NUMBER.fullmatch(word.strip()) for word in words)]
     if coded and worded:
         numbers, words = ({word for site in sites for word in labels[site]} for sites in (coded, worded))
-        yield f"labels are numbers at {names(coded)} ({_some(sort_words(numbers))}) and words at {names(worded)} ({_some(sorted(words))})"
+        yield f"labels are numbers at {names(coded)} ({some(sort_words(numbers))}) and words at {names(worded)} ({some(sorted(words))})"
 
 
 def variant_notes(where: str, raws: Sequence[Raw], *, files: bool = True) -> list[Note]:
@@ -171,70 +208,19 @@ def variant_notes(where: str, raws: Sequence[Raw], *, files: bool = True) -> lis
     return notes
 
 
-def _some(words: Sequence[str], between: str = ", ") -> str:
-    return between.join(words[:5]) + (f" and {len(words) - 5} more" if len(words) > 5 else "")
-
-
-def doubtful_columns(where: str, raws: Sequence[Raw], label: str) -> list[Note]:
-    """Name columns that look like identifiers, row numbers or dates, or have one value (at each site), with the remedy."""
-    tables = [part.x for raw in raws for part in raw.parts.values()]
-    shared = set.intersection(*(set(table.column_names) for table in tables)) - {label}
-    columns = {name: [table.column(name) for table in tables] for name in tables[0].column_names if name in shared}
-    found = {name: kind for name, values in columns.items() if (kind := _doubt(name, values))}
-    if not found:
-        return []
-    shown = _some([f"{name!r} ({kind})" for name, kind in found.items()])
-    listed = shlex.quote(",".join(found)) if len(found) <= FEW else "COLUMN,…"
-    return [Note("", where, f"columns that may be no features: {{words}}; leave them out with --drop {listed}", words=(shown,))]
-
-
-def mixed_columns(raws: Sequence[Raw], label: str) -> list[Note]:
-    """Name columns of numbers with a few cells of text, which turn all their numbers into categories."""
-    notes = []
-    for raw in raws:
-        for part in raw.parts.values():
-            for name, column in zip(part.x.column_names, part.x.columns, strict=True):
-                if name == label or not pa.types.is_string(column.type):
-                    continue
-                words = [word.strip() for word in column.drop_null().to_pylist()]
-                odd = [word for word in words if not NUMBER.fullmatch(word) and word.lower() not in GAPS]
-                if 0 < len(odd) < SHARE_OF_TEXT * len(words):
-                    text = f"column {name!r} holds numbers and {{n}} cells of text ({{words}}), so its numbers count as categories; "
-                    text += f"write numbers, leave the cells empty, or use --drop {shlex.quote(name)}"
-                    notes.append(Note(raw.name, raw.origin, text, len(odd), tuple(dict.fromkeys(map(repr, odd)))))
-    return notes
-
-
-def _doubt(name: str, columns: Sequence[pa.ChunkedArray]) -> str | None:
-    """Say what a column, given by site and split, is instead of a feature."""
-    columns = [column.drop_null() for column in columns if len(column) > column.null_count]
-    if not columns or any(column.type != columns[0].type for column in columns):
-        return None
-    kind = columns[0].type
-    if pa.types.is_temporal(kind):
-        return "dates"
-    text, whole = pa.types.is_string(kind) or pa.types.is_large_string(kind), pa.types.is_integer(kind)
-    if text or whole or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
-        ranges = [tuple(pc.min_max(column).as_py().values()) for column in columns]
-        if all(low == high for low, high in ranges):
-            return "one value" if len(set(ranges)) == 1 else "one value per site"
-    if text and all(DATE.fullmatch(word) for column in columns for word in column.slice(0, FEW).to_pylist()):
-        return "dates"
-    if not text and not whole:
-        return None
-    numbered = whole and all(len(column) > 1 and bool((np.diff(column.to_numpy()) == 1).all()) for column in columns)
-    if numbered:
-        return "row numbers"
-    distinct = min(pc.count_distinct(column).as_py() for column in columns)
-    many = distinct > FEW and 2 * distinct > max(map(len, columns))
-    if ID_NAME.search(name) or NUMBER_NAME.search(name):
-        return "identifiers" if distinct > FEW else None
-    return "identifiers or free text" if text and many else None
+def _complete(table: pa.Table) -> NDArray[np.bool_]:
+    """Which rows have a value in every column."""
+    numeric = [name for name, kind in zip(table.column_names, table.schema.types, strict=True) if is_numeric(kind)]
+    full: NDArray[np.bool_] = np.asarray(~np.isnan(number_matrix(table, numeric)).any(axis=1))
+    for name in set(table.column_names) - set(numeric):
+        full &= np.array([word != "" for word in text_values(table.column(name))], dtype=bool)
+    return full
 
 
 def _listed(columns: str | Sequence[str] | None, flag: str) -> tuple[str, ...]:
     """Read names of columns, as a list or as text with commas."""
     listed = columns.split(",") if isinstance(columns, str) else list(columns or ())
     if not all(isinstance(name, str) and name.strip() for name in listed):
-        raise ConfigError(f"expected --{flag} COLUMN,… (in a config: a list of names), got {columns!r}")
+        what = "MARK" if flag == "missing" else "COLUMN"
+        raise ConfigError(f"expected --{flag} {what},… (in a config: a list of text), got {columns!r}")
     return tuple(name.strip() for name in listed)

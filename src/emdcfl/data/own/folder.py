@@ -1,10 +1,10 @@
-"""``load_folder`` builds a scenario from a folder of images or tables; ``check_folder`` reports every problem in one."""
+"""``load_folder`` builds a scenario from a folder of images or tables."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emdcfl.core import keys
-from emdcfl.core.errors import DataError
-from emdcfl.core.units import names
 from emdcfl.data.own import defaults
-from emdcfl.data.own.cleaning import AS_THEY_ARE, Cleaning, doubtful_columns, mixed_columns, variant_notes
-from emdcfl.data.own.images import common_shape, list_images, read_client
-from emdcfl.data.own.layout import ClientFiles, Layout, client_folder, discover, visible
-from emdcfl.data.own.leaks import leaks
+from emdcfl.data.own.cleaning import AS_THEY_ARE, Cleaning, variant_notes
+from emdcfl.data.own.columns import ColumnProfile, column_notes, profile_columns
+from emdcfl.data.own.images import common_shape, list_images, read_client, read_headers
+from emdcfl.data.own.layout import Layout, discover
+from emdcfl.data.own.leaks import leaks, repeats
 from emdcfl.data.own.parts import FRACTIONS, SPLITS, Divided, Note, Raw, prepare, to_site, write_notes
 from emdcfl.data.own.readers import read_client_tables, read_shared_table
 from emdcfl.data.own.splitting import RANDOM, SplitRule
-from emdcfl.data.own.tables import TableEncoding, column_bytes, column_kinds, pool, summarise
+from emdcfl.data.own.tables import AS_WRITTEN, CellRules, TableEncoding, column_bytes, column_kinds, pool, summarise
 from emdcfl.data.types import Preprocess, Scenario
 
 Arrays = Mapping[str, Mapping[str, NDArray[Any]]]
@@ -67,36 +66,83 @@ def load_folder(
     Scenario
         ``notes`` lists what was left out or looks doubtful; ``encoding`` says how files are read.
     """
-    wanted: dict[str, Any] = {"label": label, "client": client, "rule": rule, "cleaning": cleaning}
-    scenario, divided = _load(Path(path), seed=seed, model=model, size=size, fractions=fractions, **wanted)
-    if rule != RANDOM or scenario.encoding["kind"] != "table":
-        return scenario
-    return replace(scenario, notes=(*scenario.notes, *leaks(scenario, divided, rule, hints=False)))
+    reading = read_folder(Path(path), label=label, client=client, model=model, size=size, rule=rule, cleaning=cleaning)
+    scenario, divided = build_scenario(reading, seed=seed, model=model, fractions=fractions)
+    return replace(scenario, notes=(*scenario.notes, *(repeats(scenario).notes(str(path))), *_leaks(scenario, divided, rule)))
 
 
-def _load(
+def _leaks(scenario: Scenario, divided: Divided, rule: SplitRule) -> list[str]:
+    return leaks(scenario, divided, rule, hints=False) if rule == RANDOM and scenario.encoding["kind"] == "table" else []
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A folder's samples before they are split.
+
+    Attributes
+    ----------
+    raws : list of Raw
+        Samples as ``Cleaning`` left them.
+    labels : dict
+        Client → label as the files spell it → samples.
+    details : dict
+        Kind of the data, with the shape and sizes of images or the label column of tables.
+    columns : dict
+        Of tables: what every column holds, also those that are left out.
+    """
+
+    path: Path
+    raws: list[Raw]
+    labels: dict[str, Counter[str]]
+    details: dict[str, Any]
+    notes: list[Note]
+    columns: dict[str, ColumnProfile]
+    cleaning: Cleaning
+
+    @property
+    def features(self) -> list[ColumnProfile]:
+        """Columns that are not left out."""
+        kept = {name for raw in self.raws for part in raw.parts.values() for name in part.x.column_names} if self.columns else set()
+        return [column for name, column in self.columns.items() if name in kept]
+
+
+def read_folder(
     path: Path,
     *,
-    label: str | None,
-    client: str | None,
-    seed: int,
+    label: str | None = None,
+    client: str | None = None,
     model: defaults.Model = None,
     size: int | None = None,
-    fractions: Sequence[float] = FRACTIONS,
     rule: SplitRule = RANDOM,
     cleaning: Cleaning = AS_THEY_ARE,
-) -> tuple[Scenario, Divided]:
-    """Return the scenario, and the samples before they were encoded."""
+) -> Reading:
+    """Read the files of all clients, clean them and describe them."""
     layout = discover(path, client_column=client)
-    raws, details, notes = _read(layout, label=label, client=client, model=model, size=size, rule=rule)
+    raws, details, notes = _read(layout, label=label, client=client, model=model, size=size, rule=rule, cells=cleaning.cells)
     if layout.ignored:
         notes.append(Note("", str(path), "files that are not read: {words}", words=tuple(file.name for file in layout.ignored)))
-    raws = cleaning.select([cleaning.clean(raw) for raw in raws], details.get("label"))
+    return clean_reading(path, raws, details, notes, cleaning)
+
+
+def clean_reading(path: Path, raws: Sequence[Raw], details: dict[str, Any], notes: list[Note], cleaning: Cleaning) -> Reading:
+    """Clean what was read, and describe it with notes on what looks doubtful."""
+    labels = {raw.name: Counter(word for part in raw.parts.values() for word in part.labels.tolist()) for raw in raws}
+    cleaned = [cleaning.clean(raw) for raw in raws]
+    columns = profile_columns(cleaned, details["label"]) if details["kind"] == "table" else {}
+    kept, more = cleaning.select(cleaned, details.get("label"), str(path))
+    reading = Reading(path, kept, labels, details, [*notes, *more, *variant_notes(str(path), kept)], columns, cleaning)
+    dated = {name for name, _ in cleaning.cells.dates}
+    reading.notes.extend(column_notes(str(path), kept, [column for column in reading.features if column.name not in dated]))
+    return reading
+
+
+def build_scenario(
+    reading: Reading, *, seed: int = 0, model: defaults.Model = None, fractions: Sequence[float] = FRACTIONS
+) -> tuple[Scenario, Divided]:
+    """Split and encode what was read; return the scenario, and the samples before they were encoded."""
+    path, raws = reading.path, reading.raws
     divided, classes, more = prepare(str(path), raws, seed, fractions)
-    notes += variant_notes(str(path), raws)
-    if details["kind"] == "table":
-        notes += [*doubtful_columns(str(path), raws, details["label"]), *mixed_columns(raws, details["label"])]
-    arrays, encoding, preprocess, mixed = _encode(divided, {raw.name: raw.origin for raw in raws}, details, model)
+    arrays, encoding, preprocess, mixed = _encode(divided, {raw.name: raw.origin for raw in raws}, reading, model)
     shape = arrays[raws[0].name]["train"].shape[1:]
     scenario = Scenario(
         name=path.stem if path.is_file() else path.resolve().name,
@@ -106,14 +152,14 @@ def _load(
         model=defaults.recipe(model, shape=shape, classes=len(classes)),
         defaults=defaults.training(model) | defaults.FINE_TUNING,
         method_defaults=defaults.BY_BENEFIT,
-        notes=(*write_notes([*notes, *more]), *mixed),
+        notes=(*write_notes([*reading.notes, *more]), *mixed),
         encoding=encoding,
-        fingerprints={raw.name: _fingerprint(raw) for raw in raws},
+        fingerprints={raw.name: fingerprint(raw) for raw in raws},
     )
     return scenario, divided
 
 
-def _fingerprint(raw: Raw) -> str:
+def fingerprint(raw: Raw) -> str:
     """Return a short hash of a client's samples and labels."""
     found: list[Any] = []
     for split, part in raw.parts.items():
@@ -123,163 +169,56 @@ def _fingerprint(raw: Raw) -> str:
 
 
 def _read(
-    layout: Layout, *, label: str | None, client: str | None, model: defaults.Model, size: int | None, rule: SplitRule
+    layout: Layout,
+    *,
+    label: str | None,
+    client: str | None,
+    model: defaults.Model,
+    size: int | None,
+    rule: SplitRule,
+    cells: CellRules,
 ) -> tuple[list[Raw], dict[str, Any], list[Note]]:
     """Read all clients; return them, the images' shape or the label column, and notes."""
     notes: list[Note] = []
     if layout.kind == "images":
         listed = [list_images(files) for files in layout.clients]
         pretrained = defaults.is_pretrained(model)
-        shape = common_shape(listed, size=size or (224 if pretrained else None), colour=True if pretrained else None)
+        headers = {files.name: read_headers(files) for files in listed}
+        shape = common_shape(headers, size=size or (224 if pretrained else None), colour=True if pretrained else None)
         read = [read_client(files, shape, rule) for files in listed]
-        return [raw for raw, _ in read], {"kind": "images", "shape": list(shape)}, [note for _, more in read for note in more]
+        details = {"kind": "images", "shape": list(shape), "headers": headers}
+        return [raw for raw, _ in read], details, [note for _, more in read for note in more]
     if layout.kind == "table":
         assert layout.table is not None
         assert client is not None
-        raws, column, notes = read_shared_table(layout.table, label, client, rule)
+        raws, column, notes = read_shared_table(layout.table, label, client, rule, cells)
         return raws, {"kind": "table", "label": column}, notes
     raws = []
     column = ""
     for files in layout.clients:
-        raw, column, more = read_client_tables(files, label, rule)
+        raw, column, more = read_client_tables(files, label, rule, cells)
         raws.append(raw)
         notes += more
     return raws, {"kind": "table", "label": column}, notes
 
 
 def _encode(
-    divided: Divided, origins: Mapping[str, str], details: Mapping[str, Any], model: defaults.Model
+    divided: Divided, origins: Mapping[str, str], reading: Reading, model: defaults.Model
 ) -> tuple[Arrays, dict[str, Any], Preprocess, list[str]]:
-    if details["kind"] == "images":
+    if reading.details["kind"] == "images":
         arrays: Arrays = {name: {split: parts[split].x for split in SPLITS} for name, parts in divided.items()}
-        return arrays, dict(details), defaults.image_preprocess([splits["train"] for splits in arrays.values()], model), []
-    encoding, notes = table_encoding(divided, origins, details["label"])
+        encoded_as = {"kind": "images", "shape": reading.details["shape"]}
+        return arrays, encoded_as, defaults.image_preprocess([splits["train"] for splits in arrays.values()], model), []
+    encoding, notes = table_encoding(divided, origins, reading.details["label"], reading.cleaning.cells)
     encoded: Arrays = {name: {split: encoding.encode(parts[split].x, origins[name]) for split in SPLITS} for name, parts in divided.items()}
     # The encoding has standardised already, in double precision, so nothing is left for the device.
     return encoded, encoding.as_dict(), Preprocess(), notes
 
 
-def table_encoding(divided: Divided, origins: Mapping[str, str], label: str) -> tuple[TableEncoding, list[str]]:
+def table_encoding(
+    divided: Divided, origins: Mapping[str, str], label: str, cells: CellRules = AS_WRITTEN
+) -> tuple[TableEncoding, list[str]]:
     """Pool what the clients report about their training rows; returns the encoding and notes."""
     every = [(f"client {name!r} ({origins[name]})", part.x) for name, parts in divided.items() for part in parts.values()]
     numeric, categorical, notes = column_kinds(every, leave_out=[label])
-    return pool([summarise(parts["train"].x, numeric, categorical) for parts in divided.values()], label), notes
-
-
-@dataclass(frozen=True)
-class ClientReport:
-    """Sizes of a client's splits and the count of every class over all of them."""
-
-    name: str
-    sizes: dict[str, int]
-    labels: dict[str, int]
-
-
-@dataclass(frozen=True)
-class FolderReport:
-    """What a run would read. ``errors`` stop a run; ``notes`` do not."""
-
-    path: str
-    kind: str
-    shape: tuple[int, ...] = ()
-    classes: tuple[str, ...] = ()
-    clients: tuple[ClientReport, ...] = ()
-    errors: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    model: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def ok(self) -> bool:
-        return not self.errors
-
-    def as_dict(self) -> dict[str, Any]:
-        """JSON values, for ``--json``."""
-        return {
-            "path": self.path,
-            "kind": self.kind,
-            "ok": self.ok,
-            "shape": list(self.shape),
-            "classes": list(self.classes),
-            "clients": [{"name": c.name, "sizes": c.sizes, "labels": c.labels} for c in self.clients],
-            "errors": list(self.errors),
-            "notes": list(self.notes),
-            "model": self.model,
-        }
-
-
-def check_folder(
-    path: str | Path,
-    *,
-    label: str | None = None,
-    client: str | None = None,
-    seed: int = 0,
-    rule: SplitRule = RANDOM,
-    cleaning: Cleaning = AS_THEY_ARE,
-) -> FolderReport:
-    """Read a folder as ``load_folder`` does, and report all problems instead of stopping at the first, and what may leak."""
-    path = Path(path)
-    errors: list[str] = []
-    try:
-        scenario, divided = _load(path, label=label, client=client, seed=seed, rule=rule, cleaning=cleaning)
-    except DataError as first:
-        others = _each_client(path, label, client)
-        errors += [*([] if any(error.startswith(str(first)) for error in others) else [str(first)]), *others]
-        return FolderReport(str(path), "unknown", errors=tuple(errors))
-    return _report(path, replace(scenario, notes=(*scenario.notes, *leaks(scenario, divided, rule))))
-
-
-def _report(path: Path, scenario: Scenario) -> FolderReport:
-    clients = []
-    for site in scenario.sites:
-        splits = {"train": site.train, "val": site.val, **site.tests}
-        counts = Counter(int(label) for split in splits.values() for label in split.y.tolist())
-        labels = {name: counts.get(i, 0) for i, name in enumerate(scenario.classes)}
-        clients.append(ClientReport(site.name, {name: len(split) for name, split in splits.items()}, labels))
-    return FolderReport(
-        path=str(path),
-        kind=str(scenario.encoding["kind"]),
-        shape=tuple(scenario.sites[0].train.x.shape[1:]),
-        classes=scenario.classes,
-        clients=tuple(clients),
-        notes=scenario.notes,
-        model=scenario.model.as_dict(),
-    )
-
-
-def _each_client(path: Path, label: str | None, client: str | None) -> list[str]:
-    """Try every client by itself; return the problems of all of them."""
-    if client is not None or not path.is_dir():
-        return []
-    try:
-        found = discover(path).clients
-    except DataError:
-        found, errors = [], list[str]()
-        for folder in (entry for entry in visible(path) if entry.is_dir()):
-            try:
-                found.append(client_folder(folder)[1])
-            except DataError as error:
-                errors.append(str(error))
-        return errors + _once([(files, error) for files in found for error in _one_client(files, label)])
-    return _once([(files, error) for files in found for error in _one_client(files, label)])
-
-
-def _once(errors: Sequence[tuple[ClientFiles, str]]) -> list[str]:
-    """Write an error that several clients share once, with their names."""
-    same: dict[str, list[tuple[str, str]]] = {}
-    for files, error in errors:
-        general = error
-        for own in (repr(files.name), *map(str, files.parts.values())):
-            general = general.replace(own, "")
-        same.setdefault(general, []).append((files.name, error))
-    return [first + (f"; the same at {names([name for name, _ in more])}" if more else "") for (_, first), *more in same.values()]
-
-
-def _one_client(files: ClientFiles, label: str | None) -> list[str]:
-    try:
-        if any(part.is_dir() for part in files.parts.values()):
-            listed = list_images(files)
-            return write_notes(read_client(listed, common_shape([listed]))[1])
-        read_client_tables(files, label)
-    except DataError as error:
-        return [str(error)]
-    return []
+    return pool([summarise(parts["train"].x, numeric, categorical) for parts in divided.values()], label, cells), notes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from emdcfl.core.errors import DataError
+from emdcfl.core.units import names
 from emdcfl.data.own.layout import IMAGE_SUFFIXES, UNREAD, ClientFiles, visible
 from emdcfl.data.own.parts import Note, Part, Raw
 from emdcfl.data.own.splitting import RANDOM, SplitRule, file_keys
@@ -27,6 +28,8 @@ MOST_PIXELS = 1 << 27
 """Pixels of an image, as it is stored and after it is resized: more would take the memory that others need."""
 
 Shape = tuple[int, int, int]
+Header = tuple[str, tuple[int, int]]
+"""Mode and size (width, height) of an image."""
 
 
 @dataclass(frozen=True)
@@ -67,12 +70,16 @@ def _files_below(folder: Path) -> Iterator[Path]:
             yield entry
 
 
-def common_shape(clients: Sequence[Listed], *, size: int | None = None, colour: bool | None = None) -> Shape:
+def read_headers(client: Listed) -> list[Header | None]:
+    """Mode and size of every image of a client."""
+    return [read_header(file) for part in client.files.values() for file, _ in part]
+
+
+def common_shape(clients: Mapping[str, Sequence[Header | None]], *, size: int | None = None, colour: bool | None = None) -> Shape:
     """Channels, height and width for all: grey only if every image is; the most frequent size where it is square and small, else 64×64."""
-    headers = [read_header(file) for client in clients for part in client.files.values() for file, _ in part]
-    known = [header for header in headers if header is not None]
+    known = [header for headers in clients.values() for header in headers if header is not None]
     if not known:
-        raise DataError(f"none of the {len(headers)} images can be read, for example {_first_file(clients)}")
+        raise DataError(f"none of the {sum(map(len, clients.values()))} images of {names(clients)} can be read; save them again as PNG")
     channels = 3 if (any(mode not in GREY_MODES for mode, _ in known) if colour is None else colour) else 1
     if size is None:
         width, height = Counter(shape for _, shape in known).most_common(1)[0][0]
@@ -146,14 +153,10 @@ def _check_size(size: tuple[int, int], wanted: tuple[int, int]) -> None:
         raise DataError(f"{width}×{height} pixels are too many or too narrow; crop the image")
 
 
-def read_header(file: Path) -> tuple[str, tuple[int, int]] | None:
+def read_header(file: Path) -> Header | None:
     """Return an image's mode and size (width, height) without decoding it; ``None`` if it cannot be opened."""
     try:
         with Image.open(file) as image:
             return image.mode, image.size
     except Exception:  # reported when the file is read
         return None
-
-
-def _first_file(clients: Sequence[Listed]) -> Path:
-    return next(file for client in clients for part in client.files.values() for file, _ in part)

@@ -12,6 +12,7 @@ Levina, Bickel (2004). Maximum Likelihood Estimation of Intrinsic Dimension. Neu
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -21,8 +22,8 @@ from numpy.typing import NDArray
 
 from emdcfl.core import keys
 from emdcfl.core.optional import arrow
-from emdcfl.data.own.cleaning import ID_NAME
-from emdcfl.data.own.parts import Divided, Note, write_notes
+from emdcfl.data.own.columns import ID_NAME
+from emdcfl.data.own.parts import Divided, Note, some, write_notes
 from emdcfl.data.own.splitting import RANDOM, SplitRule
 from emdcfl.data.types import Scenario, Site
 
@@ -37,6 +38,10 @@ MOST_HELD, MOST_TRAINED = 300, 1500
 """Rows looked at per site: a distance matrix of this size takes milliseconds."""
 SHARE = 0.05
 """Share of near-duplicates among the held-out rows from which they are named."""
+
+MANY_COPIES, SHARE_OF_COPIES = 3, 0.02
+"""Equal samples of a site, and their share, from which they are named."""
+MOSTLY_DIFFERENT = 0.5
 
 Rows = NDArray[np.float64]
 
@@ -64,6 +69,81 @@ def leaks(scenario: Scenario, divided: Divided, rule: SplitRule, *, hints: bool 
     if hints and tables and rule == RANDOM:
         notes += _hints(divided, mentioned=" ".join(notes))
     return notes
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """Samples that are equal in every feature.
+
+    Attributes
+    ----------
+    held : dict
+        Site → validation and test samples that are also among its training samples.
+    across : dict
+        Two sites → samples of the second that are also at the first.
+    disagree : int
+        Samples with an equal one of another class.
+    samples : dict
+        Site → samples.
+    by_chance : bool
+        Whether most samples repeat inside their site, as rows of a few categories do.
+    """
+
+    held: dict[str, int]
+    across: dict[tuple[str, str], int]
+    disagree: int
+    samples: dict[str, int]
+    by_chance: bool
+
+    def sentences(self) -> list[str]:
+        """What was found, in words."""
+        found = [f"{site}: {n} of its validation and test samples equal one of its training samples" for site, n in self.held.items() if n]
+        found += [f"{n} samples of {b} are also at {a}" for (a, b), n in self.across.items() if n]
+        if self.disagree:
+            found.append(f"{self.disagree} samples have the features of a sample with another label")
+        return found
+
+    def notes(self, where: str) -> list[str]:
+        """Return a note where repeats are so many that they may be copies."""
+        if self.by_chance:
+            return []
+        held = [f"{n} at {site}" for site, n in self.held.items() if n >= max(MANY_COPIES, SHARE_OF_COPIES * self.samples[site])]
+        across = [f"{n} of {b} at {a}" for (a, b), n in self.across.items() if n >= max(MANY_COPIES, SHARE_OF_COPIES * self.samples[b])]
+        notes = []
+        if held:
+            notes.append(
+                f"{where}: validation and test samples that equal a training sample: {some(held)}; remove the copies, or use --group"
+            )
+        if across:
+            notes.append(f"{where}: samples at two sites: {some(across)}; remove the copies, or say why they are there")
+        return notes
+
+
+def repeats(scenario: Scenario) -> Repeats:
+    """Compare all samples of all sites, as a network would see them."""
+    seen: dict[str, Counter[bytes]] = {}
+    held, inside = {}, []
+    labels: dict[bytes, set[int]] = {}
+    where: list[bytes] = []
+    for site in scenario.sites:
+        splits = {"train": site.train, "val": site.val, **site.tests}
+        marks = {name: [keys.digest(row.tobytes())[:16] for row in split.x.numpy()] for name, split in splits.items()}
+        trained = set(marks["train"])
+        held[site.name] = sum(mark in trained for name, found in marks.items() if name != "train" for mark in found)
+        every = [mark for found in marks.values() for mark in found]
+        for mark, label in zip(every, [int(y) for split in splits.values() for y in split.y.tolist()], strict=True):
+            labels.setdefault(mark, set()).add(label)
+        seen[site.name] = Counter(every)
+        inside.append(len(seen[site.name]) / max(len(every), 1))
+        where += every
+    across = {}
+    named = list(seen)
+    for i, a in enumerate(named):
+        for b in named[i + 1 :]:
+            if n := sum(count for mark, count in seen[b].items() if mark in seen[a]):
+                across[a, b] = n
+    disagree = sum(len(labels[mark]) > 1 for mark in where)
+    return Repeats(held, across, disagree, {name: sum(found.values()) for name, found in seen.items()}, max(inside) < MOSTLY_DIFFERENT)
 
 
 def near_duplicates(site: Site, other: Site) -> Near | None:

@@ -91,11 +91,16 @@ def write_notes(notes: Iterable[Note]) -> list[str]:
         who = names(clients) if len(clients) > 1 else f"client {clients[0]!r} ({same[0].origin})" if clients[0] else same[0].origin
         counts = [note.count for note in same]
         words = list(dict.fromkeys(word for note in same for word in note.words))
-        shown = ", ".join(words[:MOST_WORDS]) + (f" and {len(words) - MOST_WORDS} more" if len(words) > MOST_WORDS else "")
+        shown = some(words)
         count = str(counts[0]) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
         listed = "clients " if 1 < len(clients) <= NAMED_IN_FULL else ""
         written.append(f"{listed}{who}: {text.replace('{n}', count).replace('{words}', shown)}")
     return written
+
+
+def some(words: Sequence[str], between: str = ", ") -> str:
+    """Write the first few words, and how many more there are."""
+    return between.join(words[:MOST_WORDS]) + (f" and {len(words) - MOST_WORDS} more" if len(words) > MOST_WORDS else "")
 
 
 def prepare(where: str, raws: Sequence[Raw], seed: int, fractions: Sequence[float]) -> tuple[Divided, tuple[str, ...], list[Note]]:

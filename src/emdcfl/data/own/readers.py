@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,9 +12,11 @@ import numpy as np
 
 from emdcfl.core.errors import DataError, nearest
 from emdcfl.core.optional import arrow
+from emdcfl.data.own.dates import as_dates
 from emdcfl.data.own.layout import ClientFiles
 from emdcfl.data.own.parts import MIXED, Note, Part, Raw, Text
 from emdcfl.data.own.splitting import RANDOM, SplitRule, table_keys
+from emdcfl.data.own.tables import AS_WRITTEN, CellRules
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,6 +38,11 @@ UNPACKED = 1 << 31
 GAPS = frozenset({"", "-", "--", "–", "—", ".", "?", "na", "n/a", "n.a.", "nan", "null", "none", "nil", "missing", "unknown", "#n/a"})
 """What people write into a cell of numbers that has none, in small letters."""
 
+NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
+
+LARGEST_BLOCK = 1 << 26
+"""Bytes of a CSV that are parsed together."""
+
 PEEK = 1 << 18
 """Bytes of a CSV from which its delimiter and decimal point are read."""
 
@@ -55,13 +63,15 @@ HEAD = 1000
 """Rows in which a column's name is looked for."""
 
 
-def read_file(path: Path) -> pa.Table:
+def read_file(path: Path, cells: CellRules = AS_WRITTEN) -> pa.Table:
     """Read a CSV, TSV or Parquet file."""
     try:
         if path.suffix.lower() == ".parquet":
             table = _read_parquet(path)
+            if cells.missing:
+                table = pa.table([_without(column, cells.missing, ".") for column in table.columns], table.column_names)
         else:
-            table = _read_csv(path)
+            table = _read_csv(path, cells.missing)
         names = table.column_names  # a name that is not UTF-8 shows itself only here
     except UnicodeDecodeError as error:
         raise DataError(f"cannot read the table {path}: a column name is not UTF-8 text; save the file as UTF-8") from error
@@ -74,6 +84,9 @@ def read_file(path: Path) -> pa.Table:
     if twice is not None:
         raise DataError(f"{path} has two columns {'of the same name' if _like_data(table) else f'named {twice!r}'}: rename one")
     _check_range(table, path)
+    for name, form in cells.dates:
+        if name in names:
+            table = table.set_column(names.index(name), name, as_dates(table.column(name), form, f"{path}: column {name!r}"))
     return table
 
 
@@ -133,17 +146,20 @@ def _names_of(table: pa.Table) -> list[str]:
     return [] if _like_data(table) else list(table.column_names)
 
 
-def _read_csv(path: Path, *, threads: bool = True) -> pa.Table:
+def _read_csv(path: Path, missing: Sequence[str] = (), *, threads: bool = True) -> pa.Table:
     delimiter, decimal = _dialect(path)
     parse = pcsv.ParseOptions(delimiter=delimiter)
     # Empty text counts as missing too, as an empty number does.
     convert = pcsv.ConvertOptions(strings_can_be_null=True, decimal_point=decimal)
-    table = pcsv.read_csv(path, pcsv.ReadOptions(use_threads=threads), parse, convert)
+    # one block, if the file is not large: every block costs time for every column, and there may be thousands
+    read = pcsv.ReadOptions(use_threads=threads, block_size=min(max(path.stat().st_size, 1 << 20), LARGEST_BLOCK))
+    table = pcsv.read_csv(path, read, parse, convert)
     if not table.num_columns:
         return table
     # a column without a name is called as pandas calls it, and can be left out by that name
     names = [name.strip() or f"Unnamed: {i}" for i, name in enumerate(table.column_names)]
-    return pa.table([_numbers(column, decimal) for column in table.columns], names=names)
+    columns = [_without(column, missing, decimal) for column in table.columns] if missing else table.columns
+    return pa.table([_numbers(column, decimal) for column in columns], names=names)
 
 
 def _dialect(path: Path) -> tuple[str, str]:
@@ -164,6 +180,18 @@ def _dialect(path: Path) -> tuple[str, str]:
     cells = [cell.strip().strip('"') for line in text.splitlines()[1:] for cell in line.split(delimiter)]
     points, commas = (any(re.fullmatch(rf"[-+]?\d+{mark}\d+", cell) for cell in cells) for mark in (r"\.", ","))
     return delimiter, "," if commas and not points else "."
+
+
+def _without(column: pa.ChunkedArray, missing: Sequence[str], decimal: str) -> pa.ChunkedArray:
+    """Replace the user's marks of missing values by gaps: words in text, numbers (-999) in numbers."""
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        marked = pc.is_in(pc.utf8_trim_whitespace(column), pa.array(missing, column.type))
+    elif pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
+        codes = [float(mark.replace(decimal, ".")) for mark in missing if NUMBER.fullmatch(mark.replace(decimal, "."))]
+        marked = pc.is_in(pc.cast(column, pa.float64()), pa.array(codes, pa.float64()))
+    else:
+        return column
+    return pc.if_else(marked, pa.scalar(None, column.type), column)
 
 
 def _numbers(column: pa.ChunkedArray, decimal: str) -> pa.ChunkedArray:
@@ -267,7 +295,9 @@ def labelled(table: pa.Table, label: str, name: str, origin: str, rule: SplitRul
     return part.take(np.flatnonzero(present)), notes
 
 
-def read_client_tables(client: ClientFiles, label: str | None, rule: SplitRule = RANDOM) -> tuple[Raw, str, list[Note]]:
+def read_client_tables(
+    client: ClientFiles, label: str | None, rule: SplitRule = RANDOM, cells: CellRules = AS_WRITTEN
+) -> tuple[Raw, str, list[Note]]:
     """Read the table or tables of one client; return samples, the label column and notes."""
     parts: dict[str, Part] = {}
     notes: list[Note] = []
@@ -275,7 +305,7 @@ def read_client_tables(client: ClientFiles, label: str | None, rule: SplitRule =
     if rule.column and MIXED not in client.parts:
         raise DataError(f"client {client.name!r} has train, val or test tables already, so --split-column has nothing to do; leave it out")
     for split, path in client.parts.items():
-        table = read_file(path)
+        table = read_file(path, cells)
         origin = origin or str(path)
         column = label_column(table, label, f"client {client.name!r}: {path}")
         part, more = labelled(table, column, client.name, str(path), rule)
@@ -284,9 +314,11 @@ def read_client_tables(client: ClientFiles, label: str | None, rule: SplitRule =
     return Raw(client.name, origin, parts, rule), column, notes
 
 
-def read_shared_table(path: Path, label: str | None, client: str, rule: SplitRule = RANDOM) -> tuple[list[Raw], str, list[Note]]:
+def read_shared_table(
+    path: Path, label: str | None, client: str, rule: SplitRule = RANDOM, cells: CellRules = AS_WRITTEN
+) -> tuple[list[Raw], str, list[Note]]:
     """Read one table and divide it by its client column; that column is dropped."""
-    table = read_file(path)
+    table = read_file(path, cells)
     if client not in table.column_names:
         raise DataError(f"{path} has no client column {client!r}: {nearest(client, table.column_names)}")
     column = label_column(table, label, str(path))

@@ -66,7 +66,7 @@ def load_site(
         channels, height, width = encoding["shape"]
         raw, notes = read_client(list_images(files), (channels, height, width), rule)
     else:
-        raw, _, notes = read_client_tables(files, label or encoding["label"], rule)
+        raw, _, notes = read_client_tables(files, label or encoding["label"], rule, TableEncoding.from_dict(encoding).cells)
     raw = cleaning.clean(raw)
     parts = {}
     for split, part in raw.parts.items():
@@ -99,7 +99,8 @@ def read_inputs(files: Sequence[str | Path], *, encoding: Mapping[str, Any]) -> 
         else:
             if file.suffix.lower() not in TABLE_SUFFIXES:
                 raise DataError(f"{file} is not a table ({', '.join(sorted(TABLE_SUFFIXES))}); the run was trained on tables")
-            blocks.append(TableEncoding.from_dict(encoding).encode(read_file(file), str(file)))
+            reader = TableEncoding.from_dict(encoding)
+            blocks.append(reader.encode(read_file(file, reader.cells), str(file)))
             names += [f"{file}:{row + 1}" for row in range(len(blocks[-1]))]
     return torch.from_numpy(np.concatenate(blocks)), names
 

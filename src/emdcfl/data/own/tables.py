@@ -31,6 +31,28 @@ else:
     pa, pc = arrow(), arrow("compute")
 
 MAX_WORDS = 200
+LONGEST_WORD = 64
+FEW_WORDS = 10
+"""So many different words may each occur once: small tables have rare classes."""
+
+
+@dataclass(frozen=True)
+class CellRules:
+    """How cells are read.
+
+    Attributes
+    ----------
+    missing : str
+        Marks of missing values, in any column, besides the usual ones.
+    dates : pairs of str
+        Columns to read as dates, each with a format of ``strptime`` or ``auto``.
+    """
+
+    missing: tuple[str, ...] = ()
+    dates: tuple[tuple[str, str], ...] = ()
+
+
+AS_WRITTEN = CellRules()
 
 
 @dataclass(frozen=True)
@@ -59,6 +81,8 @@ class Numeric:
     mean: float
     std: float
     gaps: bool
+    date: str = ""
+    """Where the column is read as dates: their format, or ``auto``."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +99,13 @@ class TableEncoding:
 
     label: str
     columns: tuple[Numeric | Categorical, ...]
+    missing: tuple[str, ...] = ()
+    """Marks of missing values besides the usual ones."""
+
+    @property
+    def cells(self) -> CellRules:
+        """How new files are read."""
+        return CellRules(self.missing, tuple((c.name, c.date) for c in self.columns if isinstance(c, Numeric) and c.date))
 
     @property
     def width(self) -> int:
@@ -86,37 +117,79 @@ class TableEncoding:
         missing = [column.name for column in self.columns if column.name not in there]
         if missing:
             raise DataError(f"{origin} lacks the column{'s' if len(missing) > 1 else ''} {', '.join(missing)}")
-        blocks = [_encode_column(table.column(column.name), column, origin) for column in self.columns]
-        return np.concatenate(blocks, axis=1) if blocks else np.empty((table.num_rows, 0), np.float32)
+        out = np.zeros((table.num_rows, self.width), np.float32)
+        starts = np.cumsum([0, *(1 + c.gaps if isinstance(c, Numeric) else len(c.words) for c in self.columns)]).tolist()
+        numeric = [(start, c) for start, c in zip(starts, self.columns, strict=False) if isinstance(c, Numeric)]
+        self._encode_numbers(table, numeric, out, origin)
+        for start, column in zip(starts, self.columns, strict=False):
+            if isinstance(column, Categorical):
+                number = {word: start + i for i, word in enumerate(column.words)}
+                for row, word in enumerate(text_values(table.column(column.name))):
+                    if word in number:
+                        out[row, number[word]] = 1
+        return out
+
+    def _encode_numbers(self, table: pa.Table, columns: Sequence[tuple[int, Numeric]], out: NDArray[np.float32], origin: str) -> None:
+        """Standardise all numeric columns at once: a table may have thousands."""
+        if not columns:
+            return
+        kinds = dict(zip(table.column_names, table.schema.types, strict=True))
+        for _, column in columns:
+            if not is_numeric(kinds[column.name]):
+                raise DataError(f"column {column.name!r} of {origin} must hold numbers, as in training; it holds {kinds[column.name]}")
+        numbers = number_matrix(table, [column.name for _, column in columns])
+        gaps = np.isnan(numbers)
+        with np.errstate(over="ignore"):
+            z = np.where(gaps, 0.0, (numbers - [c.mean for _, c in columns]) / [c.std for _, c in columns]).astype(np.float32)
+        far = np.flatnonzero(~np.isfinite(z).all(axis=0))
+        if len(far):
+            raise DataError(f"column {columns[far[0]][1].name!r} of {origin} holds a number too far from those in training; correct it")
+        out[:, [start for start, _ in columns]] = z
+        told = [i for i, (_, column) in enumerate(columns) if column.gaps]
+        out[:, [columns[i][0] + 1 for i in told]] = gaps[:, told]
 
     def as_dict(self) -> dict[str, Any]:
         columns: list[dict[str, Any]] = []
         for column in self.columns:
             if isinstance(column, Numeric):
-                columns.append({"name": column.name, "mean": column.mean, "std": column.std, "gaps": column.gaps})
+                date = {"date": column.date} if column.date else {}
+                columns.append({"name": column.name, "mean": column.mean, "std": column.std, "gaps": column.gaps, **date})
             else:
                 columns.append({"name": column.name, "words": list(column.words)})
-        return {"kind": "table", "label": self.label, "columns": columns}
+        return {"kind": "table", "label": self.label, "columns": columns, **({"missing": list(self.missing)} if self.missing else {})}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TableEncoding:
         columns = tuple(
-            Categorical(c["name"], tuple(c["words"])) if "words" in c else Numeric(c["name"], c["mean"], c["std"], c["gaps"])
+            Categorical(c["name"], tuple(c["words"]))
+            if "words" in c
+            else Numeric(c["name"], c["mean"], c["std"], c["gaps"], str(c.get("date", "")))
             for c in values["columns"]
         )
-        return cls(values["label"], columns)
+        return cls(values["label"], columns, tuple(map(str, values.get("missing", ()))))
+
+
+def withheld(words: Mapping[str, int]) -> str | None:
+    """Say why a node does not list words: they look like names, numbers of persons or free text; ``None`` where it does."""
+    rare = sum(count == 1 for count in words.values())
+    if len(words) > MAX_WORDS:
+        return f"{len(words)} different words, at most {MAX_WORDS} are sent"
+    if any(len(word) > LONGEST_WORD for word in words):
+        return f"words of more than {LONGEST_WORD} characters"
+    return f"{len(words)} different words, {rare} of them once" if len(words) > FEW_WORDS and 2 * rare > len(words) else None
 
 
 def summarise(table: pa.Table, numeric: Sequence[str], categorical: Sequence[str]) -> Summary:
     """Return what a client reports about its training rows."""
     return Summary(
         {name: _moments(number_values(table.column(name))) for name in numeric},
-        {name: tuple(sorted(set(_words(table.column(name))) - {""})) for name in categorical},
+        {name: tuple(sorted(set(text_values(table.column(name))) - {""})) for name in categorical},
     )
 
 
-def pool(summaries: Sequence[Summary], label: str) -> TableEncoding:
+def pool(summaries: Sequence[Summary], label: str, cells: CellRules = AS_WRITTEN) -> TableEncoding:
     """Pool the clients' summaries into one encoding. A column without any value is left out; a constant one becomes zero."""
+    dates = dict(cells.dates)
     columns: list[Numeric | Categorical] = []
     for name in summaries[0].numeric:
         moments = [summary.numeric[name] for summary in summaries]
@@ -127,7 +200,7 @@ def pool(summaries: Sequence[Summary], label: str) -> TableEncoding:
         variance = math.fsum(m.deviation + m.count * (m.mean - mean) ** 2 for m in moments) / count
         std = math.sqrt(variance)
         constant = std <= 1e-12 * max(1.0, abs(mean))
-        columns.append(Numeric(name, mean, 1.0 if constant else std, any(m.missing for m in moments)))
+        columns.append(Numeric(name, mean, 1.0 if constant else std, any(m.missing for m in moments), dates.get(name, "")))
     for name in summaries[0].words:
         words = sorted({word for summary in summaries for word in summary.words[name]})
         if len(words) > MAX_WORDS:
@@ -140,7 +213,7 @@ def pool(summaries: Sequence[Summary], label: str) -> TableEncoding:
             columns.append(Categorical(name, tuple(words)))
     if not columns:
         raise DataError("the tables have no usable column besides the label")
-    return TableEncoding(label, tuple(columns))
+    return TableEncoding(label, tuple(columns), cells.missing)
 
 
 def column_kinds(tables: Sequence[tuple[str, pa.Table]], leave_out: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
@@ -179,25 +252,6 @@ def _lacks(origin: str, name: str, there: str, others: Sequence[str]) -> str:
     return f"{origin} lacks the column {name!r} that {there} has: all clients need the same columns; {remedy} --drop {shlex.quote(columns)}"
 
 
-def _encode_column(values: pa.ChunkedArray, column: Numeric | Categorical, origin: str) -> NDArray[np.float32]:
-    if isinstance(column, Categorical):
-        number = {word: i for i, word in enumerate(column.words)}
-        block = np.zeros((len(values), len(column.words)), dtype=np.float32)
-        for row, word in enumerate(_words(values)):
-            if word in number:
-                block[row, number[word]] = 1
-        return block
-    if not is_numeric(values.type):
-        raise DataError(f"column {column.name!r} of {origin} must hold numbers, as in training; it holds {values.type}")
-    numbers = number_values(values)
-    gaps = np.isnan(numbers)
-    with np.errstate(over="ignore"):
-        z = np.where(gaps, 0.0, (numbers - column.mean) / column.std).astype(np.float32)
-    if not np.isfinite(z).all():
-        raise DataError(f"column {column.name!r} of {origin} holds a number too far from those in training; correct it")
-    return np.stack([z, gaps.astype(np.float32)], axis=1) if column.gaps else z[:, None]
-
-
 def is_numeric(kind: pa.DataType) -> bool:
     """Whether a column of this type is read as numbers; others are read as categories."""
     t = pa.types
@@ -207,6 +261,9 @@ def is_numeric(kind: pa.DataType) -> bool:
 
 def number_values(values: pa.ChunkedArray) -> NDArray[np.float64]:
     """Values as float64; gaps and infinities become NaN. Dates count days, times count seconds."""
+    if values.type == pa.float64():
+        numbers = values.to_numpy()
+        return np.where(np.isfinite(numbers), numbers, np.nan)
     if pa.types.is_null(values.type):
         return np.full(len(values), np.nan)
     if pa.types.is_timestamp(values.type):
@@ -217,14 +274,23 @@ def number_values(values: pa.ChunkedArray) -> NDArray[np.float64]:
     return np.where(np.isfinite(numbers), numbers, np.nan)
 
 
+def number_matrix(table: pa.Table, names: Sequence[str]) -> NDArray[np.float64]:
+    """Numeric columns as ``number_values`` reads them, one per column of a matrix in column order."""
+    matrix = np.empty((table.num_rows, len(names)), order="F")
+    for i, name in enumerate(names):
+        matrix[:, i] = number_values(table.column(name))
+    return matrix
+
+
 def column_bytes(table: pa.Table) -> Iterator[bytes]:
     """Yield the name and the values of every column as bytes: the same for the same values, however they are stored."""
     for name, column in zip(table.column_names, table.columns, strict=True):
         yield name.encode()
-        yield number_values(column).tobytes() if is_numeric(column.type) else "\0".join(_words(column)).encode()
+        yield number_values(column).tobytes() if is_numeric(column.type) else "\0".join(text_values(column)).encode()
 
 
-def _words(values: pa.ChunkedArray) -> list[str]:
+def text_values(values: pa.ChunkedArray) -> list[str]:
+    """Cells as text without spaces around it; a gap is empty."""
     return ["" if word is None else str(word).strip() for word in values.to_pylist()]
 
 

@@ -24,6 +24,9 @@ def folder(
     label_map: str | None = None,
     drop: str | Sequence[str] | None = None,
     only: str | Sequence[str] | None = None,
+    date: str | Sequence[str] | None = None,
+    missing: str | Sequence[str] | None = None,
+    gaps: str | None = None,
     data_seed: int = 0,
     size: int | None = None,
     model: str | None = None,
@@ -48,6 +51,12 @@ def folder(
         Labels to rename: ``OLD=NEW,…``.
     drop, only : list of str, optional
         Columns of tables to leave out, or the only ones to use; the label stays.
+    date : list of str, optional
+        Columns of tables to read as dates: ``COLUMN`` or ``COLUMN:FORMAT``; a date is the number of days since 1970.
+    missing : list of str, optional
+        Marks of missing values in tables, besides the usual ones.
+    gaps : str, optional
+        ``mean`` (the default): a missing number becomes the pooled mean, with a column that says so; ``drop-rows``: its row is left out.
     data_seed : int
         Seed of the splits.
     size : int, optional
@@ -56,5 +65,5 @@ def folder(
         Name of the network, which may decide the size of images.
     """
     rule = SplitRule.of(split, split_column, group)
-    cleaning = Cleaning.of(merge_labels, label_map, drop, only)
+    cleaning = Cleaning.of(merge_labels, label_map, drop, only, date, missing, gaps)
     return load_folder(path, label=label, client=client, seed=data_seed, size=size, model=model, rule=rule, cleaning=cleaning)

@@ -11,8 +11,7 @@ from emdcfl.core.errors import ClientError
 from emdcfl.core.replies import brief
 from emdcfl.core.schema import Field, check
 from emdcfl.data.own.readers import LARGEST
-from emdcfl.data.own.tables import MAX_WORDS
-from emdcfl.engines.flower.node.data import LONGEST_WORD
+from emdcfl.data.own.tables import LONGEST_WORD, MAX_WORDS
 from emdcfl.engines.flower.node.survey import DESCRIBE, Answer
 
 MOST_COLUMNS = 100_000

@@ -29,16 +29,13 @@ from emdcfl.data.own.layout import ClientFiles, client_folder
 from emdcfl.data.own.parts import MIXED, Part, Raw, Text, divide
 from emdcfl.data.own.readers import read_client_tables
 from emdcfl.data.own.splitting import RANDOM, SplitRule, file_keys
-from emdcfl.data.own.tables import MAX_WORDS, is_numeric
+from emdcfl.data.own.tables import is_numeric, withheld
 from emdcfl.data.types import Site, Split
 from emdcfl.engines.flower.node.policy import Policy, PolicyError
 
 log = logging.getLogger("emdcfl")
 
 SCENARIO = "scenario"
-LONGEST_WORD = 64
-FEW_WORDS = 10
-"""So many different words may each occur once: small tables have rare classes."""
 
 
 def read_site(
@@ -206,13 +203,8 @@ def check_column(table: pa.Table, name: str, policy: Policy) -> None:
 
 def check_words(words: Counter[str], where: str) -> None:
     """Refuse to send words that look like names, numbers of persons, or free text."""
-    rare = sum(count == 1 for count in words.values())
-    if len(words) > MAX_WORDS:
-        found = f"{len(words)} different words, at most {MAX_WORDS} are sent"
-    elif any(len(word) > LONGEST_WORD for word in words):
-        found = f"words of more than {LONGEST_WORD} characters"
-    elif len(words) > FEW_WORDS and 2 * rare > len(words):
-        found = f"{len(words)} different words, {rare} of them once"
-    else:
-        return
-    raise PolicyError(f"this node does not send the words of {where}, which look like names or free text ({found}); remove or recode it")
+    found = withheld(words)
+    if found is not None:
+        raise PolicyError(
+            f"this node does not send the words of {where}, which look like names or free text ({found}); remove or recode it"
+        )

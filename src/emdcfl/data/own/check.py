@@ -1,0 +1,196 @@
+"""``check_folder`` reads a folder as a run does, and reports every problem and doubt: one page that a data steward can sign."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from emdcfl.core.errors import DataError
+from emdcfl.core.units import names
+from emdcfl.data.own.cleaning import AS_THEY_ARE, Cleaning
+from emdcfl.data.own.columns import ColumnProfile
+from emdcfl.data.own.folder import Reading, build_scenario, fingerprint, read_folder
+from emdcfl.data.own.images import common_shape, list_images, read_client, read_headers
+from emdcfl.data.own.layout import ClientFiles, client_folder, discover, visible
+from emdcfl.data.own.leaks import Repeats, leaks, repeats
+from emdcfl.data.own.parts import write_notes
+from emdcfl.data.own.readers import read_client_tables
+from emdcfl.data.own.splitting import RANDOM, SplitRule
+from emdcfl.data.types import Scenario
+
+
+@dataclass(frozen=True)
+class ClientReport:
+    """One client: sizes of its splits, samples of every class, labels as its files spell them, its fingerprint, and sizes of its images."""
+
+    name: str
+    sizes: dict[str, int]
+    labels: dict[str, int]
+    spelled: dict[str, int] = field(default_factory=dict)
+    fingerprint: str = ""
+    images: dict[str, int] = field(default_factory=dict)
+    """``8×8 grey`` → how many images."""
+
+
+@dataclass(frozen=True)
+class FolderReport:
+    """What a run would read. ``errors`` stop a run; ``notes`` do not."""
+
+    path: str
+    kind: str
+    shape: tuple[int, ...] = ()
+    classes: tuple[str, ...] = ()
+    clients: tuple[ClientReport, ...] = ()
+    errors: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    model: dict[str, Any] = field(default_factory=dict)
+    label: str | None = None
+    columns: tuple[ColumnProfile, ...] = ()
+    left_out: tuple[str, ...] = ()
+    """Columns that are no features."""
+    repeats: Repeats | None = None
+    renamed: dict[str, str] = field(default_factory=dict)
+    """Label as it is spelled → class."""
+
+    @property
+    def ok(self) -> bool:
+        return not self.errors
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON values, for ``--json``."""
+        found = self.repeats
+        return {
+            "path": self.path,
+            "kind": self.kind,
+            "ok": self.ok,
+            "shape": list(self.shape),
+            "label": self.label,
+            "classes": list(self.classes),
+            "clients": [
+                {"name": c.name, "sizes": c.sizes, "labels": c.labels, "spelled": c.spelled, "fingerprint": c.fingerprint}
+                | ({"images": c.images} if c.images else {})
+                for c in self.clients
+            ],
+            "columns": [column.as_dict() | {"feature": column.name not in self.left_out} for column in self.columns],
+            "repeats": []
+            if found is None
+            else [{"site": site, "of": site, "samples": n} for site, n in found.held.items() if n]
+            + [{"site": a, "of": b, "samples": n} for (a, b), n in found.across.items()],
+            "errors": list(self.errors),
+            "notes": list(self.notes),
+            "model": self.model,
+        }
+
+
+def check_folder(
+    path: str | Path,
+    *,
+    label: str | None = None,
+    client: str | None = None,
+    seed: int = 0,
+    rule: SplitRule = RANDOM,
+    cleaning: Cleaning = AS_THEY_ARE,
+) -> FolderReport:
+    """Read a folder as ``load_folder`` does, and report all problems instead of stopping at the first, and what may leak."""
+    path = Path(path)
+    try:
+        reading = read_folder(path, label=label, client=client, rule=rule, cleaning=cleaning)
+    except DataError as first:
+        others = _each_client(path, label, client)
+        errors = [*([] if any(error.startswith(str(first)) for error in others) else [str(first)]), *others]
+        return FolderReport(str(path), "unknown", errors=tuple(errors))
+    report = describe(reading)
+    try:
+        scenario, divided = build_scenario(reading, seed=seed)
+    except DataError as error:
+        return replace(report, errors=(str(error),))
+    found = repeats(scenario)
+    notes = (*scenario.notes, *found.notes(str(path)), *leaks(scenario, divided, rule))
+    return with_splits(replace(report, notes=notes, repeats=found), scenario)
+
+
+def describe(reading: Reading) -> FolderReport:
+    """Report what was read, before it is split."""
+    details, kept = reading.details, {column.name for column in reading.features}
+    spell = {word: reading.cleaning.label(word) for words in reading.labels.values() for word in words}
+    clients = []
+    for raw in reading.raws:
+        spelled = dict(sorted(reading.labels[raw.name].items()))
+        headers = details.get("headers", {}).get(raw.name, [])
+        images = Counter(f"{size[0]}×{size[1]} {MODES.get(mode, mode)}" for mode, size in filter(None, headers))
+        sizes = {split: len(part) for split, part in raw.parts.items()}
+        clients.append(ClientReport(raw.name, sizes, {}, spelled, fingerprint(raw), dict(images.most_common())))
+    return FolderReport(
+        path=str(reading.path),
+        kind=str(details["kind"]),
+        classes=tuple(sorted(set(spell.values()))),
+        clients=tuple(clients),
+        notes=tuple(write_notes(reading.notes)),
+        label=details.get("label"),
+        columns=tuple(reading.columns.values()),
+        left_out=tuple(name for name in reading.columns if name not in kept),
+        renamed=spell,
+    )
+
+
+MODES = {"1": "black and white", "L": "grey", "I;16": "grey, 16 bits", "I": "grey, 32 bits", "F": "grey, floats", "P": "palette"}
+"""Pillow's modes of images in words; others (RGB, RGBA, CMYK) are words already."""
+
+
+def with_splits(report: FolderReport, scenario: Scenario) -> FolderReport:
+    """Add what the splits hold."""
+    clients = []
+    for client, site in zip(report.clients, scenario.sites, strict=True):
+        splits = {"train": site.train, "val": site.val, **site.tests}
+        counts = Counter(int(label) for split in splits.values() for label in split.y.tolist())
+        labels = {name: counts.get(i, 0) for i, name in enumerate(scenario.classes)}
+        clients.append(replace(client, sizes={name: len(split) for name, split in splits.items()}, labels=labels))
+    return replace(
+        report,
+        shape=tuple(scenario.sites[0].train.x.shape[1:]),
+        classes=scenario.classes,
+        clients=tuple(clients),
+        model=scenario.model.as_dict(),
+    )
+
+
+def _each_client(path: Path, label: str | None, client: str | None) -> list[str]:
+    """Try every client by itself; return the problems of all of them."""
+    if client is not None or not path.is_dir():
+        return []
+    try:
+        found = discover(path).clients
+    except DataError:
+        found, errors = [], list[str]()
+        for folder in (entry for entry in visible(path) if entry.is_dir()):
+            try:
+                found.append(client_folder(folder)[1])
+            except DataError as error:
+                errors.append(str(error))
+        return errors + _once([(files, error) for files in found for error in _one_client(files, label)])
+    return _once([(files, error) for files in found for error in _one_client(files, label)])
+
+
+def _once(errors: Sequence[tuple[ClientFiles, str]]) -> list[str]:
+    """Write an error that several clients share once, with their names."""
+    same: dict[str, list[tuple[str, str]]] = {}
+    for files, error in errors:
+        general = error
+        for own in (repr(files.name), *map(str, files.parts.values())):
+            general = general.replace(own, "")
+        same.setdefault(general, []).append((files.name, error))
+    return [first + (f"; the same at {names([name for name, _ in more])}" if more else "") for (_, first), *more in same.values()]
+
+
+def _one_client(files: ClientFiles, label: str | None) -> list[str]:
+    try:
+        if any(part.is_dir() for part in files.parts.values()):
+            listed = list_images(files)
+            return write_notes(read_client(listed, common_shape({listed.name: read_headers(listed)}))[1])
+        read_client_tables(files, label)
+    except DataError as error:
+        return [str(error)]
+    return []

@@ -1,0 +1,95 @@
+"""Read a column of text or numbers as dates. The format is told from all of its cells, or given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from emdcfl.core.errors import ConfigError, DataError
+from emdcfl.core.optional import arrow
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+else:
+    pa = arrow()
+
+AUTO = "auto"
+DAYS = (
+    *("%Y-%m-%d", "%Y/%m/%d", "%Y.%m.%d", "%Y%m%d"),
+    *("%d.%m.%Y", "%d.%m.%y", "%d/%m/%Y", "%d/%m/%y", "%d-%m-%Y", "%d %b %Y", "%d-%b-%Y", "%d %B %Y"),
+    *("%m/%d/%Y", "%m/%d/%y", "%m-%d-%Y"),
+)
+TIMES = ("", " %H:%M", " %H:%M:%S", " %H:%M:%S.%f", "T%H:%M:%S", "T%H:%M:%S.%f")
+FORMATS = tuple(day + time for time in TIMES for day in DAYS)
+
+
+def as_dates(column: pa.ChunkedArray, form: str, where: str) -> pa.ChunkedArray:
+    """Return a column as timestamps; ``form`` is a format of ``strptime``, or ``auto``. Errors quote no cell."""
+    if pa.types.is_temporal(column.type) or pa.types.is_null(column.type):
+        return column
+    if pa.types.is_floating(column.type):
+        cells = [None if cell is None else f"{cell:.0f}" for cell in column.to_pylist()]
+    else:
+        cells = [None if cell is None else str(cell).strip() or None for cell in column.to_pylist()]
+    words = {cell for cell in cells if cell is not None}
+    fitting = {}
+    for one in FORMATS if form == AUTO else (form,):
+        try:
+            fitting[one] = {word: datetime.strptime(word, one) for word in words}
+        except ValueError:
+            continue
+    if not fitting:
+        row, form = _first_odd(cells, FORMATS if form == AUTO else (form,))
+        raise DataError(
+            f"{where}: expected dates{f' written as {form}' if form else ''}, got something else in row {row}; "
+            "correct it, or say how dates are written (--date COLUMN:%d.%m.%Y)"
+        )
+    if len({tuple(sorted(times.items())) for times in fitting.values()}) > 1:
+        ways = " or ".join(fitting)
+        raise DataError(f"{where}: its dates may be written as {ways}; say which, as in --date COLUMN:{next(iter(fitting))}")
+    times = next(iter(fitting.values()))
+    return pa.chunked_array([pa.array([None if cell is None else times[cell] for cell in cells], pa.timestamp("ms"))])
+
+
+def looks_like_dates(words: Iterable[str]) -> bool:
+    """Whether one format fits all of some words.
+
+    Examples
+    --------
+    >>> looks_like_dates(["1.3.2024", "17.11.2025"]), looks_like_dates(["1.3", "17.11"])
+    (True, False)
+    """
+    listed = list(words)
+    return bool(listed) and any(all(_reads(word, form) for word in listed) for form in FORMATS)
+
+
+def read_dates(options: str | Iterable[str] | None) -> tuple[tuple[str, str], ...]:
+    """Read ``COLUMN,…`` or ``COLUMN:FORMAT,…``, as text or as a list.
+
+    Examples
+    --------
+    >>> read_dates("visit,born:%d/%m/%Y")
+    (('visit', 'auto'), ('born', '%d/%m/%Y'))
+    """
+    listed = options.split(",") if isinstance(options, str) else list(options or ())
+    if not all(isinstance(one, str) and one.strip() for one in listed):
+        raise ConfigError(f"expected --date COLUMN,… or COLUMN:FORMAT,… (in a config: a list of these), got {options!r}")
+    pairs = [one.strip().partition(":%") for one in listed]
+    return tuple((name.strip(), f"%{form}" if sign else AUTO) for name, sign, form in pairs)
+
+
+def _reads(word: str, form: str) -> bool:
+    try:
+        datetime.strptime(word, form)
+    except ValueError:
+        return False
+    return True
+
+
+def _first_odd(cells: list[str | None], forms: Iterable[str]) -> tuple[int, str]:
+    """Return the first row, counted from 1, that does not fit the format which fits most rows, and that format where it fits any."""
+    fits = {form: [cell is None or _reads(cell, form) for cell in cells] for form in forms}
+    best = max(fits, key=lambda form: sum(fits[form]))
+    any_fit = any(fit and cell is not None for fit, cell in zip(fits[best], cells, strict=True))
+    return fits[best].index(False) + 1, best if any_fit else ""
