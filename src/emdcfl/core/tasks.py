@@ -253,6 +253,18 @@ def sample_losses(client: Client, theta: Tensor, split: str) -> tuple[Tensor, Te
     return torch.cat(losses).float().cpu(), torch.cat(correct).cpu()
 
 
+@dataclass(frozen=True)
+class Score:
+    """Scoring as a piece of work: L states on a split; the result has ``losses`` and ``correct``, both (L, n)."""
+
+    models: Tensor
+    split: str
+
+    def __call__(self, client: Client) -> Reply:
+        scored = [sample_losses(client, theta, self.split) for theta in self.models]
+        return {"losses": torch.stack([losses for losses, _ in scored]), "correct": torch.stack([correct for _, correct in scored])}
+
+
 EVALUATED = {
     "table": Field(torch.float32, ("K", None), low=0, blamed=False),
     "accuracy": Field(torch.float32, ("K",), low=0, high=1),

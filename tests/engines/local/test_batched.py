@@ -219,3 +219,29 @@ def test_different_settings_are_not_stacked_together() -> None:
     inputs = {c: {"theta": fed.initial(), "training": (other if i % 2 else TRAINING).as_dict()} for i, c in enumerate(fed.clients)}
     steps = fed.run(tasks.train, inputs).column("steps")
     assert steps == {c: (-(-n // 8) if i % 2 else 4 * -(-n // 16)) for i, (c, n) in enumerate(zip(fed.clients, SIZES, strict=True))}
+
+
+@pytest.mark.parametrize("model", ["mlp", "untracked", "smooth"])
+def test_embeddings_and_losses_of_many_clients_at_once_are_those_of_each(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from emdcfl.methods.emdcfl.algorithm import EMDCFL
+    from emdcfl.methods.emdcfl.client.tasks import loss_moments
+    from emdcfl.methods.emdcfl.comparison import measure
+
+    world = scenario(model, [40, 33, 25, 40])
+    alone: list[str] = []
+    monkeypatch.setattr(batched, "attempt", lambda client, work: alone.append(type(work).__name__) or work(client))
+    found = []
+    for engine in (SequentialFederation, BatchedFederation):
+        fed = engine(world, training=TRAINING, device="cpu")
+        fed.begin(1)
+        local = {c: fed.initial(i) for i, c in enumerate(fed.clients)}
+        pairs = [(c, d) for c in fed.clients for d in fed.clients if c != d]
+        W = measure(EMDCFL(tolerance=0.1, distances="all"), fed, pairs, local)
+        models = torch.stack(list(local.values()))
+        votes = fed.run(loss_moments, {c: {"models": models[: 2 + i % 2]} for i, c in enumerate(fed.clients)})
+        found.append((W, votes))
+    (slow, slow_votes), (fast, fast_votes) = found
+    assert {pair: entry.W for pair, entry in fast.entries.items()} == pytest.approx({p: e.W for p, e in slow.entries.items()}, abs=1e-5)
+    for client, reply in slow_votes.valid.items():
+        torch.testing.assert_close(fast_votes[client], reply, **TIGHT)
+    assert ("Embed" in alone, "Score" in alone) == {"mlp": (False, False), "untracked": (True, True), "smooth": (False, True)}[model]

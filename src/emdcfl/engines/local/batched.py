@@ -10,9 +10,10 @@ warning. BatchNorm takes its statistics from a batch, so batches of different si
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,8 +23,9 @@ from torch import Tensor
 
 from emdcfl.core.client import Client, Work
 from emdcfl.core.errors import ClientError
-from emdcfl.core.tasks import Fit, Training, trained
+from emdcfl.core.tasks import Embed, Fit, Score, Training, trained
 from emdcfl.data.types import Preprocess
+from emdcfl.engines.local.forward import embed_together, embeds_together, score_together
 from emdcfl.engines.local.schedule import Schedule, schedule
 from emdcfl.engines.local.stack import Buffers, Chain, Stack, find_chain
 from emdcfl.engines.local.staged import Outcome, StagedFederation, attempt
@@ -88,27 +90,58 @@ class BatchedFederation(StagedFederation):
     def _compute(self, works: Sequence[tuple[Client, Work]]) -> list[Outcome]:
         results: list[Outcome | None] = [None] * len(works)
         groups: dict[object, list[int]] = {}
-        for i, (_, work) in enumerate(works):
+        embeds: list[tuple[int, Client, Embed]] = []
+        scores: list[tuple[int, Client, Score]] = []
+        for i, (client, work) in enumerate(works):
             if isinstance(work, Fit) and self._stackable:
                 groups.setdefault((work.training, kind(work)), []).append(i)
+            elif isinstance(work, Embed) and embeds_together(client, work):
+                embeds.append((i, client, work))
+            elif isinstance(work, Score):
+                scores.append((i, client, work))
         together = max(1, STACKED // self.layout.size)
         for members in groups.values():
             for begin in range(0, len(members), together):
                 part = members[begin : begin + together]
                 for i, outcome in zip(part, self._stack([works[i] for i in part]), strict=True):
                     results[i] = outcome
+        if len(embeds) > 1:
+            self._fill(results, embeds, embed_together)
+        if len(scores) > 1 and (chain := self._perceptron()) is not None:
+            self._fill(results, scores, lambda works: score_together(works, chain, self._buffers))
         return [attempt(*works[i]) if outcome is None else outcome for i, outcome in enumerate(results)]
+
+    def _fill(
+        self,
+        results: list[Outcome | None],
+        works: Sequence[tuple[int, Client, Any]],
+        compute: Callable[[list[tuple[Client, Any]]], list[Outcome]],
+    ) -> None:
+        """Compute works together; if that fails, they stay open for one client after the other, which also shows whose work failed."""
+        with contextlib.suppress(Exception):  # one bad client must not stop the others
+            for (i, _, _), outcome in zip(works, compute([(client, work) for _, client, work in works]), strict=True):
+                results[i] = outcome
+
+    def _perceptron(self) -> Chain | None:
+        """Return the network as a chain of linear layers, if it is one."""
+        self._prepare()
+        return self._chain
+
+    def _prepare(self) -> TrainData:
+        if self._data is None:
+            clients = list(self._clients.values())
+            self._data = TrainData.of(clients)
+            if clients[0].precision == "fp32":
+                self._chain = find_chain(clients[0].network, self._data.batch(torch.arange(min(8, len(self._data.y)))[None])[0][0])
+        return self._data
 
     def _stack(self, works: Sequence[tuple[Client, Work]]) -> list[Outcome]:
         """Train a stack; if that fails, train one client after the other, which also shows whose training failed."""
         fits = [(client, work) for client, work in works if isinstance(work, Fit)]
         if len(fits) > 1 and self._stackable:
             try:
-                if self._data is None:
-                    self._data = TrainData.of(list(self._clients.values()))
-                    if fits[0][0].precision == "fp32":
-                        self._chain = find_chain(fits[0][0].network, self._data.batch(torch.arange(min(8, len(self._data.y)))[None])[0][0])
-                return fit_stacked(fits, self._data, self._buffers, self._chain)
+                data = self._prepare()
+                return fit_stacked(fits, data, self._buffers, self._chain)
             except Exception as error:  # vmap fails in many ways, and one bad client must not stop the others
                 outcomes = [attempt(*work) for work in works]
                 if not any(isinstance(outcome, Exception) for outcome in outcomes):

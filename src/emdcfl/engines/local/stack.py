@@ -133,20 +133,26 @@ class Chain:
 
     layers: tuple[tuple[int, int | None, bool], ...]
 
-    @torch.no_grad()
-    def gradients(self, w: Sequence[Tensor], x: Tensor, y: Tensor, scale: Tensor, buffers: Buffers) -> tuple[Tensor, Sequence[Tensor]]:
-        r"""Return cross-entropies ``(F, b)`` and the gradients of :math:`\sum_s \text{scale}_s \ell_s` for every tensor of ``w``."""
-        device, (rows, b) = x.device, y.shape
+    def logits(self, w: Sequence[Tensor], x: Tensor, buffers: Buffers, inputs: list[Tensor] | None = None) -> Tensor:
+        """Return logits ``(F, classes, b)`` in shared memory; ``inputs`` receives what goes into each layer."""
+        rows, b = x.shape[:2]
         h = x.reshape(rows, b, -1).transpose(1, 2)
-        inputs: list[Tensor] = []
         for i, (weight, bias, relu) in enumerate(self.layers):
-            inputs.append(h)
-            h = torch.bmm(w[weight], h, out=buffers(f"layer {i}", rows, w[weight].shape[1], b, device=device))
+            if inputs is not None:
+                inputs.append(h)
+            h = torch.bmm(w[weight], h, out=buffers(f"layer {i}", rows, w[weight].shape[1], b, device=x.device))
             if bias is not None:
                 h += w[bias][:, :, None]
             if relu:
                 h.clamp_min_(0)
-        p = h.log_softmax(1)
+        return h
+
+    @torch.no_grad()
+    def gradients(self, w: Sequence[Tensor], x: Tensor, y: Tensor, scale: Tensor, buffers: Buffers) -> tuple[Tensor, Sequence[Tensor]]:
+        r"""Return cross-entropies ``(F, b)`` and the gradients of :math:`\sum_s \text{scale}_s \ell_s` for every tensor of ``w``."""
+        device, (rows, b) = x.device, y.shape
+        inputs: list[Tensor] = []
+        p = self.logits(w, x, buffers, inputs).log_softmax(1)
         losses = -p.gather(1, y[:, None]).squeeze(1)
         p.exp_().scatter_add_(1, y[:, None], torch.full_like(y[:, None], -1.0, dtype=p.dtype))
         d = p.mul_(scale[:, None])

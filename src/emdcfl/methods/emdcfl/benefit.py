@@ -40,6 +40,7 @@ from emdcfl.methods.emdcfl.pairing import EMDCFLState
 from emdcfl.methods.emdcfl.settings import Options
 from emdcfl.methods.shared.vectors import update_gram
 
+Array = np.ndarray[Any, Any]
 Cell = tuple[str, ...]
 Merge = tuple[Cell, Cell]
 
@@ -86,40 +87,64 @@ class Votes:
     """
 
     def __init__(self, replies: Mapping[str, Reply], cells: Mapping[str, Sequence[Cell]]) -> None:
-        self.replies = replies
-        self.at = {c: {cell: i for i, cell in enumerate(cells[c])} for c in replies}
+        self._n = {c: int(reply["n"]) for c, reply in replies.items()}
+        self._mean, self._hits = ({c: reply[name].numpy() for c, reply in replies.items()} for name in ("mean", "accuracy"))
+        self._V, self._hits_V = ({c: reply[name].numpy() for c, reply in replies.items()} for name in ("covariance", "accuracy_covariance"))
+        self._at = {c: {cell: i for i, cell in enumerate(cells[c])} for c in replies}
 
-    def gain(self, coarse: Sequence[Cell], fine: Sequence[Cell], without: str | None = None) -> Gain:
+    def gain(self, coarse: Sequence[Cell], fine: Sequence[Cell]) -> Gain:
         """Return what the members of ``fine`` gain over ``coarse``, two partitions of the same members."""
-        old, new = ({c: cell for cell in cells for c in cell} for cells in (coarse, fine))
-        voters = [c for c in new if c in self.replies and c != without]
-        m = max(1, sum(self.replies[c]["n"] for c in voters))
-        gained: dict[str, float] = {}
-        variance = points = points_variance = 0.0
+        voters, gained, variance = self._differences(coarse, fine)
+        m = max(1, sum(self._n[c] for c in voters))
+        points = points_variance = 0.0
+        old, new = _cell_of(coarse), _cell_of(fine)
         for c in voters:
-            reply, i, j = self.replies[c], self.at[c][old[c]], self.at[c][new[c]]
-            if i == j:
-                gained[c] = 0.0
-                continue
-            gained[c] = reply["n"] * float(reply["mean"][i] - reply["mean"][j])
-            points += 100 * reply["n"] * float(reply["accuracy"][j] - reply["accuracy"][i])
-            variance += _variance(reply["covariance"], i, j)
-            points_variance += 100**2 * _variance(reply["accuracy_covariance"], i, j)
-        return Gain(sum(gained.values()) / m, math.sqrt(variance) / m, points / m, math.sqrt(points_variance) / m, gained)
+            i, j = self._at[c][old[c]], self._at[c][new[c]]
+            points += 100 * self._n[c] * float(self._hits[c][j] - self._hits[c][i])
+            points_variance += 100**2 * _variance(self._hits_V[c], i, j)
+        by_client = dict(zip(voters, gained.tolist(), strict=True))
+        return Gain(float(gained.sum()) / m, math.sqrt(variance.sum()) / m, points / m, math.sqrt(points_variance) / m, by_client)
 
     def pays(self, coarse: Sequence[Cell], fine: Sequence[Cell], evidence: float) -> bool:
         """Whether the finer partition is better by more than chance, and not for the sake of one member alone."""
-        if not self.gain(coarse, fine).z > evidence:
+        voters, gained, variance = self._differences(coarse, fine)
+        if not _z(gained.sum(), variance.sum()) > evidence:
             return False
-        members = [c for cell in fine for c in cell if c in self.replies]
-        for c in members:
-            rest = [cell for cell in fine if cell != (c,)]
-            if len(rest) > 1 and not self.gain(coarse, fine, without=c).z > evidence:
-                return False
-        return True
+        alone = {cell[0] for cell in fine if len(cell) == 1}
+        tears = np.array([len(fine) - (c in alone) > 1 for c in voters], dtype=bool)
+        return bool((_z(_without_each(gained), _without_each(variance)) > evidence)[tears].all())
+
+    def _differences(self, coarse: Sequence[Cell], fine: Sequence[Cell]) -> tuple[list[str], Array, Array]:
+        """Voters, what each gains over all its samples, and the variances of these sums."""
+        old, new = _cell_of(coarse), _cell_of(fine)
+        voters = [c for c in new if c in self._n]
+        gained, variance = np.zeros(len(voters)), np.zeros(len(voters))
+        for k, c in enumerate(voters):
+            i, j = self._at[c][old[c]], self._at[c][new[c]]
+            if i != j:
+                gained[k] = self._n[c] * float(self._mean[c][i] - self._mean[c][j])
+                variance[k] = _variance(self._V[c], i, j)
+        return voters, gained, variance
 
 
-def _variance(V: Tensor, i: int, j: int) -> float:
+def _cell_of(cells: Sequence[Cell]) -> dict[str, Cell]:
+    return {c: cell for cell in cells for c in cell}
+
+
+def _z(total: Any, variance: Any) -> Array:
+    """Standard errors above zero; 0 where there is no spread."""
+    known = np.asarray(variance) > 0
+    return np.asarray(np.where(known, total / np.sqrt(np.where(known, variance, 1.0)), 0.0))
+
+
+def _without_each(values: Array) -> Array:
+    """Sums of all values but one, without cancellation: a rest of zeros is zero."""
+    before = np.concatenate([[0.0], np.cumsum(values)[:-1]])
+    after = np.concatenate([np.cumsum(values[::-1])[::-1][1:], [0.0]])
+    return np.asarray(before + after)
+
+
+def _variance(V: Array, i: int, j: int) -> float:
     """Variance of a difference; the covariance comes from a client, so it may be none."""
     return max(float(V[i, i] + V[j, j] - 2 * V[i, j]), 0.0)
 
@@ -178,7 +203,7 @@ def _key(members: Sequence[str]) -> Cell:
     return tuple(sorted(members))
 
 
-def _proposals(fed: Federation, state: EMDCFLState, members: Sequence[str], local: Mapping[str, Tensor]) -> dict[str, np.ndarray[Any, Any]]:
+def _proposals(fed: Federation, state: EMDCFLState, members: Sequence[str], local: Mapping[str, Tensor]) -> dict[str, Array]:
     at = [state.clients.index(c) for c in members]
     W = state.W[at][:, at].numpy()
     D = np.maximum(np.maximum(W, W.T), 0.0)
@@ -189,7 +214,7 @@ def _proposals(fed: Federation, state: EMDCFLState, members: Sequence[str], loca
     return {"transport": D, "updates": np.clip(1 - G / np.outer(length, length), 0.0, 2.0)}
 
 
-def _tree(distances: np.ndarray[Any, Any], members: Sequence[str]) -> list[Merge]:
+def _tree(distances: Array, members: Sequence[str]) -> list[Merge]:
     return [(_key([members[i] for i in a]), _key([members[i] for i in b])) for a, b in merges(distances)]
 
 

@@ -36,7 +36,7 @@ from torch import Tensor
 from emdcfl.core.client import Client, Divisible, Stages, staged_task, task
 from emdcfl.core.errors import LONGEST, ClientError
 from emdcfl.core.schema import Field, Reply
-from emdcfl.core.tasks import Embed, sample_losses
+from emdcfl.core.tasks import Embed, Score
 from emdcfl.methods.emdcfl.client.projecting import Side, box_for, matrix, own_seed, projecting_secret, released, seed_of_pair
 from emdcfl.methods.emdcfl.client.sampling import (
     LEAST_COMMON,
@@ -340,15 +340,15 @@ MOMENTS = {
 }
 
 
-@task(phase="evaluate", returns=MOMENTS)
-def loss_moments(client: Client, *, models: Tensor) -> Reply:
+@staged_task(phase="evaluate", returns=MOMENTS)
+def loss_moments(client: Client, *, models: Tensor) -> Stages:
     """Return validation losses under L states, cut at ``LOSS_CUT``, and accuracies: means, and the covariances of sums over the samples."""
     m = len(client.site.val)
     if m < SMALLEST_VOTE:
         raise ClientError(f"client {client.name!r} has {m} validation samples, and {SMALLEST_VOTE} are needed to say how losses vary")
-    scored = [sample_losses(client, theta, "val") for theta in models]
-    losses = torch.stack([loss for loss, _ in scored]).double().nan_to_num(nan=LOSS_CUT).clamp(0.0, LOSS_CUT)
-    correct = torch.stack([right for _, right in scored]).double()
+    (scored,) = yield [Score(models, "val")]
+    losses = scored["losses"].double().nan_to_num(nan=LOSS_CUT).clamp(0.0, LOSS_CUT)
+    correct = scored["correct"].double()
     return {
         "mean": losses.mean(1),
         "covariance": _covariance_of_sums(losses),
