@@ -15,19 +15,21 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from emdcfl import methods
-    from emdcfl.api import Result, fit, load
+    from emdcfl.api import Comparison, Result, compare, fit, load
     from emdcfl.core.client import Client
     from emdcfl.core.federation import Federation
     from emdcfl.data import scenarios
     from emdcfl.methods.emdcfl import EMDCFL
 
-__all__ = ["EMDCFL", "Client", "Federation", "Result", "fit", "load", "methods", "scenarios"]
+__all__ = ["EMDCFL", "Client", "Comparison", "Federation", "Result", "compare", "fit", "load", "methods", "scenarios"]
 
 _HOMES = {
     "EMDCFL": "emdcfl.methods.emdcfl",
     "Client": "emdcfl.core.client",
     "Federation": "emdcfl.core.federation",
+    "Comparison": "emdcfl.api",
     "Result": "emdcfl.api",
+    "compare": "emdcfl.api",
     "fit": "emdcfl.api",
     "load": "emdcfl.api",
     "methods": "emdcfl.methods",

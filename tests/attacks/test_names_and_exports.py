@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from emdcfl.cli.app import _Stderr
-from emdcfl.cli.show import terminal
 from emdcfl.core.errors import StoreError
 from emdcfl.core.units import escaped, names
 from emdcfl.report.svg import visible
+from emdcfl.runs.progress import terminal
 from emdcfl.studies.compare import compare
 from emdcfl.studies.results import Results, read_results
 from emdcfl.studies.tables import build, latex, markdown, tidy

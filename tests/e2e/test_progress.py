@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from emdcfl.cli import progress
 from emdcfl.cli.compare import Screen
+from emdcfl.runs import progress
 from emdcfl.runs.config import Choice, Config
 from emdcfl.studies.compare import Job
 

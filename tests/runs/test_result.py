@@ -62,7 +62,7 @@ def test_a_loaded_run_is_the_run(by_command: Path) -> None:
     loaded, fit = emdcfl.load(by_command), fitted()
     assert loaded.clusters == fit.clusters and loaded.accuracy == fit.accuracy and loaded.config == fit.config
     assert torch.equal(loaded.serving.models, fit.serving.models) and torch.equal(loaded.serving.weights, fit.serving.weights)
-    assert np.array_equal(loaded.distances.W, fit.distances.W, equal_nan=True)  # type: ignore[union-attr]
+    assert np.array_equal(loaded.serving.distances.W, fit.serving.distances.W, equal_nan=True)  # type: ignore[union-attr]
     x = emdcfl.scenarios.build("rotated-digits", **SCENARIO).sites[0].val.x
     assert torch.equal(loaded.predict_proba(loaded.clients[0], x), fit.predict_proba(fit.clients[0], x))
 

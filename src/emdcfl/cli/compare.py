@@ -15,14 +15,13 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from emdcfl.cli.app import app
-from emdcfl.cli.progress import Pace
 from emdcfl.cli.run import build_config
-from emdcfl.cli.show import terminal
 from emdcfl.core.errors import ClientError, ConfigError
 from emdcfl.core.schema import Reply
 from emdcfl.core.units import percent
 from emdcfl.methods.base import Serving
 from emdcfl.runs.new_sites.unseen import UNSEEN
+from emdcfl.runs.progress import Pace, terminal
 from emdcfl.runs.scoring import MetricsRow
 from emdcfl.studies.compare import (
     Done,

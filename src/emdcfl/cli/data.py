@@ -23,9 +23,10 @@ from emdcfl.cli.app import (
     SplitOption,
     app,
 )
-from emdcfl.cli.show import tell, terminal
+from emdcfl.cli.show import tell
 from emdcfl.core.errors import DataError
 from emdcfl.core.units import plural
+from emdcfl.runs.progress import terminal
 
 data = typer.Typer(help="Scenarios, and your own data.", no_args_is_help=True)
 app.add_typer(data, name="data")

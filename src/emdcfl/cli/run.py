@@ -26,11 +26,11 @@ from emdcfl.cli.app import (
     TrustModel,
     app,
 )
-from emdcfl.cli.progress import Live
-from emdcfl.cli.show import show_result, show_unseen, terminal
+from emdcfl.cli.show import show_result, show_unseen
 from emdcfl.core.errors import ConfigError
 from emdcfl.runs.config import Config, load, override, parse_settings
 from emdcfl.runs.loop import Observer
+from emdcfl.runs.progress import Live, terminal
 from emdcfl.runs.trackers import TensorBoard, Tracking
 from emdcfl.runs.verdict.advice import advice
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich import box
-from rich.console import Console, ConsoleOptions, RenderableType
-from rich.segment import Segment
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from emdcfl.core.units import escaped, names, percent, percent_range
+from emdcfl.core.units import names, percent, percent_range
 from emdcfl.runs.new_sites.unseen import UNSEEN, unseen_sentence
 from emdcfl.runs.outputs import read_reading
 from emdcfl.runs.personal import in_words
@@ -23,19 +22,6 @@ MOST_LINES = 8
 """Lines printed of each kind (clusters, failures, flags, notes); the files of the run hold all."""
 
 PHASES = ("train", "embed", "transport", "evaluate")
-
-
-class _Terminal(Console):
-    """A console that shows control characters of names as escapes; its own styles stay."""
-
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
-        for segment in super().render(renderable, options):
-            yield segment if segment.control else Segment(escaped(segment.text, keep="\n"), segment.style)
-
-
-def terminal() -> Console:
-    """Return a command's console. It prints text, never markup: names and paths may hold brackets or :100:."""
-    return _Terminal(markup=False, emoji=False, highlight=False)
 
 
 def tell(console: Console, text: str | Text) -> None:

@@ -13,11 +13,11 @@ from rich import box
 from rich.table import Table
 
 from emdcfl.cli.app import app
-from emdcfl.cli.show import terminal
 from emdcfl.core.checks import describe
 from emdcfl.core.errors import ConfigError
 from emdcfl.methods import METHODS, Method, find
 from emdcfl.runs.config import template
+from emdcfl.runs.progress import terminal
 
 
 def about(cls: type[Method]) -> dict[str, Any]:

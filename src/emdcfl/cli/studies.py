@@ -14,11 +14,11 @@ from rich.table import Table
 from emdcfl.cli.app import app
 from emdcfl.cli.compare import Screen
 from emdcfl.cli.run import build_config
-from emdcfl.cli.show import terminal
 from emdcfl.core.errors import ClientError, ConfigError, EmdcflError, nearest
 from emdcfl.paper import plots
 from emdcfl.paper.reproduce import SCALES, Context, chosen, listing, reproduce
 from emdcfl.runs.config import Config, override
+from emdcfl.runs.progress import terminal
 from emdcfl.runs.store.files import write_file
 from emdcfl.studies.compare import parse_seeds
 from emdcfl.studies.snapshot import Request, take

@@ -13,9 +13,10 @@ from rich import box
 from rich.table import Table
 
 from emdcfl.cli.app import TrustModel, app
-from emdcfl.cli.show import tell, terminal
+from emdcfl.cli.show import tell
 from emdcfl.core.errors import EmdcflError
 from emdcfl.core.units import escaped, names, percent
+from emdcfl.runs.progress import terminal
 
 if TYPE_CHECKING:
     from emdcfl.runs.new_sites.nearest import NearestCluster

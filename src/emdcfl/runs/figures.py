@@ -19,7 +19,19 @@ LABELLED = 60
 
 
 def heatmap(distances: Distances, clients: Sequence[str], clusters: Sequence[int]) -> bytes:
-    """Draw W as a heat map, clients ordered and framed by cluster; return PNG bytes.
+    """Return the heat map of ``heatmap_figure`` as PNG bytes."""
+    return png(heatmap_figure(distances, clients, clusters))
+
+
+def png(figure: Any) -> bytes:
+    """Return a figure as PNG bytes, the same for the same picture."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def heatmap_figure(distances: Distances, clients: Sequence[str], clusters: Sequence[int]) -> Any:
+    """Draw W as a heat map, clients ordered and framed by cluster; return the figure.
 
     Colour is W over its tolerance, so that 1 is the border between accepted (blue) and refused (red) whatever the units. Entries that
     were only bounded carry a ``≥`` or ``≤``; a pair that was never compared is grey.
@@ -62,9 +74,7 @@ def heatmap(distances: Distances, clients: Sequence[str], clusters: Sequence[int
     axes.set_title(f"Distance W between clients, {found} cluster{'s' if found != 1 else ''} framed")
     bar = figure.colorbar(image, ax=axes, shrink=0.85, extend="max" if top > 6.0 else "neither")
     bar.set_label("W / tolerance (below 1 in both directions: linked)")
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", metadata={"Software": None})
-    return buffer.getvalue()
+    return figure
 
 
 def margin_plot(distances: Distances, clients: Sequence[str], clusters: Sequence[int]) -> bytes:
@@ -111,9 +121,7 @@ def margin_plot(distances: Distances, clients: Sequence[str], clusters: Sequence
     axes.set_ylabel("pairs of clients")
     axes.set_title("How clearly clusters are separated")
     figure.legend(loc="outside lower center", ncols=5, fontsize=8, frameon=False)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", metadata={"Software": None})
-    return buffer.getvalue()
+    return png(figure)
 
 
 def _annotate(axes: Any, w: Array, ratio: Array, kind: Array) -> None:

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from emdcfl.core.errors import DataError, StoreError, nearest
+from emdcfl.data.own import frames
 from emdcfl.data.types import Scenario
-from emdcfl.methods.base import Distances, Serving
+from emdcfl.methods.base import Serving
 from emdcfl.runs.config import Config
 from emdcfl.runs.outputs import load_parts, write_outputs
 from emdcfl.runs.scoring import MetricsRow
@@ -100,11 +101,6 @@ class Result:
         return self.source() if callable(self.source) else self.source
 
     @property
-    def distances(self) -> Distances | None:
-        """What the clustering was decided on, where the method measures distances."""
-        return self.serving.distances
-
-    @property
     def models(self) -> dict[str, nn.Module]:
         """Client → its network in evaluation mode (of mixtures, the model with the largest weight)."""
         return {client: self.model_of(client).module() for client in self.clients}
@@ -139,23 +135,31 @@ class Result:
         return [self.about.classes[i] for i in self.predict_proba(client, x, plain=plain).argmax(1).tolist()]
 
     def predict_proba(self, client: str, x: Any, *, plain: bool = False) -> Tensor:
-        """Return class probabilities, one column per entry of ``about.classes``."""
+        """Return class probabilities, one column per entry of ``about.classes``; ``x`` as given to ``fit``, a frame for a run on tables."""
+        return self.model_of(client, plain=plain).probabilities(self.inputs(x))
+
+    def inputs(self, x: Any) -> Tensor:
+        """Return raw inputs in the form in which the run stores samples."""
+        if frames.is_table(x):
+            return frames.encode(x, self.about.encoding)
+        if self.about.encoding["kind"] == "table":
+            raise DataError(f"expected a frame with the columns that the run was trained on, got {type(x).__name__}")
         shape = self.about.shape
         inputs = torch.as_tensor(np.ascontiguousarray(x))
         if not (inputs.dtype == torch.uint8 and len(shape) == 3):
             inputs = inputs.to(torch.float32)
         if tuple(inputs.shape[1:]) != shape and inputs.numel() == inputs.shape[0] * int(np.prod(shape)):
             inputs = inputs.reshape(-1, *shape)  # (N, H, W) for (N, 1, H, W)
-        return self.model_of(client, plain=plain).probabilities(inputs)
+        return inputs
 
     def place(self, site: Any, *, name: str | None = None, label: str | None = None) -> Placement:
-        """Say which group a new site belongs to: a folder or table, or ``(X, y)`` arrays."""
+        """Say which group a new site belongs to: a folder or table, a frame, or ``(X, y)`` arrays."""
         from emdcfl.runs.new_sites.place import place
 
         return place(self, site, name=name, label=label)
 
     def place_unlabelled(self, site: Any, *, name: str | None = None) -> NearestCluster:
-        """Say which group a site without labels is nearest to: a folder or table, or inputs ``X``."""
+        """Say which group a site without labels is nearest to: a folder or table, a frame, or inputs ``X``."""
         from emdcfl.runs.new_sites.nearest import place_unlabelled
 
         return place_unlabelled(self, site, name=name)

@@ -123,9 +123,26 @@ def _scenario(key: str) -> Scenario:
     return build_scenario(from_dict(json.loads(key), "scenario"))
 
 
+_in_memory: dict[str, Scenario] = {}
+
+
+@contextmanager
+def data_in_memory(config: Config, scenario: Scenario | None) -> Iterator[None]:
+    """Let ``shared_scenario`` find data that no config can build, while the block lasts."""
+    key = json.dumps(as_dict(config)["scenario"], sort_keys=True)
+    if scenario is not None:
+        _in_memory[key] = scenario
+    try:
+        yield
+    finally:
+        _in_memory.pop(key, None)
+
+
 def shared_scenario(config: Config) -> Scenario:
     """Build the scenario of a config, or return the one built before for the same settings."""
     tables = as_dict(config)
+    if (given := _in_memory.get(json.dumps(tables["scenario"], sort_keys=True))) is not None:
+        return given
     return _scenario(json.dumps({t: tables[t] for t in CHOICES if t != "method" and t in tables}, sort_keys=True))
 
 

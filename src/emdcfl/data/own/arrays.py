@@ -49,7 +49,7 @@ def from_arrays(
     shape = train[0].shape[1:]
     preprocess = defaults.image_preprocess(train, model) if len(shape) == 3 else defaults.pooled_preprocess(train, axes=(0,))
     arrays = {client: {split: parts[split].x for split in SPLITS} for client, parts in divided.items()}
-    truth = _truth(groups, [raw.name for raw in raws])
+    truth = true_groups(groups, [raw.name for raw in raws])
     scenario = Scenario(
         name=name,
         sites=tuple(to_site(client, arrays[client], parts, classes) for client, parts in divided.items()),
@@ -151,7 +151,8 @@ def _same_shape(raws: Sequence[Raw]) -> None:
             )
 
 
-def _truth(groups: Mapping[str, str] | Sequence[str] | None, names: Sequence[str]) -> dict[str, str] | None:
+def true_groups(groups: Mapping[str, str] | Sequence[str] | None, names: Sequence[str]) -> dict[str, str] | None:
+    """Return the true group of every client, as text."""
     if groups is None:
         return None
     found = {str(k): str(v) for k, v in groups.items()} if isinstance(groups, Mapping) else dict(zip(names, map(str, groups), strict=False))

@@ -318,19 +318,23 @@ def read_shared_table(
     path: Path, label: str | None, client: str, rule: SplitRule = RANDOM, cells: CellRules = AS_WRITTEN
 ) -> tuple[list[Raw], str, list[Note]]:
     """Read one table and divide it by its client column; that column is dropped."""
-    table = read_file(path, cells)
+    return shared_table(read_file(path, cells), str(path), label, client, rule)
+
+
+def shared_table(table: pa.Table, origin: str, label: str | None, client: str, rule: SplitRule) -> tuple[list[Raw], str, list[Note]]:
+    """Divide a table by its client column."""
     if client not in table.column_names:
-        raise DataError(f"{path} has no client column {client!r}: {nearest(client, table.column_names)}")
-    column = label_column(table, label, str(path))
+        raise DataError(f"{origin} has no client column {client!r}: {nearest(client, table.column_names)}")
+    column = label_column(table, label, origin)
     if column == client:
-        raise DataError(f"{path}: the label and the client column are both {client!r}; name another with --label or --client")
+        raise DataError(f"{origin}: the label and the client column are both {client!r}; name another with --label or --client")
     who = _as_text(pc.fill_null(pc.cast(table.column(client), pa.string()), ""))
-    notes = [Note("", str(path), "rows without a client left out: {n}", int((who == "").sum()))] if (who == "").any() else []
+    notes = [Note("", origin, "rows without a client left out: {n}", int((who == "").sum()))] if (who == "").any() else []
     table = table.drop_columns([client])
     raws = []
     for name in sorted(set(who.tolist()) - {""}):
-        part, more = labelled(table.take(np.flatnonzero(who == name)), column, name, str(path), rule)
-        raws.append(Raw(name, f"{path}, {client} = {name}", {MIXED: part}, rule))
+        part, more = labelled(table.take(np.flatnonzero(who == name)), column, name, origin, rule)
+        raws.append(Raw(name, f"{origin}, {client} = {name}", {MIXED: part}, rule))
         notes += more
     return raws, column, notes
 

@@ -16,7 +16,7 @@ from emdcfl.core.errors import DataError
 from emdcfl.data.own.cleaning import AS_THEY_ARE, Cleaning
 from emdcfl.data.own.images import list_images, read_client, read_image
 from emdcfl.data.own.layout import IMAGE_SUFFIXES, TABLE_SUFFIXES, ClientFiles, client_folder
-from emdcfl.data.own.parts import FRACTIONS, MIXED, SPLITS, divide, known_only, to_site, warnings, write_notes
+from emdcfl.data.own.parts import FRACTIONS, MIXED, SPLITS, Note, Raw, divide, known_only, to_site, warnings, write_notes
 from emdcfl.data.own.readers import read_client_tables, read_file
 from emdcfl.data.own.splitting import RANDOM, SplitRule
 from emdcfl.data.own.tables import TableEncoding
@@ -67,14 +67,28 @@ def load_site(
         raw, notes = read_client(list_images(files), (channels, height, width), rule)
     else:
         raw, _, notes = read_client_tables(files, label or encoding["label"], rule, TableEncoding.from_dict(encoding).cells)
-    raw = cleaning.clean(raw)
+    return new_site(raw, encoding, classes, notes, seed=seed, fractions=fractions, cleaning=cleaning)
+
+
+def new_site(
+    raw: Raw,
+    encoding: Mapping[str, Any],
+    classes: Sequence[str],
+    notes: Sequence[Note],
+    *,
+    seed: int = 0,
+    fractions: Sequence[float] = FRACTIONS,
+    cleaning: Cleaning = AS_THEY_ARE,
+) -> tuple[Site, tuple[str, ...]]:
+    """Build one more site from what was read; returns it and notes for the user."""
+    raw, notes = cleaning.clean(raw), list(notes)
     parts = {}
     for split, part in raw.parts.items():
         parts[split], more = known_only(raw.name, raw.origin, split, part, classes)
         notes += more
     divided = divide(replace(raw, parts=parts), seed, fractions)
     notes += warnings(raw.name, raw.origin, divided)
-    if kind == "images":
+    if encoding["kind"] == "images":
         arrays = {split: divided[split].x for split in SPLITS}
     else:
         reader = TableEncoding.from_dict(encoding)

@@ -20,7 +20,7 @@ from emdcfl.core.errors import ConfigError, DataError
 from emdcfl.core.federation import Federation
 from emdcfl.core.params import Network, find_head
 from emdcfl.core.schema import Reply
-from emdcfl.data.own import encoding_of
+from emdcfl.data.own import encoding_of, frames
 from emdcfl.data.own.arrays import inputs_like
 from emdcfl.data.own.site import read_unlabelled
 from emdcfl.data.types import Site, Split
@@ -134,8 +134,9 @@ def place_unlabelled(result: Result, site: Any, *, name: str | None = None) -> N
     Parameters
     ----------
     result : Result
-    site : path or array
-        A folder of images or a table, read as the run's own files were, without labels; or inputs ``X``, where the run was given arrays.
+    site : path, frame or array
+        A folder of images or a table, read as the run's own files were, without labels; a frame, where it was given tables; or inputs
+        ``X``, if these were arrays.
     name : str, optional
         Default: the folder's name.
     """
@@ -148,6 +149,8 @@ def place_unlabelled(result: Result, site: Any, *, name: str | None = None) -> N
     if isinstance(site, (str, Path)):
         x = read_unlabelled(Path(site), encoding=encoding_of(scenario))
         chosen = name or f"new:{Path(site).stem}"
+    elif frames.is_table(site):
+        x, chosen = frames.encode(site, encoding_of(scenario)), name or "new"
     else:
         x, chosen = inputs_like(site, scenario.sites[0].train.x), name or "new"
     if chosen in {s.name for s in scenario.sites}:

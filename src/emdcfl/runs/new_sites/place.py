@@ -18,7 +18,7 @@ from torch import Tensor
 from emdcfl.core import tasks
 from emdcfl.core.errors import ConfigError, DataError
 from emdcfl.core.units import percent
-from emdcfl.data.own import encoding_of, load_site, site_from_arrays
+from emdcfl.data.own import encoding_of, frames, load_site, site_from_arrays
 from emdcfl.data.own.cleaning import Cleaning
 from emdcfl.data.own.splitting import SplitRule
 from emdcfl.methods.base import Serving
@@ -122,8 +122,8 @@ def place(result: Result, site: Any, *, name: str | None = None, label: str | No
     Parameters
     ----------
     result : Result
-    site : path or (X, y)
-        A folder of images or a table, read as the run's own files were; or arrays, where the run was given arrays.
+    site : path, frame or (X, y)
+        A folder of images or a table, read as the run's own files were; a frame, where it was given tables; or arrays, if these.
     name : str, optional
         Default: the folder's name.
     label : str, optional
@@ -143,6 +143,9 @@ def place(result: Result, site: Any, *, name: str | None = None, label: str | No
         new, notes = load_site(
             path, encoding=encoding_of(scenario), classes=scenario.classes, name=chosen, label=label, seed=seed, **as_the_run
         )
+    elif frames.is_table(site):
+        about: dict[str, Any] = {"encoding": encoding_of(scenario), "classes": scenario.classes, "seed": seed}
+        new, notes = frames.site_from_table(name or "new", site, found.config.scenario.options, **about)
     else:
         new, notes = site_from_arrays(name or "new", site, like=scenario, seed=seed)
     if new.name in {s.name for s in scenario.sites}:

@@ -1,31 +1,30 @@
-"""``fit`` and ``load``: clustered federated learning from Python."""
+"""``fit`` and ``load``: one run, from what people hold in Python to a ``Result``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from torch import nn
 
-from emdcfl.core import keys
-from emdcfl.core.errors import DataError
+from emdcfl.api.clients import Clients, Groups, read_clients
+from emdcfl.api.result import Result
+from emdcfl.core.errors import ConfigError, DataError
 from emdcfl.data import scenarios
-from emdcfl.data.own import from_arrays
+from emdcfl.data.own.frames import OPTIONS
 from emdcfl.data.types import Scenario
 from emdcfl.methods.base import METHODS, Method, register
 from emdcfl.models.recipe import BUILDERS, ModelRecipe, recipe_of
 from emdcfl.runs.config import Choice, Config, override
 from emdcfl.runs.loop import Observer
 from emdcfl.runs.plan import IN_MEMORY
-from emdcfl.runs.result import Accuracy, Result
+from emdcfl.runs.progress import Live, terminal
 from emdcfl.runs.result import load as load_folder
 from emdcfl.runs.runner import run
 
-__all__ = ["Accuracy", "Result", "fit", "load"]
-
-Clients = str | Path | Scenario | Sequence[Any] | Mapping[str, Any]
 Model = str | ModelRecipe | Callable[[], nn.Module]
 
 
@@ -34,6 +33,8 @@ def fit(
     model: Model | None = None,
     method: str | Method = "emdcfl",
     *,
+    label: str | None = None,
+    site: str | None = None,
     rounds: int | None = None,
     seed: int = 0,
     local_epochs: int | None = None,
@@ -42,26 +43,31 @@ def fit(
     personalize: Literal["off", "on", "if-it-pays"] | None = None,
     participants: int | None = None,
     hold_out: Sequence[str] | None = None,
-    groups: Mapping[str, str] | Sequence[str] | None = None,
+    groups: Groups = None,
     device: str = "auto",
     workers: int = 1,
     settings: Mapping[str, Any] | None = None,
     out: str | Path | None = None,
     resume: bool = False,
+    progress: bool = False,
     observer: Observer | None = None,
 ) -> Result:
     """Find the groups among clients and train one model per group: what ``emdcfl run`` does, on data in memory as well.
 
     Parameters
     ----------
-    clients : list, dict, Scenario, str or path
-        One entry per client: ``(X, y)`` arrays or tensors, ``(X, y, group)`` where samples of one group must stay in one split, a torch
-        ``Dataset``, or a dict of these under ``train``, ``val``, ``test`` (splits that are not given are drawn with the seed). Or a
-        built-in scenario by name, or a folder of sites.
+    clients : list, dict, frame, data set, Scenario, str or path
+        One entry per client: ``(X, y)`` arrays or tensors, ``(X, y, group)`` where samples of one group must stay in one split, a pandas
+        frame with a label column, ``(frame, y)``, a torch ``Dataset``, a Hugging Face ``Dataset``, or a dict of these under ``train``,
+        ``val``, ``test`` (splits that are not given are drawn with the seed). Or one frame, ``Dataset`` or ``DatasetDict`` with the
+        column ``site``; a ``flwr_datasets.FederatedDataset``, whose partitions are the clients; a built-in scenario by name; a folder
+        of sites.
     model : str or callable, optional
         Name of a built-in network, or a function that returns a fresh ``nn.Module``. Default: an MLP for tables, a CNN for images.
     method : str or Method
         A method's name, or an instance: ``EMDCFL(tolerance=0.03)``. Fields left at their default take the scenario's value for them.
+    label, site : str, optional
+        Columns of frames, data sets and tables: the label (default: the first of label, target, class, y), and whose row it is.
     rounds, local_epochs, batch_size, lr, participants : optional
         Default: the scenario's; for data of your own, 5 rounds of 10 epochs in batches of 32 with everybody.
     personalize : "off", "on" or "if-it-pays", optional
@@ -70,15 +76,17 @@ def fit(
     hold_out : list of str, optional
         Clients left out of training; at the end each is placed by unlabelled data and tested (``summary["unseen"]``).
     groups : dict or list, optional
-        True groups of arrays, where known, to score the result with.
+        True groups of the clients, where known, to score the result with.
     workers : int
         Worker processes. Above 1, call ``fit`` under ``if __name__ == "__main__":``.
     settings : mapping, optional
         Any other key of a config: ``{"engine.precision": "bf16", "scenario.split": "time:day"}``.
     out : path, optional
         Run directory, written after every round; with ``resume`` an interrupted run in it goes on.
+    progress : bool
+        Show rounds as they end: a bar on a terminal, lines elsewhere.
     observer : Observer, optional
-        Told of every round and reply.
+        Told of every round and reply; instead of ``progress``.
 
     Returns
     -------
@@ -95,8 +103,6 @@ def fit(
     >>> result.clusters
     {'a': 0, 'b': 0, 'c': 1, 'd': 1}
     """
-    wanted = None if model is None else recipe_of(model)
-    source, scenario = _data(clients, groups, wanted, seed)
     given: dict[str, Any] = {
         "run.rounds": rounds,
         "run.seed": seed,
@@ -108,15 +114,36 @@ def fit(
         "personalize.mode": personalize,
         "engine.device": device,
         "engine.workers": workers,
+        "scenario.label": label,
+        "scenario.client": site,
         **(settings or {}),
     }
-    config = replace(Config(scenario=source, method=_choice(method)), model=_model(wanted))
-    config = override(config, {key: value for key, value in given.items() if value is not None}, "fit:")
-    if isinstance(wanted, ModelRecipe) and scenario is None:
-        scenario = scenarios.build(config.scenario.name, **config.scenario.options)
-    if scenario is not None and isinstance(wanted, ModelRecipe):
+    config, scenario = configure(clients, model, method, given, groups=groups)
+    with _shown(progress, observer) as watch:
+        return Result.of(run(config, None if out is None else Path(out), resume=resume, observer=watch, scenario=scenario))
+
+
+def configure(
+    clients: Clients, model: Model | None, method: str | Method, given: Mapping[str, Any], *, groups: Groups = None
+) -> tuple[Config, Scenario | None]:
+    """Return the config that arguments describe, and the data where the config cannot build them.
+
+    ``given`` holds keys of a config; ``None`` is not given.
+    """
+    wanted = None if model is None else recipe_of(model)
+    settings = {key: value for key, value in given.items() if value is not None}
+    about = {name: settings.pop(f"scenario.{name}") for name in OPTIONS if f"scenario.{name}" in settings}
+    source, scenario = read_clients(clients, groups, wanted, settings.get("run.seed", 0), about)
+    unused = next((key for key in settings if key.startswith("scenario.") and source.name == IN_MEMORY), None)
+    if unused is not None:
+        raise ConfigError(f"{unused} is for files and built-in scenarios, but the data are in memory; prepare them before 'fit'")
+    config = replace(Config(scenario=source, method=as_choice(method)), model=_model(wanted))
+    config = override(config, settings, "fit:")
+    if isinstance(wanted, ModelRecipe):
+        if scenario is None:
+            scenario = scenarios.build(config.scenario.name, **config.scenario.options)
         scenario = replace(scenario, model=wanted)
-    return run(config, None if out is None else Path(out), resume=resume, observer=observer, scenario=scenario)
+    return config, scenario
 
 
 def load(folder: str | Path, *, clients: Clients | None = None, trust_model: bool = False) -> Result:
@@ -126,37 +153,31 @@ def load(folder: str | Path, *, clients: Clients | None = None, trust_model: boo
     ----------
     folder : path
     clients : optional
-        The run's data, as given to ``fit``, where they were arrays: needed to place a site, not to predict.
+        The run's data, as given to ``fit``, where they were in memory: needed to place a site, not to predict.
     trust_model : bool
         Whether the directory may name a model ``package.module:function``, whose code then runs. Leave it out for a directory that
         somebody else made.
     """
-    found = load_folder(folder, trust_model=trust_model)
+    found = Result.of(load_folder(folder, trust_model=trust_model))
     if clients is None:
         return found
     truth = found.summary["groups"]
     groups = None if truth is None else dict(zip(found.clients, truth, strict=True))
     model = found.about.recipe.name
-    source, scenario = _data(clients, groups, model if model in BUILDERS else None, found.config.run.seed)
+    about = {name: value for name, value in found.config.scenario.options.items() if name in OPTIONS}
+    source, scenario = read_clients(clients, groups, model if model in BUILDERS else None, found.config.run.seed, about)
     if source != found.config.scenario:
         raise DataError(f"{folder}: the run had other data than those given; give what 'fit' was given")
     return replace(found, scenario=scenario)
 
 
-def _data(
-    clients: Clients, groups: Mapping[str, str] | Sequence[str] | None, model: str | ModelRecipe | None, seed: int
-) -> tuple[Choice, Scenario | None]:
-    """Return what the config says of the data, and the data where a config cannot build them or they are built already."""
-    if isinstance(clients, Path) or (isinstance(clients, str) and clients not in scenarios.names()):
-        return Choice("folder", {"path": str(clients)}), None
-    if isinstance(clients, str):
-        return Choice(clients), None
-    if isinstance(clients, Scenario):
-        if clients.source is not None:
-            return Choice(clients.source[0], clients.source[1]), clients
-        return Choice(IN_MEMORY, {"fingerprint": fingerprint(clients)}), clients
-    scenario = from_arrays(clients, groups=groups, model=model, seed=seed)
-    return Choice(IN_MEMORY, {"fingerprint": fingerprint(scenario)}), scenario
+@contextmanager
+def _shown(progress: bool, observer: Observer | None) -> Iterator[Observer | None]:
+    if not progress or observer is not None:
+        yield observer
+        return
+    with Live(terminal()) as live:
+        yield live
 
 
 def _model(wanted: str | ModelRecipe | None) -> Choice | None:
@@ -165,7 +186,8 @@ def _model(wanted: str | ModelRecipe | None) -> Choice | None:
     return Choice(wanted) if isinstance(wanted, str) else Choice(wanted.name, dict(wanted.options))
 
 
-def _choice(method: str | Method) -> Choice:
+def as_choice(method: str | Method) -> Choice:
+    """Return how a config names a method."""
     if isinstance(method, str):
         return Choice(method)
     cls = type(method)
@@ -174,13 +196,3 @@ def _choice(method: str | Method) -> Choice:
     given = {f.name: getattr(method, f.name) for f in fields(cls)}  # type: ignore[arg-type]
     usual = {f.name: getattr(cls(), f.name) for f in fields(cls)}  # type: ignore[arg-type]
     return Choice(cls.name, {name: value for name, value in given.items() if value != usual[name]})
-
-
-def fingerprint(scenario: Scenario) -> str:
-    """Return a short hash of the samples, labels, classes and names of a scenario's sites."""
-    parts: list[Any] = [*scenario.classes, repr(scenario.preprocess.as_dict())]
-    for site in scenario.sites:
-        splits = {"train": site.train, "val": site.val, **{f"test:{name}": split for name, split in site.tests.items()}}
-        for name, split in splits.items():
-            parts += [site.name, name, repr(tuple(split.x.shape)), split.x.contiguous().numpy().tobytes(), split.y.numpy().tobytes()]
-    return keys.digest(*parts).hex()[:16]

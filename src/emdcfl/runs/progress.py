@@ -1,18 +1,20 @@
-"""Progress of a run: a live bar on a terminal; elsewhere one line per round, and per minute of a long round."""
+"""Progress of a run: a live bar on a terminal; elsewhere one line per round, and per minute of a long round; and the console for it."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
 import numpy as np
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.segment import Segment
 
 from emdcfl.core.schema import Reply
-from emdcfl.core.units import seconds
+from emdcfl.core.units import escaped, seconds
 from emdcfl.methods.base import Serving
 from emdcfl.runs.scoring import MetricsRow
 
@@ -20,6 +22,19 @@ HEARTBEAT = 60.0
 """Seconds between two lines of progress where there is no bar."""
 SETTLED = 30.0
 """Seconds after which the remaining time is estimated."""
+
+
+class _Terminal(Console):
+    """A console that shows control characters of names as escapes; its own styles stay."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(escaped(segment.text, keep="\n"), segment.style)
+
+
+def terminal() -> Console:
+    """Return a command's console. It prints text, never markup: names and paths may hold brackets or :100:."""
+    return _Terminal(markup=False, emoji=False, highlight=False)
 
 
 class Pace:

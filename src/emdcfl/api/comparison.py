@@ -1,0 +1,220 @@
+"""``compare``: several methods on the same clients, over seeds, as a frame and a picture."""
+
+from __future__ import annotations
+
+import html
+import math
+import tempfile
+import webbrowser
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from emdcfl.api import pictures
+from emdcfl.api.clients import Clients, Groups
+from emdcfl.api.fitting import Model, as_choice, configure
+from emdcfl.core.errors import ClientError, ConfigError
+from emdcfl.core.optional import require
+from emdcfl.core.units import percent
+from emdcfl.methods.base import Method, Serving
+from emdcfl.runs.config import Choice
+from emdcfl.runs.loop import Silent
+from emdcfl.runs.progress import terminal
+from emdcfl.runs.scoring import MetricsRow
+from emdcfl.studies import compare as studies
+from emdcfl.studies.results import ResultRow, Results, read_results
+from emdcfl.studies.tables import Cell, Table, build, by_label, markdown, write_tables
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def compare(
+    clients: Clients,
+    methods: Sequence[str | Method] | str = ("emdcfl", "fedavg", "local"),
+    *,
+    seeds: int | Sequence[int] = 3,
+    model: Model | None = None,
+    label: str | None = None,
+    site: str | None = None,
+    rounds: int | None = None,
+    local_epochs: int | None = None,
+    batch_size: int | None = None,
+    lr: float | None = None,
+    groups: Groups = None,
+    device: str = "auto",
+    jobs: int = 1,
+    settings: Mapping[str, Any] | None = None,
+    out: str | Path | None = None,
+    progress: bool = False,
+) -> Comparison:
+    """Run methods × seeds on the same clients: what ``emdcfl compare`` does, on data in memory as well.
+
+    Where FedAvg is compared, FedAvg with fine-tuning at home joins. Other methods are compared without fine-tuning; ``"ifca+ft"`` is one
+    with it.
+
+    Parameters
+    ----------
+    clients, model, label, site, rounds, local_epochs, batch_size, lr, groups, device, settings
+        As in ``fit``.
+    methods : list of str or Method
+        Names, as in ``"fedavg"`` or ``"emdcfl:tolerance=0.03"``, or instances; or one text ``"a,b,c"`` or ``"all"``.
+    seeds : int or list of int
+        So many seeds from 0 on, or these. Data in memory are split once, with the seed 0, so that all runs are tested alike.
+    jobs : int
+        Runs at a time, for data that a config can build (a scenario, a folder). Above 1, call it under ``if __name__ == "__main__":``.
+    out : path, optional
+        Folder of results; runs that are in it already are not run again.
+
+    Returns
+    -------
+    Comparison
+
+    Examples
+    --------
+    >>> found = compare("rotated-digits", ["oracle", "local"], seeds=1, rounds=1, local_epochs=1)
+    >>> found.methods
+    ['Oracle', 'Local']
+    """
+    numbers = list(range(seeds)) if isinstance(seeds, int) else [int(seed) for seed in seeds]
+    if not numbers:
+        raise ConfigError(f"expected at least one seed, got {seeds!r}")
+    given: dict[str, Any] = {
+        "run.rounds": rounds,
+        "training.local_epochs": local_epochs,
+        "training.batch_size": batch_size,
+        "training.lr": lr,
+        "engine.device": device,
+        "scenario.label": label,
+        "scenario.client": site,
+        **(settings or {}),
+    }
+    base, scenario = configure(clients, model, "emdcfl", given, groups=groups)
+    if scenario is not None and jobs > 1:
+        raise ConfigError(f"expected jobs = 1 for data in memory, got {jobs}: they are not sent to other processes; write them to a folder")
+    wanted = studies.configs(base, studies.with_fine_tuning(base, _choices(methods)), numbers)
+    with ExitStack() as stack:
+        stack.enter_context(studies.data_in_memory(base, scenario))
+        folder = Path(out) if out is not None else Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        outcome = studies.compare(wanted, folder, jobs=jobs, watch=_Lines() if progress else None)
+        if outcome.failed:
+            raise ClientError(studies.describe_failures(outcome.failed))
+        rows = [row for row in read_results(folder) if row["config"] in set(outcome.keys)]
+        if out is not None:
+            from emdcfl.report import write_report
+
+            write_tables(read_results(folder), folder)
+            write_report(folder)
+    return Comparison(rows)
+
+
+def _choices(methods: Sequence[str | Method] | str) -> list[Choice]:
+    if isinstance(methods, str):
+        return studies.parse_methods(methods)
+    found: list[Choice] = []
+    for method in methods:
+        found += studies.parse_methods(method) if isinstance(method, str) else [as_choice(method)]
+    return found
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """Finished runs of several methods on the same clients. ``rows`` are the lines of ``results.jsonl``."""
+
+    rows: list[ResultRow]
+
+    @property
+    def table(self) -> Table:
+        """The table that ``emdcfl compare`` prints."""
+        return build(self.rows)
+
+    @property
+    def methods(self) -> list[str]:
+        """Methods in the order of the table."""
+        return [label for label in self.table.rows if self._cell(label) is not None]
+
+    def _cell(self, label: str, metric: int | str = 0) -> Cell | None:
+        (column, *others) = self.table.columns
+        if others:
+            raise ConfigError(f"expected runs on one scenario, got {1 + len(others)}")
+        return self.table.cells.get((label, column.key, column.metrics[metric] if isinstance(metric, int) else metric))
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """One row per method as a pandas frame: mean accuracy over seeds, its 95 % interval, worst client, ARI, seconds, seeds."""
+        pandas = require("pandas", "tables", "for a frame (the numbers are in comparison.rows)")
+        return pandas.DataFrame(self._records(), index=pandas.Index(self.methods, name="method"))
+
+    def _records(self) -> list[dict[str, Any]]:
+        table, labelled = self.table, by_label(self.rows)
+        (column, *_) = table.columns
+        records = []
+        for label in self.methods:
+            mean, worst, against = self._cell(label), self._cell(label, 1), table.against.get((label, column.key))
+            assert mean is not None
+            ari, seconds = self._cell(label, "ari"), self._cell(label, "seconds")
+            records.append(
+                {
+                    "accuracy": mean.mean / 100,
+                    "low": math.nan if mean.interval is None else mean.interval.low,
+                    "high": math.nan if mean.interval is None else mean.interval.high,
+                    "worst": math.nan if worst is None else worst.mean / 100,
+                    "against best": 0.0 if label == table.leader(column) else math.nan if against is None else against.mean,
+                    "ari": math.nan if ari is None else ari.mean,
+                    "clusters": sum(row["k"] for row in labelled[label]) / len(labelled[label]),
+                    "seconds": math.nan if seconds is None else seconds.mean,
+                    "seeds": mean.n,
+                }
+            )
+        return records
+
+    def plot(self) -> pictures.Picture:
+        """Draw mean accuracies with their 95 % intervals, the best on top."""
+        found = sorted(zip(self.methods, self._records(), strict=True), key=lambda pair: -pair[1]["accuracy"])
+        ends = [None if math.isnan(r["low"]) else (100 * r["low"], 100 * r["high"]) for _, r in found]
+        what = "mean accuracy over clients in per cent, 95 % interval"
+        return pictures.bars([label for label, _ in found], [100 * r["accuracy"] for _, r in found], ends, what)
+
+    def report(self, out: str | Path | None = None, *, show: bool = True) -> Path:
+        """Write the page that ``emdcfl compare`` writes (to a temporary file by default), open it, and return its path."""
+        from emdcfl.report import write_report
+
+        with tempfile.TemporaryDirectory() as folder:
+            with Results(Path(folder)) as results:
+                results.add(self.rows)
+            kept = Path(tempfile.mkdtemp(prefix="emdcfl-")) / "report.html" if out is None else Path(out)
+            place = write_report(Path(folder), kept)
+        if show:
+            webbrowser.open(place.resolve().as_uri())
+        return place
+
+    def __repr__(self) -> str:
+        lines = []
+        for label, r in zip(self.methods, self._records(), strict=True):
+            interval = "" if math.isnan(r["low"]) else f" ({100 * r['low']:.1f} to {100 * r['high']:.1f})"
+            lines.append(f"{label}: {percent(r['accuracy'])}{interval}, worst {percent(r['worst'])}, seeds {r['seeds']}")
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(repr(self))}</pre>"
+
+    def to_markdown(self) -> str:
+        """Write the table as Markdown."""
+        return markdown(self.table)
+
+
+class _Lines(Silent):
+    """Print a line per finished run."""
+
+    def launch(self, job: studies.Job, number: int, total: int) -> None:
+        """Ignore: a line per finished run is enough."""
+
+    def note(self, done: studies.Done, results: Results, ended: int, total: int) -> None:
+        if done.row is not None:
+            mean = percent(done.row["accuracy"]["mean"])
+            terminal().print(f"[{ended}/{total}] {done.job}: {mean}, {done.row['seconds']['total']:.0f} s", soft_wrap=True)
+
+    def end(self, index: int, total: int, rows: list[MetricsRow], serving: Serving) -> None:
+        """Ignore."""

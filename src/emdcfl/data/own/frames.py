@@ -1,0 +1,206 @@
+"""Tables in memory: pandas frames and Hugging Face data sets become the scenario that the same rows in files would.
+
+Neither library is imported: a frame is known by what it can do. ``site`` names the column that says whose row it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from emdcfl.core.errors import DataError
+from emdcfl.core.optional import arrow
+from emdcfl.data.own.arrays import true_groups
+from emdcfl.data.own.cleaning import Cleaning
+from emdcfl.data.own.folder import build_scenario, clean_reading
+from emdcfl.data.own.leaks import leaks, repeats
+from emdcfl.data.own.parts import MIXED, Note, Part, Raw
+from emdcfl.data.own.readers import LABEL_NAMES, label_column, labelled, shared_table
+from emdcfl.data.own.site import new_site
+from emdcfl.data.own.splitting import RANDOM, SPLIT_NAMES, SplitRule
+from emdcfl.data.own.tables import TableEncoding
+from emdcfl.data.types import Scenario, Site
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from emdcfl.data.own.defaults import Model
+else:
+    pa = arrow()
+
+WHERE = Path("frames")
+"""Where the rows come from, in notes and as the scenario's name."""
+OPTIONS = ("label", "client", "split", "split_column", "group", "merge_labels", "label_map", "drop", "only", "gaps")
+"""What may be said about tables in memory, as about tables in files."""
+
+
+def is_frame(value: Any) -> bool:
+    """Whether this is a pandas frame (or one with its interface)."""
+    return hasattr(value, "columns") and hasattr(value, "iloc")
+
+
+def is_hub(value: Any) -> bool:
+    """Whether this is a data set of the Hugging Face library ``datasets``."""
+    return hasattr(value, "features") and hasattr(value, "with_format") and hasattr(value, "column_names")
+
+
+def is_table(value: Any) -> bool:
+    """Whether this holds named columns: a frame, a table of a data set, or ``(frame, y)``."""
+    if isinstance(value, Mapping):
+        return bool(value) and set(value) <= set(SPLIT_NAMES) and any(is_table(part) for part in value.values())
+    if isinstance(value, tuple) and len(value) == 2:
+        return is_frame(value[0])
+    return is_frame(value) or is_hub(value)
+
+
+def as_table(value: Any, label: str | None = None) -> pa.Table:
+    """Return the columns as an Arrow table; of ``(frame, y)``, with y as the column ``label``; class numbers with names as their names."""
+    if isinstance(value, tuple):
+        frame, y = value
+        name = label or next(n for n in LABEL_NAMES if n not in frame.columns)
+        table = as_table(frame)
+        if len(y) != table.num_rows:
+            raise DataError(f"expected one label per row, got {table.num_rows} rows and {len(y)} labels")
+        return table.append_column(name, pa.array(np.asarray(y).tolist()))
+    if is_hub(value):
+        table = value.with_format("arrow")[:]
+        for name, feature in value.features.items():
+            words = getattr(feature, "names", None)
+            if words is not None:
+                named = [None if code is None or code < 0 else words[code] for code in table.column(name).to_pylist()]
+                table = table.set_column(table.column_names.index(name), name, pa.array(named, pa.string()))
+        return table
+    try:
+        return pa.Table.from_pandas(_with_text_names(value), preserve_index=False)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise DataError(f"a column of the frame holds values of several kinds: {error}; make it numbers or text") from error
+
+
+def _with_text_names(frame: Any) -> Any:
+    return frame if all(isinstance(name, str) for name in frame.columns) else frame.rename(columns=str)
+
+
+def from_tables(
+    clients: Any,
+    options: Mapping[str, Any],
+    *,
+    model: Model = None,
+    seed: int = 0,
+    groups: Mapping[str, str] | Sequence[str] | None = None,
+) -> Scenario:
+    """Build a scenario from one table with a site column, or from one table (or dict of splits) per site.
+
+    Parameters
+    ----------
+    options : mapping
+        Those of ``OPTIONS`` that are given; ``client`` is the site column.
+    """
+    label, column = options.get("label"), options.get("client")
+    rule, cleaning = SplitRule.of_options(options), Cleaning.of_options(options)
+    if is_table(clients):
+        if column is None:
+            raise DataError("expected one frame per site, or one frame and the name of its site column, got one frame; name it with site=")
+        raws, label, notes = _shared(clients, label, column, rule)
+    else:
+        raws, label, notes = _each(clients, label, rule)
+    reading = clean_reading(WHERE, raws, {"kind": "table", "label": label}, notes, cleaning)
+    scenario, divided = build_scenario(reading, seed=seed, model=model)
+    more = [*repeats(scenario).notes(str(WHERE)), *(leaks(scenario, divided, rule, hints=False) if rule == RANDOM else [])]
+    truth = true_groups(groups, [site.name for site in scenario.sites])
+    k = len(set(truth.values())) if truth else None
+    return replace(scenario, notes=(*scenario.notes, *more), groups=truth, k=k, fingerprints={})
+
+
+def _shared(clients: Any, label: str | None, column: str, rule: SplitRule) -> tuple[list[Raw], str, list[Note]]:
+    """Divide one table, or one table per split, by the site column."""
+    if not isinstance(clients, Mapping):
+        return shared_table(as_table(clients, label), "the frame", label, column, rule)
+    parts: dict[str, dict[str, Part]] = {}
+    notes: list[Note] = []
+    for split, value in clients.items():
+        raws, label, more = shared_table(as_table(value, label), f"split {split!r}", label, column, RANDOM)
+        notes += more
+        for raw in raws:
+            parts.setdefault(raw.name, {})[SPLIT_NAMES[split]] = raw.parts[MIXED]
+    assert label is not None
+    return [Raw(name, f"{column} = {name}", found) for name, found in parts.items()], label, notes
+
+
+def _each(clients: Any, label: str | None, rule: SplitRule) -> tuple[list[Raw], str, list[Note]]:
+    named = dict(clients) if isinstance(clients, Mapping) else {f"client-{i}": entry for i, entry in enumerate(clients, start=1)}
+    raws: list[Raw] = []
+    notes: list[Note] = []
+    for name, entry in named.items():
+        raw, label, more = _raw(str(name), entry, label, rule)
+        raws.append(raw)
+        notes += more
+    return raws, label or "", notes
+
+
+def _raw(name: str, entry: Any, label: str | None, rule: SplitRule) -> tuple[Raw, str, list[Note]]:
+    if not is_table(entry):
+        raise DataError(f"client {name!r}: expected a frame as at the other sites, got {type(entry).__name__}; give all sites alike")
+    whole = not isinstance(entry, Mapping)
+    parts, notes = {}, []
+    for split, value in ({MIXED: entry} if whole else {SPLIT_NAMES[split]: part for split, part in entry.items()}).items():
+        table = as_table(value, label)
+        label = label_column(table, label, f"client {name!r}")
+        parts[split], more = labelled(table, label, name, "frame", rule if whole else RANDOM)
+        notes += more
+    return Raw(name, "frame", parts, rule if whole else RANDOM), label or "", notes
+
+
+def site_from_table(
+    name: str, entry: Any, options: Mapping[str, Any], *, encoding: Mapping[str, Any], classes: Sequence[str], seed: int = 0
+) -> tuple[Site, tuple[str, ...]]:
+    """Build one more site for a run on tables, from a frame."""
+    _check_kind(encoding)
+    raw, _, notes = _raw(name, entry, encoding["label"], SplitRule.of_options(options))
+    return new_site(raw, encoding, classes, notes, seed=seed, cleaning=Cleaning.of_options(options))
+
+
+def encode(value: Any, encoding: Mapping[str, Any]) -> torch.Tensor:
+    """Return the rows of a frame as a run on tables stores them; a label column is ignored."""
+    _check_kind(encoding)
+    return torch.from_numpy(TableEncoding.from_dict(encoding).encode(as_table(value), "the frame"))
+
+
+def _check_kind(encoding: Mapping[str, Any]) -> None:
+    if encoding["kind"] != "table":
+        raise DataError(f"expected what the run was trained on ({encoding['kind']}), got a frame")
+
+
+def hub_entry(value: Any, label: str | None) -> Any:
+    """Return a Hugging Face data set of images or vectors as ``(X, y)``; one of plain columns as it is."""
+    if isinstance(value, Mapping):
+        return {SPLIT_NAMES.get(split, split): hub_entry(part, label) for split, part in value.items()}
+    if not is_hub(value):
+        return value
+    arrays = [name for name, feature in value.features.items() if _holds_arrays(feature)]
+    if not arrays:
+        return value
+    column = label or next((name for name in LABEL_NAMES if name in value.column_names), None)
+    if len(arrays) > 1 or column is None or column not in value.column_names:
+        found = ", ".join(value.column_names)
+        raise DataError(f"expected a data set with one column of images or vectors and a label, got {found}; select columns, name label=")
+    words = getattr(value.features[column], "names", None)
+    y = np.asarray(value.with_format("numpy")[column][:])
+    return _stacked(value, arrays[0]), y if words is None else np.array([words[code] for code in y.tolist()])
+
+
+def _holds_arrays(feature: Any) -> bool:
+    kind = type(feature).__name__
+    return kind in ("Image", "Sequence", "List", "LargeList", "Array2D", "Array3D") or isinstance(feature, list)
+
+
+def _stacked(value: Any, column: str) -> np.ndarray[Any, Any]:
+    found = [np.asarray(sample) for sample in value.with_format(None)[column]]
+    shapes = {sample.shape for sample in found}
+    if len(shapes) > 1:
+        raise DataError(f"column {column!r} holds samples of {len(shapes)} shapes, such as {sorted(shapes)[:2]}; resize them with map()")
+    return np.stack(found)

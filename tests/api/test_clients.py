@@ -1,0 +1,110 @@
+"""What people hold in Python becomes the same run, whatever holds it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import emdcfl
+from emdcfl.api.clients import read_clients
+from emdcfl.core.errors import DataError
+from emdcfl.data.types import Scenario, Site
+
+pd = pytest.importorskip("pandas", reason="the extra emdcfl[tables] is not installed")
+QUICK: dict[str, Any] = {"rounds": 1, "local_epochs": 1}
+
+
+def frame(sites: tuple[str, ...] = ("a", "b", "c"), n: int = 40) -> Any:
+    rng, found = np.random.default_rng(0), []
+    for name in sites:
+        x = rng.normal(size=(n, 2))
+        one = pd.DataFrame({"age": x[:, 0], "dose": x[:, 1], "sex": np.where(x[:, 1] > 0, "f", "m"), "outcome": x[:, 0] > 0})
+        found.append(one.assign(hospital=name, outcome=np.where(one["outcome"], "ill", "well")))
+    table = pd.concat(found, ignore_index=True)
+    table.loc[3, "dose"] = np.nan
+    return table
+
+
+def scenario_of(clients: Any, **about: Any) -> Scenario:
+    return read_clients(clients, None, None, 0, about)[1]  # type: ignore[return-value]
+
+
+def same(one: Scenario, other: Scenario) -> bool:
+    def equal(a: Site, b: Site) -> bool:
+        return a.name == b.name and torch.equal(a.train.x, b.train.x) and torch.equal(a.tests["test"].y, b.tests["test"].y)
+
+    return all(equal(a, b) for a, b in zip(one.sites, other.sites, strict=True))
+
+
+def test_frames_are_read_as_their_files_are(tmp_path: Path) -> None:
+    table = frame()
+    for name, rows in table.groupby("hospital"):
+        rows.drop(columns="hospital").to_csv(tmp_path / f"{name}.csv", index=False)
+    files = emdcfl.scenarios.build("folder", path=str(tmp_path), label="outcome")
+    apart = {name: rows.drop(columns="hospital") for name, rows in table.groupby("hospital")}
+    assert same(files, scenario_of(table, label="outcome", client="hospital"))
+    assert same(files, scenario_of(apart, label="outcome"))
+    with_y = {name: (rows.drop(columns="outcome"), rows["outcome"]) for name, rows in apart.items()}
+    assert same(files, scenario_of(with_y))
+    assert files.classes == ("ill", "well") and files.sites[0].train.x.shape[1] == 2 + 1 + 2  # one column has gaps, one is text
+
+
+def test_a_run_on_a_frame_predicts_places_and_comes_back(tmp_path: Path) -> None:
+    table = frame()
+    result = emdcfl.fit(table, label="outcome", site="hospital", **QUICK)
+    new = table[table["hospital"] == "a"]
+    assert set(result.predict("a", new)) <= {"ill", "well"} and len(result.predict_proba("a", new)) == len(new)
+    assert list(result.distances.columns) == ["a", "b", "c"]
+    with pytest.raises(DataError, match="expected a frame"):
+        result.predict("a", np.zeros((3, 5)))
+    result.save(tmp_path / "run")
+    again = emdcfl.load(tmp_path / "run", clients=table)
+    assert again.predict("b", new) == result.predict("b", new)
+    assert again.place(new, name="new").site == "new" and again.place_unlabelled(new, name="new").cluster in set(result.clusters.values())  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("clients", "about", "said"),
+    [
+        (frame(), {"label": "outcome"}, "site="),
+        (frame(), {"label": "outcome", "client": "hospitl"}, "did you mean 'hospital'"),
+        ({"a": frame(), "b": (np.zeros((20, 2)), np.zeros(20))}, {"label": "outcome"}, "expected a frame as at the other sites"),
+        ([(np.zeros((20, 2)), np.zeros(20))] * 2, {"client": "hospital"}, "site= names a column"),
+        ("rotated-digits", {"label": "y"}, "label= describes your own data"),
+    ],
+)
+def test_what_does_not_fit_is_named(clients: Any, about: dict[str, str], said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        read_clients(clients, None, None, 0, about)
+
+
+def test_hugging_face_data_sets() -> None:
+    datasets = pytest.importorskip("datasets", reason="the package datasets is not installed")
+    table = frame().dropna()
+    whole = datasets.Dataset.from_pandas(table, preserve_index=False).class_encode_column("outcome")
+    assert same(scenario_of(table, label="outcome", client="hospital"), scenario_of(whole, label="outcome", client="hospital"))
+    shuffled = whole.shuffle(seed=0)  # rows are taken through its indices
+    half = len(whole) // 2
+    splits = datasets.DatasetDict(train=shuffled.select(range(half)), test=shuffled.select(range(half, len(whole))))
+    found = scenario_of(splits, label="outcome", client="hospital")
+    assert sum(len(s.tests["test"]) for s in found.sites) == len(whole) - half and found.classes == ("ill", "well")
+    images = datasets.Dataset.from_dict(
+        {"image": [np.full((8, 8), i, np.uint8) for i in range(40)], "label": [i % 2 for i in range(40)], "who": ["a", "b"] * 20}
+    ).cast_column("image", datasets.Array2D((8, 8), "uint8"))
+    drawn = scenario_of(images, client="who")
+    assert drawn.sites[0].train.x.shape[1:] == (1, 8, 8) and [s.name for s in drawn.sites] == ["a", "b"]
+
+
+def test_flower_data_sets(tmp_path: Path) -> None:
+    flwr_datasets = pytest.importorskip("flwr_datasets", reason="the package flwr-datasets is not installed")
+    frame(n=60).drop(columns="hospital").dropna().to_csv(tmp_path / "all.csv", index=False)
+    partitioner = flwr_datasets.partitioner.IidPartitioner(num_partitions=3)
+    federated = flwr_datasets.FederatedDataset(
+        dataset="csv", partitioners={"train": partitioner}, data_files=str(tmp_path / "all.csv"), cache_dir=str(tmp_path / "cache")
+    )
+    result = emdcfl.fit(federated, label="outcome", method="fedavg", **QUICK)
+    assert result.clients == ("partition-0", "partition-1", "partition-2")

@@ -1,0 +1,65 @@
+"""``emdcfl.compare`` runs what the command runs, on data in memory too."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import emdcfl
+from emdcfl.core.errors import ConfigError
+from emdcfl.methods.fedprox import FedProx
+from emdcfl.studies import compare as studies
+
+QUICK: dict[str, Any] = {"rounds": 1, "local_epochs": 1}
+
+
+def sites() -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    x = np.random.default_rng(0).normal(size=(3, 40, 3)).astype("float32")
+    return {f"s{i}": (x[i], (x[i, :, 0] > 0).astype(int)) for i in range(3)}
+
+
+def test_names_and_instances_on_arrays(capsys: pytest.CaptureFixture[str]) -> None:
+    found = emdcfl.compare(sites(), ["fedavg", FedProx(mu=0.1), "local"], seeds=2, progress=True, **QUICK)
+    assert found.methods == ["FedAvg", "FedAvg + fine-tuning", "FedProx", "Local"]
+    assert {row["seed"] for row in found.rows} == {0, 1} and capsys.readouterr().out.count("s0") == 0
+    alone = emdcfl.fit(sites(), method="local", personalize="off", **QUICK)
+    row = next(r for r in found.rows if r["method"] == "local" and r["seed"] == 0)
+    assert row["accuracy"]["mean"] == alone.accuracy.mean and row["config"] == alone.summary["config"]
+    assert not studies._in_memory  # the data are not kept
+    assert found.plot()._repr_png_().startswith(b"\x89PNG")
+    pytest.importorskip("pandas", reason="the extra emdcfl[tables] is not installed")
+    table = found.frame
+    assert list(table.index) == found.methods and table.loc["Local", "accuracy"] == pytest.approx(
+        np.mean([r["accuracy"]["mean"] for r in found.rows if r["method"] == "local"])
+    )
+    assert (table["low"] <= table["accuracy"]).all() and (table["accuracy"] <= table["high"]).all()
+
+
+def test_a_folder_of_results_is_gone_on_with(tmp_path: Path) -> None:
+    emdcfl.compare(sites(), ["local"], seeds=[0], out=tmp_path, **QUICK)
+    before = (tmp_path / "results.jsonl").read_text(encoding="utf-8")
+    found = emdcfl.compare(sites(), ["local"], seeds=[0, 4], out=tmp_path, **QUICK)
+    rows = (tmp_path / "results.jsonl").read_text(encoding="utf-8")
+    assert rows.startswith(before) and [json.loads(line)["seed"] for line in rows.splitlines()] == [0, 4] == [r["seed"] for r in found.rows]
+    assert (tmp_path / "report.html").exists() and found.report(tmp_path / "page.html", show=False).exists()
+
+
+def test_data_in_memory_stay_in_this_process() -> None:
+    with pytest.raises(ConfigError, match="jobs = 1"):
+        emdcfl.compare(sites(), ["local"], jobs=2)
+    with pytest.raises(ConfigError, match="at least one seed"):
+        emdcfl.compare(sites(), ["local"], seeds=0)
+
+
+@pytest.mark.parametrize("kind", ["heatmap", "tree", "map"])
+def test_pictures_of_a_run(kind: Any, tmp_path: Path) -> None:
+    result = emdcfl.fit(sites(), **QUICK)
+    assert result.plot(kind)._repr_png_().startswith(b"\x89PNG")
+    with pytest.raises(ConfigError, match="measures no distances"):
+        emdcfl.fit(sites(), method="fedavg", **QUICK).plot(kind)
+    page = result.report(tmp_path / "page.html", show=False)
+    assert "<!doctype html>" in page.read_text(encoding="utf-8").lower()[:100]
