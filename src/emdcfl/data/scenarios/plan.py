@@ -59,8 +59,8 @@ half as many train images as attackers, as in the paper.
 
 PAPER_TRAINING = {"rounds": 10, "local_epochs": 10, "batch_size": 64}
 MNIST_TRAINING = {**PAPER_TRAINING, "batch_size": 128}
-"""The paper states no batch size. A config that ships with its code has 64, for CIFAR10; on MNIST 128 comes closer to the paper's distances,
-groups and accuracies (``docs/results/tables/batch-size.md``)."""
+"""The paper states no batch size. A config that ships with its code has 64, for CIFAR10; on MNIST 128 comes closer to the paper's
+distances, groups and accuracies (``docs/results/tables/batch-size.md``)."""
 
 
 def shrink(
