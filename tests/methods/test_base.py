@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
+import numpy as np
 import pytest
 import torch
 from tests.tiny import federation, same_bits
@@ -9,6 +11,8 @@ from tests.tiny import federation, same_bits
 from emdcfl.core.errors import ConfigError
 from emdcfl.methods import METHODS, find, make
 from emdcfl.methods.base import Clustered, average_sets, clusters_wanted, serve_clusters
+from emdcfl.trust import Guard
+from emdcfl.trust.policy import Trust
 
 T = torch.arange(12.0).reshape(4, 3)
 STATE = Clustered(["a", "b", "c", "d"], torch.full((3,), 9.0), n={"a": 1, "b": 3, "c": 2})
@@ -57,6 +61,32 @@ def test_the_absent_count_with_their_latest_state_or_not_at_all() -> None:
     present = average_sets(before, sets, labels, {"a": T[3]}, keep=True, members="participants")
     assert same_bits(present.models[0], T[3])
     assert same_bits(present.models[1], before.models[1])  # nobody was there: the model stays
+
+
+@pytest.mark.parametrize("members", ["latest", "participants"])
+@pytest.mark.parametrize("policy", [Trust(), Trust(max_share=0.4)])
+def test_whose_updates_a_model_holds_is_what_the_averages_did(members: Literal["latest", "participants"], policy: Trust) -> None:
+    # every client adds to an entry of its own, so the model itself shows whose updates reached it, and with which weight
+    rng, names, own = np.random.default_rng(0), list("abcdef"), torch.eye(6)
+    state = Clustered(names, torch.zeros(6), n={c: int(n) for c, n in zip(names, rng.integers(1, 50, 6), strict=True)})
+    indirect = 0
+    for _ in range(6):
+        here = {c for c in names if not state.labels or rng.random() < 0.6}
+        local = {c: state.start(c) + own[names.index(c)] for c in names if c in here}
+        sets = [[c for c in names if rng.random() < 0.5 or c == names[k]] for k in range(3)]
+        labels = {c: int(rng.integers(3)) if c not in names[:3] else names.index(c) for c in names}
+        known = local if members == "participants" else {**state.latest, **local}
+        before, state = state, average_sets(state, sets, labels, local, keep=True, members=members, guard=Guard(policy))
+        assert torch.equal(state.reached, state.models > 0)
+        for k in range(3):
+            mixed = sum((float(state.shares[k, i]) * known[c] for i, c in enumerate(names) if state.shares[k, i] > 0), torch.zeros(6))
+            averaged = bool(state.shares[k].sum() > 0)
+            torch.testing.assert_close(state.models[k], mixed if averaged else before.start(names[k]))
+            indirect += int((state.reached[k] & (state.shares[k] == 0)).sum())
+    assert indirect  # updates that came through others are among those that were found
+    serving = serve_clusters(dataclasses.replace(state, labels={c: k for c, k in state.labels.items() if c != "f"}))
+    assert serving.reached is not None and serving.shares is not None
+    assert torch.equal(serving.reached, serving.models > 0) and serving.shares.shape == serving.reached.shape
 
 
 def test_the_unseen_are_served_theta0_each_alone() -> None:

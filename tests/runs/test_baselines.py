@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from emdcfl.runs.scoring import accuracy
-from emdcfl.runs.verdict.advice import advice, headline, how_sure, sentences, worth
+from emdcfl.runs.verdict.advice import advice, headline, how_sure, in_brief, sentences, worth
 
 SITES = ("a", "b", "c", "d", "e", "f")
 GROUPS = [0, 0, 0, 1, 1, 1]
@@ -37,7 +37,7 @@ ONE, ALL = [0] * 6, list(range(6))
         (GROUPS, 0.9, 0.7, 0.9, 200, "this run", "Train in these 2 groups: worth 20.0 points"),
         (GROUPS, 0.9, 0.7, 0.99, 200, "local", "Train every site alone: 9.0 points"),
         (GROUPS, 0.8, 0.95, 0.9, 200, "fedavg", "Train one model for all: 15.0 points"),
-        (GROUPS, 0.9, 0.9, 0.9, 20, "undecided", "Train one model for all for now: no difference can be seen with so little"),
+        (GROUPS, 0.9, 0.9, 0.9, 20, "undecided", "Undecided, for now train one model for all: 120 test samples"),
         (GROUPS, 0.9, 0.9, 0.9, 20_000, "undecided", "Train one model for all, the simplest choice"),
         (ONE, 0.9, 0.9, 0.8, 200, "this run", "Train all 6 sites together: worth 10.0 points"),
         (ONE, 0.6, 0.6, 0.91, 200, "local", "Do not use one model: the sites look alike but do not agree on labels"),
@@ -66,11 +66,15 @@ def test_a_loss_names_the_group_the_sites_and_the_remedy() -> None:
 
 
 def test_without_baselines_distances_speak_and_nothing_is_certain() -> None:
-    assert headline(summary(0.9, ONE), READING) == "All 6 clients look alike"
+    assert headline(summary(0.9, ONE), READING).startswith("Train all 6 sites together")
+    assert headline(summary(0.9, ALL), READING).startswith("Train every site alone")
     low_power = {**READING, "doubts": ["low power"]}
-    assert headline(summary(0.9, ONE), low_power) == "All 6 clients look alike, but uncertain"
+    for clusters in (ONE, ALL, GROUPS):
+        undecided = headline(summary(0.9, clusters), low_power)
+        assert undecided.startswith("Undecided") and "more validation samples would decide" in undecided
+    assert headline(summary(0.9, ALL), {**READING, "borderline": ["a"]}).endswith("of every site alone would decide")
     topics = [topic for topic, _ in sentences(summary(0.9, ONE), low_power, {})]
-    assert topics == ["How sure", "Doubt"]
+    assert topics == ["Trained with", "Doubt"]
 
 
 def test_without_baselines_validation_losses_say_what_to_do() -> None:
@@ -80,7 +84,27 @@ def test_without_baselines_validation_losses_say_what_to_do() -> None:
     kept = headline(summary(0.9, ONE), {**READING, "splits": [{**whole, "pays": False}]})
     assert kept.startswith("Train all 6 sites together")
     late = headline(summary(0.9, GROUPS), {**READING, "splits": [{**whole, "members": SITES[:4]}]})
-    assert late.startswith("2 groups among 6 clients"), "what some of the clients gain is not what all gain"
+    assert late.startswith("Train in these 2 groups") and "7.6" not in late, "what some of the clients gain is not what all gain"
+
+
+def test_three_lines_say_what_to_use_where_to_look_and_how_sure() -> None:
+    run = summary((0.9, 0.9, 0.9, 0.9, 0.9, 0.6), GROUPS)
+    lines = dict(in_brief(run, READING, baselines(0.7, 0.6)))
+    assert list(lines) == ["Use", "Look at", "How sure"]
+    assert (
+        lines["Use"].startswith("Train in these 2 groups") and "f (60.0%)" in lines["Look at"] and "1200 test samples" in lines["How sure"]
+    )
+    assert "better off alone" in dict(in_brief(run, READING, baselines(0.7, 0.8)))["Look at"].lower()
+    borderline = dict(in_brief(summary(0.9, GROUPS), {**READING, "borderline": ["c"]}, {}))
+    assert "c" in borderline["Look at"] and dict(in_brief(summary(0.9, GROUPS), READING, {}))["Look at"] == "No site stands out."
+
+
+def test_groups_that_only_fine_tuning_saves_are_named() -> None:
+    run = {**summary(0.5, ONE), "personalized": {"accuracy": summary(0.9)["accuracy"], "kept": list(SITES)}}
+    found = advice(run, baselines(0.5, 0.9))
+    assert found is not None and "before fine-tuning" in found.doubts[0] and "labels" in found.doubts[0]
+    whole = advice({**run, "accuracy": summary(0.9)["accuracy"]}, baselines(0.5, 0.9))
+    assert whole is not None and not whole.doubts
 
 
 def test_one_group_is_one_model_for_all() -> None:

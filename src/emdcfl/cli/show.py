@@ -16,7 +16,8 @@ from emdcfl.runs.new_sites.unseen import UNSEEN, unseen_sentence
 from emdcfl.runs.outputs import read_reading
 from emdcfl.runs.personal import in_words
 from emdcfl.runs.scoring import MetricsRow
-from emdcfl.runs.verdict.advice import BASELINES, advice, headline, rivals, run_title, structure, used
+from emdcfl.runs.verdict.advice import BASELINES, advice, in_brief, rivals, run_title, structure, used
+from emdcfl.runs.verdict.trained_with import in_words as trained_with
 
 MOST_LINES = 8
 """Lines printed of each kind (clusters, failures, flags, notes); the files of the run hold all."""
@@ -41,8 +42,9 @@ def show_result(
     reading = read_reading(out) if summary["clusters"] is not None else None
     if summary["clusters"] is not None:
         console.print(_clusters(summary, rows))
-    head = f"{summary['method']} on {summary['scenario']}, seed {summary['seed']}: "
-    tell(console, Text.assemble(head, (headline(summary, reading, others), "bold")))
+    tell(console, Text(f"{summary['method']} on {summary['scenario']}, seed {summary['seed']}", "bold"))
+    for topic, sentence in in_brief(summary, reading, others or {}):
+        tell(console, Text.assemble((f"{topic}: ", "bold"), sentence))
     tell(console, _scores(summary))
     if "personalized" in summary:
         tell(console, in_words(summary))
@@ -50,6 +52,7 @@ def show_result(
         _show_worth(console, summary, reading, others)
     if reading is not None:
         _show_distances(console, reading)
+    _list(console, [f"trained with: {said}" for said in trained_with(summary)], "models")
     seconds = summary["seconds"]
     phases = [*PHASES, *(["personalize"] if "personalize" in seconds else [])]
     times = " · ".join(f"{phase} {seconds.get(phase, 0.0):.1f} s" for phase in phases)
@@ -152,8 +155,4 @@ def _show_worth(
     if to_do is None:
         return
     tell(console, f"  {structure(summary, reading)}")
-    if to_do.choice == "undecided":
-        tell(console, f"  {to_do.reason}")
-    for look in to_do.look:
-        tell(console, f"  {look}")
     _doubt(console, to_do.doubts)

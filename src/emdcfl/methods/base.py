@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from emdcfl.core.errors import ConfigError, nearest
@@ -62,6 +63,10 @@ class Serving:
     clusters : (C,) int tensor or None
         Hard membership; ARI exists only where it does.
     distances : Distances or None
+    reached : (K, C) bool tensor or None
+        Whether an update of client c went into model k, in any round and also through others' models; None where the method does not say.
+    shares : (K, C) tensor or None
+        Weight of client c in the last average that model k is.
     """
 
     models: Tensor
@@ -69,6 +74,8 @@ class Serving:
     mix: Literal["parameters", "predictions"] = "parameters"
     clusters: Tensor | None = None
     distances: Distances | None = None
+    reached: Tensor | None = None
+    shares: Tensor | None = None
 
 
 class Method(Protocol):
@@ -180,6 +187,12 @@ class Clustered:
         Train sizes of the clients seen.
     latest : dict
         Last local state of the clients seen, kept only where somebody may miss a round.
+    shares : (K, C) tensor
+        Weight of every client in the last average of each set; columns in client order.
+    reached : (K, C) bool tensor
+        Clients whose updates each model holds, from any round: a member's state holds those of the model it was trained from.
+    lineage : (C, C) bool tensor
+        The same for the clients' last local states.
     """
 
     clients: list[str]
@@ -189,6 +202,9 @@ class Clustered:
     models: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
     n: dict[str, int] = field(default_factory=dict)
     latest: dict[str, Tensor] = field(default_factory=dict)
+    shares: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
+    reached: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.bool))
+    lineage: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.bool))
 
     def start(self, client: str) -> Tensor:
         """Return the model a client trains from: its cluster's, or θ⁰ the first time."""
@@ -226,14 +242,32 @@ def average_sets(
     known = {**state.latest, **local}
     source = local if members == "participants" else known
     models = torch.empty(len(sets), state.theta0.shape[0])  # filled row by row: a list and its stack would be held at once
+    at, lineage = {c: i for i, c in enumerate(state.clients)}, _lineage(state, local)
+    shares, reached = torch.zeros(len(sets), len(at)), torch.zeros(len(sets), len(at), dtype=torch.bool)
     for i, members_of_set in enumerate(sets):
         present = [c for c in members_of_set if c in source and not guard.ledger.banned(c)]
         if present:
-            models[i] = guard.average([source[c] for c in present], [float(state.n[c]) for c in present])
+            n, columns = [float(state.n[c]) for c in present], [at[c] for c in present]
+            models[i] = guard.average([source[c] for c in present], n)
+            shares[i, columns], reached[i] = torch.tensor(guard.shares(n)), lineage[columns].any(0)
         else:
             owner = next(c for c, label in labels.items() if label == i)
             models[i] = state.start(owner)
+            if owner in state.labels and len(state.reached):
+                reached[i] = state.reached[state.labels[owner]]
+    state = replace(state, shares=shares, reached=reached, lineage=lineage if keep else torch.zeros(0, 0, dtype=torch.bool))
     return replace(state, sets=sets, labels=labels, models=models, latest=dict(known) if keep else {})
+
+
+def _lineage(state: Clustered, local: Mapping[str, Tensor]) -> Tensor:
+    """Return whose updates each client's last local state holds: its own, and those of the model that it was trained from."""
+    C = len(state.clients)
+    lineage = state.lineage.clone() if len(state.lineage) else torch.zeros(C, C, dtype=torch.bool)
+    for i, c in enumerate(state.clients):
+        if c in local:
+            lineage[i] = state.reached[state.labels[c]] if c in state.labels and len(state.reached) else False
+            lineage[i, i] = True
+    return lineage
 
 
 def serve_clusters(state: Clustered, distances: Distances | None = None) -> Serving:
@@ -247,4 +281,6 @@ def serve_clusters(state: Clustered, distances: Distances | None = None) -> Serv
         row = state.labels.get(c, models.shape[0] - 1)
         weights[i, row] = 1.0
         clusters.append(numbers.setdefault(state.labels.get(c, c), len(numbers)))
-    return Serving(models, weights, clusters=torch.tensor(clusters), distances=distances)
+    more = len(models) - len(state.models)  # θ⁰ holds nobody's updates
+    reached, shares = (F.pad(rows, (0, 0, 0, more)) if len(rows) else None for rows in (state.reached, state.shares))
+    return Serving(models, weights, clusters=torch.tensor(clusters), distances=distances, reached=reached, shares=shares)

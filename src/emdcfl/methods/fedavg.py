@@ -10,8 +10,8 @@ McMahan, Moore, Ramage, Hampson, Agüera y Arcas. *Communication-Efficient Learn
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -20,14 +20,20 @@ from torch import Tensor
 from emdcfl.core.federation import Federation, Round
 from emdcfl.core.schema import Reply
 from emdcfl.methods.base import Family, Serving, register
+from emdcfl.trust.guard import TrustedMean
 
 
 @dataclass(frozen=True)
 class GlobalState:
-    """One model for all clients."""
+    """One model for all clients, and whose updates went into it in any round."""
 
     clients: list[str]
     theta: Tensor
+    reached: list[str] = field(default_factory=list)
+
+    def after(self, mean: TrustedMean, folded: Sequence[str]) -> GlobalState:
+        """Return the state after a round in which these clients' states were averaged."""
+        return GlobalState(self.clients, mean.result(), sorted({*self.reached, *folded}, key=self.clients.index))
 
 
 @register
@@ -51,8 +57,9 @@ class FedAvg:
         def fold(client: str, reply: Reply) -> None:
             mean.add(reply["theta"], reply["n"], client=client, start=state.theta)
 
-        fed.train(dict.fromkeys(round.participants, state.theta), fold=fold)
-        return GlobalState(state.clients, mean.result())
+        replies = fed.train(dict.fromkeys(round.participants, state.theta), fold=fold)
+        return state.after(mean, list(replies.valid))
 
     def serve(self, state: GlobalState) -> Serving:
-        return Serving(state.theta[None], torch.ones(len(state.clients), 1))
+        reached = torch.tensor([[c in state.reached for c in state.clients]])
+        return Serving(state.theta[None], torch.ones(len(state.clients), 1), reached=reached)

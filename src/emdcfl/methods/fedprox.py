@@ -59,8 +59,8 @@ class FedProx:
             mean.add(reply["theta"], reply["n"], client=client, start=state.theta)
 
         # The anchor is where training starts, so it need not be sent.
-        fed.train(dict.fromkeys(round.participants, state.theta), fold=fold, prox={"mu": self.mu, "kind": self.prox})
-        return GlobalState(state.clients, mean.result())
+        replies = fed.train(dict.fromkeys(round.participants, state.theta), fold=fold, prox={"mu": self.mu, "kind": self.prox})
+        return state.after(mean, list(replies.valid))
 
     def serve(self, state: GlobalState) -> Serving:
         return FedAvg().serve(state)

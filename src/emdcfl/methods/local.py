@@ -49,4 +49,5 @@ class Local:
 
     def serve(self, state: LocalState) -> Serving:
         models = torch.stack([state.own.get(c, state.theta0) for c in state.clients])
-        return Serving(models, torch.eye(len(state.clients)))
+        trained = torch.tensor([c in state.own for c in state.clients])
+        return Serving(models, torch.eye(len(state.clients)), reached=torch.diag(trained))

@@ -28,7 +28,7 @@ from emdcfl.runs.new_sites.unseen import UNSEEN, unseen_sentence
 from emdcfl.runs.personal import in_words
 from emdcfl.runs.scoring import MetricsRow
 from emdcfl.runs.store.files import write_file
-from emdcfl.runs.verdict.advice import BASELINES, headline, rivals, run_title, sentences, used
+from emdcfl.runs.verdict.advice import BASELINES, headline, in_brief, rivals, run_title, sentences, used
 from emdcfl.runs.verdict.intervals import wilson
 from emdcfl.studies.results import RESULTS
 
@@ -93,7 +93,7 @@ def script_json(value: Any) -> Markup:
 
 def run_context(run: Run) -> dict[str, Any]:
     """Return everything the template of a run shows."""
-    s, splits = run.summary, read_splits(run)
+    s, splits, others = run.summary, read_splits(run), {name: other.summary for name, other in run.baselines.items()}
     drawn: dict[str, Any] = {"map": None, "histogram": None, "rows": None, "heat": None}
     if run.pairs is not None and len(run.pairs.uncompared()) < len(run.clients):
         drawn["map"], drawn["share"] = charts.client_map(run)
@@ -105,7 +105,8 @@ def run_context(run: Run) -> dict[str, Any]:
         "title": f"{s['method']} on {s['scenario']}",
         "run": run,
         "summary": s,
-        "headline": visible(headline(s, run.reading, {name: other.summary for name, other in run.baselines.items()}), LONGEST),
+        "headline": visible(headline(s, run.reading, others), LONGEST),
+        "brief": [(topic, visible(said, LONGEST)) for topic, said in in_brief(s, run.reading, others)[1:]],
         "sentences": _sentences(run),
         "facts": _facts(run),
         "drawn": drawn,

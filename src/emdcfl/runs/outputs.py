@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -38,6 +38,7 @@ from emdcfl.runs.store.files import (
 
 if TYPE_CHECKING:
     from emdcfl.runs.result import Result
+    from emdcfl.runs.verdict.trained_with import Origin
 
 Made = TypeVar("Made")
 
@@ -57,7 +58,7 @@ def write_outputs(path: Path, result: Result) -> None:
     """Write everything but the state and the metrics, each file in one step."""
     clients, serving, finished = list(result.clients), result.serving, bool(result.summary["finished"])
     if finished or serving.models.numel() <= OFTEN:
-        _write_models(path, result.about, serving, clients)
+        _write_models(path, result.about, serving, clients, result.summary.get("trained_with"))
     else:
         remove(path / INDEX)  # models of an earlier round are not this one's
     if "personalized" in result.summary:
@@ -87,9 +88,9 @@ def _write_json(path: Path, value: Mapping[str, Any]) -> None:
     write_file(path, [json_text(sealed(value, path.name), path.name, indent=2).encode() + b"\n"])
 
 
-def _write_models(path: Path, about: ModelInfo, serving: Serving, clients: list[str]) -> None:
+def _write_models(path: Path, about: ModelInfo, serving: Serving, clients: list[str], trained_with: list[Origin] | None) -> None:
     names = file_names(model_names(serving, clients))
-    _write_states(path / "models", about, names, serving.models)
+    _write_states(path / "models", about, names, serving.models, [one["sites"] for one in trained_with] if trained_with else None)
     who: dict[str, Any] = {}
     for i, client in enumerate(clients):
         chosen = torch.nonzero(serving.weights[i] > 0).flatten().tolist()
@@ -102,15 +103,20 @@ def _write_personal(path: Path, result: Result) -> None:
     kept = ((client, result.personal_state(client)) for client in result.summary["personalized"]["kept"])
     states = {client: theta for client, theta in kept if theta is not None}
     names = file_names([f"client-{client}" for client in states])
-    _write_states(path / "personal", result.about, names, states.values())
+    whose = {c: one["sites"] for one in result.summary.get("trained_with") or [] for c in one["serves"]}
+    sites = [sorted({*whose[c], c}) for c in states] if whose else None
+    _write_states(path / "personal", result.about, names, states.values(), sites)
     _write_json(path / PERSONAL, {"clients": dict(zip(states, names, strict=True))})
 
 
-def _write_states(folder: Path, about: ModelInfo, names: list[str], states: Iterable[torch.Tensor]) -> None:
-    """Write one file per state, and remove the files of others."""
+def _write_states(
+    folder: Path, about: ModelInfo, names: list[str], states: Iterable[torch.Tensor], sites: Sequence[Sequence[str]] | None
+) -> None:
+    """Write one file per state, with the sites whose updates it holds where that is known, and remove the files of others."""
     make_folder(folder)
-    for name, theta in zip(names, states, strict=True):
-        write_tensors(folder / f"{name}.safetensors", about.network.state_dict(theta), about.as_metadata(), seal=True)
+    for i, (name, theta) in enumerate(zip(names, states, strict=True)):
+        whose = {} if sites is None else {"trained_with": json.dumps(list(sites[i]), ensure_ascii=False)}
+        write_tensors(folder / f"{name}.safetensors", about.network.state_dict(theta), about.as_metadata() | whose, seal=True)
     for old in folder.glob("*.safetensors"):
         if old.stem not in names:
             remove(old)

@@ -29,11 +29,12 @@ from emdcfl.runs.outputs import write_outputs
 from emdcfl.runs.personal import Personal, gain, personalize
 from emdcfl.runs.plan import RunPlan, plan
 from emdcfl.runs.result import Result
-from emdcfl.runs.scoring import MetricsRow, accuracy, agreement, check_rows
+from emdcfl.runs.scoring import MetricsRow, accuracy, agreement, check_rows, model_names
 from emdcfl.runs.served import ModelInfo
 from emdcfl.runs.store import RunStore, data_record
 from emdcfl.runs.store.rounds import METRICS
 from emdcfl.runs.verdict.intervals import KIND
+from emdcfl.runs.verdict.trained_with import origins
 
 PHASES = ("train", "embed", "transport", "evaluate")
 PERSONALIZE = "personalize"
@@ -231,6 +232,7 @@ def summarise(
         "clients": list(fed.clients),
         "groups": None if scenario.groups is None else [scenario.groups[c] for c in fed.clients],
         "clusters": None if clusters is None else [int(k) for k in clusters.tolist()],
+        "trained_with": origins(serving, fed.clients, model_names(serving, fed.clients)),
         "accuracy": _scores(rows, scenario),
         **({} if personal is None else {"personalized": _personalized(planned, rows, personal)}),
         "scored": None if scenario.scored is None else list(scenario.scored),

@@ -53,6 +53,11 @@ class Guard:
             return average(thetas, capped_weights(weights, policy.max_share))
         return trimmed_mean(thetas, cut(len(thetas), policy.trim if policy.aggregate == "trimmed-mean" else 0.5))
 
+    def shares(self, weights: Sequence[float]) -> list[float]:
+        """Return the weight of each member in ``average``; of a trimmed mean or median, where all count alike, equal ones."""
+        used = capped_weights(weights, self.policy.max_share) if self.policy.aggregate == "mean" else [1.0] * len(weights)
+        return [weight / sum(used) for weight in used]
+
     def clip_updates(
         self, local: Mapping[str, Tensor], starts: Mapping[str, Tensor], groups: Collection[Sequence[str]]
     ) -> dict[str, Tensor]:

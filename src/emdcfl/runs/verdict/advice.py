@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from emdcfl.core.units import names, percent_range, plural
+from emdcfl.core.units import names, percent, percent_range, plural
 from emdcfl.methods import METHODS
-from emdcfl.runs.verdict.intervals import Interval, SiteScores, difference
+from emdcfl.runs.verdict.intervals import Interval, SiteScores, difference, wilson
+from emdcfl.runs.verdict.trained_with import in_words as trained_with
 
 BASELINES = {"fedavg": "one model for all", "fedavg+ft": "one model for all, fine-tuned at home", "local": "every site alone"}
 """Baseline → what a comparison calls it."""
@@ -23,6 +24,9 @@ DISAGREE = 0.05
 
 TELLING = 0.02
 """Difference that test data should be able to show; where an interval is wider, a comparison is undecided."""
+
+STANDS_OUT = 0.99
+"""Confidence with which a site is called less accurate than the others: there are many sites to compare."""
 
 Summary = Mapping[str, Any]
 
@@ -62,7 +66,7 @@ def headline(summary: Summary, reading: Summary | None, baselines: Mapping[str, 
         Name of each baseline → its summary.
     """
     found = advice(summary, baselines or {})
-    return _by_benefit(summary, reading) or structure(summary, reading) if found is None else found.headline
+    return found.headline if found is not None else _by_benefit(summary, reading) or _by_distances(summary, reading)
 
 
 def _by_benefit(summary: Summary, reading: Summary | None) -> str | None:
@@ -71,11 +75,23 @@ def _by_benefit(summary: Summary, reading: Summary | None) -> str | None:
     if not splits or summary.get("clusters") is None:
         return None
     if summary["k"] == 1:
-        return f"{_what(summary)}: dividing them does not pay"
+        return f"{_what(summary)}: dividing them does not pay by more than chance"
     first = max((s for s in splits if s["pays"]), key=lambda s: len(s["members"]), default=None)
-    if first is None or len(first["members"]) < len(summary["clients"]):
-        return None
+    if first is None or len(first["members"]) < len(summary["clients"]):  # what some of the clients gain is not what all gain
+        return f"{_what(summary)}: their validation losses are lower than with fewer groups"
     return f"{_what(summary)}: grouping is worth {float(first['points']):.1f} points on validation data"
+
+
+def _by_distances(summary: Summary, reading: Summary | None) -> str:
+    """Say what to do where only distances speak: as they say where they are clear, else what would decide."""
+    n, seen = len(summary["clients"]), structure(summary, reading)
+    if summary.get("clusters") is None or n == 1:
+        return seen
+    unknown = 0 if reading is None else len(reading["not_compared"])
+    if reading is not None and (reading["doubts"] or reading["borderline"] or unknown):
+        more = "more validation samples" if unknown or reading["doubts"] else "the accuracy of one model for all and of every site alone"
+        return f"Undecided: {seen[:1].lower()}{seen[1:]}; {more} would decide"
+    return f"{_what(summary)}: {seen[:1].lower()}{seen[1:]}" if summary["k"] in (1, n) else seen
 
 
 def structure(summary: Summary, reading: Summary | None) -> str:
@@ -160,7 +176,8 @@ def advice(summary: Summary, baselines: Mapping[str, Summary]) -> Advice | None:
     if not found:
         return None
     better, worse = ({name: g for name, g in found.items() if g.sign == sign} for sign in (1, -1))
-    doubts, look = _disagreement(used(summary), baselines.get("local")), _losers(used(summary), baselines.get("local"))
+    alone = baselines.get("local")
+    doubts, look = _disagreement(used(summary), alone) or _only_fine_tuned(summary, alone), _losers(used(summary), alone)
     told = worth(summary, baselines)
     if worse:
         best = min(worse, key=lambda name: worse[name].mean)
@@ -172,7 +189,7 @@ def advice(summary: Summary, baselines: Mapping[str, Summary]) -> Advice | None:
         level = [BASELINES[name] for name in found if name not in better]
         text += f"; {level[0] if len(level) == 1 else f'{len(level)} others'} may be as good" if level else ""
         return Advice("this run", text, told, found, doubts, look)
-    return Advice("undecided", _undecided(summary, found), f"{told}; {_needed(summary, found)}", found, doubts, look)
+    return Advice("undecided", _undecided(summary, found), told, found, doubts, look)
 
 
 def _what(summary: Summary) -> str:
@@ -192,8 +209,11 @@ def _instead(summary: Summary, best: str, gain: Interval) -> str:
     if summary.get("clusters") is None:
         return f"Train {BASELINES[best]}: {cost} better than {summary['method']}"
     if summary["k"] == 1 and best == "local":
-        why = "look alike but do not agree on labels" if gain.mean <= -DISAGREE else "look alike, and yet sharing does not pay"
-        return f"Do not use one model: the sites {why}; it costs {cost}"
+        if gain.mean <= -DISAGREE:
+            why, until = "look alike but do not agree on labels", " until their labels agree"
+        else:
+            why, until = "look alike, and yet sharing does not pay", ""
+        return f"Do not use one model: the sites {why}, it costs {cost}; train every site alone{until}"
     own = {1: "one model for all", len(summary["clients"]): "the sites alone"}.get(summary["k"], f"these {summary['k']} groups")
     return f"Train {BASELINES[best]}: {cost} better than {own}"
 
@@ -203,17 +223,31 @@ def _undecided(summary: Summary, found: Mapping[str, Interval]) -> str:
     simplest = _what(summary) if summary["k"] == 1 or "fedavg" not in found else "Train one model for all"
     widest = max(max(-gain.low, gain.high) for gain in found.values())
     if widest > TELLING:
-        return f"{simplest} for now: no difference can be seen with so little test data ({plural(sum(_scores(summary).samples), 'sample')})"
+        return f"Undecided, for now {simplest[:1].lower()}{simplest[1:]}: {_needed(summary, found)}"
     return f"{simplest}, the simplest choice: nothing else differs by more than {100 * widest:.1f} points"
 
 
 def _needed(summary: Summary, found: Mapping[str, Interval]) -> str:
-    """Say how many test samples would show a difference worth knowing."""
+    """Say how many more test samples would show a difference worth knowing."""
     half, samples = max((gain.high - gain.low) / 2 for gain in found.values()), sum(_scores(summary).samples)
+    least = f"{100 * TELLING:.0f} points"
     if half <= TELLING:
-        return f"{samples} test samples would show a difference of {100 * TELLING:.0f} points"
-    more = float(f"{samples * (half / TELLING) ** 2:.1g}")
-    return f"about {more:.0f} test samples (now {samples}) would show a difference of {100 * TELLING:.0f} points"
+        return f"{plural(samples, 'test sample')} would show a difference of {least}, and there may be a smaller one"
+    more = float(f"{samples * ((half / TELLING) ** 2 - 1):.1g}")
+    return f"{plural(samples, 'test sample')} cannot show a difference of {least}, about {max(more, 1):.0f} more would"
+
+
+def _only_fine_tuned(summary: Summary, alone: Summary | None) -> list[str]:
+    """Say that groups fail without fine-tuning: what is trained together is then hardly worth more than a start."""
+    if alone is None or not _tuned(summary) or summary.get("clusters") is None:
+        return []
+    gain = difference(_scores(summary), _scores(alone))
+    if gain is None or gain.high >= 0 or gain.mean > -DISAGREE:
+        return []
+    return [
+        f"before fine-tuning, models of groups cost {(-gain).points('')} against every site alone: sites of a group differ or do not agree "
+        "on labels (emdcfl data check), and a site that joins must fine-tune too"
+    ]
 
 
 def _disagreement(summary: Summary, alone: Summary | None) -> list[str]:
@@ -252,18 +286,44 @@ def _losers(summary: Summary, alone: Summary | None) -> list[str]:
     return [f"better off alone: {told}{f' and {len(worst) - 3} more' if len(worst) > 3 else ''}"] if worst else []
 
 
+def in_brief(summary: Summary, reading: Summary | None, baselines: Mapping[str, Summary]) -> list[tuple[str, str]]:
+    """Return what somebody who reads three lines should read: what to use, which site to look at, how sure that is."""
+    sure = how_sure(used(summary)) or "not tested: no accuracy is known"
+    found = [("Use", headline(summary, reading, baselines)), ("Look at", _look_at(summary, reading, baselines)), ("How sure", sure)]
+    return [(topic, _sentence(said)) for topic, said in found]
+
+
+def _look_at(summary: Summary, reading: Summary | None, baselines: Mapping[str, Summary]) -> str:
+    """Name the sites that a person should look at first, and why."""
+    to_do = advice(summary, baselines)
+    if to_do is not None and (to_do.look or to_do.doubts):
+        return (to_do.look or to_do.doubts)[0]
+    scores, clients = _scores(used(summary)), summary["clients"]
+    if len(scores.accuracy) == len(clients) and scores.counted:
+        mean = sum(p for p, _ in scores.counted) / len(scores.counted)
+        rows = [(p, n, c) for p, n, c in zip(scores.accuracy, scores.samples, clients, strict=True) if n > 0]
+        low = sorted((p, c) for p, n, c in rows if wilson(p, n, STANDS_OUT).high < mean)
+        if low:
+            return f"clearly less accurate than the mean of {percent(mean)}: {_few([f'{names([c])} ({percent(p)})' for p, c in low])}"
+    if reading is not None and reading["borderline"]:
+        return f"borderline, another sample might group them otherwise: {names(reading['borderline'])}"
+    return "no site stands out"
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
+
+
 def sentences(summary: Summary, reading: Summary | None, baselines: Mapping[str, Summary]) -> list[tuple[str, str]]:
-    """Return the findings as (topic, sentence), what to do first."""
+    """Return what the three lines rest on, as (topic, sentence)."""
     found: list[tuple[str, str]] = []
     to_do = advice(summary, baselines)
     if baselines:
         found.append(("Worth it", worth(summary, baselines) if to_do is None else to_do.reason))
-    if (sure := how_sure(summary)) is not None:
-        found.append(("How sure", sure))
     if to_do is not None:
-        found += [("Look at", said) for said in to_do.look]
         found += [("Doubt", doubt) for doubt in to_do.doubts]
         found.append(("Groups", structure(summary, reading)))
+    found += [("Trained with", said) for said in trained_with(summary)]
     if reading is not None and len(summary["clients"]) > 1:
         topic = "Groups" if "splits" in reading else "Distances"
         found += [(topic, sentence) for sentence in reading["sentences"]]
@@ -272,7 +332,7 @@ def sentences(summary: Summary, reading: Summary | None, baselines: Mapping[str,
         found.append(("Alone", alone))
     if (true := _truth(summary)) is not None:
         found.append(("Truth", true))
-    return [(topic, f"{sentence[:1].upper()}{sentence[1:]}.") for topic, sentence in found]
+    return [(topic, _sentence(said)) for topic, said in found]
 
 
 def how_sure(summary: Summary) -> str | None:

@@ -1,0 +1,44 @@
+"""Whose updates a model holds: the same in summary, model files and words, for every method that says it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tests.methods.toy import toy
+
+from emdcfl.methods.base import Serving
+from emdcfl.runs.config import Choice, Config, override
+from emdcfl.runs.plan import IN_MEMORY
+from emdcfl.runs.runner import run
+from emdcfl.runs.store.files import read_tensors
+from emdcfl.runs.verdict.trained_with import in_words, origins
+
+
+def test_the_words_name_neighbours_earlier_members_and_who_only_uses_a_model() -> None:
+    reached = torch.tensor([[1, 1, 1, 0], [0, 0, 1, 0]], dtype=torch.bool)
+    shares = torch.tensor([[0.5, 0.5, 0, 0], [0, 0, 1, 0]])
+    serving = Serving(torch.zeros(2, 1), torch.tensor([[1.0, 0], [0, 1], [0, 1], [1, 0]]), reached=reached, shares=shares)
+    found = origins(serving, ["aachen", "bonn", "celle", "dresden"], ["cluster-0", "cluster-1"])
+    assert found is not None and found[0]["shares"] == {"aachen": 0.5, "bonn": 0.5}
+    first, second = in_words({"trained_with": found})
+    assert "also of bonn" in first and "earlier rounds or through others, of celle" in first and "none of dresden" in first
+    assert "none of bonn" in second
+    (plain,) = in_words({"trained_with": [{"model": "m", "serves": ["a"], "sites": ["a"]}]})
+    (unknown,) = in_words({"trained_with": None})
+    assert plain != unknown and "may have" in unknown
+
+
+@pytest.mark.parametrize(("method", "whose"), [("local", None), ("fedavg", "all"), ("ifca", "unknown")])
+def test_model_files_name_the_sites_whose_updates_they_hold(method: str, whose: str | None, tmp_path: Path) -> None:
+    config = override(Config(scenario=Choice(IN_MEMORY), method=Choice(method)), {"run.rounds": 1, "training.local_epochs": 1})
+    result = run(config, tmp_path / "run", scenario=toy())
+    for path in sorted((tmp_path / "run/models").glob("*.safetensors")):
+        metadata = read_tensors(path)[1]
+        if whose == "unknown":
+            assert "trained_with" not in metadata and result.summary["trained_with"] is None
+        else:
+            sites = json.loads(metadata["trained_with"])
+            assert sites == (list(result.clients) if whose == "all" else [path.stem.removeprefix("client-")])
