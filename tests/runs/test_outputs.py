@@ -173,7 +173,7 @@ def test_pictures_are_drawn_after_the_last_round_and_again_when_they_were_damage
 
 def test_file_names_fit_any_file_system_and_differ(tmp_path: Path) -> None:
     names = ["x" * 300, "x" * 299 + "y", "ü" * 200, "a/b", "A:b", ".."]
-    files = outputs._file_names([f"client-{name}" for name in names])
+    files = outputs.file_names([f"client-{name}" for name in names])
     assert len({name.casefold() for name in files}) == len(names)
     for name in files:
         (tmp_path / f"{name}.safetensors.new").write_text(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from emdcfl.core.units import percent, percent_range, plural
 from emdcfl.report.svg import visible
+from emdcfl.runs.verdict.trained_with import origin_in_words
 
 CARD = "README.md"
 
@@ -26,18 +27,26 @@ def card(folder: Path, context: Mapping[str, Any], group: Mapping[str, Any] | No
     task = "image-classification" if encoding.get("kind") == "images" else "tabular-classification"
     title = context["title"] if group is None else f"{group['title']} of {context['title']}"
     values = {
-        **{key: context[key] for key in ("summary", "headline", "worth", "sentences", "clusters", "notes", "failures")},
+        **{key: context[key] for key in ("summary", "headline", "brief", "worth", "sentences", "clusters", "notes", "failures")},
         "facts": [(name, value) for name, value in context["facts"] if name != "time"],  # a resumed run leaves the same card
         "task": task,
         "title": title,
         "name": title,
         "group": group,
+        "origin": None if group is None else _origin(summary, group["members"]),
         "classes": _metadata(folder, "classes") or [],
         "results": _results(context, group),
         "versions": ", ".join(f"{name} {version}" for name, version in (summary.get("versions") or {}).items()) or "versions unknown",
     }
     text = environment.get_template("card.md").render(values)
     return re.sub(r"\n{3,}", "\n\n", text).rstrip() + "\n"
+
+
+def _origin(summary: Mapping[str, Any], members: Sequence[str]) -> str | None:
+    """Say whose updates the model of some sites holds; None where the run does not know."""
+    found = summary.get("trained_with")
+    one = next((one for one in found or [] if set(members) <= set(one["serves"])), None)
+    return None if one is None else origin_in_words(one)
 
 
 def _results(context: Mapping[str, Any], group: Mapping[str, Any] | None) -> list[dict[str, Any]]:
