@@ -11,9 +11,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
-
 if TYPE_CHECKING:
+    __version__: str
     from emdcfl import methods
     from emdcfl.api import Comparison, Result, compare, fit, load
     from emdcfl.core.client import Client
@@ -38,7 +37,14 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use: ``emdcfl --version`` does not wait for torch."""
+    """Import on first use: ``emdcfl --version`` does not wait for torch. The version is that of the installation."""
+    if name == "__version__":
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            return version("emdcfl")
+        except PackageNotFoundError:  # the source on a path, not installed
+            return "0+unknown"
     if name not in _HOMES:
         raise AttributeError(f"module 'emdcfl' has no attribute {name!r}")
     home = importlib.import_module(_HOMES[name])

@@ -6,6 +6,7 @@ import importlib
 import pkgutil
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote
@@ -14,6 +15,7 @@ import click
 import pytest
 import typer
 
+import emdcfl
 import emdcfl.cli
 from emdcfl.cli.app import app
 from emdcfl.data import scenarios
@@ -163,3 +165,16 @@ def test_hashes_are_of_the_pinned_versions() -> None:
     )
     wanted = {name.lower() for name in direct} & set(pinned) - {"torch"}
     assert wanted - set(hashed) == set()
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    cited = re.search(r"^version: (\S+)$", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), flags=re.M)
+    assert cited is not None and cited[1] == project["version"]
+    assert f"## [{project['version']}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert not re.search(r"\d", emdcfl.__version__.replace(project["version"], ""))
+
+
+def test_the_core_needs_no_tables_plots_or_cryptography() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert not {"pyarrow", "matplotlib", "cryptography"} & {re.split(r"[^\w-]", line)[0] for line in project["dependencies"]}
