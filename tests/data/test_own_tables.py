@@ -181,7 +181,7 @@ def test_measurements_and_identifiers_are_not_classes(tmp_path: Path) -> None:
         write(tmp_path / "e" / f"{client}.csv", [{"x": f"{client}{i}" * 2, "y": i % 2} for i in range(300)])
     with pytest.raises(DataError, match=r"client 'a' .* label column 'y' has 60 different values"):
         load_folder(tmp_path / "d")
-    with pytest.raises(DataError, match=r"column 'x' has .* different texts.* looks like an identifier"):
+    with pytest.raises(DataError, match=r"column 'x' has .* different texts.* looks like identifiers"):
         load_folder(tmp_path / "e")
 
 

@@ -12,7 +12,7 @@ from emdcfl.data import scenarios
 from emdcfl.data.own import frames, from_arrays
 from emdcfl.data.types import Scenario
 from emdcfl.models.recipe import ModelRecipe
-from emdcfl.runs.config import Choice
+from emdcfl.runs.config import OWN_FILES, Choice, own_files
 from emdcfl.runs.plan import IN_MEMORY
 
 Clients = str | Path | Scenario | Sequence[Any] | Mapping[str, Any] | Any
@@ -27,7 +27,9 @@ def read_clients(
     ``about`` holds the options that describe own files (``frames.OPTIONS``), for files and for frames alike.
     """
     if isinstance(clients, Path) or (isinstance(clients, str) and clients not in scenarios.names()):
-        return Choice("folder", {"path": str(clients), **about}), None
+        if Path(clients).suffix == ".toml":  # what 'emdcfl data check --fix' wrote
+            return Choice(OWN_FILES, {**own_files(clients), **about}), None
+        return Choice(OWN_FILES, {"path": str(clients), **about}), None
     if isinstance(clients, str | Scenario) and about:
         raise DataError(f"{_named(about)} describes your own data, and a scenario has its own; leave it out")
     if isinstance(clients, str):

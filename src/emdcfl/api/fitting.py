@@ -61,7 +61,7 @@ def fit(
         frame with a label column, ``(frame, y)``, a torch ``Dataset``, a Hugging Face ``Dataset``, or a dict of these under ``train``,
         ``val``, ``test`` (splits that are not given are drawn with the seed). Or one frame, ``Dataset`` or ``DatasetDict`` with the
         column ``site``; a ``flwr_datasets.FederatedDataset``, whose partitions are the clients; a built-in scenario by name; a folder
-        of sites.
+        of sites, or the file of repairs that ``emdcfl data check --fix`` wrote for one.
     model : str or callable, optional
         Name of a built-in network, or a function that returns a fresh ``nn.Module``. Default: an MLP for tables, a CNN for images.
     method : str or Method

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from emdcfl.cli.app import (
     DateColumns,
@@ -23,10 +25,15 @@ from emdcfl.cli.app import (
     SplitOption,
     app,
 )
+from emdcfl.cli.data_page import show_data_page
 from emdcfl.cli.show import tell
-from emdcfl.core.errors import DataError
-from emdcfl.core.units import plural
+from emdcfl.core.errors import ConfigError, DataError
 from emdcfl.runs.progress import terminal
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from emdcfl.data.own import FolderReport
 
 data = typer.Typer(help="Scenarios, and your own data.", no_args_is_help=True)
 app.add_typer(data, name="data")
@@ -76,7 +83,7 @@ def show(
 
 @data.command()
 def check(
-    folder: Annotated[Path, typer.Argument(help="Folder of sites, or one table with a client column.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of sites, one table with a client column, or a config that --fix wrote.")],
     label: Annotated[str | None, typer.Option(help="Label column of tables.", show_default=False)] = None,
     client: Annotated[str | None, typer.Option(help="Client column of one shared table.", show_default=False)] = None,
     split: SplitOption = None,
@@ -89,43 +96,62 @@ def check(
     date: DateColumns = None,
     missing: MissingMarks = None,
     gaps: GapsOption = None,
+    html: Annotated[Path | None, typer.Option(help="Also write the page as HTML, to print and sign.", show_default=False)] = None,
+    fix: Annotated[
+        Path | None, typer.Option(help="Write repairs into this file (TOML), which 'emdcfl run' and this command take.", show_default=False)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
-    """Report what a run would read from a folder, and every problem in it."""
-    from emdcfl.data.own import check_folder
-    from emdcfl.data.own.cleaning import Cleaning
-    from emdcfl.data.own.splitting import SplitRule
+    """Report what a run would read from a folder, and every problem in it: one page for who answers for the data."""
+    from emdcfl.data.own.check import check_options
+    from emdcfl.data.own.page import data_page, headline
 
-    rule, cleaning = SplitRule.of(split, split_column, group), Cleaning.of(merge_labels, label_map, drop, only, date, missing, gaps)
-    report = check_folder(folder, label=label, client=client, rule=rule, cleaning=cleaning)
+    given: dict[str, Any] = {"label": label, "client": client, "split": split, "split_column": split_column, "group": group}
+    given |= {"merge_labels": merge_labels or None, "label_map": label_map, "drop": drop, "only": only}
+    given |= {"date": date, "missing": missing, "gaps": gaps}
+    options = {name: value for name, value in given.items() if value is not None}
+    place = folder
+    if folder.suffix == ".toml" and folder.is_file():
+        from emdcfl.runs.config import own_files
+
+        recipe = own_files(folder)
+        place, options = Path(recipe.pop("path")), recipe | options
+    console = terminal()
+    report = check_options(place, options)
     if as_json:
         typer.echo(json.dumps(report.as_dict(), indent=2, ensure_ascii=False))
         raise typer.Exit(0 if report.ok else 2)
-    console = terminal()
-    if report.clients:
-        table = Table(
-            box=box.SIMPLE_HEAD,
-            pad_edge=False,
-            title=f"{plural(len(report.clients), 'client')} with {report.kind.removesuffix('s')}s",
-            title_justify="left",
-        )
-        for column in ("client", "train", "val", "test", "classes"):
-            table.add_column(column, justify="left" if column in ("client", "classes") else "right", overflow="fold")
-        for c in report.clients:
-            table.add_row(c.name, *(str(c.sizes.get(s, 0)) for s in ("train", "val", "test")), _balance(c.labels))
-        console.print(table)
-    for note in report.notes:
-        tell(console, f"note: {note}")
+    show_data_page(console, data_page(report))
+    if fix is not None:
+        report = _fix(console, place, options, fix)
+    if html is not None:
+        from emdcfl.report.data_page import write_data_page
+
+        write_data_page(report, html)
+        console.print(f"page: {html}", soft_wrap=True)
+    if not report.ok:
+        raise DataError(f"{folder}: {headline(report)}{f', with the repairs in {fix}' if fix else ''}")
+
+
+def _fix(console: Console, place: Path, options: Mapping[str, Any], out: Path) -> FolderReport:
+    """Write the repairs, and say what the check finds with them."""
+    from emdcfl.data.own.check import check_options
+    from emdcfl.data.own.fix import propose, write_recipe
+    from emdcfl.data.own.page import headline
+
+    if out.exists():
+        raise ConfigError(f"{out} exists; choose another file for --fix, or remove it")
+    if not out.parent.is_dir():
+        raise ConfigError(f"{out}: the folder {out.parent} does not exist; make it first, or choose another --fix")
+    repaired, reasons, report = propose(lambda tried: check_options(place, tried), options)
+    text = write_recipe(str(place.resolve()), repaired, reasons)
+    out.write_text(text, encoding="utf-8")
+    console.print()
+    console.print(Text(f"repairs in {out}", "bold"))
+    console.print(text, soft_wrap=True, end="")
+    console.print()
     for problem in report.errors:
         tell(console, f"problem: {problem}")
-    if not report.ok:
-        raise DataError(f"{folder}: {plural(len(report.errors), 'problem')} to fix before a run")
-    console.print("ready to run; read the notes first" if report.notes else "ready to run")
-
-
-def _balance(labels: dict[str, int]) -> str:
-    """Write the number of samples per class: each where there are few classes, else the range."""
-    if len(labels) <= 6:
-        return ", ".join(f"{name}: {count}" for name, count in labels.items())
-    low, high = min(labels.values()), max(labels.values())
-    return f"{len(labels)} classes, {low if low == high else f'{low} to {high}'} samples each"
+    if report.ok:
+        tell(console, f"with them: {headline(report)}; next: emdcfl data check {out}, then emdcfl run {out}")
+    return report

@@ -28,7 +28,7 @@ from emdcfl.cli.app import (
 )
 from emdcfl.cli.show import show_result, show_unseen
 from emdcfl.core.errors import ConfigError
-from emdcfl.runs.config import Config, load, override, parse_settings
+from emdcfl.runs.config import OWN_FILES, Config, load, override, parse_settings
 from emdcfl.runs.loop import Observer
 from emdcfl.runs.progress import Live, terminal
 from emdcfl.runs.trackers import TensorBoard, Tracking
@@ -136,7 +136,8 @@ def run(
         if federation is not None and config is None and (federation / "run.toml").is_file():
             config = federation / "run.toml"
         chosen = build_config(config, flags, set_ or [])
-    place = out or Path("runs") / f"{data.resolve().stem if data else chosen.scenario.name}-{chosen.method.name}-seed{chosen.run.seed}"
+    what = _called(chosen)
+    place = out or Path("runs") / f"{what}-{chosen.method.name}-seed{chosen.run.seed}"
     compare = baselines and chosen.scenario.name == "folder" and chosen.method.name not in BASELINES
     start: Callable[..., Result] = runner.run
     if chosen.engine.name == "flower":
@@ -148,7 +149,7 @@ def run(
     console = terminal()
     with nullcontext() if quiet or as_json else Live(console) as live, _tracked(place if tensorboard else None) as watch:
         say = console.print if live else _nothing
-        say(f"{chosen.method.name} on {data.resolve().name if data else chosen.scenario.name}, seed {chosen.run.seed}")
+        say(f"{chosen.method.name} on {what}, seed {chosen.run.seed}")
         result = start(_with_doubts(chosen, place, say), place, resume=resume, observer=watch(live))
         if compare:
             say("for comparison: one model for all (fedavg), then every site alone (local)")
@@ -176,7 +177,7 @@ def _finish(console: Console, result: Result, others: Mapping[str, Mapping[str, 
 
 def _with_doubts(chosen: Config, place: Path, say: Callable[..., None]) -> Config | RunPlan:
     """Read own files before the run starts, and say at once what a flag would repair: training may take long."""
-    from emdcfl.runs.plan import OWN_FILES, plan
+    from emdcfl.runs.plan import plan
 
     if chosen.scenario.name != OWN_FILES or chosen.engine.name == "flower":
         return chosen
@@ -185,6 +186,12 @@ def _with_doubts(chosen: Config, place: Path, say: Callable[..., None]) -> Confi
         if " --" in note:
             say(f"note: {note}", soft_wrap=True)
     return planned
+
+
+def _called(config: Config) -> str:
+    """Name a run's data: the scenario, or the folder or file of own data."""
+    path = config.scenario.options.get("path") if config.scenario.name == OWN_FILES else None
+    return Path(path).resolve().stem if isinstance(path, str) else config.scenario.name
 
 
 def _whose_data(scenario: str | None, data: Path | None, about: Mapping[str, Any]) -> dict[str, Any]:

@@ -42,9 +42,14 @@ __all__ = [
     "load",
     "loads",
     "override",
+    "own_files",
     "parse_settings",
     "template",
 ]
+
+
+OWN_FILES = "folder"
+"""Scenario name of the user's own files."""
 
 
 @dataclass(frozen=True)
@@ -244,6 +249,14 @@ def load(path: str | Path) -> Config:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise ConfigError(f"{path}: cannot read the config: {reason}; 'emdcfl init' writes one to start from") from error
     return loads(text, str(path))
+
+
+def own_files(path: str | Path) -> dict[str, Any]:
+    """Return the options of the own files that a config names (``[scenario]``, name = "folder"); ``path`` is among them."""
+    chosen = load(path).scenario
+    if chosen.name != OWN_FILES or not isinstance(chosen.options.get("path"), str):
+        raise ConfigError(f'{path}: expected a config of own files ([scenario] with name = "folder" and path), got {chosen.name!r}')
+    return dict(chosen.options)
 
 
 def dump(config: Config) -> str:

@@ -25,13 +25,11 @@ from emdcfl.methods import find, make
 from emdcfl.methods.base import Checked, Method
 from emdcfl.models import ModelRecipe
 from emdcfl.models.recipe import BUILDERS
-from emdcfl.runs.config import Choice, Config, PersonalizeConfig, as_dict, config_hash
+from emdcfl.runs.config import OWN_FILES, Choice, Config, PersonalizeConfig, as_dict, config_hash
 from emdcfl.runs.store import data_record
 
 IN_MEMORY = "in-memory"
 """Scenario name of data that were given as arrays: a config cannot build them again, and identifies them by a fingerprint."""
-OWN_FILES = "folder"
-"""Scenario name of the user's own files."""
 
 TUNING = 0.4
 """Learning rate of fine-tuning over that of training, unless ``personalize.lr`` says otherwise.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from emdcfl.core.errors import DataError
 from emdcfl.core.units import names
 from emdcfl.data.own.cleaning import AS_THEY_ARE, Cleaning
 from emdcfl.data.own.columns import ColumnProfile
-from emdcfl.data.own.folder import Reading, build_scenario, fingerprint, read_folder
+from emdcfl.data.own.folder import Reading, build_scenario, read_folder
 from emdcfl.data.own.images import common_shape, list_images, read_client, read_headers
 from emdcfl.data.own.layout import ClientFiles, client_folder, discover, visible
 from emdcfl.data.own.leaks import Repeats, leaks, repeats
@@ -112,6 +112,12 @@ def check_folder(
     return with_splits(replace(report, notes=notes, repeats=found), scenario)
 
 
+def check_options(path: str | Path, options: Mapping[str, Any]) -> FolderReport:
+    """Check a folder with the options of a scenario of own files."""
+    about = {"label": options.get("label"), "client": options.get("client"), "seed": options.get("data_seed", 0)}
+    return check_folder(path, rule=SplitRule.of_options(options), cleaning=Cleaning.of_options(options), **about)
+
+
 def describe(reading: Reading) -> FolderReport:
     """Report what was read, before it is split."""
     details, kept = reading.details, {column.name for column in reading.features}
@@ -122,7 +128,7 @@ def describe(reading: Reading) -> FolderReport:
         headers = details.get("headers", {}).get(raw.name, [])
         images = Counter(f"{size[0]}×{size[1]} {MODES.get(mode, mode)}" for mode, size in filter(None, headers))
         sizes = {split: len(part) for split, part in raw.parts.items()}
-        clients.append(ClientReport(raw.name, sizes, {}, spelled, fingerprint(raw), dict(images.most_common())))
+        clients.append(ClientReport(raw.name, sizes, {}, spelled, reading.fingerprints[raw.name], dict(images.most_common())))
     return FolderReport(
         path=str(reading.path),
         kind=str(details["kind"]),

@@ -11,7 +11,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
 from math import lgamma, log
 from typing import TYPE_CHECKING, Any
@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from emdcfl.core.errors import DataError
 from emdcfl.core.optional import arrow
 from emdcfl.data.own.dates import looks_like_dates
 from emdcfl.data.own.parts import Note, Part, Raw, some
 from emdcfl.data.own.readers import GAPS, NUMBER
-from emdcfl.data.own.tables import is_numeric, number_matrix, text_values
+from emdcfl.data.own.tables import MAX_WORDS, is_numeric, number_matrix, text_values
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -64,6 +65,8 @@ class SiteColumn:
     low: float | None = None
     high: float | None = None
     words: Mapping[str, int] = field(default_factory=dict)
+    different: int = 0
+    """Different values, of text and of identifiers."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,7 @@ class ColumnProfile:
             "sites": {
                 site: {"rows": one.rows, "missing": one.missing}
                 | ({"low": one.low, "high": one.high} if one.low is not None else {})
-                | ({"different": len(one.words)} if one.words else {})
+                | ({"different": one.different} if one.different else {})
                 | ({"words": top_words(one.words)} if one.words and told else {})
                 for site, one in self.sites.items()
             },
@@ -99,9 +102,9 @@ class ColumnProfile:
             return "not there"
         if one.missing == one.rows:
             return "empty"
+        if one.different and (self.doubt in (IDS, FREE_TEXT) or one.different > FEW):
+            return f"{one.different} different"
         if one.words:
-            if self.doubt in (IDS, FREE_TEXT) or len(one.words) > FEW:
-                return f"{len(one.words)} different"
             words = top_words(one.words)
             return ", ".join(words) + (f", {len(one.words) - len(words)} more" if len(one.words) > len(words) else "")
         assert one.low is not None
@@ -109,6 +112,26 @@ class ColumnProfile:
         shown = _day if self.kind == "date" else _short
         low, high = shown(one.low), shown(one.high)
         return low if low == high else f"{low} to {high}"
+
+    def range_over(self) -> str:
+        """The range or the words over all sites."""
+        words = sum((Counter(one.words) for one in self.sites.values()), Counter[str]())
+        lows = [one.low for one in self.sites.values() if one.low is not None]
+        highs = [one.high for one in self.sites.values() if one.high is not None]
+        rows = sum(one.rows for one in self.sites.values())
+        different = len(words) or max((one.different for one in self.sites.values()), default=0)
+        whole = SiteColumn(rows, self.missing, min(lows, default=None), max(highs, default=None), words, different)
+        return replace(self, sites={"": whole}).range_at("")
+
+    def odd_one_out(self) -> str | None:
+        """The site whose range lies farthest from the others', in units of the whole range; none where they overlap by half."""
+        ranges = {site: (one.low, one.high) for site, one in self.sites.items() if one.low is not None and one.high is not None}
+        if len(ranges) < 2:
+            return None
+        lows, highs = np.array(list(ranges.values()), dtype=np.float64).T
+        spread = float(highs.max() - lows.min()) or 1.0
+        away = (np.abs(lows - np.median(lows)) + np.abs(highs - np.median(highs))) / spread
+        return list(ranges)[int(away.argmax())] if away.max() > 0.5 else None
 
     @property
     def missing(self) -> int:
@@ -143,7 +166,7 @@ def profile_columns(raws: Sequence[Raw], label: str) -> dict[str, ColumnProfile]
     for site, part in parts:
         for name, piece in _facts(site, part, label).items():
             facts.setdefault(name, []).append(piece)
-    labels = [part.labels for _, part in parts]
+    labels = [_alike(part.labels) for _, part in parts]
     chance = sum(_log_chance(one) for one in labels)
     enough = log(CHANCE / max(len(facts), 1))
     sites = {raw.name for raw in raws}
@@ -154,7 +177,7 @@ def profile_columns(raws: Sequence[Raw], label: str) -> dict[str, ColumnProfile]
             doubt = doubt or SOME_SITES
         elif len(pieces) == len(parts) and _copies_label(pieces, labels, chance, enough):
             doubt = LABEL_COPY
-        found[name] = ColumnProfile(name, _kind(pieces, doubt), _by_site(pieces), doubt, odd)
+        found[name] = ColumnProfile(name, _kind(pieces, doubt), _by_site(pieces, doubt), doubt, odd)
     return found
 
 
@@ -167,6 +190,26 @@ def index_columns(raws: Sequence[Raw], label: str) -> list[str]:
         return bool(pa.types.is_integer(column.type)) and not column.null_count and len(column.unique()) == len(column)
 
     return sorted(name for name in names if all(numbers_rows(table.column(name)) for table in tables if name in table.column_names))
+
+
+def check_categories(columns: Collection[ColumnProfile]) -> list[str]:
+    """Refuse identifiers as categories; return a note on columns with more words than are encoded."""
+    notes = []
+    for column in columns:
+        words = {word for one in column.sites.values() for word in one.words}
+        if len(words) <= MAX_WORDS or column.kind not in ("category", "mixed", "date"):
+            continue
+        if column.doubt in (IDS, FREE_TEXT, DATES):
+            as_date = f", read it with --date {shlex.quote(column.name)}" if column.doubt == DATES else ""
+            raise DataError(
+                f"column {column.name!r} has {len(words)} different texts: it looks like {column.doubt}; at most {MAX_WORDS} categories "
+                f"are encoded; leave it out (--drop {shlex.quote(column.name)}){as_date}, or use --group if its rows belong together"
+            )
+        notes.append(
+            f"column {column.name!r} has {len(words)} different texts: {MAX_WORDS} that are at most sites and in most rows are encoded, "
+            "the others as none of them; group them, or use --drop"
+        )
+    return notes
 
 
 def column_notes(where: str, raws: Sequence[Raw], columns: Collection[ColumnProfile]) -> list[Note]:
@@ -205,7 +248,7 @@ def _facts(site: str, part: Part, label: str) -> dict[str, _Facts]:
     missing = np.isnan(numbers).sum(axis=0)
     low, high = np.fmin.reduce(numbers, axis=0), np.fmax.reduce(numbers, axis=0)
     counts = (np.diff(numbers, axis=0) == 1).all(axis=0) & (len(numbers) > 1)
-    separated = _separated(numbers, part.labels)
+    separated = _separated(numbers, _alike(part.labels))
     of_numbers = zip(numeric, missing.tolist(), low.tolist(), high.tolist(), counts.tolist(), separated.tolist(), strict=True)
     described = {name: values for name, *values in of_numbers}
     for name, kind in kinds.items():
@@ -217,6 +260,11 @@ def _facts(site: str, part: Part, label: str) -> dict[str, _Facts]:
             words = text_values(table.column(name))
             found[name] = _Facts(site, kind, len(part), words.count(""), words=Counter(filter(None, words)), values=table.column(name))
     return found
+
+
+def _alike(labels: NDArray[np.str_]) -> NDArray[np.str_]:
+    """Labels without capitals and spaces around them, so that spellings do not hide a copy."""
+    return np.char.lower(np.char.strip(labels))
 
 
 def _separated(numbers: NDArray[np.float64], labels: NDArray[np.str_]) -> NDArray[np.bool_]:
@@ -325,7 +373,7 @@ def _kind(pieces: Sequence[_Facts], doubt: str | None) -> str:
     return "category" if all(textual) else "number" if not any(textual) else "mixed"
 
 
-def _by_site(pieces: Sequence[_Facts]) -> dict[str, SiteColumn]:
+def _by_site(pieces: Sequence[_Facts], doubt: str | None) -> dict[str, SiteColumn]:
     sites: dict[str, SiteColumn] = {}
     for piece in pieces:
         one = sites.get(piece.site, SiteColumn(0, 0))
@@ -333,7 +381,8 @@ def _by_site(pieces: Sequence[_Facts]) -> dict[str, SiteColumn]:
         highs = [end for end in (one.high, piece.high) if end is not None and end == end]
         words = Counter(one.words) + piece.words if one.words else piece.words
         rows, missing = one.rows + piece.rows, one.missing + piece.missing
-        sites[piece.site] = SiteColumn(rows, missing, min(lows, default=None), max(highs, default=None), words)
+        different = len(words) if words else one.different + len(piece.values.unique()) if doubt == IDS else 0  # type: ignore[union-attr]
+        sites[piece.site] = SiteColumn(rows, missing, min(lows, default=None), max(highs, default=None), words, different)
     return sites
 
 

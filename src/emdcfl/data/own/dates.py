@@ -32,24 +32,38 @@ def as_dates(column: pa.ChunkedArray, form: str, where: str) -> pa.ChunkedArray:
         cells = [None if cell is None else f"{cell:.0f}" for cell in column.to_pylist()]
     else:
         cells = [None if cell is None else str(cell).strip() or None for cell in column.to_pylist()]
-    words = {cell for cell in cells if cell is not None}
-    fitting = {}
-    for one in FORMATS if form == AUTO else (form,):
-        try:
-            fitting[one] = {word: datetime.strptime(word, one) for word in words}
-        except ValueError:
-            continue
+    fitting = readings({cell for cell in cells if cell is not None}, FORMATS if form == AUTO else (form,))
     if not fitting:
         row, form = _first_odd(cells, FORMATS if form == AUTO else (form,))
         raise DataError(
             f"{where}: expected dates{f' written as {form}' if form else ''}, got something else in row {row}; "
             "correct it, or say how dates are written (--date COLUMN:%d.%m.%Y)"
         )
-    if len({tuple(sorted(times.items())) for times in fitting.values()}) > 1:
+    if len(fitting) > 1:
         ways = " or ".join(fitting)
         raise DataError(f"{where}: its dates may be written as {ways}; say which, as in --date COLUMN:{next(iter(fitting))}")
     times = next(iter(fitting.values()))
     return pa.chunked_array([pa.array([None if cell is None else times[cell] for cell in cells], pa.timestamp("ms"))])
+
+
+def readings(words: Iterable[str], forms: Iterable[str] = FORMATS) -> dict[str, dict[str, datetime]]:
+    """Return the formats that fit all words, with what they read; formats that read the same count once.
+
+    Examples
+    --------
+    >>> list(readings(["1/2/2024", "3/4/2024"])), list(readings(["1/2/2024", "31/1/2024"]))
+    (['%d/%m/%Y', '%m/%d/%Y'], ['%d/%m/%Y'])
+    """
+    listed = set(words)
+    fitting: dict[str, dict[str, datetime]] = {}
+    for one in forms:
+        try:
+            times = {word: datetime.strptime(word, one) for word in listed}
+        except ValueError:
+            continue
+        if times not in fitting.values():
+            fitting[one] = times
+    return fitting
 
 
 def looks_like_dates(words: Iterable[str]) -> bool:

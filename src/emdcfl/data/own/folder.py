@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from emdcfl.core import keys
 from emdcfl.data.own import defaults
 from emdcfl.data.own.cleaning import AS_THEY_ARE, Cleaning, variant_notes
-from emdcfl.data.own.columns import ColumnProfile, column_notes, profile_columns
+from emdcfl.data.own.columns import DATES, ColumnProfile, check_categories, column_notes, profile_columns
 from emdcfl.data.own.images import common_shape, list_images, read_client, read_headers
 from emdcfl.data.own.layout import Layout, discover
 from emdcfl.data.own.leaks import leaks, repeats
@@ -89,6 +89,8 @@ class Reading:
         Kind of the data, with the shape and sizes of images or the label column of tables.
     columns : dict
         Of tables: what every column holds, also those that are left out.
+    fingerprints : dict
+        Client → short hash of its samples and labels.
     """
 
     path: Path
@@ -98,6 +100,7 @@ class Reading:
     notes: list[Note]
     columns: dict[str, ColumnProfile]
     cleaning: Cleaning
+    fingerprints: dict[str, str]
 
     @property
     def features(self) -> list[ColumnProfile]:
@@ -129,10 +132,13 @@ def clean_reading(path: Path, raws: Sequence[Raw], details: dict[str, Any], note
     labels = {raw.name: Counter(word for part in raw.parts.values() for word in part.labels.tolist()) for raw in raws}
     cleaned = [cleaning.clean(raw) for raw in raws]
     columns = profile_columns(cleaned, details["label"]) if details["kind"] == "table" else {}
+    for name, _ in cleaning.cells.dates:
+        if name in columns and columns[name].doubt == DATES:
+            columns[name] = replace(columns[name], doubt=None)  # the user said so
     kept, more = cleaning.select(cleaned, details.get("label"), str(path))
-    reading = Reading(path, kept, labels, details, [*notes, *more, *variant_notes(str(path), kept)], columns, cleaning)
-    dated = {name for name, _ in cleaning.cells.dates}
-    reading.notes.extend(column_notes(str(path), kept, [column for column in reading.features if column.name not in dated]))
+    found = [*notes, *more, *variant_notes(str(path), kept)]
+    reading = Reading(path, kept, labels, details, found, columns, cleaning, {raw.name: _fingerprint(raw) for raw in kept})
+    reading.notes.extend(column_notes(str(path), kept, reading.features))
     return reading
 
 
@@ -142,6 +148,7 @@ def build_scenario(
     """Split and encode what was read; return the scenario, and the samples before they were encoded."""
     path, raws = reading.path, reading.raws
     divided, classes, more = prepare(str(path), raws, seed, fractions)
+    many = check_categories(reading.features)
     arrays, encoding, preprocess, mixed = _encode(divided, {raw.name: raw.origin for raw in raws}, reading, model)
     shape = arrays[raws[0].name]["train"].shape[1:]
     scenario = Scenario(
@@ -152,14 +159,14 @@ def build_scenario(
         model=defaults.recipe(model, shape=shape, classes=len(classes)),
         defaults=defaults.training(model) | defaults.FINE_TUNING,
         method_defaults=defaults.BY_BENEFIT,
-        notes=(*write_notes([*reading.notes, *more]), *mixed),
+        notes=(*write_notes([*reading.notes, *more]), *mixed, *many),
         encoding=encoding,
-        fingerprints={raw.name: fingerprint(raw) for raw in raws},
+        fingerprints=reading.fingerprints,
     )
     return scenario, divided
 
 
-def fingerprint(raw: Raw) -> str:
+def _fingerprint(raw: Raw) -> str:
     """Return a short hash of a client's samples and labels."""
     found: list[Any] = []
     for split, part in raw.parts.items():

@@ -14,6 +14,7 @@ from __future__ import annotations
 import difflib
 import math
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -183,12 +184,21 @@ def summarise(table: pa.Table, numeric: Sequence[str], categorical: Sequence[str
     """Return what a client reports about its training rows."""
     return Summary(
         {name: _moments(number_values(table.column(name))) for name in numeric},
-        {name: tuple(sorted(set(text_values(table.column(name))) - {""})) for name in categorical},
+        {name: _frequent(text_values(table.column(name))) for name in categorical},
     )
 
 
+def _frequent(words: Sequence[str]) -> tuple[str, ...]:
+    """Return the words of a column in alphabetical order, the most frequent ones where there are too many."""
+    counts = Counter(filter(None, words))
+    return tuple(sorted(sorted(counts, key=lambda word: (-counts[word], word))[:MAX_WORDS]))
+
+
 def pool(summaries: Sequence[Summary], label: str, cells: CellRules = AS_WRITTEN) -> TableEncoding:
-    """Pool the clients' summaries into one encoding. A column without any value is left out; a constant one becomes zero."""
+    """Pool the clients' summaries into one encoding.
+
+    A column without any value is left out; a constant one becomes zero. Of more than 200 words, those that most clients have are encoded.
+    """
     dates = dict(cells.dates)
     columns: list[Numeric | Categorical] = []
     for name in summaries[0].numeric:
@@ -202,13 +212,8 @@ def pool(summaries: Sequence[Summary], label: str, cells: CellRules = AS_WRITTEN
         constant = std <= 1e-12 * max(1.0, abs(mean))
         columns.append(Numeric(name, mean, 1.0 if constant else std, any(m.missing for m in moments), dates.get(name, "")))
     for name in summaries[0].words:
-        words = sorted({word for summary in summaries for word in summary.words[name]})
-        if len(words) > MAX_WORDS:
-            raise DataError(
-                f"column {name!r} has {len(words)} different texts: it looks like an identifier; "
-                f"at most {MAX_WORDS} categories are encoded, so leave it out (--drop {name}), "
-                "or name it with --group if its rows belong together"
-            )
+        at = Counter(word for summary in summaries for word in summary.words[name])
+        words = sorted(sorted(at, key=lambda word: (-at[word], word))[:MAX_WORDS])
         if words:
             columns.append(Categorical(name, tuple(words)))
     if not columns:

@@ -24,7 +24,8 @@ from emdcfl.data.own.splitting import SplitRule
 from emdcfl.methods.base import Serving
 from emdcfl.methods.emdcfl import EMDCFL
 from emdcfl.methods.emdcfl.comparison import Measured, PairDistance, comparable, measure
-from emdcfl.runs.plan import OWN_FILES, RunPlan, plan
+from emdcfl.runs.config import OWN_FILES
+from emdcfl.runs.plan import RunPlan, plan
 from emdcfl.runs.result import Result
 from emdcfl.runs.store import data_record
 from emdcfl.runs.verdict.intervals import wilson

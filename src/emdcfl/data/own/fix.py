@@ -1,0 +1,139 @@
+"""``emdcfl data check --fix``: repairs for what the check found, as a config that ``emdcfl run`` takes. Nobody's files are changed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tomli_w
+
+from emdcfl.data.own.check import FolderReport
+from emdcfl.data.own.cleaning import folded, label_variants
+from emdcfl.data.own.columns import CODE, DATES, ID_NAME, IDS, SOME_SITES, TEXT_AMONG_NUMBERS, ColumnProfile
+from emdcfl.data.own.dates import readings
+
+PASSES = 3
+"""Checks in a row: a repair may bring the next doubt to light."""
+MOST_MARKS = 5
+"""Different words among numbers up to which they are taken for marks of missing values."""
+REPEATS, LEAST_VALUES = 1.5, 3
+"""Rows per value from which an identifier names somebody measured repeatedly, and values a site needs to be split by them."""
+
+Options = dict[str, Any]
+
+
+def propose(check: Callable[[Options], FolderReport], given: Mapping[str, Any]) -> tuple[Options, dict[str, str], FolderReport]:
+    """Repair until a check finds nothing more to repair.
+
+    Parameters
+    ----------
+    check : function
+        Options of a scenario of own files → report.
+    given : mapping
+        Options the user gave; repairs are added to them.
+
+    Returns
+    -------
+    options, reasons, report
+        Options with the repairs; why, by option (``drop``) or its entry (``drop.visit``); and the report with them.
+    """
+    options: Options = {name: value for name, value in given.items() if value is not None}
+    reasons: dict[str, str] = {}
+    report = check(options)
+    for _ in range(PASSES):
+        more = _repairs(report, options, reasons)
+        if more == options:
+            break
+        options, report = more, check(more)
+    return options, reasons, report
+
+
+def _repairs(report: FolderReport, options: Options, reasons: dict[str, str]) -> Options:
+    """Return the options with one repair for every doubt that has one."""
+    found = dict(options)
+    spelled = {client.name: [report.renamed.get(word, word) for word in client.spelled] for client in report.clients}
+    for sentence in label_variants(spelled):
+        if sentence.startswith("labels are numbers"):
+            reasons["label_map"] = f"{sentence}: which is which?"
+        elif len({folded(word) for words in spelled.values() for word in words}) > 1:
+            found["merge_labels"], reasons["merge_labels"] = True, sentence
+    lists = {name: _listed(options.get(name)) for name in ("drop", "date", "missing")}
+    for column in report.columns:
+        if column.doubt is None or column.name in report.left_out:
+            continue
+        key, entries, why = _repair(column, found)
+        if key == "group":
+            found["group"], reasons["group"] = column.name, why
+        elif "only" in found and key == "drop":
+            reasons["only"] = f"{column.name}: {why}"
+        else:
+            lists[key] += [entry for entry in entries if entry not in lists[key]]
+            reasons |= {f"{key}.{entry}": why for entry in entries}
+    return found | {name: entries for name, entries in lists.items() if entries}
+
+
+def _repair(column: ColumnProfile, options: Options) -> tuple[str, list[str], str]:
+    """Return the option that repairs a column, its entries, and why."""
+    why = str(column.doubt)
+    if column.doubt == DATES:
+        ways = [readings(one.words) for one in column.sites.values() if one.words]
+        if all(len(way) == 1 for way in ways):
+            return "date", [column.name], "dates, as days since 1970; or drop it"
+        return "drop", [column.name], f"dates; day or month first? then: date = [{column.name}:{' or '.join(ways[0])}]"
+    if column.doubt == CODE:
+        return "missing", list(column.odd), f"in {column.name}, far from its other values"
+    if (
+        column.doubt == TEXT_AMONG_NUMBERS
+        and len(column.odd) <= MOST_MARKS
+        and not any(re.match(r"\s*[<>≤≥]", word) for word in column.odd)
+    ):
+        return "missing", list(column.odd), f"text among the numbers of {column.name}"
+    if column.doubt == SOME_SITES:
+        why = f"only at {', '.join(column.sites)}"
+    if column.doubt == IDS and not options.keys() & {"group", "split", "split_column"} and _repeats(column):
+        return "group", [column.name], "identifiers of who was measured repeatedly: kept in one split, and no feature"
+    return "drop", [column.name], why
+
+
+def _repeats(column: ColumnProfile) -> bool:
+    """Whether an identifier has several rows per value at every site."""
+    enough = all(LEAST_VALUES <= one.different <= (one.rows - one.missing) / REPEATS for one in column.sites.values())
+    return bool(ID_NAME.search(column.name)) and enough
+
+
+def _listed(value: Any) -> list[str]:
+    return value.split(",") if isinstance(value, str) else list(value or ())
+
+
+def write_recipe(path: str, options: Mapping[str, Any], reasons: Mapping[str, str]) -> str:
+    """Return the config, with the reason for every repair beside it."""
+    lines = [
+        "# Repairs proposed by 'emdcfl data check --fix'. Read and correct them; your files stay as they are.",
+        "# Then: emdcfl data check THIS_FILE, and emdcfl run THIS_FILE",
+        "[scenario]",
+        *_line("name", "folder", ""),
+        *_line("path", path, ""),
+    ]
+    for name, value in options.items():
+        if isinstance(value, list):
+            lines.append(f"{name} = [")
+            lines += [f"    {_value(entry)},{_comment(reasons.get(f'{name}.{entry}', ''))}" for entry in value]
+            lines.append("]")
+        else:
+            lines += _line(name, value, reasons.get(name, ""))
+    lines += [f"# {name}:{_comment(reasons[name]).removeprefix('  #')}" for name in ("label_map", "only") if name in reasons]
+    return "\n".join(lines) + "\n"
+
+
+def _line(name: str, value: Any, why: str) -> list[str]:
+    return [f"{name} = {_value(value)}{_comment(why)}"]
+
+
+def _value(value: Any) -> str:
+    return tomli_w.dumps({"value": value}).removeprefix("value = ").rstrip("\n")
+
+
+def _comment(why: str) -> str:
+    """One line, whatever a column is called."""
+    return f"  # {''.join(c if c.isprintable() else '?' for c in why)}" if why else ""

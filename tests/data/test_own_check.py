@@ -1,0 +1,156 @@
+"""The page of ``emdcfl data check``, and the repairs that ``--fix`` writes."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from tests.data.test_own_cleaning import WORDS, write
+
+import emdcfl
+from emdcfl.cli import main
+from emdcfl.data.own import check_folder, load_folder
+from emdcfl.data.own.check import check_options
+from emdcfl.data.own.cleaning import Cleaning
+from emdcfl.data.own.columns import CODE, DATES, IDS, LABEL_COPY, PER_SITE, ROWS, SOME_SITES, TEXT_AMONG_NUMBERS
+from emdcfl.data.own.fix import propose, write_recipe
+from emdcfl.data.own.page import data_page
+from emdcfl.report.data_page import write_data_page
+
+
+@pytest.fixture
+def traps(tmp_path: Path) -> Path:
+    """Three sites with every trap that a column can be."""
+    for number, site in enumerate(("north", "south", "west")):
+        columns: dict[str, Callable[[int], Any]] = {
+            "": lambda i: i,
+            "patient_id": lambda i, n=number: f"P{7919 * (i + 100 * n) % 9973}",
+            "visit": lambda i: f"{i % 28 + 1}.3.2024",
+            "scanner": lambda i, n=number: f"S{n}",
+            "dose": lambda i: -999 if i % 20 == 3 else i / 8,
+            "pulse": lambda i, n=number: "refused" if n == 1 and i % 30 == 4 else 60 + i % 9,
+            "code": lambda i: "xy"[i % 2],
+            "ward": lambda i: "ab"[i % 3 == 0],
+        }
+        if site == "west":
+            columns["extra"] = lambda i: i % 5
+        write(tmp_path / "sites" / f"{site}.csv", ["Benign " if site == "south" else "benign", "malignant"], 90, number, **columns)
+    return tmp_path / "sites"
+
+
+def test_columns_have_kinds_doubts_and_ranges(traps: Path) -> None:
+    report = check_folder(traps)
+    doubts = {column.name: column.doubt for column in report.columns}
+    assert doubts["size"] is doubts["age"] is doubts["ward"] is None
+    assert [doubts[name] for name in ("Unnamed: 2", "patient_id", "visit", "scanner", "dose", "pulse", "code", "extra")] == [
+        *(ROWS, IDS, DATES, PER_SITE, CODE, TEXT_AMONG_NUMBERS, LABEL_COPY, SOME_SITES)
+    ]
+    found = {column["name"]: column for column in report.as_dict()["columns"]}
+    assert found["dose"]["sites"]["west"] == {"rows": 90, "missing": 0, "low": -999.0, "high": 11.125}
+    assert found["ward"]["sites"]["west"]["words"] == ["a", "b"]
+    assert "words" not in found["patient_id"]["sites"]["west"] and found["patient_id"]["sites"]["west"]["different"] == 90
+    assert not found["Unnamed: 2"]["feature"]
+    json.dumps(report.as_dict())
+
+
+def test_terminal_and_html_say_the_same(traps: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (traps / "north.csv").rename(traps / "a <b>.csv")
+    with pytest.raises(SystemExit):
+        main(["data", "check", str(traps), "--html", str(tmp_path / "page.html")])
+    printed, page = " ".join(capsys.readouterr().out.split()), (tmp_path / "page.html").read_text()
+    blocks = data_page(check_folder(traps)).blocks
+    assert [block.title for block in blocks if block.rows] == ["Sites", "Classes", "Columns", "Signature"]
+    for block in blocks:
+        assert block.title in page
+        for sentence in block.sentences if block.kind != "sign" else ():
+            assert " ".join(sentence.split()) in printed
+            assert sentence.replace("<", "&lt;").replace(">", "&gt;").replace("'", "&#39;") in page
+    assert "a <b>" not in page and "http:" not in page and "https:" not in page and "src=" not in page
+
+
+def test_repairs_make_the_folder_ready(traps: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = tmp_path / "fix.toml"
+    with pytest.raises(SystemExit) as done:
+        main(["data", "check", str(traps), "--fix", str(recipe)])
+    assert done.value.code == 0 and "with them: ready to run" in capsys.readouterr().out
+    options = tomllib.loads(recipe.read_text())["scenario"]
+    assert options["merge_labels"] and options["date"] == ["visit"] and sorted(options["missing"]) == ["-999", "refused"]
+    assert sorted(options["drop"]) == ["code", "extra", "patient_id", "scanner"]
+    assert check_folder(traps).errors  # the files stay as they are
+    with pytest.raises(SystemExit) as done:
+        main(["data", "check", str(recipe), "--json"])
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] and report["classes"] == ["benign", "malignant"]
+    assert [column["name"] for column in report["columns"] if column["feature"]] == ["size", "age", "visit", "dose", "pulse", "ward"]
+    result = emdcfl.fit(recipe, rounds=1, local_epochs=1, method="fedavg", settings={"personalize.mode": "off"})
+    assert list(result.clients) == ["north", "south", "west"] and result.about.classes == ("benign", "malignant")
+    with pytest.raises(SystemExit):
+        main(["data", "check", str(traps), "--fix", str(recipe)])
+    assert "exists; choose another file" in capsys.readouterr().err
+
+
+def test_a_repair_that_only_a_person_can_make_is_asked_for(tmp_path: Path) -> None:
+    write(tmp_path / "a.csv", WORDS, n=60, born=lambda i: f"{i % 9 + 1}/3/1960", patient=lambda i: i // 2 * 31)
+    write(tmp_path / "b.csv", ["0", "1"], n=60, born=lambda i: f"{i % 9 + 1}/4/1960", patient=lambda i: i // 2 * 37)
+    options, reasons, report = propose(lambda tried: check_options(tmp_path, tried), {})
+    text = write_recipe(str(tmp_path), options, reasons)
+    assert options["group"] == "patient" and options["drop"] == ["born"] and "label_map" not in options
+    assert "# label_map: labels are numbers at b (0, 1)" in text and "day or month first" in text
+    assert report.ok and tomllib.loads(text)["scenario"]["group"] == "patient"
+
+
+def test_a_recipe_is_one_line_per_entry_whatever_a_column_is_called() -> None:
+    name = 'a"]\npath = "/etc'
+    text = write_recipe("x", {"drop": [name]}, {f"drop.{name}": "two\nlines"})
+    assert tomllib.loads(text)["scenario"] == {"name": "folder", "path": "x", "drop": [name]}
+
+
+def test_images_are_told_by_size_and_colour(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for site, size in {"a": 8, "b": 9}.items():
+        for kind in ("cat", "dog"):
+            (tmp_path / site / kind).mkdir(parents=True)
+            for i in range(10):
+                shape = (size, size) if i else (size, size, 3)
+                Image.fromarray(rng.integers(0, 255, shape, np.uint8)).save(tmp_path / site / kind / f"{i}.png")
+    (tmp_path / "b" / "cat" / "copy.png").write_bytes((tmp_path / "a" / "cat" / "1.png").read_bytes())
+    report = check_folder(tmp_path)
+    assert report.clients[0].images == {"8×8 grey": 18, "8×8 RGB": 2}
+    assert report.repeats is not None and report.repeats.across == {("a", "b"): 1}
+    titles = [block.title for block in data_page(report).blocks]
+    assert "Images as they are stored" in titles and "Columns" not in titles
+
+
+def test_many_categories_are_cut_to_the_frequent_ones_and_identifiers_are_refused(tmp_path: Path) -> None:
+    for site in "ab":
+        write(tmp_path / f"{site}.csv", WORDS, n=900, icd=lambda i: f"C{i % 300 if i % 3 else i % 30}")
+    scenario = load_folder(tmp_path)
+    words = next(column["words"] for column in scenario.encoding["columns"] if column["name"] == "icd")
+    assert len(words) == 200 and {f"C{i}" for i in range(0, 30, 3)} <= set(words)
+    assert any("'icd' has 210 different texts" in note for note in scenario.notes)
+
+
+def test_a_wide_table_is_summarised(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for site in "ab":
+        rows = [[*(f"{x:.3f}" for x in rng.normal(size=400)), "xy"[i % 2]] for i in range(40)]
+        head = ",".join([*(f"g{k}" for k in range(400)), "label"])
+        (tmp_path / f"{site}.csv").write_text("\n".join([head, *(",".join(row) for row in rows)]))
+    report = check_folder(tmp_path)
+    (block,) = (block for block in data_page(report).blocks if block.title == "Columns")
+    assert len(block.rows) == 200 and any("200 number" in sentence for sentence in block.sentences)
+    assert not any(column.doubt for column in report.columns)
+    write_data_page(report, tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text().count("<tr>") < 230
+
+
+def test_six_small_sites_are_one_line(tmp_path: Path) -> None:
+    for number in range(6):
+        write(tmp_path / f"s{number}.csv", WORDS, n=40 + number, seed=number)
+    assert len([note for note in load_folder(tmp_path, cleaning=Cleaning()).notes if "validation samples" in note]) == 1
