@@ -56,6 +56,9 @@ class ModelInfo:
         with global_seed(0):
             return Network(self.recipe.untrained())
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "network"}  # its weights are views, which a copy would lose
+
     def as_metadata(self) -> dict[str, str]:
         """Return text values, as a model file stores them."""
         return {
