@@ -50,6 +50,7 @@ def federation(folder: Path, *, nodes: int = 4, deadline: float = 300.0, start: 
     try:
         if start:
             trial.up(there)
+            assert trial.wait_accepted(there) == {}
         yield there
     finally:
         trial.down(there)

@@ -19,6 +19,7 @@ from tests.apps.trial_runs import federation
 
 from emdcfl.apps import superlink, trial
 from emdcfl.apps.superlink import BUNDLE, ENROLMENT, OTHER_DOORS, SIGNATURE, TOKEN, Gate, read_token
+from emdcfl.apps.supernode import arguments
 from emdcfl.apps.trial import control
 from emdcfl.apps.trial.certificates import make_node_key, make_publisher_key, sign_bundle
 from emdcfl.apps.trial.check import attacks
@@ -47,11 +48,34 @@ def test_outsiders_foreign_nodes_and_a_stolen_token_are_refused(link: trial.Tria
 def test_the_operator_enrols_nodes_one_by_one_and_closes_the_door(link: trial.Trial, tmp_path: Path) -> None:
     make_node_key(tmp_path)
     key = (tmp_path / "auth.pub").read_bytes()
-    assert control.enrol(link, key)
-    assert not control.enrol(link, key), "it is known already"
+    assert control.enrol(link, "north", key)
+    assert not control.enrol(link, "north", key), "it is known already"
+    with pytest.raises(ConfigError, match="is that of 'north'"):
+        control.enrol(link, "south", key)
     assert not (link.operator / ENROLMENT).exists()
     with pytest.raises(ConfigError, match="auth.pub"):
-        control.enrol(link, b"no key")
+        control.enrol(link, "north", b"no key")
+
+
+@pytest.mark.slow
+def test_a_node_is_replaced_removed_and_comes_back_by_name(link: trial.Trial, tmp_path: Path) -> None:
+    keys = []
+    for number in range(3):
+        (tmp_path / str(number)).mkdir()
+        make_node_key(tmp_path / str(number))
+        keys.append((tmp_path / str(number) / "auth.pub").read_bytes())
+    assert control.enrol(link, "east", keys[0])
+    with pytest.raises(ConfigError, match="--replace"):
+        control.enrol(link, "east", keys[1])
+    assert control.enrol(link, "east", keys[1], replace=True)
+    assert [node.name for node in control.enrolled(link)].count("east") == 1
+    control.remove(link, "east")
+    assert "east" not in [node.name for node in control.enrolled(link)]
+    with pytest.raises(ConfigError, match="no node 'east'"):
+        control.remove(link, "east")
+    with pytest.raises(ConfigError, match="emdcfl node rotate"):
+        control.enrol(link, "east", keys[1])
+    assert control.enrol(link, "east", keys[2])
 
 
 @pytest.fixture
@@ -153,4 +177,4 @@ def test_init_signs_the_app_and_gives_every_node_the_publishers_key(tmp_path: Pa
     for node in there.nodes:
         trusted = yaml.safe_load((there.home(node) / "trusted.yaml").read_text())
         assert _verify_fab(Fab("", (there.operator / BUNDLE).read_bytes(), signed), trusted)
-        assert "--trusted-entities" in there.node_command(node)
+        assert "--trusted-entities" in arguments(there.home(node), node, there.address, 9094)

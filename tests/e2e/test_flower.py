@@ -17,7 +17,6 @@ from tests.apps.trial_runs import config, federation, log_of, over_flower
 from emdcfl.apps import trial
 from emdcfl.apps.trial.certificates import make_node_key
 from emdcfl.apps.trial.check import attacks
-from emdcfl.apps.trial.folder import free_ports
 from emdcfl.apps.trial.processes import start
 from emdcfl.runs import runner
 
@@ -29,8 +28,9 @@ def add_unregistered(there: trial.Trial) -> trial.Trial:
     home = there.home("intruder")
     home.mkdir()
     make_node_key(home)
-    shutil.copyfile(there.path / "certificates" / "trusted.yaml", home / "trusted.yaml")
-    return replace(there, nodes={**there.nodes, "intruder": free_ports(1)[0]})
+    for file in ("ca.crt", "trusted.yaml", "node.toml"):
+        shutil.copyfile(there.home("rot0-1") / file, home / file)
+    return replace(there, nodes=[*there.nodes, "intruder"])
 
 
 def test_four_nodes_find_two_clusters_with_the_bytes_of_the_local_engine(tmp_path: Path) -> None:

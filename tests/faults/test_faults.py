@@ -25,7 +25,7 @@ from tests.apps.trial_runs import SOURCE, config, federation, over_flower
 
 from emdcfl.apps import trial
 from emdcfl.apps.trial import control
-from emdcfl.apps.trial.certificates import make_node_key
+from emdcfl.apps.trial.certificates import make_node_key, put_aside
 from emdcfl.apps.trial.processes import LINK, identity, start
 from emdcfl.core.errors import EmdcflError
 from emdcfl.runs import runner
@@ -183,8 +183,10 @@ def test_a_node_that_joins_in_the_middle_and_comes_back_under_another_id(there: 
     def another_id() -> None:
         send(there, VICTIM, signal.SIGTERM)
         time.sleep(5)
+        for name in ("auth.key", "auth.pub"):
+            put_aside(there.home(VICTIM) / name)
         make_node_key(there.home(VICTIM))
-        assert control.enrol(there, (there.home(VICTIM) / "auth.pub").read_bytes())
+        assert control.enrol(there, VICTIM, (there.home(VICTIM) / "auth.pub").read_bytes(), replace=True)
         start(there, VICTIM)
 
     joins = when(lambda e: e["event"] == "end" and e["round"] == 1, lambda: bring_back(there, VICTIM))
@@ -260,7 +262,7 @@ def test_a_node_that_takes_another_clients_name(there: trial.Trial, tmp_path: Pa
 
     class Forged(trial.Trial):
         def node_command(self, node: str) -> list[str]:
-            return [part.replace(f'name="{VICTIM}"', 'name="rot0-1"') for part in super().node_command(node)]
+            return [*super().node_command(node), "--name", "rot0-1"]
 
     start(Forged(**vars(there)), VICTIM)
     try:

@@ -1,11 +1,10 @@
 """The ``ClientApp``: one client's node. The node's config gives its name and its home folder, where ``node.toml`` says what it serves.
 
-``flower-supernode … --node-config 'name="hospital-3" home="/srv/emdcfl"'``
+``emdcfl node serve`` starts it in a fork for every message (``supernode.py``).
 """
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 import emdcfl.methods  # noqa: F401  registers the tasks that methods bring
@@ -19,11 +18,10 @@ if TYPE_CHECKING:
 
 
 def open_node(context: Context) -> HomeNode:
-    """Return the node of this process, and send its log to the SuperNode's."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    """Return the node of this process."""
     name, home = context.node_config.get("name"), context.node_config.get("home")
     if not isinstance(name, str) or not name or not isinstance(home, str):
-        raise ConfigError('expected name and home in the node\'s config; start it with --node-config \'name="site-1" home="/folder"\'')
+        raise ConfigError("expected name and home in the node's config; start it with emdcfl node serve HOME")
     return HomeNode(name, home)
 
 

@@ -46,6 +46,7 @@ class Journal(logging.Handler):
     def __init__(self, folder: Path | None) -> None:
         super().__init__(logging.INFO)
         self.folder, self.started = folder, time.perf_counter()
+        self.session: Session | None = None
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
 
@@ -60,6 +61,8 @@ class Journal(logging.Handler):
         self.write(event="log", level=record.levelname, text=record.getMessage())
 
     def begin(self, index: int, total: int, participants: tuple[str, ...]) -> None:
+        if self.session is not None:
+            self.session.keep_survey()
         self.write(event="begin", round=index, total=total, participants=list(participants))
 
     def reply(self, task: str, client: str, reply: Reply) -> None:
@@ -100,7 +103,8 @@ def main(grid: Grid, context: Context) -> None:
         out = Path(options.out).resolve()
         log.info("run directory: %s", out)
         settings = MessageSettings(deadline=options.deadline, part_mb=options.part_mb, reply_mb=options.reply_mb, wait=options.wait)
-        here = Session(grid, settings, KeyList(options.keys or None, options.trust))
+        here = Session(grid, settings, KeyList(options.keys or None, options.trust), out / "state")
+        journal.session = here
         with session(here):
             result = runner.run(read_config(options.config), out, resume=options.resume, observer=journal)
     except BaseException as error:
@@ -147,4 +151,10 @@ def nodes(
         Name of the network.
     """
     options: dict[str, Any] = {"data_seed": data_seed, "size": size, "model": model, "cleaning": Cleaning.of(drop=drop, only=only)}
-    return survey_nodes(current().connected, NODES, clients=clients, label=label, **options)
+    here = current()
+    if here.stored:
+        log.info("the survey of this run, made before its first round, is used again")
+    else:
+        here.survey = survey_nodes(here.connected, clients=clients, label=label, **options)
+    assert here.survey is not None
+    return here.survey.scenario(NODES, model)

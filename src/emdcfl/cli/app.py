@@ -12,7 +12,7 @@ import click
 import typer
 
 import emdcfl
-from emdcfl.core.errors import EmdcflError
+from emdcfl.core.errors import ConfigError, EmdcflError
 from emdcfl.core.units import escaped
 from emdcfl.runs import signals
 
@@ -85,6 +85,14 @@ def root(
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")] = False,
 ) -> None:
     """Clustered federated learning that finds the groups by itself."""
+
+
+def needs_flower() -> None:
+    """Say how to install Flower, where it is missing."""
+    try:
+        import flwr  # noqa: F401
+    except ImportError as error:
+        raise ConfigError("this needs Flower, which is not installed; install it with: pip install 'emdcfl[flower]'") from error
 
 
 class _Stderr(logging.Handler):

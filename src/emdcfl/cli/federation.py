@@ -1,4 +1,4 @@
-"""``emdcfl federation init | up | enrol | check | status | down``: a federation, on this machine or many, and runs over it."""
+"""``emdcfl federation init | up | enrol | remove | renew | check | status | down``: a federation on this machine or many, and its runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from emdcfl.cli.app import app
+from emdcfl.cli.app import app, needs_flower
 from emdcfl.core.errors import ConfigError, EmdcflError
 from emdcfl.core.units import names
 from emdcfl.runs.config import Config
@@ -30,13 +30,6 @@ app.add_typer(federation, name="federation")
 Folder = Annotated[Path, typer.Argument(help="Folder of the federation.", show_default=False)]
 
 
-def _needs_flower() -> None:
-    try:
-        import flwr  # noqa: F401
-    except ImportError as error:
-        raise ConfigError("this needs Flower, which is not installed; install it with: pip install 'emdcfl[flower]'") from error
-
-
 @federation.command()
 def init(
     folder: Folder,
@@ -51,7 +44,7 @@ def init(
     site: Annotated[list[str] | None, typer.Option(help="Name of a client on another machine; once for each.", show_default=False)] = None,
 ) -> None:
     """Write certificates, keys, the operator's token, the signed app, configs and a start script."""
-    _needs_flower()
+    needs_flower()
     from emdcfl.apps.trial.folder import create, create_operator, fingerprints
 
     if host is not None:
@@ -70,12 +63,20 @@ def init(
 
 @federation.command()
 def up(folder: Folder) -> None:
-    """Start the SuperLink and the nodes that are not running."""
-    _needs_flower()
+    """Start the SuperLink and the nodes that are not running, and wait until the nodes are accepted."""
+    needs_flower()
     from emdcfl.apps import trial
 
-    started = trial.up(trial.Trial.read(folder))
+    there = trial.Trial.read(folder)
+    started = trial.up(there)
     typer.echo(f"started {_listed(started)}" if started else "everything is running already")
+    missing = trial.wait_accepted(there)
+    for name, text in missing.items():
+        typer.echo(f"{name:<20} {text}")
+    if missing:
+        raise EmdcflError(f"{len(missing)} of {len(there.nodes)} nodes are not connected; correct what the logs say and run this again")
+    if there.nodes:
+        typer.echo(f"all {len(there.nodes)} nodes are connected")
     typer.echo(f"next: emdcfl run {folder}/run.toml --federation {folder}")
 
 
@@ -87,11 +88,15 @@ def enrol(
     fingerprint: Annotated[
         str | None, typer.Argument(help="Its fingerprint, SHA256:…, compared by telephone; a trial has it.", show_default=False)
     ] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="The site has rotated its keys: these take the place of the old ones.")
+    ] = False,
 ) -> None:
     """Register a node's key with the SuperLink, and its fingerprint in the server's list. Enrolment is closed again at once."""
-    _needs_flower()
+    needs_flower()
     from emdcfl.apps import trial
     from emdcfl.apps.trial import control
+    from emdcfl.apps.trial.folder import check_names
     from emdcfl.privacy.keylist import add_name
 
     there = trial.Trial.read(folder)
@@ -99,16 +104,43 @@ def enrol(
         public = key.read_bytes()
     except OSError as error:
         raise ConfigError(f"{key}: cannot read the node's public key ({error})") from error
+    check_names([name])
+    new = control.enrol(there, name, public, replace=replace)
     if fingerprint is not None:
-        add_name(there.operator / "clients.toml", name, fingerprint)
-    new = control.enrol(there, public)
+        add_name(there.operator / "clients.toml", name, fingerprint, replace=replace)
     typer.echo(f"{name} is {'registered' if new else 'registered already'}; enrolment is closed")
+
+
+@federation.command()
+def remove(folder: Folder, name: Annotated[str, typer.Argument(help="The client's name.", show_default=False)]) -> None:
+    """Take a node's right to connect away, and its name off the server's list. To come back, it rotates its keys and is enrolled again."""
+    needs_flower()
+    from emdcfl.apps import trial
+    from emdcfl.apps.trial import control
+    from emdcfl.privacy.keylist import remove_name
+
+    there = trial.Trial.read(folder)
+    control.remove(there, name)
+    remove_name(there.operator / "clients.toml", name)
+    typer.echo(f"{name} is removed; its partners delete its line from their partners.toml")
+
+
+@federation.command()
+def renew(folder: Folder) -> None:
+    """Make a new certificate for the SuperLink, for the same addresses; nodes need nothing new."""
+    needs_flower()
+    from emdcfl.apps import trial
+    from emdcfl.apps.trial.certificates import renew_server_certificate
+
+    there = trial.Trial.read(folder)
+    until = renew_server_certificate(there.path / "certificates")
+    typer.echo(f"the certificate is valid until {until:%Y-%m-%d}; restart the SuperLink to use it")
 
 
 @federation.command()
 def check(folder: Folder) -> None:
     """Try what an outsider, a foreign node and a stolen token could do to the running federation; fails if one succeeds."""
-    _needs_flower()
+    needs_flower()
     from emdcfl.apps import trial
     from emdcfl.apps.trial.check import attacks
 
@@ -125,7 +157,7 @@ def check(folder: Folder) -> None:
 @federation.command()
 def status(folder: Folder) -> None:
     """List the processes and whether they run."""
-    _needs_flower()
+    needs_flower()
     from emdcfl.apps import trial
 
     for name, text in trial.status(trial.Trial.read(folder)).items():
@@ -135,7 +167,7 @@ def status(folder: Folder) -> None:
 @federation.command()
 def down(folder: Folder) -> None:
     """Stop everything that 'up' started."""
-    _needs_flower()
+    needs_flower()
     from emdcfl.apps import trial
 
     stopped = trial.down(trial.Trial.read(folder))
@@ -153,7 +185,7 @@ def runner_over(folder: Path | None) -> Callable[..., Result]:
     """Return a function like ``runner.run`` that submits the config to a federation and follows the run."""
     if folder is None:
         raise ConfigError("engine 'flower' needs a federation: add --federation DIR (make one with: emdcfl federation init DIR --nodes 4)")
-    _needs_flower()
+    needs_flower()
     from emdcfl.apps import trial
     from emdcfl.models import BUILDERS
     from emdcfl.runs.result import load

@@ -1,4 +1,4 @@
-"""``emdcfl node init | check | log``: a site's node, and what it would tell and has told a server, in words its owner understands."""
+"""``emdcfl node init | serve | check | fingerprint | rotate | log``: a site's node, in words its owner understands."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from emdcfl.cli.app import app
+from emdcfl.cli.app import app, needs_flower
 from emdcfl.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -61,13 +61,16 @@ def check(home: Annotated[Path, typer.Argument(help="The node's home folder, wit
 def init(
     home: Annotated[Path, typer.Argument(help="The node's home folder, to be made.", show_default=False)],
     data: Annotated[Path, typer.Option(help="This site's folder of images or its table.", show_default=False)],
+    name: Annotated[str | None, typer.Option(help="The client's name in every run.", show_default=False)] = None,
+    superlink: Annotated[str | None, typer.Option(help="Where the SuperLink is, such as fl.example.org:8000.", show_default=False)] = None,
 ) -> None:
     """Write a node's keys and its node.toml, and print what to send to the federation's operator."""
     import json
 
     from emdcfl.apps.trial.certificates import make_node_key
-    from emdcfl.privacy.exchange import fingerprint, load_secret, public_key
+    from emdcfl.apps.trial.folder import check_names
 
+    check_names([] if name is None else [name])
     if (home / "node.toml").exists():
         raise ConfigError(f"{home}/node.toml exists; choose another folder, or edit it")
     if not data.exists():
@@ -75,14 +78,76 @@ def init(
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     make_node_key(home)
     lines = [
+        *(f"{key} = {json.dumps(value)}" for key, value in (("name", name), ("superlink", superlink)) if value is not None),
         f"data = {json.dumps(str(data.resolve()), ensure_ascii=False)}",
         'trust = "pinned"  # fingerprints of the others in partners.toml',
     ]
     (home / "node.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    typer.echo(f"public key    {home}/auth.pub, for the operator")
-    typer.echo(f"fingerprint   {fingerprint(public_key(load_secret(home / 'secret.key')))}, for the operator and all partners")
+    _tell_keys(home)
     typer.echo(f"next: put ca.crt and trusted.yaml of the operator into {home}, the partners' fingerprints into {home}/partners.toml")
     typer.echo(f"      and read what it would release: emdcfl node check {home}")
+
+
+@node.command("fingerprint")
+def show_fingerprint(home: Annotated[Path, typer.Argument(help="The node's home folder.", show_default=False)]) -> None:
+    """Print the fingerprint of the node's key, to be compared by telephone."""
+    typer.echo(_fingerprint(_existing(home)))
+
+
+@node.command()
+def rotate(home: Annotated[Path, typer.Argument(help="The node's home folder.", show_default=False)]) -> None:
+    """Draw new keys; the old ones stay beside them (auth.key.1, …). Do this between runs: what was sealed for the old key is lost."""
+    from emdcfl.apps.trial.certificates import make_node_key, put_aside
+
+    _existing(home)
+    for name in ("auth.key", "auth.pub", "secret.key"):
+        if (home / name).exists():
+            put_aside(home / name)
+    make_node_key(home)
+    _tell_keys(home)
+    typer.echo("next: the operator runs emdcfl federation enrol FOLDER NAME KEY FINGERPRINT --replace,")
+    typer.echo("      every partner replaces this node's line in partners.toml, and this node is restarted")
+
+
+def _existing(home: Path) -> Path:
+    if not (home / "node.toml").exists():
+        raise ConfigError(f"{home}: no node.toml here; give the node's home, or make one with: emdcfl node init")
+    return home
+
+
+def _fingerprint(home: Path) -> str:
+    from emdcfl.privacy.exchange import fingerprint, load_secret, public_key
+
+    return fingerprint(public_key(load_secret(home / "secret.key")))
+
+
+def _tell_keys(home: Path) -> None:
+    typer.echo(f"public key    {home}/auth.pub, for the operator")
+    typer.echo(f"fingerprint   {_fingerprint(home)}, for the operator and all partners")
+
+
+@node.command()
+def serve(
+    home: Annotated[Path, typer.Argument(help="The node's home folder, with node.toml.", show_default=False)],
+    name: Annotated[str | None, typer.Option(help="The client's name; by default that of node.toml.", show_default=False)] = None,
+    superlink: Annotated[
+        str | None, typer.Option(help="Where the SuperLink is; by default what node.toml says.", show_default=False)
+    ] = None,
+) -> None:
+    """Connect to the SuperLink and answer until stopped; torch is loaded once, and each message is answered in a process of its own."""
+    needs_flower()
+    from emdcfl.apps.supernode import serve as serve_node
+    from emdcfl.apps.trial.folder import check_names
+    from emdcfl.engines.flower.node.home import read_config
+
+    if not home.is_dir():
+        raise ConfigError(f"{home}: no such folder; make it with: emdcfl node init {home} --data DATA --name NAME --superlink HOST:PORT")
+    config = read_config(home / "node.toml")
+    name, superlink = name or config.name, superlink or config.superlink
+    if not name or not superlink:
+        raise ConfigError(f"{home}/node.toml: expected name and superlink; add them, or give --name and --superlink")
+    check_names([name])
+    raise typer.Exit(serve_node(home.resolve(), name=name, superlink=superlink))
 
 
 @node.command("log")

@@ -94,12 +94,19 @@ class KeyList:
         temporary.replace(self.path)
 
 
-def add_name(path: Path, name: str, print_: str) -> None:
-    """Add a name with its fingerprint to a list, or raise ``ConfigError`` if it is there with another one."""
+def add_name(path: Path, name: str, print_: str, *, replace: bool = False) -> None:
+    """Add a name with its fingerprint to a list, or raise ``ConfigError`` if it is there with another one that is not to be replaced."""
     known = KeyList(path)
     if not print_.startswith("SHA256:"):
         raise ConfigError(f"expected a fingerprint like SHA256:…, got {print_!r}; emdcfl node init prints it")
-    if known.known.get(name, print_) != print_:
-        raise ConfigError(f"{path}: {name!r} is there with the fingerprint {known.known[name]}; remove that line if its key was replaced")
+    if known.known.get(name, print_) != print_ and not replace:
+        raise ConfigError(f"{path}: {name!r} is there with the fingerprint {known.known[name]}; add --replace if its key was replaced")
     known.known[name] = print_
+    known.write()
+
+
+def remove_name(path: Path, name: str) -> None:
+    """Take a name off a list."""
+    known = KeyList(path)
+    known.known.pop(name, None)
     known.write()

@@ -216,6 +216,26 @@ def test_labels_and_columns_of_nodes_that_do_not_fit_are_told_and_left_out(tmp_p
     assert any("numbers at a, c (0, 1) and words at b (n, y)" in note and "node" in note for note in surveyed.notes)
 
 
+def test_a_resumed_run_keeps_its_survey_whoever_is_there(tmp_path: Path) -> None:
+    data = own(tmp_path, "tables")
+    late = "\n".join(line.replace("north", "west").replace("4", "9", 1) for line in (data / "c.csv").read_text().splitlines())
+    (data / "c.csv").write_text(late, encoding="utf-8")  # another ward, other ages
+    homes = {i: (name, home(tmp_path / f"home-{name}", data=str(data / f"{name}.csv"))) for i, name in enumerate("abc", start=1)}
+    state = tmp_path / "run" / "state"
+    state.mkdir(parents=True)
+    with session(Session(HomeGrid({i: homes[i] for i in (1, 2)}), QUICK, KeyList(), state)) as first:
+        before = scenarios.build("nodes", clients=["a", "b", "c"])
+        first.keep_survey()
+    with session(Session(HomeGrid(homes), QUICK, KeyList(), state)):
+        again = scenarios.build("nodes", clients=["a", "b", "c"])
+        assert (again.encoding, again.classes, again.model, again.notes) == (before.encoding, before.classes, before.model, before.notes)
+        training = Training(local_epochs=1, batch_size=8, lr=0.01)
+        fed = connect(again, ("nodes", {}), threads=1, precision="fp32", run="r", training=training, seed=0)
+        fed.begin(1)
+        trained = fed.train(dict.fromkeys(fed.clients, fed.initial()))
+    assert sorted(trained.valid) == ["a", "b", "c"], "the late one takes part, its unknown ward encoded as none"
+
+
 def test_an_answer_to_the_survey_that_is_lost_is_asked_for_again(tmp_path: Path) -> None:
     data = own(tmp_path, "tables")
     grid = HomeGrid({i: (name, home(tmp_path / f"home-{name}", data=str(data / f"{name}.csv"))) for i, name in enumerate("abc", start=1)})

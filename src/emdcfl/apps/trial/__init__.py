@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from emdcfl.apps.trial.folder import Trial, create
-from emdcfl.apps.trial.processes import down, status, up
+from emdcfl.apps.trial.processes import down, status, up, wait_accepted
 from emdcfl.apps.trial.submit import submit
 
-__all__ = ["Trial", "create", "down", "status", "submit", "up"]
+__all__ = ["Trial", "create", "down", "status", "submit", "up", "wait_accepted"]

@@ -220,7 +220,7 @@ def _foreign_bundle(trial: Trial) -> Attack:
 
     name = "run a foreign bundle on the nodes, with the operator's token"
     try:
-        online = control.online(trial)
+        online = any(node.online for node in control.enrolled(trial))
     except ControlError as error:
         return Attack(name, None, str(error))
     if not online:

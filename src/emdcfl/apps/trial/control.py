@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -12,7 +13,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 
 from emdcfl.apps.superlink import APP, BUNDLE, ENROLMENT, read_token
 from emdcfl.apps.trial.folder import Trial
-from emdcfl.core.errors import ConfigError, EmdcflError
+from emdcfl.core.errors import ConfigError, EmdcflError, nearest
 
 if TYPE_CHECKING:
     from flwr.supercore.control import ControlHttpClient
@@ -103,29 +104,78 @@ def run_status(trial: Trial, run: int) -> str | None:
     return f"{status.status}:{status.sub_status}" if status.sub_status else str(status.status)
 
 
-def online(trial: Trial) -> int:
-    """How many nodes are online."""
+@dataclass(frozen=True)
+class Enrolled:
+    """A node that is registered with the SuperLink; ``since`` is when it last connected (``online``) or left."""
+
+    name: str
+    id: int
+    key: bytes
+    online: bool
+    since: str
+
+
+def enrolled(trial: Trial) -> list[Enrolled]:
+    """The nodes that may connect."""
     from flwr.proto.control_pb2 import ListNodesRequest
 
-    return sum(node.status == "online" for node in ask(trial, lambda client: client.ListNodes(ListNodesRequest())).nodes_info)
+    found = ask(trial, lambda client: client.ListNodes(ListNodesRequest())).nodes_info
+    return [
+        Enrolled(
+            n.name, n.node_id, n.public_key, n.status == "online", n.last_activated_at if n.status == "online" else n.last_deactivated_at
+        )
+        for n in found
+        if n.status != "unregistered"
+    ]
 
 
-def enrol(trial: Trial, key: bytes) -> bool:
-    """Register a node's public key (``auth.pub``); enrolment is open for this call alone. Returns whether the key was new."""
+def enrol(trial: Trial, name: str, key: bytes, *, replace: bool = False) -> bool:
+    """Register a node's public key (``auth.pub``) under its name; enrolment is open for this call alone.
+
+    Returns whether the key was new. With ``replace`` the node takes the place of the one that was enrolled under this name.
+    """
     from flwr.proto.control_pb2 import RegisterNodeRequest
 
     try:
         public = load_ssh_public_key(key).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     except (ValueError, UnsupportedAlgorithm) as error:
         raise ConfigError("expected a node's public key as in its auth.pub, got something else") from error
+    there = enrolled(trial)
+    if owner := next((node for node in there if node.key == public), None):
+        if owner.name != name:
+            raise ConfigError(f"this key is that of {owner.name!r}, got it for {name!r}; every site has its own auth.pub")
+        return False
+    before = [node for node in there if node.name == name]
+    if before and not replace:
+        raise ConfigError(f"{name!r} is enrolled with another key; add --replace if the site has rotated its keys")
     door = trial.operator / ENROLMENT
     door.touch(mode=0o600)
     try:
-        ask(trial, lambda client: client.RegisterNode(RegisterNodeRequest(public_key=public)))
+        ask(trial, lambda client: client.RegisterNode(RegisterNodeRequest(public_key=public, name=name)))
     except ControlError as error:
         if "already" in str(error).lower():
-            return False
+            raise ConfigError(
+                f"the key of {name!r} was removed before, and Flower takes no removed key again; the site runs emdcfl node rotate"
+            ) from error
         raise ConfigError(f"the node's key could not be registered: {error}") from error
     finally:
         door.unlink(missing_ok=True)
+    for node in before:
+        _unregister(trial, node)
     return True
+
+
+def remove(trial: Trial, name: str) -> None:
+    """Take a node's right to connect away."""
+    found = [node for node in enrolled(trial) if node.name == name]
+    if not found:
+        known = sorted(node.name for node in enrolled(trial))
+        raise ConfigError(f"no node {name!r} is enrolled: {nearest(name, known) if known else 'there is none at all'}")
+    for node in found:
+        _unregister(trial, node)
+
+
+def _unregister(trial: Trial, node: Enrolled) -> None:
+    from flwr.proto.control_pb2 import UnregisterNodeRequest
+
+    ask(trial, lambda client: client.UnregisterNode(UnregisterNodeRequest(node_id=node.id)))

@@ -8,7 +8,7 @@
     app/pyproject.toml        the Flower app: where the code is, not the code itself
     flwr/                     address and token for Flower's own command (FLWR_HOME)
     server/                   operator.token, the signed app, the SuperLink's database, clients.toml: which key is whose
-    nodes/<name>/             node.toml, auth.key, secret.key, partners.toml, trusted.yaml, state: what a node's machine would hold
+    nodes/<name>/             node.toml, ca.crt, auth.key, secret.key, partners.toml, trusted.yaml, state: what a node's machine would hold
     start.sh                  the commands that 'emdcfl federation up' runs, to read and to adapt
     logs/  jobs/              what the processes say; one folder per submitted run
 """
@@ -21,7 +21,6 @@ import re
 import secrets
 import shlex
 import shutil
-import socket
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -34,24 +33,24 @@ import tomli_w
 import emdcfl
 from emdcfl.apps import superlink
 from emdcfl.apps.options import Options
+from emdcfl.apps.supernode import HOST, QUIET, free_port
 from emdcfl.apps.trial.certificates import make_certificates, make_node_key, make_publisher_key, sign_bundle, write_private
 from emdcfl.core.errors import ConfigError
 from emdcfl.data import scenarios
 from emdcfl.data.own.layout import discover
 from emdcfl.privacy.exchange import fingerprint, load_secret, public_key
 
-HOST = "127.0.0.1"
 CONNECTION = "trial"
 MOST = 64
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A federation's folder, read. ``nodes`` are those of this machine, with their ports."""
+    """A federation's folder, read. ``nodes`` are those of this machine."""
 
     path: Path
     port: int
-    nodes: Mapping[str, int]
+    nodes: Sequence[str]
     deadline: float
     wait: float
     host: str = HOST
@@ -63,7 +62,7 @@ class Trial:
         try:
             raw = tomllib.loads((folder / "federation.toml").read_text(encoding="utf-8"))
             waits = float(raw["deadline"]), float(raw["wait"])
-            return cls(folder, int(raw["port"]), dict(raw["nodes"]), *waits, str(raw.get("host", HOST)))
+            return cls(folder, int(raw["port"]), list(raw["nodes"]), *waits, str(raw.get("host", HOST)))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{folder}: not a federation ({error}); make one with: emdcfl federation init {path} --nodes 4") from error
 
@@ -86,13 +85,6 @@ class Trial:
         """The operator's folder: token, signed app, database."""
         return self.path / "server"
 
-    def program(self, name: str) -> str:
-        """Path of one of Flower's commands, of the environment this program runs in."""
-        found = Path(sys.executable).parent / name
-        if not found.exists():
-            raise ConfigError(f"{name} is not installed beside {sys.executable}; install it with: pip install 'emdcfl[flower]'")
-        return str(found)
-
     def link_command(self) -> list[str]:
         """The SuperLink's command line."""
         c = self.path / "certificates"
@@ -102,20 +94,15 @@ class Trial:
         return [*program, *tls, *where, "--enable-supernode-auth", "--disable-runtime-dependency-installation"]
 
     def node_command(self, node: str) -> list[str]:
-        """A SuperNode's command line."""
-        home = self.home(node)
-        identity = ["--root-certificates", str(self.authority), "--auth-supernode-private-key", f"{home}/auth.key"]
-        identity += ["--trusted-entities", f"{home}/trusted.yaml"]
-        where = ["--superlink", self.address, "--host", HOST, "--port", str(self.nodes[node])]
-        return [self.program("flower-supernode"), *identity, *where, "--node-config", f'name="{node}" home="{home}"']
+        """A node's command line."""
+        return [sys.executable, "-m", "emdcfl", "node", "serve", str(self.home(node))]
 
-    def environment(self, node: str | None = None) -> dict[str, str]:
+    def environment(self) -> dict[str, str]:
         """Variables for a process of the federation."""
-        home = self.path / "flwr" if node is None else self.home(node) / "flwr"
-        quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
-        # Flower finds its own helper programs by name.
+        # Flower finds its own helper programs by name, and looks for runs to start once a second unless told otherwise.
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-        return {**quiet, "PATH": path, "FLWR_HOME": str(home), "OMP_NUM_THREADS": "1"}
+        more = {"PATH": path, "FLWR_HOME": str(self.path / "flwr"), "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25"}
+        return {**QUIET, **more, "OMP_NUM_THREADS": "1"}
 
 
 def create(path: str | Path, *, nodes: int | None = None, data: str | Path | None = None, deadline: float = 600.0) -> Trial:
@@ -133,15 +120,17 @@ def create(path: str | Path, *, nodes: int | None = None, data: str | Path | Non
         if nodes not in (None, len(names)):
             raise ConfigError(f"{data} holds {len(names)} clients, got --nodes {nodes}; leave it out")
         run = {"name": "nodes"}
-    _check(names)
-    ports = free_ports(len(names) + 1)
-    trial = _write_operator(folder, run, port=ports[0], deadline=deadline, nodes=dict(zip(names, ports[1:], strict=True)))
+    check_names(names)
+    trial = _write_operator(folder, run, port=free_port(), deadline=deadline, nodes=names)
     for name in names:
         home = _made(trial.home(name))
         make_node_key(home)
         load_secret(home / "secret.key")
-        shutil.copyfile(trial.path / "certificates" / "trusted.yaml", home / "trusted.yaml")
-        (home / "node.toml").write_text(_NODE.format(data=json.dumps(sources[name], ensure_ascii=False), home=home), encoding="utf-8")
+        for file in ("ca.crt", "trusted.yaml"):
+            shutil.copyfile(trial.path / "certificates" / file, home / file)
+        about = {"name": name, "superlink": trial.address, "data": sources[name]}
+        shown = {key: json.dumps(value, ensure_ascii=False) for key, value in about.items()}
+        (home / "node.toml").write_text(_NODE.format(**shown, home=home), encoding="utf-8")
     prints = fingerprints(trial)
     for name in names:
         write_list(trial.home(name) / "partners.toml", {other: prints[other] for other in names if other != name})
@@ -155,8 +144,8 @@ def create_operator(path: str | Path, sites: Sequence[str], *, host: str, port: 
     folder = _empty(path)
     if len(set(sites)) < 2:
         raise ConfigError(f"expected at least two sites, got {', '.join(sites) or 'none'}; give --site once for each")
-    _check(sites)
-    return _write_operator(folder, {"name": "nodes", "clients": list(sites)}, host=host, port=port, deadline=deadline, nodes={})
+    check_names(sites)
+    return _write_operator(folder, {"name": "nodes", "clients": list(sites)}, host=host, port=port, deadline=deadline, nodes=[])
 
 
 def _write_operator(folder: Path, scenario: Mapping[str, Any], *, port: int, deadline: float, **about: Any) -> Trial:
@@ -240,22 +229,11 @@ def _source(kind: str, parts: Mapping[str, Path]) -> Path:
     return first if len(parts) == 1 else first.parent
 
 
-def _check(names: Sequence[str]) -> None:
+def check_names(names: Sequence[str]) -> None:
+    """Raise ``ConfigError`` if a name cannot be a node's."""
     for name in names:
         if not re.fullmatch(r"[\w.-]+", name):
             raise ConfigError(f"client name {name!r} cannot name a node: use letters, digits, '.', '-' and '_' only")
-
-
-def free_ports(number: int) -> list[int]:
-    """Ports of this machine that nobody listens on now."""
-    sockets = [socket.socket() for _ in range(number)]
-    try:
-        for s in sockets:
-            s.bind((HOST, 0))
-        return [int(s.getsockname()[1]) for s in sockets]
-    finally:
-        for s in sockets:
-            s.close()
 
 
 def _write_start(trial: Trial) -> None:
@@ -267,7 +245,7 @@ def _write_start(trial: Trial) -> None:
         key = str(trial.home(node) / "auth.pub")
         lines.append(shlex.join([sys.executable, "-m", "emdcfl", "federation", "enrol", str(trial.path), node, key]))
     for node in trial.nodes:
-        lines.append(f"FLWR_HOME={shlex.quote(trial.environment(node)['FLWR_HOME'])} {shlex.join(trial.node_command(node))} &")
+        lines.append(f"{shlex.join(trial.node_command(node))} &")
     lines.append("wait")
     path = trial.path / "start.sh"
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -276,6 +254,8 @@ def _write_start(trial: Trial) -> None:
 
 _NODE = """\
 # What this node serves. See docs/guide/deploy.md.
+name = {name}
+superlink = {superlink}
 data = {data}        # folder or table of this site; "scenario" for its share of a built-in scenario (trials)
 device = "auto"
 trust = "pinned"       # partners' keys, relayed by the server, must be those in partners.toml

@@ -13,20 +13,27 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from emdcfl.apps.supernode import HOST
 from emdcfl.apps.trial import control
-from emdcfl.apps.trial.folder import HOST, Trial
+from emdcfl.apps.trial.folder import Trial
 from emdcfl.core.errors import ConfigError
 
 LINK = "superlink"
 PATIENCE = 60.0
 """Seconds the SuperLink may take to start."""
 
+ACCEPTED = 180.0
+"""Seconds the nodes may take to be accepted: after a hard kill the SuperLink refuses a key for about a minute."""
+
 NICENESS = 10
 """Added to the nodes' niceness, so that the SuperLink and the run on the same machine go first."""
 
 
 def up(trial: Trial) -> list[str]:
-    """Start what is not running: the SuperLink, then the nodes, registered first. Returns the names of what was started."""
+    """Start what is not running: the SuperLink, then the nodes, registered first. Returns the names of what was started.
+
+    ``wait_accepted`` waits until the nodes are connected.
+    """
     running = {name for name, pid in process_ids(trial).items() if pid is not None}
     started = []
     if LINK not in running:
@@ -43,6 +50,19 @@ def up(trial: Trial) -> list[str]:
     return started
 
 
+def wait_accepted(trial: Trial, patience: float = ACCEPTED) -> dict[str, str]:
+    """Wait until the SuperLink has accepted all nodes of this machine; returns those that it has not, and why."""
+    end = time.monotonic() + patience
+    while True:
+        online = {node.name for node in control.enrolled(trial) if node.online}
+        missing = {name: text for name, text in status(trial).items() if name in trial.nodes and name not in online}
+        waiting = [name for name, text in missing.items() if text == "running"]
+        if not waiting or time.monotonic() > end:
+            late = f"runs, and is not accepted after {patience:.0f} s; see {trial.path}/logs/"
+            return {name: f"{late}{name}.log" if name in waiting else text for name, text in missing.items()}
+        time.sleep(0.5)
+
+
 def start(trial: Trial, name: str) -> int:
     """Start one process, detached from this one; its output goes to ``logs/<name>.log``."""
     node = None if name == LINK else name
@@ -50,7 +70,7 @@ def start(trial: Trial, name: str) -> int:
     with (trial.path / "logs" / f"{name}.log").open("ab") as log:
         process = subprocess.Popen(
             command,
-            env={**os.environ, **trial.environment(node)},
+            env={**os.environ, **trial.environment()},
             stdout=log,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
@@ -67,14 +87,10 @@ def start(trial: Trial, name: str) -> int:
 
 
 def register(trial: Trial) -> None:
-    """Register the nodes' public keys with the SuperLink, once each."""
-    done = trial.path / "server" / "registered.json"
-    known = set(json.loads(done.read_text(encoding="utf-8"))) if done.exists() else set()
-    for node in trial.nodes:
-        if node not in known:
-            control.enrol(trial, (trial.home(node) / "auth.pub").read_bytes())
-            known.add(node)
-    done.write_text(json.dumps(sorted(known)), encoding="utf-8")
+    """Register the public keys of the nodes of this machine with the SuperLink."""
+    known = {node.name for node in control.enrolled(trial)} if trial.nodes else set()
+    for node in (node for node in trial.nodes if node not in known):
+        control.enrol(trial, node, (trial.home(node) / "auth.pub").read_bytes())
 
 
 def status(trial: Trial) -> dict[str, str]:
@@ -85,7 +101,7 @@ def status(trial: Trial) -> dict[str, str]:
     if said[LINK] != "running":
         return said
     try:
-        found = control.online(trial)
+        found = sum(node.online for node in control.enrolled(trial))
         said[LINK] += f", {found} of {len(trial.nodes)} nodes online" if trial.nodes else f", {found} nodes online"
     except control.ControlError:
         said[LINK] += ", not answering"

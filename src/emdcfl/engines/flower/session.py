@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from emdcfl.core.errors import ConfigError
@@ -14,6 +15,7 @@ from emdcfl.data.types import Scenario
 from emdcfl.engines.flower.connected import ConnectedNodes
 from emdcfl.engines.flower.federation import FlowerFederation
 from emdcfl.engines.flower.messages import MessageSettings, Messenger
+from emdcfl.engines.flower.survey import FILE, Survey
 from emdcfl.privacy.keylist import KeyList
 
 if TYPE_CHECKING:
@@ -21,11 +23,27 @@ if TYPE_CHECKING:
 
 
 class Session:
-    """The connection of a ``ServerApp`` to its nodes, and the federations that used it."""
+    """The connection of a ``ServerApp`` to its nodes, and the federations that used it.
 
-    def __init__(self, grid: Grid, settings: MessageSettings, keys: KeyList) -> None:
+    Parameters
+    ----------
+    grid, settings, keys
+        What reaches the nodes, how requests are sent, which key is whose.
+    state : Path, optional
+        Folder ``state`` of the run directory; a survey that is stored there is not made again.
+    """
+
+    def __init__(self, grid: Grid, settings: MessageSettings, keys: KeyList, state: Path | None = None) -> None:
         self.connected = ConnectedNodes(Messenger(grid, settings), keys)
+        self._file = None if state is None else state / FILE
+        self.stored = self._file is not None and self._file.exists()
+        self.survey = Survey.read(self._file) if self._file is not None and self.stored else None
         self.federations: list[FlowerFederation] = []
+
+    def keep_survey(self) -> None:
+        """Store the survey with the run, before its first round."""
+        if self.survey is not None and self._file is not None and not self._file.exists():
+            self.survey.write(self._file)
 
     def traffic(self) -> dict[str, dict[str, int]]:
         """Bytes sent and received, and requests, by task."""

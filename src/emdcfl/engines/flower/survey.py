@@ -3,14 +3,18 @@
 The server asks every node two questions. *describe*: what kind of files it has, which labels in the train split, which image sizes or
 table columns. *measure*, with what the answers decided: count, sum and sum of squares per channel, or moments and category words per
 column. ``docs/explanation/privacy.md`` lists what this tells the server.
-The result is a ``Scenario`` whose sites have names and no samples.
+The result is a ``Survey``, which belongs to its run: it is stored beside the run's state, and a run that is resumed reads it again, whoever
+is connected then. A client that joins late moves no mean and adds no column; a word that the survey did not know is encoded as none.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,12 +41,71 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("emdcfl")
 
+FILE = "survey.json"
+"""Name of a stored survey, in the folder ``state`` of a run directory."""
+
 Agreed = tuple[dict[str, Any], Preprocess, tuple[int, ...]]  # encoding, preprocessing, shape of a sample
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What the nodes of a run agreed on before round 1.
+
+    Attributes
+    ----------
+    clients : tuple of str
+        Names of the clients of the run, those that did not answer among them.
+    classes : tuple of str
+    encoding : dict
+        How a file becomes a row (``Scenario.encoding``).
+    preprocess : Preprocess
+    shape : tuple of int
+        Of a sample.
+    notes : tuple of str
+    """
+
+    clients: tuple[str, ...]
+    classes: tuple[str, ...]
+    encoding: dict[str, Any]
+    preprocess: Preprocess
+    shape: tuple[int, ...]
+    notes: tuple[str, ...]
+
+    def scenario(self, name: str, model: str | None) -> Scenario:
+        """Return the scenario, whose sites have names and no samples."""
+        dtype = torch.uint8 if self.encoding["kind"] == "images" else torch.float32
+        empty = Split(torch.empty((0, *self.shape), dtype=dtype), torch.empty(0, dtype=torch.int64))
+        return Scenario(
+            name=name,
+            sites=tuple(Site(client, empty, empty, {"test": empty}) for client in self.clients),
+            classes=self.classes,
+            preprocess=self.preprocess,
+            model=defaults.recipe(model, shape=self.shape, classes=len(self.classes)),
+            defaults=defaults.training(model) | defaults.FINE_TUNING,
+            method_defaults=defaults.BY_BENEFIT,
+            notes=self.notes,
+            encoding=self.encoding,
+        )
+
+    def write(self, path: Path) -> None:
+        """Store it, in one step."""
+        temporary = path.with_name(f".{path.name}")
+        temporary.write_text(json.dumps({**vars(self), "preprocess": self.preprocess.as_dict()}, indent=1), encoding="utf-8")
+        temporary.replace(path)
+
+    @classmethod
+    def read(cls, path: Path) -> Survey:
+        """Read a stored survey."""
+        try:
+            raw = json.loads(path.read_text(encoding="utf-8"))
+            lists = {name: tuple(raw[name]) for name in ("clients", "classes", "shape", "notes")}
+            return cls(encoding=dict(raw["encoding"]), preprocess=Preprocess.from_dict(raw["preprocess"]), **lists)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DataError(f"{path}: the survey of this run is damaged ({error}); restore it, or start a new run") from error
 
 
 def survey_nodes(
     connected: ConnectedNodes,
-    name: str,
     *,
     clients: list[str] | None,
     label: str | None,
@@ -50,8 +113,8 @@ def survey_nodes(
     size: int | None,
     model: str | None,
     cleaning: Cleaning = AS_THEY_ARE,
-) -> Scenario:
-    """Ask the connected nodes about their files and return the scenario they agree on; the options are those of ``apps/server.py``."""
+) -> Survey:
+    """Ask the connected nodes about their files and return what they agree on; the options are those of ``apps/server.py``."""
     ask = _Survey(connected, clients)
     described = ask({"question": DESCRIBE, "seed": data_seed, "label": label})
     kinds = sorted({answer["kind"] for answer in described.values()})
@@ -63,23 +126,13 @@ def survey_nodes(
         raise DataError(f"all training samples have the same label {classes[0] if classes else ''!r}: at least two classes are needed")
     labels = {client: [str(word) for word in answer["labels"]] for client, answer in described.items()}
     doubtful = [f"{sentence}; if they mean the same, write them alike at every node" for sentence in label_variants(labels)]
-    decide, dtype = (_images, torch.uint8) if kinds == ["images"] else (_tables, torch.float32)
+    decide = _images if kinds == ["images"] else _tables
     encoding, preprocess, shape = decide(
         ask, described, {"seed": data_seed, "label": label, "size": size, "model": model, "cleaning": cleaning}
     )
-    empty = Split(torch.empty((0, *shape), dtype=dtype), torch.empty(0, dtype=torch.int64))
     missing = [c for c in ask.clients if c not in described]
-    return Scenario(
-        name=name,
-        sites=tuple(Site(client, empty, empty, {"test": empty}) for client in ask.clients),
-        classes=classes,
-        preprocess=preprocess,
-        model=defaults.recipe(model, shape=shape, classes=len(classes)),
-        defaults=defaults.training(model) | defaults.FINE_TUNING,
-        method_defaults=defaults.BY_BENEFIT,
-        notes=(*([f"not surveyed, because they did not answer: {names(missing)}"] if missing else []), *doubtful),
-        encoding=encoding,
-    )
+    notes = (*([f"not surveyed, because they did not answer: {names(missing)}"] if missing else []), *doubtful)
+    return Survey(tuple(ask.clients), classes, encoding, preprocess, shape, notes)
 
 
 class _Survey:

@@ -19,7 +19,7 @@ from emdcfl.core.replies import brief
 from emdcfl.core.schema import Reply
 from emdcfl.core.units import names
 from emdcfl.methods.emdcfl.client.sampling import Matching
-from emdcfl.methods.emdcfl.client.tasks import ROW
+from emdcfl.methods.emdcfl.client.tasks import DISTRUSTED, ROW
 from emdcfl.methods.emdcfl.settings import CompareSettings
 from emdcfl.privacy.exchange import BOX, KEY
 
@@ -193,7 +193,10 @@ class Complaints:
 
     def settle(self) -> None:
         """Accuse those a majority complains about; keep the other complaints on record."""
-        for name, accusers in self._against.items():
+        for name, heard in self._against.items():
+            # a partner that is not on a node's own list is no complaint about it: its key may have been replaced a moment ago
+            accusers = {who: said for who, said in heard.items() if not said[1].startswith(DISTRUSTED)}
+            self.fed.failures += [self._failure(who, task, name, said) for who, (task, said) in heard.items() if who not in accusers]
             served = self._served.get(name, set()) - set(accusers)
             if len(accusers) >= ACCUSERS and len(accusers) > len(served):
                 who = names(accusers)

@@ -75,6 +75,10 @@ class NodeConfig:
 
     Attributes
     ----------
+    name : str or None
+        The client's name in every run, for ``emdcfl node serve``.
+    superlink : str or None
+        Address and port of the SuperLink, for the same.
     data : str
         Folder or table of this site (own-data formats), relative to the node's home; or ``"scenario"``: this client's share of a built-in
         scenario, for trials.
@@ -96,6 +100,8 @@ class NodeConfig:
         What this node answers; the table ``[policy]``.
     """
 
+    name: str | None = None
+    superlink: str | None = None
     data: str = "scenario"
     label: str | None = None
     split: str | None = None

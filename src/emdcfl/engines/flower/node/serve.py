@@ -48,9 +48,10 @@ def perform(node: Node, request: Any) -> dict[str, Any]:
     node.permit(task, round, job, request["inputs"])
     try:
         info = TASKS[task]
-        check_relayed(node, info, request["inputs"])
+        distrusted = check_relayed(node, info, request["inputs"])
         with intra_op_threads(int(job["threads"])):
             client = node.client(job)
+            client.distrusted = distrusted
             outcome = answer(client, info, round, request["inputs"])
             if not isinstance(outcome, Failure):
                 node.keep(client)
@@ -72,8 +73,13 @@ def _is_ours(traceback: str) -> bool:
     return traceback.rstrip().rsplit("\n", 1)[-1].startswith("emdcfl.core.errors.")
 
 
-def check_relayed(node: Node, info: TaskInfo, inputs: Mapping[str, Any]) -> None:
-    """Check every key that the server relays with a request; one that is missing, malformed or not the partner's refuses the request."""
+def check_relayed(node: Node, info: TaskInfo, inputs: Mapping[str, Any]) -> dict[str, str]:
+    """Check every key that the server relays with a request.
+
+    Returns the partners whose key is not the one on this node's list, and why: nothing is sealed for them or opened from them, and the
+    others are served. A key that is missing or malformed, or another one for this node itself, refuses the request.
+    """
+    distrusted = {}
     for name in info.relayed_keys:
         keys = inputs.get(name)
         if not isinstance(keys, dict) or not all(isinstance(key, bytes) for key in keys.values()):
@@ -81,7 +87,13 @@ def check_relayed(node: Node, info: TaskInfo, inputs: Mapping[str, Any]) -> None
         keys = {partner: node_key(key) for partner, key in keys.items()}
         if keys.get(node.name, public_key(node.secret)) != public_key(node.secret):
             raise ClientError(f"{name} of {info.name!r} gives {node.name!r} another key than this node's own; check the server")
-        node.partners.check_all({partner: key for partner, key in keys.items() if partner != node.name})
+        for partner in (partner for partner in keys if partner != node.name):
+            try:
+                node.partners.check(partner, keys[partner])
+            except ClientError as error:
+                log.warning("a partner is refused: %s", error)
+                distrusted[partner] = str(error)
+    return distrusted
 
 
 def make_app(open_node: Open, **more: Answer) -> ClientApp:

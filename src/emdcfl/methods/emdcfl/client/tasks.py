@@ -35,6 +35,7 @@ from torch import Tensor
 
 from emdcfl.core.client import Client, Divisible, Stages, staged_task, task
 from emdcfl.core.errors import LONGEST, ClientError
+from emdcfl.core.replies import brief
 from emdcfl.core.schema import Field, Reply
 from emdcfl.core.tasks import Embed, Score
 from emdcfl.methods.emdcfl.client.projecting import Side, box_for, matrix, own_seed, projecting_secret, released, seed_of_pair
@@ -58,6 +59,9 @@ from emdcfl.privacy.exchange import KEY, open_sealed, seal
 
 ROW = "*"
 """Key under which a row client sends what is the same for all its partners."""
+
+DISTRUSTED = "not trusted here: "
+"""Begins the reason for refusing a partner whose key is not the one on this node's own list."""
 
 ROWS_AT_ONCE = 64
 """Partners' models under which a column client embeds at once: bounds how many projections are held."""
@@ -103,7 +107,7 @@ def reference(
     reply: Reply = {"samples": {}, "tau": {}, "variance": {}, "boxes": {}, "refused": {}}
     if use.projection_scope == "row":
         message = own_seed(client) + (packed_counts(client, sizes) if use.match_classes else b"")
-        reply["boxes"], reply["refused"] = _where_possible(partners, lambda name: box_for(client, name, partners[name], message))
+        reply["boxes"], reply["refused"] = _where_possible(client, partners, lambda name: box_for(client, name, partners[name], message))
     if again:
         return reply
     chosen = client.sample("train", use.max_samples)
@@ -139,7 +143,7 @@ def _sides(
         seed = own_seed(client)
         sent = train.projected(seed, p)
         return {ROW: sent}, {ROW: (sent, val.projected(seed, p))}, {}
-    seeds, unusable = _where_possible(partners, lambda name: seed_of_pair(client, name, partners[name], client.name, settings))
+    seeds, unusable = _where_possible(client, partners, lambda name: seed_of_pair(client, name, partners[name], client.name, settings))
     samples = {name: train.projected(seed, p) for name, seed in seeds.items()}
     if settings.projection_scope == "pair":
         return samples, {name: (samples[name], val.projected(seed, p)) for name, seed in seeds.items()}, unusable
@@ -192,7 +196,7 @@ def recalibrate(
         kept[partner] = offered(message, labels[1][: m[partner]].numpy())
         return message
 
-    _, refused = _where_possible(offers, taken)
+    _, refused = _where_possible(client, offers, taken)
     z, v = (
         embedded["z"]
         for embedded in (yield [Embed(omega, "train", chosen, use.embedding_mode), Embed(omega, "val", held_out, use.embedding_mode)])
@@ -250,7 +254,7 @@ def project(
             counts[row] = counts_of(row, message[KEY:], matching)
         return message[:KEY]
 
-    seeds, reply["refused"] = _where_possible(rows, opened)
+    seeds, reply["refused"] = _where_possible(client, rows, opened)
     whose: list[bytes] = []
     if matching is not None:
         own = pools(client)
@@ -285,11 +289,14 @@ def _offer(client: Client, row: str, key: bytes, counts: Any) -> bytes:
     return seal(client.secret, key, message, context=context, session=client.session) if message else b""
 
 
-def _where_possible(names: Iterable[str], make: Callable[[str], bytes]) -> tuple[dict[str, bytes], dict[str, str]]:
-    """Make something for every partner; say why for those whose key or box is unusable, and serve the others."""
+def _where_possible(client: Client, names: Iterable[str], make: Callable[[str], bytes]) -> tuple[dict[str, bytes], dict[str, str]]:
+    """Make something for every partner; say why for those whose key or box is unusable or not trusted, and serve the others."""
     made: dict[str, bytes] = {}
     refused: dict[str, str] = {}
     for name in names:
+        if name in client.distrusted:
+            refused[name] = brief(DISTRUSTED + client.distrusted[name], LONGEST)
+            continue
         try:
             made[name] = make(name)
         except ClientError as error:
