@@ -173,25 +173,25 @@ def test_no_file_vanishes_without_a_word(tmp_path: Path) -> None:
         write(tmp_path / "tables" / f"{site}.csv", WORDS)
     (tmp_path / "tables" / "read me.txt").touch()
     assert about(load_folder(tmp_path / "tables").notes, "not read: read me.txt")
-    (tmp_path / "tables" / "c.xlsx").touch()
-    with pytest.raises(DataError, match=r"c\.xlsx cannot be read as it is: save the table as CSV"):
+    (tmp_path / "tables" / "c.ods").touch()
+    with pytest.raises(DataError, match=r"c\.ods cannot be read as it is: save the table as CSV"):
         load_folder(tmp_path / "tables")
     with pytest.raises(DataError, match="save the table as CSV"):
-        load_folder(tmp_path / "tables" / "c.xlsx")
+        load_folder(tmp_path / "tables" / "c.ods")
     rng = np.random.default_rng(0)
     for site in "ab":
         for kind in ("cat", "dog"):
             (tmp_path / "images" / site / kind).mkdir(parents=True)
             for i in range(10):
                 Image.fromarray(rng.integers(0, 255, (8, 8), np.uint8)).save(tmp_path / "images" / site / kind / f"{i}.png")
-    (tmp_path / "images" / "a" / "cat" / "scan.dcm").touch()
+    (tmp_path / "images" / "a" / "cat" / "scan.nii").touch()
     (tmp_path / "images" / "a" / "stray.png").touch()
     (line,) = about(load_folder(tmp_path / "images").notes, "left out")
-    assert "scan.dcm" in line and "stray.png" in line and "client 'a'" in line
+    assert "scan.nii" in line and "stray.png" in line and "client 'a'" in line
     for kind in ("cat", "dog"):
         (tmp_path / "images" / "c" / kind).mkdir(parents=True)
-        (tmp_path / "images" / "c" / kind / "1.dcm").touch()
-    with pytest.raises(DataError, match=r"client 'c' .* holds no images.*\.dcm cannot be read as they are: export the images as PNG"):
+        (tmp_path / "images" / "c" / kind / "1.nii").touch()
+    with pytest.raises(DataError, match=r"client 'c' .* holds no images.*\.nii cannot be read as they are: export the images as PNG"):
         load_folder(tmp_path / "images")
 
 

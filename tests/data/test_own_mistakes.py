@@ -159,7 +159,8 @@ TABLES: dict[str, Mistake] = {
 }
 
 IMAGES: dict[str, Mistake] = {
-    "DICOM": (lambda d: [p.rename(p.with_suffix(".dcm")) for p in sorted((d / "west").rglob("*.png"))], {}, ("'west'", ".dcm", "PNG")),
+    "NIfTI": (lambda d: [p.rename(p.with_suffix(".nii")) for p in sorted((d / "west").rglob("*.png"))], {}, ("'west'", ".nii", "PNG")),
+    "PNG called DICOM": (lambda d: [p.rename(p.with_suffix(".dcm")) for p in sorted((d / "west").rglob("*.png"))], {}, ("'west'", ".dcm")),
     "an image cut off": (lambda d: (d / "west" / "sick" / "1.png").write_bytes(b"\x89PNG\r\n"), {}, ("west", "unreadable", "1.png")),
     "images without classes": (
         lambda d: [p.rename(d / "west" / f"{p.parent.name}{p.name}") for p in sorted((d / "west").rglob("*.png"))],

@@ -15,6 +15,7 @@ from PIL import Image
 
 from emdcfl.core.errors import DataError
 from emdcfl.core.units import names
+from emdcfl.data.own import dicom
 from emdcfl.data.own.layout import IMAGE_SUFFIXES, UNREAD, ClientFiles, visible
 from emdcfl.data.own.parts import Note, Part, Raw
 from emdcfl.data.own.splitting import RANDOM, SplitRule, file_keys
@@ -54,6 +55,7 @@ def list_images(client: ClientFiles) -> Listed:
             (file, entry.name) for entry in classes for file in sorted(entry.rglob("*")) if file.suffix.lower() in IMAGE_SUFFIXES
         ]
     listed = {file for part in files.values() for file, _ in part}
+    dicom.check_installed(sorted(listed))
     others = tuple(file for folder in client.parts.values() for file in _files_below(folder) if file not in listed)
     if not listed:
         unread = sorted({file.suffix.lower() for file in others} & set(UNREAD))  # a file's name may be a patient's
@@ -123,6 +125,9 @@ def read_image(file: Path, shape: Shape) -> NDArray[np.uint8]:
 
 def _try(file: Path, shape: Shape) -> NDArray[np.uint8] | str:
     try:
+        if dicom.is_dicom(file):
+            _check_size(dicom.read_header(file)[1], (shape[2], shape[1]))
+            return _fit(dicom.read_pixels(file), shape)
         with Image.open(file) as image:
             return _fit(image, shape)
     except Exception as error:  # every decoder has its own ways to fail on a damaged file: struct.error, IndexError, EOFError, …
@@ -156,6 +161,8 @@ def _check_size(size: tuple[int, int], wanted: tuple[int, int]) -> None:
 def read_header(file: Path) -> Header | None:
     """Return an image's mode and size (width, height) without decoding it; ``None`` if it cannot be opened."""
     try:
+        if dicom.is_dicom(file):
+            return dicom.read_header(file)
         with Image.open(file) as image:
             return image.mode, image.size
     except Exception:  # reported when the file is read

@@ -10,13 +10,14 @@ from emdcfl.core.errors import DataError
 from emdcfl.data.own.parts import MIXED
 from emdcfl.data.own.splitting import SPLIT_NAMES
 
-IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"})
-TABLE_SUFFIXES = frozenset({".csv", ".tsv", ".parquet"})
+IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm", ".dcm", ".dicom"})
+EXCEL_SUFFIXES = frozenset({".xlsx", ".xlsm"})
+TABLE_SUFFIXES = frozenset({".csv", ".tsv", ".parquet"}) | EXCEL_SUFFIXES
 
 
-_TABLES = (".xlsx", ".xls", ".xlsm", ".ods", ".numbers", ".sav", ".dta", ".sas7bdat", ".rds", ".feather", ".arrow")
+_TABLES = (".xls", ".ods", ".numbers", ".sav", ".dta", ".sas7bdat", ".rds", ".feather", ".arrow")
 _ARCHIVES = (".zip", ".gz", ".tar", ".7z", ".rar", ".bz2", ".xz")
-_IMAGES = (".dcm", ".dicom", ".nii", ".mha", ".svs", ".heic", ".npy")
+_IMAGES = (".nii", ".mha", ".svs", ".heic", ".npy")
 UNREAD = {
     **dict.fromkeys(_TABLES, "save the table as CSV"),
     **dict.fromkeys(_ARCHIVES, "unpack the files"),

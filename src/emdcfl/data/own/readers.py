@@ -13,9 +13,10 @@ import numpy as np
 from emdcfl.core.errors import DataError, nearest
 from emdcfl.core.optional import arrow
 from emdcfl.data.own.dates import as_dates
-from emdcfl.data.own.layout import ClientFiles
+from emdcfl.data.own.layout import EXCEL_SUFFIXES, ClientFiles
 from emdcfl.data.own.parts import MIXED, Note, Part, Raw, Text
 from emdcfl.data.own.splitting import RANDOM, SplitRule, table_keys
+from emdcfl.data.own.spreadsheet import read_workbook
 from emdcfl.data.own.tables import AS_WRITTEN, CellRules
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ PEEK = 1 << 18
 """Bytes of a CSV from which its delimiter and decimal point are read."""
 
 NO_CSV = {
-    b"PK\3\4": "a spreadsheet or an archive; save it as CSV, or unpack it",
+    b"PK\3\4": "a spreadsheet or an archive; call it .xlsx, save it as CSV, or unpack it",
     b"\xd0\xcf\x11\xe0": "a spreadsheet; save it as CSV",
     b"\x1f\x8b": "packed; unpack it",
     b"\xff\xfe": "text in UTF-16; save it as UTF-8",
@@ -64,9 +65,11 @@ HEAD = 1000
 
 
 def read_file(path: Path, cells: CellRules = AS_WRITTEN) -> pa.Table:
-    """Read a CSV, TSV or Parquet file."""
+    """Read a CSV, TSV, Parquet or Excel file."""
     try:
-        if path.suffix.lower() == ".parquet":
+        if path.suffix.lower() in EXCEL_SUFFIXES:
+            table = _with_gaps(read_workbook(path), cells.missing, ".")
+        elif path.suffix.lower() == ".parquet":
             table = _read_parquet(path)
             if cells.missing:
                 table = pa.table([_without(column, cells.missing, ".") for column in table.columns], table.column_names)
@@ -158,8 +161,13 @@ def _read_csv(path: Path, missing: Sequence[str] = (), *, threads: bool = True) 
         return table
     # a column without a name is called as pandas calls it, and can be left out by that name
     names = [name.strip() or f"Unnamed: {i}" for i, name in enumerate(table.column_names)]
+    return _with_gaps(table.rename_columns(names), missing, decimal)
+
+
+def _with_gaps(table: pa.Table, missing: Sequence[str], decimal: str) -> pa.Table:
+    """Read marks of missing values as gaps, and text of numbers and such marks as numbers."""
     columns = [_without(column, missing, decimal) for column in table.columns] if missing else table.columns
-    return pa.table([_numbers(column, decimal) for column in columns], names=names)
+    return pa.table([_numbers(column, decimal) for column in columns], names=table.column_names)
 
 
 def _dialect(path: Path) -> tuple[str, str]:

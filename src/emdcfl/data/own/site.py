@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from emdcfl.core.errors import DataError
+from emdcfl.data.own import dicom
 from emdcfl.data.own.cleaning import AS_THEY_ARE, Cleaning
 from emdcfl.data.own.images import list_images, read_client, read_image
 from emdcfl.data.own.layout import IMAGE_SUFFIXES, TABLE_SUFFIXES, ClientFiles, client_folder
@@ -107,6 +108,7 @@ def read_inputs(files: Sequence[str | Path], *, encoding: Mapping[str, Any]) -> 
         if encoding["kind"] == "images":
             if file.suffix.lower() not in IMAGE_SUFFIXES:
                 raise DataError(f"{file} is not an image; the run was trained on images")
+            dicom.check_installed([file])
             channels, height, width = encoding["shape"]
             blocks.append(read_image(file, (channels, height, width))[None])
             names.append(str(file))
