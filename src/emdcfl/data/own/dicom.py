@@ -82,7 +82,8 @@ def _as_bytes(found: Any, pixels: NDArray[Any]) -> NDArray[np.uint8]:
         least = -(1 << (bits - 1)) if signed else 0
         low, high = sorted((least * slope + intercept, (least + (1 << bits) - 1) * slope + intercept))
     share = np.clip((values - low) / (high - low), 0, 1)
-    return np.uint8(np.round(255 * (1 - share if str(found.PhotometricInterpretation) == "MONOCHROME1" else share)))
+    bright = 1 - share if str(found.PhotometricInterpretation) == "MONOCHROME1" else share
+    return np.round(255 * bright).astype(np.uint8)
 
 
 def _first(value: Any) -> float | None:
