@@ -16,7 +16,7 @@ from emdcfl.runs.new_sites.unseen import UNSEEN, unseen_sentence
 from emdcfl.runs.outputs import read_reading
 from emdcfl.runs.personal import in_words
 from emdcfl.runs.scoring import MetricsRow
-from emdcfl.runs.verdict.advice import BASELINES, advice, in_brief, rivals, run_title, structure, used
+from emdcfl.runs.verdict.advice import BASELINES, advice, in_brief, rivals, run_title, structure, unbalanced, used
 from emdcfl.runs.verdict.trained_with import in_words as trained_with
 
 MOST_LINES = 8
@@ -48,6 +48,8 @@ def show_result(
     tell(console, _scores(summary))
     if "personalized" in summary:
         tell(console, in_words(summary))
+    if (uneven := unbalanced(used(summary))) is not None:
+        tell(console, uneven)
     if others:
         _show_worth(console, summary, reading, others)
     if reading is not None:
@@ -141,14 +143,18 @@ def _show_worth(
 ) -> None:
     """Print this run beside its baselines, with paired differences, and what speaks against the grouping."""
     table = Table(title="Is grouping worth it?", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("training", "accuracy", "95% interval", "worst", "gain in points"):
+    uneven = "balanced" in used(summary)["accuracy"]
+    for column in ("training", "accuracy", "95% interval", *(("balanced", "AUC") if uneven else ()), "worst", "gain in points"):
         table.add_column(column, justify="left" if column == "training" else "right")
     found = {name: gain.points().replace(" points", "") for name, gain in rivals(summary, others).items()}
     named = {run_title(summary): ("", used(summary))}
     named |= {BASELINES.get(name, name): (name, other) for name, other in others.items()}
     for what, (name, one) in named.items():
         score, gain = one["accuracy"], found.get(name, "–") if name else ""
-        table.add_row(what, percent(score["mean"]), percent_range(score.get("low"), score.get("high")), percent(score["worst"]), gain)
+        scores = [percent(score["mean"]), percent_range(score.get("low"), score.get("high"))]
+        if uneven:
+            scores += [percent(score["balanced"]["mean"]), f"{score['auc']['mean']:.3f}"] if "balanced" in score else ["–", "–"]
+        table.add_row(what, *scores, percent(score["worst"]), gain)
     console.print()
     console.print(table)
     to_do = advice(summary, others)

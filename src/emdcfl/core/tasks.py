@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from emdcfl.core.balance import SCORES, balance, unbalanced
 from emdcfl.core.client import EVALUATION_BATCH, LOSS_BATCH, Client, Stages, staged_task, task
 from emdcfl.core.errors import ClientError, DataError, EmdcflError
 from emdcfl.core.params import LayoutEntry, Network
@@ -309,22 +310,32 @@ TESTED = {
     "accuracy": Field(float, low=0, high=1, each=True),
     "loss": Field(float, low=-1e-3, high=LARGEST_LOSS, each=True, blamed=False),  # rounding may lift a probability over 1
     "n": Field(int, low=0, high="max_n", each=True),
+    **{name: Field(float, low=0, high=1, each=True, optional=True) for name in SCORES},
+    **{f"{name}_n": Field(float, low=0, high="max_n", each=True, optional=True) for name in SCORES},
 }
 
 
 @task(phase="evaluate", returns=TESTED)
 @torch.no_grad()
 def test(client: Client, *, models: Tensor, weights: Tensor) -> Reply:
-    r"""Score one state, or the mixture :math:`\sum_k \pi_k\,\mathrm{softmax}(f_{\theta_k}(x))`, on every test variant."""
+    r"""Score one state, or the mixture :math:`\sum_k \pi_k\,\mathrm{softmax}(f_{\theta_k}(x))`, on every test variant.
+
+    Where the site's classes are unbalanced, also by scores that a frequent class cannot dominate (``core.balance``).
+    """
     accuracy: dict[str, float] = {}
     loss: dict[str, float] = {}
     count: dict[str, int] = {}
-    for variant in client.site.tests:
+    balanced: dict[str, dict[str, float]] = {}
+    site = client.site
+    uneven = unbalanced(torch.cat([site.train.y, site.val.y, *(split.y for split in site.tests.values())]))
+    for variant in site.tests:
         p, y = mixture(client, models, weights, f"test:{variant}")
         count[variant] = len(y)
         accuracy[variant] = float((p.argmax(1) == y).double().mean()) if len(y) else 0.0
         loss[variant] = float(-p.double().clamp_min(1e-12).log().gather(1, y[:, None]).mean()) if len(y) else 0.0
-    return {"accuracy": accuracy, "loss": loss, "n": count}
+        for name, value in (balance(p, y) if uneven else {}).items():
+            balanced.setdefault(name, {})[variant] = value
+    return {"accuracy": accuracy, "loss": loss, "n": count, **balanced}
 
 
 def mixture(client: Client, models: Tensor, weights: Tensor, split: str) -> tuple[Tensor, Tensor]:

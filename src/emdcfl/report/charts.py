@@ -13,7 +13,7 @@ from emdcfl.core.units import percent, plural
 from emdcfl.report.load_run import Run
 from emdcfl.report.svg import Array, Scale, bent, chart, mark, number, shape_path, tag, ticks, visible
 from emdcfl.runs.personal import FINE_TUNED
-from emdcfl.runs.verdict.advice import BASELINES, rivals
+from emdcfl.runs.verdict.advice import BASELINES, LOGISTIC, rivals
 
 WIDTH = 380.0
 NAMED = 24
@@ -239,7 +239,7 @@ def round_lines(run: Run, variant: str) -> Markup | None:
             members = [c for c, label in zip(run.clients, run.clusters, strict=True) if label == k]
             lines.append((f"cluster {k}", f"line {colour}", _by_round(run, variant, members)[0]))
     for name, other in run.baselines.items():
-        if name.endswith(FINE_TUNED):  # after the last round only
+        if name.endswith(FINE_TUNED) or name == LOGISTIC:  # no rounds of their own
             continue
         lines.append((BASELINES.get(name, name), f"line baseline {name}", _by_round(other, variant)[0]))
     mean, worst = _by_round(run, variant)

@@ -58,6 +58,9 @@ class Run:
     def accuracy_of(self, client: str, variant: str) -> float | None:
         """Return the last accuracy of a client; none where it was not tested or has no test samples."""
         row = self.last.get(client)
+        if not self.rows and client in self.clients:  # a baseline that had no rounds
+            sites = self.summary["accuracy"]["variants"].get(variant, {}).get("sites") or []
+            return sites[self.clients.index(client)] if len(sites) == len(self.clients) else None
         if row is None or variant not in row["accuracy"] or not (row.get("test_samples") or {}).get(variant, 1):
             return None
         value = row["accuracy"][variant]

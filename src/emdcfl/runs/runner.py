@@ -233,7 +233,7 @@ def summarise(
         "groups": None if scenario.groups is None else [scenario.groups[c] for c in fed.clients],
         "clusters": None if clusters is None else [int(k) for k in clusters.tolist()],
         "trained_with": origins(serving, fed.clients, model_names(serving, fed.clients)),
-        "accuracy": _scores(rows, scenario),
+        "accuracy": scores_of(rows, scenario),
         **({} if personal is None else {"personalized": _personalized(planned, rows, personal)}),
         "scored": None if scenario.scored is None else list(scenario.scored),
         "seconds": {phase: round(value, 3) for phase, value in seconds.items()},
@@ -252,7 +252,8 @@ def _variants(scenario: Scenario) -> list[str]:
     return list(scenario.sites[0].tests) or ["test"]
 
 
-def _scores(rows: list[MetricsRow], scenario: Scenario) -> dict[str, Any]:
+def scores_of(rows: list[MetricsRow], scenario: Scenario) -> dict[str, Any]:
+    """Return what a summary says of accuracies."""
     variants = _variants(scenario)
     scores = {v: accuracy(rows, v, scenario.scored) for v in variants}
     main = scores[variants[0]]
@@ -266,7 +267,7 @@ def _personalized(planned: RunPlan, rows: list[MetricsRow], personal: Personal) 
     return {
         "mode": planned.config.personalize.mode,
         "kept": list(personal.states),
-        "accuracy": _scores(personal.rows, scenario),
+        "accuracy": scores_of(personal.rows, scenario),
         "gain": gain(personal.rows, rows, _variants(scenario)[0], scenario.scored),
         "clients": {row["client"]: row["accuracy"] for row in personal.rows},
     }

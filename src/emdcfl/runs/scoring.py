@@ -10,6 +10,7 @@ from torch import Tensor
 
 from emdcfl.clustering import adjusted_rand
 from emdcfl.core import tasks
+from emdcfl.core.balance import SCORES, possible
 from emdcfl.core.errors import ClientError, StoreError
 from emdcfl.core.federation import Federation
 from emdcfl.core.schema import Reply
@@ -32,6 +33,13 @@ def check_rows(rows: Sequence[Any], where: str) -> None:
         whole = all(by is None for by in found) or (len(variants) == len(found) and all(names == variants[0] for names in variants))
         if not whole or not all(value is None or type(value) in (int, float) for value in numbers):
             raise StoreError(f"{where} holds a row with values that no run writes; start again with another --out")
+        uneven = row.get("unbalanced", {})
+        if not isinstance(uneven, dict) or not all(isinstance(one, dict) and _scores(one) for one in uneven.values()):
+            raise StoreError(f"{where} holds a row with scores that no run writes; start again with another --out")
+
+
+def _scores(found: Mapping[str, Any]) -> bool:
+    return all(type(value) in (int, float) for value in found.values()) and possible(found)
 
 
 def score(
@@ -64,10 +72,27 @@ def outcomes(
         for field in ("accuracy", "loss", "n"):
             if set(reply[field]) != wanted:
                 raise ClientError(f"expected {field} of the test variants {sorted(wanted)[:8]}, got {sorted(reply[field])[:8]}")
+        for variant, scores in _balanced(reply).items():
+            if variant not in wanted or not possible(scores):
+                raise ClientError(f"expected balanced accuracy and AUC with their sizes, got {sorted(scores)[:8]} of {variant[:40]!r}")
 
     replies = fed.run(tasks.test, inputs, verify=verify)
     names = {"accuracy": "accuracy", "test_loss": "loss", "test_samples": "n"}
-    return {c: {name: replies.valid[c][field] if c in replies.valid else None for name, field in names.items()} for c in inputs}
+    found: dict[str, dict[str, Any]] = {}
+    for c in inputs:
+        found[c] = {name: replies.valid[c][field] if c in replies.valid else None for name, field in names.items()}
+        if c in replies.valid and (scores := _balanced(replies.valid[c])):
+            found[c]["unbalanced"] = scores
+    return found
+
+
+def _balanced(reply: Reply) -> dict[str, dict[str, float]]:
+    """Test variant → scores of unbalanced classes, where a client sent any."""
+    found: dict[str, dict[str, float]] = {}
+    for field in (key for name in SCORES for key in (name, f"{name}_n")):
+        for variant, value in reply.get(field, {}).items():
+            found.setdefault(variant, {})[field] = float(value)
+    return found
 
 
 def accuracy(rows: Sequence[MetricsRow], variant: str, scored: Sequence[str] | None = None) -> dict[str, Any]:
@@ -77,7 +102,8 @@ def accuracy(rows: Sequence[MetricsRow], variant: str, scored: Sequence[str] | N
     -------
     dict
         ``mean`` (unweighted) and ``worst``; ``low`` and ``high``, the 95 % interval of the mean over these sites, and ``new_sites``, that
-        over sites like these (``verdict/intervals.py``); ``sites`` and ``tested``: accuracy (None where it does not count) and number of
+        over sites like these (``verdict/intervals.py``); ``balanced`` and ``auc``, each with its interval, where ``sites`` have unbalanced
+        classes; ``sites`` and ``tested``: accuracy (None where it does not count) and number of
         test samples of every client. What cannot be computed is None.
     """
     wanted = None if scored is None else set(scored)
@@ -91,9 +117,22 @@ def accuracy(rows: Sequence[MetricsRow], variant: str, scored: Sequence[str] | N
         "low": None if these is None else these.low,
         "high": None if these is None else these.high,
         "new_sites": None if new is None else {"low": new.low, "high": new.high},
+        **_uneven([row for row, (_, n) in zip(rows, found, strict=True) if n], variant),
         "sites": [p if n else None for p, n in found],
         "tested": [n for _, n in found],
     }
+
+
+def _uneven(rows: Sequence[MetricsRow], variant: str) -> dict[str, dict[str, Any]]:
+    """Return balanced accuracy and AUC over the sites with unbalanced classes, and how many these are; nothing where there are none."""
+    known = [row["unbalanced"][variant] for row in rows if variant in row.get("unbalanced", {})]
+    found = {}
+    for name in SCORES if known else ():
+        shares = SiteScores(tuple(one[name] for one in known), tuple(max(1, round(one[f"{name}_n"])) for one in known))
+        interval = these_sites(shares)
+        assert interval is not None
+        found[name] = {"mean": interval.mean, "low": interval.low, "high": interval.high, "sites": len(known)}
+    return found
 
 
 def _tested(row: MetricsRow, variant: str) -> tuple[float, int]:

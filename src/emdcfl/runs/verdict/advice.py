@@ -16,7 +16,13 @@ from emdcfl.methods import METHODS
 from emdcfl.runs.verdict.intervals import Interval, SiteScores, difference, wilson
 from emdcfl.runs.verdict.trained_with import in_words as trained_with
 
-BASELINES = {"fedavg": "one model for all", "fedavg+ft": "one model for all, fine-tuned at home", "local": "every site alone"}
+LOGISTIC = "logistic"
+BASELINES = {
+    "fedavg": "one model for all",
+    "fedavg+ft": "one model for all, fine-tuned at home",
+    "local": "every site alone",
+    LOGISTIC: "a logistic regression at every site",
+}
 """Baseline → what a comparison calls it."""
 
 DISAGREE = 0.05
@@ -175,7 +181,9 @@ def advice(summary: Summary, baselines: Mapping[str, Summary]) -> Advice | None:
     found = rivals(summary, baselines)
     if not found:
         return None
-    better, worse = ({name: g for name, g in found.items() if g.sign == sign} for sign in (1, -1))
+    worse = {name: g for name, g in found.items() if g.sign == -1}
+    networks = {name: g for name, g in found.items() if name != LOGISTIC}
+    better = {name: g for name, g in networks.items() if g.sign == 1}
     alone = baselines.get("local")
     doubts, look = _disagreement(used(summary), alone) or _only_fine_tuned(summary, alone), _losers(used(summary), alone)
     told = worth(summary, baselines)
@@ -186,10 +194,10 @@ def advice(summary: Summary, baselines: Mapping[str, Summary]) -> Advice | None:
     if better:
         least = min(better, key=lambda name: better[name].mean)
         text = f"{_what(summary)}: worth {better[least].points('')} against {BASELINES[least]}"
-        level = [BASELINES[name] for name in found if name not in better]
+        level = [BASELINES[name] for name, gain in found.items() if gain.sign == 0]
         text += f"; {level[0] if len(level) == 1 else f'{len(level)} others'} may be as good" if level else ""
         return Advice("this run", text, told, found, doubts, look)
-    return Advice("undecided", _undecided(summary, found), told, found, doubts, look)
+    return Advice("undecided", _undecided(summary, networks or found), told, found, doubts, look)
 
 
 def _what(summary: Summary) -> str:
@@ -320,6 +328,8 @@ def sentences(summary: Summary, reading: Summary | None, baselines: Mapping[str,
     to_do = advice(summary, baselines)
     if baselines:
         found.append(("Worth it", worth(summary, baselines) if to_do is None else to_do.reason))
+    if (uneven := unbalanced(used(summary))) is not None:
+        found.append(("Classes", uneven))
     if to_do is not None:
         found += [("Doubt", doubt) for doubt in to_do.doubts]
         found.append(("Groups", structure(summary, reading)))
@@ -344,6 +354,17 @@ def how_sure(summary: Summary) -> str | None:
     text = f"accuracy {percent_range(accuracy['low'], accuracy['high'])} on these sites ({tested}; 95% interval)"
     new = accuracy.get("new_sites")
     return text if new is None else f"{text}, {percent_range(new['low'], new['high'])} on average over sites like these"
+
+
+def unbalanced(summary: Summary) -> str | None:
+    """Say how models do on unbalanced classes, where a frequent class may hide the others; None where classes are balanced."""
+    accuracy = summary["accuracy"]
+    if "balanced" not in accuracy:
+        return None
+    balanced, auc = accuracy["balanced"], accuracy["auc"]
+    where = f"classes are unbalanced at {balanced['sites']} of {plural(len(summary['clients']), 'site')}"
+    area = f"AUC {auc['mean']:.3f} ({auc['low']:.3f}–{auc['high']:.3f})"
+    return f"{where}: there, balanced accuracy {percent(balanced['mean'])} ({percent_range(balanced['low'], balanced['high'])}), {area}"
 
 
 def worth(clustered: Summary, baselines: Mapping[str, Summary]) -> str:

@@ -1,0 +1,86 @@
+"""A logistic regression at every site of a table, to see whether a network is worth it. It needs all data on one machine."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from emdcfl.core.balance import balance, unbalanced
+from emdcfl.core.keys import generator
+from emdcfl.data.types import Scenario, Site
+from emdcfl.runs.scoring import MetricsRow
+
+STRENGTHS = (0.01, 0.1, 1.0, 10.0)
+"""Inverse strengths of the penalty to choose from; validation data decide."""
+
+MOST_ROWS = 20_000
+"""Training rows of a site that are used; drawn at random where there are more."""
+
+
+def is_table(scenario: Scenario) -> bool:
+    """Whether samples are rows of a table."""
+    return scenario.sites[0].train.x.dim() == 2
+
+
+def logistic_rows(scenario: Scenario, clients: tuple[str, ...], round: int, seed: int) -> list[MetricsRow]:
+    """Fit and test one regression per client; rows as ``scoring.score`` makes them."""
+    sites = {site.name: site for site in scenario.sites}
+    return [{"round": round, "client": c, "cluster": None, "train_loss": None, **_tested(scenario, sites[c], seed)} for c in clients]
+
+
+def _tested(scenario: Scenario, site: Site, seed: int) -> dict[str, Any]:
+    model = _fitted(scenario, site, seed)
+    row: dict[str, Any] = {"accuracy": {}, "test_loss": {}, "test_samples": {}}
+    uneven = unbalanced(torch.cat([site.train.y, site.val.y, *(split.y for split in site.tests.values())]))
+    for variant, split in site.tests.items():
+        p, n = _probabilities(model, scenario, split.x), len(split)
+        row["test_samples"][variant] = n
+        row["accuracy"][variant] = float((p.argmax(1) == split.y).double().mean()) if n else 0.0
+        row["test_loss"][variant] = _loss(p, split.y) if n else 0.0
+        if uneven and (scores := balance(p, split.y)):
+            row.setdefault("unbalanced", {})[variant] = scores
+    return row
+
+
+def _fitted(scenario: Scenario, site: Site, seed: int) -> Any:
+    """Return the regression with the lowest validation loss, or the only class of the train split."""
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+
+    x, y = site.train.x, site.train.y
+    if len(y) > MOST_ROWS:
+        chosen = torch.from_numpy(generator(seed, site.name, 0, "logistic regression").permutation(len(y))[:MOST_ROWS])
+        x, y = x[chosen], y[chosen]
+    if len(y.unique()) < 2:
+        return int(y[0])
+    inputs, best, least = _inputs(scenario, x), None, np.inf
+    for strength in STRENGTHS if len(site.val) else (1.0,):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # a fit that needs more steps is still a fit
+            model = LogisticRegression(C=strength, max_iter=300).fit(inputs, y.numpy())
+        loss = _loss(_probabilities(model, scenario, site.val.x), site.val.y) if len(site.val) else 0.0
+        if loss < least:
+            best, least = model, loss
+    return best
+
+
+def _inputs(scenario: Scenario, x: Tensor) -> NDArray[np.float32]:
+    return np.asarray(scenario.preprocess(x).numpy())
+
+
+def _probabilities(model: Any, scenario: Scenario, x: Tensor) -> Tensor:
+    p = torch.zeros(len(x), len(scenario.classes), dtype=torch.float64)
+    if isinstance(model, int):
+        p[:, model] = 1.0
+    elif len(x):
+        p[:, model.classes_] = torch.from_numpy(model.predict_proba(_inputs(scenario, x))).double()
+    return p
+
+
+def _loss(p: Tensor, y: Tensor) -> float:
+    return float(-p.clamp_min(1e-12).log().gather(1, y[:, None]).mean())
