@@ -27,7 +27,7 @@ def group() -> None:
 RELEASES = {
     "describe": "how many train and validation samples it has; its public key",
     "train": "a model trained on its data in batches of {batch_size} or more, the loss, the number of samples",
-    "test": "accuracy and loss of a model on its test data, the number of samples",
+    "test": "accuracy (balanced accuracy and AUC where classes are unbalanced) and loss of a model on its test data, the number of samples",
     "personalize": "the model it is served, fine-tuned on its data, if its validation loss improved by it",
     "evaluate": "accuracy and losses of up to {models_at_once} models at once, as {reductions}",
     "loss_moments": "means and covariances of the losses and hits of up to {averages_at_once} models, over blocks of validation samples",
