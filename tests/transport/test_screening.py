@@ -12,7 +12,20 @@ from hypothesis import strategies as st
 
 from emdcfl.clustering import links
 from emdcfl.core.errors import ConfigError, DataError, EmdcflError
-from emdcfl.transport import EXACT, LOWER, UNKNOWN, UPPER, Decision, Screen, SolverPool, cost_matrix, exact, solve
+from emdcfl.transport import (
+    EXACT,
+    LOWER,
+    UNKNOWN,
+    UPPER,
+    Decision,
+    Screen,
+    SolverPool,
+    cosine_lower_bounds,
+    cost_matrix,
+    exact,
+    solve,
+    unit,
+)
 from emdcfl.transport.bounds import minima, refine, slack
 
 
@@ -245,3 +258,14 @@ def test_mistakes_are_named() -> None:
         screen.add("a", "b", np.full((3, 2), np.nan))
         with pytest.raises(DataError, match=r"client 'b' under the model of client 'a'.*NaN"):
             screen.finish()
+
+
+def test_bounds_of_many_problems_are_below_the_exact_values_and_near_them() -> None:
+    rng = np.random.default_rng(0)
+    x = np.maximum(rng.normal(size=(40, 8)), 0)
+    y = np.maximum(rng.normal(size=(70, 25, 8)) + rng.normal(size=(70, 1, 8)), 0)
+    x[3], y[5, 2], y[6] = 0, 0, x[:25]
+    exactly = np.array([exact(cost_matrix(x, b)).value for b in y])
+    bounds = cosine_lower_bounds(unit(x), y)
+    assert (bounds <= exactly).all() and (exactly - bounds).max() < 0.03
+    assert np.corrcoef(bounds, exactly)[0, 1] > 0.99

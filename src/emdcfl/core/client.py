@@ -97,6 +97,7 @@ class Client:
         self.distrusted: dict[str, str] = {}  # partners whose key, as relayed now, is not the one this node knows, and why
         self.round = 0
         self._resident: dict[str, Split] = {}
+        self._samples: dict[tuple[str, int], Tensor] = {}
 
     def begin(self, round: int) -> None:
         """Enter a round: generators and private state refer to it from here on."""
@@ -139,9 +140,11 @@ class Client:
 
         In random order, so that the first m of a larger sample are the sample of size m, not its first classes.
         """
-        n = len(self.split(split))
-        chosen = self.generator(f"sample {split}", round=0).permutation(n)[: min(cap, n)]
-        return torch.from_numpy(chosen)
+        if (split, cap) not in self._samples:
+            n = len(self.split(split))
+            chosen = self.generator(f"sample {split}", round=0).permutation(n)[: min(cap, n)] if cap else np.zeros(0, np.int64)
+            self._samples[split, cap] = torch.from_numpy(chosen)
+        return self._samples[split, cap]
 
     @torch.no_grad()
     def embeddings(self, state: Tensor, split: str, indices: Tensor, *, mode: Literal["eval", "train"] = "eval") -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
@@ -39,6 +39,8 @@ class Distances:
         By how much privacy noise divides cosine distances, approximately; 1 without noise.
     splits : list of dict, optional
         Where validation losses decided instead of tolerances: what each split gains (``methods.emdcfl.benefit``).
+    sample : array of int, optional
+        Of many clients, the matrices show these alone (positions in client order).
     """
 
     W: np.ndarray[Any, Any]
@@ -47,6 +49,11 @@ class Distances:
     kind: np.ndarray[Any, Any]
     noise_factor: float = 1.0
     splits: list[dict[str, Any]] | None = None
+    sample: np.ndarray[Any, Any] | None = None
+
+    def shown(self, of: Sequence[Any]) -> list[Any]:
+        """Return what belongs to the clients that the matrices show, of something in client order."""
+        return list(of) if self.sample is None else [of[int(i)] for i in self.sample]
 
 
 @dataclass(frozen=True)

@@ -50,12 +50,12 @@ def _alone(secret: NodeSecret) -> bool:
     return secret.is_simulated and importlib.util.find_spec("cryptography") is None
 
 
-@lru_cache(maxsize=4096)  # making one costs as much as an agreement: it computes the public half
+@lru_cache(maxsize=1 << 14)  # making one costs as much as an agreement: it computes the public half
 def _private(secret: NodeSecret) -> x25519.X25519PrivateKey:
     return x25519.X25519PrivateKey.from_private_bytes(secret.derive("x25519 node key"))
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1 << 14)
 def public_key(secret: NodeSecret) -> bytes:
     """Return the node's 32-byte public key, the same for the life of its secret."""
     if _alone(secret):
@@ -98,11 +98,26 @@ def agreed_key(secret: NodeSecret, partner: bytes, *context: object, session: No
         raise ClientError(f"a partner's public key is not usable: {error}") from error
 
 
-@lru_cache(maxsize=4096)  # a pair seals in one direction and opens in the other: the costly part is the same
+_agreements: dict[tuple[bytes, bytes], bytes] = {}
+
+MOST_AGREEMENTS = 1 << 17
+
+
 def _agreed(secret: NodeSecret, partner: bytes) -> bytes:
-    if _alone(secret):
-        return simulated.x25519(secret.derive("x25519 node key"), partner)
-    return _private(secret).exchange(x25519.X25519PublicKey.from_public_bytes(partner))
+    """Return X25519 of both keys; remembered, because a pair seals in one direction and opens in the other.
+
+    Both sides agree on the same value, so a process that simulates both computes it once.
+    """
+    own = public_key(secret)
+    pair = (own, partner) if own < partner else (partner, own)
+    if pair not in _agreements:
+        if len(_agreements) >= MOST_AGREEMENTS:
+            _agreements.clear()
+        if _alone(secret):
+            _agreements[pair] = simulated.x25519(secret.derive("x25519 node key"), partner)
+        else:
+            _agreements[pair] = _private(secret).exchange(x25519.X25519PublicKey.from_public_bytes(partner))
+    return _agreements[pair]
 
 
 def seal(secret: NodeSecret, partner: bytes, message: bytes, *, context: tuple[object, ...], session: NodeSecret | None = None) -> bytes:

@@ -135,6 +135,8 @@ def _read_distances(folder: Path, summary: dict[str, Any]) -> PairRatios | None:
     if not path.exists() or summary.get("clusters") is None:
         return None
     arrays = read_arrays(path)
+    if "sample" in arrays:  # of too many clients for one matrix; heatmap.png shows the sample
+        return None
     n = len(summary["clients"])
     for name in ("W", "epsilon", "kind"):
         if name not in arrays or arrays[name].shape != (n, n):

@@ -74,12 +74,11 @@ def write_summary(path: Path, summary: Mapping[str, Any]) -> None:
 
 
 def _write_distances(path: Path, d: Distances, clients: list[str], clusters: list[int], *, finished: bool) -> None:
-    write_arrays(
-        path / "distances.npz", {"W": d.W, "tau": d.tau, "epsilon": d.epsilon, "kind": d.kind, "noise_factor": np.array(d.noise_factor)}
-    )
+    arrays = {"W": d.W, "tau": d.tau, "epsilon": d.epsilon, "kind": d.kind, "noise_factor": np.array(d.noise_factor)}
+    write_arrays(path / "distances.npz", arrays if d.sample is None else {**arrays, "sample": d.sample})
     _write_json(path / READING, read(d, clients, clusters).as_dict())
     if finished and find_spec("matplotlib") is not None:  # drawing takes longer than a small network's training
-        write_file(path / "heatmap.png", [heatmap(d, clients, clusters)])
+        write_file(path / "heatmap.png", [heatmap(d, d.shown(clients), d.shown(clusters))])
         if d.splits is None:
             write_file(path / "margins.png", [margin_plot(d, clients, clusters)])
 

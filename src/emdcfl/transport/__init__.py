@@ -7,8 +7,10 @@ solves over the cores. ``screening`` decides links from the certified bounds of 
 
 from __future__ import annotations
 
+from emdcfl.transport.bounds import minima
 from emdcfl.transport.calibration import dual_variance, min_samples, quantile, tolerance
-from emdcfl.transport.cost import COSTS, cost_matrix, projected_width, projection
+from emdcfl.transport.cost import COSTS, cost_matrix, projected_width, projection, unit
+from emdcfl.transport.many import cosine_lower_bounds
 from emdcfl.transport.pairs import EXACT, LOWER, UNKNOWN, UPPER
 from emdcfl.transport.pool import SolverPool
 from emdcfl.transport.screening import Decision, QueueFactory, Screen
@@ -26,10 +28,12 @@ __all__ = [
     "SolverPool",
     "Screen",
     "QueueFactory",
+    "cosine_lower_bounds",
     "cost_matrix",
     "dual_variance",
     "exact",
     "min_samples",
+    "minima",
     "warm_up",
     "projected_width",
     "projection",
@@ -37,4 +41,5 @@ __all__ = [
     "sinkhorn",
     "solve",
     "tolerance",
+    "unit",
 ]

@@ -17,8 +17,10 @@ from tests.trust.liars import LyingFederation
 
 from emdcfl.core.errors import ClientError
 from emdcfl.core.schema import Reply
+from emdcfl.engines import make_federation
 from emdcfl.engines.local.sequential import simulated_clients
 from emdcfl.methods import make
+from emdcfl.methods.emdcfl import pairing, proposals
 from emdcfl.methods.emdcfl.benefit import Cell, Votes, _joined, _portions, _verifier
 from emdcfl.methods.emdcfl.client.tasks import LOSS_CUT, loss_moments
 from emdcfl.methods.emdcfl.interpret import read
@@ -175,3 +177,55 @@ def test_reading_says_why_a_cluster_stays_together() -> None:
     for gain, why in ((-0.1, "it does not pay"), (0.2, "that may be chance"), (0.5, "it rests on one client alone")):
         distances = replace(together.distances(), splits=[{**kept, **numbers, "gain": gain}])
         assert read(distances, together.clients, [0] * len(together.clients)).clusters[0].endswith(why)
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cells of several clients around four representatives."""
+    for name, value in (("SINGLE", 5), ("REPRESENTATIVES", 4), ("FIRST", 2)):
+        monkeypatch.setattr(proposals, name, value)
+    monkeypatch.setattr(pairing, "REPRESENTATIVES", 4)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "batched"])
+def test_a_tree_over_representatives_finds_the_groups_of_all_pairs(few: None, engine: str) -> None:
+    scenario = tiny(groups=3, clients_per_group=4)
+    fed = make_federation(scenario, engine=engine, device="cpu", training=TRAINING)
+    state = play(fed, 2, pairing="representatives")[-1]
+    assert groups(state) == true_groups(fed)
+    assert len(state.rows) == 4 and state.W.shape == (4, 12) and torch.isfinite(state.W).all()
+
+
+def test_distances_from_representatives_are_lower_bounds_of_all_pairs(few: None) -> None:
+    scenario = tiny(groups=2, clients_per_group=4)
+    (_, every), (_, some) = (play(federation(scenario), 1, pairing=how) for how in ("all", "representatives"))
+    rows = [some.clients.index(c) for c in some.rows]
+    full = every.W[rows].clone()
+    full[range(len(rows)), rows] = 0.0
+    gap = full - some.W
+    assert gap.min() > -1e-5 and gap.max() < 0.05
+
+
+def test_newcomers_are_compared_with_the_representatives_there_are(few: None) -> None:
+    fed = federation(tiny(groups=2, clients_per_group=4), number=4)
+    states = play(fed, 4, pairing="representatives")
+    for before, after in itertools.pairwise(states):
+        assert after.rows[: len(before.rows)] == before.rows
+        assert torch.isfinite(after.W[:, [i for i, c in enumerate(after.clients) if c in after.n]]).all()
+    assert len(states[-1].rows) == 4
+
+
+def test_of_many_clients_people_see_the_representatives(few: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pairing, "SHOWN", 7)
+    state = play(federation(tiny(groups=2, clients_per_group=4)), 1, pairing="representatives")[-1]
+    shown = state.distances()
+    assert shown.W.shape == (4, 4) and shown.shown(state.clients) == state.rows
+    labels = [state.labels[c] for c in state.clients]
+    assert "groups instead of one" in read(shown, state.clients, labels).sentences[0]
+
+
+def test_auto_compares_all_pairs_while_they_are_few() -> None:
+    by_benefit = make("emdcfl", grouping="benefit")
+    assert by_benefit.all_pairs(64) and not by_benefit.all_pairs(65)
+    assert make("emdcfl").all_pairs(256) and not make("emdcfl").all_pairs(257)
+    assert make("emdcfl", preset="reference").all_pairs(1000)

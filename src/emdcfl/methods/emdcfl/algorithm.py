@@ -25,6 +25,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from torch import Tensor
+
 from emdcfl.clustering import links, neighbourhoods
 from emdcfl.core.federation import Federation, Round
 from emdcfl.methods.base import Family, Serving, average_sets, register, serve_clusters
@@ -71,7 +73,8 @@ class EMDCFL(Options):
         fed.expect(project)
         about = comparable(self, fed, fed.clients, say=True)  # a site without validation data is named before anybody trains
         validation_sizes({c: reply["m"] for c, reply in about.items()}, cap=self.max_samples, at_least=self.min_validation)
-        return replace(empty_state(fed), noise_factor=say_budget(self, fed))
+        rows = 0 if self.by_benefit and not self.all_pairs(len(fed.clients)) else None
+        return replace(empty_state(fed, rows=rows), noise_factor=say_budget(self, fed))
 
     def step(self, fed: Federation, state: EMDCFLState, round: Round) -> EMDCFLState:
         """Lines 5–21: one round."""
@@ -84,6 +87,19 @@ class EMDCFL(Options):
         # Z_{c'|c}R. The server sets W[c,c'] = W_1(Z_{c|c}R, Z_{c'|c}R) − τ_c, in both directions.
         before, state = state, compare(self, fed, state, local, round)
 
+        if self.by_benefit:  # not the paper's: validation losses decide instead of ε
+            sets, labels, splits = regroup(self, fed, state, replies.column("theta"), round)
+            state = replace(state, splits=splits)
+        else:
+            sets, labels = self._linked(fed, state, local)
+        if self.calibrated and state is not before:
+            warn_of_doubts(state.distances(), state.clients, labels)
+
+        # Line 21: AggregateModels, θ_k = Σ n_c θ_c / Σ n_c over c in S_k.
+        keep = not fed.everyone_answers
+        return average_sets(state, sets, labels, replies.column("theta"), keep=keep, members=self.aggregate, guard=fed.guard)
+
+    def _linked(self, fed: Federation, state: EMDCFLState, local: Mapping[str, Tensor]) -> tuple[list[list[str]], dict[str, int]]:
         # Line 17: M[c,c'] = 1{W[c,c'] < ε and W[c',c] < ε}, among the clients seen so far.
         seen = [i for i, c in enumerate(state.clients) if c in state.n]
         W, epsilon = (matrix[seen][:, seen].numpy() for matrix in (state.W, state.epsilon))
@@ -92,22 +108,12 @@ class EMDCFL(Options):
         who, M = unplaced(self, fed, clients, W, M)
 
         # Line 20: S_1, …, S_K = Neighbourhoods(M).
-        if self.by_benefit:  # not the paper's: validation losses decide instead of ε
-            sets, labels, splits = regroup(self, fed, state, replies.column("theta"), round)
-            state = replace(state, splits=splits)
-        elif self.joining == "keep" and state.labels:
-            sets, labels = keep_clusters(state, clients, W, M)
-        else:
-            found, members = neighbourhoods(M)
-            sets = [[clients[i] for i in S] for S in members]
-            labels = {c: int(k) for c, k in zip(clients, found, strict=True)}
-            sets, labels = place(fed, state, local, sets, labels, who)
-        if self.calibrated and state is not before:
-            warn_of_doubts(state.distances(), state.clients, labels)
-
-        # Line 21: AggregateModels, θ_k = Σ n_c θ_c / Σ n_c over c in S_k.
-        keep = not fed.everyone_answers
-        return average_sets(state, sets, labels, replies.column("theta"), keep=keep, members=self.aggregate, guard=fed.guard)
+        if self.joining == "keep" and state.labels:
+            return keep_clusters(state, clients, W, M)
+        found, members = neighbourhoods(M)
+        sets = [[clients[i] for i in S] for S in members]
+        labels = {c: int(k) for c, k in zip(clients, found, strict=True)}
+        return place(fed, state, local, sets, labels, who)
 
     def serve(self, state: EMDCFLState) -> Serving:
         """Output: every client is served its cluster's model."""

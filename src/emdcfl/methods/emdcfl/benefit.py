@@ -30,19 +30,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emdcfl.clustering import merges
 from emdcfl.core.errors import ClientError
 from emdcfl.core.federation import Federation, Round
 from emdcfl.core.params import average
 from emdcfl.core.schema import Reply
 from emdcfl.methods.emdcfl.client.tasks import LOSS_CUT, SMALLEST_VOTE, loss_moments
 from emdcfl.methods.emdcfl.pairing import EMDCFLState
+from emdcfl.methods.emdcfl.proposals import Array, Cell, Merge, Tree, key, known, tree, tree_of_columns, updates_apart
 from emdcfl.methods.emdcfl.settings import Options
-from emdcfl.methods.shared.vectors import update_gram
-
-Array = np.ndarray[Any, Any]
-Cell = tuple[str, ...]
-Merge = tuple[Cell, Cell]
 
 MOST_MODELS = 64
 """Averages a member scores in one request."""
@@ -187,10 +182,12 @@ def examine(
     options: Options, fed: Federation, state: EMDCFLState, members: Sequence[str], local: Mapping[str, Tensor], round: Round
 ) -> Examined:
     """Divide one cluster's members where it pays."""
-    trees = {name: _tree(distances, members) for name, distances in _proposals(fed, state, members, local).items()}
+    trees = {name: tree for name, tree in _proposals(fed, state, members, local, round).items() if tree.merges}
+    if not trees:
+        return Examined([key(members)], [])
     votes = _ask(fed, state, trees, members, local)
     about = {"round": round.index, "evidence": options.evidence}
-    candidates = [_pruned(tree, votes, options.evidence, about | {"proposal": name}) for name, tree in trees.items()]
+    candidates = [_pruned(tree.merges, votes, options.evidence, about | {"proposal": name}) for name, tree in trees.items()]
     candidates.sort(key=lambda candidate: len(candidate.cells))
     best = candidates[0]
     for finer in candidates[1:]:
@@ -199,32 +196,29 @@ def examine(
     return best
 
 
-def _key(members: Sequence[str]) -> Cell:
-    return tuple(sorted(members))
+def _proposals(fed: Federation, state: EMDCFLState, members: Sequence[str], local: Mapping[str, Tensor], round: Round) -> dict[str, Tree]:
+    where = {c: i for i, c in enumerate(state.clients)}
+    at = [where[c] for c in members]
+    if state.rows:
+        near = tree_of_columns(known(state.W[:, at].numpy()), members)
+    else:
+        W = state.W[at][:, at].numpy()
+        near = tree(known(np.maximum(np.maximum(W, W.T), 0.0)), [(c,) for c in members])
+    rng = round.generator(f"representatives of {members[0]}'s cluster")
+    apart, few = updates_apart(fed.layout, [local[c] for c in members], [state.start(c) for c in members], rng)
+    return {"transport": near, "updates": tree_of_columns(apart, members) if few else tree(apart, [(c,) for c in members])}
 
 
-def _proposals(fed: Federation, state: EMDCFLState, members: Sequence[str], local: Mapping[str, Tensor]) -> dict[str, Array]:
-    at = [state.clients.index(c) for c in members]
-    W = state.W[at][:, at].numpy()
-    D = np.maximum(np.maximum(W, W.T), 0.0)
-    known = np.isfinite(D)
-    D = np.where(known, D, D[known].max(initial=1.0))  # not compared, or inferred to differ: as far as anybody
-    G = update_gram(fed.layout, [local[c] for c in members], [state.start(c) for c in members]).numpy()
-    length = np.sqrt(np.maximum(np.diag(G), 1e-30))
-    return {"transport": D, "updates": np.clip(1 - G / np.outer(length, length), 0.0, 2.0)}
-
-
-def _tree(distances: Array, members: Sequence[str]) -> list[Merge]:
-    return [(_key([members[i] for i in a]), _key([members[i] for i in b])) for a, b in merges(distances)]
-
-
-def _paths(trees: Mapping[str, list[Merge]], members: Sequence[str]) -> dict[str, list[Cell]]:
-    """Client → the sets it is in, each once: itself, then those of the trees."""
-    paths: dict[str, dict[Cell, None]] = {c: {(c,): None} for c in members}
-    for tree in trees.values():
-        for left, right in tree:
-            for c in left + right:
-                paths[c][_key(left + right)] = None
+def _paths(trees: Mapping[str, Tree], members: Sequence[str]) -> dict[str, list[Cell]]:
+    """Client → the sets it is in, each once: leaves, then nodes of the trees."""
+    paths: dict[str, dict[Cell, None]] = {c: {} for c in members}
+    for leaf in (leaf for proposed in trees.values() for leaf in proposed.leaves):
+        for c in leaf:
+            paths[c][leaf] = None
+    for left, right in (merge for proposed in trees.values() for merge in proposed.merges):
+        node = key(left + right)
+        for c in node:
+            paths[c][node] = None
     return {c: list(cells) for c, cells in paths.items()}
 
 
@@ -233,7 +227,7 @@ def _pruned(tree: Sequence[Merge], votes: Votes, evidence: float, about: Mapping
     below: dict[Cell, list[Cell]] = {}
     weighed: dict[Cell, dict[str, Any]] = {}
     for left, right in tree:
-        node = _key(left + right)
+        node = key(left + right)
         fine = below.get(left, [left]) + below.get(right, [right])
         pays, gain = votes.pays([node], fine, evidence), votes.gain([node], fine)
         below[node] = fine if pays else [node]
@@ -245,9 +239,7 @@ def _pruned(tree: Sequence[Merge], votes: Votes, evidence: float, about: Mapping
     return Examined(cells, shown[::-1])
 
 
-def _ask(
-    fed: Federation, state: EMDCFLState, trees: Mapping[str, list[Merge]], members: Sequence[str], local: Mapping[str, Tensor]
-) -> Votes:
+def _ask(fed: Federation, state: EMDCFLState, trees: Mapping[str, Tree], members: Sequence[str], local: Mapping[str, Tensor]) -> Votes:
     """Let the members score the averages they belong to."""
     m = {c: reply["m"] for c, reply in fed.describe(members).items()}
     paths = {c: cells for c, cells in _paths(trees, members).items() if m.get(c, 0) >= SMALLEST_VOTE}
@@ -255,7 +247,9 @@ def _ask(
     averages: dict[Cell, Tensor] = {}
     for asked in _portions(paths, 4 * fed.layout.size):
         wanted = {cell for cells in asked.values() for cell in cells}
-        averages = {cell: averages.get(cell, average([local[c] for c in cell], [float(state.n[c]) for c in cell])) for cell in wanted}
+        averages = {cell: averages[cell] for cell in wanted if cell in averages}
+        for cell in wanted - set(averages):
+            averages[cell] = average([local[c] for c in cell], [float(state.n[c]) for c in cell])
         inputs = {c: {"models": torch.stack([averages[cell] for cell in cells])} for c, cells in asked.items()}
         replies = fed.run(loss_moments, inputs, verify=_verifier({c: len(cells) for c, cells in asked.items()}, m))
         for c, reply in replies.valid.items():
@@ -340,6 +334,9 @@ def _with_absent(state: EMDCFLState, cells: Sequence[Cell], absent: Sequence[str
 
 
 def _mean_distance(state: EMDCFLState, i: int, others: Sequence[int]) -> float:
-    W = torch.maximum(state.W[i, list(others)], state.W[list(others), i])
-    known = W[torch.isfinite(W)]
-    return float(known.mean()) if len(known) else float("inf")
+    if state.rows:
+        W = (state.W[:, i, None] - state.W[:, list(others)]).abs().mean(0)
+    else:
+        W = torch.maximum(state.W[i, list(others)], state.W[list(others), i])
+    finite = W[torch.isfinite(W)]
+    return float(finite.mean()) if len(finite) else float("inf")

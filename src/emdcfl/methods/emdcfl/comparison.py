@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,7 +23,7 @@ from emdcfl.core.schema import Reply, not_finite
 from emdcfl.core.units import names
 from emdcfl.methods.emdcfl.client.sampling import Matching
 from emdcfl.methods.emdcfl.client.tasks import deposit, project, recalibrate, reference
-from emdcfl.methods.emdcfl.problems import PairProblems, validation_sizes
+from emdcfl.methods.emdcfl.problems import ManyBounds, PairProblems, validation_sizes
 from emdcfl.methods.emdcfl.settings import CompareSettings, Options
 from emdcfl.methods.emdcfl.tolerance import Level, least_validation
 from emdcfl.methods.emdcfl.verify import (
@@ -64,6 +65,14 @@ class Measured:
     problems: int
     bytes: int = 0
     undecided: frozenset[Pair] = frozenset()
+
+
+@dataclass(frozen=True)
+class MeasuredRows:
+    """Lower bounds of W, one row per representative, and τ; columns in client order, NaN where somebody did not answer."""
+
+    W: np.ndarray[Any, Any]
+    tau: Tensor
 
 
 def measure(options: Options, fed: Federation, pairs: Sequence[Pair], local: Mapping[str, Tensor]) -> Measured:
@@ -154,6 +163,39 @@ class Comparison:
             shown.sort(key=lambda pair: (pair not in problems.common, problems.size(*pair)))
         tau = {c: problems.tau(c, d) for c, d in shown}
         return Measured(tau, entries, found.exact_solves, found.pairs, sent, undecided)
+
+    def measure_rows(self, rows: Sequence[str], columns: Sequence[str]) -> MeasuredRows:
+        """Bound W from each of a few row clients to every column client, from below: one direction, and no exact solve."""
+        at = {c: i for i, c in enumerate(self.fed.clients)}
+        found = MeasuredRows(np.full((len(rows), len(at)), np.nan), torch.full((len(at),), torch.nan, dtype=torch.float64))
+        wanted = [(r, d) for r in rows for d in columns if d != r and r in self.about and d in self.about]
+        answered = self._rows(wanted)
+        partners: dict[str, list[str]] = {}
+        for r, d in wanted:
+            if r in answered and d not in answered[r]["refused"]:
+                partners.setdefault(d, []).append(r)
+        with SolverPool() as pool, ManyBounds(pool, self.problems) as bounds:
+
+            def fold(column: str, reply: Reply) -> None:
+                lost = not_finite(reply["samples"])
+                self.complaints.diverged(column, lost)
+                self.complaints.heard(column, "project", set(reply["samples"]) - set(lost), reply.get("refused", {}))
+                with self.fed.clock("transport"):
+                    for row in (r for r in partners[column] if r in reply["samples"] and r not in lost):
+                        bounds.add(row, column, reply)
+
+            self._columns(partners, answered, fold)
+            with self.fed.clock("transport"):
+                values = bounds.finish()
+        self.complaints.settle()
+        for k, row in enumerate(rows):
+            if row not in answered or self.fed.exclusion_reason(row):
+                continue
+            found.W[k, at[row]], found.tau[at[row]] = 0.0, self.problems.tau(row, row)
+            for column, T in values.get(row, {}).items():
+                if not self.fed.exclusion_reason(column):
+                    found.W[k, at[column]] = T - self.problems.tau(row, column)
+        return found
 
     def _recalibrate(self, offers: Mapping[Pair, bytes]) -> frozenset[Pair]:
         """Ask row clients for τ at the class counts that partners offer; returns the pairs that have too few samples in common."""

@@ -153,7 +153,7 @@ def _read_splits(distances: Distances, splits: list[dict[str, Any]], clients: Se
     if borderline:
         what = f"borderline: {names(list(dict.fromkeys(borderline)))} (a gain near {tops[0]['evidence']:g} standard errors decides)"
         sentences.append(what)
-    found = margins(distances.W, clusters)
+    found = margins(distances.W, distances.shown(clusters))
     return Reading(False, found, list(dict.fromkeys(borderline)), [], 0, sentences, about, [], splits)
 
 

@@ -16,11 +16,16 @@ from emdcfl.core.federation import Federation, Round
 from emdcfl.methods.base import Clustered, Distances
 from emdcfl.methods.emdcfl.comparison import Comparison, Measured, Pair, comparable
 from emdcfl.methods.emdcfl.interpret import NOT_COMPARABLE
+from emdcfl.methods.emdcfl.proposals import REPRESENTATIVES, choose
 from emdcfl.methods.emdcfl.representatives import by_representatives
 from emdcfl.methods.emdcfl.settings import Options
 from emdcfl.methods.emdcfl.tolerance import say_what_is_compared
+from emdcfl.transport import LOWER
 
 log = logging.getLogger("emdcfl")
+
+SHOWN = 400
+"""Most clients whose distances are shown as one matrix of all pairs."""
 
 INFERRED = 4
 """Kind of an entry that was not compared but follows from a representative: W is -inf (accepted) or inf (refused)."""
@@ -30,6 +35,7 @@ INFERRED = 4
 class EMDCFLState(Clustered):
     """``Clustered``, and the matrices of ``Distances`` (NaN where a pair is not known yet, ±inf where it was only inferred).
 
+    ``rows``: the representatives that everybody is compared with, where these are not all clients; matrices then have a row for each.
     ``splits``: those that ``benefit.examine`` weighed, by round; None with ``grouping="neighbourhoods"``.
     """
 
@@ -39,12 +45,28 @@ class EMDCFLState(Clustered):
     kind: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.int8))
     noise_factor: float = 1.0
     splits: list[dict[str, Any]] | None = None
+    rows: list[str] = field(default_factory=list)
 
     def distances(self) -> Distances:
-        """Return the distances for people to read; an entry that was only inferred has no value."""
+        """Return the distances for people to read; an entry that was only inferred has no value.
+
+        Of many clients compared with representatives, those among the representatives alone: a sample of all pairs.
+        """
+        if self.rows:
+            return self._from_rows()
         known = torch.isfinite(self.W)
         W, epsilon = (torch.where(known, x, torch.full_like(x, torch.nan)) for x in (self.W, self.epsilon))
         return Distances(W.numpy(), self.tau.numpy(), epsilon.numpy(), self.kind.numpy(), self.noise_factor, self.splits)
+
+    def _from_rows(self) -> Distances:
+        at = {c: i for i, c in enumerate(self.clients)}
+        C, rows = len(self.clients), [at[c] for c in self.rows]
+        if C > SHOWN:
+            W, epsilon, kind = (x[:, rows].numpy() for x in (self.W, self.epsilon, self.kind))
+            return Distances(W, self.tau[rows].numpy(), epsilon, kind, self.noise_factor, self.splits, np.array(rows))
+        W, epsilon, kind = np.full((C, C), np.nan), np.full((C, C), np.nan), np.zeros((C, C), np.int8)
+        W[rows], epsilon[rows], kind[rows] = self.W.numpy(), self.epsilon.numpy(), self.kind.numpy()
+        return Distances(W, self.tau.numpy(), epsilon, kind, self.noise_factor, self.splits)
 
     def linked(self, i: int, j: int) -> bool:
         """Whether both directions of a pair stay under their tolerances."""
@@ -55,17 +77,18 @@ class EMDCFLState(Clustered):
         return replace(self, W=self.W.clone(), tau=self.tau.clone(), epsilon=self.epsilon.clone(), kind=self.kind.clone())
 
 
-def empty_state(fed: Federation) -> EMDCFLState:
-    """Every client holds θ⁰ and is a cluster of its own; W is unset."""
+def empty_state(fed: Federation, *, rows: int | None = None) -> EMDCFLState:
+    """Every client holds θ⁰ and is a cluster of its own; W is unset, with a row for everybody or for as many as are said."""
     C = len(fed.clients)
-    unset = torch.full((C, C), torch.nan, dtype=torch.float64)
-    return EMDCFLState(
-        list(fed.clients), fed.initial(), W=unset, tau=unset[:, 0].clone(), epsilon=unset.clone(), kind=torch.zeros(C, C, dtype=torch.int8)
-    )
+    unset = torch.full((C if rows is None else rows, C), torch.nan, dtype=torch.float64)
+    tau, kind = torch.full((C,), torch.nan, dtype=torch.float64), torch.zeros(unset.shape, dtype=torch.int8)
+    return EMDCFLState(list(fed.clients), fed.initial(), W=unset, tau=tau, epsilon=unset.clone(), kind=kind)
 
 
 def compare(options: Options, fed: Federation, state: EMDCFLState, local: Mapping[str, Tensor], round: Round) -> EMDCFLState:
     """Measure the pairs of seen clients whose W is unset, each row under its client's latest local state."""
+    if options.by_benefit and not options.all_pairs(len(fed.clients)):
+        return _from_representatives(options, fed, state, local, round)
     pairs = _unset(options, state)
     able = comparable(options, fed, [c for c in fed.clients if c in local], say=True) if pairs else {}
     if not any(c in able and d in able for c, d in pairs):
@@ -73,7 +96,7 @@ def compare(options: Options, fed: Federation, state: EMDCFLState, local: Mappin
     if not state.kind.any():
         say_what_is_compared(options)
     comparison = Comparison(options, fed, local, able)
-    if options.pairing == "all":
+    if options.all_pairs(len(fed.clients)):
         return decided(_filled(state, comparison.measure(pairs)))
     return _with_representatives(comparison, state, round)
 
@@ -105,6 +128,40 @@ def _unset(options: Options, state: EMDCFLState) -> list[Pair]:
     seen = [(i, c) for i, c in enumerate(state.clients) if c in state.n]
     unset = torch.isnan(state.W) | torch.isnan(state.W.T) | (options.recompute == "every-round")
     return [(c, d) for i, c in seen for j, d in seen if (i != j or not options.force_diagonal) and bool(unset[i, j])]
+
+
+def _from_representatives(options: Options, fed: Federation, state: EMDCFLState, local: Mapping[str, Tensor], round: Round) -> EMDCFLState:
+    """Bound W from a few representatives to every client seen; newcomers are compared with those there are, which may become more."""
+    at = {c: i for i, c in enumerate(state.clients)}
+    seen = [c for c in state.clients if c in local]
+    new = [c for c in seen if not state.rows or bool(torch.isnan(state.W[:, at[c]]).all())]
+    if not new:
+        return state
+    able = comparable(options, fed, seen, say=True)
+    comparison = Comparison(options, fed, local, able)
+    columns = [c for c in seen if c in able]
+    tau, W, rows = state.tau.clone(), state.W, list(state.rows)
+    if rows:
+        found = comparison.measure_rows(rows, [c for c in new if c in able])
+        W = torch.where(torch.isnan(W), torch.from_numpy(found.W), W)
+
+    def measure(positions: Sequence[int]) -> Any:
+        nonlocal W, tau
+        found = comparison.measure_rows([columns[i] for i in positions], columns)
+        W = torch.cat([W, torch.from_numpy(found.W)])
+        tau = torch.where(torch.isnan(found.tau), tau, found.tau)
+        return found.W[:, [at[c] for c in columns]]
+
+    if len(columns) > 1 and len(rows) < REPRESENTATIVES:
+        where = {c: i for i, c in enumerate(columns)}
+        before = [where[c] for c in rows if c in where]
+        chosen, _ = choose(measure, len(columns), round.generator("representatives"), before, W[:, [at[c] for c in columns]].numpy())
+        rows += [columns[i] for i in chosen[len(before) :]]
+    answered = [i for i in range(len(rows)) if bool(torch.isfinite(W[i]).any())]
+    W, rows = W[answered], [rows[i] for i in answered]
+    kind = torch.where(torch.isnan(W), 0, LOWER).to(torch.int8)
+    epsilon = torch.where(torch.isnan(W), torch.nan, float(options.threshold))
+    return replace(state, W=W, tau=tau, epsilon=epsilon, kind=kind, rows=rows)
 
 
 def _with_representatives(comparison: Comparison, state: EMDCFLState, round: Round) -> EMDCFLState:

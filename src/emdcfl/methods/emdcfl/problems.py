@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from emdcfl.core.errors import DataError
@@ -14,7 +16,7 @@ from emdcfl.core.schema import Reply
 from emdcfl.methods.emdcfl.client.tasks import ROW
 from emdcfl.methods.emdcfl.settings import CompareSettings
 from emdcfl.methods.emdcfl.tolerance import Level
-from emdcfl.transport import Screen, cost_matrix, solve
+from emdcfl.transport import Screen, SolverPool, cosine_lower_bounds, cost_matrix, minima, solve, unit
 
 STEP = math.sqrt(2)
 """Ratio of validation sizes below which clients are compared at the smaller one."""
@@ -137,15 +139,17 @@ class PairProblems:
         """W of a client with itself, which only counts where the diagonal is not forced."""
         m, s = self.sizes[row], self.settings
         labels = reply["labels"][:m].numpy() if "labels" in reply else None
-        cost = cost_matrix(
-            self._of("samples", row, row).numpy(),
-            reply["samples"][row][:m].cpu().numpy(),
-            cost=s.cost,
-            labels_a=self._labels(row),
-            labels_b=labels,
-            label_weight=s.label_weight,
-        )
+        cost = self.cost(row, self.own_sample(row, row), reply["samples"][row][:m].cpu().numpy(), labels)
         return solve(cost, solver=s.solver, reg=s.sinkhorn_reg).value - self.tau(row, row)
+
+    def own_sample(self, row: str, column: str) -> Any:
+        """The row's own sample, as it is compared with a column's."""
+        return self._of("samples", row, column).numpy()
+
+    def cost(self, row: str, a: Any, b: Any, labels: Any) -> Any:
+        """Ground costs between the row's sample and a column's."""
+        s = self.settings
+        return cost_matrix(a, b, cost=s.cost, labels_a=self._labels(row), labels_b=labels, label_weight=s.label_weight)
 
     def _labels(self, row: str) -> Any:
         labels = self.references[row].get("labels")
@@ -155,3 +159,57 @@ class PairProblems:
 def _shown(sample: Tensor) -> Any:
     """Return a sample for the screen: one that an engine left on a GPU stays there."""
     return sample.numpy() if sample.device.type == "cpu" else sample
+
+
+class ManyBounds:
+    """Lower bounds of the transport values between row samples and the samples of many columns, some columns at a time.
+
+    Columns are bounded in the order in which they come, ``COLUMNS`` at once, so the values do not depend on the number of workers.
+    """
+
+    COLUMNS = 64
+
+    def __init__(self, pool: SolverPool, problems: PairProblems) -> None:
+        self._pool, self._problems = pool, problems
+        self._waiting: dict[tuple[str, int], list[tuple[str, Any, Any]]] = {}
+        self._jobs: list[tuple[str, list[str], Future[Any]]] = []
+        self._units: dict[str, Any] = {}
+
+    def __enter__(self) -> ManyBounds:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._waiting.clear()
+
+    def add(self, row: str, column: str, reply: Reply) -> None:
+        """Take a column's sample under a row's model."""
+        m = self._problems.size(row, column)
+        labels = reply["labels"][:m].numpy() if "labels" in reply else None
+        waiting = self._waiting.setdefault((row, m), [])
+        waiting.append((column, reply["samples"][row][:m].cpu().numpy(), labels))
+        if len(waiting) >= self.COLUMNS:
+            self._submit(row, m)
+
+    def _submit(self, row: str, m: int) -> None:
+        some = self._waiting.pop((row, m))
+        names, settings = [column for column, _, _ in some], self._problems.settings
+        if settings.cost == "cosine" and settings.projection_scope in ("row", "none"):
+            if row not in self._units:
+                self._units[row] = unit(self._problems.own_sample(row, names[0]))
+            job: Future[Any] = self._pool.submit(cosine_lower_bounds, self._units[row], np.stack([b for _, b, _ in some]))
+        else:
+            job = self._pool.submit(self._one_by_one, row, some)
+        self._jobs.append((row, names, job))
+
+    def _one_by_one(self, row: str, some: Sequence[tuple[str, Any, Any]]) -> Any:
+        problems = self._problems
+        return [minima(problems.cost(row, problems.own_sample(row, column), b, labels)) for column, b, labels in some]
+
+    def finish(self) -> dict[str, dict[str, float]]:
+        """Wait for everything; returns row → column → bound."""
+        for row, m in list(self._waiting):
+            self._submit(row, m)
+        found: dict[str, dict[str, float]] = {}
+        for row, names, job in self._jobs:
+            found.setdefault(row, {}).update(zip(names, map(float, job.result()), strict=True))
+        return found

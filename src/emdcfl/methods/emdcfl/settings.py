@@ -25,6 +25,9 @@ Exchange = Literal["peer", "server-samples"]
 Mode = Literal["eval", "train"]
 PAPER_TOLERANCE = 0.025
 
+ALL_PAIRS, ALL_PAIRS_BY_BENEFIT = 256, 64
+"""Most clients of which ``pairing="auto"`` compares every pair."""
+
 
 @dataclass(frozen=True)
 class Options:
@@ -74,9 +77,11 @@ class Options:
     solver : "exact" or "sinkhorn"
     sinkhorn_reg : float
         Entropic regularisation; the paper uses 0.1.
-    pairing : "all" or "representatives"
-        Compare every pair, or clients with one member per known cluster, with spot checks: O(C·K) exchanges, the same clusters
-        where the links are a union of cliques (``representatives.py``).
+    pairing : "auto", "all" or "representatives"
+        Compare every pair, or everybody with few representatives: O(C) exchanges. With ``grouping="neighbourhoods"`` these are one member
+        per known cluster, with spot checks, and the clusters are the same where the links are a union of cliques
+        (``representatives.py``); with ``"benefit"`` clients far apart, whose distances propose groups (``proposals.py``). ``"auto"``
+        compares every pair of up to 64 clients by benefit, and of up to 256 by neighbourhoods.
     exchange : "peer" or "server-samples"
         Models travel to the partners, or every client deposits a raw sample with the server once, which embeds it under each model: O(C)
         models on the wire instead of O(C²), but the server sees those samples and unprojected embeddings.
@@ -113,7 +118,7 @@ class Options:
     label_weight: float = 1.0
     solver: Solver = "exact"
     sinkhorn_reg: float = 0.1
-    pairing: Literal["all", "representatives"] = "all"
+    pairing: Literal["auto", "all", "representatives"] = "auto"
     exchange: Exchange = "peer"
     joining: Literal["regroup", "keep"] = "regroup"
     force_diagonal: bool = True
@@ -138,6 +143,13 @@ class Options:
     def by_benefit(self) -> bool:
         """Whether validation losses decide about groups: a number for the tolerance asks for the paper's rule."""
         return self.grouping == "benefit" and self.tolerance == "auto"
+
+    def all_pairs(self, clients: int) -> bool:
+        """Whether every pair of so many clients is compared."""
+        if self.pairing != "auto":
+            return self.pairing == "all"
+        few = clients <= (ALL_PAIRS_BY_BENEFIT if self.by_benefit else ALL_PAIRS)
+        return few or self.recompute == "every-round" or not self.force_diagonal
 
     @property
     def noisy(self) -> bool:
