@@ -8,13 +8,16 @@ PYTEST_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DOCS := $(VENV)/.docs
 USUAL := dev,vision,flower
 EXTRAS ?= $(USUAL)
+COVERED ?= 80
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast test-browser test-faults reliability fuzz smoke lint format bench results hashes sbom audit clean
+.PHONY: help install demo test test-fast test-browser test-faults coverage reliability fuzz smoke lint hooks format examples docs docs-serve dist release-check image
+.PHONY: bench results hashes sbom audit clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,6 +46,9 @@ test: lint  ## lint, then all tests and doctests
 test-fast: $(STAMP)  ## the quick tests, without lint (under 90 seconds on two cores)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m 'not slow' $(PYTEST_ARGS)
 
+coverage: $(STAMP)  ## the quick tests, and how much of the source they run: at least COVERED per cent
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m 'not slow' --cov=emdcfl --cov-report=term --cov-fail-under=$(COVERED) $(PYTEST_ARGS)
+
 test-faults: $(STAMP)  ## kill, stop and forge nodes of a real federation on this machine (about half an hour)
 	OMP_NUM_THREADS=1 EMDCFL_FAULTS=1 $(BIN)/python -m pytest tests/faults -v $(PYTEST_ARGS)
 
@@ -65,9 +71,39 @@ lint: $(STAMP)  ## ruff (rules and format), mypy --strict, import contracts
 	$(BIN)/mypy --strict src
 	$(BIN)/lint-imports
 
+hooks: $(STAMP)  ## what runs before every commit, on all files (`.venv/bin/pre-commit install` turns it on)
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pre-commit run --all-files
+
 format: $(STAMP)  ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+$(DOCS): $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[$(EXTRAS),docs]'
+	@touch $@
+
+EXECUTED := runs/examples/.done
+$(EXECUTED): $(wildcard examples/*) $(shell find src -name '*.py')
+	@$(MAKE) --no-print-directory examples
+
+examples: $(DOCS)  ## run the notebooks and scripts of examples/ and check what they leave (about five minutes)
+	$(BIN)/python .ci/examples.py
+	@touch $(EXECUTED)
+
+docs: $(DOCS) $(EXECUTED)  ## build the documentation site in site/, without the network; broken links are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+docs-serve: docs  ## show the site at http://127.0.0.1:8000
+	$(BIN)/python -m http.server --bind 127.0.0.1 --directory site 8000
+
+dist: $(STAMP)  ## build sdist and wheel, check them, install each into an empty environment and run the README there
+	$(BIN)/python .ci/dist.py
+
+release-check: $(STAMP)  ## whether TAG is the version, and the changelog has its date
+	$(BIN)/python .ci/dist.py --tag "$(TAG)"
+
+image: $(STAMP)  ## build the container image of the command line from dist/
+	docker build --tag emdcfl .
 
 # the others want an --out, a GPU or hours: benchmarks/README.md
 BENCHMARKS = engines memory precision server startup transport
@@ -91,5 +127,5 @@ audit: $(STAMP)  ## look the pinned versions up in the database of known vulnera
 	$(BIN)/python .ci/dependencies.py audit
 
 clean:  ## remove the environment, caches, builds and runs
-	rm -rf $(VENV) build dist runs .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site runs .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -14,6 +14,7 @@ from urllib.parse import unquote
 import click
 import pytest
 import typer
+import yaml
 
 import emdcfl
 import emdcfl.cli
@@ -23,7 +24,7 @@ from emdcfl.methods import METHODS
 from emdcfl.runs import config
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "benchmarks/README.md"])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "benchmarks/README.md", ROOT / "examples/README.md"])
 
 
 def name(page: Path) -> str:
@@ -178,3 +179,23 @@ def test_the_version_is_the_same_everywhere() -> None:
 def test_the_core_needs_no_tables_plots_or_cryptography() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert not {"pyarrow", "matplotlib", "cryptography"} & {re.split(r"[^\w-]", line)[0] for line in project["dependencies"]}
+
+
+def test_workflows_run_make_targets_that_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.M))
+    for file in sorted((ROOT / ".github/workflows").glob("*.yml")):
+        workflow = yaml.safe_load(file.read_text(encoding="utf-8"))
+        for job in workflow["jobs"].values():
+            choices = [str(one).split()[0] for one in job.get("strategy", {}).get("matrix", {}).get("target", [])]
+            for line in (step["run"] for step in job["steps"] if "run" in step):
+                program, target, *_ = line.split()
+                assert program == "gh" or (program == "make" and {target, *choices} - {"${{"} <= targets), f"{file.name}: {line}"
+
+
+def test_the_site_has_every_page_and_the_gallery_its_examples() -> None:
+    nav = re.findall(r"([\w/-]+)\.md$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), flags=re.M)
+    made = {"index", "pages", "contributing", "conduct", "changelog", "security", "benchmarks", "gallery", "reference/python", "examples"}
+    made |= {f"examples/{path.stem}" for path in (ROOT / "examples").glob("*.ipynb")}
+    there = {path.relative_to(ROOT / "docs").with_suffix("").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    shown = {page for page in there if not page.startswith("results/tables/") and page != "README"}
+    assert set(nav) == made | shown
