@@ -154,8 +154,9 @@ def _read_csv(path: Path, missing: Sequence[str] = (), *, threads: bool = True) 
     parse = pcsv.ParseOptions(delimiter=delimiter)
     # Empty text counts as missing too, as an empty number does.
     convert = pcsv.ConvertOptions(strings_can_be_null=True, decimal_point=decimal)
-    # one block, if the file is not large: every block costs time for every column, and there may be thousands
-    read = pcsv.ReadOptions(use_threads=threads, block_size=min(max(path.stat().st_size, 1 << 20), LARGEST_BLOCK))
+    # one block and one thread, if the file is not large: both cost time for every column, and there may be thousands
+    size = path.stat().st_size
+    read = pcsv.ReadOptions(use_threads=threads and size > LARGEST_BLOCK, block_size=min(max(size, 1 << 20), LARGEST_BLOCK))
     table = pcsv.read_csv(path, read, parse, convert)
     if not table.num_columns:
         return table

@@ -17,6 +17,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -257,6 +258,7 @@ def _lacks(origin: str, name: str, there: str, others: Sequence[str]) -> str:
     return f"{origin} lacks the column {name!r} that {there} has: all clients need the same columns; {remedy} --drop {shlex.quote(columns)}"
 
 
+@lru_cache(maxsize=256)
 def is_numeric(kind: pa.DataType) -> bool:
     """Whether a column of this type is read as numbers; others are read as categories."""
     t = pa.types
