@@ -104,7 +104,7 @@ def check(
 ) -> None:
     """Report what a run would read from a folder, and every problem in it: one page for who answers for the data."""
     from emdcfl.data.own.check import check_options
-    from emdcfl.data.own.page import data_page, headline
+    from emdcfl.data.own.page import data_page
 
     given: dict[str, Any] = {"label": label, "client": client, "split": split, "split_column": split_column, "group": group}
     given |= {"merge_labels": merge_labels or None, "label_map": label_map, "drop": drop, "only": only}
@@ -124,13 +124,28 @@ def check(
     show_data_page(console, data_page(report))
     if fix is not None:
         report = _fix(console, place, options, fix)
+    _finish(console, report, html, f", with the repairs in {fix}" if fix else "")
+
+
+def show_report(report: FolderReport, html: Path | None) -> None:
+    """Print the page, write it as HTML where asked, and fail where a run would."""
+    from emdcfl.data.own.page import data_page
+
+    console = terminal()
+    show_data_page(console, data_page(report))
+    _finish(console, report, html)
+
+
+def _finish(console: Console, report: FolderReport, html: Path | None, with_: str = "") -> None:
+    from emdcfl.data.own.page import headline
+
     if html is not None:
         from emdcfl.report.data_page import write_data_page
 
         write_data_page(report, html)
         console.print(f"page: {html}", soft_wrap=True)
     if not report.ok:
-        raise DataError(f"{folder}: {headline(report)}{f', with the repairs in {fix}' if fix else ''}")
+        raise DataError(f"{report.path}: {headline(report)}{with_}")
 
 
 def _fix(console: Console, place: Path, options: Mapping[str, Any], out: Path) -> FolderReport:

@@ -1,10 +1,10 @@
-"""``emdcfl node init | serve | check | fingerprint | rotate | log``: a site's node, in words its owner understands."""
+"""``emdcfl node init | data | serve | check | fingerprint | rotate | log``: a site's node, in words its owner understands."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -55,6 +55,25 @@ def check(home: Annotated[Path, typer.Argument(help="The node's home folder, wit
 
     for line in report(read_config(home / "node.toml"), home):
         typer.echo(line)
+
+
+@node.command()
+def data(
+    home: Annotated[Path, typer.Argument(help="The node's home folder, with node.toml.", show_default=False)],
+    html: Annotated[Path | None, typer.Option(help="Also write the page as HTML, to print and sign.", show_default=False)] = None,
+) -> None:
+    """Check the node's own files, as its node.toml reads them: the page of 'emdcfl data check'. Nothing is sent."""
+    from emdcfl.cli.data import show_report
+    from emdcfl.data.own.check import check_site
+    from emdcfl.engines.flower.node.home import read_config
+
+    own = read_config(home / "node.toml")
+    if not home.is_dir() or own.data == "scenario":
+        raise ConfigError(
+            f"{home}: expected the home of a node with files of its own (data in node.toml), got none; see 'emdcfl node init'"
+        )
+    how: dict[str, Any] = {"label": own.label, "seed": own.policy.split_seed, "rule": own.rule, "cleaning": own.cleaning}
+    show_report(check_site(home / own.data, home.name, **how), html)
 
 
 @node.command()

@@ -20,12 +20,14 @@ from tests.engines.flower import loopback
 from tests.engines.flower.loopback import LoopbackGrid
 
 import emdcfl.apps.server  # noqa: F401  registers the scenario "nodes"
+from emdcfl.cli import main
 from emdcfl.core.client import PrivateState
 from emdcfl.core.errors import ConfigError, DataError
 from emdcfl.core.tasks import Training
 from emdcfl.data import scenarios
 from emdcfl.data.own import load_folder
 from emdcfl.engines.flower.messages import MessageSettings
+from emdcfl.engines.flower.node.data import read_site
 from emdcfl.engines.flower.node.home import HomeNode, read_config, read_state, write_state
 from emdcfl.engines.flower.node.serve import make_app
 from emdcfl.engines.flower.node.survey import answer_survey
@@ -53,7 +55,8 @@ def test_a_new_node_draws_a_secret_and_keeps_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("dat = 'x'", "did you mean 'data'"),
+        ("dta = 'x'", "did you mean 'data'"),
+        ("label_map = '0'", "OLD=NEW"),
         ("details = 'yes'", "must be bool"),
         ("[policy]\ntasks = 'embed'", "must be a list of str"),
         ("[policy]\ntask = ['embed']", "did you mean 'tasks'"),
@@ -214,6 +217,41 @@ def test_labels_and_columns_of_nodes_that_do_not_fit_are_told_and_left_out(tmp_p
         surveyed = scenarios.build("nodes", clients=["a", "b", "c"], drop=["extra"])
     assert [column["name"] for column in surveyed.encoding["columns"]] == ["age", "ward"]
     assert any("numbers at a, c (0, 1) and words at b (n, y)" in note and "node" in note for note in surveyed.notes)
+
+
+def test_a_node_repairs_its_own_files_and_its_owner_reads_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain, messy = own(tmp_path, "tables"), tmp_path / "messy"
+    messy.mkdir()
+    for name in "abc":
+        head, *lines = (plain / f"{name}.csv").read_text().splitlines()
+        dated = [f"{i % 28 + 1}.3.2024,{line}" if name == "b" else f"2024-03-{i % 28 + 1:02d},{line}" for i, line in enumerate(lines)]
+        (plain / f"{name}.csv").write_text(
+            "\n".join([f"seen,{head}", *(f"2024-03-{i % 28 + 1:02d},{line}" for i, line in enumerate(lines))])
+        )
+        if name == "b":
+            dated = [f"{i},{line[:-1]}{'ny'[int(line[-1])]}".replace(",,", ",-999,") for i, line in enumerate(dated)]
+        (messy / f"{name}.csv").write_text("\n".join([f"{',' if name == 'b' else ''}seen,{head}", *dated]))
+    places = {name: home(tmp_path / f"home-{name}", data=str(messy / f"{name}.csv")) for name in "abc"}
+    home(places["b"], data=str(messy / "b.csv"), label="label", label_map="n=0,y=1", date=["seen"], missing=["-999"])
+    whole = load_folder(plain)
+    with session(Session(HomeGrid({i: (name, place) for i, (name, place) in enumerate(places.items(), start=1)}), QUICK, KeyList())):
+        surveyed = scenarios.build("nodes", clients=["a", "b", "c"])
+        assert surveyed.encoding == whole.encoding and surveyed.classes == ("0", "1") and not surveyed.notes
+        job = {"encoding": surveyed.encoding, "classes": list(surveyed.classes), "seed": 0}
+        config = read_config(places["b"] / "node.toml")
+        about: dict[str, Any] = {
+            "label": config.label,
+            "cleaning": config.cleaning,
+            "policy": config.policy,
+            "cache": tmp_path / "state" / "site",
+        }
+        site = read_site("b", config.data, messy / "b.csv", job, **about)
+    assert torch.equal(site.train.x, whole.sites[1].train.x) and torch.equal(site.train.y, whole.sites[1].train.y)
+    with pytest.raises(SystemExit) as done:
+        main(["node", "data", str(places["b"]), "--html", str(tmp_path / "b.html")])
+    printed = capsys.readouterr().out
+    assert done.value.code == 0 and "home-b" in printed and "'n' at home-b" in printed and "Unnamed: 0" in printed
+    assert (tmp_path / "b.html").is_file()
 
 
 def test_a_resumed_run_keeps_its_survey_whoever_is_there(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from emdcfl.core.errors import DataError
 from emdcfl.core.units import names
 from emdcfl.data.own.cleaning import AS_THEY_ARE, Cleaning
 from emdcfl.data.own.columns import ColumnProfile
-from emdcfl.data.own.folder import Reading, build_scenario, read_folder
+from emdcfl.data.own.folder import Reading, build_scenario, read_folder, read_site_alone
 from emdcfl.data.own.images import common_shape, list_images, read_client, read_headers
 from emdcfl.data.own.layout import ClientFiles, client_folder, discover, visible
 from emdcfl.data.own.leaks import Repeats, leaks, repeats
@@ -102,9 +102,24 @@ def check_folder(
         others = _each_client(path, label, client)
         errors = [*([] if any(error.startswith(str(first)) for error in others) else [str(first)]), *others]
         return FolderReport(str(path), "unknown", errors=tuple(errors))
-    report = describe(reading)
+    return _split_and_report(reading, seed, rule)
+
+
+def check_site(
+    path: Path, name: str, *, label: str | None = None, seed: int = 0, rule: SplitRule = RANDOM, cleaning: Cleaning = AS_THEY_ARE
+) -> FolderReport:
+    """Check the files of one site, whose partners are elsewhere: a folder of class folders, or a table."""
     try:
-        scenario, divided = build_scenario(reading, seed=seed)
+        reading = read_site_alone(path, name, label, rule, cleaning)
+    except DataError as error:
+        return FolderReport(str(path), "unknown", errors=(str(error),))
+    return _split_and_report(reading, seed, rule, alone=True)
+
+
+def _split_and_report(reading: Reading, seed: int, rule: SplitRule, *, alone: bool = False) -> FolderReport:
+    report, path = describe(reading), reading.path
+    try:
+        scenario, divided = build_scenario(reading, seed=seed, alone=alone)
     except DataError as error:
         return replace(report, errors=(str(error),))
     found = repeats(scenario)

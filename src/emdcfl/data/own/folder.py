@@ -12,13 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emdcfl.core import keys
+from emdcfl.core.errors import DataError
 from emdcfl.data.own import defaults
 from emdcfl.data.own.cleaning import AS_THEY_ARE, Cleaning, variant_notes
 from emdcfl.data.own.columns import DATES, ColumnProfile, check_categories, column_notes, profile_columns
 from emdcfl.data.own.images import common_shape, list_images, read_client, read_headers
-from emdcfl.data.own.layout import Layout, discover
+from emdcfl.data.own.layout import ClientFiles, Layout, client_folder, discover
 from emdcfl.data.own.leaks import leaks, repeats
-from emdcfl.data.own.parts import FRACTIONS, SPLITS, Divided, Note, Raw, prepare, to_site, write_notes
+from emdcfl.data.own.parts import FRACTIONS, MIXED, SPLITS, Divided, Note, Raw, prepare, to_site, write_notes
 from emdcfl.data.own.readers import read_client_tables, read_shared_table
 from emdcfl.data.own.splitting import RANDOM, SplitRule
 from emdcfl.data.own.tables import AS_WRITTEN, CellRules, TableEncoding, column_bytes, column_kinds, pool, summarise
@@ -127,6 +128,16 @@ def read_folder(
     return clean_reading(path, raws, details, notes, cleaning)
 
 
+def read_site_alone(path: Path, name: str, label: str | None, rule: SplitRule, cleaning: Cleaning) -> Reading:
+    """Read the files of one site whose partners are elsewhere."""
+    if not path.exists():
+        raise DataError(f"no such file or folder: {path}")
+    kind, files = ("tables", ClientFiles(name, {MIXED: path})) if path.is_file() else client_folder(path)
+    layout = Layout(kind, [ClientFiles(name, files.parts)])
+    raws, details, notes = _read(layout, label=label, client=None, model=None, size=None, rule=rule, cells=cleaning.cells)
+    return clean_reading(path, raws, details, notes, cleaning)
+
+
 def clean_reading(path: Path, raws: Sequence[Raw], details: dict[str, Any], notes: list[Note], cleaning: Cleaning) -> Reading:
     """Clean what was read, and describe it with notes on what looks doubtful."""
     labels = {raw.name: Counter(word for part in raw.parts.values() for word in part.labels.tolist()) for raw in raws}
@@ -143,11 +154,14 @@ def clean_reading(path: Path, raws: Sequence[Raw], details: dict[str, Any], note
 
 
 def build_scenario(
-    reading: Reading, *, seed: int = 0, model: defaults.Model = None, fractions: Sequence[float] = FRACTIONS
+    reading: Reading, *, seed: int = 0, model: defaults.Model = None, fractions: Sequence[float] = FRACTIONS, alone: bool = False
 ) -> tuple[Scenario, Divided]:
-    """Split and encode what was read; return the scenario, and the samples before they were encoded."""
+    """Split and encode what was read; return the scenario, and the samples before they were encoded.
+
+    ``alone``: this is one client of several that are elsewhere.
+    """
     path, raws = reading.path, reading.raws
-    divided, classes, more = prepare(str(path), raws, seed, fractions)
+    divided, classes, more = prepare(str(path), raws, seed, fractions, alone=alone)
     many = check_categories(reading.features)
     arrays, encoding, preprocess, mixed = _encode(divided, {raw.name: raw.origin for raw in raws}, reading, model)
     shape = arrays[raws[0].name]["train"].shape[1:]

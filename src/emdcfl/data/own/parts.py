@@ -103,15 +103,20 @@ def some(words: Sequence[str], between: str = ", ") -> str:
     return between.join(words[:MOST_WORDS]) + (f" and {len(words) - MOST_WORDS} more" if len(words) > MOST_WORDS else "")
 
 
-def prepare(where: str, raws: Sequence[Raw], seed: int, fractions: Sequence[float]) -> tuple[Divided, tuple[str, ...], list[Note]]:
-    """Split every client's samples and name the classes; return splits by client, classes and notes."""
-    if len(raws) < 2:
+def prepare(
+    where: str, raws: Sequence[Raw], seed: int, fractions: Sequence[float], *, alone: bool = False
+) -> tuple[Divided, tuple[str, ...], list[Note]]:
+    """Split every client's samples and name the classes; return splits by client, classes and notes.
+
+    ``alone``: this is one client of several that are elsewhere.
+    """
+    if len(raws) < 2 and not alone:
         found = f"1 client ({raws[0].name!r})" if raws else "no clients"
         raise DataError(
             f"{where}: expected at least two clients with samples, got {found}; add another, or give the folder that holds the clients"
         )
     divided = {raw.name: divide(raw, seed, fractions) for raw in raws}
-    classes = class_names(divided)
+    classes = class_names(divided, least=1 if alone else 2)
     notes: list[Note] = []
     for raw in raws:
         parts = divided[raw.name]
@@ -171,10 +176,10 @@ def _cut(raw: Raw, part: Part, fractions: Sequence[float], rng: np.random.Genera
     return stratified_indices(label_codes(part.labels), fractions, rng)
 
 
-def class_names(divided: Mapping[str, Mapping[str, Part]]) -> tuple[str, ...]:
+def class_names(divided: Mapping[str, Mapping[str, Part]], *, least: int = 2) -> tuple[str, ...]:
     """Union of the training labels of all clients; sorted as numbers where all are numbers."""
     words = {str(label) for parts in divided.values() for label in np.unique(parts["train"].labels)}
-    if len(words) < 2:
+    if len(words) < least:
         raise DataError(f"all training samples have the same label {next(iter(words), '')!r}: at least two classes are needed")
     return tuple(sort_words(words))
 

@@ -55,7 +55,7 @@ def load_site(
     rule : SplitRule
         How the run's samples were split.
     cleaning : Cleaning
-        How the run's labels were repaired.
+        How the run's files were repaired.
     """
     path = Path(path)
     _readable(path, encoding)
@@ -67,7 +67,7 @@ def load_site(
         channels, height, width = encoding["shape"]
         raw, notes = read_client(list_images(files), (channels, height, width), rule)
     else:
-        raw, _, notes = read_client_tables(files, label or encoding["label"], rule, TableEncoding.from_dict(encoding).cells)
+        raw, _, notes = read_client_tables(files, label or encoding["label"], rule, cleaning.cells)
     return new_site(raw, encoding, classes, notes, seed=seed, fractions=fractions, cleaning=cleaning)
 
 

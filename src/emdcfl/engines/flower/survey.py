@@ -125,7 +125,7 @@ def survey_nodes(
     if len(classes) < 2:
         raise DataError(f"all training samples have the same label {classes[0] if classes else ''!r}: at least two classes are needed")
     labels = {client: [str(word) for word in answer["labels"]] for client, answer in described.items()}
-    doubtful = [f"{sentence}; if they mean the same, write them alike at every node" for sentence in label_variants(labels)]
+    doubtful = [f"{sentence}; if they mean the same, set {_key(sentence)} in node.toml of the nodes" for sentence in label_variants(labels)]
     decide = _images if kinds == ["images"] else _tables
     encoding, preprocess, shape = decide(
         ask, described, {"seed": data_seed, "label": label, "size": size, "model": model, "cleaning": cleaning}
@@ -133,6 +133,11 @@ def survey_nodes(
     missing = [c for c in ask.clients if c not in described]
     notes = (*([f"not surveyed, because they did not answer: {names(missing)}"] if missing else []), *doubtful)
     return Survey(tuple(ask.clients), classes, encoding, preprocess, shape, notes)
+
+
+def _key(sentence: str) -> str:
+    """Name the key of ``node.toml`` that repairs labels."""
+    return 'label_map = "NUMBER=WORD,…"' if "numbers at" in sentence else "merge_labels = true"
 
 
 class _Survey:

@@ -24,6 +24,7 @@ from safetensors.torch import save_file
 from emdcfl.core.errors import DataError, nearest
 from emdcfl.core.keys import digest
 from emdcfl.data.own import load_site
+from emdcfl.data.own.cleaning import AS_THEY_ARE, Cleaning
 from emdcfl.data.own.images import Listed, list_images
 from emdcfl.data.own.layout import ClientFiles, client_folder
 from emdcfl.data.own.parts import MIXED, Part, Raw, Text, divide
@@ -48,6 +49,7 @@ def read_site(
     cache: Path,
     policy: Policy,
     rule: SplitRule = RANDOM,
+    cleaning: Cleaning = AS_THEY_ARE,
 ) -> Site:
     """Return the site of a node.
 
@@ -67,16 +69,19 @@ def read_site(
         Which columns may be read as words.
     rule : SplitRule
         How own files are split.
+    cleaning : Cleaning
+        How own files are repaired.
     """
     if source == SCENARIO and "scenario" not in data:
         raise DataError(f"node {name!r} serves a share of a scenario, but the run asks for own files; set data in its node.toml")
     if source != SCENARIO and "encoding" not in data:
         raise DataError(f"node {name!r} serves its own files, but the run asks for a scenario; run it with --scenario nodes")
     files = "" if source == SCENARIO else _listing(path)
-    kept = cache / f"{digest(name, label, json.dumps(data, sort_keys=True), files, repr(rule), repr(policy)).hex()[:32]}.safetensors"
+    how = digest(name, label, json.dumps(data, sort_keys=True), files, repr(rule), repr(policy), repr(cleaning))
+    kept = cache / f"{how.hex()[:32]}.safetensors"
     site = _cached(name, kept)
     if site is None:
-        site = _share(name, data) if source == SCENARIO else _own(name, path, data, label, rule, policy, cache.parent)
+        site = _share(name, data) if source == SCENARIO else _own(name, path, data, label, rule, cleaning, policy, cache.parent)
         _keep(site, kept)
     return site
 
@@ -91,14 +96,16 @@ def _share(name: str, data: Mapping[str, Any]) -> Site:
     return scenario.sites[names.index(name)]
 
 
-def _own(name: str, path: Path, data: Mapping[str, Any], label: str | None, rule: SplitRule, policy: Policy, state: Path) -> Site:
+def _own(
+    name: str, path: Path, data: Mapping[str, Any], label: str | None, rule: SplitRule, cleaning: Cleaning, policy: Policy, state: Path
+) -> Site:
     if data["encoding"]["kind"] == "images":
-        labels = image_labels(list_images(ClientFiles(name, client_folder(path)[1].parts)), int(data["seed"]), rule)
+        labels = image_labels(list_images(ClientFiles(name, client_folder(path)[1].parts)), int(data["seed"]), rule, cleaning)
     else:
-        labels = _check_table(name, path, data, label, rule, policy, state)
+        labels = _check_table(name, path, data, label, rule, cleaning, policy, state)
     _check_classes(labels, data["classes"])
     about = {"encoding": data["encoding"], "classes": data["classes"], "seed": int(data["seed"])}
-    site, notes = load_site(path, name=name, label=label, rule=rule, **about)
+    site, notes = load_site(path, name=name, label=label, rule=rule, cleaning=cleaning, **about)
     for note in notes:
         log.info("%s", note)
     return site
@@ -129,24 +136,26 @@ def fixed_label(state: Path, configured: str | None, column: str) -> None:
         )
 
 
-def image_labels(listed: Listed, seed: int, rule: SplitRule) -> Text:
+def image_labels(listed: Listed, seed: int, rule: SplitRule, cleaning: Cleaning = AS_THEY_ARE) -> Text:
     """Return the labels of the train split of images, without decoding any."""
     parts = {}
     for split, files in listed.files.items():
         by = file_keys([file for file, _ in files], rule, f"client {listed.name!r}")
         parts[split] = Part(np.arange(len(files)), np.array([label for _, label in files], dtype=str), by)
-    return divide(Raw(listed.name, listed.origin, parts, rule), seed)["train"].labels
+    return divide(cleaning.clean(Raw(listed.name, listed.origin, parts, rule)), seed)["train"].labels
 
 
-def _check_table(name: str, path: Path, data: Mapping[str, Any], label: str | None, rule: SplitRule, policy: Policy, state: Path) -> Text:
+def _check_table(
+    name: str, path: Path, data: Mapping[str, Any], label: str | None, rule: SplitRule, cleaning: Cleaning, policy: Policy, state: Path
+) -> Text:
     """Return the labels of the train split.
 
     Refuses a job that asks for columns as words which the survey would not list: the server could guess names, and see which occur.
     """
     _, files = ("tables", ClientFiles(name, {MIXED: path})) if path.is_file() else client_folder(path)
-    raw, column, _ = read_client_tables(ClientFiles(name, files.parts), label or data["encoding"]["label"], rule)
+    raw, column, _ = read_client_tables(ClientFiles(name, files.parts), label or data["encoding"]["label"], rule, cleaning.cells)
     fixed_label(state, label, column)
-    train = divide(raw, int(data["seed"]))["train"]
+    train = divide(cleaning.clean(raw), int(data["seed"]))["train"]
     check_words(Counter(train.labels.tolist()), f"the label column {column!r}")
     for entry in data["encoding"]["columns"]:
         if "words" in entry and entry["name"] in train.x.column_names:

@@ -32,6 +32,7 @@ from emdcfl.core.codec import Packed, pack, unpack
 from emdcfl.core.errors import ClientError, ConfigError, DataError
 from emdcfl.core.keys import NodeSecret, digest, global_seed
 from emdcfl.core.params import Network
+from emdcfl.data.own.cleaning import Cleaning
 from emdcfl.data.own.splitting import SplitRule
 from emdcfl.data.types import Preprocess, Site
 from emdcfl.engines.flower.node import log as node_log
@@ -86,6 +87,8 @@ class NodeConfig:
         Label column of a table, if this site calls it by another name than the others.
     split, split_column, group : str or None
         How this site's files are split, as in ``run --data``; the server has no say in it.
+    merge_labels, label_map, date, missing
+        How this site's files are repaired, as in ``run --data``.
     device : str
         ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
     trust : str
@@ -107,6 +110,10 @@ class NodeConfig:
     split: str | None = None
     split_column: str | None = None
     group: str | None = None
+    merge_labels: bool | None = None
+    label_map: str | None = None
+    date: list[str] | None = None
+    missing: list[str] | None = None
     device: str = "auto"
     trust: KeyTrust = "pinned"
     enrol: bool = False
@@ -117,11 +124,15 @@ class NodeConfig:
     def __post_init__(self) -> None:
         if self.privacy_epsilon is not None and not self.privacy_epsilon > 0:
             raise ConfigError(f"node.toml: privacy_epsilon must be above 0, got {self.privacy_epsilon}")
-        _ = self.rule  # a rule that makes no sense is told at once
+        _ = self.rule, self.cleaning  # what makes no sense is told at once
 
     @property
     def rule(self) -> SplitRule:
         return SplitRule.of(self.split, self.split_column, self.group)
+
+    @property
+    def cleaning(self) -> Cleaning:
+        return Cleaning.of(self.merge_labels, self.label_map, date=self.date, missing=self.missing)
 
 
 class HomeNode:
@@ -168,7 +179,8 @@ class HomeNode:
     def _site(self, job: Mapping[str, Any]) -> Site:
         cache = self.home / "state" / "site"
         own = self.config
-        return read_site(self.name, own.data, self.data, job["data"], label=own.label, rule=own.rule, cache=cache, policy=own.policy)
+        how: dict[str, Any] = {"label": own.label, "rule": own.rule, "cleaning": own.cleaning, "policy": own.policy}
+        return read_site(self.name, own.data, self.data, job["data"], cache=cache, **how)
 
     def keep(self, client: Client) -> None:
         """Store the client's private state, in one step."""

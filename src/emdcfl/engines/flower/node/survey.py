@@ -11,6 +11,8 @@ import numpy as np
 import torch
 
 from emdcfl.core.errors import DataError
+from emdcfl.data.own.cleaning import Cleaning
+from emdcfl.data.own.columns import index_columns
 from emdcfl.data.own.images import GREY_MODES, list_images, read_client, read_header
 from emdcfl.data.own.layout import ClientFiles, client_folder
 from emdcfl.data.own.parts import MIXED, Raw, divide
@@ -40,13 +42,15 @@ def answer_survey(node: HomeNode, request: Any) -> Answer:
         raise DataError(f"client {node.name!r}: no such file or folder: {path}; correct data in {node.home}/node.toml")
     kind, files = ("tables", ClientFiles(node.name, {MIXED: path})) if path.is_file() else client_folder(path)
     files = ClientFiles(node.name, files.parts)
-    label, describes, rule = node.config.label or request.get("label"), request["question"] == DESCRIBE, node.config.rule
+    label, describes = node.config.label or request.get("label"), request["question"] == DESCRIBE
+    rule, cleaning = node.config.rule, node.config.cleaning
     if kind == "images":
         if not describes:
             policy.check_shape(request["shape"])
-        answer = _describe_images(files, seed, rule) if describes else _measure_images(files, seed, rule, request["shape"])
+        answer = _describe_images(files, seed, rule, cleaning) if describes else _measure_images(files, seed, rule, request["shape"])
     else:
-        raw, column, _ = read_client_tables(files, label, rule)
+        raw, column, _ = read_client_tables(files, label, rule, cleaning.cells)
+        raw = cleaning.clean(raw)
         if not describes:
             policy.check_columns(request["numeric"] + request["categorical"])
         fixed_label(node.home / "state", node.config.label, column)
@@ -54,11 +58,11 @@ def answer_survey(node: HomeNode, request: Any) -> Answer:
     return {"client": node.name, "reply": answer}
 
 
-def _describe_images(files: ClientFiles, seed: int, rule: SplitRule) -> Answer:
+def _describe_images(files: ClientFiles, seed: int, rule: SplitRule, cleaning: Cleaning) -> Answer:
     listed = list_images(files)
     headers = [header for part in listed.files.values() for file, _ in part if (header := read_header(file)) is not None]
     sizes = Counter(size for _, size in headers)
-    labels = image_labels(listed, seed, rule)
+    labels = image_labels(listed, seed, rule, cleaning)
     check_words(Counter(labels.tolist()), "the names of the class folders")
     return {
         "kind": "images",
@@ -80,7 +84,8 @@ def _measure_images(files: ClientFiles, seed: int, rule: SplitRule, shape: Seque
 def _describe_table(raw: Raw, seed: int, column: str, policy: Policy) -> Answer:
     train = divide(raw, seed)["train"]
     check_words(Counter(train.labels.tolist()), f"the label column {column!r}")
-    told = [name for name in train.x.column_names if name != column and (not policy.columns or name in policy.columns)]
+    hidden = {column, *index_columns([raw], column)}
+    told = [name for name in train.x.column_names if name not in hidden and (not policy.columns or name in policy.columns)]
     columns = {name: bool(is_numeric(train.x.schema.field(name).type)) for name in told}
     return {"kind": "table", "labels": sorted(set(train.labels.tolist())), "label": column, "columns": columns}
 
