@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import emdcfl
 from emdcfl.core.errors import ConfigError
 from emdcfl.runs import runner
 from emdcfl.runs.config import Choice, Config, RunConfig, TrainingConfig
 from emdcfl.runs.loop import Silent
-from emdcfl.runs.trackers import TensorBoard, Tracking
+from emdcfl.runs.trackers import Tracking, open_tracker
 
 CONFIG = Config(
     run=RunConfig(rounds=2),
@@ -60,15 +62,48 @@ def test_rounds_without_scores_have_losses_only(tmp_path: Path) -> None:
     assert set(kept.seen[1]) == {"train/loss", "clusters"}
 
 
-def test_tensorboard_missing_is_said_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ConfigError, match=r"emdcfl\[tensorboard\]"):
-        TensorBoard(tmp_path)
+@pytest.mark.parametrize("name", ["tensorboard", "mlflow", "wandb"])
+def test_a_missing_client_is_said_in_one_line(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ConfigError, match=rf"emdcfl\[{name}\]"):
+        open_tracker(name, tmp_path, CONFIG)
+    with pytest.raises(ConfigError, match="did you mean 'mlflow'"):
+        open_tracker("mlfow", tmp_path, CONFIG)
 
 
-def test_tensorboard_writes_events(tmp_path: Path) -> None:
+def tracked(name: str, out: Path) -> float:
+    """Run with a real client, and return what it should hold of the last round."""
+    with closing(open_tracker(name, out, CONFIG)) as tracker:
+        result = runner.run(CONFIG, out, observer=Tracking(tracker))
+    return float(result.summary["accuracy"]["mean"])
+
+
+def test_tensorboard_keeps_scalars(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="the extra emdcfl[tensorboard] is not installed")
-    board = TensorBoard(tmp_path)
-    board.log(1, {"test/mean": 0.5})
-    board.close()
-    assert list(tmp_path.glob("events.out.tfevents.*"))
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    mean = tracked("tensorboard", tmp_path / "run")
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
+    last = events.Scalars("test/mean")[-1]
+    assert last.step == 2 and last.value == pytest.approx(mean)
+
+
+def test_mlflow_keeps_settings_and_metrics_in_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="the extra emdcfl[mlflow] is not installed")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    mean = tracked("mlflow", tmp_path / "run")
+    client = mlflow.MlflowClient((tmp_path / "run" / "mlruns").as_uri())
+    (run,) = client.search_runs([client.get_experiment_by_name("emdcfl").experiment_id])
+    assert run.info.status == "FINISHED" and run.data.params["method.name"] == "oracle"
+    last = max(client.get_metric_history(run.info.run_id, "test/mean"), key=lambda metric: metric.step)
+    assert last.step == 2 and last.value == pytest.approx(mean)
+
+
+def test_wandb_writes_offline_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb", reason="the extra emdcfl[wandb] is not installed")
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    tracked("wandb", tmp_path / "run")
+    (folder,) = (tmp_path / "wandb").glob("offline-run-*")
+    assert list(folder.glob("*.wandb"))
+    assert emdcfl.load(tmp_path / "run").summary["finished"]  # what the client leaves does not disturb the run

@@ -20,7 +20,6 @@ app = typer.Typer(
     name="emdcfl",
     help="Clustered federated learning that finds the groups by itself.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -72,6 +71,21 @@ USER_ERROR = 2
 INTERRUPTED = 130
 TERMINATED = 143
 """Exit codes: a user error, Ctrl-C, SIGTERM. After the last two ``--resume`` continues the run."""
+
+
+def complete_methods(incomplete: str) -> list[str]:
+    """Complete names of methods; after commas and in ``+ft`` too."""
+    from emdcfl.methods import METHODS
+
+    done, comma, last = incomplete.rpartition(",")
+    return [f"{done}{comma}{name}" for name in sorted(METHODS) if name.startswith(last)]
+
+
+def complete_scenarios(incomplete: str) -> list[str]:
+    """Complete names of scenarios."""
+    from emdcfl.data import scenarios
+
+    return [name for name in sorted(scenarios.names()) if name.startswith(incomplete)]
 
 
 def _version(wanted: bool) -> None:

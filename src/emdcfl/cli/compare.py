@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from emdcfl.cli.app import app
-from emdcfl.cli.run import build_config
+from emdcfl.cli.app import GroupOption, SplitOption, app, complete_methods, complete_scenarios
+from emdcfl.cli.run import build_config, whose_data
 from emdcfl.core.errors import ClientError, ConfigError
 from emdcfl.core.schema import Reply
 from emdcfl.core.units import percent
@@ -36,14 +39,41 @@ from emdcfl.studies.compare import (
     with_fine_tuning,
 )
 from emdcfl.studies.results import Results, read_results
-from emdcfl.studies.tables import METRICS, Column, Table, against_text, build, interval_text, unseen_rows, write_tables
+from emdcfl.studies.tables import (
+    MARK,
+    METRICS,
+    PAPER,
+    Column,
+    Table,
+    against_text,
+    build,
+    interval_text,
+    records,
+    unseen_rows,
+    write_tables,
+)
 
 
 @app.command("compare")
 def compare_(
-    scenario: Annotated[str | None, typer.Option(help="See 'emdcfl data list'; left out with --merge, nothing is run.")] = None,
+    scenario: Annotated[
+        str | None,
+        typer.Option(help="See 'emdcfl data list'; left out with --merge, nothing is run.", autocompletion=complete_scenarios),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Your own files instead: a folder of sites, or one table; its other options as in --set scenario.drop=AGE."),
+    ] = None,
+    label: Annotated[str | None, typer.Option(help="With --data: the label column of tables.", show_default=False)] = None,
+    client: Annotated[str | None, typer.Option(help="With --data: the client column of one shared table.", show_default=False)] = None,
+    split: SplitOption = None,
+    group: GroupOption = None,
     methods: Annotated[
-        str, typer.Option(help="all, or a,b,c; +ft: fine-tuned at home; options after colons, as in emdcfl:tolerance=0.025.")
+        str,
+        typer.Option(
+            help="all, or a,b,c; +ft: fine-tuned at home; options after colons, as in emdcfl:tolerance=0.025.",
+            autocompletion=complete_methods,
+        ),
     ] = "all",
     seeds: Annotated[str, typer.Option(help="As in 0,1,2 or 0-4.")] = "0,1,2",
     out: Annotated[Path, typer.Option(help="Folder of results.jsonl and the tables.")] = Path("runs/compare"),
@@ -65,49 +95,54 @@ def compare_(
     keep_runs: Annotated[bool, typer.Option("--keep-runs", help="Keep run directories; an interrupted run then goes on.")] = False,
     merge: Annotated[list[Path] | None, typer.Option(help="Take in another results.jsonl (or its folder); repeatable.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the table at the end.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON and nothing else.")] = False,
 ) -> None:
-    """Run methods × seeds on a scenario, skipping runs already in --out, and write table.md, table.tex, table.csv and report.html."""
+    """Run methods × seeds on a scenario or your own data, skipping runs already in --out; write tables (md, tex, csv) and report.html."""
     settings = set_ or []
     refused = next((s for s in settings if s.strip().startswith(("method", "privacy"))), None)
     if refused is not None:
         raise ConfigError(f"--set {refused}: options of a method go with its name, as in --methods emdcfl:tolerance=0.03")
-    if scenario is None and config is None and not merge:
-        raise ConfigError("expected --scenario (what to run) or --merge (what to take in), got neither; see 'emdcfl data list'")
+    if scenario is None and data is None and config is None and not merge:
+        raise ConfigError("expected --scenario or --data (what to run) or --merge (what to take in), got none; see 'emdcfl data list'")
     wanted = []
-    if scenario is not None or config is not None:
-        flags = {"scenario": scenario, "scenario.scale": scale, "personalize.mode": personalize, "engine.device": device}
+    if scenario is not None or data is not None or config is not None:
+        whose = whose_data(scenario, data, {"label": label, "client": client, "split": split, "group": group})
+        flags = {**whose, "scenario.scale": scale, "personalize.mode": personalize, "engine.device": device}
         base = build_config(config, flags, settings)
         if leave_one_out or folds is not None:
             chosen, numbers = parse_methods(methods), parse_seeds(seeds)
             wanted = [one for seed in numbers for fold in folds_of(base, folds) for one in configs(fold, chosen, [seed])]
         else:
             wanted = configs(base, with_fine_tuning(base, parse_methods(methods)), parse_seeds(seeds))
-    logging.getLogger("emdcfl").setLevel(logging.WARNING if quiet else logging.INFO)
+    logging.getLogger("emdcfl").setLevel(logging.WARNING if quiet or as_json else logging.INFO)
     console = terminal()
-    with Screen(console, quiet=quiet) as screen:
+    with Screen(console, quiet=quiet or as_json) as screen:
         outcome = compare(wanted, out, jobs=jobs, time_limit=time_limit, keep_runs=keep_runs, merge=merge or [], watch=screen)
-    conclude(console, out, outcome)
+    conclude(console, out, outcome, as_json=as_json)
 
 
-def conclude(console: Console, out: Path, outcome: Outcome) -> None:
-    """Write the tables and the page, print the tables, and say what is missing."""
+def conclude(console: Console, out: Path, outcome: Outcome, *, as_json: bool = False) -> None:
+    """Write the tables and the page, print the tables or all numbers as JSON, and say what is missing."""
     from emdcfl.report import write_report
 
     results = read_results(out) if (out / "results.jsonl").exists() else []
     if results:
         table = write_tables(results, out)
-        for column, one in zip(table.columns, rich_tables(table), strict=True):
-            console.print(one)
-            if table.has_intervals(column):
-                console.print(_intervals(table, column))
-        if unseen := unseen_rows(results):
-            console.print(rich_unseen(unseen))
+        unseen = unseen_rows(results)
         write_report(out)
+        if as_json:
+            counts = {"found": outcome.found, "ran": outcome.ran, "left": outcome.left, "failed": [str(d.job) for d in outcome.failed]}
+            typer.echo(json.dumps({"runs": counts, "table": records(table), "unseen": unseen}, indent=2, ensure_ascii=False))
+        else:
+            _print_tables(console, table)
+            if unseen:
+                console.print(rich_unseen(unseen))
     wanted = outcome.found + outcome.ran + outcome.left + len(outcome.failed)
     there = f"{outcome.found + outcome.ran} of {wanted} runs are there ({outcome.ran} run now)"
     done = there if wanted else f"runs taken in: {len(results)}"
     left = f", {outcome.left} left by the time limit: start again to go on" if outcome.left else ""
-    console.print(f"{done}{left}; results, tables and report.html in {out}", soft_wrap=True)
+    if not as_json:
+        console.print(f"{done}{left}; results, tables and report.html in {out}", soft_wrap=True)
     if outcome.failed:
         raise ClientError(describe_failures(outcome.failed))
 
@@ -166,7 +201,8 @@ class Screen:
         said = f"{scores}, worst {percent(row['accuracy']['worst'])}{ari}, {row['seconds']['total']:.0f} s"
         self._say(f"[{ended}/{total}] {done.job}: {said}")
         if self.live is not None:
-            self.table = next(reversed(rich_tables(build(results.rows))), None)
+            table = build(results.rows)
+            self.table = next(iter(rich_tables(table, table.columns[-1:], self.console.width)), None)
 
     def _say(self, text: str) -> None:
         if not self.quiet:
@@ -192,30 +228,67 @@ def rich_unseen(rows: Sequence[Mapping[str, Any]]) -> RichTable:
     return shown
 
 
-def rich_tables(table: Table) -> list[RichTable]:
-    """Return one terminal table per scenario."""
-    found = []
+def _print_tables(console: Console, table: Table) -> None:
     for column in table.columns:
-        shown = RichTable(title=column.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-        shown.add_column("method")
-        for metric in column.metrics:
-            shown.add_column(METRICS[metric], justify="right", no_wrap=True)
-            if table.has_paper(column.key, metric):
-                shown.add_column("paper", justify="right", style="dim", no_wrap=True)
-        shown.add_column("seeds", justify="right")
-        for label in table.rows:
-            cells = [table.cells.get((label, column.key, metric)) for metric in column.metrics]
-            if not any(cells):
-                continue
-            texts = []
-            for metric, cell in zip(column.metrics, cells, strict=True):
-                bold = label in table.best(column.key, metric)
-                texts.append(Text("–" if cell is None else cell.text(metric), style="bold" if bold else ""))
-                if table.has_paper(column.key, metric):
-                    texts.append(Text("–" if cell is None or cell.paper is None else cell.paper.text()))
-            shown.add_row(Text(label), *texts, str(max(c.n for c in cells if c)))
+        for one in rich_tables(table, [column], console.width):
+            console.print(one)
+        if note := table.paper_note(column):
+            console.print(note, soft_wrap=True)
+        if table.has_intervals(column):
+            console.print(_intervals(table, column))
+
+
+def rich_tables(table: Table, columns: Sequence[Column], width: int) -> list[RichTable]:
+    """Return terminal tables of scenarios; numbers that do not fit beside the whole names go on in a table below."""
+    return [shown for column in columns for shown in _fitted(table, column, width)]
+
+
+def _fitted(table: Table, column: Column, width: int) -> list[RichTable]:
+    labels = [label for label in table.rows if any((label, column.key, metric) in table.cells for metric in column.metrics)]
+    blocks: list[list[_Numbers]] = [[]]
+    room = width - max((cell_len(label) for label in labels), default=0) - 2
+    for numbers in _numbers(table, column, labels):
+        if blocks[-1] and sum(n.width for n in (*blocks[-1], numbers)) > room:
+            blocks.append([])
+        blocks[-1].append(numbers)
+    found = []
+    for i, block in enumerate(blocks):
+        shown = RichTable(title=column.title if i == 0 else None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+        shown.add_column("method", overflow="fold")
+        for numbers in block:
+            shown.add_column(numbers.head, justify="right", style="dim" if numbers.dim else "", no_wrap=True)
+        for row, label in enumerate(labels):
+            shown.add_row(Text(label), *(numbers.texts[row] for numbers in block))
         found.append(shown)
     return found
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """A column of a terminal table."""
+
+    head: str
+    texts: list[Text]
+    dim: bool = False
+
+    @property
+    def width(self) -> int:
+        return max(cell_len(self.head), *(text.cell_len for text in self.texts)) + 3
+
+
+def _numbers(table: Table, column: Column, labels: Sequence[str]) -> list[_Numbers]:
+    found = []
+    for metric in column.metrics:
+        cells = [table.cells.get((label, column.key, metric)) for label in labels]
+        best = table.best(column.key, metric)
+        styles = ["bold" if label in best else "" for label in labels]
+        texts = [Text("–" if c is None else c.text(metric), style) for c, style in zip(cells, styles, strict=True)]
+        found.append(_Numbers(METRICS[metric], texts))
+        if table.has_paper(column.key, metric):
+            printed = [Text("–" if c is None or c.paper is None else c.paper.text()) for c in cells]
+            found.append(_Numbers(MARK if column.smaller else PAPER, printed, dim=True))
+    own = [[c for m in column.metrics if (c := table.cells.get((label, column.key, m)))] for label in labels]
+    return [*found, _Numbers("seeds", [Text(str(max(c.n for c in cells))) for cells in own])]
 
 
 def _intervals(table: Table, column: Column) -> RichTable:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,13 +25,15 @@ from emdcfl.cli.app import (
     SplitOption,
     TrustModel,
     app,
+    complete_methods,
+    complete_scenarios,
 )
 from emdcfl.cli.show import show_result, show_unseen
 from emdcfl.core.errors import ConfigError
 from emdcfl.runs.config import OWN_FILES, Config, load, override, parse_settings
 from emdcfl.runs.loop import Observer
 from emdcfl.runs.progress import Live, terminal
-from emdcfl.runs.trackers import TensorBoard, Tracking
+from emdcfl.runs.trackers import TRACKERS, Tracking, open_tracker
 from emdcfl.runs.verdict.advice import advice
 
 if TYPE_CHECKING:
@@ -56,7 +58,8 @@ def run(
         Path | None, typer.Argument(help="Config file (TOML); 'emdcfl init' writes one.", show_default="run.toml of --federation")
     ] = None,
     scenario: Annotated[
-        str | None, typer.Option(help="Who the clients are: see 'emdcfl data list'.", show_default="rotated-digits")
+        str | None,
+        typer.Option(help="Who the clients are: see 'emdcfl data list'.", show_default="rotated-digits", autocompletion=complete_scenarios),
     ] = None,
     data: Annotated[Path | None, typer.Option(help="Your own files instead of a scenario: a folder of sites, or one table.")] = None,
     label: Annotated[str | None, typer.Option(help="With --data: the label column of tables.", show_default=False)] = None,
@@ -72,7 +75,9 @@ def run(
     missing: MissingMarks = None,
     gaps: GapsOption = None,
     baselines: Annotated[bool, typer.Option(help="With --data: also one model for all (also fine-tuned) and every site alone.")] = True,
-    method: Annotated[str | None, typer.Option(help="See 'emdcfl methods'.", show_default="emdcfl")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="See 'emdcfl methods'.", show_default="emdcfl", autocompletion=complete_methods)
+    ] = None,
     rounds: Annotated[int | None, typer.Option(help="Global rounds T.", show_default="the scenario's")] = None,
     local_epochs: Annotated[int | None, typer.Option(help="Local epochs E per round.", show_default="the scenario's")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Local batch size B.", show_default="the scenario's")] = None,
@@ -99,7 +104,10 @@ def run(
     out: Annotated[Path | None, typer.Option(help="Run directory.", show_default="runs/SCENARIO-METHOD-seedS")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out from its last complete round.")] = False,
     trust_model: TrustModel = False,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write scalars for TensorBoard into --out.")] = False,
+    track: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Also follow the run with {', '.join(TRACKERS)}; repeatable.", autocompletion=lambda: list(TRACKERS)),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the result.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON and nothing else.")] = False,
 ) -> None:
@@ -113,7 +121,7 @@ def run(
     own |= {"merge_labels": merge_labels or None, "label_map": label_map, "drop": drop, "only": only}
     own |= {"date": date, "missing": missing, "gaps": gaps}
     flags: dict[str, Any] = {
-        **_whose_data(scenario, data, own),
+        **whose_data(scenario, data, own),
         "method": method,
         "run.rounds": rounds,
         "training.local_epochs": local_epochs,
@@ -147,7 +155,7 @@ def run(
     logging.getLogger("emdcfl").setLevel(logging.WARNING if quiet or as_json else logging.INFO)
     logging.getLogger("emdcfl.doubts").setLevel(logging.ERROR)  # the result says them
     console = terminal()
-    with nullcontext() if quiet or as_json else Live(console) as live, _tracked(place if tensorboard else None) as watch:
+    with nullcontext() if quiet or as_json else Live(console) as live, _tracked(track or [], place, chosen) as watch:
         say = console.print if live else _nothing
         say(f"{chosen.method.name} on {what}, seed {chosen.run.seed}")
         result = start(_with_doubts(chosen, place, say), place, resume=resume, observer=watch(live))
@@ -194,7 +202,7 @@ def _called(config: Config) -> str:
     return Path(path).resolve().stem if isinstance(path, str) else config.scenario.name
 
 
-def _whose_data(scenario: str | None, data: Path | None, about: Mapping[str, Any]) -> dict[str, Any]:
+def whose_data(scenario: str | None, data: Path | None, about: Mapping[str, Any]) -> dict[str, Any]:
     """Settings that name a scenario, or people's own files."""
     if data is not None and scenario is not None:
         raise ConfigError(f"expected --data or --scenario, got both ({data} and {scenario}); leave one out")
@@ -207,16 +215,17 @@ def _whose_data(scenario: str | None, data: Path | None, about: Mapping[str, Any
 
 
 @contextmanager
-def _tracked(place: Path | None) -> Iterator[Callable[[Observer | None], Observer | None]]:
-    """Give a function that lets TensorBoard, if wanted, watch a run beside another observer."""
-    if place is None:
-        yield lambda observer: observer
-        return
-    board = TensorBoard(place / "tensorboard")
-    try:
-        yield lambda observer: Tracking(board, observer)
-    finally:
-        board.close()
+def _tracked(names: Sequence[str], place: Path, config: Config) -> Iterator[Callable[[Observer | None], Observer | None]]:
+    """Give a function that lets trackers watch a run beside another observer."""
+    with ExitStack() as stack:
+        found = [stack.enter_context(closing(open_tracker(name, place, config))) for name in dict.fromkeys(names)]
+
+        def watch(observer: Observer | None) -> Observer | None:
+            for tracker in found:
+                observer = Tracking(tracker, observer)
+            return observer
+
+        yield watch
 
 
 def _nothing(*_: Any, **__: Any) -> None:

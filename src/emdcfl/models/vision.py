@@ -10,7 +10,7 @@ vit_b_16           class token after the encoder's final norm       768
 convnext_base      after global average pooling, no final norm      1024
 =================  ===============================================  =========
 
-Pretrained weights come from ``TORCH_HOME``, from a file, or are downloaded; they are never unpickled as code.
+Pretrained weights come from ``EMDCFL_WEIGHTS``, ``TORCH_HOME``, from a file, or are downloaded; they are never unpickled as code.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import functools
 import hashlib
 import importlib
 import importlib.util
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -118,17 +119,20 @@ def _network(name: str, edition: str, weights: str | None, *, drop: str) -> Any:
 
 
 def imagenet_file(url: str) -> Path:
-    """Return the local file of published weights; download it when it is not in ``$TORCH_HOME/hub/checkpoints``."""
+    """Return the local file of published weights; download it when it is neither in ``$EMDCFL_WEIGHTS`` nor in torch's own folder."""
     name = url.rsplit("/", 1)[-1]
-    path = Path(torch.hub.get_dir()) / "checkpoints" / name
+    given = os.environ.get("EMDCFL_WEIGHTS")
+    path = Path(given).expanduser() / name if given else Path()
+    if not path.is_file():
+        path = Path(torch.hub.get_dir()) / "checkpoints" / name
     if not path.exists():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             torch.hub.download_url_to_file(url, str(path), hash_prefix=_hash_in(name), progress=True)
         except (URLError, OSError, RuntimeError) as error:
             raise ModelError(
-                f"the ImageNet weights {name} are not in {path.parent} and could not be downloaded ({error}): "
-                f"put the file there, or pass weights=FILE, or weights=None for random weights"
+                f"the ImageNet weights {name} are not in {given or path.parent} and could not be downloaded ({error}): "
+                f"put the file there, set EMDCFL_WEIGHTS to its folder, or pass weights=FILE, or weights=None for random weights"
             ) from error
     expected = _hash_in(name)
     if expected and not _sha256(path).startswith(expected):

@@ -163,6 +163,7 @@ def _block(table: Table, column: Column) -> dict[str, Any]:
         "rows": rows,
         "sure": table.has_intervals(column),
         "paper": any(c["paper"] for r in rows for c in r["cells"]),
+        "paper_note": table.paper_note(column),
         "accuracy": _dots(table, column, labels, accuracy, "%", "Accuracy by method"),
         "accuracy_names": [METRICS[m] for m in accuracy],
         "ari": _dots(table, column, labels, ["ari"], "", "ARI by method") if "ari" in shown else None,

@@ -1,4 +1,4 @@
-"""Follow a run elsewhere: a ``Tracker`` takes numbers by round. TensorBoard is one; anything with two methods is another.
+"""Follow a run elsewhere: a ``Tracker`` takes numbers by round. Three are here; anything with two methods is another.
 
 .. code-block:: python
 
@@ -11,17 +11,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from emdcfl.core.errors import ConfigError
+from emdcfl.core.errors import ConfigError, nearest
+from emdcfl.core.optional import require
 from emdcfl.core.schema import Reply
 from emdcfl.methods.base import Serving
+from emdcfl.runs.config import Config, as_dict
 from emdcfl.runs.loop import Observer, Silent
 from emdcfl.runs.scoring import MetricsRow
+from emdcfl.runs.store.identity import flat
 
 
 class Tracker(Protocol):
@@ -63,15 +68,11 @@ class Tracking:
 
 
 class TensorBoard:
-    """Scalars for TensorBoard, in ``folder``; needs the extra ``emdcfl[tensorboard]``."""
+    """Scalars for TensorBoard, in ``tensorboard/`` of the run directory."""
 
-    def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise ConfigError("TensorBoard is not installed; install emdcfl[tensorboard], or leave out --tensorboard") from error
-        writer: Any = SummaryWriter
-        self._writer = writer(str(folder))
+    def __init__(self, folder: Path, config: Config) -> None:
+        writer: Any = require("torch.utils.tensorboard", "tensorboard", "for --track tensorboard").SummaryWriter
+        self._writer = writer(str(folder / "tensorboard"))
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Write the values of a round."""
@@ -82,3 +83,74 @@ class TensorBoard:
     def close(self) -> None:
         """Close the file."""
         self._writer.close()
+
+
+class MLflow:
+    """A run of MLflow with settings and numbers; ``MLFLOW_TRACKING_URI`` says where, by default ``mlruns/`` of the run directory."""
+
+    def __init__(self, folder: Path, config: Config) -> None:
+        mlflow = require("mlflow", "mlflow", "for --track mlflow")
+        uri = os.environ.get("MLFLOW_TRACKING_URI") or (folder / "mlruns").resolve().as_uri()
+        if uri.startswith("file:"):
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        self._client = mlflow.MlflowClient(uri)
+        found = self._client.get_experiment_by_name("emdcfl")
+        experiment = self._client.create_experiment("emdcfl") if found is None else found.experiment_id
+        self._run = self._client.create_run(experiment, run_name=folder.name).info.run_id
+        for name, value in flat(as_dict(config)).items():
+            self._client.log_param(self._run, name, value)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Send the values of a round."""
+        for name, value in values.items():
+            self._client.log_metric(self._run, name, value, step=step)
+
+    def close(self) -> None:
+        """Mark the run as finished, or as failed while an error is on its way."""
+        self._client.set_terminated(self._run, "FINISHED" if sys.exc_info()[0] is None else "FAILED")
+
+
+class WandB:
+    """A run of Weights & Biases in ``wandb/`` beside the run directory; offline unless ``WANDB_MODE`` says otherwise."""
+
+    def __init__(self, folder: Path, config: Config) -> None:
+        wandb = require("wandb", "wandb", "for --track wandb")
+        mode = os.environ.get("WANDB_MODE", "offline")
+        beside = str(folder.resolve().parent)  # its client makes symbolic links, which a run directory does not have
+        self._run = wandb.init(project="emdcfl", name=folder.name, dir=beside, mode=mode, config=flat(as_dict(config)))
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Send the values of a round."""
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        """Finish the run."""
+        self._run.finish(exit_code=0 if sys.exc_info()[0] is None else 1)
+
+
+TRACKERS: dict[str, Callable[[Path, Config], Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WandB}
+
+
+class _WhenNeeded:
+    """A tracker that starts with the first numbers: a run directory must be empty before its run begins."""
+
+    def __init__(self, start: Callable[[], Tracker]) -> None:
+        self._start = start
+        self._tracker: Tracker | None = None
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        if self._tracker is None:
+            self._tracker = self._start()
+        self._tracker.log(step, values)
+
+    def close(self) -> None:
+        if self._tracker is not None:
+            self._tracker.close()
+
+
+def open_tracker(name: str, folder: Path, config: Config) -> Tracker:
+    """Return the tracker called ``name`` for a run in ``folder``; that its client is installed is checked at once."""
+    if name not in TRACKERS:
+        raise ConfigError(f"--track {name}: {nearest(name, TRACKERS)}")
+    require(name, name, f"for --track {name}")
+    return _WhenNeeded(lambda: TRACKERS[name](folder, config))

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from emdcfl.core.units import escaped, percent, percent_range
+from emdcfl.data.scenarios.plan import PAPER_TRAINING
 from emdcfl.runs.new_sites.unseen import UNSEEN, mean_accuracy
 from emdcfl.runs.store.files import write_file
 from emdcfl.runs.store.identity import flat
@@ -59,6 +60,13 @@ class Column:
     key: str
     title: str
     metrics: tuple[str, ...]
+    smaller: str = ""
+    """How these runs differ in size from the paper's; empty where they do not."""
+
+
+PAPER = "paper"
+MARK = "paper †"
+"""Heads the paper's numbers beside runs of another size."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +101,11 @@ class Table:
     def has_intervals(self, column: Column) -> bool:
         return any(key[1:] == (column.key, column.metrics[0]) and cell.interval is not None for key, cell in self.cells.items())
 
+    def paper_note(self, column: Column) -> str:
+        """Say that the paper's numbers beside a column are of runs of another size; empty where they are not, or there are none."""
+        beside = column.smaller and any(self.has_paper(column.key, metric) for metric in column.metrics)
+        return f"† the paper's runs have its full size; these: {column.smaller}" if beside else ""
+
     def has_paper(self, column: str, metric: str) -> bool:
         return any(key[1:] == (column, metric) and cell.paper is not None for key, cell in self.cells.items())
 
@@ -109,7 +122,7 @@ def build(results: Sequence[ResultRow]) -> Table:
     runs: dict[tuple[str, str], list[ResultRow]] = {}
     for key, rows in by_column.items():
         metrics = _metrics(rows)
-        columns.append(Column(key, titles[key], metrics))
+        columns.append(Column(key, titles[key], metrics, _smaller(rows)))
         for label, members in by_label(rows).items():
             runs[label, key] = members
             methods[label] = members[0]["method"]
@@ -122,6 +135,18 @@ def build(results: Sequence[ResultRow]) -> Table:
     leaders = {column.key: (column.metrics[0], runs[leader, column.key]) for column in columns if (leader := table.leader(column))}
     compared = {place: found for place, rows in runs.items() if (found := _against(rows, *leaders.get(place[1], ("", [])))) is not None}
     return replace(table, against=compared)
+
+
+def _smaller(rows: Sequence[ResultRow]) -> str:
+    """Say how runs differ in size from the paper's: in scale, rounds, or local epochs."""
+    found: dict[str, set[Any]] = {"scale": set(), "rounds": set(), "local epochs": set()}
+    for row in rows:
+        settings = row["settings"]
+        found["scale"].add(settings["scenario"].get("scale", PAPER))
+        found["rounds"].add(settings["run"]["rounds"])
+        found["local epochs"].add(settings["training"].get("local_epochs", PAPER_TRAINING["local_epochs"]))
+    usual = {"scale": PAPER, "rounds": PAPER_TRAINING["rounds"], "local epochs": PAPER_TRAINING["local_epochs"]}
+    return ", ".join(f"{name} {', '.join(map(str, sorted(values)))}" for name, values in found.items() if values != {usual[name]})
 
 
 def _against(rows: Sequence[ResultRow], metric: str, leader: Sequence[ResultRow]) -> Interval | None:
@@ -246,7 +271,7 @@ def markdown(table: Table, *, leave_out: Sequence[str] = ()) -> str:
             heads.append(METRICS[metric])
             keys.append((metric, False))
             if table.has_paper(column.key, metric):
-                heads.append("paper")
+                heads.append(MARK if column.smaller else PAPER)
                 keys.append((metric, True))
         sure = table.has_intervals(column)
         heads += ["95% interval", "against the best"] if sure else []
@@ -259,6 +284,8 @@ def markdown(table: Table, *, leave_out: Sequence[str] = ()) -> str:
             cells += [interval_text(table, label, column), against_text(table, label, column)] if sure else []
             lines.append(f"| {' | '.join([_cell_text(label), *cells, str(max(c.n for c in own if c))])} |")
         blocks.append("\n".join(lines))
+        if note := table.paper_note(column):
+            blocks.append(note)
     return "\n\n".join(blocks) + "\n"
 
 
@@ -307,7 +334,8 @@ def latex(table: Table) -> str:
     for label in table.rows:
         cells = [_latex_cell(table, label, c.key, m) for c, m in shown]
         lines.append(f"{_escape(label)} & {' & '.join(cells)} \\\\")
-    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", ""])
+    notes = [f"% {note}" for column in table.columns if (note := table.paper_note(column))]
+    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", *notes, ""])
 
 
 def _latex_cell(table: Table, label: str, column: str, metric: str) -> str:
@@ -316,7 +344,8 @@ def _latex_cell(table: Table, label: str, column: str, metric: str) -> str:
         return "--"
     text = cell.text(metric).replace(" ± ", "$\\pm$")
     text = f"\\textbf{{{text}}}" if label in table.best(column, metric) else text
-    return text if cell.paper is None else f"{text} ({cell.paper.text().replace(' ± ', '$' + chr(92) + 'pm$')})"
+    mark = "$^\\dagger$" if any(c.key == column and c.smaller for c in table.columns) else ""
+    return text if cell.paper is None else f"{text} ({cell.paper.text().replace(' ± ', '$' + chr(92) + 'pm$')}{mark})"
 
 
 def _escape(text: str) -> str:
@@ -329,11 +358,12 @@ def _csv_text(text: str) -> str:
     return f"'{shown}" if shown.startswith(("=", "+", "-", "@")) else shown
 
 
-def tidy(table: Table) -> str:
-    """Write one line per number: CSV that other programs can read."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(["scenario", "method", "metric", "mean", "std", "seeds", "paper_mean", "paper_std", "low", "high"])
+COLUMNS = ("scenario", "method", "metric", "mean", "std", "seeds", "paper_mean", "paper_std", "low", "high")
+
+
+def records(table: Table) -> list[dict[str, Any]]:
+    """Return one record per number; accuracies and their differences in percent."""
+    found: list[tuple[Any, ...]] = []
     for column in table.columns:
         for label in table.rows:
             for metric in column.metrics:
@@ -343,13 +373,21 @@ def tidy(table: Table) -> str:
                 paper = (None, None) if cell.paper is None else (cell.paper.mean, cell.paper.std)
                 numbers = [None if v is None or math.isnan(v) else round(v, 6) for v in (cell.mean, cell.std)]
                 ends = (None, None) if cell.interval is None else (round(100 * cell.interval.low, 6), round(100 * cell.interval.high, 6))
-                writer.writerow([_csv_text(column.title), _csv_text(label), metric, *numbers, cell.n, *paper, *ends])
-            if (found := table.against.get((label, column.key))) is not None:
-                numbers = [round(100 * v, 6) for v in (found.mean, found.low, found.high)]
+                found.append((column.title, label, metric, *numbers, cell.n, *paper, *ends))
+            if (other := table.against.get((label, column.key))) is not None:
+                mean, *ends_ = (round(100 * v, 6) for v in (other.mean, other.low, other.high))
                 seeds = table.cells[label, column.key, column.metrics[0]].n
-                writer.writerow(
-                    [_csv_text(column.title), _csv_text(label), "against_best", numbers[0], None, seeds, None, None, *numbers[1:]]
-                )
+                found.append((column.title, label, "against_best", mean, None, seeds, None, None, *ends_))
+    return [dict(zip(COLUMNS, values, strict=True)) for values in found]
+
+
+def tidy(table: Table) -> str:
+    """Write one line per number: CSV that other programs can read."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for record in records(table):
+        writer.writerow([_csv_text(value) if isinstance(value, str) else value for value in record.values()])
     return buffer.getvalue()
 
 
