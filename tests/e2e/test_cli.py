@@ -222,6 +222,22 @@ def test_a_run_finds_its_data_from_anywhere(cli, clinics: Path, tmp_path: Path) 
     refused(cli("place", "moved/runs/r", "moved/new/new.csv"), "moved/runs/r", str(tmp_path / "moved" / "d"), "put them back")
 
 
+def test_own_data_are_compared(cli, clinics: Path) -> None:
+    asked = ("compare", "--data", "d", "--methods", "fedavg,local", "--seeds", 0, "--set", "run.rounds=1", "--out", "c")
+    found = json.loads(cli(*asked, "--json").out)
+    assert {row["method"] for row in found["table"]} == {"FedAvg", "FedAvg + fine-tuning", "Local"} and found["runs"]["ran"] == 3
+    again = cli(*asked)
+    assert "3 of 3 runs are there (0 run now)" in again.out and "FedAvg + fine-tuning" in again.out
+    refused(cli("compare", "--scenario", "tiny", "--label", "y"), "--label", "--data")
+
+
+def test_the_shell_completes_names(tmp_path: Path) -> None:
+    done = emdcfl(
+        cwd=tmp_path, module="emdcfl", _EMDCFL_COMPLETE="complete_bash", COMP_WORDS="emdcfl compare --methods local,fedp", COMP_CWORD="3"
+    )
+    assert done.stdout.split() == ["local,fedprox"]
+
+
 def test_a_run_names_the_sites_whose_data_changed(cli, clinics: Path) -> None:
     table = clinics / "d" / "b.csv"
     whole = table.read_text()

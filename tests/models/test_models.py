@@ -148,6 +148,14 @@ def test_published_weights_are_looked_for_and_checked(tmp_path: Path, monkeypatc
     (tmp_path / "checkpoints" / "net-0123abcd.pth").write_bytes(b"cut off")
     with pytest.raises(ModelError, match="is damaged"):
         vision.imagenet_file(url)
+    own = tmp_path / "own" / "net-edeaaff3.pth"  # the name holds the start of the file's SHA-256
+    own.parent.mkdir()
+    own.write_bytes(b"abc")
+    monkeypatch.setenv("EMDCFL_WEIGHTS", str(own.parent))
+    with pytest.raises(ModelError, match=r"own.*is damaged"):
+        vision.imagenet_file(f"https://example.invalid/{own.name}")
+    own = own.rename(own.with_name("net-ba7816bf.pth"))
+    assert vision.imagenet_file(f"https://example.invalid/{own.name}") == own
 
 
 DOGS, ELEPHANTS = range(151, 269), (101, 385, 386)

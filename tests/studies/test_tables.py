@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from emdcfl.cli.compare import rich_tables
 from emdcfl.runs.scoring import accuracy
 from emdcfl.studies.paper_values import Value
 from emdcfl.studies.tables import build, latex, markdown, tidy, write_tables
@@ -43,6 +45,30 @@ def test_mean_and_sample_standard_deviation_over_seeds() -> None:
 
 def test_one_seed_has_no_deviation() -> None:
     assert "**90.00** | 92.47 ± 0.32" in markdown(build([row("emdcfl")]))
+
+
+def test_the_papers_numbers_are_marked_beside_runs_of_another_size() -> None:
+    same = build([row("emdcfl")])
+    assert same.paper_note(same.columns[0]) == "" and "†" not in markdown(same) + latex(same)
+    small = build([row("emdcfl", scenario_options={"scale": "small"}, run={"rounds": 3})])
+    assert "scale small, rounds 3" in small.paper_note(small.columns[0])
+    assert "| paper † |" in markdown(small) and small.paper_note(small.columns[0]) in markdown(small) and "dagger" in latex(small)
+    elsewhere = build([row("emdcfl", scenario="rotated-digits", run={"rounds": 3})])  # nothing of the paper's beside it
+    assert elsewhere.paper_note(elsewhere.columns[0]) == ""
+
+
+def test_tables_fit_a_terminal_without_cutting_names() -> None:
+    long = {"tolerance": "auto", "projection": "pair"}
+    rows = [row("emdcfl", s, 0.9 + s / 100, options=o) for s in range(2) for o in (long, {**long, "tolerance": 0.025})]
+    table = build([*rows, row("fedavg"), row("fedavg", 1, 0.7)])
+    for width in (60, 80, 100):
+        console = Console(width=width, file=io.StringIO(), legacy_windows=False)
+        for one in rich_tables(table, table.columns, width):
+            console.print(one)
+        lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+        assert max(map(len, lines)) <= width and "…" not in "".join(lines)
+        assert all(any(label in line for line in lines) for label in table.rows)
+        assert sum("91." in line or "90." in line for line in lines) >= 1
 
 
 def test_best_is_bold_and_oracle_does_not_compete() -> None:

@@ -74,8 +74,16 @@ def methods(
 
 
 @app.command()
-def init(path: Annotated[Path, typer.Argument(help="File to write.")] = Path("emdcfl.toml")) -> None:
+def init(
+    path: Annotated[Path, typer.Argument(help="File to write.")] = Path("emdcfl.toml"),
+    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of configs, for editors, and write nothing.")] = False,
+) -> None:
     """Write a commented config to start from."""
+    if schema:
+        from emdcfl.runs.config_schema import config_schema
+
+        typer.echo(json.dumps(config_schema(), indent=1, sort_keys=True, allow_nan=False))
+        return
     if path.exists():
         raise ConfigError(f"{path} exists already; choose another name")
     try:

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from emdcfl.data.scenarios import backdoor, custom, digits, folder, natural, pacs, rotated  # noqa: F401  (they register themselves)
-from emdcfl.data.scenarios.registry import build, describe, names, options, scenario
+from emdcfl.data.scenarios.registry import build, describe, is_built_in, names, option_types, options, scenario
 
-__all__ = ["build", "describe", "names", "options", "scenario"]
+__all__ = ["build", "describe", "is_built_in", "names", "option_types", "options", "scenario"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -73,6 +74,16 @@ def describe(name: str) -> str:
 def options(name: str) -> dict[str, Any]:
     """Options of a scenario with their defaults."""
     return _entry(name).options()
+
+
+def is_built_in(name: str) -> bool:
+    """Whether a scenario is one of this package's own."""
+    return _entry(name).maker.__module__.startswith("emdcfl.")
+
+
+def option_types(name: str) -> dict[str, Any]:
+    """Return the type hints of a scenario's options."""
+    return typing.get_type_hints(_entry(name).maker)
 
 
 def build(name: str, **options: Any) -> Scenario:
