@@ -134,7 +134,7 @@ def main(arguments: list[str] | None = None) -> None:
     log.setLevel(logging.INFO)
     signals.install()
     try:
-        code = app(args=arguments, standalone_mode=False)
+        code = app(args=arguments, prog_name="emdcfl", standalone_mode=False)
     except EmdcflError as error:
         _explain(str(error))
     except click.ClickException as error:
