@@ -54,6 +54,7 @@ def test_models_in_another_form_do_not_pass_uncounted(server: HostileServer, mod
     [
         ("data_subspace", {"split": "train", "vectors": 3, "flatten": "sample"}),
         ("embed", {"split": "train"}),
+        ("profile", {"classes": 10}),
         ("deposit", {"size": 8, "held_out": True}),
         ("train_and_basis", {}),
         ("em_step", {}),
@@ -70,6 +71,13 @@ def test_a_task_that_the_operator_allows_is_answered(tmp_path: Path) -> None:
     assert len(server.ask("embed", theta=omega(), cap=4)["reply"]["embeddings"]) == 4
     assert "policy.tasks" in server.refused("train", theta=states(1)[0], training={})
     assert "policy.tasks" in server.refused("personalize", models=states(1), weights=torch.ones(1), training={}, always=True)
+
+
+def test_a_profile_is_told_only_where_the_operator_allows_it_and_never_beside_noise(tmp_path: Path) -> None:
+    server = HostileServer(tmp_path / "home", toml='[policy]\ntasks = ["profile"]')
+    assert server.ask("profile", classes=10)["reply"]["classes"].sum() == pytest.approx(1.0)
+    noisy = HostileServer(tmp_path / "noisy", toml='privacy_epsilon = 8.0\n[policy]\ntasks = ["profile"]')
+    assert "noise only" in noisy.ask("profile", classes=10)["failure"]
 
 
 def test_a_node_that_trains_also_fine_tunes(tmp_path: Path) -> None:

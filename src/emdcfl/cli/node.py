@@ -30,6 +30,7 @@ RELEASES = {
     "test": "accuracy (balanced accuracy and AUC where classes are unbalanced) and loss of a model on its test data, the number of samples",
     "personalize": "the model it is served, fine-tuned on its data, if its validation loss improved by it",
     "evaluate": "accuracy and losses of up to {models_at_once} models at once, as {reductions}",
+    "profile": "mean and spread of every column, or of seven features of its images; the share of each class; no noise",
     "loss_moments": "means and covariances of the losses and hits of up to {averages_at_once} models, over blocks of validation samples",
     "reference": "up to {samples} embeddings of train samples{noise}, projected to {projection_ratio:g} of their width; distances",
     "recalibrate": "distances within its own data, at the class counts it has in common with partners; how many samples these are",

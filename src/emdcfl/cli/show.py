@@ -18,6 +18,7 @@ from emdcfl.runs.personal import in_words
 from emdcfl.runs.scoring import MetricsRow
 from emdcfl.runs.verdict.advice import BASELINES, advice, in_brief, rivals, run_title, structure, unbalanced, used
 from emdcfl.runs.verdict.trained_with import in_words as trained_with
+from emdcfl.runs.verdict.what_differs import in_words as what_differs
 
 MOST_LINES = 8
 """Lines printed of each kind (clusters, failures, flags, notes); the files of the run hold all."""
@@ -54,6 +55,7 @@ def show_result(
         _show_worth(console, summary, reading, others)
     if reading is not None:
         _show_distances(console, reading)
+    _list(console, [f"differs: {said}" for said in what_differs(summary)], "groups")
     _list(console, [f"trained with: {said}" for said in trained_with(summary)], "models")
     seconds = summary["seconds"]
     phases = [*PHASES, *(["personalize"] if "personalize" in seconds else [])]

@@ -1,4 +1,4 @@
-r"""The tasks every client answers: ``describe``, ``train``, ``evaluate``, ``embed``, ``test``, ``personalize``."""
+r"""The tasks every client answers: ``describe``, ``train``, ``evaluate``, ``embed``, ``test``, ``personalize``, ``profile``."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from emdcfl.core.balance import SCORES, balance, unbalanced
 from emdcfl.core.client import EVALUATION_BATCH, LOSS_BATCH, Client, Stages, staged_task, task
 from emdcfl.core.errors import ClientError, DataError, EmdcflError
 from emdcfl.core.params import LayoutEntry, Network
+from emdcfl.core.profile import profile  # noqa: F401  registers the task
 from emdcfl.core.schema import Field, Reply, finite
 from emdcfl.privacy.crafted import FEWEST, suspicion
 from emdcfl.privacy.exchange import KEY, announced_key

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from emdcfl.report.load_run import Run
 from emdcfl.report.svg import Array, Scale, bent, chart, mark, number, shape_path, tag, ticks, visible
 from emdcfl.runs.personal import FINE_TUNED
 from emdcfl.runs.verdict.advice import BASELINES, LOGISTIC, rivals
+from emdcfl.runs.verdict.what_differs import value_in_words
 
 WIDTH = 380.0
 NAMED = 24
@@ -229,6 +230,19 @@ def _edge_mark(run: Run, edge: Edge, client: int, scale: Scale, y: float, what: 
     value = f"{SIGNS.get(edge.kind, '')}{number(edge.ratio)} × tolerance"
     tip = f"{visible(run.clients[client])}\n{what}: {visible(run.clients[edge.other])}\n{value}"
     return mark("path", tip, d=outline, class_=class_)
+
+
+def two_values(found: Mapping[str, Any]) -> Markup:
+    """Draw a group's mean and the others', each with a standard deviation inside sites to both sides."""
+    here, there, sd = (float(found[key]) for key in ("here", "there", "sd"))
+    low, high = min(here, there) - sd, max(here, there) + sd
+    scale = Scale(low, high, 8.0, 212.0)
+    parts = []
+    for y, value, who, style in ((8.0, here, "here", "inside"), (22.0, there, "the others", "other")):
+        tip = f"{who}: {value_in_words(found, 'here' if style == 'inside' else 'there')}"
+        parts.append(tag("line", x1=scale(value - sd), x2=scale(value + sd), y1=y, y2=y, class_="span"))
+        parts.append(mark("path", tip, d=shape_path("circle", scale(value), y, 4.2), class_=style))
+    return chart(220, 30, f"{found['feature']}: this group above, the others below", *parts)
 
 
 def round_lines(run: Run, variant: str) -> Markup | None:

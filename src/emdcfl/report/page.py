@@ -25,17 +25,20 @@ from emdcfl.report.load_run import Run, read_run
 from emdcfl.report.splits import read_splits, split_rows, split_tree
 from emdcfl.report.svg import number, shape_path, visible
 from emdcfl.runs.new_sites.unseen import UNSEEN, unseen_sentence
+from emdcfl.runs.outputs import picture_name
 from emdcfl.runs.personal import in_words
 from emdcfl.runs.scoring import MetricsRow
 from emdcfl.runs.store.files import write_file
 from emdcfl.runs.verdict.advice import BASELINES, headline, in_brief, rivals, run_title, sentences, used
 from emdcfl.runs.verdict.intervals import wilson
+from emdcfl.runs.verdict.what_differs import difference_in_words
 from emdcfl.studies.results import RESULTS
 
 log = logging.getLogger("emdcfl")
 NAME = "report.html"
 LONGEST = 400
 """Characters of a sentence on the page."""
+LARGEST_PICTURE, PNG = 1 << 20, b"\x89PNG\r\n\x1a\n"
 PHASES = ("train", "embed", "transport", "evaluate")
 
 
@@ -80,7 +83,9 @@ def fill(template: str, context: dict[str, Any]) -> str:
     folder = resources("emdcfl.report") / "templates"
     style, script = (Markup((folder / name).read_text(encoding="utf-8")) for name in ("style.css", "report.js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    policy = (
+        f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    )
     page = {"style": style, "script": script, "policy": policy, "version": emdcfl.__version__}
     return environment.get_template(template).render(**page, **context) + "\n"
 
@@ -107,6 +112,7 @@ def run_context(run: Run) -> dict[str, Any]:
         "summary": s,
         "headline": visible(headline(s, run.reading, others), LONGEST),
         "brief": [(topic, visible(said, LONGEST)) for topic, said in in_brief(s, run.reading, others)[1:]],
+        "differs": _differs(run),
         "sentences": _sentences(run),
         "facts": _facts(run),
         "drawn": drawn,
@@ -126,6 +132,28 @@ def run_context(run: Run) -> dict[str, Any]:
         "config": {t: v for t, v in run.config.items() if isinstance(v, dict)},
         "pairs": None if run.pairs is None else run.pairs.count(),
     }
+
+
+def _differs(run: Run) -> list[dict[str, Any]]:
+    """Return what sets each group apart, with a picture of its mean image where the run left one."""
+    shown = []
+    try:
+        for i, one in enumerate(run.summary.get("what_differs") or []):
+            k = int(one["who"].removeprefix("cluster ")) if one["who"].startswith("cluster ") and len(run.colours) > 1 else None
+            rows = [(difference_in_words(found), charts.two_values(found)) for found in one["found"]]
+            colour = run.colours.get(k, "kx") if k is not None else "kx"
+            shown.append({"who": one["who"], "members": one["members"], "colour": colour, "rows": rows, "picture": _picture(run, i)})
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return []  # not what a run writes
+    return shown
+
+
+def _picture(run: Run, number: int) -> str | None:
+    path = run.path / picture_name(number)
+    if not path.is_file() or path.stat().st_size > LARGEST_PICTURE:
+        return None
+    data = path.read_bytes()
+    return f"data:image/png;base64,{base64.b64encode(data).decode()}" if data.startswith(PNG) else None
 
 
 def _unseen(summary: dict[str, Any]) -> dict[str, Any] | None:

@@ -61,6 +61,7 @@ class RunConfig:
     participants: int | None = None
     evaluate_every: int = 1
     hold_out: tuple[str, ...] | None = None
+    what_differs: bool | None = None
 
 
 @dataclass(frozen=True)

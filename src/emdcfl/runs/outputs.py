@@ -35,8 +35,10 @@ from emdcfl.runs.store.files import (
     write_file,
     write_tensors,
 )
+from emdcfl.runs.verdict.what_differs import pictures
 
 if TYPE_CHECKING:
+    from emdcfl.data.types import Scenario
     from emdcfl.runs.result import Result
     from emdcfl.runs.verdict.trained_with import Origin
 
@@ -66,6 +68,20 @@ def write_outputs(path: Path, result: Result) -> None:
     if serving.distances is not None and serving.clusters is not None:
         _write_distances(path, serving.distances, clients, serving.clusters.tolist(), finished=finished)
     write_summary(path, result.summary)
+    if finished and result.summary.get("what_differs") and result.config.engine.name != "flower" and result.scenario is not None:
+        _write_pictures(path, result.scenario, result.summary["what_differs"])
+
+
+def _write_pictures(path: Path, scenario: Scenario, described: list[dict[str, Any]]) -> None:
+    """Write the mean image of each group, made where all samples are."""
+    found = pictures(scenario, described)
+    for i, one in enumerate(described if found else ()):
+        write_file(path / picture_name(i), [found[one["who"]]])
+
+
+def picture_name(number: int) -> str:
+    """Return the file of the mean image of an entry of ``what_differs``."""
+    return f"what-differs-{number}.png"
 
 
 def write_summary(path: Path, summary: Mapping[str, Any]) -> None:

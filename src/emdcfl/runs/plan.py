@@ -70,6 +70,15 @@ class RunPlan:
         assert self.config.run.rounds is not None
         return self.config.run.rounds
 
+    @property
+    def says_what_differs(self) -> bool:
+        """Whether sites are asked what their data are like: by default own data on one machine, and never unasked beside privacy noise."""
+        asked = self.config.run.what_differs
+        if asked is not None:
+            return asked
+        own = self.config.scenario.name in (OWN_FILES, IN_MEMORY)
+        return own and self.config.engine.name != "flower" and getattr(self.method, "privacy_epsilon", None) is None
+
     def federation(self) -> Federation:
         """Start the engine the config names."""
         engine, run = self.config.engine, self.config.run

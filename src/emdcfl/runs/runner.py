@@ -35,6 +35,7 @@ from emdcfl.runs.store import RunStore, data_record
 from emdcfl.runs.store.rounds import METRICS
 from emdcfl.runs.verdict.intervals import KIND
 from emdcfl.runs.verdict.trained_with import origins
+from emdcfl.runs.verdict.what_differs import what_differs
 
 PHASES = ("train", "embed", "transport", "evaluate")
 PERSONALIZE = "personalize"
@@ -89,6 +90,7 @@ class _Extra:
     trust: dict[str, Any]
     bytes: dict[str, dict[str, int]]
     personal: dict[str, Any]
+    differs: list[dict[str, Any]]
 
 
 @dataclass
@@ -104,6 +106,7 @@ class _Account:
     failures: list[dict[str, Any]] = field(default_factory=list)
     before: dict[str, float] = field(default_factory=dict)
     personal: Personal | None = None
+    differs: list[dict[str, Any]] | None = None
 
     @property
     def variants(self) -> dict[str, tuple[str, ...]]:
@@ -127,6 +130,7 @@ class _Account:
             extra = check_options(_Extra, extra, "its account")
             failures = [asdict(Failure(**check_options(Failure, failure, "a failure"))) for failure in extra.get("failures", [])]
             self.personal = Personal(**extra["personal"]) if "personal" in extra else None
+            self.differs = extra.get("differs")
             self.fed.guard.ledger.restore(extra.get("trust", {}))
         except (ConfigError, TypeError, ValueError) as error:
             raise StoreError(f"state/round-{done}.json is not what a run writes: {error}; start again with another --out") from error
@@ -150,6 +154,9 @@ class _Account:
         return self._save(finished, [])
 
     def _save(self, finished: Finished, rows: list[MetricsRow]) -> Result:
+        whole = finished.index == self.plan.rounds and not self.unfinished
+        if whole and self.differs is None and finished.serving.clusters is not None and self.plan.says_what_differs:
+            self.differs = what_differs(self.fed, self.plan.scenario, finished.serving.clusters.tolist())
         self.failures += [asdict(f) for f in self.fed.failures]
         self.fed.failures.clear()
         result = self.result(finished, self._seconds())
@@ -173,8 +180,10 @@ class _Account:
             "trust": self.fed.guard.ledger.as_dict(),
             "bytes": self.fed.traffic.bytes,
             **({} if self.personal is None else {"personal": self.personal.as_dict()}),
+            **({} if self.differs is None else {"differs": self.differs}),
         }
         summary = summarise(self.plan, self.fed, finished.index, finished.serving, self.last, seconds, self.failures, self.personal)
+        summary |= {} if self.differs is None else {"what_differs": self.differs}
         return Result(
             config=self.plan.config,
             summary=summary,

@@ -15,6 +15,7 @@ from emdcfl.core.units import names, percent, percent_range, plural
 from emdcfl.methods import METHODS
 from emdcfl.runs.verdict.intervals import Interval, SiteScores, difference, wilson
 from emdcfl.runs.verdict.trained_with import in_words as trained_with
+from emdcfl.runs.verdict.what_differs import in_words as what_differs
 
 LOGISTIC = "logistic"
 BASELINES = {
@@ -333,6 +334,7 @@ def sentences(summary: Summary, reading: Summary | None, baselines: Mapping[str,
     if to_do is not None:
         found += [("Doubt", doubt) for doubt in to_do.doubts]
         found.append(("Groups", structure(summary, reading)))
+    found += [("What differs", said) for said in what_differs(summary)]
     found += [("Trained with", said) for said in trained_with(summary)]
     if reading is not None and len(summary["clients"]) > 1:
         topic = "Groups" if "splits" in reading else "Distances"

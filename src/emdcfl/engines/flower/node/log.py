@@ -50,6 +50,7 @@ def sent(task: str, reply: Any) -> str:
         "personalize": "the served model, fine-tuned on its data" if given.get("kept") else "that fine-tuning does not pay",
         "evaluate": f"losses and accuracies on its data under {len(table) if isinstance(table, Tensor) else 'some'} models",
         "reference": f"{sum(rows)} projected embeddings of train samples; sealed seeds for {len(given.get('boxes') or {})} partners",
+        "profile": "means and spreads of its columns or of features of its images, the share of each class",
         "recalibrate": "distances inside its data at class counts that partners offer",
         "project": f"{sum(rows)} projected embeddings of its samples, under models of {len(rows)} partners",
         "survey": f"what its files contain: {', '.join(sorted(map(str, given)))}",
