@@ -147,9 +147,8 @@ def compare(profiles: Mapping[str, Reply], members: Sequence[str], wanted: Seque
     found = []
     for i in list(of.values())[:MOST_NAMED]:
         what = wanted[i]
-        values = {"here": here[i], "there": there[i]}
-        read = {key: float(what.offset + what.scale * value) for key, value in values.items()}
-        about = {"feature": what.name, "said": what.higher if d[i] > 0 else what.lower, "kind": what.kind}
+        read = {key: float(what.offset + what.scale * value) for key, value in (("here", here[i]), ("there", there[i]))}
+        about: dict[str, Any] = {"feature": what.name, "said": what.higher if d[i] > 0 else what.lower, "kind": what.kind}
         found.append({**about, **read, "sd": float(what.scale * sd[i]), "effect": float(d[i])})
     return found
 
