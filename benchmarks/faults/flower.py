@@ -76,10 +76,10 @@ def wait_online(there: trial.Trial, patience: float = 300.0) -> None:
     end = time.monotonic() + patience
     while time.monotonic() < end:
         trial.up(there)
-        if f"{len(there.nodes)} of {len(there.nodes)}" in trial.status(there)[LINK]:
+        if trial.report(there)["ok"]:
             return
         time.sleep(5)
-    raise RuntimeError(f"some nodes are not online: {trial.status(there)}")
+    raise RuntimeError(f"some nodes are not online: {trial.report(there)}")
 
 
 def kill_once(there: trial.Trial, out: Path, rng: random.Random, seconds: float) -> Row:

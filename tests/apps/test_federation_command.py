@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import signal
 from collections.abc import Iterator
@@ -41,8 +42,12 @@ def test_init_says_fingerprints_and_what_comes_next(tmp_path: Path, capsys: pyte
     said = capsys.readouterr().out
     assert said.count("SHA256:") == 2
     assert f"emdcfl federation up {folder}" in said
-    assert emdcfl("federation", "status", str(folder)) == 0
+    assert emdcfl("federation", "status", str(folder)) == 1
     assert capsys.readouterr().out.count("stopped") == 3
+    assert emdcfl("federation", "status", str(folder), "--json") == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["ok"], found["superlink"]["state"], found["run"]) == (False, "stopped", None)
+    assert {name: node["process"] for name, node in found["nodes"].items()} == {"rot0-1": "stopped", "rot0-2": "stopped"}
     assert emdcfl("federation", "down", str(folder)) == 0
     assert "nothing was running" in capsys.readouterr().out
 

@@ -18,6 +18,7 @@ from emdcfl.apps import trial
 from emdcfl.apps.trial.certificates import make_node_key
 from emdcfl.apps.trial.check import attacks
 from emdcfl.apps.trial.processes import start
+from emdcfl.apps.trial.report import metrics
 from emdcfl.runs import runner
 
 pytestmark = pytest.mark.slow
@@ -41,13 +42,16 @@ def test_four_nodes_find_two_clusters_with_the_bytes_of_the_local_engine(tmp_pat
         events: list[dict[str, object]] = []
         outcome = trial.submit(there, over_flower(given), tmp_path / "flower", watch=events.append)
         end = time.monotonic() + 60
-        while "intruder" in trial.status(wider) and trial.status(wider)["intruder"] == "running" and time.monotonic() < end:
+        while trial.report(wider)["nodes"]["intruder"]["process"] == "running" and time.monotonic() < end:
             time.sleep(1)
         refused = log_of(there, "intruder")
-        assert trial.status(wider)["intruder"].startswith("ended by itself"), refused
+        assert trial.report(wider)["nodes"]["intruder"]["process"] == "ended by itself", refused
         assert "Failed to activate SuperNode" in refused
         assert [attack for attack in attacks(there) if not attack.held] == [], "a foreign bundle among them"
-        assert f"{len(there.nodes)} of" in trial.status(there)["superlink"], "the registered ones are online all the while"
+        found = trial.report(there)
+        assert found["ok"] and set(found["nodes"]) == set(there.nodes), "the registered ones are online all the while"
+        assert (found["run"]["state"], found["run"]["round"], found["run"]["rounds"]) == ("finished", 2, 2)
+        assert 'emdcfl_node_online{node="rot0-1"} 1\n' in metrics(found)
     local = runner.run(given, tmp_path / "local")
     summary = json.loads((tmp_path / "flower" / "summary.json").read_text())
     assert summary["clusters"] == local.summary["clusters"] == [0, 0, 1, 1]

@@ -85,10 +85,10 @@ def wait_online(there: trial.Trial) -> None:
     end = time.monotonic() + 240
     while time.monotonic() < end:
         trial.up(there)
-        if f"{len(there.nodes)} of {len(there.nodes)}" in trial.status(there)[LINK]:
+        if trial.report(there)["ok"]:
             return
         time.sleep(5)
-    raise AssertionError(f"some nodes are not online: {trial.status(there)}")
+    raise AssertionError(f"some nodes are not online: {trial.report(there)}")
 
 
 def journal(there: trial.Trial) -> list[Event]:

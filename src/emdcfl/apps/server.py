@@ -53,7 +53,8 @@ class Journal(logging.Handler):
     def write(self, **event: Any) -> None:
         """Add a line to ``progress.jsonl``."""
         if self.folder is not None:
-            line = json.dumps({**event, "seconds": round(time.perf_counter() - self.started, 2)})
+            now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            line = json.dumps({"time": now, **event, "seconds": round(time.perf_counter() - self.started, 2)})
             with (self.folder / "progress.jsonl").open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
 

@@ -17,6 +17,7 @@ import gc
 import json
 import logging
 import os
+import random
 import secrets
 import select
 import signal
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("emdcfl")
 
 HOST = "127.0.0.1"
+PORTS = range(20000, 30000)
 FILES = {
     "ca.crt": "the operator's",
     "trusted.yaml": "the operator's: whose bundles this node runs",
@@ -86,10 +88,12 @@ def arguments(home: Path, name: str, superlink: str, port: int) -> list[str]:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on now."""
-    with socket.socket() as s:
-        s.bind((HOST, 0))
-        return int(s.getsockname()[1])
+    """A port of this machine that nobody listens on now, and that the kernel gives to no outgoing connection."""
+    for port in random.SystemRandom().sample(PORTS, 100):
+        with contextlib.suppress(OSError), socket.socket() as s:
+            s.bind((HOST, port))
+            return port
+    raise ConfigError(f"no port between {PORTS[0]} and {PORTS[-1]} of {HOST} is free")
 
 
 def _import_everything() -> None:

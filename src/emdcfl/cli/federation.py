@@ -1,4 +1,4 @@
-"""``emdcfl federation init | up | enrol | remove | renew | check | status | down``: a federation on this machine or many, and its runs."""
+"""``emdcfl federation …``: a federation on this machine or many: its folder, its processes, its nodes, its runs."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from emdcfl.core.units import names
 from emdcfl.runs.config import Config
 
 if TYPE_CHECKING:
+    from emdcfl.apps.trial.folder import Trial
+    from emdcfl.apps.trial.submit import Job
     from emdcfl.runs.result import Result
 
 log = logging.getLogger("emdcfl")
@@ -155,13 +157,68 @@ def check(folder: Folder) -> None:
 
 
 @federation.command()
-def status(folder: Folder) -> None:
-    """List the processes and whether they run."""
+def status(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
+    """Say what runs and which nodes are online; exits with 1 unless the SuperLink answers and all enrolled nodes are online."""
+    needs_flower()
+    import json
+
+    from emdcfl.apps import trial
+    from emdcfl.apps.trial.report import lines
+
+    found = trial.report(trial.Trial.read(folder))
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+    else:
+        for line in lines(found):
+            typer.echo(line)
+    raise typer.Exit(0 if found["ok"] else 1)
+
+
+@federation.command()
+def metrics(folder: Folder, port: Annotated[int, typer.Option(help="Port of 127.0.0.1.", min=0)] = 9464) -> None:
+    """Serve the numbers of 'status' to Prometheus, on this machine only, until stopped."""
     needs_flower()
     from emdcfl.apps import trial
+    from emdcfl.apps.trial.report import metrics_server
 
-    for name, text in trial.status(trial.Trial.read(folder)).items():
-        typer.echo(f"{name:<20} {text}")
+    with metrics_server(trial.Trial.read(folder), port) as server:
+        typer.echo(f"http://127.0.0.1:{server.server_port}/metrics")
+        server.serve_forever()
+
+
+@federation.command()
+def attach(folder: Folder) -> None:
+    """Watch the run that is at work; Ctrl-C leaves it running."""
+    needs_flower()
+    from emdcfl.apps import trial
+    from emdcfl.apps.trial.submit import follow
+
+    there = trial.Trial.read(folder)
+    job = _live(there)
+    typer.echo(f"run {job.number} in {job.out}")
+    follow(there, job.path, job.run, lambda event: show_event(event, None), link=None)
+
+
+@federation.command()
+def stop(folder: Folder) -> None:
+    """Stop the run that is at work, after its last complete round; 'emdcfl run --resume' continues it."""
+    needs_flower()
+    from emdcfl.apps import trial
+    from emdcfl.apps.trial.submit import stop as stop_run
+
+    there = trial.Trial.read(folder)
+    job = _live(there)
+    stop_run(there, job.path, job.run)
+    typer.echo(f"stopped run {job.number}; continue it with --resume --out {job.out}")
+
+
+def _live(there: Trial) -> Job:
+    from emdcfl.apps.trial.submit import live_run
+
+    job = live_run(there)
+    if job is None:
+        raise ConfigError("no run is at work in this federation; start one with: emdcfl run --federation FOLDER")
+    return job
 
 
 @federation.command()

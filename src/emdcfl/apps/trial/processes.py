@@ -22,8 +22,8 @@ LINK = "superlink"
 PATIENCE = 60.0
 """Seconds the SuperLink may take to start."""
 
-ACCEPTED = 180.0
-"""Seconds the nodes may take to be accepted: after a hard kill the SuperLink refuses a key for about a minute."""
+RELEASE = 10.0
+"""Seconds that the port of a SuperLink which was killed may take to be free again."""
 
 NICENESS = 10
 """Added to the nodes' niceness, so that the SuperLink and the run on the same machine go first."""
@@ -32,11 +32,14 @@ NICENESS = 10
 def up(trial: Trial) -> list[str]:
     """Start what is not running: the SuperLink, then the nodes, registered first. Returns the names of what was started.
 
-    ``wait_accepted`` waits until the nodes are connected.
+    ``report.wait_accepted`` waits until the nodes are connected.
     """
     running = {name for name, pid in process_ids(trial).items() if pid is not None}
     started = []
     if LINK not in running:
+        end = time.monotonic() + RELEASE
+        while _listens(trial.port) and time.monotonic() < end:
+            time.sleep(0.2)
         if _listens(trial.port):
             raise ConfigError(f"port {trial.port} of {HOST} is taken by another program; stop it, or make a new federation")
         start(trial, LINK)
@@ -48,19 +51,6 @@ def up(trial: Trial) -> list[str]:
             start(trial, node)
             started.append(node)
     return started
-
-
-def wait_accepted(trial: Trial, patience: float = ACCEPTED) -> dict[str, str]:
-    """Wait until the SuperLink has accepted all nodes of this machine; returns those that it has not, and why."""
-    end = time.monotonic() + patience
-    while True:
-        online = {node.name for node in control.enrolled(trial) if node.online}
-        missing = {name: text for name, text in status(trial).items() if name in trial.nodes and name not in online}
-        waiting = [name for name, text in missing.items() if text == "running"]
-        if not waiting or time.monotonic() > end:
-            late = f"runs, and is not accepted after {patience:.0f} s; see {trial.path}/logs/"
-            return {name: f"{late}{name}.log" if name in waiting else text for name, text in missing.items()}
-        time.sleep(0.5)
 
 
 def start(trial: Trial, name: str) -> int:
@@ -75,6 +65,7 @@ def start(trial: Trial, name: str) -> int:
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
+            umask=0o077,
             cwd=trial.path,
         )
     if node is not None:  # many nodes on one machine must not keep the SuperLink from its database: Flower gives up after five seconds
@@ -91,21 +82,6 @@ def register(trial: Trial) -> None:
     known = {node.name for node in control.enrolled(trial)} if trial.nodes else set()
     for node in (node for node in trial.nodes if node not in known):
         control.enrol(trial, node, (trial.home(node) / "auth.pub").read_bytes())
-
-
-def status(trial: Trial) -> dict[str, str]:
-    """Return for each process whether it runs, and for the SuperLink how many nodes are online."""
-    recorded = process_ids(trial)
-    said = {name: "running" if recorded.get(name) is not None else "stopped" for name in (LINK, *trial.nodes)}
-    said |= {name: f"ended by itself; see {trial.path}/logs/{name}.log" for name in said if name in recorded and recorded[name] is None}
-    if said[LINK] != "running":
-        return said
-    try:
-        found = sum(node.online for node in control.enrolled(trial))
-        said[LINK] += f", {found} of {len(trial.nodes)} nodes online" if trial.nodes else f", {found} nodes online"
-    except control.ControlError:
-        said[LINK] += ", not answering"
-    return said
 
 
 def down(trial: Trial) -> list[str]:

@@ -6,7 +6,9 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,9 @@ from emdcfl.runs.config import Config, dump
 log = logging.getLogger("emdcfl")
 
 Event = dict[str, Any]
+RUN = "run"
+"""File of a job's folder that holds Flower's number of the run."""
+
 POLL = 0.5
 CHECK = 60.0
 """Seconds between questions to the SuperLink whether the run still exists."""
@@ -44,6 +49,11 @@ def submit(
     EmdcflError
         The run ended with an error, which is the message.
     """
+    if (live := live_run(trial, out)) is not None:
+        raise ConfigError(
+            f"run {live.number} still works in {out}; watch it with: emdcfl federation attach {trial.path}, "
+            f"or stop it with: emdcfl federation stop {trial.path}"
+        )
     number = 1 + max([int(p.name) for p in (trial.path / "jobs").iterdir() if p.name.isdigit()], default=0)
     job = trial.path / "jobs" / str(number)
     job.mkdir(parents=True)
@@ -63,11 +73,46 @@ def submit(
         run = control.start_run(trial, options.as_dict())
     except control.ControlError as error:
         raise ConfigError(f"the run could not be submitted; is the federation up (emdcfl federation up {trial.path})? {error}") from error
+    (job / RUN).write_text(str(run), encoding="ascii")
     try:
         return follow(trial, job, run, watch or (lambda event: None), link=link)
     except KeyboardInterrupt:  # as in a local run: complete rounds are on disk, and --resume must find no other server at work
         stop(trial, job, run)
         raise
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run that was submitted: its number and folder, Flower's number of it, and its run directory."""
+
+    number: int
+    path: Path
+    run: int
+    out: Path
+
+    @property
+    def outcome(self) -> dict[str, Any] | None:
+        """How it ended; ``None`` if its server has not said."""
+        path = self.path / "outcome.json"
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def jobs(trial: Trial) -> Iterator[Job]:
+    """Yield the runs that the SuperLink took, latest first."""
+    for path in sorted((trial.path / "jobs").iterdir(), key=lambda p: int(p.name) if p.name.isdigit() else 0, reverse=True):
+        if (path / RUN).exists():
+            options = tomllib.loads((path / "run-config.toml").read_text(encoding="utf-8"))
+            yield Job(int(path.name), path, int((path / RUN).read_text(encoding="ascii")), Path(options["out"]))
+
+
+def live_run(trial: Trial, out: Path | None = None) -> Job | None:
+    """Return the run that is at work, in ``out`` or anywhere; ``None`` if there is none or the SuperLink does not answer."""
+    for job in jobs(trial):
+        if job.outcome is None and (out is None or job.out == out.resolve()):
+            state = control.run_status(trial, job.run)
+            if state is not None and not state.startswith("finished"):
+                return job
+    return None
 
 
 def follow(trial: Trial, job: Path, run: int, watch: Callable[[Event], None], *, link: tuple[int, str] | None) -> dict[str, Any]:

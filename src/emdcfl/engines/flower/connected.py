@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import emdcfl
 from emdcfl.core.errors import ClientError
 from emdcfl.core.replies import brief
 from emdcfl.engines.flower import codec
@@ -24,6 +25,21 @@ log = logging.getLogger("emdcfl")
 HELLO = "hello"
 LONGEST_PAUSE = 8
 """A node that does not answer ``hello`` is asked again after 1, 2, 4, … refreshes, at most this many: each try may cost a deadline."""
+
+
+def compatible(version: str) -> bool:
+    """Whether a node of this version may take part: the first two numbers must be those of the server's.
+
+    Examples
+    --------
+    >>> compatible(emdcfl.__version__), compatible("0.0.9")
+    (True, False)
+    """
+    return _series(version) == _series(emdcfl.__version__)
+
+
+def _series(version: str) -> list[str]:
+    return version.split(".")[:2]
 
 
 class ConnectedNodes:
@@ -110,7 +126,7 @@ class ConnectedNodes:
             self._names[node] = name
             self._silent.pop(node, None)
             self.refused.pop(name, None)
-            log.info("client %r is node %d", name, node)
+            log.info("client %r is node %d, emdcfl %s", name, node, reply["version"])
 
     def _refuse(self, node: int, reply: Any, reason: str) -> None:
         self._names[node] = ""
@@ -120,10 +136,13 @@ class ConnectedNodes:
         log.warning("node %d was refused: %s", node, reason)
 
     def _identify(self, challenge: Challenge, reply: Any) -> str:
-        expected = {"name": str, "key": bytes, "proof": bytes}
+        expected = {"name": str, "key": bytes, "proof": bytes, "version": str}
         if not isinstance(reply, dict) or any(type(reply.get(field)) is not kind for field, kind in expected.items()):
-            raise ClientError("expected a name, a key and a proof in the answer to hello, got something else; is it a node of emdcfl?")
+            raise ClientError("expected name, key, proof and version in the answer to hello, got something else; is it a node of emdcfl?")
         name = reply["name"]
+        if not compatible(reply["version"]):
+            wanted, got = ".".join(_series(emdcfl.__version__)), brief(repr(reply["version"]), 40)
+            raise ClientError(f"expected a node with emdcfl {wanted}, got {got}; install the same version there")
         if not name.isprintable() or not 0 < len(name) <= LIMITS.name:
             raise ClientError(f"expected a name of 1 to {LIMITS.name} printable characters, got {brief(repr(name), 40)}")
         if not challenge.holds(reply["key"], name, reply["proof"]):

@@ -1,0 +1,163 @@
+"""What a federation is doing, as one object: for people, for programs (``status --json``) and for Prometheus."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from cryptography import x509
+
+from emdcfl.apps.supernode import HOST
+from emdcfl.apps.trial import control
+from emdcfl.apps.trial.folder import Trial
+from emdcfl.apps.trial.processes import LINK, process_ids
+from emdcfl.apps.trial.submit import Job, jobs
+
+ACCEPTED = 180.0
+"""Seconds the nodes may take to be accepted: after a hard kill the SuperLink refuses a key for about a minute."""
+
+METRICS = {
+    "emdcfl_superlink_up": "1 if the SuperLink answers",
+    "emdcfl_nodes_enrolled": "nodes that may connect",
+    "emdcfl_node_online": "1 if the node is connected",
+    "emdcfl_run_active": "1 while the latest run is at work",
+    "emdcfl_run_round": "rounds of the latest run that are complete",
+    "emdcfl_run_rounds": "rounds it will have",
+    "emdcfl_run_warnings": "warnings of the latest run so far",
+    "emdcfl_certificate_seconds": "seconds until the certificate of the SuperLink ends",
+    "emdcfl_database_bytes": "size of the database of the SuperLink",
+}
+"""Name of each metric and what it says."""
+
+
+def report(trial: Trial) -> dict[str, Any]:
+    """Return the state of the SuperLink, of every node and of the latest run.
+
+    ``ok`` is whether the SuperLink answers and all enrolled nodes are online.
+    """
+    pids = process_ids(trial)
+    link = _process(pids, LINK)
+    nodes: dict[str, dict[str, Any]] = {n: {"process": _process(pids, n), "online": False, "id": None, "since": None} for n in trial.nodes}
+    try:
+        for node in control.enrolled(trial):
+            here = nodes.setdefault(node.name, {"process": "elsewhere"})
+            here.update(online=node.online, id=str(node.id), since=node.since or None)
+        answers = True
+    except control.ControlError:
+        answers = False
+    latest = next(jobs(trial), None)
+    end = x509.load_pem_x509_certificate((trial.path / "certificates" / "server.pem").read_bytes()).not_valid_after_utc
+    database = trial.operator / "link.db"
+    return {
+        "ok": answers and bool(nodes) and all(node["online"] for node in nodes.values()),
+        "superlink": {
+            "state": "running" if answers else "not answering" if link == "running" else link,
+            "address": trial.address,
+            "certificate_until": end.isoformat(),
+            "database_bytes": database.stat().st_size if database.exists() else 0,
+        },
+        "nodes": nodes,
+        "run": None if latest is None else _run(trial, latest, answers=answers),
+        "logs": str(trial.path / "logs"),
+    }
+
+
+def wait_accepted(trial: Trial, patience: float = ACCEPTED) -> dict[str, str]:
+    """Wait until the SuperLink has accepted all nodes of this machine; returns those that it has not, and why."""
+    end = time.monotonic() + patience
+    while True:
+        found = report(trial)
+        missing = {name: str(found["nodes"][name]["process"]) for name in trial.nodes if not found["nodes"][name]["online"]}
+        if "running" not in missing.values() or time.monotonic() > end:
+            late = f"runs, and is not accepted after {patience:.0f} s"
+            return {name: f"{late if text == 'running' else text}; see {found['logs']}/{name}.log" for name, text in missing.items()}
+        time.sleep(0.5)
+
+
+def _process(pids: dict[str, int | None], name: str) -> str:
+    return "stopped" if name not in pids else "ended by itself" if pids[name] is None else "running"
+
+
+def _run(trial: Trial, job: Job, *, answers: bool) -> dict[str, Any]:
+    outcome, complete, total, warnings, last = job.outcome, 0, 0, 0, None
+    journal = job.path / "progress.jsonl"
+    for line in journal.read_text(encoding="utf-8").splitlines() if journal.exists() else ():
+        try:
+            event = json.loads(line)
+        except ValueError:  # being written
+            continue
+        last, total = event.get("time"), event.get("total", total)
+        complete = event["round"] if event["event"] == "end" else complete
+        warnings += event["event"] == "log" and event["level"] == "WARNING"
+    state = "finished" if outcome is not None and outcome["ok"] else "failed"
+    if outcome is None:
+        said = control.run_status(trial, job.run) if answers else None
+        state = "unknown" if said is None else "failed" if said.startswith("finished") else "at work"
+    error = None if outcome is None else outcome.get("error")
+    about = {"number": job.number, "out": str(job.out), "state": state, "round": complete, "rounds": total}
+    return {**about, "warnings": warnings, "last": last, "error": error}
+
+
+def lines(found: dict[str, Any]) -> Iterator[str]:
+    """Yield a report as lines for people."""
+    link, nodes, run = found["superlink"], found["nodes"], found["run"]
+    online = sum(bool(node["online"]) for node in nodes.values())
+    yield f"{LINK:<20} {link['state']} at {link['address']}, {online} of {len(nodes)} nodes online" + _log(found, LINK, link["state"])
+    for name, node in sorted(nodes.items()):
+        since = f" since {node['since']}" if node["since"] else ""
+        where = "" if node["process"] == "elsewhere" else f"{node['process']}, "
+        yield f"{name:<20} {where}{'online' if node['online'] else 'offline'}{since}" + _log(found, name, node["process"])
+    if run is not None:
+        yield f"{'run ' + str(run['number']):<20} {run['state']}, {run['round']} of {run['rounds']} rounds complete, in {run['out']}"
+        if run["error"]:
+            yield f"{'':<20} {run['error']}"
+
+
+def _log(found: dict[str, Any], name: str, state: str) -> str:
+    return f"; see {found['logs']}/{name}.log" if state in ("ended by itself", "not answering") else ""
+
+
+def metrics(found: dict[str, Any]) -> str:
+    """Return a report as text for Prometheus."""
+    link, nodes, run = found["superlink"], found["nodes"], found["run"] or {}
+    left = datetime.datetime.fromisoformat(link["certificate_until"]) - datetime.datetime.now(datetime.UTC)
+    values: dict[str, Any] = {
+        "emdcfl_superlink_up": int(link["state"] == "running"),
+        "emdcfl_nodes_enrolled": sum(node["id"] is not None for node in nodes.values()),
+        "emdcfl_node_online": {name: int(node["online"]) for name, node in sorted(nodes.items())},
+        "emdcfl_run_active": int(run.get("state") == "at work"),
+        "emdcfl_run_round": run.get("round", 0),
+        "emdcfl_run_rounds": run.get("rounds", 0),
+        "emdcfl_run_warnings": run.get("warnings", 0),
+        "emdcfl_certificate_seconds": int(left.total_seconds()),
+        "emdcfl_database_bytes": link["database_bytes"],
+    }
+    text = []
+    for name, help_ in METRICS.items():
+        text += [f"# HELP {name} {help_}", f"# TYPE {name} gauge"]
+        value = values[name]
+        text += [f'{name}{{node="{node}"}} {v}' for node, v in value.items()] if isinstance(value, dict) else [f"{name} {value}"]
+    return "\n".join(text) + "\n"
+
+
+def metrics_server(trial: Trial, port: int) -> ThreadingHTTPServer:
+    """Return a server of ``/metrics`` on 127.0.0.1; port 0 takes a free one."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            known = self.path == "/metrics"
+            body = metrics(report(trial)).encode() if known else b"try /metrics\n"
+            self.send_response(200 if known else 404)
+            self.send_header("Content-Type", "text/plain; version=0.0.4")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Say nothing of every scrape."""
+
+    return ThreadingHTTPServer((HOST, port), Handler)
