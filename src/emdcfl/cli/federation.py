@@ -83,6 +83,21 @@ def up(folder: Folder) -> None:
 
 
 @federation.command()
+def serve(folder: Folder) -> None:
+    """Be the SuperLink until stopped: what a service starts in place of 'up'."""
+    needs_flower()
+    import os
+
+    from emdcfl.apps import trial
+
+    there = trial.Trial.read(folder)
+    os.umask(0o077)
+    os.chdir(there.path)
+    command = there.link_command()
+    os.execvpe(command[0], command, {**os.environ, **there.environment()})
+
+
+@federation.command()
 def enrol(
     folder: Folder,
     name: Annotated[str, typer.Argument(help="The client's name.", show_default=False)],

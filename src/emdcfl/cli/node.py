@@ -1,4 +1,4 @@
-"""``emdcfl node init | data | serve | check | fingerprint | rotate | log``: a site's node, in words its owner understands."""
+"""``emdcfl node …``: a site's node: its keys and partners, its program, what it releases, in words its owner understands."""
 
 from __future__ import annotations
 
@@ -104,7 +104,8 @@ def init(
     ]
     (home / "node.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
     _tell_keys(home)
-    typer.echo(f"next: put ca.crt and trusted.yaml of the operator into {home}, the partners' fingerprints into {home}/partners.toml")
+    typer.echo(f"next: put ca.crt and trusted.yaml of the operator into {home},")
+    typer.echo(f"      add every partner: emdcfl node trust {home} PARTNER FINGERPRINT")
     typer.echo(f"      and read what it would release: emdcfl node check {home}")
 
 
@@ -126,7 +127,24 @@ def rotate(home: Annotated[Path, typer.Argument(help="The node's home folder.", 
     make_node_key(home)
     _tell_keys(home)
     typer.echo("next: the operator runs emdcfl federation enrol FOLDER NAME KEY FINGERPRINT --replace,")
-    typer.echo("      every partner replaces this node's line in partners.toml, and this node is restarted")
+    typer.echo("      every partner emdcfl node trust HOME NAME FINGERPRINT --replace, and this node is restarted")
+
+
+@node.command()
+def trust(
+    home: Annotated[Path, typer.Argument(help="The node's home folder.", show_default=False)],
+    name: Annotated[str, typer.Argument(help="The partner's name.", show_default=False)],
+    fingerprint: Annotated[str, typer.Argument(help="Its fingerprint, SHA256:…, compared by telephone.", show_default=False)],
+    replace: Annotated[bool, typer.Option("--replace", help="The partner has rotated its keys.")] = False,
+) -> None:
+    """Add a partner's fingerprint to partners.toml: this node compares its data with that partner's."""
+    from emdcfl.apps.trial.folder import check_names
+    from emdcfl.privacy.keylist import KeyList, add_name
+
+    check_names([name])
+    path = _existing(home) / "partners.toml"
+    add_name(path, name, fingerprint, replace=replace)
+    typer.echo(f"{path} knows {len(KeyList(path).known)} partners")
 
 
 def _existing(home: Path) -> Path:

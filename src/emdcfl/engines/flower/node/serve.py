@@ -125,7 +125,9 @@ def _handler(open_node: Open, function: Answer) -> Callable[[Message, Context], 
             log.warning("refused a request of the server (%s): %s", message.metadata.message_type, error)
             content, refused = _failed(node, str(error)), True
         except Exception as error:  # a malformed request: a tensor where a dict belongs, a round that is infinite
-            reason = str(error) if isinstance(error, ClientError) else f"malformed request ({type(error).__name__})"
+            known, ours = isinstance(error, ClientError) or node.details, isinstance(error, EmdcflError)
+            reason = str(error) if known and ours else "its data do not fit the request" if ours else "malformed request"
+            reason = reason if known and ours else f"{reason} ({type(error).__name__}); the log of the node says why"
             log.exception("a request could not be answered")
             content = _failed(node, reason)
         if function not in (hello, ping):
