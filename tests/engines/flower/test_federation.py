@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -131,7 +132,7 @@ def test_a_node_that_could_not_say_who_it_is_is_asked_again() -> None:
 
     grid.tamper[103] = shy
     for index in range(1, 9):
-        assert train(fed, index).failures["site-3"].reason == "no node with this name is connected"
+        assert train(fed, index).failures["site-3"].reason == "no node with this name has connected since the run began"
     assert 2 <= len(asked) <= 5, "less and less often"
     fails[0] = False
     rounds = [len(train(fed, index)) for index in range(9, 15)]
@@ -237,9 +238,24 @@ def test_a_node_that_is_gone_is_missing_and_one_that_joins_later_takes_part() ->
     grid = loopback.loopback(SCENARIO)
     grid.online.remove(103)
     fed = fed_of(grid)
-    assert train(fed).failures["site-3"].reason == "no node with this name is connected"
+    assert train(fed).failures["site-3"].reason == "no node with this name has connected since the run began"
     grid.online.add(103)
     assert train(fed, 2).clients == fed.clients
+    grid.online.remove(103)
+    assert "is gone since" in train(fed, 3).failures["site-3"].reason
+
+
+def test_a_node_of_another_version_is_refused_with_both_versions() -> None:
+    grid = loopback.loopback(SCENARIO)
+
+    def older(message: Message, answer: Callable[[Message], Message]) -> Message:
+        reply = answer(message)
+        if message.metadata.message_type != "query.hello":
+            return reply
+        return Message(content=codec.encode({**codec.decode(reply.content), "version": "0.0.9"}), reply_to=message)
+
+    grid.tamper[103] = older
+    assert re.search(r"expected a node with emdcfl \d+\.\d+, got '0\.0\.9'", train(fed_of(grid)).failures["site-3"].reason)
 
 
 def test_an_old_id_that_has_not_expired_yields_to_the_new_one() -> None:

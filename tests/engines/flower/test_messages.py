@@ -132,7 +132,8 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowGrid]:
     grid.rest.set()
 
 
-def test_a_reply_that_does_not_end_holds_up_nobody_and_is_asked_for_again(slow: SlowGrid) -> None:
+def test_a_reply_that_does_not_end_holds_up_nobody_and_is_asked_for_again(slow: SlowGrid, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "INCOMPLETE", 0.2)
     fed = met(slow)
     before = len(kinds(slow, 103))
     assert train(fed, 2).clients == fed.clients and not fed.failures

@@ -19,10 +19,10 @@ from emdcfl.apps.trial.folder import Trial
 from emdcfl.core.errors import ConfigError
 
 LINK = "superlink"
-PATIENCE = 60.0
-"""Seconds the SuperLink may take to start."""
+PATIENCE = 300.0
+"""Seconds the SuperLink may take to start, on a machine that is busy with other work."""
 
-RELEASE = 10.0
+RELEASE = 30.0
 """Seconds that the port of a SuperLink which was killed may take to be free again."""
 
 NICENESS = 10

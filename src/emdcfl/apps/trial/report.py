@@ -17,7 +17,7 @@ from emdcfl.apps.trial.folder import Trial
 from emdcfl.apps.trial.processes import LINK, process_ids
 from emdcfl.apps.trial.submit import Job, jobs
 
-ACCEPTED = 180.0
+ACCEPTED = 300.0
 """Seconds the nodes may take to be accepted: after a hard kill the SuperLink refuses a key for about a minute."""
 
 METRICS = {

@@ -65,6 +65,15 @@ class ConnectedNodes:
         self._refreshes = 0
         self._silent: dict[int, tuple[int, int]] = {}  # node → refreshes to pause, refresh at which to ask again
         self.refused: dict[str, str] = {}
+        self._left: dict[str, str] = {}  # client → when its node was first seen to be gone
+
+    def absence(self, client: str) -> str:
+        """Say why a client is not connected: it was refused, its node is gone, or it was never there."""
+        if client in self.refused:
+            return self.refused[client]
+        if client in self._left:
+            return f"its node was connected and is gone since {self._left[client]}"
+        return "no node with this name has connected since the run began"
 
     @property
     def nodes(self) -> dict[str, int]:
@@ -79,7 +88,8 @@ class ConnectedNodes:
         for node in [node for node in self._names if node not in online]:
             name = self._names.pop(node)
             if name:
-                log.info("client %r: its node %d is no longer connected", name, node)
+                self._left[name] = time.strftime("%H:%M:%S UTC", time.gmtime())
+                log.warning("client %r: its node %d is no longer connected", name, node)
         new = [node for node in online if node not in self._names and self._silent.get(node, (0, 0))[1] <= self._refreshes]
         if new:
             self._greet(new)
@@ -126,6 +136,7 @@ class ConnectedNodes:
             self._names[node] = name
             self._silent.pop(node, None)
             self.refused.pop(name, None)
+            self._left.pop(name, None)
             log.info("client %r is node %d, emdcfl %s", name, node, reply["version"])
 
     def _refuse(self, node: int, reply: Any, reason: str) -> None:

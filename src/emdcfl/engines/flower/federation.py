@@ -114,7 +114,7 @@ class FlowerFederation(Federation):
                 if client in self._unanswered:
                     yield client, self._failure(client, info, "it did not answer an earlier request of this round")
                 elif client not in nodes:
-                    lost[client] = self.connected.refused.get(client, "no node with this name is connected")
+                    lost[client] = self.connected.absence(client)
                 else:
                     request = {"task": info.name, "round": self.index, "client": client, "job": self.job, "inputs": own}
                     messages[client] = nodes[client], encoder.encode(request)

@@ -37,6 +37,9 @@ GONE = (3, 4)
 POLL_TIMEOUT = 15.0
 """Seconds a poll for replies may take before the next one starts beside it."""
 
+INCOMPLETE = 200.0
+"""Seconds after which a reply that a poll is still fetching counts as lost: Flower gives up on one whose rest never arrives after 180."""
+
 MAX_POLLS = 8
 """Polls that may run at the same time."""
 
@@ -126,7 +129,7 @@ class Messenger:
                 yield waiting.pop(identity), self._read(replies[identity])
                 heard = time.monotonic()
             for ping, identity in pings.items():  # after the replies that came with them: a node answers in order
-                if identity in waiting and ping in replies and not replies[ping].has_error():
+                if identity in waiting and ping in replies and not replies[ping].has_error() and not poll.fetches(identity):
                     yield waiting.pop(identity), LostError("its node has answered, but the answer was lost on its way")
             now = time.monotonic()
             if now >= end:
@@ -178,6 +181,10 @@ class ReplyPoller:
         self._grid = grid
         self._open: list[_Poll] = []  # oldest first
 
+    def fetches(self, identity: str) -> bool:
+        """Whether a poll that is still at work may have the reply to a message: it is not lost yet, and only one of them can be."""
+        return any(identity in poll.identities and time.monotonic() - poll.began < INCOMPLETE for poll in self._open)
+
     def __call__(self, identities: list[str]) -> list[Message]:
         """Return the replies to these messages that have arrived since the last call."""
         if len(self._open) < MAX_POLLS:
@@ -194,6 +201,7 @@ class _Poll(threading.Thread):
     def __init__(self, grid: Grid, identities: list[str], *, alone: bool) -> None:
         super().__init__(daemon=True, name="poll for replies")
         self.alone, self.ended = alone, threading.Event()
+        self.identities, self.began = frozenset(identities), time.monotonic()
         self._grid, self._identities = grid, identities
         self._found: list[Message] = []
         self._error: BaseException | None = None
