@@ -126,7 +126,11 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 2 a user error, 130 interrupted (Ctrl-C), 143 terminated (SIGTERM)."""
     # huge pages: states and activations are megabytes each, and allocating them in pages of 4 KiB costs more than adding them up
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch reads it on import, here and in worker processes
-    from emdcfl.cli import compare, data, federation, node, run, start, studies, use  # noqa: F401  each module adds its commands
+    given = sys.argv[1:] if arguments is None else arguments
+    from emdcfl.cli import federation, node  # noqa: F401  each module adds its commands
+
+    if given[:1] not in (["federation"], ["node"]):  # which do without torch
+        from emdcfl.cli import compare, data, run, start, studies, use  # noqa: F401
 
     log = logging.getLogger("emdcfl")
     if not log.handlers:

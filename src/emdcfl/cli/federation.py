@@ -13,11 +13,11 @@ import typer
 from emdcfl.cli.app import app, needs_flower
 from emdcfl.core.errors import ConfigError, EmdcflError
 from emdcfl.core.units import names
-from emdcfl.runs.config import Config
 
 if TYPE_CHECKING:
     from emdcfl.apps.trial.folder import Trial
     from emdcfl.apps.trial.submit import Job
+    from emdcfl.runs.config import Config
     from emdcfl.runs.result import Result
 
 log = logging.getLogger("emdcfl")

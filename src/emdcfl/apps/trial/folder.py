@@ -32,13 +32,9 @@ import tomli_w
 
 import emdcfl
 from emdcfl.apps import superlink
-from emdcfl.apps.options import Options
 from emdcfl.apps.supernode import HOST, QUIET, free_port
 from emdcfl.apps.trial.certificates import make_certificates, make_node_key, make_publisher_key, sign_bundle, write_private
 from emdcfl.core.errors import ConfigError
-from emdcfl.data import scenarios
-from emdcfl.data.own.layout import discover
-from emdcfl.privacy.exchange import fingerprint, load_secret, public_key
 
 CONNECTION = "trial"
 MOST = 64
@@ -107,6 +103,10 @@ class Trial:
 
 def create(path: str | Path, *, nodes: int | None = None, data: str | Path | None = None, deadline: float = 600.0) -> Trial:
     """Write the folder of a federation of ``nodes`` clients of ``rotated-digits``, or one per client of the folder ``data``."""
+    from emdcfl.data import scenarios  # not for every command: it loads torch
+    from emdcfl.data.own.layout import discover
+    from emdcfl.privacy.exchange import load_secret
+
     folder = _empty(path)
     if data is None:
         options = _digits(4 if nodes is None else nodes)
@@ -151,6 +151,8 @@ def create_operator(path: str | Path, sites: Sequence[str], *, host: str, port: 
 def _write_operator(folder: Path, scenario: Mapping[str, Any], *, port: int, deadline: float, **about: Any) -> Trial:
     """Write what the SuperLink and its operator need: certificates, token, signed app, configs."""
     from flwr.cli.build import build_fab_from_disk
+
+    from emdcfl.apps.options import Options
 
     host = str(about.get("host", HOST))
     own = ["localhost", HOST]  # the server program, beside the SuperLink, reaches it there
@@ -200,6 +202,8 @@ def write_list(path: Path, prints: Mapping[str, str]) -> None:
 
 def fingerprints(trial: Trial) -> dict[str, str]:
     """Fingerprint of every node's key, for pinning."""
+    from emdcfl.privacy.exchange import fingerprint, load_secret, public_key
+
     return {node: fingerprint(public_key(load_secret(trial.home(node) / "secret.key"))) for node in trial.nodes}
 
 

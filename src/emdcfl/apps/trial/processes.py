@@ -25,7 +25,7 @@ PATIENCE = 300.0
 RELEASE = 30.0
 """Seconds that the port of a SuperLink which was killed may take to be free again."""
 
-NICENESS = 10
+NICENESS = 5
 """Added to the nodes' niceness, so that the SuperLink and the run on the same machine go first."""
 
 

@@ -10,17 +10,18 @@ import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
-from emdcfl.apps.options import Options
 from emdcfl.apps.trial import control
 from emdcfl.apps.trial.folder import Trial
 from emdcfl.apps.trial.processes import LINK, identity
 from emdcfl.core.errors import ConfigError, EmdcflError
-from emdcfl.privacy.keylist import KeyTrust
-from emdcfl.runs.config import Config, dump
+
+if TYPE_CHECKING:
+    from emdcfl.privacy.keylist import KeyTrust
+    from emdcfl.runs.config import Config
 
 log = logging.getLogger("emdcfl")
 
@@ -49,6 +50,9 @@ def submit(
     EmdcflError
         The run ended with an error, which is the message.
     """
+    from emdcfl.apps.options import Options  # not for every command: they load torch
+    from emdcfl.runs.config import dump
+
     if (live := live_run(trial, out)) is not None:
         raise ConfigError(
             f"run {live.number} still works in {out}; watch it with: emdcfl federation attach {trial.path}, "
