@@ -21,7 +21,7 @@ from emdcfl.engines import make_federation
 from emdcfl.engines.local.sequential import simulated_clients
 from emdcfl.methods import make
 from emdcfl.methods.emdcfl import pairing, proposals
-from emdcfl.methods.emdcfl.benefit import Cell, Votes, _joined, _portions, _verifier
+from emdcfl.methods.emdcfl.benefit import Cell, Votes, _joined, _portions, _verifier, examine
 from emdcfl.methods.emdcfl.client.tasks import LOSS_CUT, loss_moments
 from emdcfl.methods.emdcfl.interpret import read
 
@@ -95,6 +95,34 @@ def test_one_member_alone_cannot_separate_the_others_but_may_leave() -> None:
     others: dict[str, dict[Cell, float]] = {"b": {ALL: 1.0, ("b",): 1.05}, **{c: {ALL: 1.0, CD: 1.05} for c in CD}}
     others["a"] = {ALL: LOSS_CUT, ("a",): 0.0}
     assert not votes(others, spread=0.1).pays([ALL], [("a",), ("b",), CD], evidence=3.0)
+
+
+def test_a_side_prefers_its_own_average_where_the_others_is_worse() -> None:
+    found = votes({c: {AB: 1.0, CD: 1.1} for c in AB} | {c: {CD: 1.0, AB: 0.9} for c in CD})
+    assert found.prefers(AB, CD) and not found.prefers(CD, AB)
+    assert not votes({}).prefers(AB, CD)  # nobody votes
+
+
+def shuffled(layout: Any, theta: Any) -> Any:
+    """The same function, its hidden units in another order."""
+    theta, order = theta.clone(), torch.arange(7, -1, -1)
+    for entry in layout.entries:
+        part = theta[entry.slice].view(entry.shape)
+        dim = 0 if entry.shape[0] == 8 else 1
+        if 8 in entry.shape:
+            theta[entry.slice] = part.index_select(dim, order).flatten()
+    return theta
+
+
+def test_a_client_whose_first_model_averages_badly_is_not_cut_off_in_round_1() -> None:
+    fed = federation(tiny(groups=1, clients_per_group=4, n=(200,), val=(200,)), training=replace(TRAINING, local_epochs=30))
+    method, state = make("emdcfl", grouping="benefit"), play(fed, 1)[-1]
+    members = list(state.clients)
+    local = {c: reply["theta"] for c, reply in fed.train({c: state.start(c) for c in members}).valid.items()}
+    local["site-0"] = shuffled(fed.layout, local["site-0"])
+    first, later = (examine(method, fed, state, members, local, fed.begin(index)) for index in (1, 2))
+    assert first.cells == [tuple(members)] and any(split["put_off"] for split in first.splits)
+    assert ("site-0",) in later.cells
 
 
 def test_moments_are_of_blocks_of_consecutive_samples() -> None:
@@ -173,7 +201,7 @@ def test_a_liar_cannot_tear_equal_sites_apart() -> None:
 def test_reading_says_why_a_cluster_stays_together() -> None:
     together = play(federation(tiny(groups=1)), 1)[-1]
     kept = {"round": 1, "members": list(together.clients), "cells": [["site-0"], list(together.clients[1:])], "decided_by": []}
-    numbers = {"error": 0.1, "points": 1.0, "points_error": 1.0, "pays": False, "evidence": 3.0}
+    numbers = {"put_off": False, "error": 0.1, "points": 1.0, "points_error": 1.0, "pays": False, "evidence": 3.0}
     for gain, why in ((-0.1, "it does not pay"), (0.2, "that may be chance"), (0.5, "it rests on one client alone")):
         distances = replace(together.distances(), splits=[{**kept, **numbers, "gain": gain}])
         assert read(distances, together.clients, [0] * len(together.clients)).clusters[0].endswith(why)

@@ -12,11 +12,16 @@ The standard error comes from blocks of consecutive validation samples, so that 
 evidence (batch means; Schmeiser, *Batch size effects in the analysis of simulation output*, 1982). Of the two trees' partitions the
 coarser one holds, unless the finer one beats it in the same way. Clusters are examined in rounds 1, 2, 4, 8, …, and only get finer.
 
+Models that trained apart from random weights may average badly although their data agree, and in round 1 leaving one of them out then
+pays. So there each side of a split must also do better with its own average than with the other's; what this puts off is for round 2 to
+decide.
+
 One client cannot tear others apart: without any single member the split must still pay, unless it does not separate the others. A client
 may prevent a split; the run is then FedAvg inside that cluster.
 
-A member learns the averages of the nested subsets it belongs to. Two of them give the average of the part by which they differ, which
-may be one client's trained state. It sends means and covariances of its losses and of its hits under these models.
+A member learns the averages of the nested subsets it belongs to, and in round 1 of the side it is divided from. Two of them give the
+average of the part by which they differ, which may be one client's trained state. It sends means and covariances of its losses and of
+its hits under these models.
 """
 
 from __future__ import annotations
@@ -109,6 +114,11 @@ class Votes:
         tears = np.array([len(fine) - (c in alone) > 1 for c in voters], dtype=bool)
         return bool((_z(_without_each(gained), _without_each(variance)) > evidence)[tears].all())
 
+    def prefers(self, own: Cell, other: Cell) -> bool:
+        """Whether the members of a set do better with its average than with another set's."""
+        voters = [c for c in own if c in self._n]
+        return sum(self._n[c] * float(self._mean[c][self._at[c][other]] - self._mean[c][self._at[c][own]]) for c in voters) > 0
+
     def _differences(self, coarse: Sequence[Cell], fine: Sequence[Cell]) -> tuple[list[str], Array, Array]:
         """Voters, what each gains over all its samples, and the variances of these sums."""
         old, new = _cell_of(coarse), _cell_of(fine)
@@ -185,13 +195,28 @@ def examine(
     trees = {name: tree for name, tree in _proposals(fed, state, members, local, round).items() if tree.merges}
     if not trees:
         return Examined([key(members)], [])
-    votes = _ask(fed, state, trees, members, local)
+    votes = _ask(fed, state, _paths(trees, members), local)
     about = {"round": round.index, "evidence": options.evidence}
-    candidates = [_pruned(tree.merges, votes, options.evidence, about | {"proposal": name}) for name, tree in trees.items()]
+    put_off: set[Cell] = set()
+    while True:
+        best = _best(trees, votes, about, put_off)
+        pairs = [(a, b) for tree in trees.values() for a, b in tree.merges if a in best.cells and b in best.cells]
+        if round.index > 1 or not pairs:
+            return best
+        swapped = _ask(fed, state, _swaps(pairs), local)
+        unsure = {key(a + b) for a, b in pairs if not (swapped.prefers(a, b) and swapped.prefers(b, a))}
+        if not unsure:
+            return best
+        put_off |= unsure
+
+
+def _best(trees: Mapping[str, Tree], votes: Votes, about: Mapping[str, Any], put_off: set[Cell]) -> Examined:
+    """Return the coarsest tree's partition, or a finer one that pays beside it."""
+    candidates = [_pruned(tree.merges, votes, about | {"proposal": name}, put_off) for name, tree in trees.items()]
     candidates.sort(key=lambda candidate: len(candidate.cells))
     best = candidates[0]
     for finer in candidates[1:]:
-        if len(finer.cells) > len(best.cells) and votes.pays(best.cells, finer.cells, options.evidence):
+        if len(finer.cells) > len(best.cells) and votes.pays(best.cells, finer.cells, about["evidence"]):
             best = finer
     return best
 
@@ -222,27 +247,37 @@ def _paths(trees: Mapping[str, Tree], members: Sequence[str]) -> dict[str, list[
     return {c: list(cells) for c, cells in paths.items()}
 
 
-def _pruned(tree: Sequence[Merge], votes: Votes, evidence: float, about: Mapping[str, Any]) -> Examined:
-    """Bottom up, keep what lies below a node only where it pays."""
+def _swaps(pairs: Sequence[Merge]) -> dict[str, list[Cell]]:
+    """Client → its own set, and those it may be served by instead."""
+    asked: dict[str, dict[Cell, None]] = {}
+    for own, other in [side for a, b in pairs for side in ((a, b), (b, a))]:
+        for c in own:
+            asked.setdefault(c, {own: None})[other] = None
+    return {c: list(cells) for c, cells in asked.items()}
+
+
+def _pruned(tree: Sequence[Merge], votes: Votes, about: Mapping[str, Any], put_off: set[Cell]) -> Examined:
+    """Bottom up, keep what lies below a node only where it pays and is not put off."""
     below: dict[Cell, list[Cell]] = {}
     weighed: dict[Cell, dict[str, Any]] = {}
     for left, right in tree:
         node = key(left + right)
         fine = below.get(left, [left]) + below.get(right, [right])
-        pays, gain = votes.pays([node], fine, evidence), votes.gain([node], fine)
+        pays = node not in put_off and votes.pays([node], fine, about["evidence"])
+        gain = votes.gain([node], fine)
         below[node] = fine if pays else [node]
         numbers = {"gain": gain.mean, "error": gain.error, "points": gain.points, "points_error": gain.points_error}
-        decision = {"pays": pays, "decided_by": gain.strongest()}
+        decision = {"pays": pays, "put_off": node in put_off, "decided_by": gain.strongest()}
         weighed[node] = {**about, "members": list(node), "cells": [list(cell) for cell in fine], **numbers, **decision}
     cells = below[node]
     shown = [split for node, split in weighed.items() if not any(set(node) < set(cell) for cell in cells)]
     return Examined(cells, shown[::-1])
 
 
-def _ask(fed: Federation, state: EMDCFLState, trees: Mapping[str, Tree], members: Sequence[str], local: Mapping[str, Tensor]) -> Votes:
-    """Let the members score the averages they belong to."""
-    m = {c: reply["m"] for c, reply in fed.describe(members).items()}
-    paths = {c: cells for c, cells in _paths(trees, members).items() if m.get(c, 0) >= SMALLEST_VOTE}
+def _ask(fed: Federation, state: EMDCFLState, sets: Mapping[str, Sequence[Cell]], local: Mapping[str, Tensor]) -> Votes:
+    """Let each client score the averages of some sets."""
+    m = {c: reply["m"] for c, reply in fed.describe(list(sets)).items()}
+    paths = {c: cells for c, cells in sets.items() if m.get(c, 0) >= SMALLEST_VOTE}
     parts: dict[str, list[Reply]] = {c: [] for c in paths}
     averages: dict[Cell, Tensor] = {}
     for asked in _portions(paths, 4 * fed.layout.size):

@@ -165,6 +165,8 @@ def _gain(split: Mapping[str, Any]) -> str:
 def _why_not(split: Mapping[str, Any]) -> str:
     if split["gain"] <= 0:
         return "it does not pay"
+    if split.get("put_off"):
+        return "but one side does as well with the other's model"
     return "it rests on one client alone" if split["gain"] > split["evidence"] * split["error"] else "that may be chance"
 
 
