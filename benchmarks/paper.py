@@ -254,7 +254,7 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="say what is left, and do nothing")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    named = ["docs/results/data/batch-size-128.jsonl", *dict.fromkeys(f"docs/results/data/{run.scenario}.jsonl" for run in queue())]
+    named = list(dict.fromkeys(f"docs/results/data/{run.scenario}.jsonl" for run in queue()))
     done = [Path(name) for name in named if Path(name).exists()] if args.done is None else args.done
     work = Queue(args.out, done, at_once=args.at_once, device=args.device, longest=args.longest)
     if args.list:

@@ -60,7 +60,10 @@ def read_rows(folder: Path) -> list[ResultRow]:
 
 
 def comparable(rows: Sequence[ResultRow]) -> list[ResultRow]:
-    """Leave out method options that only some rows of a method name, where those agree: they are older or younger than the others."""
+    """Leave out method options that only some rows of a method name, where those agree: they are older or younger than the others.
+
+    Only ``grouping`` is named where it was asked for, and left out where the scenario's own rule held.
+    """
     asked: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         asked.setdefault(row["method"], []).append(row["settings"]["method"])
@@ -68,7 +71,9 @@ def comparable(rows: Sequence[ResultRow]) -> list[ResultRow]:
         method: {
             key
             for key in set().union(*options)
-            if any(key not in one for one in options) and len({json.dumps(one[key]) for one in options if key in one}) == 1
+            if key != "grouping"
+            and any(key not in one for one in options)
+            and len({json.dumps(one[key]) for one in options if key in one}) == 1
         }
         for method, options in asked.items()
     }
@@ -132,14 +137,14 @@ def only_table(rows: Sequence[ResultRow], *, leave_out: Sequence[str] = ("second
 
 
 def batch_size(data: Path) -> str:
-    """Return one table per scenario: the methods that ran with batches of 128, beside their rows with batches of 64."""
-    large = read_results(data / "batch-size-128.jsonl")
+    """Return one table per scenario: what ran with batches of 64, beside the same methods with the default of 128."""
+    small = read_results(data / "batch-size-64.jsonl")
     blocks = []
-    for scenario in dict.fromkeys(row["scenario"] for row in large):
-        own = [row for row in large if row["scenario"] == scenario]
-        wanted = {(row["method"], row["seed"]) for row in own}
-        small = [row for row in read_results(data / f"{scenario}.jsonl") if (row["method"], row["seed"]) in wanted]
-        rows = comparable([*small, *own])
+    for scenario in dict.fromkeys(row["scenario"] for row in small):
+        own = [row for row in small if row["scenario"] == scenario]
+        large = [row for row in read_results(data / f"{scenario}.jsonl") if row["method"] in {each["method"] for each in own}]
+        large = [row for row in large if "personalize" not in row["settings"] and row["settings"]["method"].get("grouping") != "benefit"]
+        rows = comparable([*own, *large])
         blocks.append(f"## {scenario}\n\n{only_table(rows)}\n{origins(rows)}")
     return "\n".join(blocks)
 
