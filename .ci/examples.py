@@ -53,10 +53,19 @@ def notebook(path: Path) -> str | None:
 
 
 def main() -> int:
-    """Run everything and say how long each took; 1 if something is wrong."""
+    """Run examples and say how long each took; 1 if something is wrong."""
     PLACE.mkdir(parents=True, exist_ok=True)
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     os.environ |= {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "COLUMNS": "80", "NO_COLOR": "1", "MPLBACKEND": ""}
+    try:
+        return run_all()
+    finally:
+        if (PLACE / "fed").exists():  # a notebook was interrupted, or has stopped it already
+            subprocess.run([sys.executable, "-m", "emdcfl", "federation", "down", "fed"], cwd=PLACE, capture_output=True, check=False)
+
+
+def run_all() -> int:
+    """Run what the command line names, or everything."""
     wrong = 0
     wanted = set(sys.argv[1:])
     for path in sorted([*(ROOT / "examples").glob("*.py"), *(ROOT / "examples").glob("*.ipynb")]):

@@ -15,6 +15,7 @@ import textwrap
 import tomllib
 from collections.abc import Iterator
 from functools import lru_cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -246,7 +247,7 @@ def example_pages() -> Iterator[tuple[str, str | bytes]]:
                 parts.append(relinked(text, f"examples/{source.name}", f"examples/{source.stem}.md"))
                 continue
             parts.append(f"```python\n{text}\n```")
-            for output in cell["outputs"]:
+            for output in joined(cell["outputs"]):
                 data = output.get("data", {})
                 if "image/png" in data:
                     pictures += 1
@@ -255,12 +256,19 @@ def example_pages() -> Iterator[tuple[str, str | bytes]]:
                     parts.append(f"![Picture {pictures} of this notebook]({name})")
                 elif "text/html" in data:
                     shown = "".join(data["text/html"])
-                    parts.append(f'<div class="md-typeset__scrollwrap">{shown}</div>')
+                    parts.append(f'<div style="overflow-x: auto">{shown}</div>')
                 elif said := "".join(output.get("text", data.get("text/plain", ""))):
                     plain = re.sub(r"\x1b\[[0-9;]*m", "", said)
                     parts.append(f"```text\n{plain.rstrip()}\n```")
         parts.append(f"This page is the notebook `examples/{source.name}`, as `make docs` ran it.")
         yield f"examples/{source.stem}.md", "\n\n".join(parts) + "\n"
+
+
+def joined(outputs: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the outputs of a cell, what was printed in one go as one."""
+    for is_text, some in groupby(outputs, key=lambda output: output["output_type"] == "stream"):
+        found = list(some)
+        yield from [{"text": "".join("".join(output["text"]) for output in found)}] if is_text else found
 
 
 def example_title(name: str) -> str:
