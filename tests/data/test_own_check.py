@@ -18,7 +18,7 @@ from emdcfl.cli import main
 from emdcfl.data.own import check_folder, load_folder
 from emdcfl.data.own.check import check_options
 from emdcfl.data.own.cleaning import Cleaning
-from emdcfl.data.own.columns import CODE, DATES, IDS, LABEL_COPY, PER_SITE, ROWS, SOME_SITES, TEXT_AMONG_NUMBERS
+from emdcfl.data.own.columns import CODE, DATES, IDS, LABEL_COPY, PER_SITE, ROWS, SOME_SITES, TEXT_AMONG_NUMBERS, UNITS
 from emdcfl.data.own.fix import propose, write_recipe
 from emdcfl.data.own.page import data_page
 from emdcfl.report.data_page import write_data_page
@@ -37,6 +37,7 @@ def traps(tmp_path: Path) -> Path:
             "pulse": lambda i, n=number: "refused" if n == 1 and i % 30 == 4 else 60 + i % 9,
             "code": lambda i: "xy"[i % 2],
             "ward": lambda i: "ab"[i % 3 == 0],
+            "proline": lambda i, n=number: (300 + i) / (1000 if n == 2 else 1),
         }
         if site == "west":
             columns["extra"] = lambda i: i % 5
@@ -51,6 +52,8 @@ def test_columns_have_kinds_doubts_and_ranges(traps: Path) -> None:
     assert [doubts[name] for name in ("Unnamed: 2", "patient_id", "visit", "scanner", "dose", "pulse", "code", "extra")] == [
         *(ROWS, IDS, DATES, PER_SITE, CODE, TEXT_AMONG_NUMBERS, LABEL_COPY, SOME_SITES)
     ]
+    (line,) = (note for note in report.notes if "units" in note)
+    assert doubts["proline"] == UNITS and "'proline' at west lies apart" in line and "west 0.3 to 0.389" in line
     found = {column["name"]: column for column in report.as_dict()["columns"]}
     assert found["dose"]["sites"]["west"] == {"rows": 90, "missing": 0, "low": -999.0, "high": 11.125}
     assert found["ward"]["sites"]["west"]["words"] == ["a", "b"]
@@ -87,7 +90,15 @@ def test_repairs_make_the_folder_ready(traps: Path, tmp_path: Path, capsys: pyte
         main(["data", "check", str(recipe), "--json"])
     report = json.loads(capsys.readouterr().out)
     assert report["ok"] and report["classes"] == ["benign", "malignant"]
-    assert [column["name"] for column in report["columns"] if column["feature"]] == ["size", "age", "visit", "dose", "pulse", "ward"]
+    assert [column["name"] for column in report["columns"] if column["feature"]] == [
+        "size",
+        "age",
+        "visit",
+        "dose",
+        "pulse",
+        "ward",
+        "proline",
+    ]
     result = emdcfl.fit(recipe, rounds=1, local_epochs=1, method="fedavg", settings={"personalize.mode": "off"})
     assert list(result.clients) == ["north", "south", "west"] and result.about.classes == ("benign", "malignant")
     with pytest.raises(SystemExit):

@@ -51,9 +51,10 @@ DATES, ONE_VALUE, PER_SITE, ROWS, IDS, FREE_TEXT = (
     *("dates", "one value", "one value per site", "row numbers", "identifiers", "identifiers or free text"),
 )
 LABEL_COPY, SOME_SITES, TEXT_AMONG_NUMBERS, CODE = "copies the label", "only at some sites", "text among numbers", "code for missing?"
+UNITS = "other units?"
 NO_FEATURES = (LABEL_COPY, IDS, ROWS, PER_SITE, FREE_TEXT, DATES, ONE_VALUE)
 """Doubts for which a column may be no feature, the gravest first."""
-DOUBTS = (*NO_FEATURES, CODE, TEXT_AMONG_NUMBERS, SOME_SITES)
+DOUBTS = (*NO_FEATURES, CODE, UNITS, TEXT_AMONG_NUMBERS, SOME_SITES)
 
 
 @dataclass(frozen=True)
@@ -177,8 +178,21 @@ def profile_columns(raws: Sequence[Raw], label: str) -> dict[str, ColumnProfile]
             doubt = doubt or SOME_SITES
         elif len(pieces) == len(parts) and _copies_label(pieces, labels, chance, enough):
             doubt = LABEL_COPY
-        found[name] = ColumnProfile(name, _kind(pieces, doubt), _by_site(pieces, doubt), doubt, odd)
+        found[name] = _with_units(ColumnProfile(name, _kind(pieces, doubt), _by_site(pieces, doubt), doubt, odd))
     return found
+
+
+def _with_units(column: ColumnProfile) -> ColumnProfile:
+    """Suspect other units at a site whose numbers all lie outside the range of the other sites."""
+    if column.doubt is not None or column.kind != "number":
+        return column
+    ranges = {site: (one.low, one.high) for site, one in column.sites.items() if one.low is not None and one.high is not None}
+    apart = []
+    for site, (low, high) in ranges.items():
+        others = [ends for other, ends in ranges.items() if other != site]
+        if others and (high < min(ends[0] for ends in others) or low > max(ends[1] for ends in others)):
+            apart.append(site)
+    return replace(column, doubt=UNITS, odd=tuple(apart)) if apart else column
 
 
 def index_columns(raws: Sequence[Raw], label: str) -> list[str]:
@@ -225,8 +239,12 @@ def column_notes(where: str, raws: Sequence[Raw], columns: Collection[ColumnProf
         notes.append(Note("", where, text, words=(shown,)))
     for column in columns:
         if column.doubt == CODE:
-            text = f"column {column.name!r} holds {{words}} several times, far from its other values; if it marks missing values, add "
+            text = f"column {column.name!r} holds {{words}} several times, unlike its other values; if it marks missing values, add "
             notes.append(Note("", where, f"{text}--missing {','.join(column.odd)}", words=column.odd))
+        if column.doubt == UNITS:
+            lies = "; ".join(f"{site} {column.range_at(site)}" for site in column.sites)
+            text = f"column {column.name!r} at {{words}} lies apart from the other sites ({lies}): if the units differ, convert it, or use "
+            notes.append(Note("", where, f"{text}--drop {shlex.quote(column.name)}", words=column.odd))
     origins = {raw.name: raw.origin for raw in raws}
     for column in columns:
         if column.doubt == TEXT_AMONG_NUMBERS:
@@ -348,12 +366,14 @@ def _doubt(name: str, pieces: Sequence[_Facts]) -> tuple[str | None, tuple[str, 
 
 
 def _missing_code(pieces: Sequence[_Facts]) -> float | None:
-    """Return a usual code for missing values that occurs more than once, farther from the other values than they are from each other."""
+    """Return a usual code for missing values that occurs more than once: below 0 where no other value is, or far from all of them."""
     ends = [end for end in (min(p.low for p in pieces), max(p.high for p in pieces)) if end in MISSING_CODES]
     for end in ends:
         values = np.concatenate([number_matrix(pa.table({"": piece.values}), [""])[:, 0] for piece in pieces])
         others = values[(values != end) & ~np.isnan(values)]
-        if (values == end).sum() > 1 and len(others) and np.abs(others - end).min() > max(np.ptp(others), 1.0):
+        if (values == end).sum() < 2 or not len(others):
+            continue
+        if (end < 0 <= others.min()) or np.abs(others - end).min() > max(np.ptp(others), 1.0):
             return float(end)
     return None
 

@@ -10,7 +10,7 @@ import tomli_w
 
 from emdcfl.data.own.check import FolderReport
 from emdcfl.data.own.cleaning import folded, label_variants
-from emdcfl.data.own.columns import CODE, DATES, ID_NAME, IDS, SOME_SITES, TEXT_AMONG_NUMBERS, ColumnProfile
+from emdcfl.data.own.columns import CODE, DATES, ID_NAME, IDS, SOME_SITES, TEXT_AMONG_NUMBERS, UNITS, ColumnProfile
 from emdcfl.data.own.dates import readings
 
 PASSES = 3
@@ -62,6 +62,11 @@ def _repairs(report: FolderReport, options: Options, reasons: dict[str, str]) ->
     for column in report.columns:
         if column.doubt is None or column.name in report.left_out:
             continue
+        if column.doubt == UNITS:
+            reasons["units"] = (
+                f"{column.name} at {', '.join(column.odd)} lies apart from the other sites: convert it in the files, or drop it"
+            )
+            continue
         key, entries, why = _repair(column, found)
         if key == "group":
             found["group"], reasons["group"] = column.name, why
@@ -82,7 +87,7 @@ def _repair(column: ColumnProfile, options: Options) -> tuple[str, list[str], st
             return "date", [column.name], "dates, as days since 1970; or drop it"
         return "drop", [column.name], f"dates; day or month first? then: date = [{column.name}:{' or '.join(ways[0])}]"
     if column.doubt == CODE:
-        return "missing", list(column.odd), f"in {column.name}, far from its other values"
+        return "missing", list(column.odd), f"in {column.name}, unlike its other values"
     if (
         column.doubt == TEXT_AMONG_NUMBERS
         and len(column.odd) <= MOST_MARKS
@@ -122,7 +127,7 @@ def write_recipe(path: str, options: Mapping[str, Any], reasons: Mapping[str, st
             lines.append("]")
         else:
             lines += _line(name, value, reasons.get(name, ""))
-    lines += [f"# {name}:{_comment(reasons[name]).removeprefix('  #')}" for name in ("label_map", "only") if name in reasons]
+    lines += [f"# {name}:{_comment(reasons[name]).removeprefix('  #')}" for name in ("label_map", "only", "units") if name in reasons]
     return "\n".join(lines) + "\n"
 
 

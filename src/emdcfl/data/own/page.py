@@ -139,7 +139,8 @@ def _columns(report: FolderReport, across: int) -> Block:
     doubtful = sum(column.doubt is not None for column in columns)
     sentences = []
     if doubtful:
-        sentences.append(f"{plural(doubtful, 'column')} of {len(columns):,} {'looks' if doubtful == 1 else 'look'} doubtful and come first")
+        come = "looks doubtful and comes" if doubtful == 1 else "look doubtful and come"
+        sentences.append(f"{plural(doubtful, 'column')} of {len(columns):,} {come} first")
     if len(columns) > len(shown):
         kinds = Counter(column.kind for column in columns[len(shown) :])
         sentences.append(f"not listed, see --json: {', '.join(f'{n:,} {kind}' for kind, n in kinds.most_common())}")
