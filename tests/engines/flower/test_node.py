@@ -274,6 +274,16 @@ def test_a_resumed_run_keeps_its_survey_whoever_is_there(tmp_path: Path) -> None
     assert sorted(trained.valid) == ["a", "b", "c"], "the late one takes part, its unknown ward encoded as none"
 
 
+def test_a_node_that_cannot_write_its_log_releases_nothing_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    data = own(tmp_path, "tables")
+    homes = {i: (name, home(tmp_path / f"home-{name}", data=str(data / f"{name}.csv"))) for i, name in enumerate("abc", start=1)}
+    (tmp_path / "home-b" / "state").write_text("no folder")  # as on a full disk, no file can be made
+    with session(Session(HomeGrid(homes), QUICK, KeyList())):
+        surveyed = scenarios.build("nodes", clients=["a", "b", "c"])
+    assert "not surveyed, because they did not answer: b" in surveyed.notes
+    assert "client 'b' did not answer the survey: its node cannot read or write its files" in caplog.text
+
+
 def test_an_answer_to_the_survey_that_is_lost_is_asked_for_again(tmp_path: Path) -> None:
     data = own(tmp_path, "tables")
     grid = HomeGrid({i: (name, home(tmp_path / f"home-{name}", data=str(data / f"{name}.csv"))) for i, name in enumerate("abc", start=1)})

@@ -68,6 +68,10 @@ def _failed(node: Node, reason: str) -> dict[str, Any]:
     return {"client": node.name, "failure": reason}
 
 
+def _disk(error: OSError) -> str:
+    return f"its node cannot read or write its files ({error.strerror or type(error).__name__}); free or repair its disk"
+
+
 def _is_ours(traceback: str) -> bool:
     """Whether the error is one of ours, whose text was written to be read; others may quote data."""
     return traceback.rstrip().rsplit("\n", 1)[-1].startswith("emdcfl.core.errors.")
@@ -124,6 +128,9 @@ def _handler(open_node: Open, function: Answer) -> Callable[[Message, Context], 
         except PolicyError as error:
             log.warning("refused a request of the server (%s): %s", message.metadata.message_type, error)
             content, refused = _failed(node, str(error)), True
+        except OSError as error:
+            log.exception("a request could not be answered")
+            content = _failed(node, _disk(error))
         except Exception as error:  # a malformed request: a tensor where a dict belongs, a round that is infinite
             known, ours = isinstance(error, ClientError) or node.details, isinstance(error, EmdcflError)
             reason = str(error) if known and ours else "its data do not fit the request" if ours else "malformed request"
@@ -131,7 +138,11 @@ def _handler(open_node: Open, function: Answer) -> Callable[[Message, Context], 
             log.exception("a request could not be answered")
             content = _failed(node, reason)
         if function not in (hello, ping):
-            node.note(message.metadata.message_type.removeprefix("query."), request, content, refused=refused)
+            try:
+                node.note(message.metadata.message_type.removeprefix("query."), request, content, refused=refused)
+            except OSError as error:  # what its owner could not read later is not released
+                log.error("the owner's log cannot be written: %s", error)
+                content = _failed(node, _disk(error))
         return Message(content=codec.encode(content), reply_to=message)
 
     return handle

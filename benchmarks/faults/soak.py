@@ -1,0 +1,122 @@
+"""A long run over a real federation in which a node is killed every ten rounds: do memory, open files and databases stay bounded?
+
+    python benchmarks/faults/soak.py --out runs/soak --rounds 200
+
+FedAvg over four nodes on this machine. A line per ten rounds goes to ``soak.jsonl`` in --out: memory and open files of the SuperLink, of the
+server program and of all nodes, sizes of the databases. The last line says whether the run finished and which clients were missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import emdcfl
+from emdcfl.apps import trial
+from emdcfl.apps.trial.processes import LINK, identity, process_ids, start
+from emdcfl.runs.config import from_dict
+
+NODES = 4
+
+
+def usage(group: int) -> tuple[float, int]:
+    """Memory in MB (shared pages counted once) and open files of all processes of a group."""
+    memory, files = 0.0, 0
+    for process in Path("/proc").iterdir():
+        if not process.name.isdigit():
+            continue
+        try:
+            if int((process / "stat").read_text().rsplit(")", 1)[1].split()[2]) != group:
+                continue
+            lines = (process / "smaps_rollup").read_text().splitlines()
+            memory += next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
+            files += len(list((process / "fd").iterdir()))
+        except (OSError, StopIteration):  # it ended meanwhile
+            continue
+    return memory, files
+
+
+def sample(there: trial.Trial, round: int) -> dict[str, Any]:
+    """One line of ``soak.jsonl``."""
+    found = {name: usage(pid) for name, pid in process_ids(there).items() if pid is not None}
+    nodes = [value for name, value in found.items() if name != LINK]
+    link = found.get(LINK, (0.0, 0))
+    databases = sum(path.stat().st_size for path in there.operator.glob("link.db*"))
+    states = sum(path.stat().st_size for path in there.path.glob("nodes/*/state/**/*") if path.is_file())
+    return {
+        "round": round,
+        "superlink_mb": round_(link[0]),
+        "superlink_files": link[1],
+        "node_mb": round_(max((mb for mb, _ in nodes), default=0.0)),
+        "node_files": max((files for _, files in nodes), default=0),
+        "database_bytes": databases,
+        "node_state_bytes": states,
+    }
+
+
+def round_(value: float) -> float:
+    return float(f"{value:.1f}")
+
+
+def main() -> None:
+    """Run, kill, measure."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--out", type=Path, default=Path("runs/soak"))
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--every", type=int, default=10, help="rounds between kills")
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(emdcfl.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    there = trial.create(given.out / "federation", nodes=NODES, deadline=300.0)
+    tables: dict[str, Any] = {
+        "run": {"rounds": given.rounds, "evaluate_every": given.rounds},
+        "scenario": {"name": "rotated-digits", "groups": 2, "clients_per_group": NODES // 2},
+        "method": {"name": "fedavg"},
+        "training": {"local_epochs": 1},
+        "engine": {"name": "flower", "device": "cpu", "on_failure": "continue"},
+    }
+    ended = threading.Event()
+
+    def note(row: dict[str, Any]) -> None:
+        with (given.out / "soak.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        print(json.dumps(row), flush=True)
+
+    def supervise() -> None:  # what systemd does
+        while not ended.wait(15):
+            for name in there.nodes:
+                if identity(there, name) is None:
+                    start(there, name)
+
+    def watch(event: dict[str, Any]) -> None:
+        if event["event"] == "end" and event["round"] % given.every == 0:
+            note(sample(there, event["round"]))
+            victim = list(there.nodes)[event["round"] // given.every % NODES]
+            if (found := identity(there, victim)) is not None and event["round"] < given.rounds:
+                os.killpg(found[0], signal.SIGKILL)
+
+    began = time.monotonic()
+    try:
+        trial.up(there)
+        trial.wait_accepted(there)
+        note(sample(there, 0))
+        threading.Thread(target=supervise, daemon=True).start()
+        trial.submit(there, from_dict(tables), given.out / "run", watch=watch)
+    finally:
+        ended.set()
+        trial.down(there)
+    summary = json.loads((given.out / "run" / "summary.json").read_text(encoding="utf-8"))
+    missing = sorted({failure["client"] for failure in summary["failures"]})
+    note({"finished": summary["finished"], "rounds": summary["rounds"], "missing": missing, "seconds": round_(time.monotonic() - began)})
+
+
+if __name__ == "__main__":
+    main()
