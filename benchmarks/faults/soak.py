@@ -2,7 +2,7 @@
 
     python benchmarks/faults/soak.py --out runs/soak --rounds 200
 
-FedAvg over four nodes on this machine. A line per ten rounds goes to ``soak.jsonl`` in --out: memory and open files of the SuperLink, of the
+FedAvg over four nodes on this machine. A line per ten rounds goes to ``soak.jsonl``: memory and open files of the SuperLink, of the
 server program and of all nodes, sizes of the databases. The last line says whether the run finished and which clients were missing.
 """
 
