@@ -135,6 +135,18 @@ def _uneven(rows: Sequence[MetricsRow], variant: str) -> dict[str, dict[str, Any
     return found
 
 
+def tested_on(summary: Mapping[str, Any], score: Mapping[str, Any]) -> str:
+    """Say how many of a run's clients a score rests on, where it is not all.
+
+    Examples
+    --------
+    >>> tested_on({"clients": ["a", "b", "c"], "scored": None}, {"tested": [40, 0, 12]})
+    'tested on 2 of 3'
+    """
+    found, wanted = sum(n > 0 for n in score.get("tested") or ()), len(summary.get("scored") or summary["clients"])
+    return "" if "tested" not in score or found == wanted else f"tested on {found} of {wanted}"
+
+
 def _tested(row: MetricsRow, variant: str) -> tuple[float, int]:
     """Accuracy and number of test samples of a client; no samples where it was not tested."""
     known = row["accuracy"] and variant in row["accuracy"] and row["test_samples"][variant] > 0
