@@ -15,7 +15,7 @@ from emdcfl.core.units import names, percent, percent_range
 from emdcfl.runs.new_sites.unseen import UNSEEN, unseen_sentence
 from emdcfl.runs.outputs import read_reading
 from emdcfl.runs.personal import in_words
-from emdcfl.runs.scoring import MetricsRow, tested_on
+from emdcfl.runs.scoring import MetricsRow, rests_on
 from emdcfl.runs.verdict.advice import BASELINES, advice, in_brief, rivals, run_title, structure, unbalanced, used
 from emdcfl.runs.verdict.trained_with import in_words as trained_with
 from emdcfl.runs.verdict.what_differs import in_words as what_differs
@@ -76,7 +76,7 @@ def _scores(summary: Mapping[str, Any]) -> Text:
         name = "" if len(summary["accuracy"]["variants"]) == 1 else f"{variant} "
         interval = "" if score.get("low") is None else f" (95% interval {percent_range(score['low'], score['high'])})"
         mean = (percent(score["mean"]), "bold")
-        few = tested_on(summary, score)
+        few = rests_on(summary, score)
         parts.append(Text.assemble(f"{name}accuracy ", mean, f"{interval}, worst client {percent(score['worst'])}{few and ', ' + few}"))
     if summary["clusters"] is not None:
         ari = f"ARI = {summary['ari']:.2f}" if summary["ari"] is not None else "no true groups to compare with"

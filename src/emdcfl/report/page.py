@@ -27,7 +27,7 @@ from emdcfl.report.svg import number, shape_path, visible
 from emdcfl.runs.new_sites.unseen import UNSEEN, unseen_sentence
 from emdcfl.runs.outputs import picture_name
 from emdcfl.runs.personal import in_words
-from emdcfl.runs.scoring import MetricsRow, tested_on
+from emdcfl.runs.scoring import MetricsRow, rests_on
 from emdcfl.runs.store.files import write_file
 from emdcfl.runs.verdict.advice import BASELINES, headline, in_brief, rivals, run_title, sentences, used
 from emdcfl.runs.verdict.intervals import wilson
@@ -191,7 +191,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     for variant in run.variants:
         score, name = s["accuracy"]["variants"][variant], f"{variant} " if several else ""
         interval = f", {percent_range(score['low'], score['high'])}" if score.get("low") is not None else ""
-        few = tested_on(s, score)
+        few = rests_on(s, score)
         facts += [(f"{name}accuracy{interval}{few and ', ' + few}", percent(score.get("mean")))]
         facts += [(f"{name}worst client", percent(score.get("worst")))]
     if s.get("ari") is not None:

@@ -135,12 +135,12 @@ def _uneven(rows: Sequence[MetricsRow], variant: str) -> dict[str, dict[str, Any
     return found
 
 
-def tested_on(summary: Mapping[str, Any], score: Mapping[str, Any]) -> str:
+def rests_on(summary: Mapping[str, Any], score: Mapping[str, Any]) -> str:
     """Say how many of a run's clients a score rests on, where it is not all.
 
     Examples
     --------
-    >>> tested_on({"clients": ["a", "b", "c"], "scored": None}, {"tested": [40, 0, 12]})
+    >>> rests_on({"clients": ["a", "b", "c"], "scored": None}, {"tested": [40, 0, 12]})
     'tested on 2 of 3'
     """
     found, wanted = sum(n > 0 for n in score.get("tested") or ()), len(summary.get("scored") or summary["clients"])
