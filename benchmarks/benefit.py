@@ -73,6 +73,7 @@ def slim(row: Mapping[str, Any]) -> dict[str, Any]:
     own = {key: value for key, value in row["settings"]["method"].items() if key == "name" or value != getattr(find(name), key, None)}
     settings = {table: row["settings"][table] for table in ("scenario", "personalize") if table in row["settings"]} | {"method": own}
     seconds = {phase: row["seconds"][phase] for phase in ("train", "embed", "transport", "evaluate")}
+    seconds["evaluate"] += row["seconds"].get("decide", 0.0)
     kept = {key: row[key] for key in ("scenario", "method", "seed", "k", "ari", "commit", "hardware")}
     return kept | {"accuracy": {"mean": round(row["accuracy"]["mean"], 6)}, "seconds": seconds, "settings": settings}
 

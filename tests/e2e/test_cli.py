@@ -85,7 +85,7 @@ def test_progress_is_one_plain_line_per_round_where_there_is_no_terminal(cli) ->
     text = ended.out
     assert "Clusters found" in text and "site-0, site-1" in text and "group-0" in text
     assert re.search(r"accuracy [\d.]+% \(95% interval [\d.]+–[\d.]+%\), worst client [\d.]+%; K = \d, ARI = -?\d\.\d\d", text)
-    assert re.search(r"time: train [\d.]+ s · embed [\d.]+ s · transport [\d.]+ s · evaluate [\d.]+ s · total [\d.]+ s", text)
+    assert re.search(r"time: training [\d.]+ s · comparing [\d.]+ s · testing [\d.]+ s · total [\d.]+ s", text)
     assert "run directory: run" in text
 
 

@@ -183,7 +183,7 @@ class Screen:
         """Show a client that answered."""
         if self.pace is None:
             return
-        self.pace.reply(client, reply)
+        self.pace.reply(task, client, reply)
         if self.live is None and self.pace.due():
             self._say(f"{self.running[0]}: {self.pace}")
 

@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -108,6 +108,11 @@ def run(
         list[str] | None,
         typer.Option(help=f"Also follow the run with {', '.join(TRACKERS)}; repeatable.", autocompletion=lambda: list(TRACKERS)),
     ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(help="Time it may take, as in 10m or 2h: fewer rounds and epochs if need be.", show_default="none"),
+    ] = None,
+    keep_baselines: Annotated[bool, typer.Option("--keep-baselines", help="Also keep the baselines' models on disk.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the result.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON and nothing else.")] = False,
 ) -> None:
@@ -158,10 +163,11 @@ def run(
     with nullcontext() if quiet or as_json else Live(console) as live, _tracked(track or [], place, chosen) as watch:
         say = console.print if live else _nothing
         say(f"{chosen.method.name} on {what}, seed {chosen.run.seed}")
-        result = start(_with_doubts(chosen, place, say), place, resume=resume, observer=watch(live))
+        planned = _timed(_with_doubts(chosen, place, say), place, budget, baselines=compare, resume=resume, live=live, say=say)
+        result = start(planned, place, resume=resume, observer=watch(live))
         if compare:
             say("for comparison: one model for all (fedavg), then every site alone (local)")
-        found = run_baselines(result, observer=live) if compare else {}
+        found = run_baselines(result, observer=live, keep=keep_baselines) if compare else {}
     if chosen.engine.name != "flower":
         write_quick_merging(result)
     _finish(console, result, {name: other.summary for name, other in found.items()}, place, as_json=as_json)
@@ -194,6 +200,58 @@ def _with_doubts(chosen: Config, place: Path, say: Callable[..., None]) -> Confi
         if " --" in note:
             say(f"note: {note}", soft_wrap=True)
     return planned
+
+
+def _timed(
+    planned: Config | RunPlan,
+    place: Path,
+    budget: str | None,
+    *,
+    baselines: bool,
+    resume: bool,
+    live: Live | None,
+    say: Callable[..., None],
+) -> Config | RunPlan:
+    """Say how long a run on own files will take, and shorten it to a budget; a run that goes on keeps what it began with."""
+    from emdcfl.runs.forecast import forecast, measure_speed, parse_budget, within
+    from emdcfl.runs.plan import plan
+    from emdcfl.runs.store import RunStore
+    from emdcfl.runs.store.identity import is_run
+
+    limit = None if budget is None else parse_budget(budget)
+    if limit is not None and isinstance(planned, Config):
+        if planned.engine.name == "flower":
+            raise ConfigError("--budget measures this machine, got a run over a federation; set --rounds and --local-epochs instead")
+        planned = plan(planned, folder=place)
+    if isinstance(planned, Config):
+        return planned
+    if resume and is_run(place):
+        return planned if limit is None else plan(_as_before(planned.config, RunStore.read(place).foreign_config()), planned.whole, place)
+    if limit is None and live is None:
+        return planned
+    speed = measure_speed(planned)
+    if limit is not None:
+        config = within(planned, speed, limit, baselines=baselines)
+        rounds, epochs, tuning = config.run.rounds, config.training.local_epochs, config.personalize.epochs
+        fine = f", {tuning} of fine-tuning" if config.personalize.wanted else ""
+        usual = f"{planned.rounds} of {planned.training.local_epochs}"
+        say(f"within {budget}: {rounds} rounds of {epochs} epochs{fine} (without a budget {usual})", soft_wrap=True)
+        planned = plan(config, planned.whole, place)
+    expected = forecast(planned, speed, baselines=baselines)
+    say(str(expected), soft_wrap=True)
+    if live is not None:
+        live.expect(expected)
+    return planned
+
+
+def _as_before(config: Config, before: Config) -> Config:
+    """Take what a budget chose when the run began."""
+    return replace(
+        config,
+        run=replace(config.run, rounds=before.run.rounds),
+        training=replace(config.training, local_epochs=before.training.local_epochs),
+        personalize=replace(config.personalize, epochs=before.personalize.epochs),
+    )
 
 
 def _called(config: Config) -> str:

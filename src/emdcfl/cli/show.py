@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from emdcfl.core.units import names, percent, percent_range
+from emdcfl.core.units import names, percent, percent_range, seconds
 from emdcfl.runs.new_sites.unseen import UNSEEN, unseen_sentence
 from emdcfl.runs.outputs import read_reading
 from emdcfl.runs.personal import in_words
@@ -22,8 +22,6 @@ from emdcfl.runs.verdict.what_differs import in_words as what_differs
 
 MOST_LINES = 8
 """Lines printed of each kind (clusters, failures, flags, notes); the files of the run hold all."""
-
-PHASES = ("train", "embed", "transport", "evaluate")
 
 
 def tell(console: Console, text: str | Text) -> None:
@@ -57,10 +55,7 @@ def show_result(
         _show_distances(console, reading)
     _list(console, [f"differs: {said}" for said in what_differs(summary)], "groups")
     _list(console, [f"trained with: {said}" for said in trained_with(summary)], "models")
-    seconds = summary["seconds"]
-    phases = [*PHASES, *(["personalize"] if "personalize" in seconds else [])]
-    times = " · ".join(f"{phase} {seconds.get(phase, 0.0):.1f} s" for phase in phases)
-    tell(console, f"time: {times} · total {seconds.get('total', 0.0):.1f} s")
+    tell(console, _times(summary, others or {}))
     _list(console, [f"missing: {f['client']} in round {f['round']} ({f['task']}): {f['reason']}" for f in summary["failures"]], "failures")
     quarantined = summary.get("quarantined", [])
     where = "quarantined for the {for}: {client} in round {round} ({task}): {reason}"
@@ -68,6 +63,21 @@ def show_result(
     _list(console, [_flag(flag) for flag in summary.get("flags", [])], "outliers")
     _list(console, [f"note: {note}" for note in summary["notes"]], "notes")
     console.print(f"run directory: {out}", soft_wrap=True)
+
+
+def _times(summary: Mapping[str, Any], others: Mapping[str, Mapping[str, Any]]) -> str:
+    """Say what each phase took, and the whole with its baselines."""
+    spent = summary["seconds"]
+    phases = {
+        "training": spent.get("train", 0.0),
+        "comparing": spent.get("embed", 0.0) + spent.get("transport", 0.0),
+        "deciding": spent.get("decide", 0.0),
+        "testing": spent.get("evaluate", 0.0),
+        "fine-tuning": spent.get("personalize", 0.0),
+        "baselines": sum(others[name]["seconds"]["total"] for name in ("fedavg", "local") if name in others),
+    }
+    total = spent.get("total", 0.0) + phases["baselines"]
+    return f"time: {' · '.join(f'{name} {seconds(value)}' for name, value in phases.items() if value)} · total {seconds(total)}"
 
 
 def _scores(summary: Mapping[str, Any]) -> Text:

@@ -9,17 +9,19 @@ from typing import Self
 
 import numpy as np
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.segment import Segment
 
 from emdcfl.core.schema import Reply
 from emdcfl.core.units import escaped, seconds
 from emdcfl.methods.base import Serving
+from emdcfl.runs.forecast import Forecast
 from emdcfl.runs.scoring import MetricsRow
 
 HEARTBEAT = 60.0
 """Seconds between two lines of progress where there is no bar."""
+SURE = 0.05
+"""Share of a forecast after which the time it took corrects what is left."""
 SETTLED = 30.0
 """Seconds after which the remaining time is estimated."""
 
@@ -37,28 +39,59 @@ def terminal() -> Console:
     return _Terminal(markup=False, emoji=False, highlight=False)
 
 
-class Pace:
-    """Progress counted in trained clients, and the remaining time at this speed."""
+PHASES = {
+    "train": "training",
+    "reference": "comparing",
+    "recalibrate": "comparing",
+    "project": "comparing",
+    "deposit": "comparing",
+    "loss_moments": "deciding",
+    "evaluate": "deciding",
+    "test": "testing",
+    "personalize": "fine-tuning",
+}
+"""What people call a client's task."""
 
-    def __init__(self) -> None:
-        self.started = self.spoke = time.monotonic()
+
+class Pace:
+    """Progress counted in clients that are done with a phase, and the remaining time: as forecast, or at the speed of training so far.
+
+    A forecast covers everything, baselines too: it counts each reply as the seconds it was expected to take, and what is left is corrected
+    by how long the replies so far took.
+    """
+
+    def __init__(self, forecast: Forecast | None = None) -> None:
+        self.started = self.spoke = self.begun = time.monotonic()
         self.first = self.index = self.total = 0
         self.participants = 0
+        self.forecast, self.done = forecast, 0.0
         self.trained: set[str] = set()
+        self.phase, self.answered = "training", set[str]()
 
     def begin(self, index: int, total: int, participants: tuple[str, ...]) -> None:
         if index <= self.index or not self.first:  # another run than before
             self.first, self.started = index, time.monotonic()
         self.index, self.total, self.participants = index, total, len(participants)
         self.trained.clear()
+        self.phase, self.answered = "training", set()
 
-    def reply(self, client: str, reply: Reply) -> None:
+    def reply(self, task: str, client: str, reply: Reply) -> None:
+        """Count a reply."""
         if isinstance(reply.get("loss"), float):
             self.trained.add(client)
+        if task in PHASES:
+            if PHASES[task] != self.phase:
+                self.phase, self.answered = PHASES[task], set()
+            self.answered.add(client)
+        if self.forecast is not None:
+            self.done += self.forecast.replies.get(task, 0.0)
 
     @property
     def left(self) -> float | None:
         """Seconds to go; None while unknown."""
+        if self.forecast is not None:
+            rest, so_far = max(self.forecast.total - self.done, 0.0), time.monotonic() - self.begun
+            return rest * so_far / self.done if self.done > SURE * self.forecast.total else rest
         took = time.monotonic() - self.started
         done = self.index - self.first + len(self.trained) / max(self.participants, 1)
         if took < SETTLED or done <= 0:
@@ -76,17 +109,21 @@ class Pace:
     def __str__(self) -> str:
         if not self.first:
             return "before round 1"
-        left = "" if self.left is None else f", about {seconds(self.left)} to go"
-        return f"round {self.index}/{self.total}, {len(self.trained)} of {self.participants} clients trained{left}"
+        return f"round {self.index}/{self.total}, {self.phase} {len(self.answered)} of {self.participants} clients{self.to_go}"
+
+    @property
+    def to_go(self) -> str:
+        """Say what is left, where that is known and worth saying."""
+        return f", about {seconds(self.left)} to go" if self.left is not None and self.left >= 1 else ""
 
 
 class Live:
     """An observer that shows round, client, loss and accuracy."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, forecast: Forecast | None = None) -> None:
         self.console = console
         self.losses: list[float] = []
-        self.pace = Pace()
+        self.pace = Pace(forecast)
         self.started = time.perf_counter()
         columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TimeElapsedColumn())
         self.bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
@@ -99,24 +136,25 @@ class Live:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.bar.stop()
 
+    def expect(self, forecast: Forecast) -> None:
+        """Take a forecast that was made after the observer."""
+        self.pace = Pace(forecast)
+
     def begin(self, index: int, total: int, participants: tuple[str, ...]) -> None:
         self.losses = []
         self.pace.begin(index, total, participants)
-        self.head = f"round {index}/{total}"
-        self.bar.update(self.task, description=f"{self.head}  training", total=2 * len(participants), completed=0)
+        self.bar.update(self.task, description=str(self.pace), total=len(participants), completed=0)
 
     def reply(self, task: str, client: str, reply: Reply) -> None:
         detail = ""
-        self.pace.reply(client, reply)
+        self.pace.reply(task, client, reply)
         if task == "train" and isinstance(reply.get("loss"), float):
             self.losses.append(reply["loss"])
             detail = f"  loss {reply['loss']:.3f}"
         elif task == "test" and reply["accuracy"]:
             detail = f"  accuracy {next(iter(reply['accuracy'].values())):.1%}"
-        left = "" if self.pace.left is None else f"  about {seconds(self.pace.left)} to go"
-        self.bar.update(
-            self.task, advance=1, description=f"{getattr(self, 'head', 'before round 1')}  {task} {escape(client)}{detail}{left}"
-        )
+        self.bar.update(self.task, completed=len(self.pace.answered), total=self.pace.participants or None)
+        self.bar.update(self.task, description=f"{self.pace}{detail}")
         if not self.console.is_terminal and self.pace.due():
             self.console.print(f"{self.pace}  {time.perf_counter() - self.started:.0f} s", soft_wrap=True)
 

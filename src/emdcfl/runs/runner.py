@@ -38,7 +38,7 @@ from emdcfl.runs.verdict.trained_with import origins
 from emdcfl.runs.verdict.what_differs import what_differs
 
 PHASES = ("train", "embed", "transport", "evaluate")
-PERSONALIZE = "personalize"
+DECIDE, PERSONALIZE = "decide", "personalize"
 
 
 def run(
@@ -168,7 +168,8 @@ class _Account:
         return result
 
     def _seconds(self) -> dict[str, float]:
-        phases = PHASES if self.personal is None else (*PHASES, PERSONALIZE)
+        spent = [phase for phase in (DECIDE, PERSONALIZE) if phase in self.fed.clock.seconds or phase in self.before]
+        phases = (*PHASES, *spent)
         now = {phase: self.fed.clock.seconds.get(phase, 0.0) for phase in phases} | {"total": time.perf_counter() - self.started}
         return {phase: self.before.get(phase, 0.0) + value for phase, value in now.items()}
 

@@ -88,7 +88,8 @@ class EMDCFL(Options):
         before, state = state, compare(self, fed, state, local, round)
 
         if self.by_benefit:  # not the paper's: validation losses decide instead of ε
-            sets, labels, splits = regroup(self, fed, state, replies.column("theta"), round)
+            with fed.clock("decide"):
+                sets, labels, splits = regroup(self, fed, state, replies.column("theta"), round)
             state = replace(state, splits=splits)
         else:
             sets, labels = self._linked(fed, state, local)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 from emdcfl.data.types import Scenario
-from emdcfl.runs.config import Choice, Config, PersonalizeConfig
+from emdcfl.runs.config import Choice, Config, PersonalizeConfig, config_hash
 from emdcfl.runs.loop import Observer
-from emdcfl.runs.outputs import write_summary
+from emdcfl.runs.outputs import read_summary, write_summary
 from emdcfl.runs.personal import FINE_TUNED, with_personal
+from emdcfl.runs.plan import plan
 from emdcfl.runs.result import Result
 from emdcfl.runs.runner import run, scores_of
+from emdcfl.runs.store import RunStore
 from emdcfl.runs.store.files import make_folder
 from emdcfl.runs.verdict.advice import BASELINES, LOGISTIC
 from emdcfl.runs.verdict.logistic import is_table, logistic_rows
@@ -28,22 +32,46 @@ def _plain(config: Config, method: str) -> Config:
     return replace(config, method=Choice(method), personalize=PersonalizeConfig("off"))
 
 
-def run_baselines(result: Result, *, observer: Observer | None = None) -> dict[str, Result]:
+def run_baselines(result: Result, *, observer: Observer | None = None, keep: bool = False) -> dict[str, Result]:
     """Run (or finish) the baselines on the same data, in sub-folders of the run directory if there is one.
 
     One run of FedAvg is two of them: one model for all, and the same model fine-tuned at home. It follows ``[personalize]`` of the run,
-    or keeps what pays. Of a table there is also a logistic regression at every site.
+    or keeps what pays. Of a table there is also a logistic regression at every site. Only accuracies stay on disk, unless models are to
+    be kept.
     """
     found = {}
     for name, config in (("fedavg", one_for_all(result.config)), ("local", _plain(result.config, "local"))):
         place = None if result.folder is None else result.folder / "baselines" / name
-        found[name] = run(config, place, resume=place is not None, observer=observer, scenario=result.scenario)
+        found[name] = _finished(result, config, place) or run(
+            config, place, resume=place is not None, observer=observer, scenario=result.scenario
+        )
+        if place is not None and not keep:
+            _forget_models(place)
         if config.personalize.wanted:
             summary, rows = with_personal(found[name].summary, found[name].history)
             found[name + FINE_TUNED] = replace(found[name], summary=summary, history=rows)
     if result.scenario is not None and is_table(result.scenario):
         found[LOGISTIC] = _logistic(found["local"], result.scenario)
     return found
+
+
+def _forget_models(place: Path) -> None:
+    """Remove the models of a finished run, and the state to resume from."""
+    for part in ("models", "personal", "state/tensors"):
+        shutil.rmtree(place / part, ignore_errors=True)
+    for state in (place / "state").glob("round-*.json"):
+        state.unlink(missing_ok=True)
+
+
+def _finished(result: Result, config: Config, place: Path | None) -> Result | None:
+    """Return a baseline whose models were not kept: its accuracies, without models."""
+    if place is None or (place / "models").exists() or not (place / "summary.json").is_file():
+        return None
+    summary, stored = read_summary(place), RunStore.read(place)
+    planned = plan(config, result.scenario).config
+    if not summary["finished"] or config_hash(planned) != summary["config"]:
+        return None
+    return replace(result, config=planned, summary=summary, history=stored.read_metrics(), personal={}, folder=place)
 
 
 def _logistic(alone: Result, scenario: Scenario) -> Result:

@@ -347,7 +347,7 @@ MOMENTS = {
 }
 
 
-@staged_task(phase="evaluate", returns=MOMENTS)
+@staged_task(phase="decide", returns=MOMENTS)
 def loss_moments(client: Client, *, models: Tensor) -> Stages:
     """Return validation losses under L states, cut at ``LOSS_CUT``, and accuracies: means, and the covariances of sums over the samples."""
     m = len(client.site.val)

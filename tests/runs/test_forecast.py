@@ -1,0 +1,82 @@
+"""How long a run will take: arithmetic on a measured speed, and what a budget leaves of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.tiny import tiny
+
+from emdcfl.core.errors import ConfigError
+from emdcfl.runs.config import Choice, Config, PersonalizeConfig, RunConfig, TrainingConfig
+from emdcfl.runs.forecast import Speed, forecast, measure_speed, within
+from emdcfl.runs.plan import IN_MEMORY, RunPlan, plan
+from emdcfl.runs.runner import run
+from emdcfl.runs.verdict import baselines
+
+SPEED = Speed(train=0.01, forward=0.002, solve=0.001)
+
+
+def planned(rounds: int = 4, epochs: int = 6, **options: Any) -> RunPlan:
+    config = Config(
+        run=RunConfig(rounds=rounds),
+        scenario=Choice(IN_MEMORY, {"fingerprint": "tiny"}),
+        method=Choice("emdcfl", {"grouping": "benefit", **options}),
+        training=TrainingConfig(local_epochs=epochs, batch_size=16, lr=0.05),
+        personalize=PersonalizeConfig("if-it-pays", epochs=6),
+    )
+    return plan(config, tiny(groups=2, clients_per_group=2))
+
+
+def test_passes_over_samples_are_counted_and_baselines_too() -> None:
+    short, long = planned(rounds=2), planned(rounds=4)
+    n = sum(len(site.train) for site in short.scenario.sites)
+    alone = forecast(short, SPEED, baselines=False)
+    assert alone.phases["training"] == pytest.approx(2 * 6 * n * SPEED.train)
+    assert forecast(long, SPEED, baselines=False).phases["training"] == pytest.approx(2 * alone.phases["training"])
+    both = forecast(short, SPEED, baselines=True)
+    once = alone.phases["training"] + alone.phases["testing"]
+    assert both.total - alone.total == pytest.approx(2 * once + alone.phases["fine-tuning"])
+    assert alone.replies["train"] * 2 * len(short.scenario.sites) == pytest.approx(alone.phases["training"])
+
+
+def test_a_budget_shortens_epochs_first_then_rounds_and_says_when_nothing_fits() -> None:
+    whole = planned()
+    total = forecast(whole, SPEED, baselines=True).total
+    assert within(whole, SPEED, 2 * total, baselines=True) == whole.config
+    less = within(whole, SPEED, 0.5 * total, baselines=True)
+    assert less.run.rounds == 4 and less.training.local_epochs is not None and 1 <= less.training.local_epochs < 6
+    assert less.personalize.epochs == less.training.local_epochs
+    chosen = replace(whole, config=less, training=replace(whole.training, local_epochs=less.training.local_epochs))
+    assert 0.2 * total < forecast(chosen, SPEED, baselines=True).total <= 0.5 * total
+    least = within(whole, SPEED, 0.12 * total, baselines=True)
+    assert least.training.local_epochs == 1 and least.run.rounds is not None and least.run.rounds < 4
+    with pytest.raises(ConfigError, match="one round of one epoch"):
+        within(whole, SPEED, 0.001 * total, baselines=True)
+
+
+def test_the_speed_is_measured_without_touching_the_run() -> None:
+    own = planned(rounds=1, epochs=1)
+    without = run(own).serving.models
+    found = measure_speed(own)
+    assert min(found.train, found.forward, found.solve) > 0
+    assert torch.equal(run(own).serving.models, without)
+
+
+def test_models_of_baselines_are_not_kept_and_a_finished_one_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = planned(rounds=1, epochs=1)
+    result = run(own, tmp_path / "run")
+    found = baselines.run_baselines(result)
+    assert not list((tmp_path / "run" / "baselines").rglob("*.safetensors"))
+    monkeypatch.setattr(baselines, "run", None)
+    again = baselines.run_baselines(result)
+    assert {name: other.summary["accuracy"] for name, other in again.items()} == {n: o.summary["accuracy"] for n, o in found.items()}
+    assert [row["accuracy"] for row in again["local"].history] == [row["accuracy"] for row in found["local"].history]
+
+
+def test_models_of_baselines_are_kept_where_asked(tmp_path: Path) -> None:
+    baselines.run_baselines(run(planned(rounds=1, epochs=1), tmp_path / "run"), keep=True)
+    assert len(list((tmp_path / "run" / "baselines" / "local" / "models").glob("*.safetensors"))) == 4
