@@ -20,7 +20,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .PHONY: bench results hashes sbom audit clean
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # What hashes.txt lists comes first, each archive checked against it. torch and torchvision follow by version alone: their archives differ
 # by machine (CPU, CUDA). Nothing unpinned is fetched into a hidden build environment: the build backend is listed too.
