@@ -102,8 +102,8 @@ dist: $(STAMP)  ## build sdist and wheel, check them, install each into an empty
 release-check: $(STAMP)  ## whether TAG is the version, and the changelog has its date
 	$(BIN)/python .ci/dist.py --tag "$(TAG)"
 
-image: $(STAMP)  ## build the container image of the command line from dist/
-	docker build --tag emdcfl .
+image:  ## build the container image for the command line, a SuperLink and nodes
+	docker build --file deploy/Dockerfile --tag emdcfl --build-arg PIP_EXTRA_INDEX_URL .
 
 # the others want an --out, a GPU or hours: benchmarks/README.md
 BENCHMARKS = engines memory precision server startup transport
