@@ -37,11 +37,13 @@ pytestmark = [
 ]
 
 VICTIM = "rot90-2"
+LONG = 30
+"""Rounds that outlast the minute for which a killed node is refused."""
 Event = dict[str, Any]
 
 
 def deadline() -> float:
-    """Two minutes on an idle machine; more where other work slows down what every message costs, a process that imports torch."""
+    """Two minutes on an idle machine; more where other work slows everything down."""
     if "EMDCFL_FAULTS_DEADLINE" in os.environ:
         return float(os.environ["EMDCFL_FAULTS_DEADLINE"])
     started = time.monotonic()
@@ -153,8 +155,8 @@ def test_a_node_killed_during(there: trial.Trial, tmp_path: Path, moment: str) -
         send(there, VICTIM, signal.SIGKILL)
         bring_back(there, VICTIM)
 
-    trial.submit(there, short(6), tmp_path / "run", watch=when(MOMENTS[moment], act))
-    summary = came_back(there, tmp_path / "run", 6)
+    trial.submit(there, short(LONG), tmp_path / "run", watch=when(MOMENTS[moment], act))
+    summary = came_back(there, tmp_path / "run", LONG)
     assert identity(there, VICTIM) not in (None, before), "it was killed, and another process took its place"
     assert summary["failures"], "Flower takes a minute to notice, and the node as long to be accepted again"
 
@@ -197,8 +199,8 @@ def test_a_node_that_joins_in_the_middle_and_comes_back_under_another_id(there: 
         changes(event)
         said.append(event.get("text", ""))
 
-    trial.submit(replace(there, wait=5.0), short(7), tmp_path / "run", watch=watch)
-    summary = came_back(there, tmp_path / "run", 7)
+    trial.submit(replace(there, wait=5.0), short(LONG), tmp_path / "run", watch=watch)
+    summary = came_back(there, tmp_path / "run", LONG)
     assert (1, "train") in {(f["round"], f["task"]) for f in summary["failures"]}
     ids = [text for text in said if text.startswith(f"client {VICTIM!r} is node ")]
     assert len(ids) == len(set(ids)) == 2
