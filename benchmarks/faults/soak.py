@@ -1,6 +1,6 @@
 """A long run over a real federation in which a node is killed every ten rounds: do memory, open files and databases stay bounded?
 
-    python benchmarks/faults/soak.py --out runs/soak --rounds 200
+    PYTHONPATH=benchmarks python -m faults.soak --out runs/soak --rounds 200
 
 FedAvg over four nodes on this machine. A line per ten rounds goes to ``soak.jsonl``: memory and open files of the SuperLink, of the
 server program and of all nodes, sizes of the databases. The last line says whether the run finished and which clients were missing.
