@@ -212,7 +212,7 @@ def examine(
 
 def _best(trees: Mapping[str, Tree], votes: Votes, about: Mapping[str, Any], put_off: set[Cell]) -> Examined:
     """Return the coarsest tree's partition, or a finer one that pays beside it."""
-    candidates = [_pruned(tree.merges, votes, about | {"proposal": name}, put_off) for name, tree in trees.items()]
+    candidates = [_pruned(tree.merges, votes, {**about, "proposal": name}, put_off) for name, tree in trees.items()]
     candidates.sort(key=lambda candidate: len(candidate.cells))
     best = candidates[0]
     for finer in candidates[1:]:
