@@ -1,9 +1,10 @@
-"""Small tables: what does a run say of 569 rows cut into a few sites, alike or with two instruments that read too high?
+"""Small tables: what does a run say of 569 rows cut into a few sites, alike, with instruments that read too high, or with labels swapped?
 
     python -m benchmarks.small_tables --out docs/results/data/small-tables/results.jsonl
 
-Breast cancer (scikit-learn) dealt at random to 3, 4 and 6 sites, and to five of which two read ten columns 1.5 times too high. Every run is
-``emdcfl run --data`` at its defaults, with its baselines. Rows that are in ``--out`` are not repeated.
+Breast cancer (scikit-learn) dealt at random to 3, 4 and 6 sites, to five of which two read ten columns 1.5 times too high, and to four of
+which two call benign what the others call malignant. Every run is ``emdcfl run --data`` at its defaults, with its baselines; the last case
+groups by distances instead, which do not see labels. Rows that are in ``--out`` are not repeated.
 """
 
 from __future__ import annotations
@@ -28,28 +29,37 @@ from emdcfl.runs.verdict.advice import advice, gains, used
 from emdcfl.runs.verdict.baselines import run_baselines
 from emdcfl.studies.results import commit, hardware
 
-CASES = {"3 alike": (3, 0), "4 alike": (4, 0), "6 alike": (6, 0), "gain 1.5 at 2 of 5": (5, 2)}
-"""What the tables call a case → sites, and how many of them read too high."""
+CASES = {
+    "3 alike": (3, 0, 0),
+    "4 alike": (4, 0, 0),
+    "6 alike": (6, 0, 0),
+    "gain 1.5 at 2 of 5": (5, 2, 0),
+    "labels swapped at 2 of 4": (4, 0, 2),
+    "labels swapped at 2 of 4, grouped by distances": (4, 0, 2),
+}
+"""What the tables call a case → sites, how many of them read too high, and how many swap the labels."""
 
 COLUMNS, GAIN = 10, 1.5
 
 
 def sites(case: str, seed: int) -> Scenario:
     """Deal the rows to the sites of a case."""
-    count, high = CASES[case]
+    count, high, swapped = CASES[case]
     data = load_breast_cancer()
     parts = np.array_split(np.random.default_rng(seed).permutation(len(data.data)), count)
     factor = np.where(np.arange(data.data.shape[1]) < COLUMNS, GAIN, 1.0)
-    found = {
-        f"site-{i}": (data.data[rows] * (factor if i < high else 1.0), data.target_names[data.target[rows]]) for i, rows in enumerate(parts)
-    }
+    found = {}
+    for i, rows in enumerate(parts):
+        target = 1 - data.target[rows] if i < swapped else data.target[rows]
+        found[f"site-{i}"] = (data.data[rows] * (factor if i < high else 1.0), data.target_names[target])
     return from_arrays(found, seed=seed, name="breast cancer")
 
 
 def row(case: str, seed: int) -> dict[str, Any]:
     """Run a case with its baselines, and keep what the tables need."""
     started = time.perf_counter()
-    config = override(Config(scenario=Choice(IN_MEMORY)), {"run.seed": seed, "engine.threads": 1})
+    grouping = {"method.grouping": "neighbourhoods"} if case.endswith("by distances") else {}
+    config = override(Config(scenario=Choice(IN_MEMORY)), {"run.seed": seed, "engine.threads": 1, **grouping})
     result = run(config, scenario=sites(case, seed))
     others = {name: other.summary for name, other in run_baselines(result).items()}
     found = advice(result.summary, others)
