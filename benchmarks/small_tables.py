@@ -3,8 +3,8 @@
     python -m benchmarks.small_tables --out docs/results/data/small-tables/results.jsonl
 
 Breast cancer (scikit-learn) dealt at random to 3, 4 and 6 sites, to five of which two read ten columns 1.5 times too high, and to four of
-which two call benign what the others call malignant. Every run is ``emdcfl run --data`` at its defaults, with its baselines; the last case
-groups by distances instead, which do not see labels. Rows that are in ``--out`` are not repeated.
+which two call benign what the others call malignant. Every run is ``emdcfl run --data`` at its defaults, with its baselines. Rows that are
+in ``--out`` are not repeated.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ CASES = {
     "6 alike": (6, 0, 0),
     "gain 1.5 at 2 of 5": (5, 2, 0),
     "labels swapped at 2 of 4": (4, 0, 2),
-    "labels swapped at 2 of 4, grouped by distances": (4, 0, 2),
 }
 """What the tables call a case → sites, how many of them read too high, and how many swap the labels."""
 
@@ -58,8 +57,7 @@ def sites(case: str, seed: int) -> Scenario:
 def row(case: str, seed: int) -> dict[str, Any]:
     """Run a case with its baselines, and keep what the tables need."""
     started = time.perf_counter()
-    grouping = {"method.grouping": "neighbourhoods"} if case.endswith("by distances") else {}
-    config = override(Config(scenario=Choice(IN_MEMORY)), {"run.seed": seed, "engine.threads": 1, **grouping})
+    config = override(Config(scenario=Choice(IN_MEMORY)), {"run.seed": seed, "engine.threads": 1})
     result = run(config, scenario=sites(case, seed))
     others = {name: other.summary for name, other in run_baselines(result).items()}
     found = advice(result.summary, others)
