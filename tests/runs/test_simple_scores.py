@@ -88,8 +88,8 @@ def test_a_regression_that_is_clearly_better_is_recommended() -> None:
 
     networks = {"fedavg": told(0.7), "local": told(0.75)}
     better = advice(told(0.8), {**networks, LOGISTIC: told(0.9)})
-    assert better is not None and better.choice == LOGISTIC and "logistic regression at every site" in better.headline
+    assert better is not None and better.choice == LOGISTIC and "logistic regression per site" in better.headline
     level = advice(told(0.8), {**networks, LOGISTIC: told(0.8)})
-    assert level is not None and level.choice == "this run" and "a logistic regression at every site may be as good" in level.headline
+    assert level is not None and level.choice == "this run" and "logistic regression per site may be as good" in level.headline
     worse = advice(told(0.8), {"fedavg": told(0.8), "local": told(0.8), LOGISTIC: told(0.5)})
     assert worse is not None and worse.choice == "undecided", "to beat a regression is no reason for groups"

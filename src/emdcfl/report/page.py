@@ -185,7 +185,7 @@ def _sentences(run: Run) -> list[tuple[str, str]]:
 
 
 def _facts(run: Run) -> list[tuple[str, str]]:
-    s = run.summary
+    s = used(run.summary)
     several = len(run.variants) > 1
     facts = [("groups" if run.clusters is not None else "models", str(s.get("k", "–")))]
     for variant in run.variants:

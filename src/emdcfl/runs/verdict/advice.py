@@ -22,7 +22,7 @@ BASELINES = {
     "fedavg": "one model for all",
     "fedavg+ft": "one model for all, fine-tuned at home",
     "local": "every site alone",
-    LOGISTIC: "a logistic regression at every site",
+    LOGISTIC: "logistic regression per site",
 }
 """Baseline → what a comparison calls it."""
 
@@ -127,6 +127,11 @@ def structure(summary: Summary, reading: Summary | None) -> str:
         text = f"{plural(found, 'group')} among {compared} clients"
     clarity = None if reading is None else _clarity(reading, found)
     return text + (f", {clarity}" if clarity else "") + (f"; {plural(unknown, 'client')} not compared" if unknown else "")
+
+
+def one_group_by_benefit(summary: Summary, reading: Summary | None) -> bool:
+    """Whether validation losses keep all clients together: the first sentence of the reading says it then, with numbers."""
+    return reading is not None and "splits" in reading and summary["k"] == 1
 
 
 def _clarity(reading: Summary, clusters: int) -> str | None:
@@ -333,7 +338,7 @@ def sentences(summary: Summary, reading: Summary | None, baselines: Mapping[str,
         found.append(("Classes", uneven))
     if to_do is not None:
         found += [("Doubt", doubt) for doubt in to_do.doubts]
-        found.append(("Groups", structure(summary, reading)))
+        found += [] if one_group_by_benefit(summary, reading) else [("Groups", structure(summary, reading))]
     found += [("What differs", said) for said in what_differs(summary)]
     found += [("Trained with", said) for said in trained_with(summary)]
     if reading is not None and len(summary["clients"]) > 1:

@@ -171,7 +171,7 @@ def in_words(summary: Mapping[str, Any]) -> list[str]:
     for one in summary.get("what_differs") or []:
         said = "; ".join(difference_in_words(found) for found in one["found"])
         alike = "no mean and no class share sets it apart; what its labels mean may"
-        who = one["who"] if one["members"] == [one["who"]] else f"{one['who']} ({names(one['members'])})"
+        who = f"site {one['who']}" if one["members"] == [one["who"]] else f"{one['who']} ({names(one['members'])})"
         told.append(f"{escaped(who)}: {said or alike}")
     return told
 
