@@ -228,6 +228,8 @@ def small_tables(folder: Path) -> str:
         said = [sum(row["choice"] == choice for row in runs) for choice in ("this run", "undecided")]
         groups.append([case, len(runs), f"{together} ({100 * together / len(runs):.0f} %)", *said, len(runs) - sum(said)])
         for name, title in BASELINES.items():
+            if not all(name in row["gains"] for row in runs):
+                continue
             found = [row["gains"][name] for row in runs]
             gained = 100 * mean(gain for gain, _, _ in found)
             accuracies = [f"{100 * mean(row['accuracy'][key] for row in runs):.1f}" for key in ("run", name)]
