@@ -12,6 +12,7 @@ DOCS := $(VENV)/.docs
 USUAL := dev,vision,flower
 EXTRAS ?= $(USUAL)
 COVERED ?= 80
+DOCS_VERSION ?= latest
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -90,8 +91,8 @@ examples: $(DOCS)  ## run the notebooks and scripts of examples/ and check what 
 	$(BIN)/python .ci/examples.py
 	@touch $(EXECUTED)
 
-docs: $(DOCS) $(EXECUTED)  ## build the documentation site in site/, without the network; broken links are errors
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+docs: $(DOCS) $(EXECUTED)  ## build the site in site/DOCS_VERSION, without the network; broken links are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir site/$(DOCS_VERSION)
 
 docs-serve: docs  ## show the site at http://127.0.0.1:8000
 	$(BIN)/python -m http.server --bind 127.0.0.1 --directory site 8000

@@ -28,6 +28,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "emdcfl"
+LATEST = "latest"
 EXECUTED = ROOT / "runs" / "examples"
 
 # where a file of the repository is on the site; everything below docs/ keeps its path
@@ -89,10 +90,10 @@ def on_post_build(config: MkDocsConfig) -> None:
     """Write the list of versions that the menu reads, and send the front page to the newest."""
     version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     built = Path(config.site_dir)
-    newest = {"version": built.name, "title": version, "aliases": []}
-    others = [{"version": p.name, "title": p.name, "aliases": []} for p in sorted(built.parent.iterdir()) if p.is_dir() and p != built]
-    (built.parent / "versions.json").write_text(json.dumps([newest, *others]), encoding="utf-8")
-    (built.parent / "index.html").write_text(f'<meta http-equiv="refresh" content="0; url={built.name}/index.html">\n', encoding="utf-8")
+    names = sorted((path.name for path in built.parent.iterdir() if path.is_dir()), key=lambda name: (name == LATEST, name), reverse=True)
+    listed = [{"version": name, "title": f"{version} ({LATEST})" if name == LATEST else name, "aliases": []} for name in names]
+    (built.parent / "versions.json").write_text(json.dumps(listed), encoding="utf-8")
+    (built.parent / "index.html").write_text(f'<meta http-equiv="refresh" content="0; url={names[0]}/index.html">\n', encoding="utf-8")
 
 
 def relinked(text: str, source: str, place: str) -> str:
