@@ -89,7 +89,7 @@ def test_repairs_make_the_folder_ready(traps: Path, tmp_path: Path, capsys: pyte
     with pytest.raises(SystemExit) as done:
         main(["data", "check", str(recipe), "--json"])
     report = json.loads(capsys.readouterr().out)
-    assert report["ok"] and report["classes"] == ["benign", "malignant"]
+    assert report["ok"] and report["classes"] == ["benign", "malignant"] and len(report["repairs"]) == 3
     assert [column["name"] for column in report["columns"] if column["feature"]] == [
         "size",
         "age",

@@ -54,6 +54,8 @@ class FolderReport:
     repeats: Repeats | None = None
     renamed: dict[str, str] = field(default_factory=dict)
     """Label as it is spelled → class."""
+    repairs: tuple[str, ...] = ()
+    """What the user asked to repair, in words."""
 
     @property
     def ok(self) -> bool:
@@ -79,6 +81,7 @@ class FolderReport:
             if found is None
             else [{"site": site, "of": site, "samples": n} for site, n in found.held.items() if n]
             + [{"site": a, "of": b, "samples": n} for (a, b), n in found.across.items()],
+            "repairs": list(self.repairs),
             "errors": list(self.errors),
             "notes": list(self.notes),
             "model": self.model,
@@ -154,6 +157,7 @@ def describe(reading: Reading) -> FolderReport:
         columns=tuple(reading.columns.values()),
         left_out=tuple(name for name in reading.columns if name not in kept),
         renamed=spell,
+        repairs=tuple(reading.cleaning.in_words()),
     )
 
 

@@ -84,6 +84,17 @@ class Cleaning:
         """Read the repairs from the options of a scenario of own files."""
         return cls.of(**{name: options.get(name) for name in CLEANING})
 
+    def in_words(self) -> list[str]:
+        """Say what is repaired; left out columns are listed elsewhere."""
+        said = ["labels that differ only in capitals and spaces count as one"] if self.merge_labels else []
+        if self.label_map:
+            said.append(f"labels renamed: {', '.join(f'{old} → {new}' for old, new in self.label_map)}")
+        if self.cells.missing:
+            said.append(f"read as missing: {', '.join(self.cells.missing)}")
+        if self.cells.dates:
+            said.append(f"read as dates, in days since 1970: {', '.join(name for name, _ in self.cells.dates)}")
+        return [*said, "rows with missing values are left out"] if self.gaps != "mean" else said
+
     def select(self, raws: Sequence[Raw], label: str | None, where: str) -> tuple[list[Raw], list[Note]]:
         """Return the clients with the columns that are wanted, and notes; the label stays.
 

@@ -48,6 +48,7 @@ def data_page(report: FolderReport, *, across: int = 3) -> DataPage:
     blocks = [
         Block("Fix before a run", report.errors, kind="problem"),
         Block("Look at this first", tuple(doubts), kind="note"),
+        Block("Read with these repairs", report.repairs),
         _sites(report),
         _classes(report),
         _images(report),
@@ -209,7 +210,12 @@ def _reveals(report: FolderReport) -> Iterator[str]:
             yield f"A node would refuse to list the words in {some(kept)}, which look like names or free text, and take no part; drop them."
     yield (
         "While training, the server receives the site's model every round, losses, accuracies, and projected embeddings of samples; "
-        "no row, no image, no label. 'emdcfl node check HOME' lists all for a node's own policy."
+        "no row, no image, no label. Trained models can give away samples that they were trained on."
+    )
+    yield (
+        "Partners receive the class counts of its validation sample and averages of models, from which they may learn its own trained "
+        "model (grouping by benefit, the default). 'emdcfl node check HOME' lists what a node's own policy releases; "
+        "docs/explanation/privacy.md says what protects it and what does not."
     )
 
 
