@@ -96,7 +96,7 @@ def test_quiet_leaves_the_result_and_json_nothing_but_json(cli, tmp_path: Path) 
     summary = json.loads(as_json.out)
     assert as_json.code == 0 and as_json.err == ""
     assert summary == {k: v for k, v in json.loads((tmp_path / "json" / "summary.json").read_text()).items() if k != "sha256"}
-    assert len(summary["clusters"]) == 4
+    assert len(summary["clusters"]) == 4 and list(summary["answers"]) == ["use", "look_at", "how_sure"]
 
 
 def test_resume_from_the_folder_alone(cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ from emdcfl.runs.config import OWN_FILES, Config, load, override, parse_settings
 from emdcfl.runs.loop import Observer
 from emdcfl.runs.progress import Live, terminal
 from emdcfl.runs.trackers import TRACKERS, Tracking, open_tracker
-from emdcfl.runs.verdict.advice import advice
+from emdcfl.runs.verdict.advice import advice, in_brief
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -176,12 +176,17 @@ def run(
 def _finish(console: Console, result: Result, others: Mapping[str, Mapping[str, Any]], place: Path, *, as_json: bool) -> None:
     """Write the report and show what came out."""
     from emdcfl.report import write_report
+    from emdcfl.runs.outputs import read_reading, write_summary
 
+    reading = read_reading(place) if result.summary["clusters"] is not None else None
+    told = {topic.lower().replace(" ", "_"): said for topic, said in in_brief(result.summary, reading, others)}
+    summary = {**result.summary, "answers": told}
+    write_summary(place, summary)
     report = write_report(place)
     if as_json:
         to_do = advice(result.summary, others)
         extra = {} if not others else {"baselines": others, "advice": None if to_do is None else asdict(to_do)}
-        typer.echo(json.dumps({**result.summary, **extra}, indent=2))
+        typer.echo(json.dumps({**summary, **extra}, indent=2))
         return
     show_result(console, result.summary, [row for row in result.history if row["round"] == result.summary["rounds"]], place, others)
     if "unseen" in result.summary:

@@ -146,7 +146,8 @@ def _smaller(rows: Sequence[ResultRow]) -> str:
         found["rounds"].add(settings["run"]["rounds"])
         found["local epochs"].add(settings["training"].get("local_epochs", PAPER_TRAINING["local_epochs"]))
     usual = {"scale": PAPER, "rounds": PAPER_TRAINING["rounds"], "local epochs": PAPER_TRAINING["local_epochs"]}
-    return ", ".join(f"{name} {', '.join(map(str, sorted(values)))}" for name, values in found.items() if values != {usual[name]})
+    known = {name: values - {None} for name, values in found.items()}  # rows of early versions do not say
+    return ", ".join(f"{name} {', '.join(map(str, sorted(values)))}" for name, values in known.items() if values - {usual[name]})
 
 
 def _against(rows: Sequence[ResultRow], metric: str, leader: Sequence[ResultRow]) -> Interval | None:
