@@ -22,6 +22,7 @@ from emdcfl.data.own.columns import CODE, DATES, IDS, LABEL_COPY, PER_SITE, ROWS
 from emdcfl.data.own.fix import propose, write_recipe
 from emdcfl.data.own.page import data_page
 from emdcfl.report.data_page import write_data_page
+from emdcfl.runs.config import load, override
 
 
 @pytest.fixture
@@ -101,6 +102,8 @@ def test_repairs_make_the_folder_ready(traps: Path, tmp_path: Path, capsys: pyte
     ]
     result = emdcfl.fit(recipe, rounds=1, local_epochs=1, method="fedavg", settings={"personalize.mode": "off"})
     assert list(result.clients) == ["north", "south", "west"] and result.about.classes == ("benign", "malignant")
+    moved = override(load(recipe), {"scenario": "folder", "scenario.path": "elsewhere"}, "command line").scenario.options
+    assert moved["path"] == "elsewhere" and moved["drop"] == options["drop"]  # emdcfl run RECIPE --data elsewhere
     with pytest.raises(SystemExit):
         main(["data", "check", str(traps), "--fix", str(recipe)])
     assert "exists; choose another file" in capsys.readouterr().err

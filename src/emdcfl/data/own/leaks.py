@@ -97,10 +97,10 @@ class Repeats:
 
     def sentences(self) -> list[str]:
         """What was found, in words."""
-        found = [f"{site}: {n} of its validation and test samples equal one of its training samples" for site, n in self.held.items() if n]
-        found += [f"{n} samples of {b} are also at {a}" for (a, b), n in self.across.items() if n]
+        found = [f"validation and test samples of {site} that equal one of its training samples: {n}" for site, n in self.held.items() if n]
+        found += [f"samples of {b} that are also at {a}: {n}" for (a, b), n in self.across.items() if n]
         if self.disagree:
-            found.append(f"{self.disagree} samples have the features of a sample with another label")
+            found.append(f"samples with the features of one with another label: {self.disagree}")
         return found
 
     def notes(self, where: str) -> list[str]:
