@@ -141,6 +141,10 @@ def test_the_others_agree_without_the_forger(lie: str, tmp_path: Path, caplog: p
         if message.metadata.message_type == "query.survey":
             said = codec.decode(reply.content)
             reply.content = codec.encode({**said, "reply": LIES[lie](said["reply"])})
+        elif message.metadata.message_type == "query.hello":  # describe comes with the greeting
+            said = codec.decode(reply.content)
+            told = said["survey"]
+            reply.content = codec.encode({**said, "survey": {**told, "reply": LIES[lie](told["reply"])}})
         return reply
 
     grid.tamper[3] = forge

@@ -43,7 +43,8 @@ def test_an_invented_partner_is_refused_after_enrolment(tmp_path: Path) -> None:
     assert served(reference(HostileServer(tmp_path / "home", toml=ENROLLING), {"partner": GENUINE}))
     closed = HostileServer(tmp_path / "home", toml=CLOSED)
     assert served(reference(closed, {"partner": GENUINE}))
-    assert "reply" not in reference(closed, {"partner": GENUINE, "invented": FORGED})
+    both = reference(closed, {"partner": GENUINE, "invented": FORGED})
+    assert served(both) and not served(both, "invented") and "no key is pinned" in both["reply"]["refused"]["invented"]
     assert "invented" not in (tmp_path / "home" / "partners.toml").read_text()
 
 

@@ -292,12 +292,12 @@ def test_an_answer_to_the_survey_that_is_lost_is_asked_for_again(tmp_path: Path)
     def lose_the_first(message: Message, answer: Callable[[Message], Message]) -> Message | None:
         asked.append(message.metadata.message_type)
         reply = answer(message)
-        return None if asked.count("query.survey") == 1 and asked[-1] == "query.survey" else reply
+        return None if asked.count("query.survey") == 1 and asked[-1] == "query.survey" else reply  # that of measure
 
     grid.tamper[2] = lose_the_first
     with session(Session(grid, replace(QUICK, patience=0.05), KeyList())):
         assert [site.name for site in scenarios.build("nodes", clients=["a", "b", "c"]).sites] == ["a", "b", "c"]
-    assert asked == ["query.hello", "query.survey", "query.ping", "query.survey", "query.survey"]  # describe, lost, describe again, measure
+    assert asked == ["query.hello", "query.survey", "query.ping", "query.survey"], "describe comes with the greeting"
 
 
 def test_nodes_of_different_kinds_and_a_missing_folder_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

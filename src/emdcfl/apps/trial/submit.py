@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("emdcfl")
 
 Event = dict[str, Any]
-RUN = "run"
-"""File of a job's folder that holds Flower's number of the run."""
+RUN = "run.json"
+"""File of a job's folder that holds Flower's number of the run, and process id and start time of the SuperLink that took it."""
 
 POLL = 0.5
 CHECK = 60.0
@@ -53,7 +53,11 @@ def submit(
     from emdcfl.apps.options import Options  # not for every command: they load torch
     from emdcfl.runs.config import dump
 
-    if (live := live_run(trial, out)) is not None:
+    link = identity(trial, LINK)  # before the run exists, to notice a SuperLink that dies just after taking it
+    if (live := live_run(trial, out)) is not None and resume and link is not None and live.link != link:
+        log.info("run %d was left behind by a SuperLink that ended; it is stopped", live.number)
+        control.stop_run(trial, live.run)
+    elif live is not None:
         raise ConfigError(
             f"run {live.number} still works in {out}; watch it with: emdcfl federation attach {trial.path}, "
             f"or stop it with: emdcfl federation stop {trial.path}"
@@ -72,12 +76,11 @@ def submit(
         job=str(job),
     )
     (job / "run-config.toml").write_text(tomli_w.dumps(options.as_dict()), encoding="utf-8")
-    link = identity(trial, LINK)  # before the run exists, to notice a SuperLink that dies just after taking it
     try:
         run = control.start_run(trial, options.as_dict())
     except control.ControlError as error:
         raise ConfigError(f"the run could not be submitted; is the federation up (emdcfl federation up {trial.path})? {error}") from error
-    (job / RUN).write_text(str(run), encoding="ascii")
+    (job / RUN).write_text(json.dumps({"run": run, "link": link}), encoding="ascii")
     try:
         return follow(trial, job, run, watch or (lambda event: None), link=link)
     except KeyboardInterrupt:  # as in a local run: complete rounds are on disk, and --resume must find no other server at work
@@ -87,12 +90,13 @@ def submit(
 
 @dataclass(frozen=True)
 class Job:
-    """A run that was submitted: its number and folder, Flower's number of it, and its run directory."""
+    """A run that was submitted: its number and folder, Flower's number of it, its run directory, and which SuperLink took it."""
 
     number: int
     path: Path
     run: int
     out: Path
+    link: tuple[int, str] | None
 
     @property
     def outcome(self) -> dict[str, Any] | None:
@@ -106,7 +110,9 @@ def jobs(trial: Trial) -> Iterator[Job]:
     for path in sorted((trial.path / "jobs").iterdir(), key=lambda p: int(p.name) if p.name.isdigit() else 0, reverse=True):
         if (path / RUN).exists():
             options = tomllib.loads((path / "run-config.toml").read_text(encoding="utf-8"))
-            yield Job(int(path.name), path, int((path / RUN).read_text(encoding="ascii")), Path(options["out"]))
+            taken = json.loads((path / RUN).read_text(encoding="ascii"))
+            link = None if taken["link"] is None else (int(taken["link"][0]), str(taken["link"][1]))
+            yield Job(int(path.name), path, int(taken["run"]), Path(options["out"]), link)
 
 
 def live_run(trial: Trial, out: Path | None = None) -> Job | None:

@@ -1,8 +1,8 @@
 """Before round 1 with nodes' own files: agree on classes, image shape, table encoding and standardisation. No sample leaves a node.
 
-The server asks every node two questions. *describe*: what kind of files it has, which labels in the train split, which image sizes or
-table columns. *measure*, with what the answers decided: count, sum and sum of squares per channel, or moments and category words per
-column. ``docs/explanation/privacy.md`` lists what this tells the server.
+The server asks every node two questions. *describe*, together with the greeting: what kind of files it has, which labels in its train
+split, which image sizes or table columns. *measure*, with what the answers decided: count, sum and sum of squares per channel, or moments
+and category words per column. ``docs/explanation/privacy.md`` lists what this tells the server.
 The result is a ``Survey``, which belongs to its run: it is stored beside the run's state, and a run that is resumed reads it again, whoever
 is connected then. A client that joins late moves no mean and adds no column; a word that the survey did not know is encoded as none.
 """
@@ -14,6 +14,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -115,8 +116,14 @@ def survey_nodes(
     cleaning: Cleaning = AS_THEY_ARE,
 ) -> Survey:
     """Ask the connected nodes about their files and return what they agree on; the options are those of ``apps/server.py``."""
-    ask = _Survey(connected, clients)
-    described = ask({"question": DESCRIBE, "seed": data_seed, "label": label})
+    question = {"question": DESCRIBE, "seed": data_seed, "label": label}
+    connected.answers.clear()
+    connected.question = question
+    try:
+        ask = _Survey(connected, clients)
+        described = ask(question)
+    finally:
+        connected.question = None
     kinds = sorted({answer["kind"] for answer in described.values()})
     if len(kinds) > 1:
         held = "; ".join(f"{kind}: {names([c for c, answer in described.items() if answer['kind'] == kind])}" for kind in kinds)
@@ -172,7 +179,9 @@ class _Survey:
     def __call__(self, question: Mapping[str, Any]) -> dict[str, Answer]:
         record, nodes = codec.encode(dict(question)), self._connected.nodes
         answers: dict[str, Answer] = {}
-        for client, outcome in self._ask({c: (nodes[c], record) for c in self.clients if c in nodes}):
+        greeted = {c: self._connected.answers.pop(c) for c in list(self._connected.answers) if question == self._connected.question}
+        waiting = {c: (nodes[c], record) for c in self.clients if c in nodes and c not in greeted}
+        for client, outcome in chain(((c, greeted[c]) for c in self.clients if c in greeted), self._ask(waiting)):
             said = outcome if isinstance(outcome, dict) else {}
             reason = str(outcome) if isinstance(outcome, ClientError) else said.get("failure", "no answer in its reply")
             if "failure" not in said and said.get("client") == client and isinstance(said.get("reply"), dict):

@@ -11,7 +11,7 @@ from emdcfl.core.client import TASKS, TaskInfo
 from emdcfl.core.errors import ClientError, EmdcflError
 from emdcfl.core.federation import Failure
 from emdcfl.engines.flower import codec
-from emdcfl.engines.flower.connected import HELLO
+from emdcfl.engines.flower.connected import HELLO, SURVEY
 from emdcfl.engines.flower.messages import PING
 from emdcfl.engines.flower.node.home import Node
 from emdcfl.engines.flower.node.policy import PolicyError
@@ -81,9 +81,10 @@ def check_relayed(node: Node, info: TaskInfo, inputs: Mapping[str, Any]) -> dict
     """Check every key that the server relays with a request.
 
     Returns the partners whose key is not the one on this node's list, and why: nothing is sealed for them or opened from them, and the
-    others are served. A key that is missing or malformed, or another one for this node itself, refuses the request.
+    others are served. A key that is missing or malformed, another one for this node itself, or no
+    partner at all that is trusted refuses the request.
     """
-    distrusted = {}
+    distrusted: dict[str, str] = {}
     for name in info.relayed_keys:
         keys = inputs.get(name)
         if not isinstance(keys, dict) or not all(isinstance(key, bytes) for key in keys.values()):
@@ -97,6 +98,9 @@ def check_relayed(node: Node, info: TaskInfo, inputs: Mapping[str, Any]) -> dict
             except ClientError as error:
                 log.warning("a partner is refused: %s", error)
                 distrusted[partner] = str(error)
+        others = set(keys) - {node.name}
+        if others and others <= set(distrusted):
+            raise ClientError(next(iter(distrusted.values())))
     return distrusted
 
 
@@ -111,38 +115,58 @@ def make_app(open_node: Open, **more: Answer) -> ClientApp:
     from flwr.clientapp import ClientApp
 
     app = ClientApp()
-    answers: dict[str, Answer] = {HELLO: hello, PING: ping, **dict.fromkeys(TASKS, perform), **more}
+    greet = _greeting(more[SURVEY]) if SURVEY in more else hello
+    answers: dict[str, Answer] = {HELLO: greet, PING: ping, **dict.fromkeys(TASKS, perform), **more}
     for name, function in answers.items():
-        app.query(name)(_handler(open_node, function))
+        app.query(name)(_handler(open_node, function, logged=name not in (HELLO, PING)))
     return app
 
 
-def _handler(open_node: Open, function: Answer) -> Callable[[Message, Context], Message]:
+def _greeting(survey: Answer) -> Answer:
+    """Return ``hello`` that also answers the first question of a survey, where it comes with the greeting."""
+
+    def greet(node: Node, request: Any) -> dict[str, Any]:
+        content = hello(node, request)
+        if SURVEY in request:
+            content[SURVEY] = _answered(node, survey, SURVEY, request[SURVEY])
+        return content
+
+    return greet
+
+
+def _handler(open_node: Open, function: Answer, *, logged: bool) -> Callable[[Message, Context], Message]:
     def handle(message: Message, context: Context) -> Message:
         from flwr.app import Message
 
-        node, request, refused = open_node(context), None, False
-        try:
-            request = codec.decode(message.content)
-            content = function(node, request)
-        except PolicyError as error:
-            log.warning("refused a request of the server (%s): %s", message.metadata.message_type, error)
-            content, refused = _failed(node, str(error)), True
-        except OSError as error:
-            log.exception("a request could not be answered")
-            content = _failed(node, _disk(error))
-        except Exception as error:  # a malformed request: a tensor where a dict belongs, a round that is infinite
-            known, ours = isinstance(error, ClientError) or node.details, isinstance(error, EmdcflError)
-            reason = str(error) if known and ours else "its data do not fit the request" if ours else "malformed request"
-            reason = reason if known and ours else f"{reason} ({type(error).__name__}); the log of the node says why"
-            log.exception("a request could not be answered")
-            content = _failed(node, reason)
-        if function not in (hello, ping):
-            try:
-                node.note(message.metadata.message_type.removeprefix("query."), request, content, refused=refused)
-            except OSError as error:  # what its owner could not read later is not released
-                log.error("the owner's log cannot be written: %s", error)
-                content = _failed(node, _disk(error))
+        kind = message.metadata.message_type.removeprefix("query.")
+        content = _answered(open_node(context), function, kind, message.content, logged=logged)
         return Message(content=codec.encode(content), reply_to=message)
 
     return handle
+
+
+def _answered(node: Node, function: Answer, kind: str, asked: Any, *, logged: bool = True) -> dict[str, Any]:
+    """Answer a request, given as a record or decoded, and write the owner's log; whatever goes wrong becomes a failure in words."""
+    request, refused = None, False
+    try:
+        request = asked if isinstance(asked, dict) else codec.decode(asked)
+        content = function(node, request)
+    except PolicyError as error:
+        log.warning("refused a request of the server (%s): %s", kind, error)
+        content, refused = _failed(node, str(error)), True
+    except OSError as error:
+        log.exception("a request could not be answered")
+        content = _failed(node, _disk(error))
+    except Exception as error:  # a malformed request: a tensor where a dict belongs, a round that is infinite
+        known, ours = isinstance(error, ClientError) or node.details, isinstance(error, EmdcflError)
+        reason = str(error) if known and ours else "its data do not fit the request" if ours else "malformed request"
+        reason = reason if known and ours else f"{reason} ({type(error).__name__}); the log of the node says why"
+        log.exception("a request could not be answered")
+        content = _failed(node, reason)
+    if logged:
+        try:
+            node.note(kind, request, content, refused=refused)
+        except OSError as error:  # what its owner could not read later is not released
+            log.error("the owner's log cannot be written: %s", error)
+            content = _failed(node, _disk(error))
+    return content
