@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, median
@@ -374,6 +375,7 @@ def performance(folder: Path) -> str:
             section("GPU: whole runs on Rotated MNIST at paper scale", _whole_runs(*newest["gpu-runs"])),
             section("GPU: comparing all pairs of 40 clients", _pairs(*newest["gpu-pairs"])),
             section("CPU: the server's part with large models", _server(read(folder / "server.jsonl"))),
+            section("CPU: many clients, grouped by benefit", _scale(read(folder / "scale.jsonl"))),
         ]
     )
 
@@ -460,3 +462,52 @@ def _server(rows: Sequence[Row]) -> str:
     lines = [[m, *(f"{median(r[key] for r in own if r['method'] == m):.1f}" for key in ("rest", "total"))] for m in methods]
     note = "18 clients of ResNet18, three rounds of very little training, two cores of an AMD EPYC, torch 2.13; medians of three runs"
     return f"{note}; commit {commit}.\n\n{table(['method', 'seconds outside all phases', 'seconds of the run'], lines)}"
+
+
+def _scale(rows: Sequence[Row]) -> str:
+    """One line per number of clients and pairing, and exponents between the smallest and the largest number."""
+
+    def comparing(r: Row) -> float:
+        return float(r["seconds"]["embed"] + r["seconds"]["transport"])
+
+    def sent(r: Row) -> float:
+        return float(sum(r["bytes"].values()))
+
+    lines = [
+        [
+            f"{r['clients']:,}",
+            r["pairing"],
+            *(f"{r['seconds'].get(phase, 0.0):.1f}" for phase in ("train", "embed", "transport", "decide", "evaluate", "wall")),
+            f"{comparing(r) / r['seconds']['train']:.2f}",
+            f"{sent(r) / 1e9:.2f}",
+            f"{r['peak_gib']:.2f}",
+            f"{r['report_bytes'] / 1e6:.2f}",
+            f"{r['k']} (ARI {r['ari']:.2f})",
+            r["load"],
+        ]
+        for r in rows
+    ]
+    head = [
+        "clients",
+        "pairing",
+        "train s",
+        "embed s",
+        "transport s",
+        "decide s",
+        "test s",
+        "whole run s",
+        "comparing / training",
+        "GB sent",
+    ]
+    note = (
+        "Tables of 300 × 16 from four groups, the default perceptron, two rounds of ten epochs, no fine-tuning, no baselines, one seed. "
+        "The machine has two cores and was busy: the last column is its load average. Seconds of different rows do not compare."
+    )
+    grown = [r for r in rows if r["pairing"] == "auto"]
+    if len(grown) > 1:
+        small, large = grown[0], grown[-1]
+        times = math.log(large["clients"] / small["clients"])
+        found = {name: math.log(of(large) / of(small)) / times for name, of in (("bytes", sent), ("memory", lambda r: r["peak_gib"]))}
+        said = ", ".join(f"{name} {value:.2f}" for name, value in found.items())
+        note += f" Exponents from {small['clients']:,} to {large['clients']:,} clients: {said}."
+    return f"{note}\n\n{table([*head, 'peak GiB', 'report MB', 'groups found', 'load'], lines)}"
