@@ -27,6 +27,7 @@ from emdcfl.studies.results import ResultRow, read_results
 from emdcfl.studies.tables import build, by_label, markdown, sample_key
 
 HERE = Path(__file__).parents[1] / "docs/results"
+MEASURED = Path(__file__).parents[1] / "src/emdcfl/studies/measured.json"
 SCENARIOS = (
     "rotated-mnist", "pacs", "backdoor-mnist", "rotated-cifar10", "backdoor-cifar10", "rotated-mnist-two", "rotated-mnist-min",
     "mnist-base", "rotated-cifar10-two", "rotated-cifar10-min", "cifar10-base",
@@ -136,6 +137,25 @@ def only_table(rows: Sequence[ResultRow], *, leave_out: Sequence[str] = ("second
     return markdown(build(rows), leave_out=leave_out).split("\n", 2)[2]
 
 
+def measured(rows: Sequence[ResultRow]) -> str:
+    """Return what runs of the paper's size gave, for the tables of smaller ones: scenario, method, metric, mean, standard deviation."""
+    found = {}
+    for row in (r for r in rows if full_size(r) and r["settings"]["run"].get("participants") is None):
+        own = row["settings"]["method"]
+        if "personalize" in row["settings"] or own.get("grouping") == "benefit" or own.get("tolerance", "auto") != "auto":
+            continue
+        found.setdefault((row["scenario"], row["method"]), []).append(row)
+    lines = []
+    for (scenario, method), members in found.items():
+        table = build(members)
+        (label,) = table.rows
+        for metric in (m for m in table.columns[0].metrics if m != "seconds"):
+            if cell := table.cells.get((label, table.columns[0].key, metric)):
+                spread = None if cell.std is None else round(cell.std, 3)
+                lines.append(json.dumps([scenario, method, metric, round(cell.mean, 3), spread]))
+    return "[\n" + ",\n".join(lines) + "\n]\n"
+
+
 def batch_size(data: Path) -> str:
     """Return one table per scenario: what ran with batches of 64, beside the same methods with the default of 128."""
     small = read_results(data / "batch-size-64.jsonl")
@@ -214,16 +234,21 @@ def main() -> None:
         print(f"{take(source, args.folder / 'data', replace=args.replace)} new rows of {source}")
     texts, open_ = pages(args.folder)
     tables = args.folder / "tables"
+    ours = measured(read_rows(args.folder / "data"))
     for difference in open_:
         print(f"no sentence: {difference.scenario}: {difference.text()}")
     old = stale(tables, texts)
+    if not MEASURED.exists() or MEASURED.read_text(encoding="utf-8") != ours:
+        old = [*old, MEASURED.name]
     if args.check:
         if old:
             print(f"not up to date: {', '.join(old)}; run make results")
         sys.exit(int(bool(old or open_)))
     tables.mkdir(exist_ok=True)
     for name in old:
-        if name in texts:
+        if name == MEASURED.name:
+            MEASURED.write_text(ours, encoding="utf-8")
+        elif name in texts:
             (tables / name).write_text(texts[name], encoding="utf-8")
         else:
             (tables / name).unlink()

@@ -317,7 +317,7 @@ def test_command_line(tmp_path: Path, quick: list[str]) -> None:
 def test_command_line_refuses_what_it_cannot_mean(tmp_path: Path) -> None:
     for arguments, reason in (
         (["--scenario", "rotated-digits", "--set", "method.tolerance=1"], "go with its name"),
-        ([], "neither"),
+        ([], "got none"),
     ):
         done = cli(*arguments, "--out", str(tmp_path))
         assert isinstance(done.exception, ConfigError)

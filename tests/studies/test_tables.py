@@ -13,7 +13,7 @@ from rich.console import Console
 
 from emdcfl.cli.compare import rich_tables
 from emdcfl.runs.scoring import accuracy
-from emdcfl.studies.paper_values import Value
+from emdcfl.studies.paper_values import Value, measured_value
 from emdcfl.studies.tables import build, latex, markdown, tidy, write_tables
 
 
@@ -52,7 +52,8 @@ def test_the_papers_numbers_are_marked_beside_runs_of_another_size() -> None:
     assert same.paper_note(same.columns[0]) == "" and "†" not in markdown(same) + latex(same)
     small = build([row("emdcfl", scenario_options={"scale": "small"}, run={"rounds": 3})])
     assert "scale small, rounds 3" in small.paper_note(small.columns[0])
-    assert "| paper † |" in markdown(small) and small.paper_note(small.columns[0]) in markdown(small) and "dagger" in latex(small)
+    assert "| paper † | ours † |" in markdown(small) and measured_value("pacs", "emdcfl", "mean").text() in markdown(small)
+    assert small.paper_note(small.columns[0]) in markdown(small) and "dagger" in latex(small)
     elsewhere = build([row("emdcfl", scenario="rotated-digits", run={"rounds": 3})])  # nothing of the paper's beside it
     assert elsewhere.paper_note(elsewhere.columns[0]) == ""
 

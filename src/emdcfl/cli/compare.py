@@ -40,9 +40,7 @@ from emdcfl.studies.compare import (
 )
 from emdcfl.studies.results import Results, read_results
 from emdcfl.studies.tables import (
-    MARK,
     METRICS,
-    PAPER,
     Column,
     Table,
     against_text,
@@ -284,9 +282,9 @@ def _numbers(table: Table, column: Column, labels: Sequence[str]) -> list[_Numbe
         styles = ["bold" if label in best else "" for label in labels]
         texts = [Text("–" if c is None else c.text(metric), style) for c, style in zip(cells, styles, strict=True)]
         found.append(_Numbers(METRICS[metric], texts))
-        if table.has_paper(column.key, metric):
-            printed = [Text("–" if c is None or c.paper is None else c.paper.text()) for c in cells]
-            found.append(_Numbers(MARK if column.smaller else PAPER, printed, dim=True))
+        for head, name in table.beside(column, metric).items():
+            values = [None if cell is None else getattr(cell, name) for cell in cells]
+            found.append(_Numbers(head, [Text("–" if value is None else value.text()) for value in values], dim=True))
     own = [[c for m in column.metrics if (c := table.cells.get((label, column.key, m)))] for label in labels]
     return [*found, _Numbers("seeds", [Text(str(max(c.n for c in cells))) for cells in own])]
 

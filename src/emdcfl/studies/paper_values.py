@@ -1,6 +1,6 @@
-"""The numbers of the paper's tables, with their standard deviations, from one data file (``paper_values.json``).
+"""The numbers of the paper's tables, with their standard deviations (``paper_values.json``), and ours at its size (``measured.json``).
 
-Accuracies are in percent, as printed there.
+Accuracies are in percent, as printed there. ``benchmarks/results.py`` makes ``measured.json`` from the rows in ``docs/results/data``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Value:
-    """A number of the paper: the mean of three runs and its standard deviation, where one is given."""
+    """A number at the paper's size: the mean of several runs and its standard deviation, where there is one."""
 
     mean: float
     std: float | None = None
@@ -72,3 +72,14 @@ def paper_value(scenario: str, method: str, metric: str, participants: int | Non
     '92.47 ± 0.32'
     """
     return _cells().get((scenario, method, metric, participants))
+
+
+@functools.cache
+def _measured() -> dict[tuple[str, str, str], Value]:
+    text = resources.files("emdcfl.studies").joinpath("measured.json").read_text(encoding="utf-8")
+    return {(scenario, method, metric): Value(*cell) for scenario, method, metric, *cell in json.loads(text)}
+
+
+def measured_value(scenario: str, method: str, metric: str) -> Value | None:
+    """Return what this project measured at the paper's size, all clients taking part, or ``None`` where nothing was run."""
+    return _measured().get((scenario, method, metric))

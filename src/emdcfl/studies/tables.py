@@ -24,7 +24,7 @@ from emdcfl.runs.store.files import write_file
 from emdcfl.runs.store.identity import flat
 from emdcfl.runs.verdict.intervals import Interval, SiteScores, difference, over_seeds
 from emdcfl.studies.compare import ORDER
-from emdcfl.studies.paper_values import Value, paper_value
+from emdcfl.studies.paper_values import Value, measured_value, paper_value
 from emdcfl.studies.results import ResultRow
 
 TITLES = {
@@ -37,7 +37,7 @@ METRICS = {"mean": "Avg acc", "worst": "Worst acc", "clean": "Clean acc", "backd
 
 @dataclass(frozen=True)
 class Cell:
-    """One number of ours, over ``n`` seeds, and the paper's. The standard deviation is the sample's (ddof = 1).
+    """One number of ours, over ``n`` seeds, the paper's, and ours at the paper's size. The standard deviation is the sample's (ddof = 1).
 
     ``interval`` is that of an accuracy, as a share: over these sites, their test samples and seeds (``runs.intervals``).
     """
@@ -46,6 +46,7 @@ class Cell:
     std: float | None
     n: int
     paper: Value | None = None
+    full: Value | None = None
     interval: Interval | None = None
 
     def text(self, metric: str) -> str:
@@ -65,8 +66,8 @@ class Column:
 
 
 PAPER = "paper"
-MARK = "paper †"
-"""Heads the paper's numbers beside runs of another size."""
+MARK, FULL = "paper †", "ours †"
+"""Head the paper's numbers, and ours at the paper's size, beside runs of another size."""
 
 
 @dataclass(frozen=True)
@@ -103,11 +104,14 @@ class Table:
 
     def paper_note(self, column: Column) -> str:
         """Say that the paper's numbers beside a column are of runs of another size; empty where they are not, or there are none."""
-        beside = column.smaller and any(self.has_paper(column.key, metric) for metric in column.metrics)
-        return f"† the paper's runs have its full size; these: {column.smaller}" if beside else ""
+        beside = column.smaller and any(self.beside(column, metric) for metric in column.metrics)
+        return f"† at the paper's size; these runs: {column.smaller}" if beside else ""
 
-    def has_paper(self, column: str, metric: str) -> bool:
-        return any(key[1:] == (column, metric) and cell.paper is not None for key, cell in self.cells.items())
+    def beside(self, column: Column, metric: str) -> dict[str, str]:
+        """Return the heads of the numbers to show beside a metric, and the field of a cell that has them."""
+        cells = [cell for key, cell in self.cells.items() if key[1:] == (column.key, metric)]
+        shown = {MARK: "paper", FULL: "full"} if column.smaller else {PAPER: "paper"}
+        return {head: name for head, name in shown.items() if any(getattr(cell, name) is not None for cell in cells)}
 
 
 def build(results: Sequence[ResultRow]) -> Table:
@@ -250,7 +254,8 @@ def _cell(rows: Sequence[ResultRow], metric: str) -> Cell | None:
     participants = first["settings"]["run"].get("participants")
     paper = None if is_fine_tuned(first) else paper_value(first["scenario"], first["method"], metric, participants)
     spread = statistics.stdev(values) if len(values) > 1 else None
-    return Cell(statistics.fmean(values), spread, len(values), paper, _interval(rows, metric))
+    full = None if is_fine_tuned(first) or participants is not None else measured_value(first["scenario"], first["method"], metric)
+    return Cell(statistics.fmean(values), spread, len(values), paper, full, _interval(rows, metric))
 
 
 def _interval(rows: Sequence[ResultRow], metric: str) -> Interval | None:
@@ -270,10 +275,10 @@ def markdown(table: Table, *, leave_out: Sequence[str] = ()) -> str:
         heads, keys = ["method"], []
         for metric in (m for m in column.metrics if m not in leave_out):
             heads.append(METRICS[metric])
-            keys.append((metric, False))
-            if table.has_paper(column.key, metric):
-                heads.append(MARK if column.smaller else PAPER)
-                keys.append((metric, True))
+            keys.append((metric, ""))
+            for head, name in table.beside(column, metric).items():
+                heads.append(head)
+                keys.append((metric, name))
         sure = table.has_intervals(column)
         heads += ["95% interval", "against the best"] if sure else []
         lines = [f"### {_cell_text(column.title)}", "", f"| {' | '.join([*heads, 'seeds'])} |", f"| --- |{' ---: |' * len(heads)}"]
@@ -281,7 +286,7 @@ def markdown(table: Table, *, leave_out: Sequence[str] = ()) -> str:
             own = [table.cells.get((label, column.key, metric)) for metric in column.metrics]
             if not any(own):
                 continue
-            cells = [_markdown_cell(table, label, column.key, metric, paper) for metric, paper in keys]
+            cells = [_markdown_cell(table, label, column.key, metric, name) for metric, name in keys]
             cells += [interval_text(table, label, column), against_text(table, label, column)] if sure else []
             lines.append(f"| {' | '.join([_cell_text(label), *cells, str(max(c.n for c in own if c))])} |")
         blocks.append("\n".join(lines))
@@ -306,12 +311,13 @@ def _cell_text(text: str) -> str:
     return escaped(text).replace("|", "\\|")
 
 
-def _markdown_cell(table: Table, label: str, column: str, metric: str, paper: bool) -> str:
+def _markdown_cell(table: Table, label: str, column: str, metric: str, beside: str) -> str:
     cell = table.cells.get((label, column, metric))
     if cell is None:
         return "–"
-    if paper:
-        return "–" if cell.paper is None else cell.paper.text()
+    if beside:
+        value: Value | None = getattr(cell, beside)
+        return "–" if value is None else value.text()
     return f"**{cell.text(metric)}**" if label in table.best(column, metric) else cell.text(metric)
 
 
