@@ -92,6 +92,8 @@ def compare(
         **(settings or {}),
     }
     base, scenario = configure(clients, model, "emdcfl", given, groups=groups)
+    if scenario is not None and scenario.target is not None:
+        raise ConfigError("compare tests accuracy, and numbers to predict have none; run 'fit' per method and read result.regression")
     if scenario is not None and jobs > 1:
         raise ConfigError(f"expected jobs = 1 for data in memory, got {jobs}: they are not sent to other processes; write them to a folder")
     wanted = studies.configs(base, studies.with_fine_tuning(base, _choices(methods)), numbers)

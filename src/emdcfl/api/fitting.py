@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from emdcfl.api.clients import Clients, Groups, read_clients
+from emdcfl.api.clients import REGRESSION, Clients, Groups, read_clients
 from emdcfl.api.result import Result
 from emdcfl.core.errors import ConfigError, DataError
 from emdcfl.data import scenarios
@@ -33,6 +33,7 @@ def fit(
     model: Model | None = None,
     method: str | Method = "emdcfl",
     *,
+    task: Literal["classification", "regression"] = "classification",
     label: str | None = None,
     site: str | None = None,
     rounds: int | None = None,
@@ -66,6 +67,9 @@ def fit(
         Name of a built-in network, or a function that returns a fresh ``nn.Module``. Default: an MLP for tables, a CNN for images.
     method : str or Method
         A method's name, or an instance: ``EMDCFL(tolerance=0.03)``. Fields left at their default take the scenario's value for them.
+    task : "classification" or "regression"
+        Whether y are classes or numbers to predict. Regression takes arrays, tensors and torch data sets, minimises the squared error,
+        and has R² and RMSE (``Result.regression``) instead of accuracy; ``pacfl``, ``fedsac`` and ``fedrc`` need classes.
     label, site : str, optional
         Columns of frames, data sets and tables: the label (default: the first of label, target, class, y), and whose row it is.
     rounds, local_epochs, batch_size, lr, participants : optional
@@ -114,6 +118,7 @@ def fit(
         "personalize.mode": personalize,
         "engine.device": device,
         "engine.workers": workers,
+        "scenario.task": None if task == "classification" else task,
         "scenario.label": label,
         "scenario.client": site,
         **(settings or {}),
@@ -132,7 +137,9 @@ def configure(
     """
     wanted = None if model is None else recipe_of(model)
     settings = {key: value for key, value in given.items() if value is not None}
-    about = {name: settings.pop(f"scenario.{name}") for name in OPTIONS if f"scenario.{name}" in settings}
+    about = {name: settings.pop(f"scenario.{name}") for name in (*OPTIONS, "task") if f"scenario.{name}" in settings}
+    if about.get("task", REGRESSION) != REGRESSION:
+        raise ConfigError(f"expected task = 'classification' or 'regression', got {about['task']!r}")
     source, scenario = read_clients(clients, groups, wanted, settings.get("run.seed", 0), about)
     unused = next((key for key in settings if key.startswith("scenario.") and source.name == IN_MEMORY), None)
     if unused is not None:
@@ -164,7 +171,7 @@ def load(folder: str | Path, *, clients: Clients | None = None, trust_model: boo
     truth = found.summary["groups"]
     groups = None if truth is None else dict(zip(found.clients, truth, strict=True))
     model = found.about.recipe.name
-    about = {name: value for name, value in found.config.scenario.options.items() if name in OPTIONS}
+    about = {name: value for name, value in found.config.scenario.options.items() if name in (*OPTIONS, "task")}
     source, scenario = read_clients(clients, groups, model if model in BUILDERS else None, found.config.run.seed, about)
     if source != found.config.scenario:
         raise DataError(f"{folder}: the run had other data than those given; give what 'fit' was given")

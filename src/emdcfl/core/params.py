@@ -74,6 +74,11 @@ class Layout:
         return self.entries[-1].stop if self.entries else 0
 
     @property
+    def outputs(self) -> int:
+        """Outputs of the head: the number of classes, or 1 for a number to predict."""
+        return next((e.shape[0] for e in reversed(self.entries) if e.head and e.shape), 0)
+
+    @property
     def trainable(self) -> slice:
         """Where the trainable parameters P(θ) lie."""
         return _span(self.entries, lambda e: e.trainable)

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from emdcfl.core import objective
 from emdcfl.core.balance import SCORES, balance, unbalanced
 from emdcfl.core.client import EVALUATION_BATCH, LOSS_BATCH, Client, Stages, staged_task, task
 from emdcfl.core.errors import ClientError, DataError, EmdcflError
@@ -148,7 +148,7 @@ def local_sgd(
     Returns
     -------
     dict
-        ``theta`` after training, ``n`` samples, mean cross-entropy ``loss`` of the last epoch, number of ``steps``.
+        ``theta`` after training, ``n`` samples, mean ``loss`` of the last epoch, number of ``steps``.
     """
     net, data = client.network, client.split("train")
     if len(data) == 0:
@@ -167,7 +167,7 @@ def local_sgd(
             loss_sum.zero_()
             for batch in batches(rng.permutation(len(data)), training.batch_size, needs_two=net.layout.batch_statistics, client=client):
                 index = torch.from_numpy(batch).to(device)
-                losses = F.cross_entropy(net.module(client.preprocess(data.x[index])), data.y[index], reduction="none")
+                losses = objective.losses(net.module(client.preprocess(data.x[index])), data.y[index])
                 net.grad.zero_()
                 ((losses * w[index]).sum() / len(batch)).backward()
                 with torch.no_grad():
@@ -243,14 +243,14 @@ Reduction = Literal["mean", "per_batch", "per_sample", "argmin_counts"]
 
 @torch.no_grad()
 def sample_losses(client: Client, theta: Tensor, split: str) -> tuple[Tensor, Tensor]:
-    """Return per-sample cross-entropy and correctness in fixed order, evaluation mode."""
+    """Return per-sample loss and correctness (of numbers: false) in fixed order, evaluation mode."""
     net, data = client.network, client.split(split)
     net.load(theta)
     losses, correct = [], []
     with client.mode(training=False):
         for index in torch.arange(len(data), device=net.device).split(EVALUATION_BATCH):
             logits = net.module(client.preprocess(data.x[index]))
-            losses.append(F.cross_entropy(logits, data.y[index], reduction="none"))
+            losses.append(objective.losses(logits, data.y[index]))
             correct.append(logits.argmax(1) == data.y[index])
     return torch.cat(losses).float().cpu(), torch.cat(correct).cpu()
 
@@ -313,6 +313,7 @@ TESTED = {
     "n": Field(int, low=0, high="max_n", each=True),
     **{name: Field(float, low=0, high=1, each=True, optional=True) for name in SCORES},
     **{f"{name}_n": Field(float, low=0, high="max_n", each=True, optional=True) for name in SCORES},
+    "r2": Field(float, low=-1e12, high=1, each=True, optional=True, blamed=False),
 }
 
 
@@ -321,32 +322,47 @@ TESTED = {
 def test(client: Client, *, models: Tensor, weights: Tensor) -> Reply:
     r"""Score one state, or the mixture :math:`\sum_k \pi_k\,\mathrm{softmax}(f_{\theta_k}(x))`, on every test variant.
 
-    Where the site's classes are unbalanced, also by scores that a frequent class cannot dominate (``core.balance``).
+    Where the site's classes are unbalanced, also by scores that a frequent class cannot dominate (``core.balance``). Numbers are scored by
+    squared error and R² instead of accuracy.
     """
     accuracy: dict[str, float] = {}
     loss: dict[str, float] = {}
     count: dict[str, int] = {}
     balanced: dict[str, dict[str, float]] = {}
     site = client.site
+    if objective.is_regression(site.train.y):
+        return _test_numbers(client, models, weights)
     uneven = unbalanced(torch.cat([site.train.y, site.val.y, *(split.y for split in site.tests.values())]))
     for variant in site.tests:
         p, y = mixture(client, models, weights, f"test:{variant}")
         count[variant] = len(y)
         accuracy[variant] = float((p.argmax(1) == y).double().mean()) if len(y) else 0.0
-        loss[variant] = float(-p.double().clamp_min(1e-12).log().gather(1, y[:, None]).mean()) if len(y) else 0.0
+        loss[variant] = float(objective.mixed_losses(p, y).mean()) if len(y) else 0.0
         for name, value in (balance(p, y) if uneven else {}).items():
             balanced.setdefault(name, {})[variant] = value
     return {"accuracy": accuracy, "loss": loss, "n": count, **balanced}
 
 
+def _test_numbers(client: Client, models: Tensor, weights: Tensor) -> Reply:
+    loss: dict[str, float] = {}
+    r2: dict[str, float] = {}
+    count: dict[str, int] = {}
+    for variant in client.site.tests:
+        found, y = mixture(client, models, weights, f"test:{variant}")
+        errors = objective.mixed_losses(found, y)
+        count[variant], loss[variant] = len(y), float(errors.mean()) if len(y) else 0.0
+        r2[variant] = max(objective.r_squared(errors, y), -1e12)
+    return {"accuracy": {}, "loss": loss, "n": count, "r2": r2}
+
+
 def mixture(client: Client, models: Tensor, weights: Tensor, split: str) -> tuple[Tensor, Tensor]:
-    """Return class probabilities of a weighted mixture of states on a split, and the labels."""
+    """Return class probabilities (or numbers) of a weighted mixture of states on a split, and the targets."""
     data, net = client.split(split), client.network
     total: Tensor | None = None
     for theta, weight in zip(models, weights.tolist(), strict=True):
         net.load(theta)
         with client.mode(training=False):
-            parts = [net.module(client.preprocess(x)).softmax(1) for x in data.x.split(EVALUATION_BATCH)]
+            parts = [objective.predictions(net.module(client.preprocess(x)), data.y) for x in data.x.split(EVALUATION_BATCH)]
         p = torch.cat(parts).float().cpu() * weight if parts else torch.zeros(0, 1)
         total = p if total is None else total + p
     assert total is not None
@@ -409,7 +425,7 @@ def validation_gain(client: Client, models: Tensor, weights: Tensor, theta: Tens
         before = sample_losses(client, models[0], "val")[0]
     else:
         p, y = mixture(client, models, weights, "val")
-        before = -p.double().clamp_min(1e-12).log().gather(1, y[:, None])[:, 0]
+        before = objective.mixed_losses(p, y)
     gain = before.double() - sample_losses(client, theta, "val")[0].double()
     mean, error = float(gain.mean()), float(gain.std()) / math.sqrt(len(gain))
     return 0.0 if mean == 0 else math.copysign(math.inf, mean) if error == 0 else mean / error

@@ -27,7 +27,7 @@ class Split:
     x : Tensor
         uint8 ``(N, C, H, W)`` for images, float32 ``(N, F)`` for tables.
     y : Tensor
-        int64 ``(N,)`` class indices.
+        ``(N,)``: int64 class indices, or float32 numbers to predict, standardised with ``Scenario.target``.
     """
 
     x: Tensor
@@ -36,8 +36,8 @@ class Split:
     def __post_init__(self) -> None:
         if self.x.shape[0] != self.y.shape[0]:
             raise DataError(f"a split needs one label per sample, got {self.x.shape[0]} samples and {self.y.shape[0]} labels")
-        if self.y.dtype != torch.int64:
-            raise DataError(f"labels must be int64 class indices, got {self.y.dtype}")
+        if self.y.dtype not in (torch.int64, torch.float32):
+            raise DataError(f"labels must be int64 class indices, or float32 numbers to predict, got {self.y.dtype}")
 
     def __len__(self) -> int:
         return self._length
@@ -113,6 +113,14 @@ def _resize_and_crop(z: Tensor, size: int) -> Tensor:
 
 
 @dataclass(frozen=True)
+class Target:
+    """Numbers to predict: their mean and standard deviation over the training samples of all sites, with which they are standardised."""
+
+    mean: float
+    std: float
+
+
+@dataclass(frozen=True)
 class Scenario:
     """Sites, what they share, and what is known about them.
 
@@ -134,6 +142,8 @@ class Scenario:
     encoding : mapping
         How a file becomes a row of ``x`` (JSON values), so that a stored run can read new files: ``{"kind": "images", "shape": [C, H, W]}``
         or a table's columns. Empty where there are no files, as for arrays; images are then read at the shape of the first site.
+    target : Target or None
+        Of regression; ``classes`` is then empty.
     fingerprints : mapping
         Site → hash of its samples as they were read from the user's own files, before anything pooled over sites went into them.
     source : (str, mapping) or None
@@ -153,4 +163,5 @@ class Scenario:
     notes: tuple[str, ...] = ()
     encoding: Mapping[str, Any] = field(default_factory=dict)
     fingerprints: Mapping[str, str] = field(default_factory=dict)
+    target: Target | None = None
     source: tuple[str, Mapping[str, Any]] | None = field(default=None, init=False, compare=False)

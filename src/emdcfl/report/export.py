@@ -65,6 +65,8 @@ def export(folder: Path, out: Path | None = None, *, fine_tuned: bool = False, t
         Also write a folder for every client that kept a model fine-tuned at home.
     """
     result, place = load(folder, trust_model=trust_model), folder / "export" if out is None else out
+    if result.about.target is not None:
+        raise ModelError("expected a run that predicts classes, got one that predicts numbers; use emdcfl.load and Result.models instead")
     if result.serving.mix == "predictions":
         raise ModelError(
             f"{result.summary['method']} mixes the predictions of several models for each client; groups of one model can be exported"

@@ -98,6 +98,8 @@ def script_json(value: Any) -> Markup:
 
 def run_context(run: Run) -> dict[str, Any]:
     """Return everything the template of a run shows."""
+    if "regression" in run.summary:
+        raise StoreError(f"{run.path}: a run that predicts numbers has no page; its scores are in summary.json under 'regression'")
     s, splits, others = run.summary, read_splits(run), {name: other.summary for name, other in run.baselines.items()}
     drawn: dict[str, Any] = {"map": None, "histogram": None, "rows": None, "heat": None}
     if run.pairs is not None and len(run.pairs.uncompared()) < len(run.clients):

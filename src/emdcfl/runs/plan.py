@@ -136,6 +136,8 @@ def plan(config: Config, scenario: Scenario | None = None, folder: Path | None =
     cls = type(method)
     explicit = {k: v for k, v in asdict(config.training).items() if v is not None}
     training = Training(**{**{k: v for k, v in scenario.defaults.items() if k in _names(Training)}, **explicit})
+    if scenario.target is not None:
+        config = _for_numbers(config, method)
     engine, usual = config.engine, scenario.defaults.get("personalize", "off")
     personalize = replace(config.personalize, mode=config.personalize.mode or usual)
     if personalize.wanted:
@@ -200,6 +202,21 @@ def _method(config: Config, scenario: Scenario) -> Method:
     return method
 
 
+NEED_CLASSES = frozenset({"pacfl", "fedsac", "fedrc"})
+"""Methods that compare or weigh clients class by class."""
+
+
+def _for_numbers(config: Config, method: Method) -> Config:
+    """Refuse what regression cannot do, and choose the engine that can."""
+    if type(method).name in NEED_CLASSES:
+        raise ConfigError(f"expected a method that needs no classes for regression, got {type(method).name}; use emdcfl, fedavg or ifca")
+    if getattr(method, "cost", "cosine") == "label-aware":
+        raise ConfigError("expected method.cost cosine or euclidean for regression, got label-aware, which compares classes")
+    if config.engine.name not in ("auto", "sequential"):
+        raise ConfigError(f"expected engine auto or sequential for regression, got {config.engine.name}; leave it out")
+    return replace(config, engine=replace(config.engine, name="sequential"))
+
+
 def _names(cls: Any) -> set[str]:
     return {f.name for f in dataclasses.fields(cls)}
 
@@ -220,4 +237,5 @@ def _model(scenario: Scenario, wanted: Choice) -> ModelRecipe:
 def _facts(scenario: Scenario, model: str) -> Mapping[str, Any]:
     """Return what a network must know about the scenario's inputs, as they reach it."""
     shape, size = tuple(scenario.sites[0].train.x.shape[1:]), scenario.preprocess.size
-    return recipe(model, shape=(shape[0], size, size) if size and len(shape) == 3 else shape, classes=len(scenario.classes)).options
+    outputs = len(scenario.classes) or 1
+    return recipe(model, shape=(shape[0], size, size) if size and len(shape) == 3 else shape, classes=outputs).options

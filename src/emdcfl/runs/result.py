@@ -40,6 +40,16 @@ class Accuracy:
     high: float | None = None
 
 
+@dataclass(frozen=True)
+class Regression:
+    """Test scores of predicted numbers: R² and RMSE, each as unweighted mean over clients, the worst client's, and every client's own."""
+
+    r2: float | None
+    worst_r2: float | None
+    rmse: float | None
+    clients: dict[str, tuple[float, float]]
+
+
 @dataclass(frozen=True, repr=False, eq=False)
 class Result:
     """A finished run, or one as far as it came: what a run directory holds, in memory.
@@ -95,6 +105,17 @@ class Result:
         own = {c: last[c] for c in self.clients if c in last}
         return Accuracy(score["mean"], score["worst"], own, score.get("low"), score.get("high"))
 
+    @property
+    def regression(self) -> Regression | None:
+        """R² and RMSE with the model that each client should use; ``None`` for a run on classes."""
+        found = self.summary.get("regression")
+        if found is None:
+            return None
+        used = found.get("fine_tuned", found)
+        pairs = zip(self.clients, used["r2"]["sites"], used["rmse"]["sites"], strict=True)
+        own = {client: (r2, rmse) for client, r2, rmse in pairs if r2 is not None}
+        return Regression(used["r2"]["mean"], used["r2"]["worst"], used["rmse"]["mean"], own)
+
     @cached_property
     def serving(self) -> Serving:
         """The models, and which client is served with which; read from the run directory when first asked for."""
@@ -130,12 +151,17 @@ class Result:
         all_ = self.serving
         return served(self.about, all_.models, all_.weights[self.clients.index(client)], all_.mix)
 
-    def predict(self, client: str, x: Any, *, plain: bool = False) -> list[str]:
-        """Return the class names predicted for raw inputs ``x`` (as given to ``fit``) by the client's model (see ``model_of``)."""
+    def predict(self, client: str, x: Any, *, plain: bool = False) -> list[str] | list[float]:
+        """Return the class names, or the numbers, that the client's model (see ``model_of``) predicts for ``x``, given as to ``fit``."""
+        if self.about.target is not None:
+            numbers: list[float] = self.model_of(client, plain=plain).probabilities(self.inputs(x))[:, 0].tolist()
+            return numbers
         return [self.about.classes[i] for i in self.predict_proba(client, x, plain=plain).argmax(1).tolist()]
 
     def predict_proba(self, client: str, x: Any, *, plain: bool = False) -> Tensor:
         """Return class probabilities, one column per entry of ``about.classes``; ``x`` as given to ``fit``, a frame for a run on tables."""
+        if self.about.target is not None:
+            raise DataError("a run that predicts numbers has no class probabilities; use predict")
         return self.model_of(client, plain=plain).probabilities(self.inputs(x))
 
     def inputs(self, x: Any) -> Tensor:
@@ -187,6 +213,8 @@ class Result:
         s, score = self.summary, self.accuracy
         groups = "" if s["clusters"] is None else f" in {s['k']} cluster{'s' if s['k'] != 1 else ''}"
         tested = "not tested" if score.mean is None else f"accuracy {score.mean:.1%}, worst client {score.worst:.1%}"
+        if (numbers := self.regression) is not None and numbers.r2 is not None:
+            tested = f"R² {numbers.r2:.2f}, worst client {numbers.worst_r2:.2f}, RMSE {numbers.rmse:.3g}"
         tuned = self.personalized
         tested += "" if tuned is None or tuned.mean is None else f" ({tuned.mean:.1%} fine-tuned at home)"
         rounds = f"{s['rounds']} round{'s' if s['rounds'] != 1 else ''}{'' if s['finished'] else ', unfinished'}"

@@ -29,7 +29,7 @@ from emdcfl.runs.outputs import write_outputs
 from emdcfl.runs.personal import Personal, gain, personalize
 from emdcfl.runs.plan import RunPlan, plan
 from emdcfl.runs.result import Result
-from emdcfl.runs.scoring import MetricsRow, accuracy, agreement, check_rows, model_names
+from emdcfl.runs.scoring import MetricsRow, accuracy, agreement, check_rows, model_names, regression
 from emdcfl.runs.served import ModelInfo
 from emdcfl.runs.store import RunStore, data_record
 from emdcfl.runs.store.rounds import METRICS
@@ -244,6 +244,7 @@ def summarise(
         "clusters": None if clusters is None else [int(k) for k in clusters.tolist()],
         "trained_with": origins(serving, fed.clients, model_names(serving, fed.clients)),
         "accuracy": scores_of(rows, scenario),
+        **_numbers(rows, personal, scenario),
         **({} if personal is None else {"personalized": _personalized(planned, rows, personal)}),
         "scored": None if scenario.scored is None else list(scenario.scored),
         "seconds": {phase: round(value, 3) for phase, value in seconds.items()},
@@ -269,6 +270,15 @@ def scores_of(rows: list[MetricsRow], scenario: Scenario) -> dict[str, Any]:
     main = scores[variants[0]]
     overall = {key: value for key, value in main.items() if key not in ("sites", "tested")}  # the sites' own stay with the variant
     return {**overall, "samples": sum(main["tested"]), "interval": KIND, "variants": scores}
+
+
+def _numbers(rows: list[MetricsRow], personal: Personal | None, scenario: Scenario) -> dict[str, Any]:
+    """Return R² and RMSE, plain and with fine-tuning at home, where numbers are predicted instead of classes."""
+    if scenario.target is None:
+        return {}
+    variant = _variants(scenario)[0]
+    tuned = {} if personal is None else {"fine_tuned": regression(personal.rows, variant, scenario.target.std)}
+    return {"regression": {**regression(rows, variant, scenario.target.std), **tuned}}
 
 
 def _personalized(planned: RunPlan, rows: list[MetricsRow], personal: Personal) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,11 @@ def check_rows(rows: Sequence[Any], where: str) -> None:
         whole = all(by is None for by in found) or (len(variants) == len(found) and all(names == variants[0] for names in variants))
         if not whole or not all(value is None or type(value) in (int, float) for value in numbers):
             raise StoreError(f"{where} holds a row with values that no run writes; start again with another --out")
+        predicted = row.get("regression") or {}
+        if not isinstance(predicted, dict) or not all(
+            isinstance(one, dict) and set(one) == {"r2", "mse", "n"} for one in predicted.values()
+        ):
+            raise StoreError(f"{where} holds a row with scores that no run writes; start again with another --out")
         uneven = row.get("unbalanced", {})
         if not isinstance(uneven, dict) or not all(isinstance(one, dict) and _scores(one) for one in uneven.values()):
             raise StoreError(f"{where} holds a row with scores that no run writes; start again with another --out")
@@ -66,10 +72,13 @@ def outcomes(
     fed: Federation, inputs: Mapping[str, Mapping[str, Any]], variants: Mapping[str, Collection[str]] | None = None
 ) -> dict[str, dict[str, Any]]:
     """Test clients with models and weights of their own; returns what a row of the metrics says of each, ``None`` without a reply."""
+    numbers = fed.layout.outputs == 1
 
     def verify(client: str, reply: Reply) -> None:
-        wanted = set(reply["accuracy"] if variants is None else variants[client])
-        for field in ("accuracy", "loss", "n"):
+        wanted = set(reply["n"] if variants is None else variants[client])
+        for field in ("r2" if numbers else "accuracy", "loss", "n"):
+            if field not in reply:
+                raise ClientError(f"expected {field} of the test variants, got none")
             if set(reply[field]) != wanted:
                 raise ClientError(f"expected {field} of the test variants {sorted(wanted)[:8]}, got {sorted(reply[field])[:8]}")
         for variant, scores in _balanced(reply).items():
@@ -80,10 +89,39 @@ def outcomes(
     names = {"accuracy": "accuracy", "test_loss": "loss", "test_samples": "n"}
     found: dict[str, dict[str, Any]] = {}
     for c in inputs:
+        if numbers:
+            found[c] = {**dict.fromkeys(names), "regression": _regression(replies.valid[c]) if c in replies.valid else None}
+            continue
         found[c] = {name: replies.valid[c][field] if c in replies.valid else None for name, field in names.items()}
         if c in replies.valid and (scores := _balanced(replies.valid[c])):
             found[c]["unbalanced"] = scores
     return found
+
+
+def _regression(reply: Reply) -> dict[str, dict[str, float]]:
+    """Test variant → R², mean squared error (of standardised targets) and number of test samples."""
+    return {v: {"r2": float(reply["r2"][v]), "mse": float(reply["loss"][v]), "n": int(n)} for v, n in reply["n"].items()}
+
+
+def regression(rows: Sequence[MetricsRow], variant: str, std: float) -> dict[str, Any]:
+    """Score predicted numbers over clients.
+
+    Returns
+    -------
+    dict
+        ``r2`` and ``rmse``, each with its unweighted ``mean``, the ``worst`` client's value and all of ``sites``; ``tested``, the number
+        of test samples of every client. What cannot be computed is None.
+    """
+    found = [(row.get("regression") or {}).get(variant) for row in rows]
+    tested = [one if one is not None and one["n"] > 0 else None for one in found]
+    r2 = [None if one is None else one["r2"] for one in tested]
+    rmse = [None if one is None else std * math.sqrt(one["mse"]) for one in tested]
+
+    def over(values: Sequence[float | None], worst: Callable[..., float]) -> dict[str, Any]:
+        known = [value for value in values if value is not None]
+        return {"mean": float(np.mean(known)) if known else None, "worst": worst(known) if known else None, "sites": list(values)}
+
+    return {"r2": over(r2, min), "rmse": over(rmse, max), "tested": [0 if one is None else one["n"] for one in tested]}
 
 
 def _balanced(reply: Reply) -> dict[str, dict[str, float]]:

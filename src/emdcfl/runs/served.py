@@ -15,7 +15,7 @@ from emdcfl.core.errors import DataError
 from emdcfl.core.keys import global_seed
 from emdcfl.core.params import Network, average
 from emdcfl.data.own import encoding_of
-from emdcfl.data.types import Preprocess, Scenario
+from emdcfl.data.types import Preprocess, Scenario, Target
 from emdcfl.methods.base import Serving
 from emdcfl.models import ModelRecipe
 from emdcfl.models.recipe import refuse_code
@@ -36,6 +36,8 @@ class ModelInfo:
         Of a stored sample.
     encoding : mapping
         How a file becomes a stored sample (``Scenario.encoding``).
+    target : Target or None
+        Of regression: what brings outputs back to the units of the data.
     """
 
     classes: tuple[str, ...]
@@ -43,12 +45,13 @@ class ModelInfo:
     recipe: ModelRecipe
     shape: tuple[int, ...]
     encoding: Mapping[str, Any]
+    target: Target | None = None
 
     @classmethod
     def of(cls, scenario: Scenario) -> ModelInfo:
         """Return what the models of a scenario need."""
         shape = tuple(scenario.sites[0].train.x.shape[1:])
-        return cls(scenario.classes, scenario.preprocess, scenario.model, shape, encoding_of(scenario))
+        return cls(scenario.classes, scenario.preprocess, scenario.model, shape, encoding_of(scenario), scenario.target)
 
     @cached_property
     def network(self) -> Network:
@@ -67,6 +70,7 @@ class ModelInfo:
             "preprocess": json.dumps(self.preprocess.as_dict(), sort_keys=True),
             "input": json.dumps(list(self.shape)),
             "encoding": json.dumps(self.encoding, ensure_ascii=False, sort_keys=True),
+            **({} if self.target is None else {"target": json.dumps([self.target.mean, self.target.std])}),
         }
 
     @classmethod
@@ -81,6 +85,7 @@ class ModelInfo:
             recipe=recipe,
             shape=tuple(json.loads(stored["input"])),
             encoding=json.loads(stored["encoding"]),
+            target=Target(*map(float, json.loads(stored["target"]))) if "target" in stored else None,
         )
 
     def flat(self, state: Mapping[str, Tensor]) -> Tensor:
@@ -98,16 +103,18 @@ class Served:
 
     @torch.no_grad()
     def probabilities(self, x: Tensor) -> Tensor:
-        """Return class probabilities of stored-form inputs ``(N, *shape)``."""
+        """Return class probabilities of stored-form inputs ``(N, *shape)``; of regression, the predicted numbers as one column."""
         if tuple(x.shape[1:]) != self.about.shape:
             raise DataError(f"expected inputs of shape {self.about.shape}, got {tuple(x.shape[1:])}")
-        total, module = torch.zeros(len(x), len(self.about.classes)), self.about.network.module.eval()
+        target = self.about.target
+        total, module = torch.zeros(len(x), len(self.about.classes) or 1), self.about.network.module.eval()
         for state, weight in zip(self.states, self.weights, strict=True):
             self.about.network.load(state)
             for start in range(0, len(x), BATCH):
                 part = slice(start, start + BATCH)
-                total[part] += weight * module(self.about.preprocess(x[part])).softmax(1)
-        return total
+                outputs = module(self.about.preprocess(x[part]))
+                total[part] += weight * (outputs.softmax(1) if target is None else outputs)
+        return total if target is None else total * target.std + target.mean
 
     def module(self) -> nn.Module:
         """Return a network of its own in evaluation mode; of a mixture, the model with the largest weight."""

@@ -10,13 +10,28 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from emdcfl.core import keys
 from emdcfl.core.errors import DataError
 from emdcfl.data.own import defaults
 from emdcfl.data.own.cleaning import variant_notes
 from emdcfl.data.own.leaks import leaks
-from emdcfl.data.own.parts import FRACTIONS, MIXED, SPLITS, Part, Raw, divide, known_only, prepare, to_site, warnings, write_notes
+from emdcfl.data.own.parts import (
+    FRACTIONS,
+    MIN_SAMPLES,
+    MIXED,
+    SPLITS,
+    Part,
+    Raw,
+    divide,
+    known_only,
+    prepare,
+    to_site,
+    warnings,
+    write_notes,
+)
 from emdcfl.data.own.splitting import GROUP, RANDOM, SplitRule
-from emdcfl.data.types import Scenario, Site
+from emdcfl.data.split import grouped_indices, split_indices
+from emdcfl.data.types import Scenario, Site, Split, Target
 
 
 def from_arrays(
@@ -66,6 +81,86 @@ def from_arrays(
     return replace(scenario, notes=(*scenario.notes, *leaks(scenario, divided, RANDOM))) if random else scenario
 
 
+_NO_LABELS = np.empty(0, dtype=str)
+
+
+def numbers_from_arrays(
+    clients: Sequence[Any] | Mapping[str, Any],
+    *,
+    groups: Mapping[str, str] | Sequence[str] | None = None,
+    model: defaults.Model = None,
+    seed: int = 0,
+    name: str = "arrays",
+    fractions: Sequence[float] = FRACTIONS,
+) -> Scenario:
+    """Build a scenario whose targets are numbers; ``clients`` as in ``from_arrays``, with y of numbers.
+
+    Targets are standardised with the mean and standard deviation pooled over the clients' training samples.
+    """
+    named = dict(clients) if isinstance(clients, Mapping) else {f"client-{i}": entry for i, entry in enumerate(clients, start=1)}
+    if len(named) < 2:
+        raise DataError(f"{name}: expected at least two clients with samples, got {len(named)}; add another")
+    divided = {str(client): _divided_numbers(str(client), entry, seed, fractions) for client, entry in named.items()}
+    _same_shape([Raw(client, "array", {s: Part(x, _NO_LABELS) for s, (x, _) in parts.items()}) for client, parts in divided.items()])
+    train = [parts["train"][0] for parts in divided.values()]
+    shape = train[0].shape[1:]
+    y = defaults.pooled_preprocess([parts["train"][1][:, None] for parts in divided.values()], axes=(0,))
+    target = Target(y.mean[0], y.std[0])
+    truth = true_groups(groups, list(divided))
+
+    def split(x: NDArray[Any], numbers: NDArray[np.float64]) -> Split:
+        z = ((numbers - target.mean) / target.std).astype(np.float32)
+        return Split(torch.from_numpy(np.ascontiguousarray(x)), torch.from_numpy(z))
+
+    return Scenario(
+        name=name,
+        sites=tuple(
+            Site(client, split(*parts["train"]), split(*parts["val"]), {"test": split(*parts["test"])}) for client, parts in divided.items()
+        ),
+        classes=(),
+        preprocess=defaults.image_preprocess(train, model) if len(shape) == 3 else defaults.pooled_preprocess(train, axes=(0,)),
+        model=defaults.recipe(model, shape=shape, classes=1),
+        groups=truth,
+        k=len(set(truth.values())) if truth else None,
+        defaults=defaults.training(model) | defaults.FINE_TUNING,
+        method_defaults={"emdcfl": {**defaults.BY_BENEFIT["emdcfl"], "match_classes": False}},
+        target=target,
+    )
+
+
+def _divided_numbers(name: str, entry: Any, seed: int, fractions: Sequence[float]) -> dict[str, tuple[NDArray[Any], NDArray[np.float64]]]:
+    """Return train, val and test of one client: as given, or drawn at random, with samples of one group in one split."""
+    if isinstance(entry, Mapping):
+        lacking = set(SPLITS) - set(entry)
+        if lacking or set(entry) - set(SPLITS):
+            raise DataError(f"client {name!r}: expected the splits train, val and test, got {', '.join(map(str, entry))}")
+        return {split: _numbers(name, entry[split])[:2] for split in SPLITS}
+    x, y, by = _numbers(name, entry)
+    if len(x) < MIN_SAMPLES:
+        raise DataError(f"client {name!r} has {len(x)} samples; at least {MIN_SAMPLES} are needed; add some, or leave it out")
+    rng = keys.generator(seed, name, 0, "split")
+    if by is None:
+        rows = split_indices(len(x), fractions, rng)
+    else:
+        codes = np.unique(by, return_inverse=True)[1].astype(np.int64)
+        if codes.max() + 1 < len(fractions):
+            raise DataError(f"client {name!r}: expected at least {len(fractions)} groups, one for each split, got {codes.max() + 1}")
+        rows = grouped_indices(np.zeros(len(x), np.int64), codes, fractions, rng)
+    return {split: (x[part], y[part]) for split, part in zip(SPLITS, rows, strict=True)}
+
+
+def _numbers(name: str, entry: Any) -> tuple[NDArray[Any], NDArray[np.float64], NDArray[Any] | None]:
+    if isinstance(entry, torch.utils.data.Dataset):
+        pairs = [entry[i] for i in range(len(entry))]  # type: ignore[arg-type]
+        entry = (np.stack([_array(x) for x, _ in pairs]), np.array([_label(y) for _, y in pairs]))
+    if not isinstance(entry, (tuple, list)) or len(entry) not in (2, 3):
+        raise DataError(f"client {name!r}: expected (X, y), (X, y, group) or a torch Dataset, got {type(entry).__name__}")
+    x, y = _samples(name, _array(entry[0])), _array(entry[1])
+    if y.shape != (len(x),) or not (np.issubdtype(y.dtype, np.number) and np.isfinite(y).all()):
+        raise DataError(f"client {name!r}: expected one finite number per sample to predict, got y of shape {y.shape} and type {y.dtype}")
+    return x, y.astype(np.float64), None if len(entry) == 2 else _array(entry[2])
+
+
 def site_from_arrays(name: str, entry: Any, *, like: Scenario, seed: int = 0) -> tuple[Site, tuple[str, ...]]:
     """Build one more site for a scenario, from data in memory; returns it and notes for the user."""
     raw = _raw(name, entry)
@@ -111,7 +206,10 @@ def _part(name: str, entry: Any) -> Part:
         raise DataError(f"client {name!r}: expected one label per sample, got X of shape {x.shape} and y of shape {y.shape}")
     if np.issubdtype(y.dtype, np.floating):
         if not np.all(np.isfinite(y)) or np.any(y != np.floor(y)):
-            raise DataError(f"client {name!r}: labels must be classes (integers or text), got fractional numbers or gaps")
+            raise DataError(
+                f"client {name!r}: labels must be classes (integers or text), got fractional numbers or gaps; to predict numbers, say "
+                "task='regression'"
+            )
         y = y.astype(np.int64)
     by = {GROUP: np.array([str(value) for value in _array(entry[2]).tolist()], dtype=str)} if len(entry) == 3 else {}
     if any(len(values) != len(x) for values in by.values()):

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from emdcfl.core.client import Client
 from emdcfl.core.errors import ConfigError
+from emdcfl.core.objective import is_regression
 from emdcfl.core.schema import Reply
 from emdcfl.data.split import largest_remainder
 from emdcfl.methods.base import Distances
@@ -81,6 +82,8 @@ class Calibrate:
 
 def stratified(client: Client) -> bool:
     """Whether the validation split has the class shares of the train split, as far as whole samples can."""
+    if is_regression(client.site.train.y):
+        return False
     train, val = (np.bincount(split.y.cpu().numpy(), minlength=2) for split in (client.site.train, client.site.val))
     classes = max(len(train), len(val))
     n, m = (np.pad(counts, (0, classes - len(counts))) for counts in (train, val))

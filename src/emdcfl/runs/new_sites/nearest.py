@@ -99,7 +99,10 @@ def _transport(a: Reply, b: Reply) -> float:
 
 @torch.no_grad()
 def _entropy(net: Network, reply: Reply) -> float:
-    p = find_head(net.module)(reply["embeddings"].to(net.device)).double().softmax(1)
+    outputs = find_head(net.module)(reply["embeddings"].to(net.device)).double()
+    if outputs.shape[1] == 1:  # a number: distances alone decide
+        return 1.0
+    p = outputs.softmax(1)
     return float(-(p * p.clamp_min(1e-12).log()).sum(1).mean())
 
 

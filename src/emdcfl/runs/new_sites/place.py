@@ -136,6 +136,8 @@ def place(result: Result, site: Any, *, name: str | None = None, label: str | No
     found = plan(result.config, result.scenario, result.folder)
     data_record.check(result.folder, found.whole.fingerprints)
     scenario, seed = found.scenario, found.config.run.seed
+    if scenario.target is not None:
+        raise ConfigError("a site is placed by its labels only where they are classes; use place_unlabelled")
     if isinstance(site, (str, Path)):
         path = Path(site)
         chosen = name or f"new:{path.stem}"

@@ -1,0 +1,52 @@
+r"""What is predicted: a class, or a number. The targets of a split say which, and everything that depends on it is here.
+
+Class indices (int64) have the cross-entropy loss, numbers (float32, standardised over all sites) the squared error
+:math:`\ell = (f_\theta(x) - y)^2`. A network has one output per class, or one.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def is_regression(y: Tensor) -> bool:
+    """Whether targets are numbers instead of classes."""
+    return y.is_floating_point()
+
+
+def losses(outputs: Tensor, y: Tensor) -> Tensor:
+    """Return the loss of every sample.
+
+    Examples
+    --------
+    >>> losses(torch.tensor([[1.0], [2.0]]), torch.tensor([0.0, 2.0])).tolist()
+    [1.0, 0.0]
+    """
+    if is_regression(y):
+        return (outputs[:, 0] - y) ** 2
+    return F.cross_entropy(outputs, y, reduction="none")
+
+
+def predictions(outputs: Tensor, y: Tensor) -> Tensor:
+    """Return what models are mixed by: class probabilities, or the predicted number as one column."""
+    return outputs if is_regression(y) else outputs.softmax(1)
+
+
+def mixed_losses(predicted: Tensor, y: Tensor) -> Tensor:
+    """Return the loss of every sample under a mixture of ``predictions``, in float64."""
+    if is_regression(y):
+        return (predicted[:, 0].double() - y.double()) ** 2
+    return -predicted.double().clamp_min(1e-12).log().gather(1, y[:, None])[:, 0]
+
+
+def r_squared(squared_errors: Tensor, y: Tensor) -> float:
+    r"""Return :math:`R^2 = 1 - \sum_s e_s^2 / \sum_s (y_s - \bar y)^2`; 0 where the targets are all alike.
+
+    Examples
+    --------
+    >>> r_squared(torch.tensor([0.0, 0.0, 1.0]), torch.tensor([1.0, 2.0, 3.0]))
+    0.5
+    """
+    spread = float(((y.double() - y.double().mean()) ** 2).sum()) if len(y) else 0.0
+    return 1.0 - float(squared_errors.double().sum()) / spread if spread > 0 else 0.0

@@ -1,0 +1,102 @@
+"""Numbers instead of classes: the same run with the squared error, R² and RMSE."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.metrics import r2_score, root_mean_squared_error
+
+import emdcfl
+from emdcfl.core.errors import ConfigError, DataError, StoreError
+from emdcfl.methods import METHODS
+from emdcfl.runs.loop import Silent
+from emdcfl.runs.plan import NEED_CLASSES
+from emdcfl.sklearn import FederatedRegressor
+
+SIGNS = {"a": 1, "b": 1, "c": -1, "d": -1}
+QUICK: dict[str, Any] = {"task": "regression", "rounds": 1, "local_epochs": 2}
+
+
+def sites(n: int = 60) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Two groups in which a feature has the opposite effect."""
+    rng, found = np.random.default_rng(0), {}
+    for name, sign in SIGNS.items():
+        x = rng.normal(size=(n, 4))
+        found[name] = x, 100 + 20 * sign * x[:, 0] + rng.normal(size=n)
+    return found
+
+
+def test_groups_are_found_and_scores_are_those_of_the_test_rows(tmp_path: Path) -> None:
+    x = sites()["a"][0]
+    data = {name: {"train": (x[:36], y[:36]), "val": (x[36:48], y[36:48]), "test": (x[48:], y[48:])} for name, (x, y) in sites().items()}
+    result = emdcfl.fit(data, task="regression", rounds=3, personalize="off")
+    assert result.clusters == {"a": 0, "b": 0, "c": 1, "d": 1}
+    numbers = result.regression
+    assert numbers is not None and numbers.r2 is not None and numbers.r2 > 0.9 and result.accuracy.mean is None
+    for name, (r2, rmse) in numbers.clients.items():
+        rows, truth = data[name]["test"]
+        assert r2 == pytest.approx(r2_score(truth, result.predict(name, rows)), abs=1e-4)
+        assert rmse == pytest.approx(root_mean_squared_error(truth, result.predict(name, rows)), rel=1e-4)
+    again = emdcfl.load(result.save(tmp_path / "run"))
+    assert again.regression == numbers and again.predict("a", x[:5]) == result.predict("a", x[:5])
+    assert json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))["regression"]["r2"]["mean"] == numbers.r2
+    with pytest.raises(StoreError, match="has no page"):
+        again.report(show=False)
+    with pytest.raises(DataError, match="no class probabilities"):
+        result.predict_proba("a", x)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", sorted(name for name, cls in METHODS.items() if cls.__module__.startswith("emdcfl.")))
+def test_methods_run_or_say_that_they_need_classes(method: str) -> None:
+    if method in NEED_CLASSES:
+        with pytest.raises(ConfigError, match="needs no classes"):
+            emdcfl.fit(sites(), method=method, **QUICK)
+        return
+    found = emdcfl.fit(sites(), method=method, groups=["x", "x", "y", "y"], **QUICK).regression
+    assert found is not None and found.r2 is not None and np.isfinite(found.rmse) and set(found.clients) == set(SIGNS)  # type: ignore[arg-type]
+
+
+def test_a_killed_run_goes_on_to_the_same_models(tmp_path: Path) -> None:
+    class Stop(Exception):
+        pass
+
+    class Stopping(Silent):
+        def begin(self, index: int, total: int, participants: tuple[str, ...]) -> None:
+            if index == 2:
+                raise Stop
+
+    options = {**QUICK, "rounds": 2}
+    with pytest.raises(Stop):
+        emdcfl.fit(sites(), "mlp", "fedavg", out=tmp_path / "run", observer=Stopping(), **options)
+    resumed = emdcfl.fit(sites(), "mlp", "fedavg", out=tmp_path / "run", resume=True, **options)
+    whole = emdcfl.fit(sites(), "mlp", "fedavg", **options)
+    assert np.array_equal(resumed.serving.models.numpy(), whole.serving.models.numpy()) and resumed.regression == whole.regression
+
+
+@pytest.mark.parametrize(
+    ("clients", "options", "said"),
+    [
+        (sites(), {"task": "regresion"}, "got 'regresion'"),
+        (sites(), {"settings": {"engine.name": "batched"}}, "engine auto or sequential"),
+        (sites(), {"settings": {"method.cost": "label-aware"}}, "label-aware"),
+        ("rotated-digits", {}, "arrays, tensors"),
+        ({"a": (np.zeros((20, 2)), np.full(20, np.nan)), "b": (np.zeros((20, 2)), np.zeros(20))}, {}, "one finite number"),
+    ],
+)
+def test_what_does_not_fit_is_named(clients: Any, options: dict[str, Any], said: str) -> None:
+    with pytest.raises((ConfigError, DataError), match=said):
+        emdcfl.fit(clients, **{**QUICK, **options})
+
+
+def test_the_estimator_places_unseen_sites() -> None:
+    data = sites()
+    x, y = (np.concatenate([data[name][i] for name in data]) for i in (0, 1))
+    site = np.repeat(list(data), 60)
+    model = FederatedRegressor(rounds=3).fit(x, y, groups=site)
+    assert model.clusters_ == {"a": 0, "b": 0, "c": 1, "d": 1} and model.score(x, y, groups=site) > 0.9
+    assert model.predict(x[:3], groups=["new"] * 3).shape == (3,)
