@@ -19,7 +19,8 @@ from emdcfl.sklearn import FederatedClassifier, FederatedRegressor
 TOO_FEW = "the check's data have fewer than 10 rows per site, which a site needs"
 DATA_NOT_AN_ARRAY = ("classifier_data_not_an_array", "regressor_data_not_an_array")
 CHECKS = ("n_features_in_after_fitting", "estimators_nan_inf", "fit2d_1feature", *DATA_NOT_AN_ARRAY)
-EXPECTED = {f"check_{name}": TOO_FEW for name in CHECKS}
+EXPECTED = {f"check_{name}": TOO_FEW for name in (*CHECKS, "regressors_no_decision_function")}
+EXPECTED["check_methods_subset_invariance"] = "float32 rounds by batch: numbers differ in the seventh digit"
 
 
 class TwoSites(FederatedClassifier):

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from emdcfl.core.client import EVALUATION_BATCH, Client, task
 from emdcfl.core.errors import ClientError
+from emdcfl.core.objective import is_regression
 from emdcfl.core.schema import Field, Reply
 
 FEWEST_SAMPLES = 5
@@ -39,7 +40,8 @@ def profile(client: Client, *, classes: int) -> Reply:
         values = split.x.double()
     else:
         values = torch.cat([image_features(x.float() * client.preprocess.scale) for x in split.x.split(EVALUATION_BATCH)]).double()
-    shares = torch.bincount(split.y, minlength=classes).double() / len(split)
+    counts = torch.zeros(0) if is_regression(split.y) else torch.bincount(split.y, minlength=classes)
+    shares = counts.double() / len(split)
     return {"n": len(split), "mean": values.mean(0), "sd": values.std(0, correction=0), "classes": shares}
 
 
