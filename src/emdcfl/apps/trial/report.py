@@ -108,7 +108,7 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
     online = sum(bool(node["online"]) for node in nodes.values())
     yield f"{LINK:<20} {link['state']} at {link['address']}, {online} of {len(nodes)} nodes online" + _log(found, LINK, link["state"])
     for name, node in sorted(nodes.items()):
-        since = f" since {node['since']}" if node["since"] else ""
+        since = f" since {node['since'][:19]}Z" if node["since"] else ""
         where = "" if node["process"] == "elsewhere" else f"{node['process']}, "
         yield f"{name:<20} {where}{'online' if node['online'] else 'offline'}{since}" + _log(found, name, node["process"])
     if run is not None:
