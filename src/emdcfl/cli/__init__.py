@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 from emdcfl.runs import signals
 
-__all__ = ["main"]
+__all__ = ["STARTED", "main"]
+
+STARTED = time.perf_counter()
 
 
 def main(arguments: list[str] | None = None) -> None:

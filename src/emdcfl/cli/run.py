@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import asdict, replace
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from emdcfl.cli import STARTED
 from emdcfl.cli.app import (
     DateColumns,
     DropColumns,
@@ -30,6 +32,7 @@ from emdcfl.cli.app import (
 )
 from emdcfl.cli.show import show_result, show_unseen
 from emdcfl.core.errors import ConfigError
+from emdcfl.core.units import seconds
 from emdcfl.runs.config import OWN_FILES, Config, load, override, parse_settings
 from emdcfl.runs.loop import Observer
 from emdcfl.runs.progress import Live, terminal
@@ -192,6 +195,7 @@ def _finish(console: Console, result: Result, others: Mapping[str, Mapping[str, 
     if "unseen" in result.summary:
         show_unseen(console, result.summary["unseen"])
     console.print(f"report: {report}", soft_wrap=True)
+    console.print(f"this command took {seconds(time.perf_counter() - STARTED)}: reading, measuring and drawing included")
 
 
 def _with_doubts(chosen: Config, place: Path, say: Callable[..., None]) -> Config | RunPlan:

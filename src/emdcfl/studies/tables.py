@@ -265,7 +265,8 @@ def _interval(rows: Sequence[ResultRow], metric: str) -> Interval | None:
     scores = [score for row in rows if (score := _score(row, metric)).get("mean") is not None]
     ends: list[tuple[Any, Any, Any]] = [(score["mean"], score.get("low"), score.get("high")) for score in scores]
     known = all(isinstance(value, float | int) for three in ends for value in three)
-    return over_seeds([Interval(*three) for three in ends]) if known else None
+    found = over_seeds([Interval(*three) for three in ends]) if known else None
+    return None if found is None else replace(found, low=max(0.0, found.low), high=min(1.0, found.high))  # two seeds say little
 
 
 def markdown(table: Table, *, leave_out: Sequence[str] = ()) -> str:
