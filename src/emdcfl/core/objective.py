@@ -20,6 +20,7 @@ def losses(outputs: Tensor, y: Tensor) -> Tensor:
 
     Examples
     --------
+    >>> import torch
     >>> losses(torch.tensor([[1.0], [2.0]]), torch.tensor([0.0, 2.0])).tolist()
     [1.0, 0.0]
     """
@@ -45,6 +46,7 @@ def r_squared(squared_errors: Tensor, y: Tensor) -> float:
 
     Examples
     --------
+    >>> import torch
     >>> r_squared(torch.tensor([0.0, 0.0, 1.0]), torch.tensor([1.0, 2.0, 3.0]))
     0.5
     """

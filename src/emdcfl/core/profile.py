@@ -53,8 +53,8 @@ def image_features(x: Tensor) -> Tensor:
     >>> stripe = torch.zeros(1, 1, 8, 8)
     >>> stripe[..., 6] = 1.0
     >>> found = dict(zip(IMAGE_FEATURES, image_features(stripe)[0].tolist()))
-    >>> found["brightness"], found["upright"], found["right"] > 0.5, found["low"]
-    (0.125, 1.0, True, 0.0)
+    >>> found["brightness"], found["upright"], found["right"] > 0.5, abs(found["low"]) < 1e-6
+    (0.125, 1.0, True, True)
     """
     grey = x.mean(1)
     flat = grey.flatten(1)

@@ -77,8 +77,8 @@ def options(name: str) -> dict[str, Any]:
 
 
 def is_built_in(name: str) -> bool:
-    """Whether a scenario is one of this package's own."""
-    return _entry(name).maker.__module__.startswith("emdcfl.")
+    """Whether a scenario comes with the data of this package; that of a federation's nodes exists at its server alone."""
+    return _entry(name).maker.__module__.startswith("emdcfl.data.")
 
 
 def option_types(name: str) -> dict[str, Any]:
