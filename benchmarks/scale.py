@@ -48,6 +48,7 @@ def measured(clients: int, pairing: str) -> dict[str, Any]:
     """Run once in this process."""
     from emdcfl import fit
     from emdcfl.report import write_report
+    from emdcfl.studies.results import commit, hardware
 
     data, truth = tables(clients)
     began = time.perf_counter()
@@ -73,6 +74,9 @@ def measured(clients: int, pairing: str) -> dict[str, Any]:
         "ari": summary["ari"],
         "load": round(os.getloadavg()[0], 1),
         "cores": len(os.sched_getaffinity(0)),
+        "seed": 0,
+        "commit": commit(),
+        "hardware": hardware("cpu"),
     }
 
 

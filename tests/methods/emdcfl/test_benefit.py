@@ -84,6 +84,14 @@ def test_a_split_must_pay_by_more_than_chance() -> None:
     assert not split_gaining(3.3 * error)  # without one of the four the gain of the others is too little
 
 
+@pytest.mark.parametrize(("clients", "gain", "pays"), [(60, 0.01, True), (70, 0.01, False), (70, 0.06, True)])
+def test_of_many_clients_a_split_must_be_noticed(clients: int, gain: float, pays: bool) -> None:
+    names = tuple(f"c{i:02d}" for i in range(clients))
+    sides = [names[: clients // 2], names[clients // 2 :]]
+    found = votes({c: {names: 1.0, side: 1.0 - gain} for side in sides for c in side}, spread=0.001)
+    assert found.pays([names], sides, evidence=3.0) == pays
+
+
 def test_one_member_alone_cannot_separate_the_others_but_may_leave() -> None:
     said: dict[str, dict[Cell, float]] = {c: {ALL: 1.0, AB if c in AB else CD: 1.05} for c in ALL}
     said["a"] = {ALL: LOSS_CUT, AB: 0.0}  # the largest gain the schema allows

@@ -9,7 +9,8 @@ distances between updates, which see groups that differ in what labels mean. Bot
           g > z\,\widehat{\mathrm{se}}(g)
 
 The standard error comes from blocks of consecutive validation samples, so that the neighbours in a series do not count as independent
-evidence (batch means; Schmeiser, *Batch size effects in the analysis of simulation output*, 1982). Of the two trees' partitions the
+evidence (batch means; Schmeiser, *Batch size effects in the analysis of simulation output*, 1982). Of more than ``SINGLE`` clients one
+side must also gain ``LEAST_SHARE`` of its loss. Of the two trees' partitions the
 coarser one holds, unless the finer one beats it in the same way. Clusters are examined in rounds 1, 2, 4, 8, …, and only get finer.
 
 Models that trained apart from random weights may average badly although their data agree, and in round 1 leaving one of them out then
@@ -41,8 +42,12 @@ from emdcfl.core.params import average
 from emdcfl.core.schema import Reply
 from emdcfl.methods.emdcfl.client.tasks import LOSS_CUT, SMALLEST_VOTE, loss_moments
 from emdcfl.methods.emdcfl.pairing import EMDCFLState
-from emdcfl.methods.emdcfl.proposals import Array, Cell, Merge, Tree, key, known, tree, tree_of_columns, updates_apart
+from emdcfl.methods.emdcfl.proposals import SINGLE, Array, Cell, Merge, Tree, key, known, tree, tree_of_columns, updates_apart
 from emdcfl.methods.emdcfl.settings import Options
+
+LEAST_SHARE = 0.05
+"""Share of its loss that one side must gain where more than ``SINGLE`` clients are divided: of so many, even what nobody would notice is
+beyond chance."""
 
 MOST_MODELS = 64
 """Averages a member scores in one request."""
@@ -110,9 +115,23 @@ class Votes:
         voters, gained, variance = self._differences(coarse, fine)
         if not _z(gained.sum(), variance.sum()) > evidence:
             return False
+        if not self._matters(coarse, fine, dict(zip(voters, gained.tolist(), strict=True))):
+            return False
         alone = {cell[0] for cell in fine if len(cell) == 1}
         tears = np.array([len(fine) - (c in alone) > 1 for c in voters], dtype=bool)
         return bool((_z(_without_each(gained), _without_each(variance)) > evidence)[tears].all())
+
+    def _matters(self, coarse: Sequence[Cell], fine: Sequence[Cell], gained: Mapping[str, float]) -> bool:
+        """Whether few are divided, or some set of the finer partition lowers its members' loss by a share that is noticed."""
+        old = _cell_of(coarse)
+        if len(old) <= SINGLE:
+            return True
+        for cell in fine:
+            voters = [c for c in cell if c in gained]
+            before = sum(self._n[c] * float(self._mean[c][self._at[c][old[c]]]) for c in voters)
+            if sum(gained[c] for c in voters) > LEAST_SHARE * before:
+                return True
+        return False
 
     def prefers(self, own: Cell, other: Cell) -> bool:
         """Whether the members of a set do better with its average than with another set's."""
