@@ -38,7 +38,15 @@ def test_a_member_that_was_not_compared_does_not_count() -> None:
 
 def test_where_nobody_could_be_compared_no_distance_is_named() -> None:
     nobody = Placement("new", None, [candidate_of(0, ["tiny"], "new", measured(), 0.5)], ())
-    assert nobody.verdict() == "new belongs to none of the 1 groups, as far as their members could be compared"
+    assert "no member could be compared; train it alone" in nobody.verdict()
+
+
+def test_a_site_in_no_group_is_told_what_to_do() -> None:
+    far = [Candidate(0, ["a"], 3.1, 0, 0.6), Candidate(1, ["b"], 4.0, 0, 1.0)]
+    guess = Guess(0.5, 2, 12)
+    said = choose("new", far, guess, ()).verdict()
+    assert "cluster 0, is at 3.1 times" in said and "cluster 1's model is right for 100.0% of its 12 test samples: use that for now" in said
+    assert "train it alone" in choose("new", [Candidate(0, ["a"], 3.1, 0, 0.4)], guess, ()).verdict()
 
 
 def test_a_tolerance_of_zero_is_all_or_nothing() -> None:

@@ -105,16 +105,21 @@ class Placement:
                 "check how the site spells and codes its labels, or train it alone"
             )
         best, *others = self.candidates if self.cluster is None else sorted(self.candidates, key=lambda c: c.cluster != self.cluster)
-        if self.cluster is None and not isfinite(best.ratio):
-            return f"{self.site} belongs to none of the {len(self.candidates)} groups, as far as their members could be compared"
         if self.cluster is None:
-            return (
-                f"{self.site} belongs to none of the {len(self.candidates)} groups: the nearest, cluster {best.cluster}, is at "
-                f"{best.ratio:.1f} times the tolerance"
-            )
+            how = f"the nearest, cluster {best.cluster}, is at {best.ratio:.1f} times the tolerance"
+            return f"{self.site} belongs to no group: {how if isfinite(best.ratio) else 'no member could be compared'}; {self._meanwhile()}"
         near = [c for c in others if isfinite(c.ratio)]
         clear = f"; the next, cluster {near[0].cluster}, is at {near[0].ratio:.1f} times" if near else ""
         return f"{self.site} belongs to cluster {self.cluster}: at {best.ratio:.2f} times the tolerance{clear}"
+
+    def _meanwhile(self) -> str:
+        """Say what to do with a site in no group: the model that its own labels speak for, if there is one."""
+        best = max(self.candidates, key=lambda c: c.accuracy)
+        again = "run again with its files among the others to decide it"
+        if self.guess is None or self.guess.beats(best.accuracy):
+            return f"train it alone, or {again}"
+        right = f"is right for {percent(best.accuracy)} of its {self.guess.samples} test samples"
+        return f"cluster {best.cluster}'s model {right}: use that for now, and {again}"
 
 
 def place(result: Result, site: Any, *, name: str | None = None, label: str | None = None) -> Placement:
