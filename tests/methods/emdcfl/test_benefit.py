@@ -105,12 +105,6 @@ def test_one_member_alone_cannot_separate_the_others_but_may_leave() -> None:
     assert not votes(others, spread=0.1).pays([ALL], [("a",), ("b",), CD], evidence=3.0)
 
 
-def test_a_side_prefers_its_own_average_where_the_others_is_worse() -> None:
-    found = votes({c: {AB: 1.0, CD: 1.1} for c in AB} | {c: {CD: 1.0, AB: 0.9} for c in CD})
-    assert found.prefers(AB, CD) and not found.prefers(CD, AB)
-    assert not votes({}).prefers(AB, CD)  # nobody votes
-
-
 def shuffled(layout: Any, theta: Any) -> Any:
     """The same function, its hidden units in another order."""
     theta, order = theta.clone(), torch.arange(7, -1, -1)

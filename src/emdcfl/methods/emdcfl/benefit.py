@@ -13,16 +13,15 @@ evidence (batch means; Schmeiser, *Batch size effects in the analysis of simulat
 side must also gain ``LEAST_SHARE`` of its loss. Of the two trees' partitions the
 coarser one holds, unless the finer one beats it in the same way. Clusters are examined in rounds 1, 2, 4, 8, …, and only get finer.
 
-Models that trained apart from random weights may average badly although their data agree, and in round 1 leaving one of them out then
-pays. So there each side of a split must also do better with its own average than with the other's; what this puts off is for round 2 to
-decide.
+Models that trained apart from random weights may average badly although their data agree, and in round 1 leaving some of them out then
+pays. So sides that the calibrated tolerance does not tell apart (most pairs across are linked) are not divided there; round 2, in which
+all start from one trained model, decides what this puts off.
 
 One client cannot tear others apart: without any single member the split must still pay, unless it does not separate the others. A client
 may prevent a split; the run is then FedAvg inside that cluster.
 
-A member learns the averages of the nested subsets it belongs to, and in round 1 of the side it is divided from. Two of them give the
-average of the part by which they differ, which may be one client's trained state. It sends means and covariances of its losses and of
-its hits under these models.
+A member learns the averages of the nested subsets it belongs to. Two of them give the average of the part by which they differ, which may
+be one client's trained state. It sends means and covariances of its losses and of its hits under these models.
 """
 
 from __future__ import annotations
@@ -36,6 +35,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from emdcfl.clustering import links
 from emdcfl.core.errors import ClientError
 from emdcfl.core.federation import Federation, Round
 from emdcfl.core.params import average
@@ -133,11 +133,6 @@ class Votes:
                 return True
         return False
 
-    def prefers(self, own: Cell, other: Cell) -> bool:
-        """Whether the members of a set do better with its average than with another set's."""
-        voters = [c for c in own if c in self._n]
-        return sum(self._n[c] * float(self._mean[c][self._at[c][other]] - self._mean[c][self._at[c][own]]) for c in voters) > 0
-
     def _differences(self, coarse: Sequence[Cell], fine: Sequence[Cell]) -> tuple[list[str], Array, Array]:
         """Voters, what each gains over all its samples, and the variances of these sums."""
         old, new = _cell_of(coarse), _cell_of(fine)
@@ -215,29 +210,23 @@ def examine(
     if not trees:
         return Examined([key(members)], [])
     votes = _ask(fed, state, _paths(trees, members), local)
+    put_off = _alike(state, trees) if round.index == 1 and not state.rows else set()
     about = {"round": round.index, "evidence": options.evidence}
-    put_off: set[Cell] = set()
-    while True:
-        best = _best(trees, votes, about, put_off)
-        pairs = [(a, b) for tree in trees.values() for a, b in tree.merges if a in best.cells and b in best.cells]
-        if round.index > 1 or not pairs:
-            return best
-        swapped = _ask(fed, state, _swaps(pairs), local)
-        unsure = {key(a + b) for a, b in pairs if not (swapped.prefers(a, b) and swapped.prefers(b, a))}
-        if not unsure:
-            return best
-        put_off |= unsure
-
-
-def _best(trees: Mapping[str, Tree], votes: Votes, about: Mapping[str, Any], put_off: set[Cell]) -> Examined:
-    """Return the coarsest tree's partition, or a finer one that pays beside it."""
     candidates = [_pruned(tree.merges, votes, {**about, "proposal": name}, put_off) for name, tree in trees.items()]
     candidates.sort(key=lambda candidate: len(candidate.cells))
     best = candidates[0]
     for finer in candidates[1:]:
-        if len(finer.cells) > len(best.cells) and votes.pays(best.cells, finer.cells, about["evidence"]):
+        if len(finer.cells) > len(best.cells) and votes.pays(best.cells, finer.cells, options.evidence):
             best = finer
     return best
+
+
+def _alike(state: EMDCFLState, trees: Mapping[str, Tree]) -> set[Cell]:
+    """Return the nodes whose two sides follow the same law as far as W can tell: most pairs across are linked."""
+    at = {c: i for i, c in enumerate(state.clients)}
+    M = links(state.W.numpy(), state.epsilon.numpy())
+    merges = [merge for tree in trees.values() for merge in tree.merges]
+    return {key(a + b) for a, b in merges if M[np.ix_([at[c] for c in a], [at[c] for c in b])].mean() > 0.5}
 
 
 def _proposals(fed: Federation, state: EMDCFLState, members: Sequence[str], local: Mapping[str, Tensor], round: Round) -> dict[str, Tree]:
@@ -264,15 +253,6 @@ def _paths(trees: Mapping[str, Tree], members: Sequence[str]) -> dict[str, list[
         for c in node:
             paths[c][node] = None
     return {c: list(cells) for c, cells in paths.items()}
-
-
-def _swaps(pairs: Sequence[Merge]) -> dict[str, list[Cell]]:
-    """Client → its own set, and those it may be served by instead."""
-    asked: dict[str, dict[Cell, None]] = {}
-    for own, other in [side for a, b in pairs for side in ((a, b), (b, a))]:
-        for c in own:
-            asked.setdefault(c, {own: None})[other] = None
-    return {c: list(cells) for c, cells in asked.items()}
 
 
 def _pruned(tree: Sequence[Merge], votes: Votes, about: Mapping[str, Any], put_off: set[Cell]) -> Examined:

@@ -168,7 +168,7 @@ def _why_not(split: Mapping[str, Any]) -> str:
     if split["gain"] <= 0:
         return "it does not pay"
     if split.get("put_off"):
-        return "but one side does as well with the other's model"
+        return "but their data do not differ: round 2 decides"
     return "it rests on one client alone" if split["gain"] > split["evidence"] * split["error"] else "that may be chance"
 
 
