@@ -56,6 +56,12 @@ def test_the_paired_differences_decide(
     assert bool(found.doubts) == (choice in ("local", "fedavg"))
 
 
+@pytest.mark.parametrize(("tuned", "choice"), [((0.8, 0.99, 0.93, 0.9, 0.99, 0.91), "local"), (0.99, "fedavg+ft")])
+def test_where_labels_disagree_a_shared_start_must_be_clearly_better(tuned: float | tuple[float, ...], choice: str) -> None:
+    found = advice(summary(0.6, ONE), {**baselines(0.6, 0.91), "fedavg+ft": summary(tuned)})
+    assert found is not None and found.choice == choice and "agree on labels" in found.doubts[0]
+
+
 def test_a_loss_names_the_group_the_sites_and_the_remedy() -> None:
     run = summary((0.9, 0.9, 0.9, 0.5, 0.5, 0.9), GROUPS)
     found = advice(run, baselines(0.6, 0.9))

@@ -1,17 +1,19 @@
 """Keys of the Flower app's run config: ``[tool.flwr.app.config]`` in ``pyproject.toml``, ``flwr run -c``.
 
-================  ==============================================================================================
-``config``        the run's config as TOML text, or the path of such a file; empty for the defaults
-``out``           run directory on the SuperLink's machine; a relative one lies below the SuperLink's working folder
-``resume``        continue the run in ``out`` from its last complete round
-``keys``          file that binds client names to key fingerprints; empty keeps the list in memory
-``trust``         ``first-use`` or ``pinned``: whether a name that the file does not know is added to it or refused
-``deadline``      seconds a request may take, training included
-``part-mb``       largest request for embedding models
-``reply-mb``      largest reply that is read
-``wait``          seconds to wait for missing nodes before round 1
-``job``           folder for progress and outcome, read by ``emdcfl run``; empty for none
-================  ==============================================================================================
+==================  ==============================================================================================
+``config``          the run's config as TOML text, or the path of such a file; empty for the defaults
+``out``             run directory on the SuperLink's machine; a relative one lies below the SuperLink's working folder
+``resume``          continue the run in ``out`` from its last complete round
+``keys``            file that binds client names to key fingerprints; empty keeps the list in memory
+``trust``           ``first-use`` or ``pinned``: whether a name that the file does not know is added to it or refused
+``deadline``        seconds a request may take, training included
+``part-mb``         largest request for embedding models
+``reply-mb``        largest reply that is read
+``wait``            seconds to wait for missing nodes before round 1
+``baselines``       also train one model for all and every site alone, to tell whether groups pay
+``keep-baselines``  keep their models, not only their accuracies
+``job``             folder for progress and outcome, read by ``emdcfl run``; empty for none
+==================  ==============================================================================================
 """
 
 from __future__ import annotations
@@ -40,6 +42,8 @@ class Options:
     part_mb: float = 256.0
     reply_mb: float = 2048.0
     wait: float = 60.0
+    baselines: bool = False
+    keep_baselines: bool = False
     job: str = ""
 
     def __post_init__(self) -> None:

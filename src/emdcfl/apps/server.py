@@ -26,8 +26,10 @@ from emdcfl.engines.flower.survey import survey_nodes
 from emdcfl.methods.base import Serving
 from emdcfl.privacy.keylist import KeyList
 from emdcfl.runs import runner
-from emdcfl.runs.config import Config, load, loads
+from emdcfl.runs.config import AT_NODES, Config, load, loads
+from emdcfl.runs.result import Result
 from emdcfl.runs.scoring import MetricsRow
+from emdcfl.runs.verdict.baselines import run_baselines
 
 if TYPE_CHECKING:
     from flwr.app import Context
@@ -108,10 +110,22 @@ def main(grid: Grid, context: Context) -> None:
         journal.session = here
         with session(here):
             result = runner.run(read_config(options.config), out, resume=options.resume, observer=journal)
+            if options.baselines:
+                _compare(result, journal, keep=options.keep_baselines)
     except BaseException as error:
         journal.outcome(ok=False, error=_reason(error), traffic=here.traffic() if here else {})
         raise
     journal.outcome(ok=True, rounds=result.summary["rounds"], traffic=here.traffic())
+
+
+def _compare(result: Result, journal: Journal, *, keep: bool) -> None:
+    """Train the baselines with the same nodes; a run that is finished does not fail with them."""
+    journal.write(event="baselines")
+    log.info("for comparison: one model for all (fedavg), then every site alone (local)")
+    try:
+        run_baselines(result, observer=journal, keep=keep)
+    except EmdcflError as error:
+        log.warning("whether groups pay is not said: %s; continue with --resume", error)
 
 
 def _reason(error: BaseException) -> str:
@@ -120,10 +134,7 @@ def _reason(error: BaseException) -> str:
     return str(error) if isinstance(error, EmdcflError) else f"{type(error).__name__}: {error}"
 
 
-NODES = "nodes"
-
-
-@scenario(NODES, "the connected nodes, each with files of its own (Flower only; see docs/guide/deploy.md)")
+@scenario(AT_NODES, "the connected nodes, each with files of its own (Flower only; see docs/guide/deploy.md)")
 def nodes(
     *,
     clients: list[str] | None = None,
@@ -158,4 +169,4 @@ def nodes(
     else:
         here.survey = survey_nodes(here.connected, clients=clients, label=label, **options)
     assert here.survey is not None
-    return here.survey.scenario(NODES, model)
+    return here.survey.scenario(AT_NODES, model)

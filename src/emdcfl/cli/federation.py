@@ -253,8 +253,8 @@ def _listed(processes: list[str]) -> str:
     return " and ".join([*([LINK] if LINK in processes else []), *([names(nodes)] if nodes else [])])
 
 
-def runner_over(folder: Path | None) -> Callable[..., Result]:
-    """Return a function like ``runner.run`` that submits the config to a federation and follows the run."""
+def runner_over(folder: Path | None, aside: Any = None, *, baselines: bool = False, keep: bool = False) -> Callable[..., Result]:
+    """Return a function like ``runner.run`` that submits the config to a federation and follows it; ``aside`` observes its baselines."""
     if folder is None:
         raise ConfigError("engine 'flower' needs a federation: add --federation DIR (make one with: emdcfl federation init DIR --nodes 4)")
     needs_flower()
@@ -266,7 +266,15 @@ def runner_over(folder: Path | None) -> Callable[..., Result]:
 
     def run(config: Config, out: Path, *, resume: bool = False, observer: Any = None) -> Result:
         engine = replace(config.engine, name="flower", workers=1)
-        trial.submit(there, replace(config, engine=engine), out, resume=resume, watch=lambda event: show_event(event, observer))
+        watching = observer
+
+        def watch(event: dict[str, Any]) -> None:
+            nonlocal watching
+            watching = aside if event["event"] == "baselines" else watching
+            show_event(event, watching)
+
+        how: dict[str, Any] = {"resume": resume, "baselines": baselines, "keep_baselines": keep}
+        trial.submit(there, replace(config, engine=engine), out, watch=watch, **how)
         own = config.model is not None and config.model.name not in BUILDERS  # what the user asked for is what may come back
         return load(out, trust_model=own)
 

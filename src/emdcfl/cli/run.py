@@ -33,7 +33,7 @@ from emdcfl.cli.app import (
 from emdcfl.cli.show import show_result, show_unseen
 from emdcfl.core.errors import ConfigError
 from emdcfl.core.units import seconds
-from emdcfl.runs.config import OWN_FILES, Config, load, override, parse_settings
+from emdcfl.runs.config import AT_NODES, OWN_FILES, Config, load, override, parse_settings
 from emdcfl.runs.loop import Observer
 from emdcfl.runs.progress import Live, terminal
 from emdcfl.runs.trackers import TRACKERS, Tracking, open_tracker
@@ -77,7 +77,7 @@ def run(
     date: DateColumns = None,
     missing: MissingMarks = None,
     gaps: GapsOption = None,
-    baselines: Annotated[bool, typer.Option(help="With --data: also one model for all (also fine-tuned) and every site alone.")] = True,
+    baselines: Annotated[bool, typer.Option(help="On own data: also one model for all (also fine-tuned) and every site alone.")] = True,
     method: Annotated[
         str | None, typer.Option(help="See 'emdcfl methods'.", show_default="emdcfl", autocompletion=complete_methods)
     ] = None,
@@ -121,6 +121,7 @@ def run(
 ) -> None:
     """Run one method on one scenario and leave a run directory."""
     from emdcfl.paper.merging import write_quick_merging
+    from emdcfl.report.load_run import read_run
     from emdcfl.runs import runner
     from emdcfl.runs.store import RunStore
     from emdcfl.runs.verdict.baselines import BASELINES, run_baselines
@@ -154,26 +155,28 @@ def run(
         chosen = build_config(config, flags, set_ or [])
     what = _called(chosen)
     place = out or Path("runs") / f"{what}-{chosen.method.name}-seed{chosen.run.seed}"
-    compare = baselines and chosen.scenario.name == "folder" and chosen.method.name not in BASELINES
-    start: Callable[..., Result] = runner.run
-    if chosen.engine.name == "flower":
-        from emdcfl.cli.federation import runner_over
-
-        start = runner_over(federation)
+    compare = baselines and chosen.scenario.name in (OWN_FILES, AT_NODES) and chosen.method.name not in BASELINES
+    remote = chosen.engine.name == "flower"
     logging.getLogger("emdcfl").setLevel(logging.WARNING if quiet or as_json else logging.INFO)
     logging.getLogger("emdcfl.doubts").setLevel(logging.ERROR)  # the result says them
     console = terminal()
     with nullcontext() if quiet or as_json else Live(console) as live, _tracked(track or [], place, chosen) as watch:
         say = console.print if live else _nothing
+        start: Callable[..., Result] = runner.run
+        if remote:
+            from emdcfl.cli.federation import runner_over
+
+            start = runner_over(federation, live, baselines=compare, keep=keep_baselines)
         say(f"{chosen.method.name} on {what}, seed {chosen.run.seed}")
         planned = _timed(_with_doubts(chosen, place, say), place, budget, baselines=compare, resume=resume, live=live, say=say)
         result = start(planned, place, resume=resume, observer=watch(live))
-        if compare:
+        if compare and not remote:  # else the federation has trained them, as far as its nodes took part
             say("for comparison: one model for all (fedavg), then every site alone (local)")
-        found = run_baselines(result, observer=live, keep=keep_baselines) if compare else {}
-    if chosen.engine.name != "flower":
+            run_baselines(result, observer=live, keep=keep_baselines)
+    if not remote:
         write_quick_merging(result)
-    _finish(console, result, {name: other.summary for name, other in found.items()}, place, as_json=as_json)
+    others = {name: other.summary for name, other in read_run(place).baselines.items()} if compare else {}
+    _finish(console, result, others, place, as_json=as_json)
 
 
 def _finish(console: Console, result: Result, others: Mapping[str, Mapping[str, Any]], place: Path, *, as_json: bool) -> None:

@@ -48,8 +48,8 @@ __all__ = [
 ]
 
 
-OWN_FILES = "folder"
-"""Scenario name of the user's own files."""
+OWN_FILES, AT_NODES = "folder", "nodes"
+"""Scenarios of people's own files: on this machine, and at the nodes of a federation."""
 
 
 @dataclass(frozen=True)

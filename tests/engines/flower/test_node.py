@@ -5,6 +5,7 @@ from __future__ import annotations
 import stat
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ from PIL import Image
 
 pytest.importorskip("flwr", reason="needs the extra emdcfl[flower]")
 
-from flwr.app import Message
+from flwr.app import Context, Message, RecordDict
 from tests.engines.flower import loopback
 from tests.engines.flower.loopback import LoopbackGrid
 
-import emdcfl.apps.server  # noqa: F401  registers the scenario "nodes"
+from emdcfl.apps import server
+from emdcfl.apps.options import Options
 from emdcfl.cli import main
 from emdcfl.core.client import PrivateState
 from emdcfl.core.errors import ConfigError, DataError
@@ -29,12 +31,16 @@ from emdcfl.data.own import load_folder
 from emdcfl.engines.flower.messages import MessageSettings
 from emdcfl.engines.flower.node.data import read_site
 from emdcfl.engines.flower.node.home import HomeNode, read_config, read_state, write_state
+from emdcfl.engines.flower.node.policy import TASKS
 from emdcfl.engines.flower.node.serve import make_app
 from emdcfl.engines.flower.node.survey import answer_survey
 from emdcfl.engines.flower.session import Session, connect, session
 from emdcfl.engines.local.sequential import SequentialFederation
 from emdcfl.privacy.exchange import public_key
 from emdcfl.privacy.keylist import KeyList
+from emdcfl.report.load_run import read_run
+from emdcfl.runs.config import Config, dump, override
+from emdcfl.runs.verdict.advice import advice
 
 QUICK = MessageSettings(deadline=30, poll=0.01, wait=0.0)
 
@@ -320,3 +326,31 @@ def test_outside_a_federation_the_engine_says_how_to_start(tmp_path: Path) -> No
 def loopback_scenario() -> Any:
     assert loopback.RUN
     return scenarios.build("rotated-digits")
+
+
+def test_a_federated_run_vetoes_one_model_for_sites_that_do_not_agree_on_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MessageSettings", partial(MessageSettings, poll=0.01))
+    rng = np.random.default_rng(0)
+    grid = {}
+    for i, name in enumerate("abcd", start=1):
+        swapped, age = name in "cd", rng.normal(50, 10, (150, 2))
+        label = np.where((age.sum(1) > 100) != swapped, "ill", "well")
+        rows = [f"{a:.2f},{b:.2f},{word}" for (a, b), word in zip(age + (8 if name == "d" else 0), label, strict=True)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["age,dose,label", *rows]), encoding="utf-8")
+        grid[i] = name, home(tmp_path / f"home-{name}", data=str(tmp_path / f"{name}.csv"), trust="relay")
+        with (tmp_path / f"home-{name}" / "node.toml").open("a", encoding="utf-8") as file:
+            file.write("\n[policy]\n" + f"tasks = {[*TASKS, *([] if name == 'b' else ['profile'])]}\n")
+    chosen = override(Config(), {"scenario": "nodes", "scenario.clients": list("abcd"), "run.rounds": 1, "run.what_differs": True})
+    chosen = override(chosen, {"method.grouping": "neighbourhoods", "method.tolerance": 2.0, "personalize.mode": "off"})
+    options = Options(config=dump(chosen), out=str(tmp_path / "run"), baselines=True, wait=0.0, job=str(tmp_path / "job"))
+    context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=options.as_dict())
+    server.main(HomeGrid(grid), context)
+    done = read_run(tmp_path / "run")
+    others = {name: baseline.summary for name, baseline in done.baselines.items()}
+    assert done.summary["clusters"] == [0, 0, 0, 0] and set(others) == {"fedavg", "fedavg+ft", "local"}
+    found = advice(done.summary, others)
+    assert found is not None and found.choice == "local" and "do not agree on labels" in found.headline
+    assert not (tmp_path / "run/baselines/local/models").exists(), "a model of one site alone is not kept unasked"
+    (differs,) = done.summary["what_differs"]
+    assert differs["who"] == "d" and {one["feature"] for one in differs["found"]} == {"column 'age'", "column 'dose'"}
+    assert [f["client"] for f in done.summary["failures"]] == ["b"] and "profile" in done.summary["failures"][0]["reason"]

@@ -83,15 +83,16 @@ def _process(pids: dict[str, int | None], name: str) -> str:
 
 
 def _run(trial: Trial, job: Job, *, answers: bool) -> dict[str, Any]:
-    outcome, complete, total, warnings, last = job.outcome, 0, 0, 0, None
+    outcome, complete, total, warnings, last, compared = job.outcome, 0, 0, 0, None, False
     journal = job.path / "progress.jsonl"
     for line in journal.read_text(encoding="utf-8").splitlines() if journal.exists() else ():
         try:
             event = json.loads(line)
         except ValueError:  # being written
             continue
-        last, total = event.get("time"), event.get("total", total)
-        complete = event["round"] if event["event"] == "end" else complete
+        last, compared = event.get("time"), compared or event["event"] == "baselines"
+        if not compared:  # rounds of baselines are not the run's
+            total, complete = event.get("total", total), event["round"] if event["event"] == "end" else complete
         warnings += event["event"] == "log" and event["level"] == "WARNING"
     state = "finished" if outcome is not None and outcome["ok"] else "failed"
     if outcome is None:

@@ -41,6 +41,8 @@ def submit(
     *,
     resume: bool = False,
     trust: KeyTrust = "pinned",
+    baselines: bool = False,
+    keep_baselines: bool = False,
     watch: Callable[[Event], None] | None = None,
 ) -> dict[str, Any]:
     """Run a config over the federation; return its outcome (``ok``, ``error``, ``traffic``).
@@ -73,6 +75,8 @@ def submit(
         trust=trust,
         deadline=trial.deadline,
         wait=trial.wait,
+        baselines=baselines,
+        keep_baselines=keep_baselines,
         job=str(job),
     )
     (job / "run-config.toml").write_text(tomli_w.dumps(options.as_dict()), encoding="utf-8")

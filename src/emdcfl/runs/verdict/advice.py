@@ -191,10 +191,11 @@ def advice(summary: Summary, baselines: Mapping[str, Summary]) -> Advice | None:
     networks = {name: g for name, g in found.items() if name != LOGISTIC}
     better = {name: g for name, g in networks.items() if g.sign == 1}
     alone = baselines.get("local")
-    doubts, look = _disagreement(used(summary), alone) or _only_fine_tuned(summary, alone), _losers(used(summary), alone)
+    disagree, look = _disagreement(used(summary), alone), _losers(used(summary), alone)
+    doubts = disagree or _only_fine_tuned(summary, alone)
     told = worth(summary, baselines)
     if worse:
-        best = min(worse, key=lambda name: worse[name].mean)
+        best = _best(worse, baselines, disagree=bool(disagree) and summary["k"] == 1)
         doubts = doubts or [f"training as in this run costs {(-worse[best]).points('')} against {BASELINES[best]}"]
         return Advice(best, _instead(summary, best, worse[best]), told, found, doubts, look)
     if better:
@@ -204,6 +205,15 @@ def advice(summary: Summary, baselines: Mapping[str, Summary]) -> Advice | None:
         text += f"; {level[0] if len(level) == 1 else f'{len(level)} others'} may be as good" if level else ""
         return Advice("this run", text, told, found, doubts, look)
     return Advice("undecided", _undecided(summary, networks or found), told, found, doubts, look)
+
+
+def _best(worse: Mapping[str, Interval], baselines: Mapping[str, Summary], *, disagree: bool) -> str:
+    """Return the baseline to use instead; where labels do not agree, a shared start must be clearly better than none to be recommended."""
+    best = min(worse, key=lambda name: worse[name].mean)
+    if disagree and "local" in worse and best.startswith("fedavg"):
+        gain = difference(_scores(baselines[best]), _scores(baselines["local"]))
+        return best if gain is not None and gain.sign == 1 else "local"
+    return best
 
 
 def _what(summary: Summary) -> str:

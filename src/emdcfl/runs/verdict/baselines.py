@@ -36,8 +36,8 @@ def run_baselines(result: Result, *, observer: Observer | None = None, keep: boo
     """Run (or finish) the baselines on the same data, in sub-folders of the run directory if there is one.
 
     One run of FedAvg is two of them: one model for all, and the same model fine-tuned at home. It follows ``[personalize]`` of the run,
-    or keeps what pays. Of a table there is also a logistic regression at every site. Only accuracies stay on disk, unless models are to
-    be kept.
+    or keeps what pays. Of a table whose rows are here there is also a logistic regression at every site. Only accuracies stay on disk,
+    unless models are to be kept.
     """
     found = {}
     for name, config in (("fedavg", one_for_all(result.config)), ("local", _plain(result.config, "local"))):
@@ -50,7 +50,7 @@ def run_baselines(result: Result, *, observer: Observer | None = None, keep: boo
         if config.personalize.wanted:
             summary, rows = with_personal(found[name].summary, found[name].history)
             found[name + FINE_TUNED] = replace(found[name], summary=summary, history=rows)
-    if result.scenario is not None and is_table(result.scenario):
+    if result.scenario is not None and is_table(result.scenario) and any(len(site.train) for site in result.scenario.sites):
         found[LOGISTIC] = _logistic(found["local"], result.scenario)
     return found
 
