@@ -16,7 +16,7 @@ from PIL import Image
 
 from emdcfl.core.errors import DataError
 from emdcfl.data.own.folder import load_folder
-from emdcfl.data.own.images import read_image
+from emdcfl.data.own.formats.images import read_image
 from emdcfl.data.own.site import read_inputs
 from fuzz.feed import Feed, one_line
 

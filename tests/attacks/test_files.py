@@ -19,7 +19,7 @@ from tests import tiny  # noqa: F401  registers the scenario
 
 import emdcfl
 from emdcfl.core.errors import DataError, StoreError
-from emdcfl.data.own.images import read_image
+from emdcfl.data.own.formats.images import read_image
 from emdcfl.report.load_run import read_run
 from emdcfl.runs.config import Choice, Config, RunConfig
 from emdcfl.runs.outputs import load_served

@@ -12,8 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from emdcfl.core.errors import DataError
-from emdcfl.data.own import check_folder, readers
-from emdcfl.data.own.readers import label_column, read_file
+from emdcfl.data.own import check_folder
+from emdcfl.data.own.formats import readers
+from emdcfl.data.own.formats.readers import label_column, read_file
 from emdcfl.data.own.tables import Numeric, TableEncoding, column_kinds, pool, summarise
 
 

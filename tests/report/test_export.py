@@ -16,7 +16,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 from tests import tiny
-from tests.data.test_own_tables import rows, write
+from tests.data.own.test_tables import rows, write
 from tests.e2e.shell import called
 from tests.report.fabricate import make_run
 

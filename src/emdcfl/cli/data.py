@@ -103,8 +103,8 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
     """Report what a run would read from a folder, and every problem in it: one page for who answers for the data."""
-    from emdcfl.data.own.check import check_options
-    from emdcfl.data.own.page import data_page
+    from emdcfl.data.own.checking.check import check_options
+    from emdcfl.data.own.checking.page import data_page
 
     given: dict[str, Any] = {"label": label, "client": client, "split": split, "split_column": split_column, "group": group}
     given |= {"merge_labels": merge_labels or None, "label_map": label_map, "drop": drop, "only": only}
@@ -129,7 +129,7 @@ def check(
 
 def show_report(report: FolderReport, html: Path | None) -> None:
     """Print the page, write it as HTML where asked, and fail where a run would."""
-    from emdcfl.data.own.page import data_page
+    from emdcfl.data.own.checking.page import data_page
 
     console = terminal()
     show_data_page(console, data_page(report))
@@ -137,7 +137,7 @@ def show_report(report: FolderReport, html: Path | None) -> None:
 
 
 def _finish(console: Console, report: FolderReport, html: Path | None, with_: str = "") -> None:
-    from emdcfl.data.own.page import headline
+    from emdcfl.data.own.checking.page import headline
 
     if html is not None:
         from emdcfl.report.data_page import write_data_page
@@ -150,9 +150,9 @@ def _finish(console: Console, report: FolderReport, html: Path | None, with_: st
 
 def _fix(console: Console, place: Path, options: Mapping[str, Any], out: Path) -> FolderReport:
     """Write the repairs, and say what the check finds with them."""
-    from emdcfl.data.own.check import check_options
-    from emdcfl.data.own.fix import propose, write_recipe
-    from emdcfl.data.own.page import headline
+    from emdcfl.data.own.checking.check import check_options
+    from emdcfl.data.own.checking.fix import propose, write_recipe
+    from emdcfl.data.own.checking.page import headline
 
     if out.exists():
         raise ConfigError(f"{out} exists; choose another file for --fix, or remove it")

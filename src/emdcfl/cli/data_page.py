@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from emdcfl.cli.show import tell
-from emdcfl.data.own.page import Block, DataPage
+from emdcfl.data.own.checking.page import Block, DataPage
 
 MOST_ROWS = 24
 """Rows of a table on the terminal; the HTML page has more."""

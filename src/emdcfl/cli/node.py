@@ -65,7 +65,7 @@ def data(
 ) -> None:
     """Check the node's own files, as its node.toml reads them: the page of 'emdcfl data check'. Nothing is sent."""
     from emdcfl.cli.data import show_report
-    from emdcfl.data.own.check import check_site
+    from emdcfl.data.own.checking.check import check_site
     from emdcfl.engines.flower.node.home import read_config
 
     own = read_config(home / "node.toml")

@@ -6,8 +6,8 @@ from datetime import date
 from pathlib import Path
 
 from emdcfl.core.errors import StoreError
-from emdcfl.data.own.check import FolderReport
-from emdcfl.data.own.page import data_page
+from emdcfl.data.own.checking.check import FolderReport
+from emdcfl.data.own.checking.page import data_page
 from emdcfl.report.page import fill
 from emdcfl.runs.store.files import write_file
 

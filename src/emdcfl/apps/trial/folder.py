@@ -104,7 +104,7 @@ class Trial:
 def create(path: str | Path, *, nodes: int | None = None, data: str | Path | None = None, deadline: float = 600.0) -> Trial:
     """Write the folder of a federation of ``nodes`` clients of ``rotated-digits``, or one per client of the folder ``data``."""
     from emdcfl.data import scenarios  # not for every command: it loads torch
-    from emdcfl.data.own.layout import discover
+    from emdcfl.data.own.formats.layout import discover
     from emdcfl.privacy.exchange import load_secret
 
     folder = _empty(path)

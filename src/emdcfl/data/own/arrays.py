@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from emdcfl.core import keys
 from emdcfl.core.errors import DataError
 from emdcfl.data.own import defaults
+from emdcfl.data.own.checking.leaks import leaks
 from emdcfl.data.own.cleaning import variant_notes
-from emdcfl.data.own.leaks import leaks
 from emdcfl.data.own.parts import (
     FRACTIONS,
     MIN_SAMPLES,

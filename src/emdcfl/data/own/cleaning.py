@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from emdcfl.core.errors import ConfigError, DataError, nearest
 from emdcfl.core.units import names
-from emdcfl.data.own.columns import index_columns
-from emdcfl.data.own.dates import read_dates
+from emdcfl.data.own.checking.columns import index_columns
+from emdcfl.data.own.formats.dates import read_dates
+from emdcfl.data.own.formats.readers import NUMBER
 from emdcfl.data.own.parts import Note, Part, Raw, some, sort_words
-from emdcfl.data.own.readers import NUMBER
 from emdcfl.data.own.tables import AS_WRITTEN, CellRules, is_numeric, number_matrix, text_values
 
 if TYPE_CHECKING:

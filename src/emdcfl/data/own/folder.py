@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from emdcfl.core import keys
 from emdcfl.core.errors import DataError
 from emdcfl.data.own import defaults
+from emdcfl.data.own.checking.columns import DATES, ColumnProfile, check_categories, column_notes, profile_columns
+from emdcfl.data.own.checking.leaks import leaks, repeats
 from emdcfl.data.own.cleaning import AS_THEY_ARE, Cleaning, variant_notes
-from emdcfl.data.own.columns import DATES, ColumnProfile, check_categories, column_notes, profile_columns
-from emdcfl.data.own.images import common_shape, list_images, read_client, read_headers
-from emdcfl.data.own.layout import ClientFiles, Layout, client_folder, discover
-from emdcfl.data.own.leaks import leaks, repeats
+from emdcfl.data.own.formats.images import common_shape, list_images, read_client, read_headers
+from emdcfl.data.own.formats.layout import ClientFiles, Layout, client_folder, discover
+from emdcfl.data.own.formats.readers import read_client_tables, read_shared_table
 from emdcfl.data.own.parts import FRACTIONS, MIXED, SPLITS, Divided, Note, Raw, prepare, to_site, write_notes
-from emdcfl.data.own.readers import read_client_tables, read_shared_table
 from emdcfl.data.own.splitting import RANDOM, SplitRule
 from emdcfl.data.own.tables import AS_WRITTEN, CellRules, TableEncoding, column_bytes, column_kinds, pool, summarise
 from emdcfl.data.types import Preprocess, Scenario

@@ -16,11 +16,11 @@ import torch
 from emdcfl.core.errors import DataError
 from emdcfl.core.optional import arrow
 from emdcfl.data.own.arrays import true_groups
+from emdcfl.data.own.checking.leaks import leaks, repeats
 from emdcfl.data.own.cleaning import Cleaning
 from emdcfl.data.own.folder import build_scenario, clean_reading
-from emdcfl.data.own.leaks import leaks, repeats
+from emdcfl.data.own.formats.readers import LABEL_NAMES, label_column, labelled, shared_table
 from emdcfl.data.own.parts import MIXED, Note, Part, Raw
-from emdcfl.data.own.readers import LABEL_NAMES, label_column, labelled, shared_table
 from emdcfl.data.own.site import new_site
 from emdcfl.data.own.splitting import RANDOM, SPLIT_NAMES, SplitRule
 from emdcfl.data.own.tables import TableEncoding

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from emdcfl.core.errors import DataError
-from emdcfl.data.own import dicom
 from emdcfl.data.own.cleaning import AS_THEY_ARE, Cleaning
-from emdcfl.data.own.images import list_images, read_client, read_image
-from emdcfl.data.own.layout import IMAGE_SUFFIXES, TABLE_SUFFIXES, ClientFiles, client_folder
+from emdcfl.data.own.formats import dicom
+from emdcfl.data.own.formats.images import list_images, read_client, read_image
+from emdcfl.data.own.formats.layout import IMAGE_SUFFIXES, TABLE_SUFFIXES, ClientFiles, client_folder
+from emdcfl.data.own.formats.readers import read_client_tables, read_file
 from emdcfl.data.own.parts import FRACTIONS, MIXED, SPLITS, Note, Raw, divide, known_only, to_site, warnings, write_notes
-from emdcfl.data.own.readers import read_client_tables, read_file
 from emdcfl.data.own.splitting import RANDOM, SplitRule
 from emdcfl.data.own.tables import TableEncoding
 from emdcfl.data.types import Scenario, Site

@@ -26,7 +26,7 @@ from emdcfl.core.replies import brief
 from emdcfl.core.units import names
 from emdcfl.data.own import defaults
 from emdcfl.data.own.cleaning import AS_THEY_ARE, Cleaning, label_variants
-from emdcfl.data.own.images import LARGEST_DEFAULT
+from emdcfl.data.own.formats.images import LARGEST_DEFAULT
 from emdcfl.data.own.parts import sort_words
 from emdcfl.data.own.tables import Moments, Summary, pool
 from emdcfl.data.types import Preprocess, Scenario, Site, Split

@@ -10,7 +10,7 @@ from torch import Tensor, float64
 from emdcfl.core.errors import ClientError
 from emdcfl.core.replies import brief
 from emdcfl.core.schema import Field, check
-from emdcfl.data.own.readers import LARGEST
+from emdcfl.data.own.formats.readers import LARGEST
 from emdcfl.data.own.tables import LONGEST_WORD, MAX_WORDS
 from emdcfl.engines.flower.node.survey import DESCRIBE, Answer
 

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 
 from emdcfl.core.errors import DataError
+from emdcfl.data.own.checking.columns import index_columns
 from emdcfl.data.own.cleaning import Cleaning
-from emdcfl.data.own.columns import index_columns
-from emdcfl.data.own.images import GREY_MODES, list_images, read_client, read_header
-from emdcfl.data.own.layout import ClientFiles, client_folder
+from emdcfl.data.own.formats.images import GREY_MODES, list_images, read_client, read_header
+from emdcfl.data.own.formats.layout import ClientFiles, client_folder
+from emdcfl.data.own.formats.readers import read_client_tables
 from emdcfl.data.own.parts import MIXED, Raw, divide
-from emdcfl.data.own.readers import read_client_tables
 from emdcfl.data.own.splitting import SplitRule
 from emdcfl.data.own.tables import Moments, is_numeric, summarise
 from emdcfl.engines.flower.node.data import check_column, check_words, fixed_label, image_labels

@@ -10,14 +10,14 @@ from typing import Any
 
 from emdcfl.core.errors import DataError
 from emdcfl.core.units import names
+from emdcfl.data.own.checking.columns import ColumnProfile
+from emdcfl.data.own.checking.leaks import Repeats, leaks, repeats
 from emdcfl.data.own.cleaning import AS_THEY_ARE, Cleaning
-from emdcfl.data.own.columns import ColumnProfile
 from emdcfl.data.own.folder import Reading, build_scenario, read_folder, read_site_alone
-from emdcfl.data.own.images import common_shape, list_images, read_client, read_headers
-from emdcfl.data.own.layout import ClientFiles, client_folder, discover, visible
-from emdcfl.data.own.leaks import Repeats, leaks, repeats
+from emdcfl.data.own.formats.images import common_shape, list_images, read_client, read_headers
+from emdcfl.data.own.formats.layout import ClientFiles, client_folder, discover, visible
+from emdcfl.data.own.formats.readers import read_client_tables
 from emdcfl.data.own.parts import write_notes
-from emdcfl.data.own.readers import read_client_tables
 from emdcfl.data.own.splitting import RANDOM, SplitRule
 from emdcfl.data.types import Scenario
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import tomli_w
 
-from emdcfl.data.own.check import FolderReport
+from emdcfl.data.own.checking.check import FolderReport
+from emdcfl.data.own.checking.columns import CODE, DATES, ID_NAME, IDS, SOME_SITES, TEXT_AMONG_NUMBERS, UNITS, ColumnProfile
 from emdcfl.data.own.cleaning import folded, label_variants
-from emdcfl.data.own.columns import CODE, DATES, ID_NAME, IDS, SOME_SITES, TEXT_AMONG_NUMBERS, UNITS, ColumnProfile
-from emdcfl.data.own.dates import readings
+from emdcfl.data.own.formats.dates import readings
 
 PASSES = 3
 """Checks in a row: a repair may bring the next doubt to light."""

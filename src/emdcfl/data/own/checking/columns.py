@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from emdcfl.core.errors import DataError
 from emdcfl.core.optional import arrow
-from emdcfl.data.own.dates import looks_like_dates
+from emdcfl.data.own.formats.dates import looks_like_dates
+from emdcfl.data.own.formats.readers import GAPS, NUMBER
 from emdcfl.data.own.parts import Note, Part, Raw, some
-from emdcfl.data.own.readers import GAPS, NUMBER
 from emdcfl.data.own.tables import MAX_WORDS, is_numeric, number_matrix, text_values
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from emdcfl.core.units import names, plural
-from emdcfl.data.own.check import ClientReport, FolderReport
+from emdcfl.data.own.checking.check import ClientReport, FolderReport
+from emdcfl.data.own.checking.columns import DOUBTS, SOME_SITES, ColumnProfile
 from emdcfl.data.own.cleaning import folded
-from emdcfl.data.own.columns import DOUBTS, SOME_SITES, ColumnProfile
 from emdcfl.data.own.parts import some
 from emdcfl.data.own.tables import withheld
 

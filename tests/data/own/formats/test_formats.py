@@ -16,9 +16,10 @@ from pydicom.uid import DeflatedExplicitVRLittleEndian, ExplicitVRLittleEndian, 
 
 from emdcfl.core import optional
 from emdcfl.core.errors import ConfigError, DataError
-from emdcfl.data.own import check_folder, load_folder, read_inputs, spreadsheet
-from emdcfl.data.own.dicom import read_pixels
-from emdcfl.data.own.readers import read_file
+from emdcfl.data.own import check_folder, load_folder, read_inputs
+from emdcfl.data.own.formats import spreadsheet
+from emdcfl.data.own.formats.dicom import read_pixels
+from emdcfl.data.own.formats.readers import read_file
 
 ROWS: list[list[Any]] = [
     [

@@ -16,8 +16,8 @@ from PIL import Image
 
 from emdcfl.core.errors import DataError
 from emdcfl.data.own import load_folder
-from emdcfl.data.own.images import read_image
-from emdcfl.data.own.readers import read_file
+from emdcfl.data.own.formats.images import read_image
+from emdcfl.data.own.formats.readers import read_file
 
 CELLS = st.one_of(
     st.sampled_from(["", "0", "1", "nan", "inf", "-1e308", "1e308", "NULL", "true", "2020-01-01", "x", "é", '"', "a,b", "\n", "9" * 30]),

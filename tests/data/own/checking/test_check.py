@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from tests.data.test_own_cleaning import WORDS, write
+from tests.data.own.test_cleaning import WORDS, write
 
 import emdcfl
 from emdcfl.cli import main
 from emdcfl.data.own import check_folder, load_folder
-from emdcfl.data.own.check import check_options
+from emdcfl.data.own.checking.check import check_options
+from emdcfl.data.own.checking.columns import CODE, DATES, IDS, LABEL_COPY, PER_SITE, ROWS, SOME_SITES, TEXT_AMONG_NUMBERS, UNITS
+from emdcfl.data.own.checking.fix import propose, write_recipe
+from emdcfl.data.own.checking.page import data_page
 from emdcfl.data.own.cleaning import Cleaning
-from emdcfl.data.own.columns import CODE, DATES, IDS, LABEL_COPY, PER_SITE, ROWS, SOME_SITES, TEXT_AMONG_NUMBERS, UNITS
-from emdcfl.data.own.fix import propose, write_recipe
-from emdcfl.data.own.page import data_page
 from emdcfl.report.data_page import write_data_page
 from emdcfl.runs.config import load, override
 

@@ -12,11 +12,11 @@ import numpy as np
 
 from emdcfl.core.errors import DataError, nearest
 from emdcfl.core.optional import arrow
-from emdcfl.data.own.dates import as_dates
-from emdcfl.data.own.layout import EXCEL_SUFFIXES, ClientFiles
+from emdcfl.data.own.formats.dates import as_dates
+from emdcfl.data.own.formats.layout import EXCEL_SUFFIXES, ClientFiles
+from emdcfl.data.own.formats.spreadsheet import read_workbook
 from emdcfl.data.own.parts import MIXED, Note, Part, Raw, Text
 from emdcfl.data.own.splitting import RANDOM, SplitRule, table_keys
-from emdcfl.data.own.spreadsheet import read_workbook
 from emdcfl.data.own.tables import AS_WRITTEN, CellRules
 
 if TYPE_CHECKING:
