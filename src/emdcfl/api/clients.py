@@ -9,7 +9,7 @@ from typing import Any
 from emdcfl.core import keys
 from emdcfl.core.errors import DataError
 from emdcfl.data import scenarios
-from emdcfl.data.own import frames, from_arrays, numbers_from_arrays
+from emdcfl.data.own import frames, from_arrays
 from emdcfl.data.types import Scenario
 from emdcfl.models.recipe import ModelRecipe
 from emdcfl.runs.config import OWN_FILES, Choice, own_files
@@ -44,16 +44,14 @@ def read_clients(
     if about.get("task") == REGRESSION:
         if _is_tables(clients) or _is_hub(clients) or set(about) != {"task"}:
             raise DataError("expected arrays, tensors or torch data sets for regression, got tables; give (frame.to_numpy(), y) per site")
-        scenario = numbers_from_arrays(clients, groups=groups, model=model, seed=seed)
-        return Choice(IN_MEMORY, {"fingerprint": fingerprint(scenario), **about}), scenario
-    found = _entries(clients, about)
-    if _is_tables(found):
+        scenario = from_arrays(clients, groups=groups, model=model, seed=seed, regression=True)
+    elif _is_tables(found := _entries(clients, about)):
         scenario = frames.from_tables(found, about, model=model, seed=seed, groups=groups)
-        return Choice(IN_MEMORY, {"fingerprint": fingerprint(scenario), **about}), scenario
-    kept = {name: value for name, value in about.items() if name not in ("label", "client") or not _is_hub(clients)}
-    if kept:
-        raise DataError(f"{_named(kept)} names a column, but these are arrays; give frames, or leave it out")
-    scenario = from_arrays(found, groups=groups, model=model, seed=seed)
+    else:
+        kept = {name: value for name, value in about.items() if name not in ("label", "client") or not _is_hub(clients)}
+        if kept:
+            raise DataError(f"{_named(kept)} names a column, but these are arrays; give frames, or leave it out")
+        scenario = from_arrays(found, groups=groups, model=model, seed=seed)
     return Choice(IN_MEMORY, {"fingerprint": fingerprint(scenario), **about}), scenario
 
 

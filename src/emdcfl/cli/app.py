@@ -26,46 +26,6 @@ app = typer.Typer(
 
 
 TrustModel = Annotated[bool, typer.Option("--trust-model", help="Let the run directory name a model of its own: its code then runs.")]
-SplitOption = Annotated[
-    str | None, typer.Option("--split", help="Own tables: random, or time:COLUMN (oldest rows train, newest test).", show_default="random")
-]
-SplitColumn = Annotated[
-    str | None, typer.Option("--split-column", help="Own tables: the column that says train, val or test.", show_default=False)
-]
-GroupOption = Annotated[
-    str | None,
-    typer.Option(
-        "--group",
-        help="Own data: rows with the same value of this column (a patient, machine, document) stay in one split; "
-        "for images a regular expression of file names.",
-        show_default=False,
-    ),
-]
-MergeLabels = Annotated[
-    bool, typer.Option("--merge-labels", help="Own data: labels that differ only in capitals and spaces ('BENIGN ', benign) become one.")
-]
-LabelMap = Annotated[
-    str | None, typer.Option("--label-map", help="Own data: labels to rename, OLD=NEW,… as in 0=benign,1=malignant.", show_default=False)
-]
-DropColumns = Annotated[str | None, typer.Option("--drop", help="Own tables: columns A,B,… that are no features.", show_default=False)]
-OnlyColumns = Annotated[str | None, typer.Option("--only", help="Own tables: the columns A,B,… that are features.", show_default=False)]
-DateColumns = Annotated[
-    str | None,
-    typer.Option(
-        "--date", help="Own tables: columns A,B:FORMAT,… to read as dates (days since 1970), as in visit,born:%d/%m/%Y.", show_default=False
-    ),
-]
-MissingMarks = Annotated[
-    str | None, typer.Option("--missing", help="Own tables: further marks of missing values, as in -999,refused.", show_default=False)
-]
-GapsOption = Annotated[
-    str | None,
-    typer.Option(
-        "--gaps",
-        help="Own tables: mean (a missing number becomes the pooled mean, and a column says so) or drop-rows.",
-        show_default="mean",
-    ),
-]
 
 USER_ERROR = 2
 INTERRUPTED = 130

@@ -17,7 +17,8 @@ from rich.live import Live
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from emdcfl.cli.app import GroupOption, SplitOption, app, complete_methods, complete_scenarios
+from emdcfl.cli.app import app, complete_methods, complete_scenarios
+from emdcfl.cli.own_data import own_data
 from emdcfl.cli.run import build_config, whose_data
 from emdcfl.core.errors import ClientError, ConfigError
 from emdcfl.core.schema import Reply
@@ -53,19 +54,14 @@ from emdcfl.studies.tables import (
 
 
 @app.command("compare")
+@own_data(after="data")
 def compare_(
+    own: dict[str, Any],
     scenario: Annotated[
         str | None,
         typer.Option(help="See 'emdcfl data list'; left out with --merge, nothing is run.", autocompletion=complete_scenarios),
     ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(help="Your own files instead: a folder of sites, or one table; its other options as in --set scenario.drop=AGE."),
-    ] = None,
-    label: Annotated[str | None, typer.Option(help="With --data: the label column of tables.", show_default=False)] = None,
-    client: Annotated[str | None, typer.Option(help="With --data: the client column of one shared table.", show_default=False)] = None,
-    split: SplitOption = None,
-    group: GroupOption = None,
+    data: Annotated[Path | None, typer.Option(help="Your own files instead: a folder of sites, or one table.")] = None,
     methods: Annotated[
         str,
         typer.Option(
@@ -104,7 +100,7 @@ def compare_(
         raise ConfigError("expected --scenario or --data (what to run) or --merge (what to take in), got none; see 'emdcfl data list'")
     wanted = []
     if scenario is not None or data is not None or config is not None:
-        whose = whose_data(scenario, data, {"label": label, "client": client, "split": split, "group": group})
+        whose = whose_data(scenario, data, own)
         flags = {**whose, "scenario.scale": scale, "personalize.mode": personalize, "engine.device": device}
         base = build_config(config, flags, settings)
         if leave_one_out or folds is not None:

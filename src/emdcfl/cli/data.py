@@ -12,20 +12,9 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from emdcfl.cli.app import (
-    DateColumns,
-    DropColumns,
-    GapsOption,
-    GroupOption,
-    LabelMap,
-    MergeLabels,
-    MissingMarks,
-    OnlyColumns,
-    SplitColumn,
-    SplitOption,
-    app,
-)
+from emdcfl.cli.app import app
 from emdcfl.cli.data_page import show_data_page
+from emdcfl.cli.own_data import own_data
 from emdcfl.cli.show import tell
 from emdcfl.core.errors import ConfigError, DataError
 from emdcfl.runs.progress import terminal
@@ -82,20 +71,10 @@ def show(
 
 
 @data.command()
+@own_data(after="folder")
 def check(
+    own: dict[str, Any],
     folder: Annotated[Path, typer.Argument(help="Folder of sites, one table with a client column, or a config that --fix wrote.")],
-    label: Annotated[str | None, typer.Option(help="Label column of tables.", show_default=False)] = None,
-    client: Annotated[str | None, typer.Option(help="Client column of one shared table.", show_default=False)] = None,
-    split: SplitOption = None,
-    split_column: SplitColumn = None,
-    group: GroupOption = None,
-    merge_labels: MergeLabels = False,
-    label_map: LabelMap = None,
-    drop: DropColumns = None,
-    only: OnlyColumns = None,
-    date: DateColumns = None,
-    missing: MissingMarks = None,
-    gaps: GapsOption = None,
     html: Annotated[Path | None, typer.Option(help="Also write the page as HTML, to print and sign.", show_default=False)] = None,
     fix: Annotated[
         Path | None, typer.Option(help="Write repairs into this file (TOML), which 'emdcfl run' and this command take.", show_default=False)
@@ -106,16 +85,12 @@ def check(
     from emdcfl.data.own.checking.check import check_options
     from emdcfl.data.own.checking.page import data_page
 
-    given: dict[str, Any] = {"label": label, "client": client, "split": split, "split_column": split_column, "group": group}
-    given |= {"merge_labels": merge_labels or None, "label_map": label_map, "drop": drop, "only": only}
-    given |= {"date": date, "missing": missing, "gaps": gaps}
-    options = {name: value for name, value in given.items() if value is not None}
-    place = folder
+    place, options = folder, own
     if folder.suffix == ".toml" and folder.is_file():
         from emdcfl.runs.config import own_files
 
         recipe = own_files(folder)
-        place, options = Path(recipe.pop("path")), recipe | options
+        place, options = Path(recipe.pop("path")), recipe | own
     console = terminal()
     report = check_options(place, options)
     if as_json:

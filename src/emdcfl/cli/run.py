@@ -14,22 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from emdcfl.cli import STARTED
-from emdcfl.cli.app import (
-    DateColumns,
-    DropColumns,
-    GapsOption,
-    GroupOption,
-    LabelMap,
-    MergeLabels,
-    MissingMarks,
-    OnlyColumns,
-    SplitColumn,
-    SplitOption,
-    TrustModel,
-    app,
-    complete_methods,
-    complete_scenarios,
-)
+from emdcfl.cli.app import TrustModel, app, complete_methods, complete_scenarios
+from emdcfl.cli.own_data import own_data
 from emdcfl.cli.show import show_result, show_unseen
 from emdcfl.core.errors import ConfigError
 from emdcfl.core.units import seconds
@@ -56,7 +42,9 @@ def build_config(config: Path | None, flags: Mapping[str, Any], settings: Sequen
 
 
 @app.command()
+@own_data(after="data")
 def run(
+    own: dict[str, Any],
     config: Annotated[
         Path | None, typer.Argument(help="Config file (TOML); 'emdcfl init' writes one.", show_default="run.toml of --federation")
     ] = None,
@@ -65,18 +53,6 @@ def run(
         typer.Option(help="Who the clients are: see 'emdcfl data list'.", show_default="rotated-digits", autocompletion=complete_scenarios),
     ] = None,
     data: Annotated[Path | None, typer.Option(help="Your own files instead of a scenario: a folder of sites, or one table.")] = None,
-    label: Annotated[str | None, typer.Option(help="With --data: the label column of tables.", show_default=False)] = None,
-    client: Annotated[str | None, typer.Option(help="With --data: the client column of one shared table.", show_default=False)] = None,
-    split: SplitOption = None,
-    split_column: SplitColumn = None,
-    group: GroupOption = None,
-    merge_labels: MergeLabels = False,
-    label_map: LabelMap = None,
-    drop: DropColumns = None,
-    only: OnlyColumns = None,
-    date: DateColumns = None,
-    missing: MissingMarks = None,
-    gaps: GapsOption = None,
     baselines: Annotated[bool, typer.Option(help="On own data: also one model for all (also fine-tuned) and every site alone.")] = True,
     method: Annotated[
         str | None, typer.Option(help="See 'emdcfl methods'.", show_default="emdcfl", autocompletion=complete_methods)
@@ -126,9 +102,6 @@ def run(
     from emdcfl.runs.store import RunStore
     from emdcfl.runs.verdict.baselines import BASELINES, run_baselines
 
-    own: dict[str, Any] = {"label": label, "client": client, "split": split, "split_column": split_column, "group": group}
-    own |= {"merge_labels": merge_labels or None, "label_map": label_map, "drop": drop, "only": only}
-    own |= {"date": date, "missing": missing, "gaps": gaps}
     flags: dict[str, Any] = {
         **whose_data(scenario, data, own),
         "method": method,
@@ -277,9 +250,8 @@ def whose_data(scenario: str | None, data: Path | None, about: Mapping[str, Any]
     if data is not None and scenario is not None:
         raise ConfigError(f"expected --data or --scenario, got both ({data} and {scenario}); leave one out")
     if data is None:
-        given = next((name for name, value in about.items() if value is not None), None)
-        if given is not None:
-            raise ConfigError(f"--{given.replace('_', '-')} describes your own files and goes with --data")
+        if about:
+            raise ConfigError(f"--{next(iter(about)).replace('_', '-')} describes your own files and goes with --data")
         return {"scenario": scenario}
     return {"scenario": "folder", "scenario.path": str(data), **{f"scenario.{name}": value for name, value in about.items()}}
 

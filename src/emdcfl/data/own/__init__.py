@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from emdcfl.data.own.arrays import from_arrays, numbers_from_arrays, site_from_arrays
+from emdcfl.data.own.arrays import from_arrays, site_from_arrays
 from emdcfl.data.own.checking.check import ClientReport, FolderReport, check_folder
 from emdcfl.data.own.folder import load_folder
 from emdcfl.data.own.site import encoding_of, load_site, read_inputs
@@ -15,7 +15,6 @@ __all__ = [
     "from_arrays",
     "load_folder",
     "load_site",
-    "numbers_from_arrays",
     "read_inputs",
     "site_from_arrays",
 ]

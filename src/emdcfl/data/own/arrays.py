@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from emdcfl.data.own.parts import (
     MIN_SAMPLES,
     MIXED,
     SPLITS,
+    Divided,
     Part,
     Raw,
     divide,
@@ -42,6 +43,7 @@ def from_arrays(
     seed: int = 0,
     name: str = "arrays",
     fractions: Sequence[float] = FRACTIONS,
+    regression: bool = False,
 ) -> Scenario:
     """Build a scenario from data in memory.
 
@@ -54,78 +56,72 @@ def from_arrays(
         names its clients ``client-1``, ``client-2``, …
     groups : dict or list, optional
         True groups, where known; used only to score the result.
+    regression : bool
+        y are numbers, standardised with the mean and standard deviation pooled over the clients' training samples.
     """
-    named = dict(clients) if isinstance(clients, Mapping) else {f"client-{i}": entry for i, entry in enumerate(clients, start=1)}
-    raws = [_raw(str(client), entry) for client, entry in named.items()]
-    _same_shape(raws)
-    divided, classes, notes = prepare(name, raws, seed, fractions)
-    notes += variant_notes(name, raws, files=False)
-    train = [parts["train"].x for parts in divided.values()]
-    shape = train[0].shape[1:]
-    preprocess = defaults.image_preprocess(train, model) if len(shape) == 3 else defaults.pooled_preprocess(train, axes=(0,))
-    arrays = {client: {split: parts[split].x for split in SPLITS} for client, parts in divided.items()}
-    truth = true_groups(groups, [raw.name for raw in raws])
+    listed = clients.items() if isinstance(clients, Mapping) else ((f"client-{i}", entry) for i, entry in enumerate(clients, start=1))
+    named = {str(client): entry for client, entry in listed}
+    parts = (_of_numbers if regression else _of_classes)(name, named, seed, fractions)
+    shape = parts.train[0].shape[1:]
+    truth = true_groups(groups, list(named))
+    grouping = {"emdcfl": {**defaults.BY_BENEFIT["emdcfl"], "match_classes": False}} if regression else defaults.BY_BENEFIT
     scenario = Scenario(
         name=name,
-        sites=tuple(to_site(client, arrays[client], parts, classes) for client, parts in divided.items()),
-        classes=classes,
-        preprocess=preprocess,
-        model=defaults.recipe(model, shape=shape, classes=len(classes)),
+        sites=parts.sites,
+        classes=parts.classes,
+        preprocess=defaults.image_preprocess(parts.train, model) if len(shape) == 3 else defaults.pooled_preprocess(parts.train, axes=(0,)),
+        model=defaults.recipe(model, shape=shape, classes=len(parts.classes) or 1),
         groups=truth,
         k=len(set(truth.values())) if truth else None,
         defaults=defaults.training(model) | defaults.FINE_TUNING,
-        method_defaults=defaults.BY_BENEFIT,
-        notes=tuple(write_notes(notes)),
+        method_defaults=grouping,
+        notes=parts.notes,
+        target=parts.target,
     )
-    random = len(shape) == 1 and all(MIXED in raw.parts and not raw.parts[MIXED].by for raw in raws)
-    return replace(scenario, notes=(*scenario.notes, *leaks(scenario, divided, RANDOM))) if random else scenario
+    random = len(shape) == 1 and parts.divided_at_random
+    return replace(scenario, notes=(*scenario.notes, *leaks(scenario, parts.divided, RANDOM))) if random else scenario
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """Sites made of arrays, and their training samples; of classes also the samples as they were divided."""
+
+    sites: tuple[Site, ...]
+    train: list[NDArray[Any]]
+    classes: tuple[str, ...] = ()
+    target: Target | None = None
+    notes: tuple[str, ...] = ()
+    divided: Divided = field(default_factory=dict)
+    divided_at_random: bool = False
+
+
+def _of_classes(name: str, named: Mapping[str, Any], seed: int, fractions: Sequence[float]) -> _Parts:
+    raws = [_raw(client, entry) for client, entry in named.items()]
+    _same_shape(raws)
+    divided, classes, notes = prepare(name, raws, seed, fractions)
+    notes += variant_notes(name, raws, files=False)
+    sites = tuple(to_site(client, {s: parts[s].x for s in SPLITS}, parts, classes) for client, parts in divided.items())
+    random = all(MIXED in raw.parts and not raw.parts[MIXED].by for raw in raws)
+    return _Parts(sites, [parts["train"].x for parts in divided.values()], classes, None, tuple(write_notes(notes)), divided, random)
 
 
 _NO_LABELS = np.empty(0, dtype=str)
 
 
-def numbers_from_arrays(
-    clients: Sequence[Any] | Mapping[str, Any],
-    *,
-    groups: Mapping[str, str] | Sequence[str] | None = None,
-    model: defaults.Model = None,
-    seed: int = 0,
-    name: str = "arrays",
-    fractions: Sequence[float] = FRACTIONS,
-) -> Scenario:
-    """Build a scenario whose targets are numbers; ``clients`` as in ``from_arrays``, with y of numbers.
-
-    Targets are standardised with the mean and standard deviation pooled over the clients' training samples.
-    """
-    named = dict(clients) if isinstance(clients, Mapping) else {f"client-{i}": entry for i, entry in enumerate(clients, start=1)}
+def _of_numbers(name: str, named: Mapping[str, Any], seed: int, fractions: Sequence[float]) -> _Parts:
     if len(named) < 2:
         raise DataError(f"{name}: expected at least two clients with samples, got {len(named)}; add another")
-    divided = {str(client): _divided_numbers(str(client), entry, seed, fractions) for client, entry in named.items()}
+    divided = {client: _divided_numbers(client, entry, seed, fractions) for client, entry in named.items()}
     _same_shape([Raw(client, "array", {s: Part(x, _NO_LABELS) for s, (x, _) in parts.items()}) for client, parts in divided.items()])
-    train = [parts["train"][0] for parts in divided.values()]
-    shape = train[0].shape[1:]
     y = defaults.pooled_preprocess([parts["train"][1][:, None] for parts in divided.values()], axes=(0,))
     target = Target(y.mean[0], y.std[0])
-    truth = true_groups(groups, list(divided))
 
     def split(x: NDArray[Any], numbers: NDArray[np.float64]) -> Split:
         z = ((numbers - target.mean) / target.std).astype(np.float32)
         return Split(torch.from_numpy(np.ascontiguousarray(x)), torch.from_numpy(z))
 
-    return Scenario(
-        name=name,
-        sites=tuple(
-            Site(client, split(*parts["train"]), split(*parts["val"]), {"test": split(*parts["test"])}) for client, parts in divided.items()
-        ),
-        classes=(),
-        preprocess=defaults.image_preprocess(train, model) if len(shape) == 3 else defaults.pooled_preprocess(train, axes=(0,)),
-        model=defaults.recipe(model, shape=shape, classes=1),
-        groups=truth,
-        k=len(set(truth.values())) if truth else None,
-        defaults=defaults.training(model) | defaults.FINE_TUNING,
-        method_defaults={"emdcfl": {**defaults.BY_BENEFIT["emdcfl"], "match_classes": False}},
-        target=target,
-    )
+    sites = tuple(Site(c, split(*parts["train"]), split(*parts["val"]), {"test": split(*parts["test"])}) for c, parts in divided.items())
+    return _Parts(sites, [parts["train"][0] for parts in divided.values()], target=target)
 
 
 def _divided_numbers(name: str, entry: Any, seed: int, fractions: Sequence[float]) -> dict[str, tuple[NDArray[Any], NDArray[np.float64]]]:
@@ -150,15 +146,22 @@ def _divided_numbers(name: str, entry: Any, seed: int, fractions: Sequence[float
 
 
 def _numbers(name: str, entry: Any) -> tuple[NDArray[Any], NDArray[np.float64], NDArray[Any] | None]:
+    x, y, group = _entry(name, entry)
+    if y.shape != (len(x),) or not (np.issubdtype(y.dtype, np.number) and np.isfinite(y).all()):
+        raise DataError(f"client {name!r}: expected one finite number per sample to predict, got y of shape {y.shape} and type {y.dtype}")
+    return x, y.astype(np.float64), group
+
+
+def _entry(name: str, entry: Any) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]:
+    """Return X, y and, where given, the group of each sample."""
     if isinstance(entry, torch.utils.data.Dataset):
         pairs = [entry[i] for i in range(len(entry))]  # type: ignore[arg-type]
+        if not pairs:
+            raise DataError(f"client {name!r}: the data set is empty")
         entry = (np.stack([_array(x) for x, _ in pairs]), np.array([_label(y) for _, y in pairs]))
     if not isinstance(entry, (tuple, list)) or len(entry) not in (2, 3):
         raise DataError(f"client {name!r}: expected (X, y), (X, y, group) or a torch Dataset, got {type(entry).__name__}")
-    x, y = _samples(name, _array(entry[0])), _array(entry[1])
-    if y.shape != (len(x),) or not (np.issubdtype(y.dtype, np.number) and np.isfinite(y).all()):
-        raise DataError(f"client {name!r}: expected one finite number per sample to predict, got y of shape {y.shape} and type {y.dtype}")
-    return x, y.astype(np.float64), None if len(entry) == 2 else _array(entry[2])
+    return _samples(name, _array(entry[0])), _array(entry[1]), None if len(entry) == 2 else _array(entry[2])
 
 
 def site_from_arrays(name: str, entry: Any, *, like: Scenario, seed: int = 0) -> tuple[Site, tuple[str, ...]]:
@@ -194,14 +197,7 @@ def _raw(name: str, entry: Any) -> Raw:
 
 
 def _part(name: str, entry: Any) -> Part:
-    if isinstance(entry, torch.utils.data.Dataset):
-        pairs = [entry[i] for i in range(len(entry))]  # type: ignore[arg-type]
-        if not pairs:
-            raise DataError(f"client {name!r}: the data set is empty")
-        entry = (np.stack([_array(x) for x, _ in pairs]), np.array([_label(y) for _, y in pairs]))
-    if not isinstance(entry, (tuple, list)) or len(entry) not in (2, 3):
-        raise DataError(f"client {name!r}: expected (X, y), (X, y, group) or a torch Dataset, got {type(entry).__name__}")
-    x, y = _samples(name, _array(entry[0])), _array(entry[1])
+    x, y, group = _entry(name, entry)
     if y.ndim != 1 or len(y) != len(x):
         raise DataError(f"client {name!r}: expected one label per sample, got X of shape {x.shape} and y of shape {y.shape}")
     if np.issubdtype(y.dtype, np.floating):
@@ -211,7 +207,7 @@ def _part(name: str, entry: Any) -> Part:
                 "task='regression'"
             )
         y = y.astype(np.int64)
-    by = {GROUP: np.array([str(value) for value in _array(entry[2]).tolist()], dtype=str)} if len(entry) == 3 else {}
+    by = {} if group is None else {GROUP: np.array([str(value) for value in group.tolist()], dtype=str)}
     if any(len(values) != len(x) for values in by.values()):
         raise DataError(f"client {name!r}: expected one group per sample, got {len(x)} samples and {len(by[GROUP])} groups")
     return Part(x, np.array([str(label) for label in y.tolist()], dtype=str), by)

@@ -55,17 +55,9 @@ class Cleaning:
     gaps: str = "mean"
 
     @classmethod
-    def of(
-        cls,
-        merge_labels: bool | None = None,
-        label_map: str | None = None,
-        drop: str | Sequence[str] | None = None,
-        only: str | Sequence[str] | None = None,
-        date: str | Sequence[str] | None = None,
-        missing: str | Sequence[str] | None = None,
-        gaps: str | None = None,
-    ) -> Cleaning:
-        """Read the options: ``label_map`` as ``OLD=NEW,…``, columns and marks as a list or as text with commas."""
+    def of(cls, **options: Any) -> Cleaning:
+        """Read those of ``CLEANING`` among a scenario's options: ``label_map`` as ``OLD=NEW,…``, lists as such or as text with commas."""
+        merge_labels, label_map, drop, only, date, missing, gaps = (options.get(name) for name in CLEANING)
         if drop and only:
             raise ConfigError("expected --drop or --only, got both; --only already leaves out all other columns")
         if not isinstance(merge_labels, bool | None):
@@ -78,11 +70,6 @@ class Cleaning:
         renamed = tuple((old.strip(), new.strip()) for old, _, new in pairs)
         cells = CellRules(_listed(missing, "missing"), read_dates(date))
         return cls(bool(merge_labels), renamed, _listed(drop, "drop"), _listed(only, "only"), cells, gaps or "mean")
-
-    @classmethod
-    def of_options(cls, options: Mapping[str, Any]) -> Cleaning:
-        """Read the repairs from the options of a scenario of own files."""
-        return cls.of(**{name: options.get(name) for name in CLEANING})
 
     def in_words(self) -> list[str]:
         """Say what is repaired; left out columns are listed elsewhere."""

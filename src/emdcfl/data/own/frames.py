@@ -101,7 +101,7 @@ def from_tables(
         Those of ``OPTIONS`` that are given; ``client`` is the site column.
     """
     label, column = options.get("label"), options.get("client")
-    rule, cleaning = SplitRule.of_options(options), Cleaning.of_options(options)
+    rule, cleaning = SplitRule.of(**options), Cleaning.of(**options)
     if is_table(clients):
         if column is None:
             raise DataError("expected one frame per site, or one frame and the name of its site column, got one frame; name it with site=")
@@ -160,8 +160,8 @@ def site_from_table(
 ) -> tuple[Site, tuple[str, ...]]:
     """Build one more site for a run on tables, from a frame."""
     _check_kind(encoding)
-    raw, _, notes = _raw(name, entry, encoding["label"], SplitRule.of_options(options))
-    return new_site(raw, encoding, classes, notes, seed=seed, cleaning=Cleaning.of_options(options))
+    raw, _, notes = _raw(name, entry, encoding["label"], SplitRule.of(**options))
+    return new_site(raw, encoding, classes, notes, seed=seed, cleaning=Cleaning.of(**options))
 
 
 def encode(value: Any, encoding: Mapping[str, Any]) -> torch.Tensor:

@@ -51,19 +51,14 @@ class SplitRule:
     column: str | None = None
 
     @classmethod
-    def of(cls, split: str | None = None, split_column: str | None = None, group: str | None = None) -> SplitRule:
-        """Read the options ``split`` (``random`` or ``time:COLUMN``), ``split_column`` and ``group``."""
+    def of(cls, split: str | None = None, split_column: str | None = None, group: str | None = None, **others: Any) -> SplitRule:
+        """Read ``split`` (``random`` or ``time:COLUMN``), ``split_column`` and ``group`` among a scenario's options."""
         kind, _, time = (split or "random").partition(":")
         if kind not in ("random", TIME) or bool(time) != (kind == TIME):
             raise ConfigError(f"expected --split random or --split time:COLUMN, got {split!r}")
         if split_column and (time or group):
             raise ConfigError("--split-column names the split of every row, so --split and --group have nothing to do; leave them out")
         return cls(time or None, group or None, split_column or None)
-
-    @classmethod
-    def of_options(cls, options: Mapping[str, Any]) -> SplitRule:
-        """Read the rule from the options of a scenario of own files."""
-        return cls.of(options.get("split"), options.get("split_column"), options.get("group"))
 
     @property
     def columns(self) -> dict[str, str]:

@@ -64,6 +64,5 @@ def folder(
     model : str, optional
         Name of the network, which may decide the size of images.
     """
-    rule = SplitRule.of(split, split_column, group)
-    cleaning = Cleaning.of(merge_labels, label_map, drop, only, date, missing, gaps)
+    rule, cleaning = SplitRule.of(split, split_column, group), Cleaning.of(**locals())
     return load_folder(path, label=label, client=client, seed=data_seed, size=size, model=model, rule=rule, cleaning=cleaning)

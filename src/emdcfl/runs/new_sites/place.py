@@ -147,7 +147,7 @@ def place(result: Result, site: Any, *, name: str | None = None, label: str | No
         path = Path(site)
         chosen = name or f"new:{path.stem}"
         options = found.config.scenario.options if found.config.scenario.name == OWN_FILES else {}
-        as_the_run: dict[str, Any] = {"rule": SplitRule.of_options(options), "cleaning": Cleaning.of_options(options)}
+        as_the_run: dict[str, Any] = {"rule": SplitRule.of(**options), "cleaning": Cleaning.of(**options)}
         new, notes = load_site(
             path, encoding=encoding_of(scenario), classes=scenario.classes, name=chosen, label=label, seed=seed, **as_the_run
         )

@@ -133,7 +133,7 @@ def _split_and_report(reading: Reading, seed: int, rule: SplitRule, *, alone: bo
 def check_options(path: str | Path, options: Mapping[str, Any]) -> FolderReport:
     """Check a folder with the options of a scenario of own files."""
     about = {"label": options.get("label"), "client": options.get("client"), "seed": options.get("data_seed", 0)}
-    return check_folder(path, rule=SplitRule.of_options(options), cleaning=Cleaning.of_options(options), **about)
+    return check_folder(path, rule=SplitRule.of(**options), cleaning=Cleaning.of(**options), **about)
 
 
 def describe(reading: Reading) -> FolderReport:

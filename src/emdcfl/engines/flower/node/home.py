@@ -132,7 +132,7 @@ class NodeConfig:
 
     @property
     def cleaning(self) -> Cleaning:
-        return Cleaning.of(self.merge_labels, self.label_map, date=self.date, missing=self.missing)
+        return Cleaning.of(merge_labels=self.merge_labels, label_map=self.label_map, date=self.date, missing=self.missing)
 
 
 class HomeNode:
