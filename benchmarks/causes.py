@@ -3,15 +3,18 @@
     EMDCFL_DATA=… python benchmarks/causes.py apart --scenario rotated-mnist --clients 0,1
     EMDCFL_DATA=… python benchmarks/causes.py angles --scenario pacs
     EMDCFL_DATA=… python benchmarks/causes.py graph --scenario pacs --scale small --rounds 2
+    EMDCFL_DATA=… python benchmarks/causes.py jpeg --scenario rotated-cifar10 --rounds 2 --device cuda
 
 ``apart``: how far two clients' models are from θ⁰ and from each other after local training, FedClust's and CFL's measure; the same from a
 loop over ``torch.optim.SGD``, epoch by epoch. ``angles``: PACFL's groups with and without the signs of singular vectors. ``graph``:
-FedSaC's cosines, likenesses and weights round by round, averaged over the client itself, its group and the others.
+FedSaC's cosines, likenesses and weights round by round, averaged over the client itself, its group and the others. ``jpeg``: FedAvg among
+the sites of the first group, with images as they are and encoded once more, shifted by 5 pixels so that blocks are others.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from sklearn.metrics import adjusted_rand_score
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -28,11 +32,13 @@ from bare import sgd
 from emdcfl.clustering import cut
 from emdcfl.core.params import Network
 from emdcfl.core.tasks import Training
+from emdcfl.data.types import Split
 from emdcfl.methods import fedsac
 from emdcfl.methods.pacfl import PACFL
 from emdcfl.methods.shared.subspaces import data_subspace, smallest_angle
 from emdcfl.runs.config import Choice, Config, override
 from emdcfl.runs.plan import RunPlan, plan
+from emdcfl.runs.runner import run
 
 Finding = dict[str, Any]
 
@@ -106,22 +112,60 @@ def _by(values: np.ndarray[Any, Any], who: dict[str, np.ndarray[Any, Any]], how:
     return {name: round(float(values[part].mean() if how == "mean" else (values * part).sum(1).mean()), 3) for name, part in who.items()}
 
 
+def jpeg(chosen: RunPlan, quality: int = 75) -> Iterator[Finding]:
+    """Train the first group's sites together, before and after one more pass of JPEG."""
+    scenario = chosen.scenario
+    groups = scenario.groups or {}
+    sites = [site for site in scenario.sites if groups[site.name] == groups[scenario.sites[0].name]]
+    again = [
+        replace(s, train=_encoded(s.train, quality), val=_encoded(s.val, quality), tests=_all_encoded(s.tests, quality)) for s in sites
+    ]
+    for name, of in (("as they are", sites), ("encoded again", again)):
+        part = replace(scenario, sites=tuple(of), groups={site.name: groups[site.name] for site in of})
+        accuracy = run(plan(chosen.config, part), None).summary["accuracy"]
+        yield {
+            "images": name,
+            "sites": len(of),
+            "quality": quality,
+            "accuracy": accuracy["mean"],
+            "low": accuracy["low"],
+            "high": accuracy["high"],
+        }
+
+
+def _all_encoded(tests: Mapping[str, Split], quality: int) -> dict[str, Split]:
+    return {variant: _encoded(split, quality) for variant, split in tests.items()}
+
+
+def _encoded(split: Split, quality: int, shift: int = 5) -> Split:
+    images = []
+    for x in split.x.permute(0, 2, 3, 1).numpy():
+        file = io.BytesIO()
+        Image.fromarray(np.roll(x, (shift, shift), (0, 1))).save(file, "JPEG", quality=quality)
+        images.append(np.roll(np.asarray(Image.open(file)), (-shift, -shift), (0, 1)))
+    return Split(torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous(), split.y)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("finding", choices=("apart", "angles", "graph"))
+    parser.add_argument("finding", choices=("apart", "angles", "graph", "jpeg"))
     parser.add_argument("--scenario", default="rotated-digits")
     parser.add_argument("--scale", default="paper")
     parser.add_argument("--clients", default="0,1", help="with apart: numbers of the clients")
-    parser.add_argument("--rounds", type=int, default=1, help="with graph: rounds to play")
+    parser.add_argument("--rounds", type=int, default=1, help="with graph and jpeg: rounds to play")
+    parser.add_argument("--device", default="cpu", help="with jpeg: cpu or cuda")
     args = parser.parse_args()
-    method = {"apart": "fedavg", "angles": "pacfl", "graph": "fedsac"}[args.finding]
+    method = {"apart": "fedavg", "angles": "pacfl", "graph": "fedsac", "jpeg": "fedavg"}[args.finding]
     options = {} if args.scenario == "rotated-digits" else {"scale": args.scale}
     config = Config(scenario=Choice(args.scenario, options), method=Choice(method))
-    chosen = plan(override(config, {"engine.name": "sequential", "engine.device": "cpu"}))
+    cuda = {"engine.name": "cuda", "engine.precision": "bf16", "engine.compile": "yes"}
+    engine = {**(cuda if args.device == "cuda" else {"engine.name": "sequential"}), "engine.device": args.device}
+    chosen = plan(override(config, {**engine, **({"run.rounds": args.rounds} if args.finding == "jpeg" else {})}))
     findings: dict[str, Callable[[], Iterator[Finding]]] = {
         "apart": lambda: apart(chosen, [int(c) for c in args.clients.split(",")]),
         "angles": lambda: angles(chosen),
         "graph": lambda: graph(chosen, args.rounds),
+        "jpeg": lambda: jpeg(chosen),
     }
     for found in findings[args.finding]():
         print(json.dumps({"scenario": args.scenario, "scale": args.scale, **found}), flush=True)
