@@ -108,7 +108,6 @@ def _is_local(scope: Scope) -> bool:
 
 
 def read_token(folder: Path) -> str:
-    """Read the operator's token."""
     path = folder / TOKEN
     try:
         if path.stat().st_mode & 0o077:
@@ -136,7 +135,6 @@ def store_bundle(database: str, folder: Path) -> str:
 
 
 def main() -> None:
-    """Start the SuperLink."""
     parser = argparse.ArgumentParser(description="Flower's SuperLink, closed to everybody but registered nodes and the operator")
     parser.add_argument("--operator", type=Path, required=True, help="folder with operator.token, app.fab and app.json")
     parser.add_argument("--database", required=True, help="file of the SuperLink's state")

@@ -42,7 +42,6 @@ def complete_methods(incomplete: str) -> list[str]:
 
 
 def complete_scenarios(incomplete: str) -> list[str]:
-    """Complete names of scenarios."""
     from emdcfl.data import scenarios
 
     return [name for name in sorted(scenarios.names()) if name.startswith(incomplete)]

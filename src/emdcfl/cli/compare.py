@@ -162,19 +162,16 @@ class Screen:
             self.live.stop()
 
     def launch(self, job: Job, number: int, total: int) -> None:
-        """Show a run that begins."""
         if self.pace is None:
             self._say(f"{total - number + 1} of {total} runs to do")
         self.running.append(job)
         self.pace = Pace()
 
     def begin(self, index: int, total: int, participants: tuple[str, ...]) -> None:
-        """Show a round that begins."""
         if self.pace is not None:
             self.pace.begin(index, total, participants)
 
     def reply(self, task: str, client: str, reply: Reply) -> None:
-        """Show a client that answered."""
         if self.pace is None:
             return
         self.pace.reply(task, client, reply)
@@ -185,7 +182,6 @@ class Screen:
         """Ignore: the next round or the finished run says it."""
 
     def note(self, done: Done, results: Results, ended: int, total: int) -> None:
-        """Show a run that ended."""
         self.running = [job for job in self.running if job != done.job]
         if self.quiet or done.row is None:
             return

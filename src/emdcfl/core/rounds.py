@@ -119,7 +119,6 @@ class Traffic:
         self._add(phase, "to_clients", total)
 
     def received(self, phase: str, reply: Any) -> None:
-        """Count one reply."""
         self._add(phase, "to_server", payload(reply))
 
     def _add(self, phase: str, way: str, number: int) -> None:

@@ -48,7 +48,6 @@ def _rotation_map(height: int, width: int, angle: float, expand: bool) -> tuple[
 
 
 def border(images: Images, width: int) -> Images:
-    """Add a black border on every side."""
     return np.pad(images, ((0, 0), (0, 0), (width, width), (width, width)))
 
 

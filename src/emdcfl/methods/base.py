@@ -135,7 +135,6 @@ def discover(package: str, path: Any) -> None:
 
 
 def find(name: str) -> type[Method]:
-    """Return the method class called ``name``."""
     if name not in METHODS:
         raise ConfigError(f"unknown method {name!r}: {nearest(name, METHODS)}")
     return METHODS[name]

@@ -44,12 +44,10 @@ class Pair:
     cost: theory.Merging
 
     def sentence(self) -> str:
-        """Say it in words."""
         first, second = self.clusters
         return self.cost.sentence(f"cluster {first}", f"cluster {second}")
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON values."""
         return {
             "clusters": list(self.clusters),
             "at_most": self.cost.at_most,

@@ -164,7 +164,6 @@ class Context:
             self.notes.append(text)
 
     def write(self, name: str, content: str | bytes) -> None:
-        """Write a file of this table or figure."""
         self.place.mkdir(parents=True, exist_ok=True)
         write_file(self.place / name, [content.encode() if isinstance(content, str) else content])
 

@@ -70,7 +70,6 @@ class Head:
 
     @property
     def classes(self) -> int:
-        """K."""
         return len(self.bias)
 
 
@@ -93,7 +92,6 @@ class Mixture:
 
     @property
     def classes(self) -> int:
-        """K."""
         return self.first.classes
 
 

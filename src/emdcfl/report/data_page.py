@@ -16,7 +16,6 @@ ACROSS = 12
 
 
 def write_data_page(report: FolderReport, out: Path) -> None:
-    """Write the page to a file."""
     if not out.parent.is_dir():
         raise StoreError(f"{out}: the folder {out.parent} does not exist; make it first, or choose another --html")
     page = data_page(report, across=ACROSS)

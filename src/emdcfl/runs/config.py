@@ -234,7 +234,6 @@ def _written(value: Any) -> Any:
 
 
 def loads(text: str, where: str = "config") -> Config:
-    """Parse TOML text."""
     try:
         raw = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # a number of thousands of digits is a ValueError of its own
@@ -243,7 +242,6 @@ def loads(text: str, where: str = "config") -> Config:
 
 
 def load(path: str | Path) -> Config:
-    """Read a TOML file."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

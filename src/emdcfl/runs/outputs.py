@@ -85,7 +85,6 @@ def picture_name(number: int) -> str:
 
 
 def write_summary(path: Path, summary: Mapping[str, Any]) -> None:
-    """Write ``summary.json`` of a run directory."""
     _write_json(path / "summary.json", summary)
 
 
@@ -157,7 +156,6 @@ def file_names(names: list[str]) -> list[str]:
 
 
 def read_summary(run: Path) -> dict[str, Any]:
-    """Read ``summary.json`` of a run directory."""
     return _read_json(run / "summary.json", f"{run} is not a run directory that has finished a round")
 
 
@@ -195,7 +193,6 @@ class Parts:
 
 
 def load_parts(run: Path, *, trust_model: bool = False) -> Parts:
-    """Read summary and models of a run directory."""
     refuse_links(run)
     summary, index = read_summary(run), _read_index(run)
     about = _from_models(run, lambda: _read_model(run, index["models"][0], trust_model)[0])

@@ -52,7 +52,6 @@ class RunPlan:
 
     @property
     def held(self) -> tuple[Site, ...]:
-        """Sites held out of training."""
         return tuple(site for site in self.whole.sites if site.name in (self.config.run.hold_out or ()))
 
     @property

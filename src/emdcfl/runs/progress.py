@@ -76,7 +76,6 @@ class Pace:
         self.phase, self.answered = "training", set()
 
     def reply(self, task: str, client: str, reply: Reply) -> None:
-        """Count a reply."""
         if isinstance(reply.get("loss"), float):
             self.trained.add(client)
         if task in PHASES:

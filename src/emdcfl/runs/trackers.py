@@ -75,13 +75,11 @@ class TensorBoard:
         self._writer = writer(str(folder / "tensorboard"))
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Write the values of a round."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
     def close(self) -> None:
-        """Close the file."""
         self._writer.close()
 
 
@@ -101,7 +99,6 @@ class MLflow:
             self._client.log_param(self._run, name, value)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Send the values of a round."""
         for name, value in values.items():
             self._client.log_metric(self._run, name, value, step=step)
 
@@ -120,11 +117,9 @@ class WandB:
         self._run = wandb.init(project="emdcfl", name=folder.name, dir=beside, mode=mode, config=flat(as_dict(config)))
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Send the values of a round."""
         self._run.log(dict(values), step=step)
 
     def close(self) -> None:
-        """Finish the run."""
         self._run.finish(exit_code=0 if sys.exc_info()[0] is None else 1)
 
 

@@ -124,7 +124,6 @@ class Ledger:
         return {"faults": {c: [asdict(f) for f in faults] for c, faults in self.faults.items()}, "flags": self.flagged()}
 
     def restore(self, stored: Mapping[str, Any]) -> None:
-        """Load what ``as_dict`` returned."""
         record = check_options(_Record, stored, "trust")
         self.faults = {c: [Fault(**check_options(Fault, f, "a fault")) for f in faults] for c, faults in record.get("faults", {}).items()}
         flags = [Flag(**check_options(Flag, f, "a flag")) for f in record.get("flags", [])]

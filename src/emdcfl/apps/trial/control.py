@@ -86,7 +86,6 @@ def start_run(trial: Trial, options: Mapping[str, Any]) -> int:
 
 
 def stop_run(trial: Trial, run: int) -> None:
-    """Ask the SuperLink to stop a run."""
     from flwr.proto.control_pb2 import StopRunRequest
 
     ask(trial, lambda client: client.StopRun(StopRunRequest(run_id=run)))

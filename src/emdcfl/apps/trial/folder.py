@@ -63,7 +63,6 @@ class Trial:
             raise ConfigError(f"{folder}: not a federation ({error}); make one with: emdcfl federation init {path} --nodes 4") from error
 
     def home(self, node: str) -> Path:
-        """A node's own folder."""
         return self.path / "nodes" / node
 
     @property
@@ -73,7 +72,6 @@ class Trial:
 
     @property
     def authority(self) -> Path:
-        """The CA certificate."""
         return self.path / "certificates" / "ca.crt"
 
     @property
@@ -82,7 +80,6 @@ class Trial:
         return self.path / "server"
 
     def link_command(self) -> list[str]:
-        """The SuperLink's command line."""
         c = self.path / "certificates"
         tls = ["--ssl-ca-certfile", f"{c}/ca.crt", "--ssl-certfile", f"{c}/server.pem", "--ssl-keyfile", f"{c}/server.key"]
         where = ["--host", HOST if self.host == HOST else "0.0.0.0", "--port", str(self.port), "--database", f"{self.operator}/link.db"]
@@ -90,7 +87,6 @@ class Trial:
         return [*program, *tls, *where, "--enable-supernode-auth", "--disable-runtime-dependency-installation"]
 
     def node_command(self, node: str) -> list[str]:
-        """A node's command line."""
         return [sys.executable, "-m", "emdcfl", "node", "serve", str(self.home(node))]
 
     def environment(self) -> dict[str, str]:
@@ -196,12 +192,10 @@ def _write_connection(trial: Trial, token: str) -> None:
 
 
 def write_list(path: Path, prints: Mapping[str, str]) -> None:
-    """Write a list of names and fingerprints."""
     path.write_text(tomli_w.dumps(dict(sorted(prints.items()))), encoding="utf-8")
 
 
 def fingerprints(trial: Trial) -> dict[str, str]:
-    """Fingerprint of every node's key, for pinning."""
     from emdcfl.privacy.exchange import fingerprint, load_secret, public_key
 
     return {node: fingerprint(public_key(load_secret(trial.home(node) / "secret.key"))) for node in trial.nodes}

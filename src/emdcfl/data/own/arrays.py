@@ -246,7 +246,6 @@ def _same_shape(raws: Sequence[Raw]) -> None:
 
 
 def true_groups(groups: Mapping[str, str] | Sequence[str] | None, names: Sequence[str]) -> dict[str, str] | None:
-    """Return the true group of every client, as text."""
     if groups is None:
         return None
     found = {str(k): str(v) for k, v in groups.items()} if isinstance(groups, Mapping) else dict(zip(names, map(str, groups), strict=False))

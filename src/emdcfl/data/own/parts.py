@@ -233,7 +233,6 @@ def to_split(x: NDArray[Any], labels: Text, classes: Sequence[str]) -> Split:
 
 
 def to_site(name: str, arrays: Mapping[str, NDArray[Any]], parts: Mapping[str, Part], classes: Sequence[str]) -> Site:
-    """Build the site from the encoded samples of each split."""
     splits = {split: to_split(arrays[split], parts[split].labels, classes) for split in SPLITS}
     return Site(name, splits["train"], splits["val"], {"test": splits["test"]})
 

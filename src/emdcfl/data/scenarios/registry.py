@@ -72,7 +72,6 @@ def describe(name: str) -> str:
 
 
 def options(name: str) -> dict[str, Any]:
-    """Options of a scenario with their defaults."""
     return _entry(name).options()
 
 
@@ -82,7 +81,6 @@ def is_built_in(name: str) -> bool:
 
 
 def option_types(name: str) -> dict[str, Any]:
-    """Return the type hints of a scenario's options."""
     return typing.get_type_hints(_entry(name).maker)
 
 

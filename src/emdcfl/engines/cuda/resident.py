@@ -63,7 +63,6 @@ class ModelCache:
         self._known: dict[Address, tuple[Tensor, int, Tensor]] = {}
 
     def clear(self) -> None:
-        """Drop every copy."""
         self._known.clear()
 
     def moved(self, value: Any) -> Any:

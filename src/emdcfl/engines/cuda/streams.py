@@ -131,7 +131,6 @@ class StreamTrainer:
 
     @torch.no_grad()
     def theta(self) -> Tensor:
-        """Return the state, flat."""
         return torch.cat([tensor.reshape(-1) for tensor in self.tensors])
 
     def result(self) -> tuple[Tensor, Tensor, torch.cuda.Event]:
@@ -177,7 +176,6 @@ class StreamTrainer:
                     a.copy_(b)
 
     def advance(self) -> None:
-        """Launch the next step."""
         width = self.ahead.pop()
         graph = self.graphs.get((self.key, width))
         with torch.cuda.stream(self.stream):

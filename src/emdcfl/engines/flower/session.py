@@ -68,7 +68,6 @@ def session(entered: Session) -> Iterator[Session]:
 
 
 def current() -> Session:
-    """Return the session this code runs in."""
     found = _CURRENT.get()
     if found is None:
         raise ConfigError("engine 'flower' runs inside a federation; start it with: emdcfl run --engine flower --federation DIR")

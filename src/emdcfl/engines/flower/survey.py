@@ -89,14 +89,12 @@ class Survey:
         )
 
     def write(self, path: Path) -> None:
-        """Store it, in one step."""
         temporary = path.with_name(f".{path.name}")
         temporary.write_text(json.dumps({**vars(self), "preprocess": self.preprocess.as_dict()}, indent=1), encoding="utf-8")
         temporary.replace(path)
 
     @classmethod
     def read(cls, path: Path) -> Survey:
-        """Read a stored survey."""
         try:
             raw = json.loads(path.read_text(encoding="utf-8"))
             lists = {name: tuple(raw[name]) for name in ("clients", "classes", "shape", "notes")}

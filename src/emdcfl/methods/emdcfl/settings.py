@@ -226,7 +226,6 @@ class CompareSettings:
         return settings
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what travels."""
         return asdict(self)
 
     @property

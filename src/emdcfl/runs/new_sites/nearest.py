@@ -118,7 +118,6 @@ class NearestCluster:
         return self.candidates[0][0]
 
     def verdict(self) -> str:
-        """Say it in words."""
         (cluster, _, fit), *others = self.candidates
         then = f"; the next, cluster {others[0][0]}, has {others[0][2].misfit:.2f}" if others else ""
         return (
@@ -126,7 +125,6 @@ class NearestCluster:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON values."""
         found = [{"cluster": k, "members": members, **asdict(fit)} for k, members, fit in self.candidates]
         return {"site": self.site, "cluster": self.cluster, "verdict": self.verdict(), "candidates": found}
 

@@ -96,7 +96,6 @@ class Placement:
     refused: int | None = None
 
     def verdict(self) -> str:
-        """Say it in words."""
         if self.cluster is None and self.refused is not None and self.guess is not None:
             alike = next(c for c in self.candidates if c.cluster == self.refused)
             return (
@@ -207,7 +206,6 @@ def _ratio(way: PairDistance) -> float:
 
 
 def as_dict(placement: Placement) -> dict[str, Any]:
-    """JSON values."""
     candidates = [{f.name: getattr(c, f.name) for f in fields(c)} for c in placement.candidates]
     candidates = [{**c, "ratio": c["ratio"] if isfinite(c["ratio"]) else None} for c in candidates]
     return {

@@ -154,7 +154,6 @@ def unsealed(value: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> Any:
-    """Return the content of a JSON file."""
     try:
         return json.loads(path.read_bytes())
     except FileNotFoundError as error:

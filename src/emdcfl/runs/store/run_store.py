@@ -167,7 +167,6 @@ class RunStore:
         return loaded
 
     def rounds(self) -> list[int]:
-        """Return the committed rounds, damaged or not, in order."""
         self._wait()
         return self._rounds.numbers()
 

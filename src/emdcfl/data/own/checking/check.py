@@ -62,7 +62,6 @@ class FolderReport:
         return not self.errors
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON values, for ``--json``."""
         found = self.repeats
         return {
             "path": self.path,

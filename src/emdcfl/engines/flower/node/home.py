@@ -152,7 +152,6 @@ class HomeNode:
 
     @property
     def data(self) -> Path:
-        """Where this site's files are."""
         return self.home / self.config.data
 
     def permit(self, task: str, round: int, job: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
@@ -161,7 +160,6 @@ class HomeNode:
         Releases(self.home / "state", str(job["run"])).admit(self.config.policy, task, round, job, inputs)
 
     def note(self, kind: str, request: Any, answer: Mapping[str, Any], *, refused: bool) -> None:
-        """Write an entry of the owner's log."""
         node_log.note(self.home / "state", kind, request, answer, refused=refused)
 
     def client(self, job: Mapping[str, Any]) -> Client:
@@ -183,7 +181,6 @@ class HomeNode:
         return read_site(self.name, own.data, self.data, job["data"], cache=cache, **how)
 
     def keep(self, client: Client) -> None:
-        """Store the client's private state, in one step."""
         write_state(self._state(client.run), client.state)
 
     def _state(self, run: str) -> Path:
