@@ -12,6 +12,7 @@ import torch
 import emdcfl
 from emdcfl.api.clients import read_clients
 from emdcfl.core.errors import DataError
+from emdcfl.data.own.frames import encode
 from emdcfl.data.types import Scenario, Site
 
 pd = pytest.importorskip("pandas", reason="the extra emdcfl[tables] is not installed")
@@ -51,6 +52,13 @@ def test_frames_are_read_as_their_files_are(tmp_path: Path) -> None:
     with_y = {name: (rows.drop(columns="outcome"), rows["outcome"]) for name, rows in apart.items()}
     assert same(files, scenario_of(with_y))
     assert files.classes == ("ill", "well") and files.sites[0].train.x.shape[1] == 2 + 1 + 2  # one column has gaps, one is text
+
+
+def test_a_frame_with_rows_that_training_left_out_is_refused_by_row() -> None:
+    found = scenario_of(frame(), label="outcome", client="hospital", gaps="drop-rows")
+    assert len(encode(frame()[4:], found.encoding)) == 116
+    with pytest.raises(DataError, match=r"drop-rows.*row 4;"):
+        encode(frame(), found.encoding)
 
 
 def test_a_run_on_a_frame_predicts_places_and_comes_back(tmp_path: Path) -> None:

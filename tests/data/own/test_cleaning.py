@@ -250,12 +250,18 @@ def test_marks_of_missing_values_are_suspected_and_read_where_asked(tmp_path: Pa
     assert x[:, 3].sum() == 3
 
 
-def test_rows_with_gaps_are_left_out_where_asked(tmp_path: Path) -> None:
+def test_rows_with_gaps_are_left_out_where_asked_of_new_files_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for site in "ab":
         write(tmp_path / f"{site}.csv", WORDS, dose=lambda i: "" if i % 10 == 3 else i / 8, ward=lambda i: "" if i == 0 else "xy"[i % 2])
     scenario = load_folder(tmp_path, cleaning=Cleaning.of(gaps="drop-rows"))
     assert sum(len(split) for split in (scenario.sites[0].train, scenario.sites[0].val, scenario.sites[0].tests["test"])) == 35
     assert about(scenario.notes, "missing values left out") and not scenario.encoding["columns"][2]["gaps"]
+    about_run: dict[str, Any] = {"encoding": scenario.encoding, "classes": scenario.classes}
+    site, notes = load_site(tmp_path / "b.csv", cleaning=Cleaning.of(gaps="drop-rows"), **about_run)
+    assert torch.equal(site.train.x, scenario.sites[1].train.x) and about(notes, "missing values left out")
+    with caplog.at_level("WARNING", "emdcfl"):
+        x, rows = read_inputs([tmp_path / "a.csv"], encoding=scenario.encoding)
+    assert len(x) == len(rows) == 35 and not any(row.endswith((":1", ":4")) for row in rows) and ": 5" in caplog.text
     with pytest.raises(ConfigError, match="--gaps mean or drop-rows"):
         Cleaning.of(gaps="median")
 

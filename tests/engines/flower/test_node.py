@@ -28,12 +28,13 @@ from emdcfl.core.errors import ConfigError, DataError
 from emdcfl.core.tasks import Training
 from emdcfl.data import scenarios
 from emdcfl.data.own import load_folder
+from emdcfl.data.own.cleaning import Cleaning
 from emdcfl.engines.flower.messages import MessageSettings
 from emdcfl.engines.flower.node.data import read_site
 from emdcfl.engines.flower.node.home import HomeNode, read_config, read_state, write_state
-from emdcfl.engines.flower.node.policy import TASKS
+from emdcfl.engines.flower.node.policy import TASKS, PolicyError
 from emdcfl.engines.flower.node.serve import make_app
-from emdcfl.engines.flower.node.survey import answer_survey
+from emdcfl.engines.flower.node.survey import MEASURE, answer_survey
 from emdcfl.engines.flower.session import Session, connect, session
 from emdcfl.engines.local.sequential import SequentialFederation
 from emdcfl.privacy.exchange import public_key
@@ -258,6 +259,31 @@ def test_a_node_repairs_its_own_files_and_its_owner_reads_the_page(tmp_path: Pat
     printed = capsys.readouterr().out
     assert done.value.code == 0 and "home-b" in printed and "'n' at home-b" in printed and "Unnamed: 0" in printed
     assert (tmp_path / "b.html").is_file()
+
+
+def test_columns_and_rows_that_an_owner_leaves_out_are_left_out_as_in_one_place(tmp_path: Path) -> None:
+    data = own(tmp_path, "tables")
+    for name in "abc":
+        head, *lines = (data / f"{name}.csv").read_text().splitlines()
+        numbered = [f"{1000 + i},{'' if i % 9 == 3 else 2 * i % 7},{line}" for i, line in enumerate(lines)]
+        (data / f"{name}.csv").write_text("\n".join([f"patient_id,dose,{head}", *numbered]), encoding="utf-8")
+    chosen: dict[str, dict[str, Any]] = {
+        "a": {"drop": ["patient_id"]},
+        "b": {"drop": ["patient_id"]},
+        "c": {"only": ["dose", "age", "ward"]},
+    }
+    places = {c: home(tmp_path / f"home-{c}", data=str(data / f"{c}.csv"), gaps="drop-rows", **keys) for c, keys in chosen.items()}
+    whole = load_folder(data, cleaning=Cleaning.of(drop="patient_id", gaps="drop-rows"))
+    with session(Session(HomeGrid({i: (name, place) for i, (name, place) in enumerate(places.items(), start=1)}), QUICK, KeyList())):
+        surveyed = scenarios.build("nodes", clients=["a", "b", "c"])
+    assert surveyed.encoding["columns"] == whole.encoding["columns"] and not any(c.get("gaps") for c in surveyed.encoding["columns"])
+    job = {"encoding": surveyed.encoding, "classes": list(surveyed.classes), "seed": 0}
+    for i, name in enumerate("abc"):
+        site = HomeNode(name, places[name])._site({"data": job})
+        assert len(site.train) and torch.equal(site.train.x, whole.sites[i].train.x) and torch.equal(site.val.y, whole.sites[i].val.y)
+    asked = {"question": MEASURE, "seed": 0, "label": None, "numeric": ["age", "patient_id"], "categorical": []}
+    with pytest.raises(PolicyError, match="'patient_id', or its owner leaves it out"):
+        answer_survey(HomeNode("a", places["a"]), asked)
 
 
 def test_a_resumed_run_keeps_its_survey_whoever_is_there(tmp_path: Path) -> None:

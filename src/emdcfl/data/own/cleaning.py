@@ -10,10 +10,9 @@ import re
 import unicodedata
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from emdcfl.core.errors import ConfigError, DataError, nearest
 from emdcfl.core.units import names
@@ -21,12 +20,9 @@ from emdcfl.data.own.checking.columns import index_columns
 from emdcfl.data.own.formats.dates import read_dates
 from emdcfl.data.own.formats.readers import NUMBER
 from emdcfl.data.own.parts import Note, Part, Raw, some, sort_words
-from emdcfl.data.own.tables import AS_WRITTEN, CellRules, is_numeric, number_matrix, text_values
+from emdcfl.data.own.tables import AS_WRITTEN, DROP_ROWS, CellRules, complete_rows
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-GAP_POLICIES = ("mean", "drop-rows")
+GAP_POLICIES = ("mean", DROP_ROWS)
 
 
 @dataclass(frozen=True)
@@ -105,11 +101,13 @@ class Cleaning:
             return replace(part, x=part.x.select([name for name in part.x.column_names if name in keep or name == label]))
 
         cleaned = [replace(raw, parts={split: cut(part) for split, part in raw.parts.items()}) for raw in raws]
-        return (cleaned, notes) if self.gaps == "mean" else ([self._full_rows(raw, notes) for raw in cleaned], notes)
+        return [self.full_rows(raw, sorted(keep), notes) for raw in cleaned], notes
 
-    def _full_rows(self, raw: Raw, notes: list[Note]) -> Raw:
-        """Return a client's rows without missing values; appends a note."""
-        rows = {split: np.flatnonzero(_complete(part.x)) for split, part in raw.parts.items()}
+    def full_rows(self, raw: Raw, columns: Sequence[str], notes: list[Note]) -> Raw:
+        """Return a client's rows without missing values in some columns, where such rows are left out; appends a note."""
+        if self.gaps == "mean":
+            return raw
+        rows = {split: np.flatnonzero(complete_rows(part.x, columns)) for split, part in raw.parts.items()}
         lost = sum(len(part) for part in raw.parts.values()) - sum(map(len, rows.values()))
         if lost and not any(map(len, rows.values())):
             raise DataError(
@@ -204,15 +202,6 @@ def variant_notes(where: str, raws: Sequence[Raw], *, files: bool = True) -> lis
         remedy = f"if they mean the same, add {flag}" if files else "if they mean the same, write them alike"
         notes.append(Note("", where, "{words}; " + remedy, words=(sentence,)))
     return notes
-
-
-def _complete(table: pa.Table) -> NDArray[np.bool_]:
-    """Which rows have a value in every column."""
-    numeric = [name for name, kind in zip(table.column_names, table.schema.types, strict=True) if is_numeric(kind)]
-    full: NDArray[np.bool_] = np.asarray(~np.isnan(number_matrix(table, numeric)).any(axis=1))
-    for name in set(table.column_names) - set(numeric):
-        full &= np.array([word != "" for word in text_values(table.column(name))], dtype=bool)
-    return full
 
 
 def _listed(columns: str | Sequence[str] | None, flag: str) -> tuple[str, ...]:

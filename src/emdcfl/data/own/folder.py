@@ -231,6 +231,7 @@ def _encode(
         encoded_as = {"kind": "images", "shape": reading.details["shape"]}
         return arrays, encoded_as, defaults.image_preprocess([splits["train"] for splits in arrays.values()], model), []
     encoding, notes = table_encoding(divided, origins, reading.details["label"], reading.cleaning.cells)
+    encoding = replace(encoding, gaps=reading.cleaning.gaps)
     encoded: Arrays = {name: {split: encoding.encode(parts[split].x, origins[name]) for split in SPLITS} for name, parts in divided.items()}
     # The encoding has standardised already, in double precision, so nothing is left for the device.
     return encoded, encoding.as_dict(), Preprocess(), notes

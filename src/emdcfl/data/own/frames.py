@@ -167,7 +167,11 @@ def site_from_table(
 def encode(value: Any, encoding: Mapping[str, Any]) -> torch.Tensor:
     """Return the rows of a frame as a run on tables stores them; a label column is ignored."""
     _check_kind(encoding)
-    return torch.from_numpy(TableEncoding.from_dict(encoding).encode(as_table(value), "the frame"))
+    reader, table = TableEncoding.from_dict(encoding), as_table(value)
+    gaps = np.flatnonzero(~reader.usable(table)).tolist()
+    if gaps:
+        raise DataError(f"the run left out rows with missing values (gaps = drop-rows), got one in row {gaps[0] + 1}; leave it out, too")
+    return torch.from_numpy(reader.encode(table, "the frame"))
 
 
 def _check_kind(encoding: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,8 @@ from emdcfl.data.own.parts import FRACTIONS, MIXED, SPLITS, Note, Raw, divide, k
 from emdcfl.data.own.splitting import RANDOM, SplitRule
 from emdcfl.data.own.tables import TableEncoding
 from emdcfl.data.types import Scenario, Site
+
+log = logging.getLogger("emdcfl")
 
 
 def encoding_of(scenario: Scenario) -> dict[str, Any]:
@@ -83,6 +86,8 @@ def new_site(
 ) -> tuple[Site, tuple[str, ...]]:
     """Build one more site from what was read; returns it and notes for the user."""
     raw, notes = cleaning.clean(raw), list(notes)
+    if encoding["kind"] == "table":
+        raw = cleaning.full_rows(raw, [column["name"] for column in encoding["columns"]], notes)
     parts = {}
     for split, part in raw.parts.items():
         parts[split], more = known_only(raw.name, raw.origin, split, part, classes)
@@ -98,7 +103,10 @@ def new_site(
 
 
 def read_inputs(files: Sequence[str | Path], *, encoding: Mapping[str, Any]) -> tuple[Tensor, list[str]]:
-    """Read unlabelled files for prediction; returns ``x`` and one name per row (``FILE`` for images, ``FILE:ROW`` for tables)."""
+    """Read unlabelled files for prediction; returns ``x`` and one name per row (``FILE`` for images, ``FILE:ROW`` for tables).
+
+    Rows that training would have left out for a missing value are left out here, too, with a warning.
+    """
     if not files:
         raise DataError("no files to predict")
     blocks: list[NDArray[Any]] = []
@@ -116,8 +124,14 @@ def read_inputs(files: Sequence[str | Path], *, encoding: Mapping[str, Any]) -> 
             if file.suffix.lower() not in TABLE_SUFFIXES:
                 raise DataError(f"{file} is not a table ({', '.join(sorted(TABLE_SUFFIXES))}); the run was trained on tables")
             reader = TableEncoding.from_dict(encoding)
-            blocks.append(reader.encode(read_file(file, reader.cells), str(file)))
-            names += [f"{file}:{row + 1}" for row in range(len(blocks[-1]))]
+            table = read_file(file, reader.cells)
+            rows = np.flatnonzero(reader.usable(table))
+            if len(rows) < table.num_rows:
+                log.warning(
+                    "%s: rows with missing values left out, as in training (--gaps drop-rows): %d", file, table.num_rows - len(rows)
+                )
+            blocks.append(reader.encode(table.take(rows), str(file)))
+            names += [f"{file}:{row + 1}" for row in rows.tolist()]
     return torch.from_numpy(np.concatenate(blocks)), names
 
 

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 else:
     pa, pc = arrow(), arrow("compute")
 
+DROP_ROWS = "drop-rows"
+"""Policy of missing values by which rows with one are left out."""
+
 MAX_WORDS = 200
 LONGEST_WORD = 64
 FEW_WORDS = 10
@@ -103,6 +106,13 @@ class TableEncoding:
     columns: tuple[Numeric | Categorical, ...]
     missing: tuple[str, ...] = ()
     """Marks of missing values besides the usual ones."""
+    gaps: str = "mean"
+    """What a row with a missing value is: encoded, or left out (``DROP_ROWS``)."""
+
+    def usable(self, table: pa.Table) -> NDArray[np.bool_]:
+        """Which rows are encoded, and not left out for a missing value."""
+        names = [column.name for column in self.columns]
+        return complete_rows(table, names) if self.gaps == DROP_ROWS else np.ones(table.num_rows, dtype=bool)
 
     @property
     def cells(self) -> CellRules:
@@ -158,7 +168,9 @@ class TableEncoding:
                 columns.append({"name": column.name, "mean": column.mean, "std": column.std, "gaps": column.gaps, **date})
             else:
                 columns.append({"name": column.name, "words": list(column.words)})
-        return {"kind": "table", "label": self.label, "columns": columns, **({"missing": list(self.missing)} if self.missing else {})}
+        more: dict[str, Any] = {"missing": list(self.missing)} if self.missing else {}
+        more |= {"gaps": self.gaps} if self.gaps == DROP_ROWS else {}
+        return {"kind": "table", "label": self.label, "columns": columns, **more}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TableEncoding:
@@ -168,7 +180,7 @@ class TableEncoding:
             else Numeric(c["name"], c["mean"], c["std"], c["gaps"], str(c.get("date", "")))
             for c in values["columns"]
         )
-        return cls(values["label"], columns, tuple(map(str, values.get("missing", ()))))
+        return cls(values["label"], columns, tuple(map(str, values.get("missing", ()))), str(values.get("gaps", "mean")))
 
 
 def withheld(words: Mapping[str, int]) -> str | None:
@@ -287,6 +299,16 @@ def number_matrix(table: pa.Table, names: Sequence[str]) -> NDArray[np.float64]:
     for i, name in enumerate(names):
         matrix[:, i] = number_values(table.column(name))
     return matrix
+
+
+def complete_rows(table: pa.Table, columns: Sequence[str]) -> NDArray[np.bool_]:
+    """Which rows have a value in each of some columns; those that the table lacks do not count."""
+    chosen = table.select([name for name in columns if name in set(table.column_names)])
+    numeric = [name for name, kind in zip(chosen.column_names, chosen.schema.types, strict=True) if is_numeric(kind)]
+    full: NDArray[np.bool_] = np.asarray(~np.isnan(number_matrix(chosen, numeric)).any(axis=1))
+    for name in set(chosen.column_names) - set(numeric):
+        full &= np.array([word != "" for word in text_values(chosen.column(name))], dtype=bool)
+    return full
 
 
 def column_bytes(table: pa.Table) -> Iterator[bytes]:

@@ -33,21 +33,26 @@ def image(file: Path, shape: list[int]) -> np.ndarray[Any, Any]:
     return pixels[None, None] if channels == 1 else pixels.transpose(2, 0, 1)[None]
 
 
-def table(file: Path, columns: list[dict[str, Any]]) -> np.ndarray[Any, Any]:
-    """Return the rows of a CSV file with commas and decimal points as the numbers the network was trained on."""
+def table(file: Path, columns: list[dict[str, Any]], *, gaps: bool) -> np.ndarray[Any, Any]:
+    """Return the rows of a CSV file with commas and decimal points as the numbers the network was trained on.
+
+    Where training left out rows with missing values, such a row ends the program.
+    """
     with file.open(encoding="utf-8-sig", newline="") as lines:
         rows = list(csv.DictReader(lines))
-    encoded = []
+    encoded: list[list[float]] = []
     for row in rows:
         values: list[float] = []
         for column in columns:
             if column["name"] not in row:
                 sys.exit(f"{file} lacks the column {column['name']!r}")
             text = (row[column["name"]] or "").strip()
+            gap = text == "" if "words" in column else text.lower() in GAPS
+            if gap and not gaps:
+                sys.exit(f"{file}: row {len(encoded) + 1} lacks {column['name']!r}; training left such rows out, so leave it out, too")
             if "words" in column:
                 values += [float(text == word) for word in column["words"]]
                 continue
-            gap = text.lower() in GAPS
             try:
                 values.append(0.0 if gap else (float(text) - column["mean"]) / column["std"])
             except ValueError:
@@ -63,7 +68,7 @@ def read(file: Path, config: dict[str, Any]) -> np.ndarray[Any, Any]:
     if encoding["kind"] == "images":
         return image(file, encoding["shape"])
     if encoding["kind"] == "table":
-        return table(file, encoding["columns"])
+        return table(file, encoding["columns"], gaps="gaps" not in encoding)
     return np.asarray(np.load(file, allow_pickle=False), dtype=np.float32)
 
 

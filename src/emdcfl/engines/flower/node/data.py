@@ -10,7 +10,7 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,8 @@ from emdcfl.data.own.cleaning import AS_THEY_ARE, Cleaning
 from emdcfl.data.own.formats.images import Listed, list_images
 from emdcfl.data.own.formats.layout import ClientFiles, client_folder
 from emdcfl.data.own.formats.readers import read_client_tables
-from emdcfl.data.own.parts import MIXED, Part, Raw, Text, divide
+from emdcfl.data.own.parts import MIXED, Note, Part, Raw, Text, divide
+from emdcfl.data.own.site import new_site
 from emdcfl.data.own.splitting import RANDOM, SplitRule, file_keys
 from emdcfl.data.own.tables import is_numeric, withheld
 from emdcfl.data.types import Site, Split
@@ -99,21 +100,24 @@ def _share(name: str, data: Mapping[str, Any]) -> Site:
 def _own(
     name: str, path: Path, data: Mapping[str, Any], label: str | None, rule: SplitRule, cleaning: Cleaning, policy: Policy, state: Path
 ) -> Site:
-    if data["encoding"]["kind"] == "images":
-        labels = image_labels(list_images(ClientFiles(name, client_folder(path)[1].parts)), int(data["seed"]), rule, cleaning)
-    else:
-        labels = _check_table(name, path, data, label, rule, cleaning, policy, state)
-    _check_classes(labels, data["classes"])
     about = {"encoding": data["encoding"], "classes": data["classes"], "seed": int(data["seed"])}
-    site, notes = load_site(path, name=name, label=label, rule=rule, cleaning=cleaning, **about)
+    if data["encoding"]["kind"] == "images":
+        cleaning.columns((), None)
+        _check_classes(image_labels(list_images(ClientFiles(name, client_folder(path)[1].parts)), about["seed"], rule, cleaning), data)
+        site, notes = load_site(path, name=name, label=label, rule=rule, cleaning=cleaning, **about)
+    else:
+        raw, column, said = read_table(name, path, label or data["encoding"]["label"], rule, cleaning)
+        fixed_label(state, label, column)
+        _check_classes(_check_table(raw, column, data, policy), data)
+        site, notes = new_site(raw, notes=said, **about)
     for note in notes:
         log.info("%s", note)
     return site
 
 
-def _check_classes(labels: Text, classes: Collection[str]) -> None:
+def _check_classes(labels: Text, data: Mapping[str, Any]) -> None:
     """Refuse classes that leave out a part of the training samples: a server could choose a single one in this way."""
-    if left_out := set(labels.tolist()) - set(classes):
+    if left_out := set(labels.tolist()) - set(data["classes"]):
         raise PolicyError(
             f"this node trains on all its samples, and the server leaves out {len(left_out)} of its classes; check the server"
         )
@@ -145,17 +149,20 @@ def image_labels(listed: Listed, seed: int, rule: SplitRule, cleaning: Cleaning 
     return divide(cleaning.clean(Raw(listed.name, listed.origin, parts, rule)), seed)["train"].labels
 
 
-def _check_table(
-    name: str, path: Path, data: Mapping[str, Any], label: str | None, rule: SplitRule, cleaning: Cleaning, policy: Policy, state: Path
-) -> Text:
+def read_table(name: str, path: Path, label: str | None, rule: SplitRule, cleaning: Cleaning) -> tuple[Raw, str, list[Note]]:
+    """Return this site's table as its owner repairs it, without the columns and rows that are left out; its label column; and notes."""
+    _, files = ("tables", ClientFiles(name, {MIXED: path})) if path.is_file() else client_folder(path)
+    raw, column, notes = read_client_tables(ClientFiles(name, files.parts), label, rule, cleaning.cells)
+    (chosen,), more = cleaning.select([cleaning.clean(raw)], column, raw.origin)
+    return chosen, column, [*notes, *more]
+
+
+def _check_table(raw: Raw, column: str, data: Mapping[str, Any], policy: Policy) -> Text:
     """Return the labels of the train split.
 
     Refuses a job that asks for columns as words which the survey would not list: the server could guess names, and see which occur.
     """
-    _, files = ("tables", ClientFiles(name, {MIXED: path})) if path.is_file() else client_folder(path)
-    raw, column, _ = read_client_tables(ClientFiles(name, files.parts), label or data["encoding"]["label"], rule, cleaning.cells)
-    fixed_label(state, label, column)
-    train = divide(cleaning.clean(raw), int(data["seed"]))["train"]
+    train = divide(raw, int(data["seed"]))["train"]
     check_words(Counter(train.labels.tolist()), f"the label column {column!r}")
     for entry in data["encoding"]["columns"]:
         if "words" in entry and entry["name"] in train.x.column_names:

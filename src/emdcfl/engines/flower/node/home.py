@@ -32,7 +32,7 @@ from emdcfl.core.codec import Packed, pack, unpack
 from emdcfl.core.errors import ClientError, ConfigError, DataError
 from emdcfl.core.keys import NodeSecret, digest, global_seed
 from emdcfl.core.params import Network
-from emdcfl.data.own.cleaning import Cleaning
+from emdcfl.data.own.cleaning import CLEANING, Cleaning
 from emdcfl.data.own.splitting import SplitRule
 from emdcfl.data.types import Preprocess, Site
 from emdcfl.engines.flower.node import log as node_log
@@ -87,8 +87,8 @@ class NodeConfig:
         Label column of a table, if this site calls it by another name than the others.
     split, split_column, group : str or None
         How this site's files are split, as in ``run --data``; the server has no say in it.
-    merge_labels, label_map, date, missing
-        How this site's files are repaired, as in ``run --data``.
+    merge_labels, label_map, drop, only, date, missing, gaps
+        How this site's files are repaired, as in ``run --data``. Columns left out here are neither named to the server nor used.
     device : str
         ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
     trust : str
@@ -112,8 +112,11 @@ class NodeConfig:
     group: str | None = None
     merge_labels: bool | None = None
     label_map: str | None = None
+    drop: list[str] | None = None
+    only: list[str] | None = None
     date: list[str] | None = None
     missing: list[str] | None = None
+    gaps: str | None = None
     device: str = "auto"
     trust: KeyTrust = "pinned"
     enrol: bool = False
@@ -132,7 +135,7 @@ class NodeConfig:
 
     @property
     def cleaning(self) -> Cleaning:
-        return Cleaning.of(merge_labels=self.merge_labels, label_map=self.label_map, date=self.date, missing=self.missing)
+        return Cleaning.of(**{name: getattr(self, name) for name in CLEANING})
 
 
 class HomeNode:

@@ -11,15 +11,13 @@ import numpy as np
 import torch
 
 from emdcfl.core.errors import DataError
-from emdcfl.data.own.checking.columns import index_columns
 from emdcfl.data.own.cleaning import Cleaning
 from emdcfl.data.own.formats.images import GREY_MODES, list_images, read_client, read_header
 from emdcfl.data.own.formats.layout import ClientFiles, client_folder
-from emdcfl.data.own.formats.readers import read_client_tables
-from emdcfl.data.own.parts import MIXED, Raw, divide
+from emdcfl.data.own.parts import Raw, divide
 from emdcfl.data.own.splitting import SplitRule
 from emdcfl.data.own.tables import Moments, is_numeric, summarise
-from emdcfl.engines.flower.node.data import check_column, check_words, fixed_label, image_labels
+from emdcfl.engines.flower.node.data import check_column, check_words, fixed_label, image_labels, read_table
 from emdcfl.engines.flower.node.home import HomeNode
 from emdcfl.engines.flower.node.policy import Policy, PolicyError
 
@@ -40,17 +38,16 @@ def answer_survey(node: HomeNode, request: Any) -> Answer:
     policy.check_seed(seed)
     if not path.exists():
         raise DataError(f"client {node.name!r}: no such file or folder: {path}; correct data in {node.home}/node.toml")
-    kind, files = ("tables", ClientFiles(node.name, {MIXED: path})) if path.is_file() else client_folder(path)
-    files = ClientFiles(node.name, files.parts)
     label, describes = node.config.label or request.get("label"), request["question"] == DESCRIBE
     rule, cleaning = node.config.rule, node.config.cleaning
-    if kind == "images":
+    if path.is_dir() and (found := client_folder(path))[0] == "images":
+        cleaning.columns((), None)
+        files = ClientFiles(node.name, found[1].parts)
         if not describes:
             policy.check_shape(request["shape"])
         answer = _describe_images(files, seed, rule, cleaning) if describes else _measure_images(files, seed, rule, request["shape"])
     else:
-        raw, column, _ = read_client_tables(files, label, rule, cleaning.cells)
-        raw = cleaning.clean(raw)
+        raw, column, _ = read_table(node.name, path, label, rule, cleaning)
         if not describes:
             policy.check_columns(request["numeric"] + request["categorical"])
         fixed_label(node.home / "state", node.config.label, column)
@@ -84,8 +81,7 @@ def _measure_images(files: ClientFiles, seed: int, rule: SplitRule, shape: Seque
 def _describe_table(raw: Raw, seed: int, column: str, policy: Policy) -> Answer:
     train = divide(raw, seed)["train"]
     check_words(Counter(train.labels.tolist()), f"the label column {column!r}")
-    hidden = {column, *index_columns([raw], column)}
-    told = [name for name in train.x.column_names if name not in hidden and (not policy.columns or name in policy.columns)]
+    told = [name for name in train.x.column_names if name != column and (not policy.columns or name in policy.columns)]
     columns = {name: bool(is_numeric(train.x.schema.field(name).type)) for name in told}
     return {"kind": "table", "labels": sorted(set(train.labels.tolist())), "label": column, "columns": columns}
 
@@ -94,9 +90,12 @@ def _measure_table(raw: Raw, seed: int, column: str, request: Mapping[str, Any],
     if column in request["numeric"] + request["categorical"]:
         raise PolicyError(f"this node does not measure its label column {column!r}: the mean would tell how many samples each class has")
     table = divide(raw, seed)["train"].x
+    there = set(table.column_names)
+    unknown = next((name for name in request["numeric"] + request["categorical"] if name not in there), None)
+    if unknown is not None:
+        raise PolicyError(f"this node has no column {unknown!r}, or its owner leaves it out (drop, only in node.toml)")
     for name in request["categorical"]:
-        if name in table.column_names:
-            check_column(table, name, policy)
+        check_column(table, name, policy)
     summary = summarise(table, request["numeric"], request["categorical"])
     return {
         "numeric": {name: asdict(_of_several(moments)) for name, moments in summary.numeric.items()},
