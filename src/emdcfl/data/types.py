@@ -42,6 +42,9 @@ class Split:
     def __len__(self) -> int:
         return self._length
 
+    def __repr__(self) -> str:
+        return f"Split({len(self)} samples of {tuple(self.x.shape[1:])})"
+
     @cached_property
     def _length(self) -> int:
         return int(self.y.shape[0])  # called often, and torch builds a new shape object at every call
