@@ -2,16 +2,19 @@
 
     PYTHONPATH=benchmarks python -m faults.soak --out runs/soak --rounds 200
 
-FedAvg over four nodes on this machine. A line per ten rounds goes to ``soak.jsonl``: memory and open files of the SuperLink, of the
-server program and of all nodes, sizes of the databases. The last line says whether the run finished and which clients were missing.
+FedAvg over four nodes on this machine. A line per ten rounds goes to ``soak.jsonl``: memory and open files of the SuperLink with the
+server program and of the largest node; bytes of the database, how many of them are free, what it holds. The last line says whether the
+run finished and which clients were missing.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
+import sqlite3
 import sys
 import threading
 import time
@@ -43,6 +46,18 @@ def usage(group: int) -> tuple[float, int]:
     return memory, files
 
 
+HELD = ("message_ins", "message_res", "objects", "run_objects", "object_push_sessions", "nonce_store", "task_logs")
+"""Tables of the SuperLink's database that messages pass through."""
+
+
+def held(database: Path) -> dict[str, int]:
+    """Bytes of the database that are free, and rows of the tables that hold any."""
+    with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=30)) as link:
+        free = link.execute("PRAGMA freelist_count").fetchone()[0] * link.execute("PRAGMA page_size").fetchone()[0]
+        rows = {name: link.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for name in HELD}
+    return {"free_bytes": free, **{name: count for name, count in rows.items() if count}}
+
+
 def sample(there: trial.Trial, round: int) -> dict[str, Any]:
     """One line of ``soak.jsonl``."""
     found = {name: usage(pid) for name, pid in process_ids(there).items() if pid is not None}
@@ -58,6 +73,7 @@ def sample(there: trial.Trial, round: int) -> dict[str, Any]:
         "node_files": max((files for _, files in nodes), default=0),
         "database_bytes": databases,
         "node_state_bytes": states,
+        **held(there.operator / "link.db"),
     }
 
 

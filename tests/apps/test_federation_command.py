@@ -69,7 +69,7 @@ def test_without_a_config_the_federations_own_is_run(tmp_path: Path, monkeypatch
         seen.append(config)
         raise EmdcflError("enough")
 
-    monkeypatch.setattr("emdcfl.cli.federation.runner_over", lambda folder: submit)
+    monkeypatch.setattr("emdcfl.cli.federation.runner_over", lambda *_, **__: submit)
     assert emdcfl("run", "--federation", str(there.path), "--rounds", "3") == 2
     assert seen == [override(load(there.path / "run.toml"), {"run.rounds": 3})]
 

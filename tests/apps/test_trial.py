@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import io
 import json
 import re
 import ssl
@@ -22,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
 import emdcfl
-from emdcfl.apps import options, trial
+from emdcfl.apps import options, superlink, trial
 from emdcfl.apps.options import Options
 from emdcfl.apps.server import Journal, read_config
 from emdcfl.apps.trial import control
@@ -170,30 +169,27 @@ def test_the_journal_is_read_line_by_line_as_it_grows(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "outcome.json").read_text()) == {"ok": True}
 
 
-def test_the_project_and_the_trials_app_take_the_options_of_the_code(four: trial.Trial) -> None:
-    project = ROOT / "pyproject.toml"
-    if not project.exists():
-        pytest.skip("not run from a source tree")
-    ours, theirs = (tomllib.loads(p.read_text())["tool"]["flwr"]["app"] for p in (project, four.path / "app" / "pyproject.toml"))
-    assert ours["config"] == theirs["config"] == Options().as_dict()
-    assert Options.read(ours["config"]) == Options()
-    assert ours["components"] == theirs["components"]
-    for where in ours["components"].values():
+def test_the_trials_app_takes_the_options_of_the_code(four: trial.Trial) -> None:
+    app = tomllib.loads((four.path / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    assert app["config"] == Options().as_dict()
+    assert Options.read(app["config"]) == Options()
+    for where in app["components"].values():
         module, _, name = where.partition(":")
         assert hasattr(importlib.import_module(module), name)
-    version = tomllib.loads(project.read_text())["project"]["version"]
-    assert version == emdcfl.__version__
-    assert re.findall(r"^``([\w-]+)``", options.__doc__ or "", re.M) == list(ours["config"])
+    assert re.findall(r"^``([\w-]+)``", options.__doc__ or "", re.M) == list(app["config"])
+    with zipfile.ZipFile(four.operator / superlink.BUNDLE) as bundle:
+        assert not [name for name in bundle.namelist() if name.endswith(".py")], "the bundle holds no code"
 
 
-def test_the_projects_bundle_is_small_and_holds_no_code() -> None:
-    build = pytest.importorskip("flwr.cli.build")
+def test_flowers_own_command_ends_at_once_and_names_ours() -> None:
+    from flwr.common.config import validate_config
+
     if not (ROOT / "pyproject.toml").exists():
         pytest.skip("not run from a source tree")
-    chosen = [ROOT / "pyproject.toml", ROOT / "LICENSE", *ROOT.glob("*.md"), *(ROOT / "src").rglob("*.py")]
-    made, _ = build.build_fab_from_files({str(path.relative_to(ROOT)): path for path in chosen})
-    with zipfile.ZipFile(io.BytesIO(made)) as bundle:
-        assert set(bundle.namelist()) == {"pyproject.toml", "LICENSE", ".info/CONTENT"}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert project["project"]["version"] == emdcfl.__version__
+    valid, errors, _ = validate_config(project, check_module=False)
+    assert not valid and "emdcfl run" in errors[0]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Keys of the Flower app's run config: ``[tool.flwr.app.config]`` in ``pyproject.toml``, ``flwr run -c``.
+"""Keys of the Flower app's run config: ``[tool.flwr.app.config]`` in ``app/pyproject.toml`` of a federation's folder.
 
 ==================  ==============================================================================================
 ``config``          the run's config as TOML text, or the path of such a file; empty for the defaults

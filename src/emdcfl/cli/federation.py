@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -151,7 +152,8 @@ def renew(folder: Folder) -> None:
 
     there = trial.Trial.read(folder)
     until = renew_server_certificate(there.path / "certificates")
-    typer.echo(f"the certificate is valid until {until:%Y-%m-%d}; restart the SuperLink to use it")
+    typer.echo(f"the certificate is valid until {until:%Y-%m-%d}; nodes need nothing new")
+    typer.echo(f"next: restart the SuperLink, between runs: emdcfl federation down {folder}; emdcfl federation up {folder}")
 
 
 @federation.command()
@@ -196,7 +198,7 @@ def metrics(folder: Folder, port: Annotated[int, typer.Option(help="Port of 127.
     from emdcfl.apps import trial
     from emdcfl.apps.trial.report import metrics_server
 
-    with metrics_server(trial.Trial.read(folder), port) as server:
+    with metrics_server(trial.Trial.read(folder), port) as server, contextlib.suppress(KeyboardInterrupt):
         typer.echo(f"http://127.0.0.1:{server.server_port}/metrics")
         server.serve_forever()
 
@@ -211,7 +213,12 @@ def attach(folder: Folder) -> None:
     there = trial.Trial.read(folder)
     job = _live(there)
     typer.echo(f"run {job.number} in {job.out}")
-    follow(there, job.path, job.run, lambda event: show_event(event, None), link=None)
+    try:
+        follow(there, job.path, job.run, lambda event: show_event(event, None), link=None)
+    except KeyboardInterrupt:
+        typer.echo(f"run {job.number} goes on; stop it with: emdcfl federation stop {folder}")
+    else:
+        typer.echo(f"run {job.number} is finished")
 
 
 @federation.command()
@@ -223,8 +230,9 @@ def stop(folder: Folder) -> None:
 
     there = trial.Trial.read(folder)
     job = _live(there)
+    typer.echo(f"stopping run {job.number}")
     stop_run(there, job.path, job.run)
-    typer.echo(f"stopped run {job.number}; continue it with --resume --out {job.out}")
+    typer.echo(f"stopped; continue it with: emdcfl run --federation {folder} --resume --out {job.out}")
 
 
 def _live(there: Trial) -> Job:
@@ -283,10 +291,6 @@ def runner_over(folder: Path | None, aside: Any = None, *, baselines: bool = Fal
 
 def show_event(event: dict[str, Any], observer: Any) -> None:
     """Pass an event of the server's journal on to the log or to an observer."""
-    import torch
-
-    from emdcfl.methods.base import Serving
-
     kind = event["event"]
     if kind == "log":
         log.log(logging.getLevelName(event["level"]), "%s", event["text"])
@@ -298,5 +302,9 @@ def show_event(event: dict[str, Any], observer: Any) -> None:
         accuracy = {} if event["accuracy"] is None else {"test": event["accuracy"]}
         observer.reply(event["task"], event["client"], {"loss": event["loss"], "accuracy": accuracy})
     elif kind == "end":
+        import torch  # not for those who only read the log
+
+        from emdcfl.methods.base import Serving
+
         clusters = None if event["clusters"] is None else torch.tensor(event["clusters"])
         observer.end(event["round"], event["total"], event["rows"], Serving(torch.zeros(0, 0), torch.zeros(0, 0), clusters=clusters))

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -94,6 +95,27 @@ def test_a_node_that_answers_nothing_is_late() -> None:
     fed = met(grid, deadline=0.3)
     grid.tamper[103] = lambda message, answer: None
     assert train(fed, 2).failures["site-3"].reason == "no answer within 0 s"
+
+
+def test_a_request_that_nobody_fetched_is_deleted_with_the_next_exchange() -> None:
+    grid = loopback.loopback(SCENARIO)
+    fed = met(grid, deadline=0.3)
+    asked: list[str] = []
+    deleted: list[str] = []
+    done = threading.Event()
+
+    class Link:
+        def ConfirmMessageReceived(self, request: Any) -> None:
+            deleted.append(request.message_object_id)
+            if set(asked) <= set(deleted):
+                done.set()
+
+    grid._runtime_client = Link()  # type: ignore[attr-defined]
+    grid.tamper[103] = lambda message, answer: asked.append(message.metadata.message_id)
+    assert list(train(fed, 2).failures) == ["site-3"] and asked
+    del grid.tamper[103]
+    assert not deleted and not train(fed, 3).failures
+    assert done.wait(10)
 
 
 class SlowGrid(LoopbackGrid):

@@ -15,7 +15,7 @@ from emdcfl.apps.supernode import HOST
 from emdcfl.apps.trial import control
 from emdcfl.apps.trial.folder import Trial
 from emdcfl.apps.trial.processes import LINK, process_ids
-from emdcfl.apps.trial.submit import Job, jobs
+from emdcfl.apps.trial.submit import STOPPED, Job, jobs
 
 ACCEPTED = 300.0
 """Seconds the nodes may take to be accepted: after a hard kill the SuperLink refuses a key for about a minute."""
@@ -29,7 +29,7 @@ METRICS = {
     "emdcfl_run_rounds": "rounds it will have",
     "emdcfl_run_warnings": "warnings of the latest run so far",
     "emdcfl_certificate_seconds": "seconds until the certificate of the SuperLink ends",
-    "emdcfl_database_bytes": "size of the database of the SuperLink",
+    "emdcfl_database_bytes": "size of the database of the SuperLink, its journal included",
 }
 """Name of each metric and what it says."""
 
@@ -51,14 +51,13 @@ def report(trial: Trial) -> dict[str, Any]:
         answers = False
     latest = next(jobs(trial), None)
     end = x509.load_pem_x509_certificate((trial.path / "certificates" / "server.pem").read_bytes()).not_valid_after_utc
-    database = trial.operator / "link.db"
     return {
         "ok": answers and bool(nodes) and all(node["online"] for node in nodes.values()),
         "superlink": {
             "state": "running" if answers else "not answering" if link == "running" else link,
             "address": trial.address,
             "certificate_until": end.isoformat(),
-            "database_bytes": database.stat().st_size if database.exists() else 0,
+            "database_bytes": sum(path.stat().st_size for path in trial.operator.glob("link.db*")),
         },
         "nodes": nodes,
         "run": None if latest is None else _run(trial, latest, answers=answers),
@@ -94,10 +93,11 @@ def _run(trial: Trial, job: Job, *, answers: bool) -> dict[str, Any]:
         if not compared:  # rounds of baselines are not the run's
             total, complete = event.get("total", total), event["round"] if event["event"] == "end" else complete
         warnings += event["event"] == "log" and event["level"] == "WARNING"
-    state = "finished" if outcome is not None and outcome["ok"] else "failed"
+    ended = "stopped" if (job.path / STOPPED).exists() else "failed"
+    state = "finished" if outcome is not None and outcome["ok"] else ended
     if outcome is None:
         said = control.run_status(trial, job.run) if answers else None
-        state = "unknown" if said is None else "failed" if said.startswith("finished") else "at work"
+        state = "unknown" if said is None else ended if said.startswith("finished") else "at work"
     error = None if outcome is None else outcome.get("error")
     about = {"number": job.number, "out": str(job.out), "state": state, "round": complete, "rounds": total}
     return {**about, "warnings": warnings, "last": last, "error": error}
@@ -113,8 +113,9 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
         where = "" if node["process"] == "elsewhere" else f"{node['process']}, "
         yield f"{name:<20} {where}{'online' if node['online'] else 'offline'}{since}" + _log(found, name, node["process"])
     if run is not None:
-        yield f"{'run ' + str(run['number']):<20} {run['state']}, {run['round']} of {run['rounds']} rounds complete, in {run['out']}"
-        if run["error"]:
+        rounds = f"{run['round']} of {run['rounds']} rounds complete" if run["rounds"] else "before round 1"
+        yield f"{'run ' + str(run['number']):<20} {run['state']}, {rounds}, in {run['out']}"
+        if run["error"] and run["state"] == "failed":
             yield f"{'':<20} {run['error']}"
 
 

@@ -29,6 +29,9 @@ Event = dict[str, Any]
 RUN = "run.json"
 """File of a job's folder that holds Flower's number of the run, and process id and start time of the SuperLink that took it."""
 
+STOPPED = "stopped"
+"""File of a job's folder that says somebody asked the run to stop."""
+
 POLL = 0.5
 CHECK = 60.0
 """Seconds between questions to the SuperLink whether the run still exists."""
@@ -54,6 +57,7 @@ def submit(
     """
     from emdcfl.apps.options import Options  # not for every command: they load torch
     from emdcfl.runs.config import dump
+    from emdcfl.runs.store.identity import is_run
 
     link = identity(trial, LINK)  # before the run exists, to notice a SuperLink that dies just after taking it
     if (live := live_run(trial, out)) is not None and resume and link is not None and live.link != link:
@@ -64,6 +68,8 @@ def submit(
             f"run {live.number} still works in {out}; watch it with: emdcfl federation attach {trial.path}, "
             f"or stop it with: emdcfl federation stop {trial.path}"
         )
+    if not resume and is_run(out):  # the server would say so too, after it has started
+        raise ConfigError(f"{out}: already holds a run; add --resume to continue it, or choose another --out")
     number = 1 + max([int(p.name) for p in (trial.path / "jobs").iterdir() if p.name.isdigit()], default=0)
     job = trial.path / "jobs" / str(number)
     job.mkdir(parents=True)
@@ -156,7 +162,7 @@ def follow(trial: Trial, job: Path, run: int, watch: Callable[[Event], None], *,
 
 def stop(trial: Trial, job: Path, run: int, *, patience: float = 60.0) -> None:
     """Stop a run, and wait until its server has ended."""
-    log.info("stopping run %d", run)
+    (job / STOPPED).touch()
     with contextlib.suppress(control.ControlError):
         control.stop_run(trial, run)
     end = time.monotonic() + patience

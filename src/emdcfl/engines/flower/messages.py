@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -103,6 +104,7 @@ class Messenger:
     def __init__(self, grid: Grid, settings: MessageSettings) -> None:
         self.grid, self.settings = grid, settings
         self._received = 0
+        self._abandoned: set[str] = set()
 
     def take_received(self) -> int:
         """Return the bytes received since the last call."""
@@ -115,6 +117,7 @@ class Messenger:
         """Yield ``(key, value or ClientError)`` for every request as replies arrive; the rest when the deadline has passed."""
         waiting: dict[str, Any] = {}
         end = time.monotonic() + deadline
+        self._discard()
         for key, (node, record) in requests.items():
             identity = self._send(node, record, kind, group=group, lifetime=max(1.0, deadline))
             if identity is None:
@@ -125,21 +128,34 @@ class Messenger:
         heard, poll = time.monotonic(), ReplyPoller(self.grid)
         while waiting:
             replies = {reply.metadata.reply_to_message_id: reply for reply in poll([*waiting, *pings])}
+            self._abandoned |= {identity for identity, reply in replies.items() if reply.has_error()}
             for identity in [identity for identity in waiting if identity in replies]:
                 yield waiting.pop(identity), self._read(replies[identity])
                 heard = time.monotonic()
             for ping, identity in pings.items():  # after the replies that came with them: a node answers in order
                 if identity in waiting and ping in replies and not replies[ping].has_error() and not poll.fetches(identity):
+                    self._abandoned.add(identity)
                     yield waiting.pop(identity), LostError("its node has answered, but the answer was lost on its way")
             now = time.monotonic()
             if now >= end:
                 break
             if waiting and now - heard >= self.settings.patience:
+                self._abandoned |= pings.keys()
                 heard, pings = now, self._ping({identity: requests[key][0] for identity, key in waiting.items()}, group)
             if waiting:
                 time.sleep(self.settings.poll)
+        self._abandoned |= {*waiting, *pings}
         for key in waiting.values():
             yield key, LateError(f"no answer within {deadline:.0f} s")
+
+    def _discard(self) -> None:
+        """Have the SuperLink delete what nobody waits for any more, beside the requests that follow.
+
+        Flower keeps a request that its node never fetched until the run ends: a model for every node that died with one.
+        """
+        old, self._abandoned = self._abandoned, set()
+        if old:
+            threading.Thread(target=_delete, args=(self.grid, old), daemon=True, name="delete old messages").start()
 
     def _ping(self, waiting: Mapping[str, int], group: str) -> dict[str, str]:
         """Ping the nodes of unanswered requests; a ping expires when the next one is sent, so that none pile up at a busy node."""
@@ -167,6 +183,18 @@ class Messenger:
             return codec.decode(message.content, limits=replace(LIMITS, size=int(self.settings.reply_mb * MEGABYTE)))
         except ClientError as error:
             return RefusedError(str(error))
+
+
+def _delete(grid: Grid, identities: set[str]) -> None:
+    """Fetch the replies to messages, which deletes the entries of both, and say that the messages themselves were fetched, too."""
+    import httpx
+    from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+
+    with suppress(httpx.HTTPError, SystemExit):  # what stays is deleted with the run
+        grid.pull_messages(identities)
+        link: Any = getattr(grid, "_runtime_client", None)  # Grid itself has no such call; a simulated one has no link
+        for identity in identities if link is not None else ():
+            link.ConfirmMessageReceived(ConfirmMessageReceivedRequest(message_object_id=identity))
 
 
 class ReplyPoller:
