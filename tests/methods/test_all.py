@@ -17,6 +17,7 @@ from torch import Tensor
 from emdcfl.clustering import adjusted_rand
 from emdcfl.data.types import Scenario
 from emdcfl.methods import METHODS, Method, Serving, make
+from emdcfl.methods.base import PRESETS
 
 NAMES = sorted(METHODS)
 HARD = [name for name in NAMES if METHODS[name].family == "hard"]
@@ -28,6 +29,9 @@ PROPER: dict[str, dict[str, Any]] = {
     "fedce": {"delta": 5.0},  # one validation batch a client: loss vectors of length one are close together
 }
 """Hyper-parameters for the toy where the paper's are meant for larger networks."""
+
+
+ORIGINAL = {name: ("original",) for name in NAMES if METHODS[name].original}
 
 
 def options(name: str) -> dict[str, Any]:
@@ -81,7 +85,7 @@ def test_the_methods_are_those_of_the_comparison():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_option_is_documented_and_the_reference_preset_exists(name):
+def test_every_option_is_documented_and_the_presets_exist(name):
     cls = METHODS[name]
     module = sys.modules[cls.__module__]
     assert module.__doc__ is not None and "serve" in module.__doc__
@@ -90,14 +94,16 @@ def test_every_option_is_documented_and_the_reference_preset_exists(name):
     for option in own:
         assert any(option in (c.__doc__ or "") for c in cls.__mro__), f"{name}.{option} is not described"
     assert ("k" in own) == cls.needs_k
-    method = make(name, preset="reference")
-    assert {option: getattr(method, option) for option in cls.reference} == dict(cls.reference)
+    for preset in PRESETS:
+        wanted = dict(getattr(cls, preset))
+        method = make(name, preset=preset)
+        assert {option: getattr(method, option) for option in wanted} == wanted
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_state_is_all_a_round_needs(name):
+@pytest.mark.parametrize(("name", "preset"), [(name, preset) for name in NAMES for preset in (None, *ORIGINAL.get(name, ()))])
+def test_a_state_is_all_a_round_needs(name, preset):
     """Two runs are equal; a step leaves the old state alone; fresh clients go on from a state as the old ones would have."""
-    method: Method = make(name, **options(name))
+    method: Method = make(name, preset=preset, **options(name))
     first, second = federation(small()), federation(small())
     (a, _), (b, _) = play(first, method, 2), play(second, method, 2)
     assert_same(a, b)

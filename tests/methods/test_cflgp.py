@@ -122,6 +122,17 @@ def test_between_clusterings_only_newcomers_are_placed():
     assert sorted(map(len, period[2].sets)) == [2, 2]
 
 
+def test_clusters_are_found_in_the_first_half_of_the_rounds_unless_told_otherwise():
+    method, fed = make("cflgp"), Scripted("abcd", apart, k=2)
+    state = method.init(fed, fed.begin(0, 4))
+    held = []
+    for index in range(1, 5):
+        state = method.step(fed, state, fed.begin(index, 4))
+        held.append(bool(state.profile))
+    assert held == [True, False, False, False]  # from round 2 on nothing is needed to cluster again
+    assert play(Scripted("abcd", apart, k=2), make("cflgp", last_clustering="never"), 4)[-1].profile
+
+
 def test_profiles_are_thinned_before_they_fill_the_memory(monkeypatch):
     fed = federation()
     monkeypatch.setattr("emdcfl.methods.shared.profiles.LARGEST_PROFILE", 9 * 50)

@@ -28,6 +28,15 @@ def normalised_mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.BatchNorm1d(8), nn.Linear(8, CLASSES))
 
 
+def test_the_own_codes_score_is_that_of_the_model_that_validated_best() -> None:
+    fed, _, state, serving = run("pfedgraph", toy(), rounds=2, preset="original", training=BRIEF)
+    averaged = run("pfedgraph", toy(), rounds=2, training=BRIEF)[2]
+    assert torch.equal(state.models, averaged.models)  # what is learned stays the same
+    for model, accuracy, client in zip(serving.models, state.best_accuracy, fed.clients, strict=True):
+        assert fed.evaluate([client], model[None])[client]["accuracy"] == accuracy
+    assert not torch.equal(serving.models, state.models)
+
+
 def with_batchnorm(scenario: Scenario) -> Scenario:
     return replace(scenario, model=ModelRecipe(f"{__name__}:normalised_mlp"))
 

@@ -274,5 +274,5 @@ def test_a_model_takes_what_it_can_from_the_scenario() -> None:
 
 def test_the_reference_preset_is_written_out() -> None:
     options = plan(config(preset="reference")).config.method.options
-    assert options["recompute"] == "every-round" and "preset" not in options
+    assert options["recompute"] == "if-partial" and "preset" not in options
     assert tiny().k == 2

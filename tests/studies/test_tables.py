@@ -98,6 +98,13 @@ def test_settings_that_differ_are_named() -> None:
     assert set(rounds.rows) == {"FedAvg (rounds 10)", "FedAvg (rounds 2)"}
 
 
+def test_a_preset_is_named_and_not_spelled_out() -> None:
+    usual, public = {"prox": "squared"}, {"prox": "layer_norm", "order": "cluster-first", "vector_scope": "state"}
+    own = {"mu": 0.0, "start": "random", "vector_scope": "H"}
+    table = build([row("fesem", options={"mu": 0.1, **options}) for options in (usual, own, public)])
+    assert table.rows == ("FeSEM", "FeSEM, original", "FeSEM, reference")
+
+
 def test_columns_are_scenarios_scales_and_participants() -> None:
     table = build(
         [

@@ -16,6 +16,7 @@ from emdcfl.cli.app import app
 from emdcfl.core.checks import describe
 from emdcfl.core.errors import ConfigError
 from emdcfl.methods import METHODS, Method, find
+from emdcfl.methods.base import PRESETS, preset_values
 from emdcfl.runs.config import template
 from emdcfl.runs.progress import terminal
 
@@ -32,7 +33,7 @@ def about(cls: type[Method]) -> dict[str, Any]:
             f.name: {"type": describe(hints[f.name]), "default": None if f.default is MISSING else f.default}
             for f in fields(cls)  # type: ignore[arg-type]
         },
-        "reference": dict(cls.reference),
+        **{preset: dict(preset_values(cls, preset)) for preset in PRESETS},
         "description": inspect.getdoc(inspect.getmodule(cls)) or "",
         "parameters": "\n\n".join(inspect.cleandoc(c.__doc__) for c in cls.__mro__[:-1] if c.__doc__),
     }
@@ -69,8 +70,9 @@ def methods(
     if known[0]["fields"]:
         console.print()
         console.print(table)
-    if known[0]["reference"]:
-        console.print(f'preset = "reference" sets {known[0]["reference"]}')
+    for preset in PRESETS:
+        said = ", ".join(f"{key} = {value}" for key, value in known[0][preset].items())
+        console.print(f'preset = "{preset}" {"sets " + said if said else "is the default"}', markup=False, highlight=False)
 
 
 @app.command()

@@ -67,6 +67,27 @@ def cut(d: Any, threshold: float, *, linkage: str = "complete") -> Labels:
     return np.zeros(1, dtype=np.int64) if tree is None else first_appearance(fcluster(tree, threshold, criterion="distance").tolist())
 
 
+def widest_gap(d: Any, *, linkage: str = "complete", factor: float = 1.25) -> float:
+    """Return a threshold for ``cut``: between the two successive merges whose distances differ most, by their ratio.
+
+    Where no merge is ``factor`` times as far as the one before, nothing separates the clients, and the threshold is above all of them.
+
+    Examples
+    --------
+    >>> widest_gap([[0, 1, 9], [1, 0, 9], [9, 9, 0]]), widest_gap([[0, 1, 1.1], [1, 0, 1.1], [1.1, 1.1, 0]])
+    (3.0, 1.375)
+    """
+    tree = _tree(d, linkage)
+    if tree is None:
+        return 0.0
+    heights = np.sort(tree[:, 2]).clip(min=1e-9 * max(1.0, float(tree[:, 2].max())))
+    ratios = heights[1:] / heights[:-1]
+    if ratios.max(initial=0.0) < factor:
+        return factor * float(heights[-1])
+    at = int(ratios.argmax())
+    return float(np.sqrt(heights[at] * heights[at + 1]))
+
+
 def bipartition(dissimilarity: Any, linkage: str = "complete") -> Labels:
     """Undo the last merge: two clusters (one, where there is only one client).
 

@@ -126,8 +126,8 @@ class Federation(ABC):
         """Whether every client trains in every round or the run stops; then nobody's old state is ever needed."""
         return self.number in (None, len(self.clients)) and self.on_failure == "stop"
 
-    def begin(self, index: int) -> Round:
-        """Enter a round, or try it again, and say who takes part: those drawn, without whoever is quarantined for the run."""
+    def begin(self, index: int, total: int | None = None) -> Round:
+        """Enter a round of ``total``, or try it again, and say who takes part: those drawn, without whoever is quarantined for the run."""
         self.index = index
         self.guard.ledger.begin(index)
         drawn = participants(self.clients, self.number, seed=self.seed, round=index)
@@ -137,7 +137,7 @@ class Federation(ABC):
             if not rest:
                 raise QuorumError(f"expected clients for round {index}, got none: all are quarantined; see 'quarantined' in summary.json")
             here = participants(rest, min(len(drawn), len(rest)), seed=self.seed, round=index)
-        return Round(index, here, self.seed)
+        return Round(index, here, self.seed, total)
 
     def initial(self, index: int = 0) -> Tensor:
         """Return initial model number ``index``; for pretrained networks only the heads differ between numbers."""

@@ -23,11 +23,12 @@ from emdcfl.core.keys import generator
 
 @dataclass(frozen=True)
 class Round:
-    """One round: its number (1, 2, …; 0 for ``init``), its participants and its generators."""
+    """One round: its number (1, 2, …; 0 for ``init``), its participants and its generators, and how many rounds there are, if known."""
 
     index: int
     participants: tuple[str, ...]
     seed: int
+    total: int | None = None
 
     def generator(self, purpose: str) -> np.random.Generator:
         """Return the server's generator for one purpose in this round."""

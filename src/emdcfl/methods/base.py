@@ -92,8 +92,10 @@ class Method(Protocol):
     family: ClassVar[Family]
     needs_k: ClassVar[bool]
     citation: ClassVar[str]
+    original: ClassVar[Mapping[str, Any]]
+    """Field values of the method's own paper and code (``preset="original"``); empty where the defaults are that."""
     reference: ClassVar[Mapping[str, Any]]
-    """Field values that switch to the behaviour of public research code (``preset="reference"``)."""
+    """Field values of the EMD-CFL authors' public comparison code (``preset="reference"``)."""
     State: ClassVar[type]
 
     def init(self, fed: Federation, round: Round) -> Any:
@@ -140,8 +142,40 @@ def find(name: str) -> type[Method]:
     return METHODS[name]
 
 
+PRESETS = ("original", "reference")
+"""What ``preset`` may be: the method's own paper and code, or the EMD-CFL authors' public comparison code."""
+
+
+def preset_values(cls: type[Method], preset: str | None) -> Mapping[str, Any]:
+    """Return the field values that a preset sets; a method of one's own need not have any."""
+    if preset not in (None, *PRESETS):
+        raise ConfigError(f"unknown preset {preset!r}; expected 'original' or 'reference', or leave it out")
+    values: Mapping[str, Any] = getattr(cls, preset, {}) if preset else {}
+    return values
+
+
+def preset_of(name: str, settings: Mapping[str, Any]) -> str | None:
+    """Say which preset a method's complete settings are, whatever else they set; ``None`` for neither.
+
+    Examples
+    --------
+    >>> preset_of("fedprox", {"mu": 0.01, "prox": "layer_norm"}), preset_of("fedprox", {"mu": 0.01, "prox": "squared"})
+    ('reference', None)
+    """
+    cls = METHODS.get(name)
+    if cls is None:
+        return None
+    usual = {f.name: f.default for f in fields(cls)}  # type: ignore[arg-type]
+    for preset in PRESETS:
+        values = preset_values(cls, preset)
+        given = {key: settings.get(key, usual[key] if wanted is not None else None) for key, wanted in values.items()}  # none is left out
+        if values and given == dict(values):
+            return preset
+    return None
+
+
 def make(name: str, **options: Any) -> Method:
-    """Build a method from its name and fields; ``preset="reference"`` sets its switches to the public code's behaviour first.
+    """Build a method from its name and fields; ``preset`` sets what its paper, or the comparison's public code, does; fields win.
 
     Examples
     --------
@@ -149,14 +183,12 @@ def make(name: str, **options: Any) -> Method:
     0.03
     """
     cls = find(name)
-    preset = options.pop("preset", None)
-    if preset not in (None, "reference"):
-        raise ConfigError(f"unknown preset {preset!r}; expected 'reference', or leave it out")
+    preset = preset_values(cls, options.pop("preset", None))
     valid = [f.name for f in fields(cls)]  # type: ignore[arg-type]
     for option in options:
         if option not in valid:
             raise ConfigError(f"{name} has no option {option!r}: {nearest(option, [*valid, 'preset'])}")
-    return cls(**{**(cls.reference if preset else {}), **options})
+    return cls(**{**preset, **options})
 
 
 def clusters_wanted(k: int | None, fed: Federation, name: str) -> int:

@@ -55,8 +55,11 @@ class CFL:
         ``"relative"``: :math:`\epsilon_1` and :math:`\epsilon_2` are ``relative1`` and ``relative2`` times the largest mean update seen.
     relative1, relative2 : float
         The paper's advice is about 0.1, and between 0.1 and 1.
-    first_split : int
-        First round in which a cluster may split; 2 in the comparison, 20 in the method's demonstration.
+    first_split : int or "quarter"
+        First round in which a cluster may split; 2 in the comparison. ``"quarter"``: the one after a quarter of the rounds, as in the
+        method's demonstration, 21 of 80.
+    weights : "train" or "equal"
+        Clusters average their members by train size, or all alike (the method's demonstration).
     vector_scope : "P", "F", "H" or "state"
         What an update is taken over: trainable parameters, all floating state, the last layer, or the state with BatchNorm's
         counters, which are so large that no cluster ever splits (the public code of the comparison).
@@ -67,20 +70,22 @@ class CFL:
     thresholds: Literal["absolute", "relative"] = "absolute"
     relative1: float = 0.1
     relative2: float = 0.5
-    first_split: int = 2
+    first_split: int | Literal["quarter"] = 2
+    weights: Literal["train", "equal"] = "train"
     vector_scope: VectorScope = "P"
 
     name: ClassVar[str] = "cfl"
     family: ClassVar[Family] = "hard"
     needs_k: ClassVar[bool] = False
     citation: ClassVar[str] = "Sattler, Müller, Samek, IEEE TNNLS 2021"
-    reference: ClassVar[Mapping[str, Any]] = {"vector_scope": "state"}
+    original: ClassVar[Mapping[str, Any]] = {"thresholds": "absolute", "first_split": "quarter", "weights": "equal"}
+    reference: ClassVar[Mapping[str, Any]] = {"thresholds": "absolute", "vector_scope": "state"}
     State: ClassVar[type] = CFLState
 
     def init(self, fed: Federation, round: Round) -> CFLState:
         for name in ("epsilon1", "epsilon2", "relative1", "relative2"):
             expect(getattr(self, name) > 0, name, "above 0", getattr(self, name))
-        expect(self.first_split >= 1, "first_split", "at least 1", self.first_split)
+        expect(isinstance(self.first_split, str) or self.first_split >= 1, "first_split", "at least 1", self.first_split)
         theta0 = fed.initial()
         return CFLState(list(fed.clients), theta0, sets=[[]], models=theta0[None], paths=[ROOT])
 
@@ -110,16 +115,19 @@ class CFL:
         mean, top = float(G.sum().clamp_min(0).sqrt()) / len(members), float(G.diagonal().max().sqrt())
         largest = max(largest, mean)
         parts = [members]
-        if len(members) > 2 and round.index >= self.first_split and self._disagree(mean, top, largest):
+        if len(members) > 2 and round.index >= self._first_split(round) and self._disagree(mean, top, largest):
             side = bipartition((1 - cosines(G)).numpy(), "complete")
             parts = [[c for c, half in zip(members, side, strict=True) if half == which] for which in (0, 1)]
         for which, part in enumerate(parts):
-            model = fed.guard.average([local[c] for c in part], [replies[c]["n"] for c in part])
+            model = fed.guard.average([local[c] for c in part], [replies[c]["n"] if self.weights == "train" else 1 for c in part])
             if len(parts) == 1:
                 tree.models[path] = model
             else:
                 tree.split_off(f"{path}{which}", model, {c: local[c] for c in part}, [steps[c] for c in part])
         return largest
+
+    def _first_split(self, round: Round) -> int:
+        return (round.total or 4) // 4 + 1 if isinstance(self.first_split, str) else self.first_split
 
     def _disagree(self, mean: float, top: float, largest: float) -> bool:
         if self.thresholds == "relative":

@@ -49,8 +49,9 @@ class CFLGP:
         Number of clusters; the scenario's if not given.
     period : int
         p: clusters are found again every p rounds. 1 in the comparison, 2 in the method's code.
-    last_clustering : int or None
-        Last round in which clusters are found again; the method's code stops after 10 of 20 rounds. None: never.
+    last_clustering : int, "half" or "never"
+        Last round in which clusters are found again. ``"half"``: half of the rounds, as in the method's code, 10 of 20. ``"never"``: they
+        are found again to the end (the public code of the comparison).
     profile : "shared", "own_block" or "criterion"
         Where an update is filed. ``"shared"``: one vector per client, whatever model the update was made on; what the method's released
         code amounts to. Once the cluster models have converged these updates are noise and the clusters may dissolve again, which
@@ -64,7 +65,7 @@ class CFLGP:
 
     k: int | None = None
     period: int = 1
-    last_clustering: int | None = None
+    last_clustering: int | Literal["half", "never"] = "half"
     profile: Literal["shared", "own_block", "criterion"] = "shared"
     vector_scope: VectorScope = "P"
 
@@ -72,14 +73,15 @@ class CFLGP:
     family: ClassVar[Family] = "hard"
     needs_k: ClassVar[bool] = True
     citation: ClassVar[str] = "Kim, Kim, de Veciana, ICML 2024"
-    reference: ClassVar[Mapping[str, Any]] = {"profile": "own_block", "vector_scope": "state"}
+    original: ClassVar[Mapping[str, Any]] = {"period": 2}
+    reference: ClassVar[Mapping[str, Any]] = {"last_clustering": "never", "profile": "own_block", "vector_scope": "state"}
     State: ClassVar[type] = CFLGPState
 
     def init(self, fed: Federation, round: Round) -> CFLGPState:
         k = clusters_wanted(self.k, fed, self.name)
         expect(self.period >= 1, "period", "at least 1", self.period)
         last = self.last_clustering
-        expect(last is None or last >= self.period, "last_clustering", "at least the period", last)
+        expect(isinstance(last, str) or last >= self.period, "last_clustering", "at least the period", last)
         models = torch.stack([fed.initial(i) for i in range(k)])
         return CFLGPState(list(fed.clients), models[0], sets=[[] for _ in range(k)], models=models)
 
@@ -89,7 +91,8 @@ class CFLGP:
             return state
         k = len(state.models)
         where, share = profile_coordinates(fed, 1 if self.profile == "shared" else k, self.vector_scope)
-        due = round.index % self.period == 0 and round.index <= (self.last_clustering or round.index)
+        last = self._last(round)
+        due = round.index % self.period == 0 and (last is None or round.index <= last)
         fresh = self._file(fed, state, replies, where, due, round)
         beta = 1.0 / (round.index // (k * self.period) + 1)
         update = ProfileUpdate(state.profile, state.profile_steps, fresh, beta, from_zero=self.profile == "own_block")
@@ -99,12 +102,18 @@ class CFLGP:
         models = average_present(state, sets, replies.column("theta"), state.models, fed.guard)
         replies.valid.clear()  # frees each state as soon as its profile has taken it in
         state = replace(state, labels=labels, sets=sets, models=models, clustered=state.clustered or due)
-        over = self.last_clustering is not None and round.index >= self.last_clustering and len(labels) == len(state.clients)
+        over = last is not None and round.index >= last and len(labels) == len(state.clients)
         profile, steps = ({}, {}) if over else update.apply()
         return replace(state, profile=profile, profile_steps=steps)
 
     def serve(self, state: CFLGPState) -> Serving:
         return serve_clusters(state)
+
+    def _last(self, round: Round) -> int | None:
+        """Return the last round in which clusters are found; they are found once at least."""
+        if self.last_clustering == "half":
+            return None if round.total is None else max(self.period, round.total // 2)
+        return None if self.last_clustering == "never" else self.last_clustering
 
     def _file(
         self, fed: Federation, state: CFLGPState, replies: Replies, where: slice | Tensor, due: bool, round: Round

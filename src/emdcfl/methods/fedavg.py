@@ -45,6 +45,7 @@ class FedAvg:
     family: ClassVar[Family] = "global"
     needs_k: ClassVar[bool] = False
     citation: ClassVar[str] = "McMahan et al., AISTATS 2017"
+    original: ClassVar[Mapping[str, Any]] = {}
     reference: ClassVar[Mapping[str, Any]] = {}
     State: ClassVar[type] = GlobalState
 

@@ -68,6 +68,7 @@ class FedCE:
     family: ClassVar[Family] = "soft"
     needs_k: ClassVar[bool] = True
     citation: ClassVar[str] = "Cai et al., ACM Multimedia 2023"
+    original: ClassVar[Mapping[str, Any]] = {}
     reference: ClassVar[Mapping[str, Any]] = {"loss_mean": "batch", "increment": "running"}
     State: ClassVar[type] = FedCEState
 

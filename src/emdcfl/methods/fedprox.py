@@ -44,6 +44,7 @@ class FedProx:
     family: ClassVar[Family] = "global"
     needs_k: ClassVar[bool] = False
     citation: ClassVar[str] = "Li et al., MLSys 2020"
+    original: ClassVar[Mapping[str, Any]] = {}
     reference: ClassVar[Mapping[str, Any]] = {"prox": "layer_norm"}
     State: ClassVar[type] = GlobalState
 

@@ -67,8 +67,8 @@ class FedSaC(GraphOptions):
     components : int
         Principal directions r a client sends; the paper uses 3.
     angles : "principal" or "greedy"
-        Principal angles, or signed angles between directions paired off greedily, in which a flipped direction counts as π (the EMD-CFL
-        authors' public code).
+        Principal angles, or signed angles between directions paired off greedily, in which a flipped direction counts as π (the method's
+        code and the EMD-CFL authors').
     embedding_mode : "eval" or "train"
         Mode of the network while embedding. ``"train"`` (batch statistics, dropout) is what the EMD-CFL authors' public code does.
     """
@@ -81,6 +81,7 @@ class FedSaC(GraphOptions):
 
     name: ClassVar[str] = "fedsac"
     citation: ClassVar[str] = "Yan et al., ICML 2024"
+    original: ClassVar[Mapping[str, Any]] = {**GraphOptions.original, "angles": "greedy"}
     reference: ClassVar[Mapping[str, Any]] = {**GraphOptions.reference, "mu": 1.0, "angles": "greedy", "embedding_mode": "train"}
 
     def init(self, fed: Federation, round: Round) -> Personal:
@@ -99,4 +100,4 @@ class FedSaC(GraphOptions):
         s = similarities(fed.layout, state, trained, since=self.since, scope=self.vector_scope, snap=self.snap)
         c = complementarity([reply["basis"] for reply in trained.replies], self.angles)
         x = project_simplex((trained.shares + (self.lambda2 * s - self.lambda1 * c) / 2).numpy())
-        return personalise(state, trained, torch.from_numpy(x), self.aggregate)
+        return personalise(self.remembered(fed, state, trained), trained, torch.from_numpy(x), self.aggregate)

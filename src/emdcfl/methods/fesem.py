@@ -62,20 +62,26 @@ class FeSEM:
     order : "train-first" or "cluster-first"
         Warm-up, then train → E → M; or, as the public code of the comparison does, K-means on models that are still equal (rounding
         decides), then E → M → train: the last round's training never reaches the cluster models.
+    start : "k-means" or "random"
+        How clients are first divided, with ``order="train-first"``: by K-means on the states after round 1, or at random (the method's
+        code).
     vector_scope : "P", "F", "H" or "state"
-        What is compared: trainable parameters, all floating state, the last layer, or the state with BatchNorm's counters.
+        What is compared: trainable parameters, all floating state, the last layer (the method's code), or the state with BatchNorm's
+        counters.
     """
 
     k: int | None = None
     mu: float = 0.1
     prox: Literal["squared", "layer_norm"] = "squared"
     order: Literal["train-first", "cluster-first"] = "train-first"
+    start: Literal["k-means", "random"] = "k-means"
     vector_scope: VectorScope = "P"
 
     name: ClassVar[str] = "fesem"
     family: ClassVar[Family] = "hard"
     needs_k: ClassVar[bool] = True
     citation: ClassVar[str] = "Long et al., World Wide Web 2023"
+    original: ClassVar[Mapping[str, Any]] = {"mu": 0.0, "start": "random", "vector_scope": "H"}
     reference: ClassVar[Mapping[str, Any]] = {"prox": "layer_norm", "order": "cluster-first", "vector_scope": "state"}
     State: ClassVar[type] = FeSEMState
 
@@ -115,6 +121,8 @@ class FeSEM:
         if state.labels:
             G = update_gram(layout, [*rows, *state.models], state.theta0, [*moved, *state.counters], self.vector_scope)
             found = squared_distances(G)[: len(rows), len(rows) :].numpy().argmin(1)
+        elif self.start == "random" and self.order == "train-first":
+            found = np.random.default_rng(seed).permutation(len(rows)) % len(state.models)
         else:
             G = update_gram(layout, rows, state.theta0, moved, self.vector_scope)
             found = kmeans(self._features(G), len(state.models), seed=seed, max_iter=20 if self.order == "cluster-first" else 300)

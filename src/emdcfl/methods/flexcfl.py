@@ -55,7 +55,7 @@ class FlexCFL:
         Number of groups; the scenario's if not given.
     eta_g : float
         :math:`\eta_G`, the pull between groups. The method's usage notes give 0.1, its default is 0 (none); the public code
-        of the comparison uses 5.
+        of the comparison uses 5. Its code forms groups from 50 steps of up to 20 K clients before round 1; here from round 1.
     inter : "normalised" or "raw"
         ``"raw"`` leaves out the denominator, as the public code of the comparison does: weights then grow by about
         :math:`(K-1)\eta_G` in norm every round.
@@ -73,6 +73,7 @@ class FlexCFL:
     family: ClassVar[Family] = "hard"
     needs_k: ClassVar[bool] = True
     citation: ClassVar[str] = "Duan et al., IEEE TPDS 2022"
+    original: ClassVar[Mapping[str, Any]] = {}
     reference: ClassVar[Mapping[str, Any]] = {"eta_g": 5.0, "inter": "raw", "vector_scope": "state"}
     State: ClassVar[type] = FlexCFLState
 

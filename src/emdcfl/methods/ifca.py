@@ -46,6 +46,8 @@ class IFCA:
         Where the models are scored: validation data as in the EMD-CFL paper, or training data as in IFCA's own.
     loss_mean : "sample" or "batch"
         Mean over samples, or mean of the means of batches of 64, the smaller last one counting like the others, as in the public code.
+    weights : "train" or "equal"
+        Models average their members by train size as in the EMD-CFL paper, or all alike as in IFCA's own code.
     min_share : float
         Draw all K initial models again until each attracts this share of the clients asked. 0 (the EMD-CFL paper) is off; IFCA's own
         experiments use 0.1 for four models, 0.35 for two.
@@ -56,6 +58,7 @@ class IFCA:
     k: int | None = None
     split: Literal["val", "train"] = "val"
     loss_mean: Literal["sample", "batch"] = "sample"
+    weights: Literal["train", "equal"] = "train"
     min_share: float = 0.0
     max_restarts: int = 50
 
@@ -63,6 +66,7 @@ class IFCA:
     family: ClassVar[Family] = "hard"
     needs_k: ClassVar[bool] = True
     citation: ClassVar[str] = "Ghosh et al., NeurIPS 2020"
+    original: ClassVar[Mapping[str, Any]] = {"split": "train", "weights": "equal", "min_share": 0.1}
     reference: ClassVar[Mapping[str, Any]] = {"loss_mean": "batch"}
     State: ClassVar[type] = Clustered
 
@@ -84,7 +88,7 @@ class IFCA:
 
         def fold(client: str, reply: Reply) -> None:
             k = chosen[client]
-            means[k].add(reply["theta"], reply["n"], client=client, start=state.models[k])
+            means[k].add(reply["theta"], reply["n"] if self.weights == "train" else 1, client=client, start=state.models[k])
             n[client] = reply["n"]
 
         replies = fed.train({c: state.models[k] for c, k in chosen.items()}, fold=fold)

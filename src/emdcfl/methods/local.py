@@ -37,6 +37,7 @@ class Local:
     family: ClassVar[Family] = "alone"
     needs_k: ClassVar[bool] = False
     citation: ClassVar[str] = "no federation"
+    original: ClassVar[Mapping[str, Any]] = {}
     reference: ClassVar[Mapping[str, Any]] = {}
     State: ClassVar[type] = LocalState
 

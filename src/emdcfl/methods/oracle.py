@@ -35,6 +35,7 @@ class Oracle:
     family: ClassVar[Family] = "hard"
     needs_k: ClassVar[bool] = False
     citation: ClassVar[str] = "known groups; an upper bound"
+    original: ClassVar[Mapping[str, Any]] = {}
     reference: ClassVar[Mapping[str, Any]] = {}
     State: ClassVar[type] = Clustered
 

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emdcfl.clustering import cut
+from emdcfl.clustering import cut, widest_gap
 from emdcfl.core.federation import Failure, Federation, Replies, Round
 from emdcfl.methods.base import Clustered, Family, Serving, average_sets, register, serve_clusters
 from emdcfl.methods.shared.subspaces import Flatten, data_subspace, smallest_angle
@@ -36,10 +36,11 @@ from emdcfl.methods.shared.vectors import expect, sets_of
 
 @dataclass(frozen=True)
 class PACFLState(Clustered):
-    """``Clustered``, the angles in degrees (NaN until both were seen), and the bases where somebody may come later."""
+    """``Clustered``, the angles in degrees (NaN until both were seen), the bases where somebody may come later, and the threshold."""
 
     angles: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
     bases: dict[str, Tensor] = field(default_factory=dict)
+    threshold: float = 0.0
 
 
 @register
@@ -49,9 +50,10 @@ class PACFL:
 
     Parameters
     ----------
-    threshold : float
+    threshold : float or "auto"
         Largest angle, in degrees, at which clusters are merged. The EMD-CFL paper tunes it to the true number of clusters: 12 for rotated
-        MNIST and CIFAR10, 11 for PACS, 2.5 and 10.5 for backdoor MNIST and CIFAR10.
+        MNIST and CIFAR10, 11 for PACS, 2.5 and 10.5 for backdoor MNIST and CIFAR10. ``"auto"``: where successive merges are furthest apart
+        (``clustering.widest_gap``).
     vectors : int
         p, singular vectors per class; the EMD-CFL paper uses 3.
     split : "val" or "train"
@@ -62,7 +64,7 @@ class PACFL:
         Whether u and −u are the same direction. Singular vectors have no sign; the public code minds it all the same.
     """
 
-    threshold: float = 12.0
+    threshold: float | Literal["auto"] = 12.0
     vectors: int = 3
     split: Literal["val", "train"] = "val"
     flatten: Flatten = "channel"
@@ -72,11 +74,12 @@ class PACFL:
     family: ClassVar[Family] = "hard"
     needs_k: ClassVar[bool] = False
     citation: ClassVar[str] = "Vahidian et al., AAAI 2023"
+    original: ClassVar[Mapping[str, Any]] = {"split": "train", "flatten": "image"}
     reference: ClassVar[Mapping[str, Any]] = {"sign": "signed"}
     State: ClassVar[type] = PACFLState
 
     def init(self, fed: Federation, round: Round) -> PACFLState:
-        expect(0 <= self.threshold <= 180, "threshold", "between 0 and 180 degrees", self.threshold)
+        expect(isinstance(self.threshold, str) or 0 <= self.threshold <= 180, "threshold", "between 0 and 180 degrees", self.threshold)
         expect(self.vectors >= 1, "vectors", "of at least 1", self.vectors)
         C = len(fed.clients)
         return PACFLState(list(fed.clients), fed.initial(), angles=torch.full((C, C), torch.nan, dtype=torch.float64))
@@ -109,18 +112,21 @@ class PACFL:
         labels = dict(state.labels)
         if new and not labels:
             first = [where[c] for c in new]
-            found = cut(angles[first][:, first].numpy(), self.threshold, linkage="weighted")
+            apart = angles[first][:, first].numpy()
+            threshold = widest_gap(apart, linkage="weighted") if isinstance(self.threshold, str) else self.threshold
+            state, found = replace(state, threshold=threshold), cut(apart, threshold, linkage="weighted")
             labels = {c: int(label) for c, label in zip(new, found, strict=True)}
         for c in (c for c in new if c not in labels):
-            labels[c] = self._nearest(angles[where[c]], {d: where[d] for d in labels}, labels)
+            labels[c] = _nearest(angles[where[c]], {d: where[d] for d in labels}, labels, state.threshold)
         return replace(state, angles=angles, bases=bases), labels
 
-    def _nearest(self, angles: Tensor, placed: Mapping[str, int], labels: Mapping[str, int]) -> int:
-        """The cluster with the smallest mean angle to its members, or a new one if that is above the threshold."""
-        clusters = max(labels.values()) + 1
-        means = [float(angles[[i for d, i in placed.items() if labels[d] == k]].mean()) for k in range(clusters)]
-        best = int(np.argmin(means))
-        return best if means[best] <= self.threshold else clusters
+
+def _nearest(angles: Tensor, placed: Mapping[str, int], labels: Mapping[str, int], threshold: float) -> int:
+    """The cluster with the smallest mean angle to its members, or a new one if that is above the threshold."""
+    clusters = max(labels.values()) + 1
+    means = [float(angles[[i for d, i in placed.items() if labels[d] == k]].mean()) for k in range(clusters)]
+    best = int(np.argmin(means))
+    return best if means[best] <= threshold else clusters
 
 
 def _leave_out_other_sizes(fed: Federation, replies: Replies, known: Mapping[str, Tensor]) -> None:

@@ -56,4 +56,4 @@ class PFedGraph(GraphOptions):
             return state
         s = similarities(fed.layout, state, trained, since=self.since, scope=self.vector_scope, snap=self.snap)
         x = project_simplex((trained.shares + s / (2 * self.alpha)).numpy())
-        return personalise(state, trained, torch.from_numpy(x), self.aggregate)
+        return personalise(self.remembered(fed, state, trained), trained, torch.from_numpy(x), self.aggregate)

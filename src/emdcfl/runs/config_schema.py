@@ -12,6 +12,7 @@ from typing import Any
 from emdcfl.core.checks import NONE
 from emdcfl.data import scenarios
 from emdcfl.methods import METHODS
+from emdcfl.methods.base import PRESETS
 from emdcfl.models import BUILDERS
 from emdcfl.runs.config import CHOICES, PRIVACY, Config
 
@@ -22,7 +23,7 @@ def config_schema() -> Schema:
     """Return the schema: every table with its keys, and for each built-in scenario, method and model the options that it declares."""
     hints = typing.get_type_hints(Config)
     tables = {f.name: _table(hints[f.name]) for f in dataclasses.fields(Config) if f.name not in CHOICES}
-    preset = {"enum": ["reference"]}
+    preset = {"enum": list(PRESETS)}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "emdcfl run config",

@@ -79,10 +79,10 @@ def play(
 
     fed.observer = note
     if state is None:
-        state = method.init(fed, fed.begin(0))
+        state = method.init(fed, fed.begin(0, rounds))
     for index in range(done + 1, rounds + 1):
         losses.clear()
-        round = fed.begin(index)
+        round = fed.begin(index, rounds)
         watch.begin(index, rounds, round.participants)
         state = _persistent(fed, method, state, round, retries)
         serving = method.serve(state)
@@ -100,5 +100,5 @@ def _persistent(fed: Federation, method: Method, state: Any, round: Round, retri
             if attempt == retries:
                 raise
             log.warning("round %d is repeated (%d of %d): %s", round.index, attempt + 1, retries, error)
-            round = fed.begin(round.index)
+            round = fed.begin(round.index, round.total)
     raise AssertionError("unreachable")

@@ -22,7 +22,7 @@ from emdcfl.data.types import Scenario, Site
 from emdcfl.engines import make_federation, resolve
 from emdcfl.engines.local.sequential import pick_device
 from emdcfl.methods import find, make
-from emdcfl.methods.base import Checked, Method
+from emdcfl.methods.base import Checked, Method, preset_values
 from emdcfl.models import ModelRecipe
 from emdcfl.models.recipe import BUILDERS
 from emdcfl.runs.config import OWN_FILES, Choice, Config, PersonalizeConfig, as_dict, config_hash
@@ -186,16 +186,15 @@ def _without(scenario: Scenario, config: Config) -> Scenario:
 
 
 def _method(config: Config, scenario: Scenario) -> Method:
-    """Build the method: its own defaults, then the scenario's for it, then the config's."""
+    """Build the method: its own defaults, then the scenario's for it, then a preset's, then the config's."""
     cls = find(config.method.name)
     options = dict(config.method.options)
-    preset = options.pop("preset", None)
+    preset = preset_values(cls, options.pop("preset", None))
     if "privacy_epsilon" in options and "privacy_epsilon" not in _names(cls):
         raise ConfigError(f"expected privacy.epsilon with a method that adds noise (emdcfl), got {cls.name}; leave [privacy] out")
     if cls.family == "personal" and not config.trust.plain:
         raise ConfigError(f"expected trust.max_share, clip and aggregate at their defaults with {cls.name}: it averages along a graph")
-    checked = check_options(cls, {**scenario.method_defaults.get(cls.name, {}), **options}, "method")
-    method = make(cls.name, **checked, **({"preset": preset} if preset else {}))
+    method = make(cls.name, **check_options(cls, {**scenario.method_defaults.get(cls.name, {}), **preset, **options}, "method"))
     if isinstance(method, Checked):
         method.check()
     return method

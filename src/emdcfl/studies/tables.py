@@ -19,6 +19,7 @@ from typing import Any
 
 from emdcfl.core.units import escaped, percent, percent_range
 from emdcfl.data.scenarios.plan import PAPER_TRAINING
+from emdcfl.methods.base import preset_of
 from emdcfl.runs.new_sites.unseen import UNSEEN, mean_accuracy
 from emdcfl.runs.store.files import write_file
 from emdcfl.runs.store.identity import flat
@@ -215,7 +216,9 @@ def by_label(results: Sequence[ResultRow]) -> dict[str, list[ResultRow]]:
 
 
 def _title(row: ResultRow) -> str:
-    return TITLES.get(str(row["method"]), str(row["method"])) + (" + fine-tuning" if is_fine_tuned(row) else "")
+    preset = preset_of(str(row["method"]), row["settings"]["method"])
+    name = TITLES.get(str(row["method"]), str(row["method"])) + (f", {preset}" if preset else "")
+    return name + (" + fine-tuning" if is_fine_tuned(row) else "")
 
 
 def _titles(named: Mapping[str, tuple[str, Mapping[str, Any]]]) -> dict[str, str]:

@@ -141,7 +141,7 @@ def contains_rows(matrix: Tensor, raw: Tensor) -> bool:
     return matrix.dim() == 2 and matrix.shape[1] == raw.shape[1] and bool((torch.cdist(matrix, raw) < 1e-6).any())
 
 
-@pytest.mark.parametrize("mode", ["row", "pair", "fresh"])
+@pytest.mark.parametrize("mode", ["row", "pair", "paper", "fresh"])
 def test_the_server_never_holds_a_projection_its_seed_or_a_raw_embedding(mode: str) -> None:
     fed = Recording(tiny())
     play(fed, 1, projection=mode, projection_ratio=1.0)  # square R: shapes alone would not tell
@@ -205,6 +205,23 @@ def test_full_participation_measures_once() -> None:
     again = Recording(tiny())
     play(again, 2, recompute="every-round")
     assert sorted(again.tasks(2)["reference"]) == sorted(again.clients)
+    public = Recording(tiny())
+    play(public, 2, preset="reference")
+    assert set(public.tasks(2)) == {"train"}
+    partial = Recording(tiny(), number=3)
+    play(partial, 2, preset="reference")
+    assert "reference" in partial.tasks(2)
+
+
+def test_the_papers_reference_distance_is_one_unprojected_number() -> None:
+    from emdcfl.transport.cost import cost_matrix
+    from emdcfl.transport.solvers import solve
+
+    fed = Recording(tiny())
+    state, row = play(fed, projection="paper", tolerance=0.06), fed.clients[0]
+    theta = fed.train({row: fed.initial()})[row]["theta"]
+    train, held_out = (fed._clients[row].embeddings(theta, split, torch.arange(n)) for split, n in (("train", 80), ("val", 70)))
+    assert state.tau[0].item() == pytest.approx(solve(cost_matrix(train, held_out)).value, abs=1e-5)
 
 
 def test_partial_participation_measures_pairs_once_and_keeps_the_unseen_alone() -> None:

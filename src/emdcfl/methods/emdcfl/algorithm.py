@@ -37,7 +37,7 @@ from emdcfl.methods.emdcfl.pairing import EMDCFLState, compare, empty_state, kee
 from emdcfl.methods.emdcfl.placing import place, unplaced
 from emdcfl.methods.emdcfl.privacy_budget import say_budget
 from emdcfl.methods.emdcfl.problems import validation_sizes
-from emdcfl.methods.emdcfl.settings import Options
+from emdcfl.methods.emdcfl.settings import PAPER_TOLERANCE, Options
 from emdcfl.methods.emdcfl.tolerance import warn_of_doubts
 from emdcfl.transport import warm_up
 
@@ -57,11 +57,12 @@ class EMDCFL(Options):
     family: ClassVar[Family] = "hard"
     needs_k: ClassVar[bool] = False
     citation: ClassVar[str] = "Zhang, Williams, Toni, 2025"
+    original: ClassVar[Mapping[str, Any]] = {"tolerance": PAPER_TOLERANCE, "projection": "paper"}
     reference: ClassVar[Mapping[str, Any]] = {
-        "tolerance": 0.025,
+        "tolerance": PAPER_TOLERANCE,
         "projection": "fresh",
         "force_diagonal": False,
-        "recompute": "every-round",
+        "recompute": "if-partial",
         "embedding_mode": "train",
     }
     State: ClassVar[type] = EMDCFLState

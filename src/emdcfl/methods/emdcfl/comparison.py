@@ -218,7 +218,7 @@ class Comparison:
 
     def _rows(self, pairs: Sequence[Pair]) -> dict[str, Reply]:
         """Ask the row clients; returns the boxes they sealed for their partners, and the partners they refused."""
-        per_pair = self.settings.projection_scope in ("pair", "fresh")
+        per_pair = self.settings.projection_scope in ("pair", "paper", "fresh")
         rows: dict[str, list[str]] = {}
         for r, d in pairs:
             rows.setdefault(r, []).append(d)

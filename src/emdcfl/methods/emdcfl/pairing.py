@@ -89,7 +89,8 @@ def compare(options: Options, fed: Federation, state: EMDCFLState, local: Mappin
     """Measure the pairs of seen clients whose W is unset, each row under its client's latest local state."""
     if options.by_benefit and not options.all_pairs(len(fed.clients)):
         return _from_representatives(options, fed, state, local, round)
-    pairs = _unset(options, state)
+    partial = fed.number not in (None, len(fed.clients))
+    pairs = _unset(options, state, again=options.recompute == "every-round" or (options.recompute == "if-partial" and partial))
     able = comparable(options, fed, [c for c in fed.clients if c in local], say=True) if pairs else {}
     if not any(c in able and d in able for c, d in pairs):
         return state
@@ -123,10 +124,10 @@ def decided(state: EMDCFLState) -> EMDCFLState:
     return new
 
 
-def _unset(options: Options, state: EMDCFLState) -> list[Pair]:
-    """Ordered pairs (row, column) of seen clients to measure now: both directions, if one of them is unset."""
+def _unset(options: Options, state: EMDCFLState, *, again: bool) -> list[Pair]:
+    """Ordered pairs (row, column) of seen clients to measure now: both directions, if one of them is unset, or all again."""
     seen = [(i, c) for i, c in enumerate(state.clients) if c in state.n]
-    unset = torch.isnan(state.W) | torch.isnan(state.W.T) | (options.recompute == "every-round")
+    unset = torch.isnan(state.W) | torch.isnan(state.W.T) | again
     return [(c, d) for i, c in seen for j, d in seen if (i != j or not options.force_diagonal) and bool(unset[i, j])]
 
 

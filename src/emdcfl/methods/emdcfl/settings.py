@@ -18,7 +18,7 @@ from emdcfl.core.errors import ClientError, ConfigError
 from emdcfl.privacy.noise import DELTA, gaussian_sigma
 from emdcfl.transport import projected_width
 
-Projection = Literal["row", "pair", "fresh"]
+Projection = Literal["row", "pair", "paper", "fresh"]
 Cost = Literal["cosine", "euclidean", "label-aware"]
 Solver = Literal["exact", "sinkhorn"]
 Exchange = Literal["peer", "server-samples"]
@@ -58,9 +58,10 @@ class Options:
         samples are plain random draws: a split stratified by class is less noisy than a random block, which biases W upwards.
     projection_ratio : float
         Width of the projection over the embedding width; the paper uses 0.9.
-    projection : "row", "pair" or "fresh"
-        One R per row client (its noise cancels), one per pair (the paper's wording), or one per ordered pair with a square one for τ
-        (the authors' public code).
+    projection : "row", "pair", "paper" or "fresh"
+        One R per row client, for τ too: its noise cancels. ``"pair"``: one R per pair, and τ under each. ``"paper"``: one R per pair, and
+        one unprojected τ per client, as the paper writes it. ``"fresh"``: one R per ordered pair, and τ under a square one (the authors'
+        public code). Projection shortens transport distances, so that the last two link a little more readily.
     max_samples : int
         Most samples a side in a transport problem; the paper uses 512.
     min_validation : int
@@ -90,8 +91,9 @@ class Options:
         then joins the one whose compared members it is all linked with, or founds one.
     force_diagonal : bool
         Link every client with itself whatever its own distance says. Off in the authors' public code.
-    recompute : "once" or "every-round"
-        Measure a pair once, or measure all known pairs in every round as the authors' public code does under partial participation.
+    recompute : "once", "if-partial" or "every-round"
+        Measure a pair once, or all known pairs in every round. ``"if-partial"``: in every round under partial participation, once
+        otherwise, as the authors' public code does.
     aggregate : "latest" or "participants"
         Under partial participation: average every member's latest local state, or only this round's.
     distances : "needed" or "all"
@@ -122,7 +124,7 @@ class Options:
     exchange: Exchange = "peer"
     joining: Literal["regroup", "keep"] = "regroup"
     force_diagonal: bool = True
-    recompute: Literal["once", "every-round"] = "once"
+    recompute: Literal["once", "if-partial", "every-round"] = "once"
     aggregate: Literal["latest", "participants"] = "latest"
     distances: Literal["needed", "all"] = "needed"
     embedding_mode: Mode = "eval"
@@ -149,7 +151,7 @@ class Options:
         if self.pairing != "auto":
             return self.pairing == "all"
         few = clients <= (ALL_PAIRS_BY_BENEFIT if self.by_benefit else ALL_PAIRS)
-        return few or self.recompute == "every-round" or not self.force_diagonal
+        return few or self.recompute != "once" or not self.force_diagonal
 
     @property
     def noisy(self) -> bool:
@@ -240,7 +242,7 @@ class CompareSettings:
         return _sigma(self.privacy_epsilon, self.privacy_delta)
 
     @property
-    def projection_scope(self) -> Literal["row", "pair", "fresh", "none"]:
+    def projection_scope(self) -> Literal["row", "pair", "paper", "fresh", "none"]:
         """What a projection R belongs to; none where the server embeds samples itself and nothing is projected."""
         return self.projection if self.exchange == "peer" else "none"
 
@@ -312,10 +314,10 @@ LABELS = Choice("cost", "label-aware")
 DEPOSITS = Choice("exchange", "server-samples")
 BATCHES = Choice("embedding_mode", "train")
 REPRESENTATIVES = Choice("pairing", "representatives")
-REPEATED = Choice("recompute", "every-round")
+REPEATED = Choice("recompute", "every-round", "if-partial")
 
 SWITCHED_OFF = (
-    Rule(MATCHING, Choice("projection", "pair", "fresh"), "class counts travel with the seed of a row's projection"),
+    Rule(MATCHING, Choice("projection", "pair", "paper", "fresh"), "class counts travel with the seed of a row's projection"),
     Rule(MATCHING, LABELS, "the server sees labels, and would see the class counts"),
     Rule(MATCHING, DEPOSITS, "one deposited sample serves all partners"),
     Rule(MATCHING, REPEATED, "the models have then seen the partners' train data"),
@@ -327,6 +329,7 @@ SWITCHED_OFF = (
 REFUSED = (
     Rule(NOISE, LABELS, "labels travel without noise"),
     Rule(NOISE, DEPOSITS, "the server sees raw samples"),
+    Rule(NOISE, Choice("projection", "paper"), "τ would be computed from embeddings without noise"),
     Rule(NOISE, BATCHES, "a record changes the embeddings of its whole batch"),
     Rule(DEPOSITS, BATCHES, "the server embeds deposited samples in eval mode"),
     Rule(REPRESENTATIVES, Choice("force_diagonal", False), "a client must be linked with itself"),

@@ -27,12 +27,18 @@ from emdcfl.core.federation import Federation, Round
 from emdcfl.core.schema import Field, Reply
 from emdcfl.core.tasks import LARGEST_LOSS, LARGEST_STEPS, Fit, Training, sample_losses
 from emdcfl.methods.base import Serving
+from emdcfl.methods.shared.vectors import expect
 
 SMALLEST_WEIGHT = 1e-12
 """A component's weight before the logarithm is never taken to be less: one that died out may come back."""
 
 MixtureEval = Literal["mixture", "last-component"]
-Rate = Literal["plain", "times-k"]
+Rate = float | Literal["times-k"]
+
+
+def expect_rate(rate: Rate) -> None:
+    """Raise ``ConfigError`` unless the rate of the components is in its range."""
+    expect(isinstance(rate, str) or rate > 0, "rate", "above 0 (in learning rates of the run) or 'times-k'", rate)
 
 
 def responsibilities(losses: Tensor, pi: Tensor, log_rho: Tensor | None = None) -> Tensor:
@@ -144,12 +150,10 @@ def verify_mass(client: str, reply: Reply) -> None:
         raise ClientError(f"expected a label mass of {reply['n']} samples, got {total:g}")
 
 
-def step_mixture(
-    fed: Federation, state: Mixture, round: Round, *, keep_last: bool, rate: Rate = "plain", rho: Tensor | None = None
-) -> Stepped:
+def step_mixture(fed: Federation, state: Mixture, round: Round, *, keep_last: bool, rate: Rate = 1.0, rho: Tensor | None = None) -> Stepped:
     r"""Ask the participants for an EM step and average component by component, :math:`\theta_k = \sum_c n_c\theta_{ck}/\sum_c n_c`.
 
-    A sample's weights sum to 1 over the components, so each moves by about 1/K of a full step; ``rate="times-k"`` makes up for it.
+    A sample's weights sum to 1 over the components, so each moves by about 1/K of a full step; a ``rate`` above 1 makes up for it.
     """
     mean = fed.average()
     pi, mass, last = dict(state.pi), {}, dict(state.last)
@@ -167,7 +171,7 @@ def step_mixture(
     inputs = {c: {"pi": state.weights(c)} for c in round.participants}
     K = state.models.shape[0]
     dims = {"K": K, "Y": 0 if rho is None else rho.shape[1]}
-    training = replace(fed.training, lr=fed.training.lr * (K if rate == "times-k" else 1))
+    training = replace(fed.training, lr=fed.training.lr * (K if isinstance(rate, str) else rate))
     common: dict[str, Any] = {"models": state.models, "training": training.as_dict()} | ({} if rho is None else {"rho": rho})
     replies = fed.run(em_step, inputs, fold=fold, dims=dims, verify=None if rho is None else verify_mass, **common)
     fed.check_quorum(replies, len(inputs))

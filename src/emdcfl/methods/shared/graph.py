@@ -45,6 +45,8 @@ class Personal:
         BatchNorm's counters hold, which are outside θ.
     graph : (C, C) tensor
         Row i: the weights :math:`x_i` of the last average client i received; zero before the first.
+    best, best_accuracy : (C, P) tensor, (C,) tensor
+        Model of each client with the best validation accuracy so far, kept only for ``scored="best-validation"``.
     """
 
     clients: list[str]
@@ -52,6 +54,8 @@ class Personal:
     models: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
     batches: dict[str, float] = field(default_factory=dict)
     graph: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.float64))
+    best: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
+    best_accuracy: Tensor = field(default_factory=lambda: torch.zeros(0))
 
     def start(self, client: str) -> Tensor:
         """Return the model a client trains from."""
@@ -207,6 +211,9 @@ class GraphOptions:
         on the order of the clients (the EMD-CFL authors' public code).
     first_round_term : bool
         Whether the cosine term also acts when a client trains from θ⁰. On in the EMD-CFL authors' public code.
+    scored : "aggregated" or "best-validation"
+        The model a client is served and tested with: its last average, or of all it has held, before and after local training, the one with
+        the best validation accuracy (the methods' own code). The latter is fine-tuned at home, unlike the models of hard methods.
     """
 
     mu: float = 0.01
@@ -215,9 +222,11 @@ class GraphOptions:
     vector_scope: VectorScope = "P"
     aggregate: Aggregate = "snapshot"
     first_round_term: bool = False
+    scored: Literal["aggregated", "best-validation"] = "aggregated"
 
     family: ClassVar[Family] = "personal"
     needs_k: ClassVar[bool] = False
+    original: ClassVar[Mapping[str, Any]] = {"scored": "best-validation"}
     reference: ClassVar[Mapping[str, Any]] = {
         "since": "round",
         "snap": None,
@@ -234,7 +243,27 @@ class GraphOptions:
         C = len(fed.clients)
         return Personal(list(fed.clients), fed.initial(), graph=torch.zeros(C, C, dtype=torch.float64))
 
+    def remembered(self, fed: Federation, state: Personal, trained: Trained) -> Personal:
+        """Return the state with each client's best model so far, where these are wanted; before ``trained.models`` are averaged."""
+        if self.scored == "aggregated":
+            return state
+        C = len(state.clients)
+        best = state.best.clone() if len(state.best) else state.theta0.repeat(C, 1)
+        accuracy = state.best_accuracy.clone() if len(state.best) else torch.full((C,), -1.0)
+        held = {state.clients[i]: torch.stack([state.start(state.clients[i]), trained.models[i]]) for i in trained.rows}
+        scores = fed.run(
+            tasks.evaluate, {c: {"models": models} for c, models in held.items()}, dims={"K": 2}, split="val", reduction="mean"
+        )
+        for i in trained.rows:
+            c = state.clients[i]
+            for model, reached in zip(held[c], scores[c]["accuracy"], strict=True) if c in scores.valid else ():
+                if reached > accuracy[i]:
+                    best[i], accuracy[i] = model, reached
+        return replace(state, best=best, best_accuracy=accuracy)
+
     def serve(self, state: Personal) -> Serving:
         """Every client is served its personal model, θ⁰ before it is first seen."""
         C = len(state.clients)
+        if len(state.best):
+            return Serving(state.best, torch.eye(C))
         return Serving(state.models, torch.eye(C)) if len(state.models) else Serving(state.theta0[None], torch.ones(C, 1))

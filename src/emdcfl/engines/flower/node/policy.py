@@ -26,15 +26,16 @@ REDUCTIONS = ("mean", "argmin_counts")
 COSTS = ("cosine", "euclidean")
 ALWAYS = ("describe", "train", "test")
 NEEDED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    **dict.fromkeys(("cfl", "cflgp", "fedavg", "fedclust", "fedprox", "fesem", "flexcfl", "local", "oracle", "pfedgraph"), ((), ())),
+    **dict.fromkeys(("cfl", "cflgp", "fedavg", "fedclust", "fedprox", "fesem", "flexcfl", "local", "oracle"), ((), ())),
     "emdcfl": (("evaluate", "reference", "recalibrate", "project", "loss_moments"), ("mean",)),
     "fedce": (("evaluate",), ("per_batch",)),
     "fedem": (("em_step",), ()),
     "fedrc": (("em_step",), ()),
-    "fedsac": (("train_and_basis",), ()),
+    "fedsac": (("train_and_basis", "evaluate"), ("mean",)),
     "fedsoft": (("soft_train",), ()),
     "ifca": (("evaluate",), ("mean", "per_batch")),
     "pacfl": (("data_subspace",), ()),
+    "pfedgraph": (("evaluate",), ("mean",)),
 }
 """Method → tasks and reductions that it needs, beside ``ALWAYS``."""
 

@@ -13,6 +13,7 @@ Which R (``CompareSettings.projection_scope``):
 ============  ==========================================================================================================
 ``row``       one :math:`R_c` per row client, for its whole row and for :math:`\tau_c`; the noise of R cancels in W
 ``pair``      one R per pair, derived by both from their shared key; :math:`\tau` is computed under each of them
+``paper``     one R per pair, as with ``pair``; :math:`\tau` is computed without a projection, and only its value is sent
 ``fresh``     one R per ordered pair and a square R for :math:`\tau`, as the authors' public code does
 ``none``      no projection: the server embeds deposited samples itself
 ============  ==========================================================================================================
@@ -147,6 +148,8 @@ def _sides(
     samples = {name: train.projected(seed, p) for name, seed in seeds.items()}
     if settings.projection_scope == "pair":
         return samples, {name: (samples[name], val.projected(seed, p)) for name, seed in seeds.items()}, unusable
+    if settings.projection_scope == "paper":
+        return samples, {ROW: (train.z.cpu(), val.z.cpu())}, unusable
     square = projecting_secret(client).derive("square projection", client.run, client.name)
     return samples, {ROW: (train.projected(square, d), val.projected(square, d))}, unusable
 
