@@ -7,11 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from emdcfl.cli import studies as command
 from emdcfl.cli.app import app
 from emdcfl.core.errors import ConfigError
+from emdcfl.core.params import Network
+from emdcfl.models import ModelRecipe
 from emdcfl.runs.config import Choice, Config, TrainingConfig
 from emdcfl.studies import snapshot as snapshots
 from emdcfl.studies.snapshot import Request, Snapshot, take
@@ -35,9 +38,20 @@ def test_snapshot_holds_every_view(taken: Snapshot) -> None:
     assert row.train_labels.shape == (32,) and row.val_labels.shape == (4, 32)
     assert (row.val_labels == taken.row(0).val_labels).all()  # the same samples under another model
     assert not np.allclose(row.val, taken.row(0).val)
-    assert np.linalg.eigvalsh(taken.full).min() > -1e-9
-    assert np.trace(taken.head) < np.trace(taken.full)
+    assert np.linalg.eigvalsh(taken.parameters).min() > -1e-9
+    assert np.allclose(taken.state, taken.parameters)  # no BatchNorm
+    assert np.trace(taken.linear) < np.trace(taken.parameters)
     assert np.allclose(taken.angles, taken.angles.T) and np.allclose(np.diag(taken.angles), 0, atol=0.1)
+
+
+def test_the_hypothesis_is_the_linear_layers() -> None:
+    """Two layers of the paper's CNN, the last one of a ResNet, whose BatchNorm the whole state holds."""
+    with torch.device("meta"):
+        cnn, resnet = (
+            Network(ModelRecipe(name, options), "meta").layout for name, options in (("cnn", {}), ("resnet18", {"weights": None}))
+        )
+    size = [sum(where.stop - where.start for where in snapshots.linear_layers(layout)) for layout in (cnn, resnet)]
+    assert size == [14 * 14 * 128 * 128 + 128 + 128 * 10 + 10, 512 * 10 + 10]
 
 
 def test_labels_belong_to_the_samples(taken: Snapshot) -> None:
@@ -52,7 +66,7 @@ def test_labels_belong_to_the_samples(taken: Snapshot) -> None:
 def test_snapshot_is_taken_once(taken: Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshots, "_take", lambda *_: pytest.fail("trained again"))
     again = take(REQUEST, taken.folder)
-    assert (again.full == taken.full).all()
+    assert (again.state == taken.state).all()
     with pytest.raises(ConfigError, match="other settings"):
         take(Request(CONFIG, cap=16), taken.folder)
 
@@ -79,7 +93,7 @@ def test_distances_are_kept(taken: Snapshot, monkeypatch: pytest.MonkeyPatch) ->
 
 def invented(groups: tuple[str, ...], W: list[list[float]]) -> tuple[Snapshot, Matrix]:
     empty = np.zeros((0, 0))
-    found = Snapshot(Path(), tuple(f"c{i}" for i in range(len(groups))), groups, empty, empty, empty, ())
+    found = Snapshot(Path(), tuple(f"c{i}" for i in range(len(groups))), groups, empty, empty, empty, empty, ())
     return found, Matrix(np.array(W), np.zeros(len(groups)), np.zeros(len(groups)), 10)
 
 
@@ -123,7 +137,7 @@ def test_untrained_snapshot_of_one_client_a_group(tmp_path: Path) -> None:
     found = take(Request(CONFIG, cap=8, per_group=1, trained=False), tmp_path)
     assert found.clients == ("rot0-1", "rot90-1")
     assert "smoke test only" in found.notes[-1]
-    assert np.allclose(found.full, 0)
+    assert np.allclose(found.state, 0)
 
 
 def test_command_line(tmp_path: Path) -> None:

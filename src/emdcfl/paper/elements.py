@@ -153,9 +153,9 @@ def _rate(context: Context, scenario: str) -> float | None:
 
 
 def parameters(context: Context) -> int:
-    """Write mean L2 distances between local models, inside the clusters found and overall, for the head and for everything."""
+    """Write mean L2 distances between local models, inside the clusters found and overall, for the linear layers and for everything."""
     heads = ["data set"]
-    for what in ("head", "full model"):
+    for what in ("hypothesis", "full model"):
         heads += [f"{what}, clusters", "paper", f"{what}, overall", "paper"]
     lines = [f"| {' | '.join(heads)} |", "| --- |" + " ---: |" * 8]
     for scenario in context.spec.scenarios:
@@ -164,10 +164,11 @@ def parameters(context: Context) -> int:
         labels, _ = neighbourhoods(links(matrix.W, PAPER_EPSILON))
         paper = paper_tables()["distance_comparison"].rows[scenario]
         numbers: list[float | None] = []
-        for gram in (snapshot.head, snapshot.full):
+        for gram in (snapshot.linear, snapshot.state):
             numbers += [*inside_and_overall(_l2(gram), labels)]
         cells = [c for own, theirs in zip(numbers, paper, strict=True) for c in (_number(own), _paper(theirs))]
         lines.append(f"| {' | '.join([scenario, *cells])} |")
+    context.note("hypothesis: the linear layers, two of the CNN, one of ResNet18; full model: with BatchNorm's statistics")
     context.note(f"distances after the first local training; clusters at the paper's tolerance of {PAPER_EPSILON}")
     context.write("table.md", _header(context) + "\n".join(lines) + "\n")
     return 0
@@ -200,8 +201,8 @@ def _l2(gram: Array) -> Array:
 
 MEASURES: dict[str, tuple[str, Callable[[Snapshot, int], Array]]] = {
     "emd": ("W: transport distance less the row client's own", lambda s, seed: sweep.measure(s, sweep.Setting(seed=seed)).W),
-    "parameters": ("L2 distance of the trainable parameters after the first local training", lambda s, seed: _l2(s.full)),
-    "updates": ("1 − cosine of the first updates", lambda s, seed: 1 - np.asarray(cosines(torch.from_numpy(s.full)).numpy())),
+    "parameters": ("L2 distance of the trainable parameters after the first local training", lambda s, seed: _l2(s.parameters)),
+    "updates": ("1 − cosine of the first updates", lambda s, seed: 1 - np.asarray(cosines(torch.from_numpy(s.parameters)).numpy())),
     "angles": ("smallest angle between subspaces of the raw data, degrees", lambda s, seed: s.angles),
 }
 

@@ -2,7 +2,7 @@
 
 ::
 
-    snapshot.npz               clients, groups, Gram matrices of the updates (all parameters, head), angles between raw data
+    snapshot.npz               clients, groups, Gram matrices of the updates, angles between raw data
     rows/<number>.safetensors  client's train sample and everybody's validation sample, embedded by that client's model; labels
 
 Taken once, it serves every distance, projection, cost, solver and tolerance without training again. A simulation sees raw embeddings;
@@ -26,10 +26,11 @@ from torch import Tensor
 from emdcfl.core import tasks
 from emdcfl.core.errors import ConfigError, StoreError
 from emdcfl.core.federation import Federation
+from emdcfl.core.params import Layout, gram
 from emdcfl.data.types import Scenario
 from emdcfl.engines.local.sequential import simulated_clients
 from emdcfl.methods.shared.subspaces import data_subspace, smallest_angle
-from emdcfl.methods.shared.vectors import update_gram
+from emdcfl.methods.shared.vectors import VectorScope, update_gram
 from emdcfl.runs.config import Choice, Config, as_dict
 from emdcfl.runs.plan import plan
 from emdcfl.runs.store.files import make_folder, read_arrays, read_tensors, remove, write_arrays, write_tensors
@@ -38,6 +39,7 @@ from emdcfl.studies.compare import shared_scenario
 log = logging.getLogger("emdcfl")
 
 Array = np.ndarray[Any, Any]
+SCOPES: dict[str, VectorScope] = {"parameters": "P", "state": "F"}
 
 
 @dataclass(frozen=True)
@@ -81,13 +83,14 @@ class SnapshotRow:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A snapshot on the disk."""
+    """A snapshot on the disk, with Gram matrices of the updates: of the parameters, of the whole state, of the linear layers."""
 
     folder: Path
     clients: tuple[str, ...]
     groups: tuple[str, ...] | None
-    full: Array
-    head: Array
+    parameters: Array
+    state: Array
+    linear: Array
     angles: Array
     notes: tuple[str, ...]
 
@@ -121,7 +124,8 @@ def _read(request: Request, folder: Path) -> Snapshot | None:
         arrays = read_arrays(path)
         about = json.loads(bytes(arrays["about"]).decode())
         groups = None if about["groups"] is None else tuple(about["groups"])
-        found = Snapshot(folder, tuple(about["clients"]), groups, arrays["full"], arrays["head"], arrays["angles"], tuple(about["notes"]))
+        parts = {name: arrays[name] for name in ("parameters", "state", "linear", "angles")}
+        found = Snapshot(folder, tuple(about["clients"]), groups, notes=tuple(about["notes"]), **parts)
         key = about["key"]
     except (StoreError, ValueError, KeyError, TypeError) as error:
         log.warning("%s is damaged and taken again (%s)", path, error)
@@ -172,14 +176,21 @@ def _take(request: Request, folder: Path) -> None:
                 _row_path(folder, number), {"train": own[name]["embeddings"], "val": val, **labels[name], **labels[""]}, seal=True
             )
         thetas = [states[name] for name in names]
-        grams = {scope: update_gram(fed.layout, thetas, initial, scope=scope).numpy() for scope in ("P", "H")}
+        grams = {name: update_gram(fed.layout, thetas, initial, scope=scope).numpy() for name, scope in SCOPES.items()}
+        grams["linear"] = torch.stack([gram(thetas, where, origin=initial) for where in linear_layers(fed.layout)]).sum(0).numpy()
         bases = fed.run(data_subspace, {name: {} for name in names}).column("basis")
     angles = np.array([[smallest_angle(bases[a], bases[b]) for b in names] for a in names])
     notes = [*scenario.notes, *([] if request.trained else ["smoke test only: the networks were not trained"])]
     groups = None if scenario.groups is None else [scenario.groups[name] for name in names]
     about: Mapping[str, Any] = {"key": request.key(), "clients": names, "groups": groups, "notes": notes}
     text = np.frombuffer(json.dumps(about).encode(), dtype=np.uint8)
-    write_arrays(folder / "snapshot.npz", {"about": text, "full": grams["P"], "head": grams["H"], "angles": angles})
+    write_arrays(folder / "snapshot.npz", {"about": text, **grams, "angles": angles})
+
+
+def linear_layers(layout: Layout) -> list[slice]:
+    """Return where the weights and biases of linear layers lie in θ: the paper's hypothesis, two layers of its CNN, one of a ResNet."""
+    layers = {e.name.rpartition(".")[0] for e in layout.entries if e.trainable and len(e.shape) == 2}
+    return [e.slice for e in layout.entries if e.trainable and e.name.rpartition(".")[0] in layers]
 
 
 def _chosen(scenario: Scenario, per_group: int | None) -> Scenario:
