@@ -24,7 +24,8 @@ from benchmarks.differences import PAPER_TRAINING, Difference, differences, full
 
 from benchmarks import result_tables
 from emdcfl.studies.results import ResultRow, read_results
-from emdcfl.studies.tables import build, by_label, markdown, sample_key
+from emdcfl.studies.table_files import markdown
+from emdcfl.studies.tables import build, by_label, sample_key
 
 HERE = Path(__file__).parents[1] / "docs/results"
 MEASURED = Path(__file__).parents[1] / "src/emdcfl/studies/measured.json"

@@ -19,7 +19,8 @@ from emdcfl.report.svg import visible
 from emdcfl.runs.progress import terminal
 from emdcfl.studies.compare import compare
 from emdcfl.studies.results import Results, read_results
-from emdcfl.studies.tables import build, latex, markdown, tidy
+from emdcfl.studies.table_files import latex, markdown, tidy
+from emdcfl.studies.tables import build
 
 DATA = Path(__file__).parents[2] / "docs/results/data"
 ESC = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e"

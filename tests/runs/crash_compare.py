@@ -20,7 +20,7 @@ from tests.runs.crash import doomed, forked
 from emdcfl.studies import compare
 from emdcfl.studies.compare import Job, configs, parse_methods
 from emdcfl.studies.results import read_results
-from emdcfl.studies.tables import write_tables
+from emdcfl.studies.table_files import write_tables
 
 WANTED = configs(replace(tests.tiny.config(rounds=1)), parse_methods("oracle,fedavg,ifca"), [0, 1])
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from emdcfl.runs.scoring import accuracy
-from emdcfl.runs.verdict.advice import advice, headline, how_sure, in_brief, sentences, worth
+from emdcfl.runs.verdict.advice import advice, headline, worth
+from emdcfl.runs.verdict.findings import how_sure, in_brief, sentences
 
 SITES = ("a", "b", "c", "d", "e", "f")
 GROUPS = [0, 0, 0, 1, 1, 1]

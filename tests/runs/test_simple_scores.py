@@ -18,8 +18,9 @@ from emdcfl.runs.config import Choice, Config, override
 from emdcfl.runs.plan import IN_MEMORY
 from emdcfl.runs.runner import run
 from emdcfl.runs.scoring import accuracy
-from emdcfl.runs.verdict.advice import LOGISTIC, advice, sentences, unbalanced
+from emdcfl.runs.verdict.advice import LOGISTIC, advice
 from emdcfl.runs.verdict.baselines import run_baselines
+from emdcfl.runs.verdict.findings import sentences, unbalanced
 
 
 @pytest.mark.parametrize("classes", [2, 5])

@@ -26,7 +26,8 @@ from emdcfl.runs.plan import plan
 from emdcfl.runs.verdict.baselines import run_baselines
 from emdcfl.studies.compare import compare, configs, folds_of, parse_methods
 from emdcfl.studies.results import checked, read_results
-from emdcfl.studies.tables import build, unseen_rows, write_tables
+from emdcfl.studies.table_files import write_tables
+from emdcfl.studies.tables import build, unseen_rows
 
 HELD = ("site-1", "site-4")
 

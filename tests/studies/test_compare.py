@@ -29,7 +29,8 @@ from emdcfl.runs.config import Choice, Config, PersonalizeConfig, RunConfig, Tra
 from emdcfl.studies import compare, jobs
 from emdcfl.studies.compare import configs, parse_methods, parse_seeds
 from emdcfl.studies.results import Results, as_result, checked, read_results
-from emdcfl.studies.tables import build, markdown
+from emdcfl.studies.table_files import markdown
+from emdcfl.studies.tables import build
 
 ROOT = Path(__file__).parents[2]
 BASE = Config(

@@ -14,7 +14,8 @@ from rich.console import Console
 from emdcfl.cli.compare import rich_tables
 from emdcfl.runs.scoring import accuracy
 from emdcfl.studies.paper_values import Value, measured_value
-from emdcfl.studies.tables import build, latex, markdown, tidy, write_tables
+from emdcfl.studies.table_files import latex, markdown, tidy, write_tables
+from emdcfl.studies.tables import build
 
 
 def row(

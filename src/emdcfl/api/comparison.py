@@ -25,7 +25,8 @@ from emdcfl.runs.progress import terminal
 from emdcfl.runs.scoring import MetricsRow
 from emdcfl.studies import compare as studies
 from emdcfl.studies.results import ResultRow, Results, read_results
-from emdcfl.studies.tables import Cell, Table, build, by_label, markdown, write_tables
+from emdcfl.studies.table_files import markdown, write_tables
+from emdcfl.studies.tables import Cell, Table, build, by_label
 
 if TYPE_CHECKING:
     import pandas as pd

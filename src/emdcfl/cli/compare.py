@@ -40,17 +40,8 @@ from emdcfl.studies.compare import (
     with_fine_tuning,
 )
 from emdcfl.studies.results import Results, read_results
-from emdcfl.studies.tables import (
-    METRICS,
-    Column,
-    Table,
-    against_text,
-    build,
-    interval_text,
-    records,
-    unseen_rows,
-    write_tables,
-)
+from emdcfl.studies.table_files import against_text, interval_text, records, write_tables
+from emdcfl.studies.tables import METRICS, Column, Table, build, unseen_rows
 
 
 @app.command("compare")

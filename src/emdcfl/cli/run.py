@@ -23,7 +23,8 @@ from emdcfl.runs.config import AT_NODES, OWN_FILES, Config, load, override, pars
 from emdcfl.runs.loop import Observer
 from emdcfl.runs.progress import Live, terminal
 from emdcfl.runs.trackers import TRACKERS, Tracking, open_tracker
-from emdcfl.runs.verdict.advice import advice, in_brief
+from emdcfl.runs.verdict.advice import advice
+from emdcfl.runs.verdict.findings import in_brief
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -16,7 +16,8 @@ from emdcfl.runs.new_sites.unseen import UNSEEN, unseen_sentence
 from emdcfl.runs.outputs import read_reading
 from emdcfl.runs.personal import in_words
 from emdcfl.runs.scoring import MetricsRow, rests_on
-from emdcfl.runs.verdict.advice import BASELINES, advice, in_brief, one_group_by_benefit, rivals, run_title, structure, unbalanced, used
+from emdcfl.runs.verdict.advice import BASELINES, advice, one_group_by_benefit, rivals, run_title, structure, used
+from emdcfl.runs.verdict.findings import in_brief, unbalanced
 from emdcfl.runs.verdict.trained_with import in_words as trained_with
 from emdcfl.runs.verdict.what_differs import in_words as what_differs
 

@@ -3,7 +3,7 @@ r"""The tasks every client answers: ``describe``, ``train``, ``evaluate``, ``emb
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -15,9 +15,9 @@ from emdcfl.core import objective
 from emdcfl.core.balance import SCORES, balance, unbalanced
 from emdcfl.core.client import EVALUATION_BATCH, LOSS_BATCH, Client, Stages, staged_task, task
 from emdcfl.core.errors import ClientError, DataError, EmdcflError
-from emdcfl.core.params import LayoutEntry, Network
 from emdcfl.core.profile import profile  # noqa: F401  registers the task
 from emdcfl.core.schema import Field, Reply, finite
+from emdcfl.core.terms import loss_terms
 from emdcfl.privacy.crafted import FEWEST, suspicion
 from emdcfl.privacy.exchange import KEY, announced_key
 
@@ -157,7 +157,7 @@ def local_sgd(
     where = net.layout.trainable
     weights = net.theta[where]
     velocity = torch.zeros_like(weights)
-    terms = _terms(net, prox, cosine)
+    terms = loss_terms(net, prox, cosine)
     rng = client.generator(purpose)
     device = net.device
     w = torch.ones(len(data), device=device) if sample_weights is None else sample_weights.to(device)
@@ -199,43 +199,6 @@ def batches(order: np.ndarray[Any, Any], size: int, *, needs_two: bool, client: 
             )
         cuts.pop()
     yield from np.split(order, cuts)
-
-
-def _terms(net: Network, prox: Mapping[str, Any] | None, cosine: Mapping[str, Any] | None) -> list[Callable[[Tensor, Tensor], None]]:
-    """Extra terms of the loss, as functions that add their gradient."""
-    where, terms = net.layout.trainable, []
-    if prox is not None:
-        anchor = _anchor(net, prox)
-        mu, kind = float(prox["mu"]), prox.get("kind", "squared")
-        if kind == "squared":
-            terms.append(lambda w, g: g.add_(w - anchor, alpha=mu))
-        else:
-            entries = [e for e in net.layout.entries if e.trainable]
-            terms.append(lambda w, g: _layer_norm_gradient(w - anchor, g, mu, entries, where.start))
-    if cosine is not None:
-        target = _anchor(net, cosine)
-        scale = float(cosine["mu"])
-        terms.append(lambda w, g: _cosine_gradient(w, target, g, scale))
-    return terms
-
-
-def _anchor(net: Network, term: Mapping[str, Any]) -> Tensor:
-    where = net.layout.trainable
-    return term["anchor"][where].to(net.device) if "anchor" in term else net.theta[where].clone()
-
-
-def _layer_norm_gradient(difference: Tensor, g: Tensor, mu: float, entries: list[LayoutEntry], start: int) -> None:
-    for e in entries:
-        part = slice(e.start - start, e.stop - start)
-        norm = difference[part].norm()
-        g[part].add_(torch.where(norm > 0, difference[part] / norm, torch.zeros_like(difference[part])), alpha=mu)
-
-
-def _cosine_gradient(w: Tensor, a: Tensor, g: Tensor, mu: float) -> None:
-    r"""Add the gradient of :math:`-\mu\cos(w, a)`: :math:`-\mu\,(a/\|a\| - \cos\,w/\|w\|)/\|w\|`."""
-    norm_w, norm_a = w.norm().clamp_min(1e-12), a.norm().clamp_min(1e-12)
-    cos = (w @ a) / (norm_w * norm_a)
-    g.sub_((a / norm_a - cos * w / norm_w) / norm_w, alpha=mu)
 
 
 Reduction = Literal["mean", "per_batch", "per_sample", "argmin_counts"]

@@ -19,7 +19,7 @@ from emdcfl.models import ModelRecipe
 from emdcfl.paper import plots
 from emdcfl.paper.reproduce import Context, find
 from emdcfl.runs.config import Config
-from emdcfl.studies import sweep, tables
+from emdcfl.studies import sweep, table_files, tables
 from emdcfl.studies.compare import compare, configs, describe_failures, shared_scenario
 from emdcfl.studies.paper_values import Value
 from emdcfl.studies.paper_values import tables as paper_tables
@@ -76,8 +76,8 @@ def comparison(context: Context) -> int:
     if not rows:
         return left
     context.place.mkdir(parents=True, exist_ok=True)
-    table = tables.write_tables(rows, context.place)
-    context.write("table.md", _header(context) + tables.markdown(table))
+    table = table_files.write_tables(rows, context.place)
+    context.write("table.md", _header(context) + table_files.markdown(table))
     context.write("results.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     return left
 

@@ -15,7 +15,8 @@ from emdcfl.core.units import percent_range, plural
 from emdcfl.report.svg import Scale, chart, mark, shape_path, tag, ticks, visible
 from emdcfl.runs.new_sites.unseen import UNSEEN
 from emdcfl.studies.results import RESULTS, ResultRow
-from emdcfl.studies.tables import METRICS, Cell, Column, Table, against_text, build, unseen_rows
+from emdcfl.studies.table_files import against_text
+from emdcfl.studies.tables import METRICS, Cell, Column, Table, build, unseen_rows
 
 WIDTH = 380.0
 STYLES = {"mean": "strong-dot", "clean": "strong-dot", "worst": "weak-dot", "backdoor": "weak-dot", "ari": "strong-dot"}

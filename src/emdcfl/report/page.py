@@ -29,7 +29,8 @@ from emdcfl.runs.outputs import picture_name
 from emdcfl.runs.personal import in_words
 from emdcfl.runs.scoring import MetricsRow, rests_on
 from emdcfl.runs.store.files import write_file
-from emdcfl.runs.verdict.advice import BASELINES, headline, in_brief, rivals, run_title, sentences, used
+from emdcfl.runs.verdict.advice import BASELINES, headline, rivals, run_title, used
+from emdcfl.runs.verdict.findings import in_brief, sentences
 from emdcfl.runs.verdict.intervals import wilson
 from emdcfl.runs.verdict.what_differs import difference_in_words
 from emdcfl.studies.results import RESULTS

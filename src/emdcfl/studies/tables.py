@@ -6,22 +6,15 @@ are one cell; where a method was run with several settings, the settings that di
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-import math
-import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
-from emdcfl.core.units import escaped, percent, percent_range
 from emdcfl.data.scenarios.plan import PAPER_TRAINING
 from emdcfl.methods.base import preset_of
-from emdcfl.runs.new_sites.unseen import UNSEEN, mean_accuracy
-from emdcfl.runs.store.files import write_file
+from emdcfl.runs.new_sites.unseen import mean_accuracy
 from emdcfl.runs.store.identity import flat
 from emdcfl.runs.verdict.intervals import Interval, SiteScores, difference, over_seeds
 from emdcfl.studies.compare import ORDER
@@ -117,10 +110,7 @@ class Table:
 
 def build(results: Sequence[ResultRow]) -> Table:
     """Arrange results: columns in the order they were first run, rows in the paper's order."""
-    by_column: dict[str, list[ResultRow]] = {}
-    for row in (r for r in results if _held_out(r) is None):  # those are in the table of unseen sites
-        by_column.setdefault(json.dumps(_column_settings(row), sort_keys=True), []).append(row)
-    titles = _titles({key: (rows[0]["scenario"], flat(json.loads(key))) for key, rows in by_column.items()})
+    by_column, titles = _by_column(r for r in results if _held_out(r) is None)  # the others are in the table of unseen sites
     columns: list[Column] = []
     cells: dict[tuple[str, str, str], Cell] = {}
     methods: dict[str, str] = {}
@@ -140,6 +130,14 @@ def build(results: Sequence[ResultRow]) -> Table:
     leaders = {column.key: (column.metrics[0], runs[leader, column.key]) for column in columns if (leader := table.leader(column))}
     compared = {place: found for place, rows in runs.items() if (found := _against(rows, *leaders.get(place[1], ("", [])))) is not None}
     return replace(table, against=compared)
+
+
+def _by_column(results: Iterable[ResultRow]) -> tuple[dict[str, list[ResultRow]], dict[str, str]]:
+    """Return the results of each column, and its title."""
+    found: dict[str, list[ResultRow]] = {}
+    for row in results:
+        found.setdefault(json.dumps(_column_settings(row), sort_keys=True), []).append(row)
+    return found, _titles({key: (rows[0]["scenario"], flat(json.loads(key))) for key, rows in found.items()})
 
 
 def _smaller(rows: Sequence[ResultRow]) -> str:
@@ -207,9 +205,7 @@ def by_label(results: Sequence[ResultRow]) -> dict[str, list[ResultRow]]:
     groups: dict[str, list[ResultRow]] = {}
     for row in results:
         members = groups.setdefault(_row_key(row), [])
-        if all(
-            (other["seed"], _held_out(other)) != (row["seed"], _held_out(row)) for other in members
-        ):  # the same run on other hardware is not a second sample
+        if (row["seed"], _held_out(row)) not in [(other["seed"], _held_out(other)) for other in members]:  # or it ran on other hardware too
             members.append(row)
     named = {key: (_title(rows[0]), _row_settings(rows[0])) for key, rows in groups.items()}
     return {title: groups[key] for key, title in _titles(named).items()}
@@ -272,142 +268,9 @@ def _interval(rows: Sequence[ResultRow], metric: str) -> Interval | None:
     return None if found is None else replace(found, low=max(0.0, found.low), high=min(1.0, found.high))  # two seeds say little
 
 
-def markdown(table: Table, *, leave_out: Sequence[str] = ()) -> str:
-    """Write the table for people: one block per scenario, best in bold (Oracle does not compete)."""
-    blocks = []
-    for column in table.columns:
-        heads, keys = ["method"], []
-        for metric in (m for m in column.metrics if m not in leave_out):
-            heads.append(METRICS[metric])
-            keys.append((metric, ""))
-            for head, name in table.beside(column, metric).items():
-                heads.append(head)
-                keys.append((metric, name))
-        sure = table.has_intervals(column)
-        heads += ["95% interval", "against the best"] if sure else []
-        lines = [f"### {_cell_text(column.title)}", "", f"| {' | '.join([*heads, 'seeds'])} |", f"| --- |{' ---: |' * len(heads)}"]
-        for label in table.rows:
-            own = [table.cells.get((label, column.key, metric)) for metric in column.metrics]
-            if not any(own):
-                continue
-            cells = [_markdown_cell(table, label, column.key, metric, name) for metric, name in keys]
-            cells += [interval_text(table, label, column), against_text(table, label, column)] if sure else []
-            lines.append(f"| {' | '.join([_cell_text(label), *cells, str(max(c.n for c in own if c))])} |")
-        blocks.append("\n".join(lines))
-        if note := table.paper_note(column):
-            blocks.append(note)
-    return "\n\n".join(blocks) + "\n"
-
-
-def interval_text(table: Table, label: str, column: Column) -> str:
-    """Write the interval of a row's accuracy."""
-    cell = table.cells.get((label, column.key, column.metrics[0]))
-    return "–" if cell is None or cell.interval is None else percent_range(cell.interval.low, cell.interval.high)
-
-
-def against_text(table: Table, label: str, column: Column) -> str:
-    """Write how far a row's accuracy is from the best, in points."""
-    found = table.against.get((label, column.key))
-    return found.points().replace(" points", "") if found is not None else "best" if label == table.leader(column) else "–"
-
-
-def _cell_text(text: str) -> str:
-    return escaped(text).replace("|", "\\|")
-
-
-def _markdown_cell(table: Table, label: str, column: str, metric: str, beside: str) -> str:
-    cell = table.cells.get((label, column, metric))
-    if cell is None:
-        return "–"
-    if beside:
-        value: Value | None = getattr(cell, beside)
-        return "–" if value is None else value.text()
-    return f"**{cell.text(metric)}**" if label in table.best(column, metric) else cell.text(metric)
-
-
-def latex(table: Table) -> str:
-    """Write the table as a ``tabular`` (booktabs), the paper's value in brackets."""
-    shown = [(c, m) for c in table.columns for m in c.metrics if m != "seconds"]
-    spans, first = [], 2
-    heads = []
-    for column in table.columns:
-        width = len([m for m in column.metrics if m != "seconds"])
-        heads.append(f"\\multicolumn{{{width}}}{{c}}{{{_escape(column.title)}}}")
-        spans.append(f"\\cmidrule(lr){{{first}-{first + width - 1}}}")
-        first += width
-    lines = [
-        f"\\begin{{tabular}}{{l{'c' * len(shown)}}}",
-        "\\toprule",
-        f" & {' & '.join(heads)} \\\\ {' '.join(spans)}",
-        f"Method & {' & '.join(METRICS[m] for _, m in shown)} \\\\",
-        "\\midrule",
-    ]
-    for label in table.rows:
-        cells = [_latex_cell(table, label, c.key, m) for c, m in shown]
-        lines.append(f"{_escape(label)} & {' & '.join(cells)} \\\\")
-    notes = [f"% {note}" for column in table.columns if (note := table.paper_note(column))]
-    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", *notes, ""])
-
-
-def _latex_cell(table: Table, label: str, column: str, metric: str) -> str:
-    cell = table.cells.get((label, column, metric))
-    if cell is None:
-        return "--"
-    text = cell.text(metric).replace(" ± ", "$\\pm$")
-    text = f"\\textbf{{{text}}}" if label in table.best(column, metric) else text
-    mark = "$^\\dagger$" if any(c.key == column and c.smaller for c in table.columns) else ""
-    return text if cell.paper is None else f"{text} ({cell.paper.text().replace(' ± ', '$' + chr(92) + 'pm$')}{mark})"
-
-
-def _escape(text: str) -> str:
-    return re.sub(r"([&%$#_{}])", r"\\\1", escaped(text).replace("\\", "\\textbackslash "))
-
-
-def _csv_text(text: str) -> str:
-    """Text that a spreadsheet shows and does not compute: hidden characters escaped, a formula's first character quoted."""
-    shown = escaped(text)
-    return f"'{shown}" if shown.startswith(("=", "+", "-", "@")) else shown
-
-
-COLUMNS = ("scenario", "method", "metric", "mean", "std", "seeds", "paper_mean", "paper_std", "low", "high")
-
-
-def records(table: Table) -> list[dict[str, Any]]:
-    """Return one record per number; accuracies and their differences in percent."""
-    found: list[tuple[Any, ...]] = []
-    for column in table.columns:
-        for label in table.rows:
-            for metric in column.metrics:
-                cell = table.cells.get((label, column.key, metric))
-                if cell is None:
-                    continue
-                paper = (None, None) if cell.paper is None else (cell.paper.mean, cell.paper.std)
-                numbers = [None if v is None or math.isnan(v) else round(v, 6) for v in (cell.mean, cell.std)]
-                ends = (None, None) if cell.interval is None else (round(100 * cell.interval.low, 6), round(100 * cell.interval.high, 6))
-                found.append((column.title, label, metric, *numbers, cell.n, *paper, *ends))
-            if (other := table.against.get((label, column.key))) is not None:
-                mean, *ends_ = (round(100 * v, 6) for v in (other.mean, other.low, other.high))
-                seeds = table.cells[label, column.key, column.metrics[0]].n
-                found.append((column.title, label, "against_best", mean, None, seeds, None, None, *ends_))
-    return [dict(zip(COLUMNS, values, strict=True)) for values in found]
-
-
-def tidy(table: Table) -> str:
-    """Write one line per number: CSV that other programs can read."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for record in records(table):
-        writer.writerow([_csv_text(value) if isinstance(value, str) else value for value in record.values()])
-    return buffer.getvalue()
-
-
 def unseen_rows(results: Sequence[ResultRow]) -> list[dict[str, Any]]:
     """Return accuracies at sites that were held out, over sites, folds and seeds: one row per scenario and method."""
-    by_column: dict[str, list[ResultRow]] = {}
-    for row in (r for r in results if r.get("unseen")):
-        by_column.setdefault(json.dumps(_column_settings(row), sort_keys=True), []).append(row)
-    titles = _titles({key: (rows[0]["scenario"], flat(json.loads(key))) for key, rows in by_column.items()})
+    by_column, titles = _by_column(r for r in results if r.get("unseen"))
     found = []
     for key, rows in by_column.items():
         for label, members in by_label(rows).items():
@@ -423,23 +286,3 @@ def unseen_rows(results: Sequence[ResultRow]) -> list[dict[str, Any]]:
                 }
             )
     return found
-
-
-def unseen_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Write the table of unseen sites for people."""
-    heads = ["scenario", "method", "sites tested", *UNSEEN.values(), "right true group"]
-    lines = [f"| {' | '.join(heads)} |", "| --- | --- |" + " ---: |" * (len(heads) - 2)]
-    for row in rows:
-        cells = [_cell_text(row["scenario"]), _cell_text(row["method"]), str(row["tested"])]
-        lines.append(f"| {' | '.join([*cells, *(percent(row[key]) for key in (*UNSEEN, 'right'))])} |")
-    return "\n".join(lines) + "\n"
-
-
-def write_tables(results: Sequence[ResultRow], out: Path) -> Table:
-    """Write ``table.md``, ``table.tex`` and ``table.csv``, and ``unseen.md`` where sites were held out."""
-    if unseen := unseen_rows(results):
-        write_file(out / "unseen.md", [unseen_markdown(unseen).encode()])
-    table = build(results)
-    for name, text in (("table.md", markdown(table)), ("table.tex", latex(table)), ("table.csv", tidy(table))):
-        write_file(out / name, [text.encode()])
-    return table

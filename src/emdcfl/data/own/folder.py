@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from emdcfl.core import keys
 from emdcfl.core.errors import DataError
 from emdcfl.data.own import defaults
-from emdcfl.data.own.checking.columns import DATES, ColumnProfile, check_categories, column_notes, profile_columns
+from emdcfl.data.own.checking.columns import DATES, ColumnProfile, check_categories, column_notes
 from emdcfl.data.own.checking.leaks import leaks, repeats
+from emdcfl.data.own.checking.profiling import profile_columns
 from emdcfl.data.own.cleaning import AS_THEY_ARE, Cleaning, variant_notes
 from emdcfl.data.own.formats.images import common_shape, list_images, read_client, read_headers
 from emdcfl.data.own.formats.layout import ClientFiles, Layout, client_folder, discover

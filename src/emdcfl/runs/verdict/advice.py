@@ -1,4 +1,4 @@
-"""What a run found, in sentences, from its summary, its interpretation and its baselines. The terminal and the report show the same ones.
+"""What to do after a run, from its summary, its interpretation and its baselines.
 
 Distances say which sites look alike; test data say which training pays. Where baselines were run, the paired differences to them decide
 (:mod:`emdcfl.runs.verdict.intervals`): a grouping that loses is not recommended, however clear its distances are.
@@ -6,16 +6,13 @@ Distances say which sites look alike; test data say which training pays. Where b
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from emdcfl.core.units import names, percent, percent_range, plural
+from emdcfl.core.units import names, plural
 from emdcfl.methods import METHODS
-from emdcfl.runs.verdict.intervals import Interval, SiteScores, difference, wilson
-from emdcfl.runs.verdict.trained_with import in_words as trained_with
-from emdcfl.runs.verdict.what_differs import in_words as what_differs
+from emdcfl.runs.verdict.intervals import Interval, SiteScores, difference
 
 LOGISTIC = "logistic"
 BASELINES = {
@@ -32,8 +29,6 @@ DISAGREE = 0.05
 TELLING = 0.02
 """Difference that test data should be able to show; where an interval is wider, a comparison is undecided."""
 
-STANDS_OUT = 0.99
-"""Confidence with which a site is called less accurate than the others: there are many sites to compare."""
 
 Summary = Mapping[str, Any]
 
@@ -144,8 +139,8 @@ def _clarity(reading: Summary, clusters: int) -> str | None:
 
 def gains(summary: Summary, baselines: Mapping[str, Summary]) -> dict[str, Interval]:
     """Return what this run is better than each baseline, paired by site; baselines without a common test are left out."""
-    own = _scores(used(summary))
-    compared = {name: difference(own, _scores(other)) for name, other in baselines.items() if name in BASELINES}
+    own = scores_of_sites(used(summary))
+    compared = {name: difference(own, scores_of_sites(other)) for name, other in baselines.items() if name in BASELINES}
     return {name: found for name, found in compared.items() if found is not None}
 
 
@@ -164,7 +159,7 @@ def _tuned(summary: Summary) -> str:
     return ", fine-tuned at home" if summary.get("personalized", {}).get("kept") else ""
 
 
-def _scores(summary: Summary) -> SiteScores:
+def scores_of_sites(summary: Summary) -> SiteScores:
     """Scores of the sites in the main variant; of a summary without them, the mean as that of a single site."""
     accuracy = summary["accuracy"]
     found = SiteScores.of(next(iter(accuracy.get("variants", {}).values()), {}))
@@ -211,7 +206,7 @@ def _best(worse: Mapping[str, Interval], baselines: Mapping[str, Summary], *, di
     """Return the baseline to use instead; where labels do not agree, a shared start must be clearly better than none to be recommended."""
     best = min(worse, key=lambda name: worse[name].mean)
     if disagree and "local" in worse and best.startswith("fedavg"):
-        gain = difference(_scores(baselines[best]), _scores(baselines["local"]))
+        gain = difference(scores_of_sites(baselines[best]), scores_of_sites(baselines["local"]))
         return best if gain is not None and gain.sign == 1 else "local"
     return best
 
@@ -253,7 +248,7 @@ def _undecided(summary: Summary, found: Mapping[str, Interval]) -> str:
 
 def _needed(summary: Summary, found: Mapping[str, Interval]) -> str:
     """Say how many more test samples would show a difference worth knowing."""
-    half, samples = max((gain.high - gain.low) / 2 for gain in found.values()), sum(_scores(summary).samples)
+    half, samples = max((gain.high - gain.low) / 2 for gain in found.values()), sum(scores_of_sites(summary).samples)
     least = f"{100 * TELLING:.0f} points"
     if half <= TELLING:
         return f"{plural(samples, 'test sample')} would show a difference of {least}, and there may be a smaller one"
@@ -265,7 +260,7 @@ def _only_fine_tuned(summary: Summary, alone: Summary | None) -> list[str]:
     """Say that groups fail without fine-tuning: what is trained together is then hardly worth more than a start."""
     if alone is None or not _tuned(summary) or summary.get("clusters") is None:
         return []
-    gain = difference(_scores(summary), _scores(alone))
+    gain = difference(scores_of_sites(summary), scores_of_sites(alone))
     if gain is None or gain.high >= 0 or gain.mean > -DISAGREE:
         return []
     return [
@@ -279,7 +274,7 @@ def _disagreement(summary: Summary, alone: Summary | None) -> list[str]:
     clusters = summary.get("clusters")
     if alone is None or clusters is None:
         return []
-    own, other, found = _scores(summary), _scores(alone), []
+    own, other, found = scores_of_sites(summary), scores_of_sites(alone), []
     for k in sorted(set(clusters)):
         members = [i for i, label in enumerate(clusters) if label == k]
         gain = difference(own.only(members), other.only(members)) if len(members) > 1 else None
@@ -301,7 +296,7 @@ def _losers(summary: Summary, alone: Summary | None) -> list[str]:
     """Name the sites that do clearly better alone, the largest loss first."""
     if alone is None:
         return []
-    own, other = _scores(summary), _scores(alone)
+    own, other = scores_of_sites(summary), scores_of_sites(alone)
     if len(own.accuracy) != len(summary["clients"]):
         return []
     lost = {c: g for i, c in enumerate(summary["clients"]) if (g := difference(own.only([i]), other.only([i]))) is not None and g.high < 0}
@@ -310,112 +305,9 @@ def _losers(summary: Summary, alone: Summary | None) -> list[str]:
     return [f"better off alone: {told}{f' and {len(worst) - 3} more' if len(worst) > 3 else ''}"] if worst else []
 
 
-def in_brief(summary: Summary, reading: Summary | None, baselines: Mapping[str, Summary]) -> list[tuple[str, str]]:
-    """Return what somebody who reads three lines should read: what to use, which site to look at, how sure that is."""
-    sure = how_sure(used(summary)) or "not tested: no accuracy is known"
-    found = [("Use", headline(summary, reading, baselines)), ("Look at", _look_at(summary, reading, baselines)), ("How sure", sure)]
-    return [(topic, _sentence(said)) for topic, said in found]
-
-
-def _look_at(summary: Summary, reading: Summary | None, baselines: Mapping[str, Summary]) -> str:
-    """Name the sites that a person should look at first, and why."""
-    to_do = advice(summary, baselines)
-    if to_do is not None and (to_do.look or to_do.doubts):
-        return (to_do.look or to_do.doubts)[0]
-    scores, clients = _scores(used(summary)), summary["clients"]
-    if len(scores.accuracy) == len(clients) and scores.counted:
-        mean = sum(p for p, _ in scores.counted) / len(scores.counted)
-        rows = [(p, n, c) for p, n, c in zip(scores.accuracy, scores.samples, clients, strict=True) if n > 0]
-        low = sorted((p, c) for p, n, c in rows if wilson(p, n, STANDS_OUT).high < mean)
-        if low:
-            return f"clearly less accurate than the mean of {percent(mean)}: {_few([f'{names([c])} ({percent(p)})' for p, c in low])}"
-    if reading is not None and reading["borderline"]:
-        return f"borderline, another sample might group them otherwise: {names(reading['borderline'])}"
-    return "no site stands out"
-
-
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}."
-
-
-def sentences(summary: Summary, reading: Summary | None, baselines: Mapping[str, Summary]) -> list[tuple[str, str]]:
-    """Return what the three lines rest on, as (topic, sentence)."""
-    found: list[tuple[str, str]] = []
-    to_do = advice(summary, baselines)
-    if baselines:
-        found.append(("Worth it", worth(summary, baselines) if to_do is None else to_do.reason))
-    if (uneven := unbalanced(used(summary))) is not None:
-        found.append(("Classes", uneven))
-    if to_do is not None:
-        found += [("Doubt", doubt) for doubt in to_do.doubts]
-        found += [] if one_group_by_benefit(summary, reading) else [("Groups", structure(summary, reading))]
-    found += [("What differs", said) for said in what_differs(summary)]
-    found += [("Trained with", said) for said in trained_with(summary)]
-    if reading is not None and len(summary["clients"]) > 1:
-        topic = "Groups" if "splits" in reading else "Distances"
-        found += [(topic, sentence) for sentence in reading["sentences"]]
-        found += [("Doubt", doubt) for doubt in reading["doubts"]]
-    if (alone := _alone(summary, reading)) is not None:
-        found.append(("Alone", alone))
-    if (true := _truth(summary)) is not None:
-        found.append(("Truth", true))
-    return [(topic, _sentence(said)) for topic, said in found]
-
-
-def how_sure(summary: Summary) -> str | None:
-    """Say how far the mean accuracy can be trusted, on these sites and on others like them."""
-    accuracy = summary["accuracy"]
-    if accuracy.get("low") is None:
-        return None
-    tested = f"{plural(accuracy['samples'], 'test sample')} at {plural(sum(n > 0 for n in _scores(summary).samples), 'site')}"
-    text = f"accuracy {percent_range(accuracy['low'], accuracy['high'])} on these sites ({tested}; 95% interval)"
-    new = accuracy.get("new_sites")
-    return text if new is None else f"{text}, {percent_range(new['low'], new['high'])} on average over sites like these"
-
-
-def unbalanced(summary: Summary) -> str | None:
-    """Say how models do on unbalanced classes, where a frequent class may hide the others; None where classes are balanced."""
-    accuracy = summary["accuracy"]
-    if "balanced" not in accuracy:
-        return None
-    balanced, auc = accuracy["balanced"], accuracy["auc"]
-    where = f"classes are unbalanced at {balanced['sites']} of {plural(len(summary['clients']), 'site')}"
-    area = f"AUC {auc['mean']:.3f} ({auc['low']:.3f}–{auc['high']:.3f})"
-    return f"{where}: there, balanced accuracy {percent(balanced['mean'])} ({percent_range(balanced['low'], balanced['high'])}), {area}"
-
-
 def worth(clustered: Summary, baselines: Mapping[str, Summary]) -> str:
     """Say what this run gained over each baseline, in points of mean accuracy with intervals."""
     found = rivals(clustered, baselines)
     if not found:
         return "no other training to compare with"
     return ", ".join(f"{gain.points()} against {BASELINES[name]}" for name, gain in found.items())
-
-
-def _alone(summary: Summary, reading: Summary | None) -> str | None:
-    clients, clusters = summary["clients"], summary.get("clusters") or []
-    sizes, unknown = Counter(clusters), [] if reading is None else reading["not_compared"]
-    alone = [c for c, k in zip(clients, clusters, strict=False) if sizes[k] == 1 and c not in unknown]
-    if not alone or len(alone) == len(clients):
-        return None
-    return f"no group fits {names(alone)}"
-
-
-def _truth(summary: Summary) -> str | None:
-    if summary.get("ari") is None or summary.get("clusters") is None:
-        return None
-    if summary["ari"] >= 1 - 1e-12:
-        return "the groups found are exactly the true ones (ARI 1.00)"
-    pairs = set(zip(summary.get("groups") or [], summary["clusters"], strict=False))
-    mixed = [k for k, times in Counter(k for _, k in pairs).items() if times > 1]
-    split = [str(g) for g, times in Counter(g for g, _ in pairs).items() if times > 1]
-    parts = [f"agreement with the true groups: ARI {summary['ari']:.2f}"]
-    if mixed:
-        parts.append(f"{plural(len(mixed), 'cluster')} {'mixes' if len(mixed) == 1 else 'mix'} true groups")
-    if split:
-        parts.append(f"{plural(len(split), 'true group')} {'is' if len(split) == 1 else 'are'} split ({_few(split)})")
-    return "; ".join(parts)
-
-
-def _few(words: Sequence[str], most: int = 4) -> str:
-    return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")

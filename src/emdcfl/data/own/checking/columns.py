@@ -1,9 +1,4 @@
-r"""What the columns of tables hold: kind, range or words at every site, and what makes a column doubtful as a feature.
-
-A column copies the label if at every site each of its values goes with one class, or its classes lie in ranges that do not overlap, so that
-chance would do it with a probability below :math:`10^{-3}` for all columns together. For classes of :math:`n_k` rows, numbers lie in
-separate ranges by chance with :math:`K!\prod_k n_k!/n!`.
-"""
+"""What the columns of tables hold: kind, range or words at every site, and notes on those that are doubtful as features."""
 
 from __future__ import annotations
 
@@ -13,18 +8,15 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
-from math import lgamma, log
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from emdcfl.core.errors import DataError
 from emdcfl.core.optional import arrow
-from emdcfl.data.own.formats.dates import looks_like_dates
 from emdcfl.data.own.formats.readers import GAPS, NUMBER
-from emdcfl.data.own.parts import Note, Part, Raw, some
-from emdcfl.data.own.tables import MAX_WORDS, is_numeric, number_matrix, text_values
+from emdcfl.data.own.parts import Note, Raw, some
+from emdcfl.data.own.tables import MAX_WORDS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,16 +27,12 @@ ID_NAME = re.compile(
     r"(^|[_\W])(id|patient|subject|person|participant|user|animal|machine|device|serial|document|specimen|lot|batch)s?([_\W]|id|no|nr|$)",
     re.I,
 )
-NUMBER_NAME = re.compile(r"(^|[_\W])(mrn|ssn|uuid|guid|key|record|case|index|row|unnamed|number|name)([_\W]|id|no|nr|$)", re.I)
 UNNAMED = re.compile(r"Unnamed: \d+(\.\d+)?")
 """How pandas calls a column without a name, usually an index that was written with the table."""
 SHARE_OF_TEXT = 0.2
 """Share of text among numbers up to which it looks like a mistake; more may be codes of diagnoses."""
 FEW = 20
 """Different values up to which a column may name kinds (of machines, say) instead of single ones."""
-MISSING_CODES = (-9, -99, -999, -9999, 99, 999, 9999, 99999)
-"""Numbers that stand for a missing value in many studies."""
-CHANCE = 1e-3
 SHOWN_WORDS = 5
 
 DATES, ONE_VALUE, PER_SITE, ROWS, IDS, FREE_TEXT = (
@@ -144,57 +132,6 @@ def top_words(words: Mapping[str, int]) -> list[str]:
     return sorted(sorted(words, key=lambda word: (-words[word], word))[:SHOWN_WORDS])
 
 
-@dataclass
-class _Facts:
-    """A column in one table of a site."""
-
-    site: str
-    kind: pa.DataType
-    rows: int
-    missing: int
-    low: float = np.nan
-    high: float = np.nan
-    counts: bool = False
-    separated: bool = False
-    words: Counter[str] = field(default_factory=Counter)
-    values: pa.ChunkedArray | None = None
-
-
-def profile_columns(raws: Sequence[Raw], label: str) -> dict[str, ColumnProfile]:
-    """Describe all columns but the label, in the order of the tables."""
-    parts = [(raw.name, part) for raw in raws for part in raw.parts.values() if len(part)]
-    facts: dict[str, list[_Facts]] = {}
-    for site, part in parts:
-        for name, piece in _facts(site, part, label).items():
-            facts.setdefault(name, []).append(piece)
-    labels = [_alike(part.labels) for _, part in parts]
-    chance = sum(_log_chance(one) for one in labels)
-    enough = log(CHANCE / max(len(facts), 1))
-    sites = {raw.name for raw in raws}
-    found: dict[str, ColumnProfile] = {}
-    for name, pieces in facts.items():
-        doubt, odd = _doubt(name, pieces)
-        if {piece.site for piece in pieces} != sites:
-            doubt = doubt or SOME_SITES
-        elif len(pieces) == len(parts) and _copies_label(pieces, labels, chance, enough):
-            doubt = LABEL_COPY
-        found[name] = _with_units(ColumnProfile(name, _kind(pieces, doubt), _by_site(pieces, doubt), doubt, odd))
-    return found
-
-
-def _with_units(column: ColumnProfile) -> ColumnProfile:
-    """Suspect other units at a site whose numbers all lie outside the range of the other sites."""
-    if column.doubt is not None or column.kind != "number":
-        return column
-    ranges = {site: (one.low, one.high) for site, one in column.sites.items() if one.low is not None and one.high is not None}
-    apart = []
-    for site, (low, high) in ranges.items():
-        others = [ends for other, ends in ranges.items() if other != site]
-        if others and (high < min(ends[0] for ends in others) or low > max(ends[1] for ends in others)):
-            apart.append(site)
-    return replace(column, doubt=UNITS, odd=tuple(apart)) if apart else column
-
-
 def index_columns(raws: Sequence[Raw], label: str) -> list[str]:
     """Columns without a name that number the rows: an index that was written with the table."""
     tables = [part.x for raw in raws for part in raw.parts.values() if len(part)]
@@ -249,7 +186,7 @@ def column_notes(where: str, raws: Sequence[Raw], columns: Collection[ColumnProf
     for column in columns:
         if column.doubt == TEXT_AMONG_NUMBERS:
             for site, one in column.sites.items():
-                odd = _odd_words(one.words)
+                odd = odd_words(one.words)
                 if 0 < sum(odd.values()) < SHARE_OF_TEXT * sum(one.words.values()):
                     text = f"column {column.name!r} holds numbers and {{n}} cells of text ({{words}}), so its numbers count as categories; "
                     text += f"write numbers, leave the cells empty, use --missing WORD,… or --drop {shlex.quote(column.name)}"
@@ -257,153 +194,9 @@ def column_notes(where: str, raws: Sequence[Raw], columns: Collection[ColumnProf
     return notes
 
 
-def _facts(site: str, part: Part, label: str) -> dict[str, _Facts]:
-    table: pa.Table = part.x
-    kinds = {name: kind for name, kind in zip(table.column_names, table.schema.types, strict=True) if name != label}
-    found: dict[str, _Facts] = {}
-    numeric = [name for name, kind in kinds.items() if is_numeric(kind)]
-    numbers = number_matrix(table, numeric)
-    missing = np.isnan(numbers).sum(axis=0)
-    low, high = np.fmin.reduce(numbers, axis=0), np.fmax.reduce(numbers, axis=0)
-    counts = (np.diff(numbers, axis=0) == 1).all(axis=0) & (len(numbers) > 1)
-    separated = _separated(numbers, _alike(part.labels))
-    of_numbers = zip(numeric, missing.tolist(), low.tolist(), high.tolist(), counts.tolist(), separated.tolist(), strict=True)
-    described = {name: values for name, *values in of_numbers}
-    for name, kind in kinds.items():
-        if name in described:
-            gaps, least, most, numbered, apart = described[name]
-            whole = pa.types.is_integer(kind)
-            found[name] = _Facts(site, kind, len(part), gaps, least, most, numbered and whole, apart, values=table.column(name))
-        else:
-            words = text_values(table.column(name))
-            found[name] = _Facts(site, kind, len(part), words.count(""), words=Counter(filter(None, words)), values=table.column(name))
-    return found
-
-
-def _alike(labels: NDArray[np.str_]) -> NDArray[np.str_]:
-    """Labels without capitals and spaces around them, so that spellings do not hide a copy."""
-    return np.char.lower(np.char.strip(labels))
-
-
-def _separated(numbers: NDArray[np.float64], labels: NDArray[np.str_]) -> NDArray[np.bool_]:
-    """Whether the classes lie in ranges of a column that do not overlap; no class at all in a table of one class."""
-    classes = np.unique(labels)
-    if not 1 < len(classes) <= FEW or not numbers.shape[1]:
-        return np.full(numbers.shape[1], len(classes) == 1)
-    rows = [numbers[labels == one] for one in classes]
-    low, high = (np.stack([reduce.reduce(one, axis=0) for one in rows]) for reduce in (np.fmin, np.fmax))
-    order = np.argsort(low, axis=0)
-    low, high = np.take_along_axis(low, order, axis=0), np.take_along_axis(high, order, axis=0)
-    return np.asarray((high[:-1] < low[1:]).all(axis=0), dtype=bool)
-
-
-def _log_chance(labels: NDArray[np.str_]) -> float:
-    """Logarithm of the probability that numbers without a relation to the labels lie in separate ranges."""
-    counts = np.unique(labels, return_counts=True)[1].tolist()
-    return lgamma(len(counts) + 1) + sum(lgamma(n + 1) for n in counts) - lgamma(len(labels) + 1)
-
-
-def _copies_label(pieces: Sequence[_Facts], labels: Sequence[NDArray[np.str_]], chance: float, enough: float) -> bool:
-    """Whether a column tells the label at every site."""
-    if sum(piece.missing for piece in pieces) * 2 > sum(piece.rows for piece in pieces):
-        return False
-    if all(piece.separated and not piece.words for piece in pieces):
-        return chance < enough
-    if not all(_few_values(piece) for piece in pieces):
-        return False
-    pairs = Counter(
-        (word, str(one))
-        for piece, own in zip(pieces, labels, strict=True)
-        for word, one in zip(text_values(piece.values), own.tolist(), strict=True)
-        if word
-    )
-    values = Counter(word for word, _ in pairs)
-    if len(values) < 2 or max(values.values()) > 1:
-        return False
-    classes = Counter[str]()
-    for (_, one), n in pairs.items():
-        classes[one] += n
-    total = sum(pairs.values())
-    return len(classes) > 1 and (total - len(values)) * log(max(classes.values()) / total) < enough
-
-
-def _few_values(piece: _Facts) -> bool:
-    return len(piece.words) <= FEW if piece.words else bool(pa.types.is_integer(piece.kind)) and piece.high - piece.low < FEW
-
-
-def _doubt(name: str, pieces: Sequence[_Facts]) -> tuple[str | None, tuple[str, ...]]:
-    """Say what a column, given by site and split, is instead of a feature."""
-    full = [piece for piece in pieces if piece.missing < piece.rows]
-    words = sum((piece.words for piece in full), Counter[str]())
-    odd = [_odd_words(piece.words) for piece in full if piece.words]
-    mixed = any(0 < one.total() < SHARE_OF_TEXT * piece.words.total() for one, piece in zip(odd, [p for p in full if p.words], strict=True))
-    if mixed:
-        return TEXT_AMONG_NUMBERS, tuple(dict.fromkeys(word for one in odd for word in one))
-    if not full or any(bool(piece.words) != bool(full[0].words) for piece in full):
-        return None, ()
-    kind = full[0].kind
-    if all(pa.types.is_temporal(piece.kind) for piece in full):
-        return DATES, ()
-    if all(len(piece.words) == 1 if piece.words else piece.low == piece.high for piece in full):
-        same = len(words) == 1 if words else len({piece.low for piece in full}) == 1
-        return (ONE_VALUE if same else PER_SITE), ()
-    if words and all(looks_like_dates(list(piece.words)[:FEW]) for piece in full):
-        return DATES, ()
-    if all(piece.counts for piece in full):
-        return ROWS, ()
-    if not words and (code := _missing_code(full)) is not None:
-        return CODE, (f"{code:g}",)
-    if not words and not pa.types.is_integer(kind):
-        return None, ()
-    named = ID_NAME.search(name) or NUMBER_NAME.search(name)
-    if not words and not named:
-        return None, ()
-    distinct = min(len(piece.words) if words else len(piece.values.unique()) for piece in full)  # type: ignore[union-attr]
-    if named:
-        return (IDS if distinct > FEW else None), ()
-    many = distinct > FEW and 2 * distinct > max(piece.rows - piece.missing for piece in full)
-    return (FREE_TEXT if many else None), ()
-
-
-def _missing_code(pieces: Sequence[_Facts]) -> float | None:
-    """Return a usual code for missing values that occurs more than once: below 0 where no other value is, or far from all of them."""
-    ends = [end for end in (min(p.low for p in pieces), max(p.high for p in pieces)) if end in MISSING_CODES]
-    for end in ends:
-        values = np.concatenate([number_matrix(pa.table({"": piece.values}), [""])[:, 0] for piece in pieces])
-        others = values[(values != end) & ~np.isnan(values)]
-        if (values == end).sum() < 2 or not len(others):
-            continue
-        if (end < 0 <= others.min()) or np.abs(others - end).min() > max(np.ptp(others), 1.0):
-            return float(end)
-    return None
-
-
-def _odd_words(words: Mapping[str, int]) -> Counter[str]:
+def odd_words(words: Mapping[str, int]) -> Counter[str]:
     """Words that are neither numbers nor marks of missing values, in the order they appear."""
     return Counter({word: n for word, n in words.items() if not NUMBER.fullmatch(word) and word.lower() not in GAPS})
-
-
-def _kind(pieces: Sequence[_Facts], doubt: str | None) -> str:
-    present = [piece for piece in pieces if piece.missing < piece.rows]
-    if not present:
-        return "empty"
-    if doubt == DATES or all(pa.types.is_temporal(piece.kind) for piece in present):
-        return "date"
-    textual = [bool(piece.words) for piece in present]
-    return "category" if all(textual) else "number" if not any(textual) else "mixed"
-
-
-def _by_site(pieces: Sequence[_Facts], doubt: str | None) -> dict[str, SiteColumn]:
-    sites: dict[str, SiteColumn] = {}
-    for piece in pieces:
-        one = sites.get(piece.site, SiteColumn(0, 0))
-        lows = [end for end in (one.low, piece.low) if end is not None and end == end]
-        highs = [end for end in (one.high, piece.high) if end is not None and end == end]
-        words = Counter(one.words) + piece.words if one.words else piece.words
-        rows, missing = one.rows + piece.rows, one.missing + piece.missing
-        different = len(words) if words else one.different + len(piece.values.unique()) if doubt == IDS else 0  # type: ignore[union-attr]
-        sites[piece.site] = SiteColumn(rows, missing, min(lows, default=None), max(highs, default=None), words, different)
-    return sites
 
 
 def _short(number: float) -> str:
