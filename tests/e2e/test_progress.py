@@ -54,6 +54,21 @@ def test_pace_of_a_resumed_run_counts_its_own_rounds(clock: SimpleNamespace) -> 
     assert pace.left == 0.0
 
 
+def test_a_first_reply_of_clients_that_train_at_once_promises_nothing(clock: SimpleNamespace) -> None:
+    sites, pace = tuple(f"s{i}" for i in range(40)), progress.Pace()
+    pace.begin(1, 10, sites)
+    clock.t += 120
+    pace.reply("train", "s0", {"loss": 0.5})
+    assert pace.left is None
+    for site in sites:
+        pace.reply("train", site, {"loss": 0.5})
+    assert pace.left == pytest.approx(120 * 9)
+    pace.begin(2, 10, sites)
+    clock.t += 100
+    pace.reply("train", "s0", {"loss": 0.5})
+    assert pace.left == pytest.approx(20 + 120 * 8)
+
+
 def test_pace_begins_anew_with_the_next_run(clock: SimpleNamespace) -> None:
     pace = progress.Pace()
     pace.begin(1, 1, SITES)

@@ -24,6 +24,8 @@ SURE = 0.05
 """Share of a forecast after which the time it took corrects what is left."""
 SETTLED = 30.0
 """Seconds after which the remaining time is estimated."""
+ENOUGH = 0.25
+"""Share of the first round's clients that must have trained before: where all train at once, the first reply comes when all are nearly done."""
 
 
 class _Terminal(Console):
@@ -54,14 +56,14 @@ PHASES = {
 
 
 class Pace:
-    """Progress counted in clients that are done with a phase, and the remaining time: as forecast, or at the speed of training so far.
+    """Progress counted in clients that are done with a phase, and the remaining time: as forecast, or at the speed of the rounds so far.
 
     A forecast covers everything, baselines too: it counts each reply as the seconds it was expected to take, and what is left is corrected
     by how long the replies so far took.
     """
 
     def __init__(self, forecast: Forecast | None = None) -> None:
-        self.started = self.spoke = self.begun = time.monotonic()
+        self.started = self.spoke = self.begun = self.round_began = time.monotonic()
         self.first = self.index = self.total = 0
         self.participants = 0
         self.forecast, self.done = forecast, 0.0
@@ -71,6 +73,7 @@ class Pace:
     def begin(self, index: int, total: int, participants: tuple[str, ...]) -> None:
         if index <= self.index or not self.first:  # another run than before
             self.first, self.started = index, time.monotonic()
+        self.round_began = time.monotonic()
         self.index, self.total, self.participants = index, total, len(participants)
         self.trained.clear()
         self.phase, self.answered = "training", set()
@@ -91,11 +94,14 @@ class Pace:
         if self.forecast is not None:
             rest, so_far = max(self.forecast.total - self.done, 0.0), time.monotonic() - self.begun
             return rest * so_far / self.done if self.done > SURE * self.forecast.total else rest
-        took = time.monotonic() - self.started
-        done = self.index - self.first + len(self.trained) / max(self.participants, 1)
-        if took < SETTLED or done <= 0:
+        took, rounds = time.monotonic() - self.started, self.index - self.first
+        if rounds:
+            each = (self.round_began - self.started) / rounds
+            return max(each - (time.monotonic() - self.round_began), 0.0) + each * (self.total - self.index)
+        done = len(self.trained) / max(self.participants, 1)
+        if took < SETTLED or done < ENOUGH:
             return None
-        return took / done * max(self.total - self.first + 1 - done, 0.0)
+        return took / done * (self.total - self.first + 1 - done)
 
     def due(self) -> bool:
         """Whether a line of progress is due; true once per ``HEARTBEAT``."""
