@@ -25,7 +25,7 @@ SURE = 0.05
 SETTLED = 30.0
 """Seconds after which the remaining time is estimated."""
 ENOUGH = 0.25
-"""Share of the first round's clients that must have trained before: where all train at once, the first reply comes when all are nearly done."""
+"""Share of the first round's clients that must have trained before: where all train at once, the first replies when all are nearly done."""
 
 
 class _Terminal(Console):
