@@ -48,14 +48,17 @@ RELEASES = {
 @node.command()
 def check(home: Annotated[Path, typer.Argument(help="The node's home folder, with node.toml.", show_default=False)]) -> None:
     """Print what the node would release to a server, and what it refuses."""
-    from emdcfl.engines.flower.node.home import read_config
-
     if not home.is_dir():
         raise ConfigError(f"{home}: no such folder; give the node's home, which holds node.toml")
-    import emdcfl.methods  # noqa: F401  registers the tasks that methods bring
-
-    for line in report(read_config(home / "node.toml"), home):
+    for line in report(_config(home), home):
         typer.echo(line)
+
+
+def _config(home: Path) -> NodeConfig:
+    import emdcfl.methods  # noqa: F401  registers tasks, and what a method that the policy names needs
+    from emdcfl.engines.flower.node.home import read_config
+
+    return read_config(home / "node.toml")
 
 
 @node.command()
@@ -66,9 +69,8 @@ def data(
     """Check the node's own files, as its node.toml reads them: the page of 'emdcfl data check'. Nothing is sent."""
     from emdcfl.cli.data import show_report
     from emdcfl.data.own.checking.check import check_site
-    from emdcfl.engines.flower.node.home import read_config
 
-    own = read_config(home / "node.toml")
+    own = _config(home)
     if not home.is_dir() or own.data == "scenario":
         raise ConfigError(
             f"{home}: expected the home of a node with files of its own (data in node.toml), got none; see 'emdcfl node init'"
@@ -176,11 +178,10 @@ def serve(
     needs_flower()
     from emdcfl.apps.supernode import serve as serve_node
     from emdcfl.apps.trial.folder import check_names
-    from emdcfl.engines.flower.node.home import read_config
 
     if not home.is_dir():
         raise ConfigError(f"{home}: no such folder; make it with: emdcfl node init {home} --data DATA --name NAME --superlink HOST:PORT")
-    config = read_config(home / "node.toml")
+    config = _config(home)
     name, superlink = name or config.name, superlink or config.superlink
     if not name or not superlink:
         raise ConfigError(f"{home}/node.toml: expected name and superlink; add them, or give --name and --superlink")

@@ -234,6 +234,18 @@ class TaskInfo:
 TASKS: dict[str, TaskInfo] = {}
 
 
+@dataclass(frozen=True)
+class NodeNeeds:
+    """What a method asks of a node beside ``describe``, ``train`` and ``test``: tasks, and reductions of losses."""
+
+    tasks: tuple[str, ...] = ()
+    reductions: tuple[str, ...] = ()
+
+
+NODE_NEEDS: dict[str, NodeNeeds] = {}
+"""Method → what it needs. Methods declare it (``node_needs``), and the policy of a node reads it."""
+
+
 def task(*, phase: str, returns: Mapping[str, Field]) -> Callable[[AnyTask], AnyTask]:
     """Register a function ``f(client, **inputs) -> dict`` as a task under its own name; see ``TaskInfo`` for the arguments."""
 

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from emdcfl.core.client import NODE_NEEDS, NodeNeeds
 from emdcfl.core.errors import ConfigError, nearest
 from emdcfl.core.federation import Federation, Round
 from emdcfl.trust import Guard
@@ -127,6 +128,7 @@ AnyMethod = TypeVar("AnyMethod", bound=type)
 def register(cls: AnyMethod) -> AnyMethod:
     """Make a method available under its ``name``."""
     METHODS[cls.name] = cls  # type: ignore[attr-defined]
+    NODE_NEEDS[cls.name] = getattr(cls, "node_needs", NodeNeeds())  # type: ignore[attr-defined]
     return cls
 
 

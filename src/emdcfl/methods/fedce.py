@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emdcfl.core.client import LOSS_BATCH
+from emdcfl.core.client import LOSS_BATCH, NodeNeeds
 from emdcfl.core.errors import ConfigError
 from emdcfl.core.federation import Federation, Round
 from emdcfl.methods.base import Clustered, Family, Serving, clusters_wanted, register, serve_clusters
@@ -65,6 +65,7 @@ class FedCE:
     increment: Literal["once", "running"] = "once"
 
     name: ClassVar[str] = "fedce"
+    node_needs: ClassVar[NodeNeeds] = NodeNeeds(("evaluate",), ("per_batch",))
     family: ClassVar[Family] = "soft"
     needs_k: ClassVar[bool] = True
     citation: ClassVar[str] = "Cai et al., ACM Multimedia 2023"

@@ -23,6 +23,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from emdcfl.core.client import NodeNeeds
 from emdcfl.core.federation import Federation, Round
 from emdcfl.methods.base import Family, Serving, clusters_wanted, register
 from emdcfl.methods.shared.em import Mixture, MixtureEval, Rate, expect_rate, serve_mixture, step_mixture
@@ -50,6 +51,7 @@ class FedEM:
     rate: Rate = 1.0
 
     name: ClassVar[str] = "fedem"
+    node_needs: ClassVar[NodeNeeds] = NodeNeeds(("em_step",))
     family: ClassVar[Family] = "soft"
     needs_k: ClassVar[bool] = True
     citation: ClassVar[str] = "Marfoq et al., NeurIPS 2021"

@@ -27,6 +27,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from emdcfl.core.client import NodeNeeds
 from emdcfl.core.federation import Federation, Round
 from emdcfl.core.params import Layout
 from emdcfl.methods.base import Family, Serving, clusters_wanted, register
@@ -84,6 +85,7 @@ class FedRC:
     rate: Rate = 1.0
 
     name: ClassVar[str] = "fedrc"
+    node_needs: ClassVar[NodeNeeds] = NodeNeeds(("em_step",))
     family: ClassVar[Family] = "soft"
     needs_k: ClassVar[bool] = True
     citation: ClassVar[str] = "Guo, Tang, Lin, ICML 2024"

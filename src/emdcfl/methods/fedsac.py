@@ -26,7 +26,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from emdcfl.core.client import Client, Stages, staged_task
+from emdcfl.core.client import Client, NodeNeeds, Stages, staged_task
 from emdcfl.core.errors import ClientError
 from emdcfl.core.federation import Federation, Round
 from emdcfl.core.schema import Field, Reply
@@ -80,6 +80,7 @@ class FedSaC(GraphOptions):
     embedding_mode: Literal["eval", "train"] = "eval"
 
     name: ClassVar[str] = "fedsac"
+    node_needs: ClassVar[NodeNeeds] = NodeNeeds(("train_and_basis",))
     citation: ClassVar[str] = "Yan et al., ICML 2024"
     original: ClassVar[Mapping[str, Any]] = {**GraphOptions.original, "angles": "greedy"}
     reference: ClassVar[Mapping[str, Any]] = {**GraphOptions.reference, "mu": 1.0, "angles": "greedy", "embedding_mode": "train"}

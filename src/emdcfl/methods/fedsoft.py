@@ -25,6 +25,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from emdcfl.core.client import NodeNeeds
 from emdcfl.core.federation import Federation, Replies, Round
 from emdcfl.core.schema import Reply
 from emdcfl.methods.base import Family, Serving, clusters_wanted, register
@@ -79,6 +80,7 @@ class FedSoft:
     weights: Literal["train", "votes"] = "train"
 
     name: ClassVar[str] = "fedsoft"
+    node_needs: ClassVar[NodeNeeds] = NodeNeeds(("soft_train",))
     family: ClassVar[Family] = "soft"
     needs_k: ClassVar[bool] = True
     citation: ClassVar[str] = "Ruan, Joe-Wong, AAAI 2022"

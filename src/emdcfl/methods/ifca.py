@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from emdcfl.core.client import NodeNeeds
 from emdcfl.core.errors import ConfigError
 from emdcfl.core.federation import Federation, Replies, Round
 from emdcfl.core.schema import Reply
@@ -63,6 +64,7 @@ class IFCA:
     max_restarts: int = 50
 
     name: ClassVar[str] = "ifca"
+    node_needs: ClassVar[NodeNeeds] = NodeNeeds(("evaluate",), ("mean", "per_batch"))
     family: ClassVar[Family] = "hard"
     needs_k: ClassVar[bool] = True
     citation: ClassVar[str] = "Ghosh et al., NeurIPS 2020"

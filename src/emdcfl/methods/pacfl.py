@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from emdcfl.clustering import cut, widest_gap
+from emdcfl.core.client import NodeNeeds
 from emdcfl.core.federation import Failure, Federation, Replies, Round
 from emdcfl.methods.base import Clustered, Family, Serving, average_sets, register, serve_clusters
 from emdcfl.methods.shared.subspaces import Flatten, data_subspace, smallest_angle
@@ -71,6 +72,7 @@ class PACFL:
     sign: Literal["abs", "signed"] = "abs"
 
     name: ClassVar[str] = "pacfl"
+    node_needs: ClassVar[NodeNeeds] = NodeNeeds(("data_subspace",))
     family: ClassVar[Family] = "hard"
     needs_k: ClassVar[bool] = False
     citation: ClassVar[str] = "Vahidian et al., AAAI 2023"

@@ -28,6 +28,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from emdcfl.clustering import links, neighbourhoods
+from emdcfl.core.client import NodeNeeds
 from emdcfl.core.federation import Federation, Round
 from emdcfl.methods.base import Family, Serving, average_sets, register, serve_clusters
 from emdcfl.methods.emdcfl.benefit import regroup
@@ -54,6 +55,7 @@ class EMDCFL(Options):
     """
 
     name: ClassVar[str] = "emdcfl"
+    node_needs: ClassVar[NodeNeeds] = NodeNeeds(("evaluate", "reference", "recalibrate", "project", "loss_moments"), ("mean",))
     family: ClassVar[Family] = "hard"
     needs_k: ClassVar[bool] = False
     citation: ClassVar[str] = "Zhang, Williams, Toni, 2025"

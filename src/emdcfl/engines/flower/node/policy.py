@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from emdcfl.core.checks import check_options
+from emdcfl.core.client import NODE_NEEDS
 from emdcfl.core.client import TASKS as KNOWN
 from emdcfl.core.errors import ClientError, ConfigError, EmdcflError, nearest
 from emdcfl.core.tasks import Training
@@ -25,20 +26,6 @@ TASKS = ("describe", "train", "test", "evaluate", "reference", "recalibrate", "p
 REDUCTIONS = ("mean", "argmin_counts")
 COSTS = ("cosine", "euclidean")
 ALWAYS = ("describe", "train", "test")
-NEEDED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    **dict.fromkeys(("cfl", "cflgp", "fedavg", "fedclust", "fedprox", "fesem", "flexcfl", "local", "oracle"), ((), ())),
-    "emdcfl": (("evaluate", "reference", "recalibrate", "project", "loss_moments"), ("mean",)),
-    "fedce": (("evaluate",), ("per_batch",)),
-    "fedem": (("em_step",), ()),
-    "fedrc": (("em_step",), ()),
-    "fedsac": (("train_and_basis", "evaluate"), ("mean",)),
-    "fedsoft": (("soft_train",), ()),
-    "ifca": (("evaluate",), ("mean", "per_batch")),
-    "pacfl": (("data_subspace",), ()),
-    "pfedgraph": (("evaluate",), ("mean",)),
-}
-"""Method → tasks and reductions that it needs, beside ``ALWAYS``."""
-
 PUBLISHED = (None, "imagenet")
 """Initial weights that do not name a file of the node."""
 
@@ -142,13 +129,13 @@ class Policy:
     image_size: int = 1024
 
     def __post_init__(self) -> None:
-        unknown = [name for name in self.methods if name not in NEEDED]
+        unknown = [name for name in self.methods if name not in NODE_NEEDS]
         if unknown:
-            raise ConfigError(f"policy.methods names {unknown[0]!r}: {nearest(unknown[0], NEEDED)}")
+            raise ConfigError(f"policy.methods names {unknown[0]!r}: {nearest(unknown[0], NODE_NEEDS)}")
         if self.methods:
-            tasks, reductions = zip(*(NEEDED[name] for name in self.methods), strict=True)
-            object.__setattr__(self, "tasks", list(dict.fromkeys(chain(ALWAYS, *tasks))))
-            object.__setattr__(self, "reductions", list(dict.fromkeys(chain(*reductions))))
+            needs = [NODE_NEEDS[name] for name in self.methods]
+            object.__setattr__(self, "tasks", list(dict.fromkeys(chain(ALWAYS, *(need.tasks for need in needs)))))
+            object.__setattr__(self, "reductions", list(dict.fromkeys(chain(*(need.reductions for need in needs)))))
 
     @property
     def answered(self) -> list[str]:
