@@ -97,7 +97,7 @@ class Client:
         self.distrusted: dict[str, str] = {}  # partners whose key, as relayed now, is not the one this node knows, and why
         self.round = 0
         self._resident: dict[str, Split] = {}
-        self._samples: dict[tuple[str, int], Tensor] = {}
+        self._drawn: dict[tuple[object, ...], Tensor] = {}
 
     def begin(self, round: int) -> None:
         """Enter a round: generators and private state refer to it from here on."""
@@ -140,11 +140,19 @@ class Client:
 
         In random order, so that the first m of a larger sample are the sample of size m, not its first classes.
         """
-        if (split, cap) not in self._samples:
+
+        def draw() -> Tensor:
             n = len(self.split(split))
             chosen = self.generator(f"sample {split}", round=0).permutation(n)[: min(cap, n)] if cap else np.zeros(0, np.int64)
-            self._samples[split, cap] = torch.from_numpy(chosen)
-        return self._samples[split, cap]
+            return torch.from_numpy(chosen)
+
+        return self.once(draw, "sample", split, cap)
+
+    def once(self, draw: Callable[[], Tensor], *name: object) -> Tensor:
+        """Return what is drawn once per run under a name."""
+        if name not in self._drawn:
+            self._drawn[name] = draw()
+        return self._drawn[name]
 
     @torch.no_grad()
     def embeddings(self, state: Tensor, split: str, indices: Tensor, *, mode: Literal["eval", "train"] = "eval") -> Tensor:

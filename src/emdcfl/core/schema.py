@@ -159,10 +159,13 @@ def _shown(value: float) -> str:
 
 
 def _all_finite(values: Collection[Any]) -> bool:
-    """Whether all values are finite GPU tensors; one synchronisation for all of them instead of one each."""
-    if not values or not all(isinstance(value, Tensor) and value.is_cuda and value.is_floating_point() for value in values):
+    """Whether all values are finite tensors of one device: one sum, or one synchronisation of a GPU, for all instead of one each."""
+    if not values or not all(isinstance(value, Tensor) and value.is_floating_point() for value in values):
         return False
-    return bool(torch.stack([value.sum() for value in values]).isfinite().all())
+    if all(value.device.type == "cpu" and value.dtype in (torch.float32, torch.float64) for value in values):
+        with np.errstate(over="ignore", invalid="ignore"):  # NumPy: see finite
+            return math.isfinite(np.concatenate([value.detach().numpy().ravel() for value in values]).sum())
+    return all(value.is_cuda for value in values) and bool(torch.stack([value.sum() for value in values]).isfinite().all())
 
 
 def not_finite(values: Mapping[str, Tensor]) -> list[str]:

@@ -8,8 +8,9 @@ key, and a ``Challenge`` makes a node prove that it holds the key it shows.
 A real node also draws a *run secret* for each run and deletes it when the run is over. Its public half follows the node's in the key it
 announces, and four agreements (node and run key of one with node and run key of the other, as in Noise KK) go into the shared key. So
 the server, which can swap run keys but not the pinned ones, opens no box; and whoever steals ``secret.key`` later opens none that was
-recorded. A simulation has no run secrets: its node secrets follow from the seed. Where ``cryptography`` is not installed, a simulation
-computes the same keys with ``privacy.simulated``, and a real node is refused.
+recorded. A simulation has no run secrets: its node secrets follow from the seed, so its boxes protect nothing and are those of
+``privacy.simulated``, which need no agreement of every pair. Where ``cryptography`` is not installed, a simulation computes the same
+keys there too, and a real node is refused.
 """
 
 from __future__ import annotations
@@ -120,19 +121,26 @@ def _agreed(secret: NodeSecret, partner: bytes) -> bytes:
     return _agreements[pair]
 
 
+@lru_cache(maxsize=1 << 14)
+def _usable(partner: bytes) -> bytes:
+    """Return a partner's key if some agreement with it works; one of low order works with no secret, any other with all."""
+    agreed_key(NodeSecret.simulated(0, ""), partner)
+    return partner
+
+
 def seal(secret: NodeSecret, partner: bytes, message: bytes, *, context: tuple[object, ...], session: NodeSecret | None = None) -> bytes:
     """Encrypt ``message`` for the holder of ``partner``; both sides must name the same ``context`` (run, sender, receiver)."""
     nonce = os.urandom(NONCE)
-    if _alone(secret):
-        return nonce + simulated.seal(public_key(secret), partner, nonce, message, context)
+    if secret.is_simulated and session is None:
+        return nonce + simulated.seal(public_key(secret), _usable(partner), nonce, message, context)
     return nonce + aead.ChaCha20Poly1305(agreed_key(secret, partner, "seal", *context, session=session)).encrypt(nonce, message, None)
 
 
 def open_sealed(secret: NodeSecret, partner: bytes, box: bytes, *, context: tuple[object, ...], session: NodeSecret | None = None) -> bytes:
     """Decrypt what ``seal`` made; a forged, damaged or misdirected box is refused."""
     try:
-        if _alone(secret):
-            return simulated.open_sealed(public_key(secret), partner, box[:NONCE], box[NONCE:], context)
+        if secret.is_simulated and session is None:
+            return simulated.open_sealed(public_key(secret), _usable(partner), box[:NONCE], box[NONCE:], context)
         key = agreed_key(secret, partner, "seal", *context, session=session)
         return aead.ChaCha20Poly1305(key).decrypt(box[:NONCE], box[NONCE:], None)
     except (_invalid_tag(), ValueError) as error:

@@ -1,4 +1,4 @@
-"""The keys of a simulation without the ``cryptography`` package: the same bytes, and no protection.
+"""The boxes of a simulation, and its keys where the ``cryptography`` package is missing: the same bytes, and no protection.
 
 A simulation's node secrets follow from its seed, so there is nothing to hide: X25519 (RFC 7748) need not run in constant time, and a box
 only has to arrive where it belongs. ``privacy.exchange`` uses this for simulated secrets alone.
@@ -49,15 +49,19 @@ def x25519(scalar: bytes, point: bytes = BASE) -> bytes:
 def seal(own: bytes, partner: bytes, nonce: bytes, message: bytes, context: tuple[object, ...]) -> bytes:
     """Put a message into a box of the usual size for two public keys and a context."""
     key = digest("simulated box", *sorted((own, partner)), nonce, *context)
-    stream = hashlib.shake_256(key).digest(len(message))
-    body = bytes(a ^ b for a, b in zip(message, stream, strict=True))
-    return body + hmac.new(key, body, hashlib.sha256).digest()[:TAG]
+    body = _masked(message, key)
+    return body + hmac.digest(key, body, "sha256")[:TAG]
 
 
 def open_sealed(own: bytes, partner: bytes, nonce: bytes, box: bytes, context: tuple[object, ...]) -> bytes:
     """Return what ``seal`` put into a box; one for other keys or another context is refused."""
     key = digest("simulated box", *sorted((own, partner)), nonce, *context)
     body, tag = box[:-TAG], box[-TAG:]
-    if not hmac.compare_digest(hmac.new(key, body, hashlib.sha256).digest()[:TAG], tag):
+    if not hmac.compare_digest(hmac.digest(key, body, "sha256")[:TAG], tag):
         raise ValueError("the box is damaged, or for somebody else")
-    return bytes(a ^ b for a, b in zip(body, hashlib.shake_256(key).digest(len(body)), strict=True))
+    return _masked(body, key)
+
+
+def _masked(message: bytes, key: bytes) -> bytes:
+    mask = hashlib.shake_256(key).digest(len(message))
+    return (int.from_bytes(message, "big") ^ int.from_bytes(mask, "big")).to_bytes(len(message), "big")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -130,6 +131,7 @@ def sample(z: Any, name: str) -> Array:
     return x
 
 
+@lru_cache(maxsize=64)  # every client asks for each request
 def projected_width(ratio: float, d: int) -> int:
     """Width after projection, ``max(1, floor(ratio * d))``, with `ratio` read as the decimal it was written as.
 

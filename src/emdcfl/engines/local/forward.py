@@ -20,6 +20,9 @@ from emdcfl.engines.local.staged import Outcome
 FORWARD = 1 << 21
 """Most numbers of network input, or of stacked states, in one pass: more does not fit into the processor's cache."""
 
+SAMPLES = 1 << 12
+"""Most samples embedded in one pass, for the same reason: layers may be wider than the input."""
+
 
 def embeds_together(client: Client, work: Embed) -> bool:
     """Whether samples of several clients may pass the network together: one does not change another's embedding."""
@@ -54,9 +57,9 @@ def embed_together(works: Sequence[tuple[Client, Embed]]) -> list[Outcome]:
         work = works[members[0]][1]
         network.load(work.state)
         parts = [inputs.of(client, own.split, own.indices) for client, own in (works[i] for i in members)]
-        at_once = max(1, FORWARD // max(1, parts[0][0].numel()))
-        z = torch.cat([network.embed(x) for x in torch.cat(parts).split(at_once)]).float().cpu()
-        z = z if work.matrix is None else z @ work.matrix
+        at_once = min(SAMPLES, max(1, FORWARD // max(1, parts[0][0].numel())))
+        passes = [network.embed(x).float().cpu() for x in torch.cat(parts).split(at_once)]
+        z = torch.cat(passes if work.matrix is None else [part @ work.matrix for part in passes])
         for i, own in zip(members, z.split([len(x) for x in parts]), strict=True):
             outcomes[i] = {"z": own}
     return outcomes

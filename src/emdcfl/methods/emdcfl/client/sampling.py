@@ -49,10 +49,14 @@ class Matching(TypedDict):
 
 def column(client: Client, size: int, *, held_out: bool) -> Tensor:
     """Draw a sample from the validation split alone (``held_out``), or fill it up from the train split, in an order of its own."""
-    val = client.sample("val", size)
-    train = client.sample("train", 0 if held_out else size - len(val))
-    order = client.generator("order of the column sample", round=0).permutation(len(val) + len(train))
-    return torch.cat([val, len(client.site.val) + train])[torch.from_numpy(order)]
+
+    def drawn() -> Tensor:
+        val = client.sample("val", size)
+        train = client.sample("train", 0 if held_out else size - len(val))
+        order = client.generator("order of the column sample", round=0).permutation(len(val) + len(train))
+        return torch.cat([val, len(client.site.val) + train])[torch.from_numpy(order)]
+
+    return client.once(drawn, "column", size, held_out)
 
 
 def draw(client: Client, split: str, size: int) -> Tensor:
