@@ -222,6 +222,25 @@ def test_any_number_of_clients(tmp_path: Path, clients: int) -> None:
     assert "nan" not in numbers and "inf" not in numbers
 
 
+def test_of_many_clients_each_cluster_shows_its_worst(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flag = {"client": "a", "what": "n", "value": 9.0, "typical": 1.0, "first": 1, "times": 1}
+    folder = make_run(tmp_path / "run", clients=40, rounds=1, flags=[flag] * 9)
+    run = read_run(folder)
+    assert run.clusters is not None
+    worst = {
+        k: min((run.accuracy_of(c, "test") or 0, c) for c, own in zip(run.clients, run.clusters, strict=True) if own == k)[1]
+        for k in range(4)
+    }
+    monkeypatch.setattr("emdcfl.report.page.LISTED", 8)
+    table = run_context(run)["table"]
+    assert len(table) == 8 and [row["cluster"] for row in table] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert set(worst.values()) <= {row["client"] for row in table}
+    text = Page(render(folder)).text
+    assert "8 of 40 clients are listed" in text and "5 more are in" in text
+    monkeypatch.setattr("emdcfl.report.page.LISTED", 3)
+    assert len(run_context(run)["table"]) == 3
+
+
 def test_untested_clients_and_an_unfinished_run(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", finished=False)
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

@@ -31,16 +31,16 @@ class Run:
     reading: dict[str, Any] | None
     baselines: dict[str, Run]
 
-    @property
+    @cached_property
     def clients(self) -> list[str]:
         return [str(c) for c in self.summary["clients"]]
 
-    @property
+    @cached_property
     def clusters(self) -> list[int] | None:
         found = self.summary.get("clusters")
         return None if found is None else [int(k) for k in found]
 
-    @property
+    @cached_property
     def groups(self) -> list[str] | None:
         """True groups, where the scenario knows them."""
         found = self.summary.get("groups")
@@ -66,7 +66,7 @@ class Run:
         value = row["accuracy"][variant]
         return None if value is None else float(value)
 
-    @property
+    @cached_property
     def fine_tuned(self) -> dict[str, float | None]:
         """Client → accuracy with the fine-tuned model that it kept."""
         told = self.summary.get("personalized") or {"kept": [], "clients": {}}

@@ -39,6 +39,8 @@ log = logging.getLogger("emdcfl")
 NAME = "report.html"
 LONGEST = 400
 """Characters of a sentence on the page."""
+LISTED = 1000
+"""Most clients in the table by client, and half as many rows in other lists: a page is to stay below 2 MB."""
 LARGEST_PICTURE, PNG = 1 << 20, b"\x89PNG\r\n\x1a\n"
 PHASES = ("train", "embed", "transport", "evaluate")
 
@@ -132,6 +134,7 @@ def run_context(run: Run) -> dict[str, Any]:
         "quarantined": list(s.get("quarantined") or []),
         "flags": list(s.get("flags") or []),
         "notes": [*filter(None, [merging_line(run.path)]), *(str(n) for n in s.get("notes") or [])],
+        "most": LISTED // 2,
         "config": {t: v for t, v in run.config.items() if isinstance(v, dict)},
         "pairs": None if run.pairs is None else run.pairs.count(),
     }
@@ -227,9 +230,9 @@ def _clusters(run: Run) -> list[dict[str, Any]]:
 
 
 def _table(run: Run) -> list[dict[str, Any]]:
-    """One row per client, in the order of clusters."""
+    """One row per client listed, in the order of clusters."""
     rows = []
-    for i in run.order:
+    for i in _listed(run):
         client, row = run.clients[i], run.last.get(run.clients[i])
         edges = {} if run.pairs is None else {side: run.pairs.edge(i, same=side == "inside") for side in ("inside", "outside")}
         rows.append(
@@ -248,6 +251,30 @@ def _table(run: Run) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def _listed(run: Run) -> list[int]:
+    """Return the clients shown in the table: all, or of every cluster its share, half of them the worst, the others at equal steps."""
+    C = len(run.clients)
+    if C <= LISTED:
+        return run.order
+    members: dict[int | None, list[int]] = {}
+    for i in run.order:
+        members.setdefault(None if run.clusters is None else run.clusters[i], []).append(i)
+    chosen: set[int] = set()
+    for own in members.values():
+        share = max(1, LISTED * len(own) // C)
+        scores = {i: run.accuracy_of(run.clients[i], run.variants[0]) for i in own}
+        worst = sorted(own, key=lambda i: (scores[i] is None, scores[i]))[: -(-share // 2)]
+        rest = sorted(set(own) - set(worst))
+        chosen |= {*worst, *_steps(rest, share - len(worst))}
+    listed = [i for i in run.order if i in chosen]
+    return _steps(listed, LISTED)  # of more clusters than rows, not each has one
+
+
+def _steps(values: list[int], most: int) -> list[int]:
+    """Return at most so many values, at equal steps."""
+    return values if len(values) <= most else [values[i * len(values) // most] for i in range(most)]
 
 
 def _interval(accuracy: float | None, row: MetricsRow, variant: str) -> str | None:
