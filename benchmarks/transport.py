@@ -210,10 +210,11 @@ def growth(case: Case, clients: int, pairing: str, size: int) -> dict[str, Any]:
             links_ = crowd.compare(pairs, pool)
         else:
             found = by_representatives(names, [], lambda asked: crowd.compare(asked, pool), np.random.default_rng(0))
-            links_ = {**found.links, **found.inferred()}
+            links_ = found.links
         seconds = time.perf_counter() - start
     at = {c: i for i, c in enumerate(names)}
-    m = np.eye(clients, dtype=bool)
+    m = np.eye(clients, dtype=bool) if found is None else found.inferred(names) == 1
+    np.fill_diagonal(m, True)
     for (c, d), linked in links_.items():
         m[at[c], at[d]] = m[at[d], at[c]] = bool(linked)
     labels, _ = neighbourhoods(m)

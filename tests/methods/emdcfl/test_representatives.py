@@ -37,8 +37,10 @@ class Graph:
         return {pair: None if self.silent & set(pair) else self.links[pair] for pair in pairs}
 
     def clusters(self, found: Found) -> list[int]:
-        known = {**found.inferred(), **found.links}
-        m = [[a == b or bool(known.get((a, b))) for b in self.names] for a in self.names]
+        m = found.inferred(self.names) == 1
+        np.fill_diagonal(m, True)
+        for (a, b), linked in found.links.items():
+            m[self.names.index(a), self.names.index(b)] = linked
         labels: list[int] = neighbourhoods(m)[0].tolist()
         return labels
 
@@ -145,7 +147,8 @@ def test_a_client_that_does_not_answer_is_left_out_and_nobody_else(silent: str) 
     graph = Graph([0, 0, 0, 1, 1, 1], silent=[silent])
     found = by_representatives(graph.names, [], graph, np.random.default_rng(0))
     assert found.unknown == {silent}
-    assert not any(silent in pair for pair in {**found.links, **found.inferred()})
+    assert not any(silent in pair for pair in found.links)
+    assert (found.inferred([silent, *graph.names]) == -1)[0].all()
     at = [i for i, c in enumerate(graph.names) if c != silent]
     labels = graph.clusters(found)
     assert [labels[i] for i in at].count(labels[at[0]]) in (2, 3)

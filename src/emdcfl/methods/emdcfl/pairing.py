@@ -90,14 +90,16 @@ def compare(options: Options, fed: Federation, state: EMDCFLState, local: Mappin
     if options.by_benefit and not options.all_pairs(len(fed.clients)):
         return _from_representatives(options, fed, state, local, round)
     partial = fed.number not in (None, len(fed.clients))
-    pairs = _unset(options, state, again=options.recompute == "every-round" or (options.recompute == "if-partial" and partial))
-    able = comparable(options, fed, [c for c in fed.clients if c in local], say=True) if pairs else {}
-    if not any(c in able and d in able for c, d in pairs):
+    unset = _unset(options, state, again=options.recompute == "every-round" or (options.recompute == "if-partial" and partial))
+    able = comparable(options, fed, [c for c in fed.clients if c in local], say=True) if unset.any() else {}
+    here = [i for i, c in enumerate(state.clients) if c in able]
+    if not unset[np.ix_(here, here)].any():
         return state
     if not state.kind.any():
         say_what_is_compared(options)
     comparison = Comparison(options, fed, local, able)
     if options.all_pairs(len(fed.clients)):
+        pairs = [(state.clients[i], state.clients[j]) for i, j in np.argwhere(unset)]
         return decided(_filled(state, comparison.measure(pairs)))
     return _with_representatives(comparison, state, round)
 
@@ -124,11 +126,15 @@ def decided(state: EMDCFLState) -> EMDCFLState:
     return new
 
 
-def _unset(options: Options, state: EMDCFLState, *, again: bool) -> list[Pair]:
-    """Ordered pairs (row, column) of seen clients to measure now: both directions, if one of them is unset, or all again."""
-    seen = [(i, c) for i, c in enumerate(state.clients) if c in state.n]
-    unset = torch.isnan(state.W) | torch.isnan(state.W.T) | again
-    return [(c, d) for i, c in seen for j, d in seen if (i != j or not options.force_diagonal) and bool(unset[i, j])]
+def _unset(options: Options, state: EMDCFLState, *, again: bool) -> np.ndarray[Any, Any]:
+    """Mark ordered pairs (row, column) of seen clients to measure now: both directions, if one of them is unset, or all again."""
+    unknown = [c not in state.n for c in state.clients]
+    unset = np.isnan(state.W.numpy()) | again
+    unset = unset | unset.T
+    unset[unknown], unset[:, unknown] = False, False
+    if options.force_diagonal:
+        np.fill_diagonal(unset, False)
+    return np.asarray(unset)
 
 
 def _from_representatives(options: Options, fed: Federation, state: EMDCFLState, local: Mapping[str, Tensor], round: Round) -> EMDCFLState:
@@ -168,13 +174,15 @@ def _from_representatives(options: Options, fed: Federation, state: EMDCFLState,
 def _with_representatives(comparison: Comparison, state: EMDCFLState, round: Round) -> EMDCFLState:
     at = {c: i for i, c in enumerate(state.clients)}
     seen = [c for c in state.clients if c in state.n]
-    new = [c for c in seen if all(bool(torch.isnan(state.W[at[c], at[d]])) for d in seen if d != c)]
+    W = state.W.numpy().copy()
+    np.fill_diagonal(W, np.nan)
+    fresh = np.isnan(W).all(axis=1)
+    new = [c for c in seen if fresh[at[c]]]
     groups: dict[int, list[str]] = {}
     for c in seen:
-        if c not in new:
+        if not fresh[at[c]]:
             groups.setdefault(state.labels[c], []).append(c)
-    known = [c for members in groups.values() for c in members]
-    measured = {(c, d): state.linked(at[c], at[d]) for c in known for d in known if c < d and bool(torch.isfinite(state.W[at[c], at[d]]))}
+    measured = {(state.clients[i], state.clients[j]): state.linked(i, j) for i, j in np.argwhere(np.triu(np.isfinite(W)))}
 
     def ask(pairs: Sequence[Pair]) -> dict[Pair, bool | None]:
         nonlocal state
@@ -191,10 +199,11 @@ def _with_representatives(comparison: Comparison, state: EMDCFLState, round: Rou
             len(found.concerned),
         )
     state = state.copied()
-    for (c, d), linked in found.inferred().items():
-        here = at[c], at[d]
-        if bool(torch.isnan(state.W[here])):
-            state.W[here], state.epsilon[here], state.kind[here] = -torch.inf if linked else torch.inf, 0.0, INFERRED
+    follows = torch.from_numpy(found.inferred(state.clients))
+    open_ = torch.isnan(state.W) & (follows >= 0)
+    open_.fill_diagonal_(False)
+    state.W[open_] = torch.where(follows[open_] == 1, -torch.inf, torch.inf).double()
+    state.epsilon[open_], state.kind[open_] = 0.0, INFERRED
     return state
 
 

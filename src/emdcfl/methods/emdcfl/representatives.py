@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 Pair = tuple[str, str]
 Compare = Callable[[Sequence[Pair]], Mapping[Pair, bool | None]]
@@ -63,15 +64,13 @@ class Found:
     checks: int = 0
     contradictions: int = 0
 
-    def inferred(self) -> dict[Pair, bool]:
-        """Return the links that follow for pairs (in both orders) that were not compared."""
-        label = {c: i for i, members in enumerate(self.groups) for c in members if c not in self.unknown}
-        inferred = {}
-        for c, own in label.items():
-            for d, other in label.items():
-                if c != d and (c, d) not in self.links:
-                    inferred[c, d] = own == other
-        return inferred
+    def inferred(self, clients: Sequence[str]) -> NDArray[np.int8]:
+        """Return what the groups say of each pair of clients: 1 linked, 0 separate, -1 nothing. A pair that was compared may differ."""
+        group = {c: i for i, members in enumerate(self.groups) for c in members if c not in self.unknown}
+        label = np.array([group.get(c, -1) for c in clients])
+        found: NDArray[np.int8] = np.equal.outer(label, label).astype(np.int8)
+        found[label < 0], found[:, label < 0] = -1, -1
+        return found
 
 
 def by_representatives(
