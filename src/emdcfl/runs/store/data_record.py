@@ -55,7 +55,7 @@ def locate(folder: Path | None, given: str) -> str:
     places = [Path(os.path.normpath(folder.resolve() / record["relative"])), Path(record["path"])]
     found = next((place for place in places if place.exists()), None)
     if found is None:
-        raise DataError(f"{folder}: the run's data are neither at {places[0]} nor at {places[1]}; put them back")
+        raise DataError(f"{folder}: the run's data are not at {' or '.join(dict.fromkeys(map(str, places)))}; put them back")
     return given if same(given, found) else str(found)
 
 

@@ -168,3 +168,9 @@ def test_six_small_sites_are_one_line(tmp_path: Path) -> None:
     for number in range(6):
         write(tmp_path / f"s{number}.csv", WORDS, n=40 + number, seed=number)
     assert len([note for note in load_folder(tmp_path, cleaning=Cleaning()).notes if "validation samples" in note]) == 1
+
+
+def test_sites_with_few_validation_samples_share_one_line(tmp_path: Path) -> None:
+    for site in "abcdef":
+        write(tmp_path / f"{site}.csv", WORDS)
+    assert [n.partition(":")[0] for n in check_folder(tmp_path).notes if "validation samples" in n] == ["clients a, b, c, d, e, f"]
