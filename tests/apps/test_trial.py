@@ -11,6 +11,7 @@ import subprocess
 import tomllib
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -133,6 +134,17 @@ def test_a_process_number_that_was_given_to_another_is_not_taken_for_ours(four: 
     assert {node["process"] for node in trial.report(four)["nodes"].values()} == {"stopped"}
 
 
+def test_down_ends_what_outlives_the_process_that_started_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = trial.create(tmp_path / "federation", nodes=2)
+    monkeypatch.setattr("emdcfl.apps.trial.processes.GRACE", 0.5)
+    deaf = "trap 'exit 0' TERM; (trap '' TERM; echo; sleep 300) & wait"
+    with subprocess.Popen(["sh", "-c", deaf], start_new_session=True, stdout=subprocess.PIPE) as link:
+        assert link.stdout is not None and link.stdout.readline()
+        record(there, {LINK: {"pid": link.pid, "started": start_time(link.pid)}})
+        assert trial.down(there) == [LINK]
+        assert link.stdout.read() == b"", "the child holds the other end, and is gone"
+
+
 def test_a_superlink_that_dies_as_soon_as_it_has_taken_the_run_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there = trial.create(tmp_path / "federation", nodes=2)
     with subprocess.Popen(["sleep", "300"]) as link:
@@ -190,6 +202,19 @@ def test_flowers_own_command_ends_at_once_and_names_ours() -> None:
     assert project["project"]["version"] == emdcfl.__version__
     valid, errors, _ = validate_config(project, check_module=False)
     assert not valid and "emdcfl run" in errors[0]
+
+
+def test_a_server_program_may_start_slowly_and_a_dead_one_is_noticed_as_early_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flwr.supercore.corestate import sql_corestate
+
+    state: Any = sql_corestate
+    before = state.HEARTBEAT_PATIENCE * state.HEARTBEAT_DEFAULT_INTERVAL
+    for name in ("HEARTBEAT_PATIENCE", "HEARTBEAT_DEFAULT_INTERVAL"):
+        monkeypatch.setattr(state, name, getattr(state, name))  # put back afterwards
+    superlink.allow_slow_starts()
+    assert state.HEARTBEAT_PATIENCE * state.HEARTBEAT_DEFAULT_INTERVAL == before < state.HEARTBEAT_DEFAULT_INTERVAL
+    claim = state.SqlCoreState.claim_task.__code__.co_names
+    assert "HEARTBEAT_DEFAULT_INTERVAL" in claim and "HEARTBEAT_PATIENCE" not in claim
 
 
 @pytest.mark.parametrize(

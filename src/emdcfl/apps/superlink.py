@@ -43,6 +43,9 @@ OTHER_DOORS = ("FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API",
 FORWARDED = (b"forwarded", b"via", b"x-forwarded-for", b"x-real-ip")
 """Headers that a proxy adds: what carries one does not come from this machine, whatever its address is."""
 
+START = 300.0
+"""Seconds that the server program of a run may take to start."""
+
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Scope]]
 Send = Callable[[Scope], Awaitable[None]]
@@ -134,6 +137,18 @@ def store_bundle(database: str, folder: Path) -> str:
     return found
 
 
+def allow_slow_starts() -> None:
+    """Give the server program of a run ``START`` seconds to report; the time after which a silent one counts as dead stays as it is.
+
+    Flower gives it half a minute. On a busy machine it is started again and again, and the run never begins.
+    """
+    from flwr.supercore.corestate import sql_corestate
+
+    state: Any = sql_corestate
+    dead = state.HEARTBEAT_PATIENCE * state.HEARTBEAT_DEFAULT_INTERVAL
+    state.HEARTBEAT_DEFAULT_INTERVAL, state.HEARTBEAT_PATIENCE = START, dead / START
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Flower's SuperLink, closed to everybody but registered nodes and the operator")
     parser.add_argument("--operator", type=Path, required=True, help="folder with operator.token, app.fab and app.json")
@@ -148,6 +163,7 @@ def main() -> None:
 
     gate: Any = Middleware(Gate, folder=given.operator)
     read_token(given.operator)
+    allow_slow_starts()
     store_bundle(given.database, given.operator)
     extensions.get_middleware = lambda: (gate,)  # Flower's place for further checks, outermost first
     sys.argv = ["flower-superlink", "--database", given.database, *rest]

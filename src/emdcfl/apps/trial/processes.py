@@ -25,6 +25,9 @@ PATIENCE = 300.0
 RELEASE = 30.0
 """Seconds that the port of a SuperLink which was killed may take to be free again."""
 
+GRACE = 20.0
+"""Seconds that processes have to end when they are asked to."""
+
 NICENESS = 5
 """Added to the nodes' niceness, so that the SuperLink and the run on the same machine go first."""
 
@@ -90,12 +93,11 @@ def down(trial: Trial) -> list[str]:
     order = [name for name in recorded if name != LINK] + [name for name in recorded if name == LINK]
     for name in order:
         _signal(recorded[name], signal.SIGTERM)
-    end = time.monotonic() + 20
-    while time.monotonic() < end and any(pid is not None for pid in process_ids(trial).values()):
+    end = time.monotonic() + GRACE
+    while (left := _groups() & set(recorded.values())) and time.monotonic() < end:
         time.sleep(0.2)
-    for pid in process_ids(trial).values():
-        if pid is not None:
-            _signal(pid, signal.SIGKILL)
+    for pid in left:
+        _signal(pid, signal.SIGKILL)
     record(trial, {})
     return order
 
@@ -103,6 +105,12 @@ def down(trial: Trial) -> list[str]:
 def _signal(pid: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, number)  # every process was started as the leader of its own group
+
+
+def _groups() -> set[int]:
+    """Process groups that have a member: what a process started may outlive it."""
+    found = (_stat(entry.name) for entry in Path("/proc").glob("[0-9]*"))
+    return {int(fields[2]) for fields in found if fields and fields[0] != "Z"}
 
 
 def _records(trial: Trial) -> dict[str, Any]:
@@ -131,11 +139,16 @@ def process_ids(trial: Trial) -> dict[str, int | None]:
 
 def start_time(pid: int) -> str:
     """When a process started, in the kernel's clock ticks; empty if it is gone or a zombie."""
+    fields = _stat(pid)
+    return "" if not fields or fields[0] == "Z" else fields[19]
+
+
+def _stat(pid: int | str) -> list[str]:
+    """State and what follows it in ``/proc/PID/stat``; empty if the process is gone."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()
     except (OSError, IndexError):
-        return ""
-    return "" if fields[0] == "Z" else fields[19]
+        return []
 
 
 def _listens(port: int) -> bool:
