@@ -20,6 +20,7 @@ from rich.text import Text
 from emdcfl.cli.app import app, complete_methods, complete_scenarios
 from emdcfl.cli.own_data import own_data
 from emdcfl.cli.run import build_config, whose_data
+from emdcfl.cli.show import draw_table
 from emdcfl.core.errors import ClientError, ConfigError
 from emdcfl.core.schema import Reply
 from emdcfl.core.units import percent
@@ -201,12 +202,9 @@ class Screen:
 
 def rich_unseen(rows: Sequence[Mapping[str, Any]]) -> RichTable:
     """Return the table of sites that were held out."""
-    shown = RichTable(title="Sites held out of training", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("scenario", "method", "sites tested", *UNSEEN.values(), "right true group"):
-        shown.add_column(column, justify="left" if column in ("scenario", "method") else "right")
-    for row in rows:
-        shown.add_row(row["scenario"], row["method"], str(row["tested"]), *(percent(row[key]) for key in (*UNSEEN, "right")))
-    return shown
+    heads = ("scenario", "method", "sites tested", *UNSEEN.values(), "right true group")
+    lines = [(row["scenario"], row["method"], str(row["tested"]), *(percent(row[key]) for key in (*UNSEEN, "right"))) for row in rows]
+    return draw_table(heads, lines, left=("scenario", "method"), title="Sites held out of training")
 
 
 def _print_tables(console: Console, table: Table) -> None:
@@ -274,10 +272,7 @@ def _numbers(table: Table, column: Column, labels: Sequence[str]) -> list[_Numbe
 
 def _intervals(table: Table, column: Column) -> RichTable:
     """Return how sure the accuracies of a scenario are, and their differences from the best."""
-    shown = RichTable(title="How sure? 95% intervals", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for head in ("method", METRICS[column.metrics[0]], "against the best"):
-        shown.add_column(head, justify="left" if head == "method" else "right")
-    for label in table.rows:
-        if (label, column.key, column.metrics[0]) in table.cells:
-            shown.add_row(Text(label), interval_text(table, label, column), against_text(table, label, column))
-    return shown
+    labels = [label for label in table.rows if (label, column.key, column.metrics[0]) in table.cells]
+    rows = [(Text(label), interval_text(table, label, column), against_text(table, label, column)) for label in labels]
+    heads = ("method", METRICS[column.metrics[0]], "against the best")
+    return draw_table(heads, rows, left=("method",), title="How sure? 95% intervals")

@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
 from emdcfl.cli.app import app
 from emdcfl.cli.data_page import show_data_page
 from emdcfl.cli.own_data import own_data
-from emdcfl.cli.show import tell
+from emdcfl.cli.show import draw_table, tell
 from emdcfl.core.errors import ConfigError, DataError
 from emdcfl.runs.progress import terminal
 
@@ -37,12 +35,8 @@ def list_(as_json: Annotated[bool, typer.Option("--json", help="Machine-readable
     if as_json:
         typer.echo(json.dumps(known, indent=2, ensure_ascii=False))
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("scenario", "what it is", "options (--set scenario.OPTION=…)"):
-        table.add_column(column, overflow="fold")
-    for s in known:
-        table.add_row(str(s["name"]), str(s["summary"]), ", ".join(s["options"]))
-    terminal().print(table)
+    rows = [(str(s["name"]), str(s["summary"]), ", ".join(s["options"])) for s in known]
+    terminal().print(draw_table(("scenario", "what it is", "options (--set scenario.OPTION=…)"), rows))
 
 
 def _plain(options: dict[str, Any]) -> dict[str, Any]:

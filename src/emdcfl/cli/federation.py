@@ -33,6 +33,13 @@ app.add_typer(federation, name="federation")
 Folder = Annotated[Path, typer.Argument(help="Folder of the federation.", show_default=False)]
 
 
+def _read(folder: Path) -> Trial:
+    needs_flower()
+    from emdcfl.apps import trial
+
+    return trial.Trial.read(folder)
+
+
 @federation.command()
 def init(
     folder: Folder,
@@ -67,10 +74,9 @@ def init(
 @federation.command()
 def up(folder: Folder) -> None:
     """Start the SuperLink and the nodes that are not running, and wait until the nodes are accepted."""
-    needs_flower()
+    there = _read(folder)
     from emdcfl.apps import trial
 
-    there = trial.Trial.read(folder)
     started = trial.up(there)
     typer.echo(f"started {_listed(started)}" if started else "everything is running already")
     missing = trial.wait_accepted(there)
@@ -86,12 +92,9 @@ def up(folder: Folder) -> None:
 @federation.command()
 def serve(folder: Folder) -> None:
     """Be the SuperLink until stopped: what a service starts in place of 'up'."""
-    needs_flower()
     import os
 
-    from emdcfl.apps import trial
-
-    there = trial.Trial.read(folder)
+    there = _read(folder)
     os.umask(0o077)
     os.chdir(there.path)
     command = there.link_command()
@@ -111,13 +114,11 @@ def enrol(
     ] = False,
 ) -> None:
     """Register a node's key with the SuperLink, and its fingerprint in the server's list. Enrolment is closed again at once."""
-    needs_flower()
-    from emdcfl.apps import trial
+    there = _read(folder)
     from emdcfl.apps.trial import control
     from emdcfl.apps.trial.folder import check_names
     from emdcfl.privacy.keylist import add_name
 
-    there = trial.Trial.read(folder)
     try:
         public = key.read_bytes()
     except OSError as error:
@@ -132,12 +133,10 @@ def enrol(
 @federation.command()
 def remove(folder: Folder, name: Annotated[str, typer.Argument(help="The client's name.", show_default=False)]) -> None:
     """Take a node's right to connect away, and its name off the server's list. To come back, it rotates its keys and is enrolled again."""
-    needs_flower()
-    from emdcfl.apps import trial
+    there = _read(folder)
     from emdcfl.apps.trial import control
     from emdcfl.privacy.keylist import remove_name
 
-    there = trial.Trial.read(folder)
     control.remove(there, name)
     remove_name(there.operator / "clients.toml", name)
     typer.echo(f"{name} is removed; its partners delete its line from their partners.toml")
@@ -146,11 +145,9 @@ def remove(folder: Folder, name: Annotated[str, typer.Argument(help="The client'
 @federation.command()
 def renew(folder: Folder) -> None:
     """Make a new certificate for the SuperLink, for the same addresses; nodes need nothing new."""
-    needs_flower()
-    from emdcfl.apps import trial
+    there = _read(folder)
     from emdcfl.apps.trial.certificates import renew_server_certificate
 
-    there = trial.Trial.read(folder)
     until = renew_server_certificate(there.path / "certificates")
     typer.echo(f"the certificate is valid until {until:%Y-%m-%d}; nodes need nothing new")
     typer.echo(f"next: restart the SuperLink, between runs: emdcfl federation down {folder}; emdcfl federation up {folder}")
@@ -159,13 +156,12 @@ def renew(folder: Folder) -> None:
 @federation.command()
 def check(folder: Folder) -> None:
     """Try what an outsider, a foreign node and a stolen token could do to the running federation; fails if one succeeds."""
-    needs_flower()
-    from emdcfl.apps import trial
+    there = _read(folder)
     from emdcfl.apps.trial.check import attacks
 
     words = {True: "held", False: "BROKEN", None: "not tried"}
     found = []
-    for attack in attacks(trial.Trial.read(folder)):
+    for attack in attacks(there):
         typer.echo(f"{words[attack.held]:<10} {attack.name}: {attack.said}")
         found.append(attack.held)
     if not all(found):
@@ -176,13 +172,12 @@ def check(folder: Folder) -> None:
 @federation.command()
 def status(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
     """Say what runs and which nodes are online; exits with 1 unless the SuperLink answers and all enrolled nodes are online."""
-    needs_flower()
     import json
 
-    from emdcfl.apps import trial
-    from emdcfl.apps.trial.report import lines
+    there = _read(folder)
+    from emdcfl.apps.trial.report import lines, report
 
-    found = trial.report(trial.Trial.read(folder))
+    found = report(there)
     if as_json:
         typer.echo(json.dumps(found, indent=1))
     else:
@@ -194,11 +189,10 @@ def status(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help=
 @federation.command()
 def metrics(folder: Folder, port: Annotated[int, typer.Option(help="Port of 127.0.0.1.", min=0)] = 9464) -> None:
     """Serve the numbers of 'status' to Prometheus, on this machine only, until stopped."""
-    needs_flower()
-    from emdcfl.apps import trial
+    there = _read(folder)
     from emdcfl.apps.trial.report import metrics_server
 
-    with metrics_server(trial.Trial.read(folder), port) as server, contextlib.suppress(KeyboardInterrupt):
+    with metrics_server(there, port) as server, contextlib.suppress(KeyboardInterrupt):
         typer.echo(f"http://127.0.0.1:{server.server_port}/metrics")
         server.serve_forever()
 
@@ -206,11 +200,9 @@ def metrics(folder: Folder, port: Annotated[int, typer.Option(help="Port of 127.
 @federation.command()
 def attach(folder: Folder) -> None:
     """Watch the run that is at work; Ctrl-C leaves it running."""
-    needs_flower()
-    from emdcfl.apps import trial
+    there = _read(folder)
     from emdcfl.apps.trial.submit import follow
 
-    there = trial.Trial.read(folder)
     job = _live(there)
     typer.echo(f"run {job.number} in {job.out}")
     try:
@@ -224,11 +216,9 @@ def attach(folder: Folder) -> None:
 @federation.command()
 def stop(folder: Folder) -> None:
     """Stop the run that is at work, after its last complete round; 'emdcfl run --resume' continues it."""
-    needs_flower()
-    from emdcfl.apps import trial
+    there = _read(folder)
     from emdcfl.apps.trial.submit import stop as stop_run
 
-    there = trial.Trial.read(folder)
     job = _live(there)
     typer.echo(f"stopping run {job.number}")
     stop_run(there, job.path, job.run)
@@ -247,10 +237,10 @@ def _live(there: Trial) -> Job:
 @federation.command()
 def down(folder: Folder) -> None:
     """Stop everything that 'up' started."""
-    needs_flower()
+    there = _read(folder)
     from emdcfl.apps import trial
 
-    stopped = trial.down(trial.Trial.read(folder))
+    stopped = trial.down(there)
     typer.echo(f"stopped {_listed(stopped)}" if stopped else "nothing was running")
 
 
@@ -265,12 +255,10 @@ def runner_over(folder: Path | None, aside: Any = None, *, baselines: bool = Fal
     """Return a function like ``runner.run`` that submits the config to a federation and follows it; ``aside`` observes its baselines."""
     if folder is None:
         raise ConfigError("engine 'flower' needs a federation: add --federation DIR (make one with: emdcfl federation init DIR --nodes 4)")
-    needs_flower()
+    there = _read(folder)
     from emdcfl.apps import trial
     from emdcfl.models import BUILDERS
     from emdcfl.runs.result import load
-
-    there = trial.Trial.read(folder)
 
     def run(config: Config, out: Path, *, resume: bool = False, observer: Any = None) -> Result:
         engine = replace(config.engine, name="flower", workers=1)

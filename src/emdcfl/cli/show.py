@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,17 @@ MOST_LINES = 8
 def tell(console: Console, text: str | Text) -> None:
     """Print a sentence: a terminal wraps it between words; in a file it stays one line."""
     console.print(text, soft_wrap=not console.is_terminal)
+
+
+def draw_table(heads: Sequence[str], rows: Iterable[Sequence[str | Text]], *, left: Sequence[str] = (), title: str | None = None) -> Table:
+    """Return a table; the columns in ``left`` (or all, where none is named) hold text, the others numbers."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for head in heads:
+        text = head in (left or heads)
+        table.add_column(head, justify="left" if text else "right", overflow="fold" if text else "ellipsis")
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def show_result(
@@ -121,34 +132,27 @@ def _list(console: Console, lines: Sequence[str], what: str, file: str = "summar
 
 def _clusters(summary: Mapping[str, Any], rows: Sequence[MetricsRow]) -> Table:
     score = {r["client"]: next(iter(r["accuracy"].values())) for r in rows if r["accuracy"]}
-    table = Table(title="Clusters found", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("cluster", justify="right")
-    table.add_column("clients", overflow="fold")
-    if summary["groups"] is not None:
-        table.add_column("true groups", overflow="fold")
-    table.add_column("accuracy", justify="right")
-    table.add_column("worst", justify="right")
+    known, lines = summary["groups"] is not None, []
     for k in sorted(set(summary["clusters"])):
         at = [i for i, label in enumerate(summary["clusters"]) if label == k]
         members = [summary["clients"][i] for i in at]
         cells = [str(k), names(members)]
-        if summary["groups"] is not None:
+        if known:
             cells.append(", ".join(dict.fromkeys(str(summary["groups"][i]) for i in at)))
         own = [score[n] for n in members if n in score]
-        cells += [percent(sum(own) / len(own) if own else None), percent(min(own) if own else None)]
-        table.add_row(*cells)
-    return table
+        lines.append([*cells, percent(sum(own) / len(own) if own else None), percent(min(own) if own else None)])
+    heads = ("cluster", "clients", *(("true groups",) if known else ()), "accuracy", "worst")
+    return draw_table(heads, lines, left=("clients", "true groups"), title="Clusters found")
 
 
 def show_unseen(console: Console, unseen: Mapping[str, Any]) -> None:
     """Print how the models do at sites that were held out of training."""
-    table = Table(title="Sites held out of training", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("site", "placed in cluster", *UNSEEN.values()):
-        table.add_column(column, justify="left" if column == "site" else "right")
-    for one in unseen["sites"]:
-        where = "–" if one["cluster"] is None else str(one["cluster"])
-        table.add_row(one["site"], where, *(percent(one["accuracy"][key]) for key in UNSEEN))
-    console.print(table)
+    rows = [
+        (one["site"], "–" if one["cluster"] is None else str(one["cluster"]), *(percent(one["accuracy"][key]) for key in UNSEEN))
+        for one in unseen["sites"]
+    ]
+    heads = ("site", "placed in cluster", *UNSEEN.values())
+    console.print(draw_table(heads, rows, left=("site",), title="Sites held out of training"))
     tell(console, unseen_sentence(unseen))
 
 
@@ -156,10 +160,9 @@ def _show_worth(
     console: Console, summary: Mapping[str, Any], reading: Mapping[str, Any] | None, others: Mapping[str, Mapping[str, Any]]
 ) -> None:
     """Print this run beside its baselines, with paired differences, and what speaks against the grouping."""
-    table = Table(title="Is grouping worth it?", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     uneven = "balanced" in used(summary)["accuracy"]
-    for column in ("training", "accuracy", "95% interval", *(("balanced", "AUC") if uneven else ()), "worst", "gain in points"):
-        table.add_column(column, justify="left" if column == "training" else "right")
+    heads = ("training", "accuracy", "95% interval", *(("balanced", "AUC") if uneven else ()), "worst", "gain in points")
+    rows = []
     found = {name: gain.points().replace(" points", "") for name, gain in rivals(summary, others).items()}
     named = {run_title(summary): ("", used(summary))}
     named |= {BASELINES.get(name, name): (name, other) for name, other in others.items()}
@@ -168,9 +171,9 @@ def _show_worth(
         scores = [percent(score["mean"]), percent_range(score.get("low"), score.get("high"))]
         if uneven:
             scores += [percent(score["balanced"]["mean"]), f"{score['auc']['mean']:.3f}"] if "balanced" in score else ["–", "–"]
-        table.add_row(what, *scores, percent(score["worst"]), gain)
+        rows.append((what, *scores, percent(score["worst"]), gain))
     console.print()
-    console.print(table)
+    console.print(draw_table(heads, rows, left=("training",), title="Is grouping worth it?"))
     to_do = advice(summary, others)
     if to_do is None:
         return

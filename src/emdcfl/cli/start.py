@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
-from rich import box
-from rich.table import Table
 
 from emdcfl.cli.app import app
+from emdcfl.cli.show import draw_table
 from emdcfl.core.checks import describe
 from emdcfl.core.errors import ConfigError
 from emdcfl.methods import METHODS, Method, find
@@ -52,24 +51,16 @@ def methods(
         return
     console = terminal()
     if name is None:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for column in ("method", "family", "needs K", "source"):
-            table.add_column(column)
-        for m in known:
-            table.add_row(m["name"], m["family"], "yes" if m["needs_k"] else "no", m["citation"])
-        console.print(table)
+        rows = [(m["name"], m["family"], "yes" if m["needs_k"] else "no", m["citation"]) for m in known]
+        console.print(draw_table(("method", "family", "needs K", "source"), rows))
         console.print("'emdcfl methods NAME' shows a method's fields and formulas.")
         return
     typer.echo(known[0]["description"])
     typer.echo("\n" + known[0]["parameters"])
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="Set with --set method.FIELD=VALUE", title_justify="left")
-    for column in ("field", "type", "default"):
-        table.add_column(column)
-    for key, value in known[0]["fields"].items():
-        table.add_row(key, value["type"], "–" if value["default"] is None else str(value["default"]))
-    if known[0]["fields"]:
+    if own := known[0]["fields"]:
+        lines = [(key, value["type"], "–" if value["default"] is None else str(value["default"])) for key, value in own.items()]
         console.print()
-        console.print(table)
+        console.print(draw_table(("field", "type", "default"), lines, title="Set with --set method.FIELD=VALUE"))
     for preset in PRESETS:
         said = ", ".join(f"{key} = {value}" for key, value in known[0][preset].items())
         console.print(f'preset = "{preset}" {"sets " + said if said else "is the default"}', markup=False, highlight=False)

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich import box
-from rich.table import Table
 
 from emdcfl.cli.app import app
 from emdcfl.cli.compare import Screen
 from emdcfl.cli.run import build_config
+from emdcfl.cli.show import draw_table
 from emdcfl.core.errors import ClientError, ConfigError, EmdcflError, nearest
 from emdcfl.paper import plots
 from emdcfl.paper.reproduce import SCALES, Context, chosen, listing, reproduce
@@ -81,13 +80,11 @@ def _list(out: Path, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("label", "what it is", "took"):
-        table.add_column(column, overflow="fold")
+    lines = []
     for row in rows:
         took = "; ".join(f"{t['scale']} {t['seconds']:.{0 if t['seconds'] >= 10 else 1}f} s on {t['hardware']}" for t in row["took"])
-        table.add_row(row["label"], row["title"], took or "–")
-    terminal().print(table)
+        lines.append((row["label"], row["title"], took or "–"))
+    terminal().print(draw_table(("label", "what it is", "took"), lines))
 
 
 def _numbers(text: str, option: str) -> list[float]:
@@ -131,12 +128,9 @@ def sweep_(
     kinds = list(dict.fromkeys((r["cost"], r["solver"]) for r in records))
     maps = [(f"{cost}, {solver}", [r for r in records if (r["cost"], r["solver"]) == (cost, solver)]) for cost, solver in kinds]
     write_file(out / "ari.png", [plots.ari_maps(maps, title=f"ARI on {config.scenario.name}")])
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("cost", "solver", "dim(R)/dim(Z)", "ARI 1 for", "ARI, auto", "median tau"):
-        table.add_column(column, justify="left" if column in ("cost", "solver") else "right")
-    for r in records:
-        table.add_row(r["cost"], r["solver"], f"{r['ratio']:g}", right_tolerances(r), f"{r['auto']:.2f}", f"{r['tau']:.4f}")
-    console.print(table)
+    heads = ("cost", "solver", "dim(R)/dim(Z)", "ARI 1 for", "ARI, auto", "median tau")
+    rows = [(r["cost"], r["solver"], f"{r['ratio']:g}", right_tolerances(r), f"{r['auto']:.2f}", f"{r['tau']:.4f}") for r in records]
+    console.print(draw_table(heads, rows, left=("cost", "solver")))
     console.print("auto: samples as drawn; a run matches their classes and tells more apart", soft_wrap=True)
     console.print(f"maps and numbers in {out}: ari.png, sweep.csv, sweep.json", soft_wrap=True)
 

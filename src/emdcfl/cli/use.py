@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich import box
-from rich.table import Table
 
 from emdcfl.cli.app import TrustModel, app
-from emdcfl.cli.show import tell
+from emdcfl.cli.show import draw_table, tell
 from emdcfl.core.errors import EmdcflError
 from emdcfl.core.units import escaped, names, percent
 from emdcfl.runs.progress import terminal
@@ -72,15 +70,14 @@ def place(
         typer.echo(json.dumps(as_dict(placement), indent=2, ensure_ascii=False))
         return
     console = terminal()
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("cluster", "members", "distance / tolerance", "linked with", "its model's accuracy"):
-        table.add_column(column, justify="left" if column == "members" else "right")
-    for c in placement.candidates:
-        linked = f"{c.linked} of {len(c.members)}"
-        table.add_row(str(c.cluster), names(c.members), f"{c.ratio:.2f}", linked, percent(c.accuracy))
     for note in placement.notes:
         tell(console, f"note: {note}")
-    console.print(table)
+    rows = [
+        (str(c.cluster), names(c.members), f"{c.ratio:.2f}", f"{c.linked} of {len(c.members)}", percent(c.accuracy))
+        for c in placement.candidates
+    ]
+    heads = ("cluster", "members", "distance / tolerance", "linked with", "its model's accuracy")
+    console.print(draw_table(heads, rows, left=("members",)))
     tell(console, placement.verdict())
 
 
@@ -89,12 +86,8 @@ def _show_nearest(found: NearestCluster, *, as_json: bool) -> None:
         typer.echo(json.dumps(found.as_dict(), indent=2, ensure_ascii=False))
         return
     console = terminal()
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("cluster", "members", "distance", "entropy", "misfit"):
-        table.add_column(column, justify="left" if column == "members" else "right")
-    for cluster, members, fit in found.candidates:
-        table.add_row(str(cluster), names(members), f"{fit.distance:.4f}", f"{fit.entropy:.3f}", f"{fit.misfit:.2f}")
-    console.print(table)
+    rows = [(str(k), names(who), f"{fit.distance:.4f}", f"{fit.entropy:.3f}", f"{fit.misfit:.2f}") for k, who, fit in found.candidates]
+    console.print(draw_table(("cluster", "members", "distance", "entropy", "misfit"), rows, left=("members",)))
     tell(console, found.verdict())
 
 
