@@ -17,7 +17,7 @@ import emdcfl
 from emdcfl.cli import main
 from emdcfl.data.own import check_folder, load_folder
 from emdcfl.data.own.checking.check import check_options
-from emdcfl.data.own.checking.columns import CODE, DATES, IDS, LABEL_COPY, PER_SITE, ROWS, SOME_SITES, TEXT_AMONG_NUMBERS, UNITS
+from emdcfl.data.own.checking.columns import CASES, CODE, DATES, IDS, LABEL_COPY, PER_SITE, ROWS, SOME_SITES, TEXT_AMONG_NUMBERS, UNITS
 from emdcfl.data.own.checking.fix import propose, write_recipe
 from emdcfl.data.own.checking.page import data_page
 from emdcfl.data.own.cleaning import Cleaning
@@ -174,3 +174,24 @@ def test_sites_with_few_validation_samples_share_one_line(tmp_path: Path) -> Non
     for site in "abcdef":
         write(tmp_path / f"{site}.csv", WORDS)
     assert [n.partition(":")[0] for n in check_folder(tmp_path).notes if "validation samples" in n] == ["clients a, b, c, d, e, f"]
+
+
+def test_numbers_of_cases_that_tell_the_label_are_suspected_and_other_counts_are_not(tmp_path: Path) -> None:
+    for site in "ab":
+        write(
+            tmp_path / f"{site}.csv",
+            WORDS,
+            90,
+            case=lambda i: 14 * (i // 12) + i % 2,
+            ward=lambda i: 7 * (i // 6),
+            beds=lambda i: 7 * i % 105,
+        )
+    report = check_folder(tmp_path)
+    assert {column.name: column.doubt for column in report.columns} == {
+        "size": None,
+        "age": None,
+        "case": CASES,
+        "ward": None,
+        "beds": None,
+    }
+    assert any("'case' (one class per value)" in note and "--group case" in note for note in report.notes)

@@ -39,8 +39,8 @@ DATES, ONE_VALUE, PER_SITE, ROWS, IDS, FREE_TEXT = (
     *("dates", "one value", "one value per site", "row numbers", "identifiers", "identifiers or free text"),
 )
 LABEL_COPY, SOME_SITES, TEXT_AMONG_NUMBERS, CODE = "copies the label", "only at some sites", "text among numbers", "code for missing?"
-UNITS = "other units?"
-NO_FEATURES = (LABEL_COPY, IDS, ROWS, PER_SITE, FREE_TEXT, DATES, ONE_VALUE)
+UNITS, CASES = "other units?", "one class per value"
+NO_FEATURES = (LABEL_COPY, CASES, IDS, ROWS, PER_SITE, FREE_TEXT, DATES, ONE_VALUE)
 """Doubts for which a column may be no feature, the gravest first."""
 DOUBTS = (*NO_FEATURES, CODE, UNITS, TEXT_AMONG_NUMBERS, SOME_SITES)
 
@@ -172,14 +172,16 @@ def column_notes(where: str, raws: Sequence[Raw], columns: Collection[ColumnProf
         listed = shlex.quote(",".join(column.name for column in doubtful)) if len(doubtful) <= FEW else "COLUMN,…"
         dates = ",".join(column.name for column in doubtful if column.doubt == DATES and any(one.words for one in column.sites.values()))
         as_dates = f", or read dates with --date {shlex.quote(dates)}" if dates else ""
-        text = f"columns that may be no features: {{words}}; leave them out with --drop {listed}{as_dates}"
+        cases = next((column.name for column in doubtful if column.doubt == CASES), None)
+        together = f"; if rows with one value belong together, use --group {shlex.quote(cases)}" if cases else ""
+        text = f"columns that may be no features: {{words}}; leave them out with --drop {listed}{as_dates}{together}"
         notes.append(Note("", where, text, words=(shown,)))
     for column in columns:
         if column.doubt == CODE:
             text = f"column {column.name!r} holds {{words}} several times, unlike its other values; if it marks missing values, add "
             notes.append(Note("", where, f"{text}--missing {','.join(column.odd)}", words=column.odd))
         if column.doubt == UNITS:
-            lies = "; ".join(f"{site} {column.range_at(site)}" for site in column.sites)
+            lies = some([f"{site} {column.range_at(site)}" for site in sorted(column.sites, key=lambda site: site not in column.odd)], "; ")
             text = f"column {column.name!r} at {{words}} lies apart from the other sites ({lies}): if the units differ, convert it, or use "
             notes.append(Note("", where, f"{text}--drop {shlex.quote(column.name)}", words=column.odd))
     origins = {raw.name: raw.origin for raw in raws}

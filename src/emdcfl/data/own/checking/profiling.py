@@ -2,7 +2,7 @@ r"""Tell from the cells of tables what a column holds, and what makes it doubtfu
 
 A column copies the label if at every site each of its values goes with one class, or its classes lie in ranges that do not overlap, so that
 chance would do it with a probability below :math:`10^{-3}` for all columns together. For classes of :math:`n_k` rows, numbers lie in
-separate ranges by chance with :math:`K!\prod_k n_k!/n!`.
+separate ranges by chance with :math:`K!\prod_k n_k!/n!`. A column of more values than classes, each with one class, numbers cases.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from emdcfl.core.optional import arrow
 from emdcfl.data.own.checking.columns import (
+    CASES,
     CODE,
     DATES,
     FEW,
@@ -50,6 +51,8 @@ NUMBER_NAME = re.compile(r"(^|[_\W])(mrn|ssn|uuid|guid|key|record|case|index|row
 MISSING_CODES = (-9, -99, -999, -9999, 99, 999, 9999, 99999)
 """Numbers that stand for a missing value in many studies."""
 CHANCE = 1e-3
+ROWS_OF_A_CASE = 3
+"""Rows per value, on average, from which values may number cases."""
 
 
 @dataclass
@@ -86,6 +89,8 @@ def profile_columns(raws: Sequence[Raw], label: str) -> dict[str, ColumnProfile]
             doubt = doubt or SOME_SITES
         elif len(pieces) == len(parts) and _copies_label(pieces, labels, chance, enough):
             doubt = LABEL_COPY
+        elif doubt is None and len(pieces) == len(parts) and _tells_cases(pieces, labels, enough):
+            doubt = CASES
         found[name] = _with_units(ColumnProfile(name, _kind(pieces, doubt), _by_site(pieces, doubt), doubt, odd))
     return found
 
@@ -171,6 +176,23 @@ def _copies_label(pieces: Sequence[_Facts], labels: Sequence[NDArray[np.str_]], 
         classes[one] += n
     total = sum(pairs.values())
     return len(classes) > 1 and (total - len(values)) * log(max(classes.values()) / total) < enough
+
+
+def _tells_cases(pieces: Sequence[_Facts], labels: Sequence[NDArray[np.str_]], enough: float) -> bool:
+    """Whether each value goes with one class at every site, in several rows: numbers of cases, series or visits, not a feature."""
+    told = 0.0
+    for piece, own in zip(pieces, labels, strict=True):
+        if piece.missing or not (piece.words or pa.types.is_integer(piece.kind)):
+            return False
+        values = len(piece.values.unique())  # type: ignore[union-attr]
+        classes, codes, counts = np.unique(own, return_inverse=True, return_counts=True)
+        if not max(2, len(classes)) < values <= len(own) / ROWS_OF_A_CASE:
+            return False
+        _, numbers = np.unique(piece.values.to_numpy(), return_inverse=True)  # type: ignore[union-attr]
+        if len(np.unique(numbers * len(classes) + codes)) > values:
+            return False
+        told += (len(own) - values) * log(counts.max() / len(own))
+    return told < enough
 
 
 def _few_values(piece: _Facts) -> bool:
