@@ -188,7 +188,7 @@ def _tells_cases(pieces: Sequence[_Facts], labels: Sequence[NDArray[np.str_]], e
         classes, codes, counts = np.unique(own, return_inverse=True, return_counts=True)
         if not max(2, len(classes)) < values <= len(own) / ROWS_OF_A_CASE:
             return False
-        _, numbers = np.unique(piece.values.to_numpy(), return_inverse=True)  # type: ignore[union-attr]
+        numbers = np.unique(np.asarray(piece.values), return_inverse=True)[1]
         if len(np.unique(numbers * len(classes) + codes)) > values:
             return False
         told += (len(own) - values) * log(counts.max() / len(own))
