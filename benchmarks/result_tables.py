@@ -17,7 +17,7 @@ from benchmarks.calibration import CASES
 from benchmarks.faults.table import write_table
 
 from benchmarks import privacy, trust
-from emdcfl.runs.new_sites.unseen import UNSEEN, mean_accuracy
+from emdcfl.runs.new_sites.unseen import UNSEEN, mean_scores
 from emdcfl.runs.verdict.advice import BASELINES
 
 Row = dict[str, Any]
@@ -214,7 +214,7 @@ def unseen(folder: Path) -> str:
             sites = [site for row in rows if row["method"] == method and row["seed"] in chosen for site in row["unseen"]]
             alike = [site["alike"] for site in sites]
             counts = [sum(share > 0.5 for share in alike), sum(share == 0.5 for share in alike), sum(share < 0.5 for share in alike)]
-            shares = [f"{100 * value:.1f}" for value in mean_accuracy(sites).values() if value is not None]
+            shares = [f"{100 * value:.1f}" for value in mean_scores(sites).values() if value is not None]
             lines.append([GROUPS[method], chosen[0] if len(chosen) == 1 else "all", len(sites), *shares, *counts])
     return f"{table(head, lines)}\n\n{sources(rows)}"
 

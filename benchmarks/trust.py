@@ -44,7 +44,7 @@ from emdcfl.engines.local import SequentialFederation
 from emdcfl.methods import make
 from emdcfl.models.recipe import ModelRecipe
 from emdcfl.runs.loop import play
-from emdcfl.runs.scoring import accuracy, agreement
+from emdcfl.runs.scoring import agreement, site_scores
 from emdcfl.studies.results import commit, hardware
 from emdcfl.trust import Trust
 
@@ -115,9 +115,9 @@ def lied(kind: str, policy: str, seed: int, options: Any) -> dict[str, Any]:
         clusters = dict(zip(fed.clients, last.serving.clusters.tolist(), strict=True))  # type: ignore[union-attr]
         reached = [c for c in others if LIAR in last.state.sets[last.state.labels[c]]]  # whose models its state is averaged into
         groups = scenario.groups or {}
-        by_group = {g: accuracy(last.rows, "test", [c for c in others if groups[c] == g])["mean"] for g in sorted(set(groups.values()))}
+        by_group = {g: site_scores(last.rows, "test", [c for c in others if groups[c] == g])["mean"] for g in sorted(set(groups.values()))}
         return {
-            "accuracy": accuracy(last.rows, "test", others)["mean"],
+            "accuracy": site_scores(last.rows, "test", others)["mean"],
             "by_group": by_group,
             "ari_of_others": adjusted_rand([list(ANGLES).index(groups[c]) for c in others], [clusters[c] for c in others]),
             "with_liar": reached,
@@ -157,7 +157,7 @@ def backdoor(kind: str, policy: str, seed: int, options: Any) -> dict[str, Any]:
         groups = scenario.groups or {}
         targets = {clusters[c] for c in fed.clients if groups[c] == "target"} if clusters else set()
         return {
-            **{variant: accuracy(last.rows, variant, scenario.scored)["mean"] for variant in ("clean", "backdoor")},
+            **{variant: site_scores(last.rows, variant, scenario.scored)["mean"] for variant in ("clean", "backdoor")},
             "ari": agreement(last.serving, fed.clients, groups),
             "isolated": None if clusters is None else not any(clusters[c] in targets for c in fed.clients if groups[c] == "attacker"),
             "flags": fed.guard.ledger.flagged(),

@@ -7,15 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
+import torch
 from sklearn.metrics import r2_score, root_mean_squared_error
 
 import emdcfl
-from emdcfl.core.errors import ConfigError, DataError, StoreError
+from emdcfl.core.errors import ConfigError, DataError
+from emdcfl.core.objective import r_squared, r_squared_error
 from emdcfl.methods import METHODS
 from emdcfl.runs.loop import Silent
 from emdcfl.runs.plan import NEED_CLASSES
+from emdcfl.runs.verdict.intervals import SiteScores, these_sites
 from emdcfl.sklearn import FederatedRegressor
+from emdcfl.studies.results import checked
 
 SIGNS = {"a": 1, "b": 1, "c": -1, "d": -1}
 QUICK: dict[str, Any] = {"task": "regression", "rounds": 1, "local_epochs": 2}
@@ -43,9 +48,9 @@ def test_groups_are_found_and_scores_are_those_of_the_test_rows(tmp_path: Path) 
         assert rmse == pytest.approx(root_mean_squared_error(truth, result.predict(name, rows)), rel=1e-4)
     again = emdcfl.load(result.save(tmp_path / "run"))
     assert again.regression == numbers and again.predict("a", x[:5]) == result.predict("a", x[:5])
-    assert json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))["regression"]["r2"]["mean"] == numbers.r2
-    with pytest.raises(StoreError, match="has no page"):
-        again.report(show=False)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
+    assert summary["r2"]["mean"] == numbers.r2 and summary["r2"]["rmse"]["mean"] == numbers.rmse and "accuracy" not in summary
+    assert numbers.low is not None and numbers.high is not None and numbers.low < numbers.r2 < numbers.high
     with pytest.raises(DataError, match="no class probabilities"):
         result.predict_proba("a", x)
 
@@ -82,15 +87,59 @@ def test_a_killed_run_goes_on_to_the_same_models(tmp_path: Path) -> None:
     ("clients", "options", "said"),
     [
         (sites(), {"task": "regresion"}, "got 'regresion'"),
-        (sites(), {"settings": {"engine.name": "batched"}}, "engine auto or sequential"),
+        (sites(), {"task": None}, "--task regression to predict numbers"),
+        (sites(), {"settings": {"engine.name": "cuda"}}, "got cuda; leave it out"),
+        (sites(), {"settings": {"engine.name": "flower"}}, "run it on one machine"),
         (sites(), {"settings": {"method.cost": "label-aware"}}, "label-aware"),
-        ("rotated-digits", {}, "arrays, tensors"),
+        ("rotated-digits", {}, "a scenario has its own"),
         ({"a": (np.zeros((20, 2)), np.full(20, np.nan)), "b": (np.zeros((20, 2)), np.zeros(20))}, {}, "one finite number"),
     ],
 )
 def test_what_does_not_fit_is_named(clients: Any, options: dict[str, Any], said: str) -> None:
     with pytest.raises((ConfigError, DataError), match=said):
         emdcfl.fit(clients, **{**QUICK, **options})
+
+
+def test_engines_that_batch_clients_agree() -> None:
+    found = [emdcfl.fit(sites(), settings={"engine.name": engine}, **QUICK) for engine in ("sequential", "batched")]
+    assert np.allclose(*(result.serving.models.numpy() for result in found), atol=1e-5) and found[0].clusters == found[1].clusters
+
+
+def test_the_interval_holds_for_other_test_rows() -> None:
+    """Models are fixed and test rows are drawn anew: the interval of the mean R² should hold its true value in 95 % of draws."""
+    rng, held, mse = np.random.default_rng(0), 0, (0.3, 0.6)
+    for _ in range(400):
+        values, errors = [], []
+        for noise in mse:
+            y = torch.from_numpy(rng.normal(size=40))
+            squared = torch.from_numpy(noise * rng.normal(size=40) ** 2)
+            values.append(r_squared(squared, y))
+            errors.append(r_squared_error(squared, y))
+        found = these_sites(SiteScores(tuple(values), (40, 40), tuple(errors)))
+        assert found is not None
+        held += found.low <= 1 - sum(mse) / 2 <= found.high
+    assert held > 360  # 380 are expected, with a standard deviation of 4
+
+
+def test_methods_are_compared_by_r_squared(tmp_path: Path) -> None:
+    found = emdcfl.compare(sites(), ["fedavg", "local"], seeds=2, task="regression", rounds=1, local_epochs=2, out=tmp_path / "c")
+    assert found.methods == ["FedAvg", "FedAvg + fine-tuning", "Local"] and {"r2", "rmse", "low"} <= set(found.frame.columns)
+    page = (tmp_path / "c" / "report.html").read_text(encoding="utf-8")
+    assert "Avg R²" in page and "Accuracy" not in page
+    assert "rmse" in (tmp_path / "c" / "table.csv").read_text(encoding="utf-8")
+    list(checked(found.rows, "results"))
+
+
+def test_a_frame_with_gaps_and_categories(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    x = pd.DataFrame({"size": rng.normal(100, 20, 240), "kind": rng.choice(["flat", "house"], 240), "town": np.repeat(list("abcd"), 60)})
+    x["price"] = 3 * x["size"] + 50 * (x["kind"] == "house") + rng.normal(size=240)
+    x.loc[5, "size"] = None
+    result = emdcfl.fit(x, label="price", site="town", task="regression", rounds=3, out=tmp_path / "run")
+    assert result.regression is not None and result.regression.r2 is not None and result.regression.r2 > 0.8
+    new = x[x["town"] == "a"].drop(columns="town")
+    assert np.corrcoef(result.predict("a", new), new["price"])[0, 1] > 0.9
+    assert result.place(new, name="new").metric.label == "R²"
 
 
 def test_the_estimator_places_unseen_sites() -> None:

@@ -78,7 +78,7 @@ def test_it_is_the_same_run_as_fit() -> None:
     assert not hasattr(copy, "result_") and copy.get_params() == model.get_params() == pickle.loads(pickle.dumps(copy)).get_params()  # noqa: S301
     codes = np.unique(y, return_inverse=True)[1]
     splits = {name: model._split(name, x[site == name], codes[site == name], codes[site == name], 3) for name in ("a", "b")}
-    plain = emdcfl.fit(splits, method="fedavg", rounds=1, local_epochs=1, seed=3)
+    plain = emdcfl.fit(splits, method="fedavg", task="classification", rounds=1, local_epochs=1, seed=3)
     assert plain.summary["config"] == model.result_.summary["config"]
     assert np.array_equal(plain.serving.models.numpy(), model.result_.serving.models.numpy())
 

@@ -282,3 +282,30 @@ def test_names_and_places_are_printed_as_they_are(cli, tmp_path: Path) -> None:
         assert all(clinic in ended.out for clinic in ("ward [bold]", "x[/y]", "[red]z", "a:100:b"))
     assert "runs[/old]" in ended.out.replace("\n", "")
     assert cli("report", out).code == 0
+
+
+def test_numbers_in_own_tables(cli, tmp_path: Path) -> None:
+    rng = random.Random(0)
+    (tmp_path / "towns").mkdir()
+    for site in "abcd":
+        rows = [(size, 3 * size + rng.gauss(0, 10)) for size in (rng.uniform(50, 150) for _ in range(60))]
+        text = "size,price\n" + "".join(f"{size:.2f},{price:.2f}\n" for size, price in rows)
+        (tmp_path / "towns" / f"{site}.csv").write_text(text, encoding="utf-8")
+    own = ["--data", "towns", "--label", "price"]
+    refused(cli("run", *own), "--task regression")
+    own += ["--task", "regression"]
+    refused(cli("run", *own, "--engine", "cuda"), "leave it out")
+    refused(cli("run", *own, "--engine", "flower"), "one machine")
+    ended = cli("run", *own, "--out", "run")
+    assert ended.code == 0 and "linear regression" in ended.out and "RMSE" in ended.out and "accuracy" not in ended.out, ended
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
+    assert summary["r2"]["mean"] > 0.8 and "R²" in summary["answers"]["how_sure"]
+    assert "tabular-regression" in (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
+    values = [row["value"] for row in json.loads(cli("predict", "run", "towns/a.csv", "--client", "a", "--json").out)]
+    assert len(values) == 60 and 100 < min(values) < max(values) < 500
+    placed = json.loads(cli("place", "run", "towns/a.csv", "--name", "new", "--json").out)
+    assert placed["candidates"][0]["r2"] > 0.8
+    exported = json.loads(cli("export", "run", "--json").out)
+    assert set(json.loads((Path(exported[0]) / "config.json").read_text(encoding="utf-8"))["target"]) == {"mean", "std"}
+    compared = cli("compare", *own, "--methods", "fedavg,local", "--seeds", "0", "--set", "run.rounds=1", "--json")
+    assert {row["metric"] for row in json.loads(compared.out)["table"]} >= {"r2", "worst_r2", "rmse", "against_best"}

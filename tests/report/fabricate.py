@@ -11,7 +11,7 @@ import numpy as np
 
 from emdcfl.methods.base import Distances
 from emdcfl.methods.emdcfl.interpret import read
-from emdcfl.runs.scoring import accuracy as score_of
+from emdcfl.runs.scoring import site_scores as score_of
 from emdcfl.runs.store.files import json_text, read_arrays, sealed, write_arrays
 
 

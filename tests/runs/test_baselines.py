@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from emdcfl.runs.scoring import accuracy
+from emdcfl.runs.scoring import site_scores
 from emdcfl.runs.verdict.advice import advice, headline, worth
 from emdcfl.runs.verdict.findings import how_sure, in_brief, sentences
 
@@ -17,7 +17,7 @@ GROUPS = [0, 0, 0, 1, 1, 1]
 def summary(mean: float | tuple[float, ...], clusters: list[int] | None = None, n: int = 200) -> dict[str, Any]:
     shares = (mean,) * len(SITES) if isinstance(mean, float) else mean
     rows = [{"client": c, "accuracy": {"test": p}, "test_samples": {"test": n}} for c, p in zip(SITES, shares, strict=True)]
-    score = accuracy(rows, "test")
+    score = site_scores(rows, "test")
     k = 1 if clusters is None else len(set(clusters))
     overall = {**score, "samples": n * len(SITES), "variants": {"test": score}}
     return {"method": "emdcfl", "clients": SITES, "k": k, "clusters": clusters, "accuracy": overall}

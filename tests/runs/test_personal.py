@@ -213,7 +213,7 @@ def test_a_result_in_memory_saves_its_personal_models(finished: Path, tmp_path: 
 
 def test_one_run_of_fedavg_is_two_baselines() -> None:
     found = run_baselines(run(config(rounds=1)))
-    assert list(found) == list(BASELINES) == ["fedavg", "fedavg+ft", "local", "logistic"]
+    assert list(found) == ["fedavg", "fedavg+ft", "local", "logistic"] and set(found) < set(BASELINES)
     plain, after = found["fedavg"], found["fedavg+ft"]
     assert plain.summary["personalized"]["mode"] == "if-it-pays" and plain.summary["accuracy"]["mean"] == plain.accuracy.mean
     assert after.accuracy == plain.personalized and "personalized" not in found["local"].summary

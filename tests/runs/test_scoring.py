@@ -5,7 +5,7 @@ import torch
 from tests.tiny import federation, same_bits
 
 from emdcfl.methods.base import Serving
-from emdcfl.runs.scoring import accuracy, agreement, model_names, score
+from emdcfl.runs.scoring import agreement, model_names, score, site_scores
 from emdcfl.runs.served import states_of
 
 MODELS = torch.arange(6.0).reshape(3, 2)
@@ -41,13 +41,13 @@ def test_a_mixture_of_all_models_is_no_copy_of_them() -> None:
 
 def test_accuracy_is_an_unweighted_mean_over_those_who_count() -> None:
     rows = [row("a", 0.5, 10), row("b", 1.0, 1000), row("c", None), row("d", 0.0, 0)]
-    found = accuracy(rows, "test")
+    found = site_scores(rows, "test")
     assert (found["mean"], found["worst"]) == (0.75, 0.5)
     assert found["sites"] == [0.5, 1.0, None, None] and found["tested"] == [10, 1000, 0, 0]
     assert 0.5 < found["low"] < 0.75 < found["high"] < 1.0 and found["new_sites"] == {"low": 0.0, "high": 1.0}
-    one = accuracy(rows, "test", ["b"])
+    one = site_scores(rows, "test", ["b"])
     assert (one["mean"], one["worst"], one["new_sites"], one["tested"]) == (1.0, 1.0, None, [0, 1000, 0, 0])
-    for nobody in (accuracy(rows, "test", []), accuracy([], "test")):
+    for nobody in (site_scores(rows, "test", []), site_scores([], "test")):
         assert {nobody[key] for key in ("mean", "worst", "low", "high", "new_sites")} == {None}
 
 

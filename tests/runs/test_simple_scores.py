@@ -17,7 +17,7 @@ from emdcfl.report.page import render
 from emdcfl.runs.config import Choice, Config, override
 from emdcfl.runs.plan import IN_MEMORY
 from emdcfl.runs.runner import run
-from emdcfl.runs.scoring import accuracy
+from emdcfl.runs.scoring import site_scores
 from emdcfl.runs.verdict.advice import LOGISTIC, advice
 from emdcfl.runs.verdict.baselines import run_baselines
 from emdcfl.runs.verdict.findings import sentences, unbalanced
@@ -44,7 +44,7 @@ def test_the_interval_of_an_auc_covers_the_truth() -> None:
         score = 1 / (1 + np.exp(-(rng.standard_normal(100) + 1.5 * y)))
         scores = balance(torch.from_numpy(np.stack([1 - score, score], 1)), torch.from_numpy(y))
         row: dict[str, Any] = {"client": "a", "accuracy": {"test": 0.8}, "test_samples": {"test": 100}, "unbalanced": {"test": scores}}
-        found = accuracy([row], "test")["auc"]
+        found = site_scores([row], "test")["auc"]
         covered += found["low"] <= truth <= found["high"]
     assert covered >= 0.9 * times
 
@@ -73,7 +73,7 @@ def test_a_run_on_unbalanced_tables_says_both_and_compares_with_a_regression(tmp
     found = advice(result.summary, others)
     assert found is not None and LOGISTIC in found.gains
     read = read_run(tmp_path / "run").baselines[LOGISTIC]
-    assert [read.accuracy_of(c, "test") for c in "abc"] == others[LOGISTIC]["accuracy"]["variants"]["test"]["sites"]
+    assert [read.score_at(c, "test") for c in "abc"] == others[LOGISTIC]["accuracy"]["variants"]["test"]["sites"]
     page = render(tmp_path / "run")
     assert "logistic regression" in page and "AUC" in page
     even = run(config, scenario=sites(0.5))
@@ -83,7 +83,7 @@ def test_a_run_on_unbalanced_tables_says_both_and_compares_with_a_regression(tmp
 def test_a_regression_that_is_clearly_better_is_recommended() -> None:
     def told(mean: float) -> dict[str, Any]:
         rows = [{"client": c, "accuracy": {"test": mean}, "test_samples": {"test": 300}} for c in "abcdef"]
-        score = accuracy(rows, "test")
+        score = site_scores(rows, "test")
         overall = {**score, "samples": 1800, "variants": {"test": score}}
         return {"method": "emdcfl", "clients": list("abcdef"), "k": 2, "clusters": [0, 0, 0, 1, 1, 1], "accuracy": overall}
 

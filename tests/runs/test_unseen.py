@@ -21,7 +21,7 @@ from emdcfl.data.types import Scenario, Site, Split
 from emdcfl.report.page import render
 from emdcfl.runs.config import Config, RunConfig, loads, override
 from emdcfl.runs.new_sites.nearest import relative, unlabelled
-from emdcfl.runs.new_sites.unseen import mean_accuracy, unseen_sentence
+from emdcfl.runs.new_sites.unseen import mean_scores, unseen_sentence
 from emdcfl.runs.plan import plan
 from emdcfl.runs.verdict.baselines import run_baselines
 from emdcfl.studies.compare import compare, configs, folds_of, parse_methods
@@ -67,7 +67,7 @@ def test_each_is_placed_with_its_true_group_and_tested(result: emdcfl.Result) ->
         own = result.model_of("site-0" if one["site"] == "site-1" else "site-3")
         data = next(s for s in (result.scenario or pytest.fail("no data")).sites if s.name == one["site"]).tests["test"]
         assert accuracy["placed"] == pytest.approx(float((own.probabilities(data.x).argmax(1) == data.y).double().mean()))
-    assert unseen["accuracy"] == mean_accuracy(unseen["sites"])
+    assert unseen["accuracy"] == mean_scores(unseen["sites"])
     assert "2 sites held out" in unseen_sentence(unseen)
 
 

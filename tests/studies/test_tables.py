@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from emdcfl.cli.compare import rich_tables
-from emdcfl.runs.scoring import accuracy
+from emdcfl.runs.scoring import site_scores
 from emdcfl.studies.paper_values import Value, measured_value
 from emdcfl.studies.table_files import latex, markdown, tidy, write_tables
 from emdcfl.studies.tables import build
@@ -156,7 +156,7 @@ def test_latex_and_csv_hold_the_same_numbers(tmp_path: Path) -> None:
 
 def sites(method: str, seed: int, shares: list[float], n: int = 100) -> dict[str, Any]:
     rows = [{"client": str(i), "accuracy": {"test": p}, "test_samples": {"test": n}} for i, p in enumerate(shares)]
-    score = accuracy(rows, "test")
+    score = site_scores(rows, "test")
     return row(method, seed, score["mean"], variants={"test": score})
 
 

@@ -10,13 +10,13 @@ from emdcfl.core import keys
 from emdcfl.core.errors import DataError
 from emdcfl.data import scenarios
 from emdcfl.data.own import frames, from_arrays
+from emdcfl.data.own.cleaning import read_task
 from emdcfl.data.types import Scenario
 from emdcfl.models.recipe import ModelRecipe
 from emdcfl.runs.config import OWN_FILES, Choice, own_files
 from emdcfl.runs.plan import IN_MEMORY
 
 Clients = str | Path | Scenario | Sequence[Any] | Mapping[str, Any] | Any
-REGRESSION = "regression"
 Groups = Mapping[str, str] | Sequence[str] | None
 
 
@@ -27,8 +27,6 @@ def read_clients(
 
     ``about`` holds the options that describe own files (``frames.OPTIONS``), for files and for frames alike.
     """
-    if about.get("task") == REGRESSION and isinstance(clients, str | Path | Scenario):
-        raise DataError("expected arrays, tensors or torch data sets for regression, got files or a scenario; read them first")
     if isinstance(clients, Path) or (isinstance(clients, str) and clients not in scenarios.names()):
         if Path(clients).suffix == ".toml":  # what 'emdcfl data check --fix' wrote
             return Choice(OWN_FILES, {**own_files(clients), **about}), None
@@ -41,17 +39,14 @@ def read_clients(
         if clients.source is not None:
             return Choice(clients.source[0], clients.source[1]), clients
         return Choice(IN_MEMORY, {"fingerprint": fingerprint(clients)}), clients
-    if about.get("task") == REGRESSION:
-        if _is_tables(clients) or _is_hub(clients) or set(about) != {"task"}:
-            raise DataError("expected arrays, tensors or torch data sets for regression, got tables; give (frame.to_numpy(), y) per site")
-        scenario = from_arrays(clients, groups=groups, model=model, seed=seed, regression=True)
-    elif _is_tables(found := _entries(clients, about)):
+    found = _entries(clients, about)
+    if _is_tables(found):
         scenario = frames.from_tables(found, about, model=model, seed=seed, groups=groups)
-    else:
-        kept = {name: value for name, value in about.items() if name not in ("label", "client") or not _is_hub(clients)}
-        if kept:
-            raise DataError(f"{_named(kept)} names a column, but these are arrays; give frames, or leave it out")
-        scenario = from_arrays(found, groups=groups, model=model, seed=seed)
+        return Choice(IN_MEMORY, {"fingerprint": fingerprint(scenario), **about}), scenario
+    kept = {name: value for name, value in about.items() if name != "task" and (name not in ("label", "client") or not _is_hub(clients))}
+    if kept:
+        raise DataError(f"{_named(kept)} names a column, but these are arrays; give frames, or leave it out")
+    scenario = from_arrays(found, groups=groups, model=model, seed=seed, task=read_task(about.get("task")))
     return Choice(IN_MEMORY, {"fingerprint": fingerprint(scenario), **about}), scenario
 
 

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from emdcfl.api import pictures
 from emdcfl.api.clients import Clients, Groups
-from emdcfl.api.fitting import Model, as_choice, configure
+from emdcfl.api.fitting import Model, Task, as_choice, configure
 from emdcfl.core.errors import ClientError, ConfigError
+from emdcfl.core.metric import Metric, metric_of, score_of
 from emdcfl.core.optional import require
-from emdcfl.core.units import percent
+from emdcfl.core.units import quantity
 from emdcfl.methods.base import Method, Serving
 from emdcfl.runs.config import Choice
 from emdcfl.runs.loop import Silent
@@ -38,6 +39,7 @@ def compare(
     *,
     seeds: int | Sequence[int] = 3,
     model: Model | None = None,
+    task: Task | None = None,
     label: str | None = None,
     site: str | None = None,
     rounds: int | None = None,
@@ -58,7 +60,7 @@ def compare(
 
     Parameters
     ----------
-    clients, model, label, site, rounds, local_epochs, batch_size, lr, groups, device, settings
+    clients, model, task, label, site, rounds, local_epochs, batch_size, lr, groups, device, settings
         As in ``fit``.
     methods : list of str or Method
         Names, as in ``"fedavg"`` or ``"emdcfl:tolerance=0.03"``, or instances; or one text ``"a,b,c"`` or ``"all"``.
@@ -88,13 +90,12 @@ def compare(
         "training.batch_size": batch_size,
         "training.lr": lr,
         "engine.device": device,
+        "scenario.task": task,
         "scenario.label": label,
         "scenario.client": site,
         **(settings or {}),
     }
     base, scenario = configure(clients, model, "emdcfl", given, groups=groups)
-    if scenario is not None and scenario.target is not None:
-        raise ConfigError("compare tests accuracy, and numbers to predict have none; run 'fit' per method and read result.regression")
     if scenario is not None and jobs > 1:
         raise ConfigError(f"expected jobs = 1 for data in memory, got {jobs}: they are not sent to other processes; write them to a folder")
     wanted = studies.configs(base, studies.with_fine_tuning(base, _choices(methods)), numbers)
@@ -134,6 +135,11 @@ class Comparison:
         return build(self.rows)
 
     @property
+    def metric(self) -> Metric:
+        """What methods are compared by."""
+        return metric_of(self.rows[0]) if self.rows else Metric.ACCURACY
+
+    @property
     def methods(self) -> list[str]:
         """Methods in the order of the table."""
         return [label for label in self.table.rows if self._cell(label) is not None]
@@ -146,7 +152,7 @@ class Comparison:
 
     @property
     def frame(self) -> pd.DataFrame:
-        """One row per method as a pandas frame: mean accuracy over seeds, its 95 % interval, worst client, ARI, seconds, seeds."""
+        """One row per method as a frame: mean accuracy (or R², RMSE) over seeds, its 95 % interval, worst client, ARI, seconds, seeds."""
         pandas = require("pandas", "tables", "for a frame (the numbers are in comparison.rows)")
         return pandas.DataFrame(self._records(), index=pandas.Index(self.methods, name="method"))
 
@@ -157,13 +163,15 @@ class Comparison:
         for label in self.methods:
             mean, worst, against = self._cell(label), self._cell(label, 1), table.against.get((label, column.key))
             assert mean is not None
-            ari, seconds = self._cell(label, "ari"), self._cell(label, "seconds")
+            ari, seconds, scale = self._cell(label, "ari"), self._cell(label, "seconds"), self.metric.scale
+            rmse = {"rmse": cell.mean} if (cell := self._cell(label, "rmse")) is not None else {}
             records.append(
                 {
-                    "accuracy": mean.mean / 100,
+                    self.metric.value: mean.mean / scale,
                     "low": math.nan if mean.interval is None else mean.interval.low,
                     "high": math.nan if mean.interval is None else mean.interval.high,
-                    "worst": math.nan if worst is None else worst.mean / 100,
+                    "worst": math.nan if worst is None else worst.mean / scale,
+                    **rmse,
                     "against best": 0.0 if label == table.leader(column) else math.nan if against is None else against.mean,
                     "ari": math.nan if ari is None else ari.mean,
                     "clusters": sum(row["k"] for row in labelled[label]) / len(labelled[label]),
@@ -174,11 +182,12 @@ class Comparison:
         return records
 
     def plot(self) -> pictures.Picture:
-        """Draw mean accuracies with their 95 % intervals, the best on top."""
-        found = sorted(zip(self.methods, self._records(), strict=True), key=lambda pair: -pair[1]["accuracy"])
-        ends = [None if math.isnan(r["low"]) else (100 * r["low"], 100 * r["high"]) for _, r in found]
-        what = "mean accuracy over clients in per cent, 95 % interval"
-        return pictures.bars([label for label, _ in found], [100 * r["accuracy"] for _, r in found], ends, what)
+        """Draw mean accuracies (or R²) with their 95 % intervals, the best on top."""
+        metric, scale = self.metric.value, self.metric.scale
+        found = sorted(zip(self.methods, self._records(), strict=True), key=lambda pair: -pair[1][metric])
+        ends = [None if math.isnan(r["low"]) else (scale * r["low"], scale * r["high"]) for _, r in found]
+        what = f"mean {self.metric.label} over clients{' in per cent' if scale == 100 else ''}, 95 % interval"
+        return pictures.bars([label for label, _ in found], [scale * r[metric] for _, r in found], ends, what)
 
     def report(self, out: str | Path | None = None, *, show: bool = True) -> Path:
         """Write the page that ``emdcfl compare`` writes (to a temporary file by default), open it, and return its path."""
@@ -196,8 +205,10 @@ class Comparison:
     def __repr__(self) -> str:
         lines = []
         for label, r in zip(self.methods, self._records(), strict=True):
-            interval = "" if math.isnan(r["low"]) else f" ({100 * r['low']:.1f} to {100 * r['high']:.1f})"
-            lines.append(f"{label}: {percent(r['accuracy'])}{interval}, worst {percent(r['worst'])}, seeds {r['seeds']}")
+            metric = self.metric
+            interval = "" if math.isnan(r["low"]) else f" ({metric.range(r['low'], r['high'])})"
+            rmse = f", RMSE {quantity(r['rmse'])}" if "rmse" in r else ""
+            lines.append(f"{label}: {metric.text(r[metric.value])}{interval}, worst {metric.text(r['worst'])}{rmse}, seeds {r['seeds']}")
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
@@ -216,7 +227,7 @@ class _Lines(Silent):
 
     def note(self, done: studies.Done, results: Results, ended: int, total: int) -> None:
         if done.row is not None:
-            mean = percent(done.row["accuracy"]["mean"])
+            mean = metric_of(done.row).text(score_of(done.row)["mean"])
             terminal().print(f"[{ended}/{total}] {done.job}: {mean}, {done.row['seconds']['total']:.0f} s", soft_wrap=True)
 
     def end(self, index: int, total: int, rows: list[MetricsRow], serving: Serving) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from emdcfl.api.clients import REGRESSION, Clients, Groups, read_clients
+from emdcfl.api.clients import Clients, Groups, read_clients
 from emdcfl.api.result import Result
 from emdcfl.core.errors import ConfigError, DataError
 from emdcfl.data import scenarios
@@ -26,6 +26,7 @@ from emdcfl.runs.result import load as load_folder
 from emdcfl.runs.runner import run
 
 Model = str | ModelRecipe | Callable[[], nn.Module]
+Task = Literal["classification", "regression"]
 
 
 def fit(
@@ -33,7 +34,7 @@ def fit(
     model: Model | None = None,
     method: str | Method = "emdcfl",
     *,
-    task: Literal["classification", "regression"] = "classification",
+    task: Task | None = None,
     label: str | None = None,
     site: str | None = None,
     rounds: int | None = None,
@@ -67,9 +68,10 @@ def fit(
         Name of a built-in network, or a function that returns a fresh ``nn.Module``. Default: an MLP for tables, a CNN for images.
     method : str or Method
         A method's name, or an instance: ``EMDCFL(tolerance=0.03)``. Fields left at their default take the scenario's value for them.
-    task : "classification" or "regression"
-        Whether y are classes or numbers to predict. Regression takes arrays, tensors and torch data sets, minimises the squared error,
-        and has R² and RMSE (``Result.regression``) instead of accuracy; ``pacfl``, ``fedsac`` and ``fedrc`` need classes.
+    task : "classification" or "regression", optional
+        Whether labels are classes or numbers to predict. Default: classes; labels that look like measurements raise an error that asks.
+        Regression minimises the squared error, and has R² and RMSE (``Result.regression``) instead of accuracy; ``pacfl``, ``fedsac`` and
+        ``fedrc`` need classes.
     label, site : str, optional
         Columns of frames, data sets and tables: the label (default: the first of label, target, class, y), and whose row it is.
     rounds, local_epochs, batch_size, lr, participants : optional
@@ -118,7 +120,7 @@ def fit(
         "personalize.mode": personalize,
         "engine.device": device,
         "engine.workers": workers,
-        "scenario.task": None if task == "classification" else task,
+        "scenario.task": task,
         "scenario.label": label,
         "scenario.client": site,
         **(settings or {}),
@@ -137,9 +139,7 @@ def configure(
     """
     wanted = None if model is None else recipe_of(model)
     settings = {key: value for key, value in given.items() if value is not None}
-    about = {name: settings.pop(f"scenario.{name}") for name in (*OPTIONS, "task") if f"scenario.{name}" in settings}
-    if about.get("task", REGRESSION) != REGRESSION:
-        raise ConfigError(f"expected task = 'classification' or 'regression', got {about['task']!r}")
+    about = {name: settings.pop(f"scenario.{name}") for name in OPTIONS if f"scenario.{name}" in settings}
     source, scenario = read_clients(clients, groups, wanted, settings.get("run.seed", 0), about)
     unused = next((key for key in settings if key.startswith("scenario.") and source.name == IN_MEMORY), None)
     if unused is not None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from emdcfl.api import pictures
 from emdcfl.core.errors import ConfigError
+from emdcfl.core.metric import score_of
 from emdcfl.core.optional import require
 from emdcfl.methods.base import Distances
 from emdcfl.runs import result
@@ -79,15 +80,15 @@ class Result(result.Result):
         return place
 
     def accuracies(self) -> pd.DataFrame:
-        """Return one row per client as a pandas frame: its cluster, accuracy, 95 % interval and number of test samples."""
-        from emdcfl.runs.verdict.intervals import wilson
+        """Return one row per client as a pandas frame: its cluster, accuracy (or R²), 95 % interval and number of test samples."""
+        from emdcfl.runs.verdict.intervals import row_interval
 
         pandas = require("pandas", "tables", "for a frame (the numbers are in result.accuracy.clients)")
-        last = {row["client"]: row for row in self.history if row["accuracy"]}
+        last = {row["client"]: row for row in self.history if score_of(row)}
         rows: list[dict[str, Any]] = []
-        for client, share in self.accuracy.clients.items():
-            tested = next(iter(last[client]["test_samples"].values()))
-            interval = wilson(share, tested) if tested else None
+        for client, row in ((c, last[c]) for c in self.clients if c in last):
+            variant, value = next(iter(score_of(row).items()))
+            tested, interval = row["test_samples"][variant], row_interval(row, variant)
             ends = {"low": None if interval is None else interval.low, "high": None if interval is None else interval.high}
-            rows.append({"cluster": (self.clusters or {}).get(client), "accuracy": share, **ends, "tested": tested})
-        return pandas.DataFrame(rows, index=list(self.accuracy.clients))
+            rows.append({"cluster": (self.clusters or {}).get(client), self.metric.value: value, **ends, "tested": tested})
+        return pandas.DataFrame(rows, index=[c for c in self.clients if c in last])

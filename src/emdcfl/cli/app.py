@@ -27,6 +27,15 @@ app = typer.Typer(
 
 TrustModel = Annotated[bool, typer.Option("--trust-model", help="Let the run directory name a model of its own: its code then runs.")]
 
+TaskOption = Annotated[
+    str | None,
+    typer.Option(
+        "--task",
+        help="Own tables: classification, or regression where labels are numbers to predict.",
+        show_default="classification, and asks where labels look like numbers",
+    ),
+]
+
 USER_ERROR = 2
 INTERRUPTED = 130
 TERMINATED = 143

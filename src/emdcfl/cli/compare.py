@@ -22,6 +22,7 @@ from emdcfl.cli.own_data import own_data
 from emdcfl.cli.run import build_config, whose_data
 from emdcfl.cli.show import draw_table
 from emdcfl.core.errors import ClientError, ConfigError
+from emdcfl.core.metric import metric_of, score_of
 from emdcfl.core.schema import Reply
 from emdcfl.core.units import percent
 from emdcfl.methods.base import Serving
@@ -178,9 +179,10 @@ class Screen:
         if self.quiet or done.row is None:
             return
         row: dict[str, Any] = done.row
-        scores = ", ".join(f"{v} {percent(s['mean'])}" for v, s in row["accuracy"]["variants"].items())
+        score, text = score_of(row), metric_of(row).text
+        scores = ", ".join(f"{v} {text(s['mean'])}" for v, s in score["variants"].items())
         ari = "" if row["ari"] is None else f", ARI {row['ari']:.2f}"
-        said = f"{scores}, worst {percent(row['accuracy']['worst'])}{ari}, {row['seconds']['total']:.0f} s"
+        said = f"{scores}, worst {text(score['worst'])}{ari}, {row['seconds']['total']:.0f} s"
         self._say(f"[{ended}/{total}] {done.job}: {said}")
         if self.live is not None:
             table = build(results.rows)
@@ -203,7 +205,8 @@ class Screen:
 def rich_unseen(rows: Sequence[Mapping[str, Any]]) -> RichTable:
     """Return the table of sites that were held out."""
     heads = ("scenario", "method", "sites tested", *UNSEEN.values(), "right true group")
-    lines = [(row["scenario"], row["method"], str(row["tested"]), *(percent(row[key]) for key in (*UNSEEN, "right"))) for row in rows]
+    scores = [[*(row["metric"].text(row[key]) for key in UNSEEN), percent(row["right"])] for row in rows]
+    lines = [(row["scenario"], row["method"], str(row["tested"]), *told) for row, told in zip(rows, scores, strict=True)]
     return draw_table(heads, lines, left=("scenario", "method"), title="Sites held out of training")
 
 
@@ -271,7 +274,7 @@ def _numbers(table: Table, column: Column, labels: Sequence[str]) -> list[_Numbe
 
 
 def _intervals(table: Table, column: Column) -> RichTable:
-    """Return how sure the accuracies of a scenario are, and their differences from the best."""
+    """Return how sure the scores of a scenario are, and their differences from the best."""
     labels = [label for label in table.rows if (label, column.key, column.metrics[0]) in table.cells]
     rows = [(Text(label), interval_text(table, label, column), against_text(table, label, column)) for label in labels]
     heads = ("method", METRICS[column.metrics[0]], "against the best")

@@ -17,6 +17,13 @@ def _option(help: str, default: str | bool = False) -> Any:
 def _options(
     label: Annotated[str | None, _option("Own tables: the label column.")] = None,
     client: Annotated[str | None, _option("Own data in one table: the client column.")] = None,
+    task: Annotated[
+        str | None,
+        _option(
+            "Own tables: classification, or regression where labels are numbers to predict.",
+            "classification, and asks where labels look like measurements",
+        ),
+    ] = None,
     split: Annotated[str | None, _option("Own tables: random, or time:COLUMN (oldest rows train, newest test).", "random")] = None,
     split_column: Annotated[str | None, _option("Own tables: the column that says train, val or test.")] = None,
     group: Annotated[

@@ -100,6 +100,7 @@ def run(
     from emdcfl.paper.merging import write_quick_merging
     from emdcfl.report.load_run import read_run
     from emdcfl.runs import runner
+    from emdcfl.runs.plan import refuse_numbers
     from emdcfl.runs.store import RunStore
     from emdcfl.runs.verdict.baselines import BASELINES, run_baselines
 
@@ -131,6 +132,8 @@ def run(
     place = out or Path("runs") / f"{what}-{chosen.method.name}-seed{chosen.run.seed}"
     compare = baselines and chosen.scenario.name in (OWN_FILES, AT_NODES) and chosen.method.name not in BASELINES
     remote = chosen.engine.name == "flower"
+    if remote:
+        refuse_numbers(chosen)
     logging.getLogger("emdcfl").setLevel(logging.WARNING if quiet or as_json else logging.INFO)
     logging.getLogger("emdcfl.doubts").setLevel(logging.ERROR)  # the result says them
     console = terminal()

@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from emdcfl.core.units import names, percent, percent_range, seconds
+from emdcfl.core.metric import metric_of, score_of
+from emdcfl.core.units import names, percent, quantity, seconds
 from emdcfl.runs.new_sites.unseen import UNSEEN, unseen_sentence
 from emdcfl.runs.outputs import read_reading
 from emdcfl.runs.personal import in_words
@@ -48,7 +49,7 @@ def show_result(
     out: Path,
     others: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
-    """Print clusters and their members, what to do, accuracy beside the baselines, what the distances say, and the time by phase."""
+    """Print clusters and their members, what to do, scores beside the baselines, what the distances say, and the time by phase."""
     console.print()
     reading = read_reading(out) if summary["clusters"] is not None else None
     if summary["clusters"] is not None:
@@ -94,12 +95,14 @@ def _times(summary: Mapping[str, Any], others: Mapping[str, Mapping[str, Any]]) 
 
 def _scores(summary: Mapping[str, Any]) -> Text:
     parts = []
-    for variant, score in summary["accuracy"]["variants"].items():
-        name = "" if len(summary["accuracy"]["variants"]) == 1 else f"{variant} "
-        interval = "" if score.get("low") is None else f" (95% interval {percent_range(score['low'], score['high'])})"
-        mean = (percent(score["mean"]), "bold")
-        few = rests_on(summary, score)
-        parts.append(Text.assemble(f"{name}accuracy ", mean, f"{interval}, worst client {percent(score['worst'])}{few and ', ' + few}"))
+    metric, variants = metric_of(summary), score_of(summary)["variants"]
+    for variant, score in variants.items():
+        name = "" if len(variants) == 1 else f"{variant} "
+        interval = "" if score.get("low") is None else f" (95% interval {metric.range(score['low'], score['high'])})"
+        mean, few = (metric.text(score["mean"]), "bold"), rests_on(summary, score)
+        rmse = f", RMSE {quantity(score['rmse']['mean'])}" if "rmse" in score else ""
+        told = f"{interval}, worst client {metric.text(score['worst'])}{rmse}{few and ', ' + few}"
+        parts.append(Text.assemble(f"{name}{metric.label} ", mean, told))
     if summary["clusters"] is not None:
         ari = f"ARI = {summary['ari']:.2f}" if summary["ari"] is not None else "no true groups to compare with"
         parts.append(Text(f"K = {summary['k']}, {ari}"))
@@ -131,7 +134,8 @@ def _list(console: Console, lines: Sequence[str], what: str, file: str = "summar
 
 
 def _clusters(summary: Mapping[str, Any], rows: Sequence[MetricsRow]) -> Table:
-    score = {r["client"]: next(iter(r["accuracy"].values())) for r in rows if r["accuracy"]}
+    score = {r["client"]: next(iter(one.values())) for r in rows if (one := score_of(r))}
+    metric = metric_of(summary)
     known, lines = summary["groups"] is not None, []
     for k in sorted(set(summary["clusters"])):
         at = [i for i, label in enumerate(summary["clusters"]) if label == k]
@@ -140,15 +144,15 @@ def _clusters(summary: Mapping[str, Any], rows: Sequence[MetricsRow]) -> Table:
         if known:
             cells.append(", ".join(dict.fromkeys(str(summary["groups"][i]) for i in at)))
         own = [score[n] for n in members if n in score]
-        lines.append([*cells, percent(sum(own) / len(own) if own else None), percent(min(own) if own else None)])
-    heads = ("cluster", "clients", *(("true groups",) if known else ()), "accuracy", "worst")
+        lines.append([*cells, metric.text(sum(own) / len(own) if own else None), metric.text(min(own) if own else None)])
+    heads = ("cluster", "clients", *(("true groups",) if known else ()), metric.label, "worst")
     return draw_table(heads, lines, left=("clients", "true groups"), title="Clusters found")
 
 
 def show_unseen(console: Console, unseen: Mapping[str, Any]) -> None:
     """Print how the models do at sites that were held out of training."""
     rows = [
-        (one["site"], "–" if one["cluster"] is None else str(one["cluster"]), *(percent(one["accuracy"][key]) for key in UNSEEN))
+        (one["site"], "–" if one["cluster"] is None else str(one["cluster"]), *(metric_of(one).text(score_of(one)[key]) for key in UNSEEN))
         for one in unseen["sites"]
     ]
     heads = ("site", "placed in cluster", *UNSEEN.values())
@@ -160,18 +164,22 @@ def _show_worth(
     console: Console, summary: Mapping[str, Any], reading: Mapping[str, Any] | None, others: Mapping[str, Mapping[str, Any]]
 ) -> None:
     """Print this run beside its baselines, with paired differences, and what speaks against the grouping."""
-    uneven = "balanced" in used(summary)["accuracy"]
-    heads = ("training", "accuracy", "95% interval", *(("balanced", "AUC") if uneven else ()), "worst", "gain in points")
+    metric, own = metric_of(summary), score_of(used(summary))
+    uneven, numbers = "balanced" in own, "rmse" in own
+    more = ("balanced", "AUC") if uneven else ("RMSE",) if numbers else ()
+    heads = ("training", metric.label, "95% interval", *more, "worst", f"gain in {metric.unit}")
     rows = []
-    found = {name: gain.points().replace(" points", "") for name, gain in rivals(summary, others).items()}
+    found = {name: gain.points(unit=False) for name, gain in rivals(summary, others).items()}
     named = {run_title(summary): ("", used(summary))}
     named |= {BASELINES.get(name, name): (name, other) for name, other in others.items()}
     for what, (name, one) in named.items():
-        score, gain = one["accuracy"], found.get(name, "–") if name else ""
-        scores = [percent(score["mean"]), percent_range(score.get("low"), score.get("high"))]
+        score, gain = score_of(one), found.get(name, "–") if name else ""
+        scores = [metric.text(score["mean"]), metric.range(score.get("low"), score.get("high"))]
         if uneven:
             scores += [percent(score["balanced"]["mean"]), f"{score['auc']['mean']:.3f}"] if "balanced" in score else ["–", "–"]
-        rows.append((what, *scores, percent(score["worst"]), gain))
+        if numbers:
+            scores.append(quantity(score["rmse"]["mean"]))
+        rows.append((what, *scores, metric.text(score["worst"]), gain))
     console.print()
     console.print(draw_table(heads, rows, left=("training",), title="Is grouping worth it?"))
     to_do = advice(summary, others)

@@ -13,7 +13,7 @@ import typer
 from emdcfl.cli.app import TrustModel, app
 from emdcfl.cli.show import draw_table, tell
 from emdcfl.core.errors import EmdcflError
-from emdcfl.core.units import escaped, names, percent
+from emdcfl.core.units import escaped, names
 from emdcfl.runs.progress import terminal
 
 if TYPE_CHECKING:
@@ -27,15 +27,20 @@ def predict(
     client: Annotated[str, typer.Option(help="Whose model to use: a client of the run.")],
     plain: Annotated[bool, typer.Option("--plain", help="The model before fine-tuning, even if the client kept the one after.")] = False,
     trust_model: TrustModel = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable, with all probabilities.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable, with all probabilities of classes.")] = False,
 ) -> None:
-    """Classify files with the model that a client should use: its fine-tuned one, if it kept one."""
+    """Predict classes (or numbers) of files with the model that a client should use: its fine-tuned one, if it kept one."""
     from emdcfl.data.own import read_inputs
     from emdcfl.runs.outputs import load_served
 
     served = load_served(run, client, plain=plain, trust_model=trust_model)
     x, names = read_inputs(files, encoding=served.about.encoding)
     p = served.probabilities(x)
+    if served.about.target is not None:
+        found = [{"input": n, "value": value} for n, value in zip(names, p[:, 0].tolist(), strict=True)]
+        lines = [f"{escaped(str(one['input']))}\t{one['value']:.6g}" for one in found]
+        typer.echo(json.dumps(found, indent=2, ensure_ascii=False) if as_json else "\n".join(lines))
+        return
     best, classes = p.argmax(1).tolist(), served.about.classes
     if as_json:
         rows = [
@@ -73,10 +78,10 @@ def place(
     for note in placement.notes:
         tell(console, f"note: {note}")
     rows = [
-        (str(c.cluster), names(c.members), f"{c.ratio:.2f}", f"{c.linked} of {len(c.members)}", percent(c.accuracy))
+        (str(c.cluster), names(c.members), f"{c.ratio:.2f}", f"{c.linked} of {len(c.members)}", placement.metric.text(c.score))
         for c in placement.candidates
     ]
-    heads = ("cluster", "members", "distance / tolerance", "linked with", "its model's accuracy")
+    heads = ("cluster", "members", "distance / tolerance", "linked with", f"its model's {placement.metric.label}")
     console.print(draw_table(heads, rows, left=("members",)))
     tell(console, placement.verdict())
 

@@ -6,6 +6,8 @@ Class indices (int64) have the cross-entropy loss, numbers (float32, standardise
 
 from __future__ import annotations
 
+import math
+
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -52,3 +54,22 @@ def r_squared(squared_errors: Tensor, y: Tensor) -> float:
     """
     spread = float(((y.double() - y.double().mean()) ** 2).sum()) if len(y) else 0.0
     return 1.0 - float(squared_errors.double().sum()) / spread if spread > 0 else 0.0
+
+
+def r_squared_error(squared_errors: Tensor, y: Tensor) -> float:
+    r"""Return the standard error of :math:`R^2`, a ratio of two means, by the delta method.
+
+    With :math:`d_s = y_s - \bar y` it is :math:`\mathrm{sd}(u)/\sqrt n`, :math:`u_s = (e_s^2 - (1 - R^2) d_s^2) / \overline{d^2}`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> y = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    >>> r_squared_error(torch.zeros(4), y), round(r_squared_error(torch.tensor([0.0, 0.0, 1.0, 0.0]), y), 3)
+    (0.0, 0.216)
+    """
+    deviations = (y.double() - y.double().mean()) ** 2
+    if len(y) < 2 or float(deviations.sum()) <= 0:
+        return 0.0
+    u = (squared_errors.double() - (1.0 - r_squared(squared_errors, y)) * deviations) / deviations.mean()
+    return float(u.std()) / math.sqrt(len(y))

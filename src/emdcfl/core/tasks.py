@@ -270,13 +270,17 @@ def embed(client: Client, *, theta: Tensor, split: str = "val", cap: int = 512, 
     return {"embeddings": client.embeddings(theta, split, client.sample(split, cap), mode=mode)}
 
 
+LARGEST_R2 = 1e12
+"""R² of a site whose targets hardly differ may be far below zero; it is cut here."""
+
 TESTED = {
     "accuracy": Field(float, low=0, high=1, each=True),
     "loss": Field(float, low=-1e-3, high=LARGEST_LOSS, each=True, blamed=False),  # rounding may lift a probability over 1
     "n": Field(int, low=0, high="max_n", each=True),
     **{name: Field(float, low=0, high=1, each=True, optional=True) for name in SCORES},
     **{f"{name}_n": Field(float, low=0, high="max_n", each=True, optional=True) for name in SCORES},
-    "r2": Field(float, low=-1e12, high=1, each=True, optional=True, blamed=False),
+    "r2": Field(float, low=-LARGEST_R2, high=1, each=True, optional=True, blamed=False),
+    "r2_error": Field(float, low=0, high=LARGEST_R2, each=True, optional=True, blamed=False),
 }
 
 
@@ -309,13 +313,15 @@ def test(client: Client, *, models: Tensor, weights: Tensor) -> Reply:
 def _test_numbers(client: Client, models: Tensor, weights: Tensor) -> Reply:
     loss: dict[str, float] = {}
     r2: dict[str, float] = {}
+    error: dict[str, float] = {}
     count: dict[str, int] = {}
     for variant in client.site.tests:
         found, y = mixture(client, models, weights, f"test:{variant}")
         errors = objective.mixed_losses(found, y)
         count[variant], loss[variant] = len(y), float(errors.mean()) if len(y) else 0.0
-        r2[variant] = max(objective.r_squared(errors, y), -1e12)
-    return {"accuracy": {}, "loss": loss, "n": count, "r2": r2}
+        r2[variant] = max(objective.r_squared(errors, y), -LARGEST_R2)
+        error[variant] = min(objective.r_squared_error(errors, y), LARGEST_R2)
+    return {"accuracy": {}, "loss": loss, "n": count, "r2": r2, "r2_error": error}
 
 
 def mixture(client: Client, models: Tensor, weights: Tensor, split: str) -> tuple[Tensor, Tensor]:

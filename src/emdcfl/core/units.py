@@ -59,6 +59,17 @@ def percent_range(low: float | None, high: float | None) -> str:
     return "–" if low is None or high is None else f"{100 * low:.1f}–{high:.1%}"
 
 
+def quantity(value: float | None) -> str:
+    """Write a number in the units of the data with three significant digits, a dash for none.
+
+    Examples
+    --------
+    >>> quantity(54.321), quantity(12345.6), quantity(None)
+    ('54.3', '12346', '–')
+    """
+    return "–" if value is None else f"{value:.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"
+
+
 def plural(n: int, what: str) -> str:
     """Write a number and its noun.
 

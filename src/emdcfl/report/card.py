@@ -11,7 +11,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from safetensors import SafetensorError, safe_open
 
-from emdcfl.core.units import percent, percent_range, plural
+from emdcfl.core.metric import score_of
+from emdcfl.core.units import plural, quantity
 from emdcfl.report.svg import visible
 from emdcfl.runs.verdict.trained_with import origin_in_words
 
@@ -21,13 +22,17 @@ CARD = "README.md"
 def card(folder: Path, context: Mapping[str, Any], group: Mapping[str, Any] | None = None) -> str:
     """Return the card of a run directory, from what its report shows; with ``group``, that of one exported model."""
     environment = Environment(loader=PackageLoader("emdcfl.report"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"percent": percent, "range": percent_range, "md": markdown, "yaml": yaml}
+    environment.filters |= {"quantity": quantity, "md": markdown, "yaml": yaml}
     environment.globals |= {"plural": plural}
     summary, encoding = context["summary"], _metadata(folder, "encoding") or {}
-    task = "image-classification" if encoding.get("kind") == "images" else "tabular-classification"
+    images, numbers = encoding.get("kind") == "images", context["numbers"]
+    task = f"{'image' if images else 'tabular'}-{'regression' if numbers else 'classification'}"
     title = context["title"] if group is None else f"{group['title']} of {context['title']}"
     values = {
-        **{key: context[key] for key in ("summary", "headline", "brief", "worth", "sentences", "clusters", "notes", "failures")},
+        **{
+            key: context[key]
+            for key in ("summary", "metric", "numbers", "headline", "brief", "worth", "sentences", "clusters", "notes", "failures")
+        },
         "facts": [(name, value) for name, value in context["facts"] if name != "time"],  # a resumed run leaves the same card
         "task": task,
         "title": title,
@@ -35,6 +40,7 @@ def card(folder: Path, context: Mapping[str, Any], group: Mapping[str, Any] | No
         "group": group,
         "origin": None if group is None else _origin(summary, group["members"]),
         "classes": _metadata(folder, "classes") or [],
+        "label": encoding.get("label"),
         "results": _results(context, group),
         "versions": ", ".join(f"{name} {version}" for name, version in (summary.get("versions") or {}).items()) or "versions unknown",
     }
@@ -50,11 +56,11 @@ def _origin(summary: Mapping[str, Any], members: Sequence[str]) -> str | None:
 
 
 def _results(context: Mapping[str, Any], group: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """Return the accuracies that machines read: means over sites, of the group's own sites where there is one."""
+    """Return the scores that machines read: means over sites, of the group's own sites where there is one."""
     if group is not None:
         found = [("test", "mean over the sites of the group", group["mean"])]
     else:
-        scores = context["summary"]["accuracy"]["variants"]
+        scores = score_of(context["summary"])["variants"]
         found = [(variant, "mean over sites", score.get("mean")) for variant, score in scores.items()]
     return [{"split": split, "name": name, "value": value} for split, name, value in found if value is not None]
 

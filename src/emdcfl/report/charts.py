@@ -9,11 +9,12 @@ import numpy as np
 from markupsafe import Markup
 
 from emdcfl.clustering.pairs import LOWER, SIGNS, UPPER, Edge, PairRatios
-from emdcfl.core.units import percent, plural
+from emdcfl.core.metric import Metric
+from emdcfl.core.units import plural
 from emdcfl.report.load_run import Run
 from emdcfl.report.svg import Array, Scale, bent, chart, mark, number, shape_path, tag, ticks, visible
 from emdcfl.runs.personal import FINE_TUNED
-from emdcfl.runs.verdict.advice import BASELINES, LOGISTIC, rivals
+from emdcfl.runs.verdict.advice import BASELINES, LINEAR, LOGISTIC, rivals
 from emdcfl.runs.verdict.what_differs import value_in_words
 
 WIDTH = 380.0
@@ -23,6 +24,8 @@ LINKS = 300
 """Up to this many links are drawn on the map."""
 HEAT = 500
 """Most clients of the heat map; beyond, clients are left out at equal steps."""
+LOWEST_R2 = -1.0
+"""Where lines of R² are cut off below: a model that has not learnt yet may be anywhere."""
 TIGHTEST = 14
 """Most clients in the drawing of margins: those closest to the tolerance."""
 
@@ -43,8 +46,8 @@ def client_map(run: Run) -> tuple[Markup, float]:
         lines = [visible(client), f"cluster {labels[i]}"]
         if run.groups is not None:
             lines.append(f"true group {visible(run.groups[i])}")
-        if (accuracy := run.accuracy_of(client, run.variants[0])) is not None:
-            lines.append(f"accuracy {percent(accuracy)}")
+        if (score := run.score_at(client, run.variants[0])) is not None:
+            lines.append(f"{run.metric.label} {run.metric.text(score)}")
         shape = run.shapes[run.groups[i]] if run.groups is not None else "circle"
         parts.append(mark("path", "\n".join(lines), d=shape_path(shape, x[i], y[i], r), class_=f"point {run.colours[labels[i]]}"))
     epsilon = pairs.tolerance
@@ -246,14 +249,14 @@ def two_values(found: Mapping[str, Any]) -> Markup:
 
 
 def round_lines(run: Run, variant: str) -> Markup | None:
-    """Draw accuracy by round: mean, worst client, clusters if there are few, and baselines."""
+    """Draw accuracy (or R²) by round: mean, worst client, clusters if there are few, and baselines."""
     lines: list[tuple[str, str, dict[int, float]]] = []
     if run.clusters is not None and 1 < len(run.colours) <= 10:
         for k, colour in run.colours.items():
             members = [c for c, label in zip(run.clients, run.clusters, strict=True) if label == k]
             lines.append((f"cluster {k}", f"line {colour}", _by_round(run, variant, members)[0]))
     for name, other in run.baselines.items():
-        if name.endswith(FINE_TUNED) or name == LOGISTIC:  # no rounds of their own
+        if name.endswith(FINE_TUNED) or name in (LOGISTIC, LINEAR):  # no rounds of their own
             continue
         lines.append((BASELINES.get(name, name), f"line baseline {name}", _by_round(other, variant)[0]))
     mean, worst = _by_round(run, variant)
@@ -261,7 +264,7 @@ def round_lines(run: Run, variant: str) -> Markup | None:
     lines = [(name, style, values) for name, style, values in lines if values]
     if not lines:
         return None
-    return _draw_lines(lines, f"Accuracy by round, {visible(variant)}")
+    return _draw_lines(lines, f"{run.metric.heading} by round, {visible(variant)}", run.metric)
 
 
 def _by_round(run: Run, variant: str, clients: Sequence[str] | None = None) -> tuple[dict[int, float], dict[int, float]]:
@@ -269,16 +272,17 @@ def _by_round(run: Run, variant: str, clients: Sequence[str] | None = None) -> t
     wanted = set(clients if clients is not None else scored if scored is not None else run.clients)
     found: dict[int, list[float]] = {}
     for row in run.rows:
-        score = (row.get("accuracy") or {}).get(variant)
+        score = (row.get(run.metric) or {}).get(variant)
         if score is not None and row["client"] in wanted and (row.get("test_samples") or {}).get(variant, 1):
             found.setdefault(int(row["round"]), []).append(float(score))
     return {t: float(np.mean(v)) for t, v in found.items()}, {t: min(v) for t, v in found.items()}
 
 
-def _draw_lines(lines: list[tuple[str, str, dict[int, float]]], label: str) -> Markup:
+def _draw_lines(lines: list[tuple[str, str, dict[int, float]]], label: str, metric: Metric) -> Markup:
     height, values = 230.0, [v for _, _, found in lines for v in found.values()]
     rounds = sorted({t for _, _, found in lines for t in found})
-    low = max(0.0, min(values) - max(0.02, 0.08 * (max(values) - min(values))))
+    least = LOWEST_R2 if metric is Metric.R2 else 0.0
+    low = max(least, min(values) - max(0.02, 0.08 * (max(values) - min(values))))
     y = Scale(low, min(1.0, max(values) + 0.01), height - 24, 10.0)
     x = Scale(rounds[0], rounds[-1], 46.0, WIDTH - 14)
     parts: list[Markup] = []
@@ -287,7 +291,7 @@ def _draw_lines(lines: list[tuple[str, str, dict[int, float]]], label: str) -> M
         parts.append(
             tag(
                 "text",
-                f"{value:.0%}" if y.high - low > 0.06 else f"{value:.1%}",
+                f"{value:g}" if metric is Metric.R2 else f"{value:.0%}" if y.high - low > 0.06 else f"{value:.1%}",
                 x=35,
                 y=y(value) + 3.5,
                 class_="small muted end",
@@ -298,11 +302,18 @@ def _draw_lines(lines: list[tuple[str, str, dict[int, float]]], label: str) -> M
             parts.append(tag("text", str(int(t)), x=x(t), y=height - 8, class_="small muted middle"))
     marks: list[Markup] = []
     for name, style, found in lines:
-        path = "M" + "L".join(f"{x(t):.1f} {y(v):.1f}" for t, v in sorted(found.items()))
+        path = "M" + "L".join(f"{x(t):.1f} {y(max(v, low)):.1f}" for t, v in sorted(found.items()))
         parts.append(tag("path", d=path, class_=style))
         for t, v in sorted(found.items()):
             marks.append(
-                mark("circle", f"{name}\nround {t}: {percent(v)}", cx=x(t), cy=y(v), r=3.2, class_=style.replace("line", "dot", 1))
+                mark(
+                    "circle",
+                    f"{name}\nround {t}: {metric.text(v)}",
+                    cx=x(t),
+                    cy=y(max(v, low)),
+                    r=3.2,
+                    class_=style.replace("line", "dot", 1),
+                )
             )
     return chart(WIDTH, height, label, *parts, *marks)
 
@@ -313,8 +324,9 @@ def gain_rows(run: Run) -> Markup | None:
     if not found:
         return None
     bottom = 8 + 22.0 * len(found)
-    low, high = 100 * min(g.low for g in found.values()), 100 * max(g.high for g in found.values())
-    room = 0.06 * max(high - low, 1.0)
+    scale, unit = run.metric.scale, run.metric.unit
+    low, high = scale * min(g.low for g in found.values()), scale * max(g.high for g in found.values())
+    room = 0.06 * max(high - low, 0.01 * scale)
     x = Scale(min(low, 0.0) - room, max(high, 0.0) + room, 132.0, WIDTH - 12)
     parts: list[Markup] = []
     for value in ticks(x.low, x.high, 5):
@@ -325,11 +337,13 @@ def gain_rows(run: Run) -> Markup | None:
         parts.append(
             tag("text", visible(what.replace(" for all, fine-tuned at home", ", fine-tuned"), 24), x=122, y=y + 3.5, class_="small end")
         )
-        parts.append(tag("line", x1=x(100 * gain.low), x2=x(100 * gain.high), y1=y, y2=y, class_="span"))
+        parts.append(tag("line", x1=x(scale * gain.low), x2=x(scale * gain.high), y1=y, y2=y, class_="span"))
         tip = f"against {visible(what)}\n{gain.points()}"
         style = {1: "inside", -1: "outside"}.get(gain.sign, "weak-dot")
-        parts.append(mark("path", tip, d=shape_path("circle", x(100 * gain.mean), y, 4.6), class_=style))
-    return chart(WIDTH, bottom + 22, "Gain of this run over each other training, points of accuracy", *parts)
+        parts.append(mark("path", tip, d=shape_path("circle", x(scale * gain.mean), y, 4.6), class_=style))
+    return chart(
+        WIDTH, bottom + 22, f"Gain of this run over each other training, {'points of accuracy' if unit == 'points' else unit}", *parts
+    )
 
 
 def heat_data(run: Run) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from typing import Any
 from markupsafe import Markup
 
 from emdcfl.core.errors import StoreError
-from emdcfl.core.units import percent_range, plural
+from emdcfl.core.metric import Metric, metric_of, score_of
+from emdcfl.core.units import percent, plural
 from emdcfl.report.svg import Scale, chart, mark, shape_path, tag, ticks, visible
 from emdcfl.runs.new_sites.unseen import UNSEEN
 from emdcfl.studies.results import RESULTS, ResultRow
@@ -19,7 +20,8 @@ from emdcfl.studies.table_files import against_text
 from emdcfl.studies.tables import METRICS, Cell, Column, Table, build, unseen_rows
 
 WIDTH = 380.0
-STYLES = {"mean": "strong-dot", "clean": "strong-dot", "worst": "weak-dot", "backdoor": "weak-dot", "ari": "strong-dot"}
+STYLES = {"worst": "weak-dot", "backdoor": "weak-dot", "worst_r2": "weak-dot"}
+"""How marks of a metric look, where they do not stand out."""
 
 
 def read_rows(folder: Path) -> tuple[list[ResultRow], int]:
@@ -43,7 +45,7 @@ def _usable(line: str) -> ResultRow | None:
     """Read a row and fill in what it lacks; ``None`` if it is no result."""
     try:
         row = json.loads(line)
-        method, accuracy = str(row["method"]), dict(row["accuracy"])
+        method, metric, score = str(row["method"]), metric_of(row).value, dict(score_of(row))
         seconds, settings = row.get("seconds"), dict(row.get("settings") or {})
         scenario, seed = str(row.get("scenario", "scenario")), int(row.get("seed", 0))
     except (ValueError, TypeError, KeyError, AttributeError):
@@ -56,7 +58,7 @@ def _usable(line: str) -> ResultRow | None:
         "seed": seed,
         "config": row.get("config") or f"{scenario} {method} {seed} {json.dumps(settings, sort_keys=True)}",
         "ari": row.get("ari"),
-        "accuracy": {"mean": None, "worst": None, "variants": {}, **accuracy},
+        metric: {"mean": None, "worst": None, "variants": {}, **score},
         "seconds": {"total": math.nan, **(seconds if isinstance(seconds, dict) else {} if seconds is None else {"total": seconds})},
         "settings": {
             **settings,
@@ -100,7 +102,9 @@ def _unseen(rows: list[ResultRow]) -> dict[str, Any] | None:
     """Return the table of sites that were held out; None where there are none, or rows do not hold what they should."""
     try:
         found = unseen_rows(rows)
-        cells = [(r["scenario"], r["method"], r["tested"], [r[key] for key in (*UNSEEN, "right")]) for r in found]
+        cells = [
+            (r["scenario"], r["method"], r["tested"], [*(r["metric"].text(r[key]) for key in UNSEEN), percent(r["right"])]) for r in found
+        ]
         return {"heads": [*UNSEEN.values(), "right true group"], "rows": cells} if cells else None
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
@@ -122,7 +126,7 @@ def _headline(table: Table, methods: int) -> str:
         doubt = (
             f"; {' and '.join(level)} may be as good" if 0 < len(level) <= 3 else f"; {len(level)} others may be as good" if level else ""
         )
-        return f"{named} {'leads' if len(best) == 1 else 'lead'} on {column.title}{f' with {cell.mean:.1f}%' if cell else ''}{doubt}"
+        return f"{named} {'leads' if len(best) == 1 else 'lead'} on {column.title}{f' with {_headline_score(cell)}' if cell else ''}{doubt}"
     wins: dict[str, int] = {}
     for _, best in leaders:
         for label in best:
@@ -131,6 +135,10 @@ def _headline(table: Table, methods: int) -> str:
         return plural(methods, "method")
     top = max(wins, key=lambda label: wins[label])
     return f"{top} is best, alone or with others, on {wins[top]} of {plural(len(leaders), 'scenario')}"
+
+
+def _headline_score(cell: Cell) -> str:
+    return f"{cell.mean:.1f}%" if cell.interval is None or cell.interval.metric is Metric.ACCURACY else f"R² {cell.mean:.2f}"
 
 
 def _may_be_as_good(table: Table, label: str, column: Column) -> bool:
@@ -151,13 +159,16 @@ def _block(table: Table, column: Column) -> dict[str, Any]:
                 "value": cell.mean if cell is not None and _finite(cell) else None,
                 "best": label in table.best(column.key, m),
                 "paper": None if cell is None or cell.paper is None else cell.paper.text(),
-                "interval": None if cell is None or cell.interval is None else percent_range(cell.interval.low, cell.interval.high),
+                "interval": None
+                if cell is None or cell.interval is None
+                else cell.interval.metric.range(cell.interval.low, cell.interval.high),
             }
             for m, cell in zip(shown, cells, strict=True)
         ]
         row = {"label": label, "reference": label in table.reference, "cells": numbers, "seeds": max((c.n for c in cells if c), default=0)}
         rows.append({**row, "against": against_text(table, label, column)})
-    accuracy = [m for m in shown if m in ("mean", "worst", "clean", "backdoor")]
+    scores = [m for m in shown if m in ("mean", "worst", "clean", "backdoor", "r2", "worst_r2")]
+    metric = Metric.R2 if "r2" in column.metrics else Metric.ACCURACY
     return {
         "title": column.title,
         "heads": [METRICS.get(m, m) for m in shown],
@@ -165,8 +176,9 @@ def _block(table: Table, column: Column) -> dict[str, Any]:
         "sure": table.has_intervals(column),
         "paper": any(c["paper"] for r in rows for c in r["cells"]),
         "paper_note": table.paper_note(column),
-        "accuracy": _dots(table, column, labels, accuracy, "%", "Accuracy by method"),
-        "accuracy_names": [METRICS[m] for m in accuracy],
+        "metric": metric,
+        "scores": _dots(table, column, labels, scores, "" if metric is Metric.R2 else "%", f"{metric.heading} by method"),
+        "score_names": [METRICS[m] for m in scores],
         "ari": _dots(table, column, labels, ["ari"], "", "ARI by method") if "ari" in shown else None,
     }
 
@@ -178,7 +190,8 @@ def _finite(cell: Cell | None) -> bool:
 def _ends(cell: Cell) -> tuple[float, float]:
     """Ends of a cell's interval, where it has one; else one standard deviation to both sides."""
     if cell.interval is not None:
-        return 100 * cell.interval.low, 100 * cell.interval.high
+        scale = cell.interval.metric.scale
+        return scale * cell.interval.low, scale * cell.interval.high
     return cell.mean - (cell.std or 0.0), cell.mean + (cell.std or 0.0)
 
 
@@ -213,5 +226,5 @@ def _dots(table: Table, column: Column, labels: list[str], metrics: list[str], u
             if right > left:
                 parts.append(tag("line", x1=x(left), x2=x(right), y1=y, y2=y, class_="span"))
             tip = f"{visible(label)}\n{METRICS.get(m, m)} {cell.text(m)}{unit}\n{plural(cell.n, 'seed')}"
-            parts.append(mark("path", tip, d=shape_path("circle", x(cell.mean), y, 4.2), class_=STYLES[m]))
+            parts.append(mark("path", tip, d=shape_path("circle", x(cell.mean), y, 4.2), class_=STYLES.get(m, "strong-dot")))
     return chart(WIDTH, bottom + 22, f"{title}, {visible(column.title)}", *parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.resources import files as resources
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from emdcfl.core.errors import ModelError, StoreError
-from emdcfl.data.types import Preprocess
+from emdcfl.data.types import Preprocess, Target
 from emdcfl.report.card import CARD, card
 from emdcfl.report.load_run import read_run
 from emdcfl.report.page import run_context
@@ -39,11 +39,11 @@ class Export:
 
 
 class Standalone(nn.Module):
-    """Stored samples in, class probabilities out."""
+    """Stored samples in; class probabilities out, or numbers in the units of the data as one column."""
 
-    def __init__(self, network: nn.Module, preprocess: Preprocess) -> None:
+    def __init__(self, network: nn.Module, preprocess: Preprocess, target: Target | None) -> None:
         super().__init__()
-        self.network, self.preprocess = network, preprocess
+        self.network, self.preprocess, self.target = network, preprocess, target
         self.register_buffer("mean", torch.tensor(preprocess.mean, dtype=torch.float32))
         self.register_buffer("std", torch.tensor(preprocess.std, dtype=torch.float32))
 
@@ -51,7 +51,8 @@ class Standalone(nn.Module):
         z = self.preprocess.resized(x)
         shape = (1, -1) + (1,) * (z.dim() - 2)
         mean, std = self.get_buffer("mean").view(shape), self.get_buffer("std").view(shape)
-        return torch.softmax(self.network((z - mean) / std), 1)
+        outputs: Tensor = self.network((z - mean) / std)
+        return outputs.softmax(1) if self.target is None else outputs * self.target.std + self.target.mean
 
 
 def export(folder: Path, out: Path | None = None, *, fine_tuned: bool = False, trust_model: bool = False) -> list[Path]:
@@ -65,8 +66,6 @@ def export(folder: Path, out: Path | None = None, *, fine_tuned: bool = False, t
         Also write a folder for every client that kept a model fine-tuned at home.
     """
     result, place = load(folder, trust_model=trust_model), folder / "export" if out is None else out
-    if result.about.target is not None:
-        raise ModelError("expected a run that predicts classes, got one that predicts numbers; use emdcfl.load and Result.models instead")
     if result.serving.mix == "predictions":
         raise ModelError(
             f"{result.summary['method']} mixes the predictions of several models for each client; groups of one model can be exported"
@@ -106,9 +105,9 @@ def _personal(result: Result) -> Iterator[Export]:
 
 
 def _about(result: Result, one: Export) -> dict[str, Any]:
-    """Return what the card says about one model; accuracies are those of the run's last test."""
-    tuned = one.name.startswith("fine-tuned-") and result.personalized is not None
-    scores = (result.personalized if tuned and result.personalized else result.accuracy).clients
+    """Return what the card says about one model; scores are those of the run's last test."""
+    tuned = result.personalized if one.name.startswith("fine-tuned-") else None
+    scores = (result.plain if tuned is None else tuned).clients
     known = [scores[c] for c in one.clients if c in scores]
     return {
         "title": one.title,
@@ -132,9 +131,9 @@ def _write(where: Path, result: Result, one: Export) -> None:
     state = {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}
     network.load_state_dict(state, assign=True)  # tensors of their own, not views of one vector
     write_tensors(where / "model.safetensors", state, {"format": "pt"})
-    _write_program(where / "model.pt2", Standalone(network, about.preprocess).eval(), _sample(result))
+    _write_program(where / "model.pt2", Standalone(network, about.preprocess, about.target).eval(), _sample(result))
     config = {
-        "classes": list(about.classes),
+        **({"classes": list(about.classes)} if about.target is None else {"target": asdict(about.target)}),
         "clients": list(one.clients),
         "input": {"shape": list(about.shape), "dtype": str(_sample(result).dtype).removeprefix("torch.")},
         "preprocess": about.preprocess.as_dict(),

@@ -11,6 +11,7 @@ from typing import Any
 
 from emdcfl.clustering import PairRatios
 from emdcfl.core.errors import StoreError
+from emdcfl.core.metric import Metric, metric_of, score_of
 from emdcfl.report.svg import COLOURS, SHAPES
 from emdcfl.runs.outputs import read_reading, read_summary
 from emdcfl.runs.personal import FINE_TUNED, with_personal
@@ -48,27 +49,31 @@ class Run:
 
     @property
     def variants(self) -> list[str]:
-        return list(self.summary["accuracy"]["variants"])
+        return list(score_of(self.summary)["variants"])
+
+    @property
+    def metric(self) -> Metric:
+        return metric_of(self.summary)
 
     @cached_property
     def last(self) -> dict[str, MetricsRow]:
         """Metrics of the last round in which each client was tested."""
-        return {r["client"]: r for r in self.rows if r.get("accuracy")}
+        return {r["client"]: r for r in self.rows if r.get(self.metric)}
 
-    def accuracy_of(self, client: str, variant: str) -> float | None:
-        """Return the last accuracy of a client; none where it was not tested or has no test samples."""
+    def score_at(self, client: str, variant: str) -> float | None:
+        """Return the last accuracy (or R²) of a client; none where it was not tested or has no test samples."""
         row = self.last.get(client)
         if not self.rows and client in self.clients:  # a baseline that had no rounds
-            sites = self.summary["accuracy"]["variants"].get(variant, {}).get("sites") or []
+            sites = score_of(self.summary)["variants"].get(variant, {}).get("sites") or []
             return sites[self.clients.index(client)] if len(sites) == len(self.clients) else None
-        if row is None or variant not in row["accuracy"] or not (row.get("test_samples") or {}).get(variant, 1):
+        if row is None or variant not in row[self.metric] or not (row.get("test_samples") or {}).get(variant, 1):
             return None
-        value = row["accuracy"][variant]
+        value = row[self.metric][variant]
         return None if value is None else float(value)
 
     @cached_property
     def fine_tuned(self) -> dict[str, float | None]:
-        """Client → accuracy with the fine-tuned model that it kept."""
+        """Client → score with the fine-tuned model that it kept."""
         told = self.summary.get("personalized") or {"kept": [], "clients": {}}
         return {c: (told["clients"].get(c) or {}).get(self.variants[0]) for c in told["kept"]}
 
@@ -98,9 +103,10 @@ def read_run(folder: Path) -> Run:
     """Read a run directory; only ``summary.json`` must be there."""
     refuse_links(folder)
     summary = read_summary(folder)
-    missing = [key for key in ("method", "scenario", "clients", "accuracy") if key not in summary]
-    if missing or "variants" not in summary["accuracy"]:
-        raise StoreError(f"{folder / 'summary.json'}: no {(missing or ['accuracy.variants'])[0]!r}; resume the run to write it again")
+    metric = metric_of(summary).value
+    missing = [key for key in ("method", "scenario", "clients", metric) if key not in summary]
+    if missing or "variants" not in summary[metric]:
+        raise StoreError(f"{folder / 'summary.json'}: no {(missing or [f'{metric}.variants'])[0]!r}; resume the run to write it again")
     found = {p.name: p for p in sorted((folder / "baselines").glob("*")) if (p / "summary.json").is_file()}
     return Run(
         path=folder,

@@ -16,7 +16,8 @@ from markupsafe import Markup
 import emdcfl
 from emdcfl.clustering.pairs import SIGNS
 from emdcfl.core.errors import StoreError
-from emdcfl.core.units import byte_count, percent, percent_range, plural, seconds
+from emdcfl.core.metric import Metric, score_of
+from emdcfl.core.units import byte_count, percent, plural, quantity, seconds
 from emdcfl.paper.merging import merging_line
 from emdcfl.report import charts
 from emdcfl.report.card import CARD, card
@@ -31,7 +32,7 @@ from emdcfl.runs.scoring import MetricsRow, rests_on
 from emdcfl.runs.store.files import write_file
 from emdcfl.runs.verdict.advice import BASELINES, headline, rivals, run_title, used
 from emdcfl.runs.verdict.findings import in_brief, sentences
-from emdcfl.runs.verdict.intervals import wilson
+from emdcfl.runs.verdict.intervals import row_interval
 from emdcfl.runs.verdict.what_differs import difference_in_words
 from emdcfl.studies.results import RESULTS
 
@@ -76,8 +77,8 @@ def fill(template: str, context: dict[str, Any]) -> str:
     )
     environment.filters |= {
         "percent": percent,
-        "range": percent_range,
         "number": number,
+        "quantity": quantity,
         "visible": visible,
         "seconds": seconds,
         "bytes": byte_count,
@@ -101,8 +102,6 @@ def script_json(value: Any) -> Markup:
 
 def run_context(run: Run) -> dict[str, Any]:
     """Return everything the template of a run shows."""
-    if "regression" in run.summary:
-        raise StoreError(f"{run.path}: a run that predicts numbers has no page; its scores are in summary.json under 'regression'")
     s, splits, others = run.summary, read_splits(run), {name: other.summary for name, other in run.baselines.items()}
     drawn: dict[str, Any] = {"map": None, "histogram": None, "rows": None, "heat": None}
     if run.pairs is not None and len(run.pairs.uncompared()) < len(run.clients):
@@ -115,6 +114,8 @@ def run_context(run: Run) -> dict[str, Any]:
         "title": f"{s['method']} on {s['scenario']}",
         "run": run,
         "summary": s,
+        "metric": run.metric,
+        "numbers": run.metric is Metric.R2,
         "headline": visible(headline(s, run.reading, others), LONGEST),
         "brief": [(topic, visible(said, LONGEST)) for topic, said in in_brief(s, run.reading, others)[1:]],
         "differs": _differs(run),
@@ -166,7 +167,7 @@ def _unseen(summary: dict[str, Any]) -> dict[str, Any] | None:
     """Return the table of sites that were held out; None where there are none, or the file does not hold what it should."""
     try:
         sites = summary["unseen"]["sites"]
-        rows = [(str(one["site"]), one["cluster"], [one["accuracy"][key] for key in UNSEEN]) for one in sites]
+        rows = [(str(one["site"]), one["cluster"], [score_of(one)[key] for key in UNSEEN]) for one in sites]
         return {"heads": list(UNSEEN.values()), "rows": rows, "sentence": unseen_sentence(summary["unseen"])} if rows else None
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
@@ -177,7 +178,7 @@ def _sentences(run: Run) -> list[tuple[str, str]]:
     found = sentences(run.summary, run.reading, {name: other.summary for name, other in run.baselines.items()})
     if (alone := run.baselines.get("local")) is not None:
         variant = run.variants[0]
-        both = [(run.accuracy_of(c, variant), alone.accuracy_of(c, variant)) for c in run.clients]
+        both = [(run.score_at(c, variant), alone.score_at(c, variant)) for c in run.clients]
         better, worse = (sum(sign * (a - b) > 0 for a, b in both if a is not None and b is not None) for sign in (1, -1))
         found.append(("Worth it", f"Compared with training alone, {plural(better, 'client')} gained and {worse} lost."))
     if "personalized" in run.summary:
@@ -195,11 +196,12 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     several = len(run.variants) > 1
     facts = [("groups" if run.clusters is not None else "models", str(s.get("k", "–")))]
     for variant in run.variants:
-        score, name = s["accuracy"]["variants"][variant], f"{variant} " if several else ""
-        interval = f", {percent_range(score['low'], score['high'])}" if score.get("low") is not None else ""
+        score, name = score_of(s)["variants"][variant], f"{variant} " if several else ""
+        interval = f", {run.metric.range(score['low'], score['high'])}" if score.get("low") is not None else ""
         few = rests_on(s, score)
-        facts += [(f"{name}accuracy{interval}{few and ', ' + few}", percent(score.get("mean")))]
-        facts += [(f"{name}worst client", percent(score.get("worst")))]
+        facts += [(f"{name}{run.metric.label}{interval}{few and ', ' + few}", run.metric.text(score.get("mean")))]
+        facts += [(f"{name}worst client", run.metric.text(score.get("worst")))]
+        facts += [(f"{name}RMSE", quantity(score["rmse"]["mean"]))] if "rmse" in score else []
     if s.get("ari") is not None:
         facts.append(("ARI", f"{s['ari']:.2f}"))
     if (s.get("seconds") or {}).get("total") is not None:
@@ -213,7 +215,7 @@ def _clusters(run: Run) -> list[dict[str, Any]]:
     found, largest = [], max(run.clusters.count(k) for k in run.colours)
     for k, colour in run.colours.items():
         at = [i for i, label in enumerate(run.clusters) if label == k]
-        scores = [a for i in at if (a := run.accuracy_of(run.clients[i], run.variants[0])) is not None]
+        scores = [a for i in at if (a := run.score_at(run.clients[i], run.variants[0])) is not None]
         found.append(
             {
                 "k": k,
@@ -232,6 +234,7 @@ def _clusters(run: Run) -> list[dict[str, Any]]:
 def _table(run: Run) -> list[dict[str, Any]]:
     """One row per client listed, in the order of clusters."""
     rows = []
+    rmse = score_of(run.summary)["variants"].get(run.variants[0], {}).get("rmse", {}).get("sites", [])
     for i in _listed(run):
         client, row = run.clients[i], run.last.get(run.clients[i])
         edges = {} if run.pairs is None else {side: run.pairs.edge(i, same=side == "inside") for side in ("inside", "outside")}
@@ -241,10 +244,11 @@ def _table(run: Run) -> list[dict[str, Any]]:
                 "cluster": None if run.clusters is None else run.clusters[i],
                 "colour": "kx" if run.clusters is None else run.colours[run.clusters[i]],
                 "group": None if run.groups is None else run.groups[i],
-                "accuracy": {v: run.accuracy_of(client, v) for v in run.variants},
-                "interval": None if row is None else _interval(run.accuracy_of(client, run.variants[0]), row, run.variants[0]),
+                "score": {v: run.score_at(client, v) for v in run.variants},
+                "interval": None if row is None else _interval(row, run),
+                "rmse": rmse[i] if i < len(rmse) else None,
                 "fine_tuned": run.fine_tuned.get(client),
-                "baselines": {name: b.accuracy_of(client, run.variants[0]) for name, b in run.baselines.items()},
+                "baselines": {name: b.score_at(client, run.variants[0]) for name, b in run.baselines.items()},
                 "samples": None if row is None else (row.get("test_samples") or {}).get(run.variants[0]),
                 "loss": None if row is None else row.get("train_loss"),
                 **{side: None if edge is None else (SIGNS.get(edge.kind, ""), edge.ratio) for side, edge in edges.items()},
@@ -264,7 +268,7 @@ def _listed(run: Run) -> list[int]:
     chosen: set[int] = set()
     for own in members.values():
         share = max(1, LISTED * len(own) // C)
-        scores = {i: run.accuracy_of(run.clients[i], run.variants[0]) for i in own}
+        scores = {i: run.score_at(run.clients[i], run.variants[0]) for i in own}
         worst = sorted(own, key=lambda i: (scores[i] is None, scores[i]))[: -(-share // 2)]
         rest = sorted(set(own) - set(worst))
         chosen |= {*worst, *_steps(rest, share - len(worst))}
@@ -277,13 +281,10 @@ def _steps(values: list[int], most: int) -> list[int]:
     return values if len(values) <= most else [values[i * len(values) // most] for i in range(most)]
 
 
-def _interval(accuracy: float | None, row: MetricsRow, variant: str) -> str | None:
-    """Write the 95 % interval of a client's accuracy; None where the number of its test samples is unknown."""
-    n = (row.get("test_samples") or {}).get(variant)
-    if accuracy is None or not n:
-        return None
-    found = wilson(accuracy, n)
-    return percent_range(found.low, found.high)
+def _interval(row: MetricsRow, run: Run) -> str | None:
+    """Write the 95 % interval of a client's score; None where the number of its test samples is unknown."""
+    found = row_interval(row, run.variants[0])
+    return None if found is None else run.metric.range(found.low, found.high)
 
 
 def _worth(run: Run) -> list[dict[str, Any]]:
@@ -291,13 +292,12 @@ def _worth(run: Run) -> list[dict[str, Any]]:
     if not run.baselines:
         return []
     others = {name: other.summary for name, other in run.baselines.items()}
-    gains = {name: gain.points().replace(" points", "") for name, gain in rivals(run.summary, others).items()}
+    gains = {name: gain.points(unit=False) for name, gain in rivals(run.summary, others).items()}
     named = {run_title(run.summary): ("", used(run.summary))}
     named |= {BASELINES.get(name, name): (name, other) for name, other in others.items()}
     rows = []
     for what, (name, summary) in named.items():
-        score = summary["accuracy"]
-        rows.append({"what": what, "score": score, "gain": gains.get(name, "–") if name else ""})
+        rows.append({"what": what, "score": score_of(summary), "gain": gains.get(name, "–") if name else ""})
     return rows
 
 

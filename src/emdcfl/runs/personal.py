@@ -1,7 +1,7 @@
 """Fine-tuning at home: after the last round every client fine-tunes what it is served, and may keep the result.
 
 The client decides (``core.tasks.personalize``); the server tests what was kept. A client that keeps nothing, or fails, goes on with the
-model it is served. The rounds before do not depend on it, so one run has both: plain accuracies, and those with fine-tuning.
+model it is served. The rounds before do not depend on it, so one run has both: plain scores, and those with fine-tuning.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from torch import Tensor
 from emdcfl.core import tasks
 from emdcfl.core.errors import ClientError
 from emdcfl.core.federation import Federation
+from emdcfl.core.metric import metric_of, score_of
 from emdcfl.core.schema import Reply
 from emdcfl.core.tasks import Training
-from emdcfl.core.units import percent, plural
+from emdcfl.core.units import plural
 from emdcfl.methods.base import Serving
 from emdcfl.runs.config import PersonalizeConfig
 from emdcfl.runs.scoring import MetricsRow, outcomes
@@ -78,31 +79,33 @@ def _verify(client: str, reply: Reply) -> None:
 
 
 def gain(personal: Sequence[MetricsRow], plain: Sequence[MetricsRow], variant: str, scored: Sequence[str] | None) -> float | None:
-    """Return the mean difference in accuracy over the clients that were tested with both models."""
-    after, before = ({r["client"]: r["accuracy"][variant] for r in rows if _counts(r, variant, scored)} for rows in (personal, plain))
+    """Return the mean difference in accuracy (or R²) over the clients that were tested with both models."""
+    after, before = ({r["client"]: score_of(r)[variant] for r in rows if _counts(r, variant, scored)} for rows in (personal, plain))
     gains = [after[client] - before[client] for client in after if client in before]
     return float(np.mean(gains)) if gains else None
 
 
 def _counts(row: MetricsRow, variant: str, scored: Sequence[str] | None) -> bool:
-    known = row["accuracy"] and variant in row["accuracy"] and row["test_samples"][variant] > 0
+    score = score_of(row)
+    known = score and variant in score and row["test_samples"][variant] > 0
     return bool(known) and (scored is None or row["client"] in scored)
 
 
 def with_personal(summary: Mapping[str, Any], rows: Sequence[MetricsRow]) -> tuple[dict[str, Any], list[MetricsRow]]:
-    """Return summary and last rows of a run with the accuracies after fine-tuning, as if that were a run of its own."""
-    told = summary["personalized"]
+    """Return summary and last rows of a run with the scores after fine-tuning, as if that were a run of its own."""
+    told, key = summary["personalized"], metric_of(summary).value
     last = [row for row in rows if row["round"] == summary["rounds"]]
     view = {key: value for key, value in summary.items() if key != "personalized"}
-    return {**view, "accuracy": told["accuracy"]}, [{**row, "accuracy": told["clients"].get(row["client"])} for row in last]
+    return {**view, key: told[key]}, [{**row, key: told["clients"].get(row["client"])} for row in last]
 
 
 def in_words(summary: Mapping[str, Any]) -> str:
     """Say who kept a fine-tuned model, and what it gained."""
     told, everybody = summary["personalized"], len(summary["clients"])
-    after, before = (SiteScores.of(next(iter(one["accuracy"]["variants"].values()))) for one in (told, summary))
+    after, before = (SiteScores.of(next(iter(score_of(one)["variants"].values()))) for one in (told, summary))
     found = difference(after, before) if after is not None and before is not None else None
-    gained = found.points() if found is not None else "" if told["gain"] is None else f"{100 * told['gain']:+.1f} points"
+    metric, score = metric_of(told), score_of(told)
+    gained = found.points() if found is not None else "" if told["gain"] is None else f"{metric.change(told['gain'])} {metric.unit}"
     kept = f"fine-tuned at home: kept by {len(told['kept'])} of {plural(everybody, 'client')}"
     gained = f", {gained}" if gained else ""
-    return f"{kept}, accuracy {percent(told['accuracy']['mean'])}{gained}, worst client {percent(told['accuracy']['worst'])}"
+    return f"{kept}, {metric.label} {metric.text(score['mean'])}{gained}, worst client {metric.text(score['worst'])}"

@@ -137,6 +137,8 @@ def plan(config: Config, scenario: Scenario | None = None, folder: Path | None =
     training = Training(**{**{k: v for k, v in scenario.defaults.items() if k in _names(Training)}, **explicit})
     if scenario.target is not None:
         config = _for_numbers(config, method)
+    elif config.engine.name == "flower":
+        refuse_numbers(config)
     engine, usual = config.engine, scenario.defaults.get("personalize", "off")
     personalize = replace(config.personalize, mode=config.personalize.mode or usual)
     if personalize.wanted:
@@ -204,15 +206,23 @@ NEED_CLASSES = frozenset({"pacfl", "fedsac", "fedrc"})
 """Methods that compare or weigh clients class by class."""
 
 
+def refuse_numbers(config: Config) -> None:
+    """Refuse regression over Flower, where nodes would have to agree on the scale of their numbers first."""
+    if config.scenario.options.get("task") == "regression":
+        raise ConfigError("expected classes over a federation of nodes, got task = regression; run it on one machine, or use classes")
+
+
 def _for_numbers(config: Config, method: Method) -> Config:
     """Refuse what regression cannot do, and choose the engine that can."""
     if type(method).name in NEED_CLASSES:
         raise ConfigError(f"expected a method that needs no classes for regression, got {type(method).name}; use emdcfl, fedavg or ifca")
     if getattr(method, "cost", "cosine") == "label-aware":
         raise ConfigError("expected method.cost cosine or euclidean for regression, got label-aware, which compares classes")
-    if config.engine.name not in ("auto", "sequential"):
-        raise ConfigError(f"expected engine auto or sequential for regression, got {config.engine.name}; leave it out")
-    return replace(config, engine=replace(config.engine, name="sequential"))
+    if config.engine.name == "flower":
+        refuse_numbers(config)
+    if config.engine.name == "cuda":
+        raise ConfigError("expected engine auto, sequential or batched for regression, got cuda; leave it out, or say --device cpu")
+    return replace(config, engine=replace(config.engine, name="sequential")) if config.engine.device == "cuda" else config
 
 
 def _names(cls: Any) -> set[str]:

@@ -12,6 +12,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.segment import Segment
 
+from emdcfl.core.metric import metric_of, score_of
 from emdcfl.core.schema import Reply
 from emdcfl.core.units import escaped, seconds
 from emdcfl.methods.base import Serving
@@ -156,8 +157,9 @@ class Live:
         if task == "train" and isinstance(reply.get("loss"), float):
             self.losses.append(reply["loss"])
             detail = f"  loss {reply['loss']:.3f}"
-        elif task == "test" and reply["accuracy"]:
-            detail = f"  accuracy {next(iter(reply['accuracy'].values())):.1%}"
+        elif task == "test" and (tested := score_of(reply)):
+            metric = metric_of(reply)
+            detail = f"  {metric.label} {metric.text(next(iter(tested.values())))}"
         self.bar.update(self.task, completed=len(self.pace.answered), total=self.pace.participants or None)
         self.bar.update(self.task, description=f"{self.pace}{detail}")
         if not self.console.is_terminal and self.pace.due():
@@ -170,9 +172,10 @@ class Live:
             parts.append(f"{found} cluster{'s' if found != 1 else ''}")
         if self.losses:
             parts.append(f"train loss {np.mean(self.losses):.4f}")
-        scores = [next(iter(r["accuracy"].values())) for r in rows if r["accuracy"]]
+        scores = [next(iter(score.values())) for r in rows if (score := score_of(r))]
         if scores:
-            parts.append(f"accuracy {np.mean(scores):.1%}, worst {min(scores):.1%}")
+            metric = metric_of(rows[0])
+            parts.append(f"{metric.label} {metric.text(float(np.mean(scores)))}, worst {metric.text(min(scores))}")
         parts.append(f"{time.perf_counter() - self.started:.0f} s")
         self.pace.spoke = time.monotonic()
         self.bar.console.print("  ".join(parts), soft_wrap=True)

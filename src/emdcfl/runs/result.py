@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from emdcfl.core.errors import DataError, StoreError, nearest
+from emdcfl.core.metric import Metric, metric_of, score_of
 from emdcfl.data.own import frames
 from emdcfl.data.types import Scenario
 from emdcfl.methods.base import Serving
@@ -42,12 +43,17 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class Regression:
-    """Test scores of predicted numbers: R² and RMSE, each as unweighted mean over clients, the worst client's, and every client's own."""
+    """Test scores of predicted numbers: R² and RMSE, each as unweighted mean over clients, the worst client's, and every client's own.
+
+    ``low`` and ``high`` are the ends of the 95 % interval of the mean R² over these sites.
+    """
 
     r2: float | None
     worst_r2: float | None
     rmse: float | None
     clients: dict[str, tuple[float, float]]
+    low: float | None = None
+    high: float | None = None
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -98,23 +104,34 @@ class Result:
         return found
 
     @property
+    def metric(self) -> Metric:
+        """Accuracy, or R² where numbers are predicted."""
+        return metric_of(self.summary)
+
+    @property
     def accuracy(self) -> Accuracy:
-        score = self.summary["accuracy"]
+        """Test accuracy; of a run that predicts numbers nothing is known, see ``regression``."""
+        return self.plain if self.metric is Metric.ACCURACY else Accuracy(None, None, {})
+
+    @property
+    def plain(self) -> Accuracy:
+        """Scores (accuracy or R²) before fine-tuning at home."""
+        score = score_of(self.summary)
         variant = next(iter(score["variants"]))
-        last = {row["client"]: row["accuracy"][variant] for row in self.history if row["accuracy"]}
+        last = {row["client"]: score_of(row)[variant] for row in self.history if score_of(row)}
         own = {c: last[c] for c in self.clients if c in last}
         return Accuracy(score["mean"], score["worst"], own, score.get("low"), score.get("high"))
 
     @property
     def regression(self) -> Regression | None:
         """R² and RMSE with the model that each client should use; ``None`` for a run on classes."""
-        found = self.summary.get("regression")
-        if found is None:
+        if self.metric is not Metric.R2:
             return None
-        used = found.get("fine_tuned", found)
-        pairs = zip(self.clients, used["r2"]["sites"], used["rmse"]["sites"], strict=True)
-        own = {client: (r2, rmse) for client, r2, rmse in pairs if r2 is not None}
-        return Regression(used["r2"]["mean"], used["r2"]["worst"], used["rmse"]["mean"], own)
+        used = score_of(self.summary.get("personalized", self.summary))
+        sites, rmse = next(iter(used["variants"].values())), used["rmse"]
+        pairs = zip(self.clients, sites["sites"], sites["rmse"]["sites"], strict=True)
+        own = {client: (r2, error) for client, r2, error in pairs if r2 is not None}
+        return Regression(used["mean"], used["worst"], rmse["mean"], own, used["low"], used["high"])
 
     @cached_property
     def serving(self) -> Serving:
@@ -128,11 +145,11 @@ class Result:
 
     @property
     def personalized(self) -> Accuracy | None:
-        """Accuracy with fine-tuning at home, each client with the model it should use; ``None`` for a run without."""
+        """Accuracy (or R²) with fine-tuning at home, each client with the model it should use; ``None`` for a run without."""
         told = self.summary.get("personalized")
         if told is None:
             return None
-        score = told["accuracy"]
+        score = score_of(told)
         variant = next(iter(score["variants"]))
         own = {c: found[variant] for c, found in told["clients"].items() if found}
         return Accuracy(score["mean"], score["worst"], own, score.get("low"), score.get("high"))
@@ -210,29 +227,29 @@ class Result:
         return f"Result({self._headline()})"
 
     def _headline(self) -> str:
-        s, score = self.summary, self.accuracy
+        s, score, metric = self.summary, self.plain, self.metric
         groups = "" if s["clusters"] is None else f" in {s['k']} cluster{'s' if s['k'] != 1 else ''}"
-        tested = "not tested" if score.mean is None else f"accuracy {score.mean:.1%}, worst client {score.worst:.1%}"
-        if (numbers := self.regression) is not None and numbers.r2 is not None:
-            tested = f"R² {numbers.r2:.2f}, worst client {numbers.worst_r2:.2f}, RMSE {numbers.rmse:.3g}"
-        tuned = self.personalized
-        tested += "" if tuned is None or tuned.mean is None else f" ({tuned.mean:.1%} fine-tuned at home)"
+        scores = f"{metric.label} {metric.text(score.mean)}, worst client {metric.text(score.worst)}"
+        tested, tuned = "not tested" if score.mean is None else scores, self.personalized
+        tested += "" if tuned is None or tuned.mean is None else f" ({metric.text(tuned.mean)} fine-tuned at home)"
+        if (numbers := self.regression) is not None and numbers.rmse is not None:
+            tested += f", RMSE {numbers.rmse:.3g}"
         rounds = f"{s['rounds']} round{'s' if s['rounds'] != 1 else ''}{'' if s['finished'] else ', unfinished'}"
         return f"{s['method']} on {s['scenario']}, seed {s['seed']}: {len(self.clients)} clients{groups}, {tested}, {rounds}"
 
     def _repr_html_(self) -> str:
-        """Show clusters and accuracies as a table in a notebook."""
-        score, groups = self.accuracy.clients, self.clusters or {}
+        """Show clusters and scores as a table in a notebook."""
+        score, groups = self.plain.clients, self.clusters or {}
         members: dict[Any, list[str]] = {}
         for client in self.clients:
             members.setdefault(groups.get(client, "–"), []).append(client)
         rows = []
         for k, names in sorted(members.items(), key=lambda item: str(item[0])):
             known = [score[c] for c in names if c in score]
-            mean = f"{sum(known) / len(known):.1%}" if known else "–"
+            mean = self.metric.text(sum(known) / len(known) if known else None)
             shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
             rows.append(f"<tr><td>{html.escape(str(k))}</td><td>{html.escape(shown)}</td><td>{mean}</td></tr>")
-        head = "<tr><th>cluster</th><th>clients</th><th>accuracy</th></tr>"
+        head = f"<tr><th>cluster</th><th>clients</th><th>{self.metric.label}</th></tr>"
         return f"<p>{html.escape(self._headline())}</p><table>{head}{''.join(rows)}</table>"
 
 

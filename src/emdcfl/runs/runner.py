@@ -20,6 +20,7 @@ import emdcfl
 from emdcfl.core.checks import check_options
 from emdcfl.core.errors import ConfigError, StoreError
 from emdcfl.core.federation import Failure, Federation
+from emdcfl.core.metric import Metric, score_of
 from emdcfl.data.types import Scenario
 from emdcfl.methods.base import Serving
 from emdcfl.runs import signals
@@ -29,7 +30,7 @@ from emdcfl.runs.outputs import write_outputs
 from emdcfl.runs.personal import Personal, gain, personalize
 from emdcfl.runs.plan import RunPlan, plan
 from emdcfl.runs.result import Result
-from emdcfl.runs.scoring import MetricsRow, accuracy, agreement, check_rows, model_names, regression
+from emdcfl.runs.scoring import MetricsRow, agreement, check_rows, model_names, site_scores
 from emdcfl.runs.served import ModelInfo
 from emdcfl.runs.store import RunStore, data_record
 from emdcfl.runs.store.rounds import METRICS
@@ -243,8 +244,7 @@ def summarise(
         "groups": None if scenario.groups is None else [scenario.groups[c] for c in fed.clients],
         "clusters": None if clusters is None else [int(k) for k in clusters.tolist()],
         "trained_with": origins(serving, fed.clients, model_names(serving, fed.clients)),
-        "accuracy": scores_of(rows, scenario),
-        **_numbers(rows, personal, scenario),
+        **scores_of(rows, scenario),
         **({} if personal is None else {"personalized": _personalized(planned, rows, personal)}),
         "scored": None if scenario.scored is None else list(scenario.scored),
         "seconds": {phase: round(value, 3) for phase, value in seconds.items()},
@@ -263,33 +263,28 @@ def _variants(scenario: Scenario) -> list[str]:
     return list(scenario.sites[0].tests) or ["test"]
 
 
-def scores_of(rows: list[MetricsRow], scenario: Scenario) -> dict[str, Any]:
-    """Return what a summary says of accuracies."""
+def scores_of(rows: list[MetricsRow], scenario: Scenario) -> dict[str, dict[str, Any]]:
+    """Return what a summary says of its metric: accuracy, or R² where numbers are predicted."""
     variants = _variants(scenario)
-    scores = {v: accuracy(rows, v, scenario.scored) for v in variants}
+    std = None if scenario.target is None else scenario.target.std
+    scores = {v: site_scores(rows, v, scenario.scored, std) for v in variants}
     main = scores[variants[0]]
-    overall = {key: value for key, value in main.items() if key not in ("sites", "tested")}  # the sites' own stay with the variant
-    return {**overall, "samples": sum(main["tested"]), "interval": KIND, "variants": scores}
-
-
-def _numbers(rows: list[MetricsRow], personal: Personal | None, scenario: Scenario) -> dict[str, Any]:
-    """Return R² and RMSE, plain and with fine-tuning at home, where numbers are predicted instead of classes."""
-    if scenario.target is None:
-        return {}
-    variant = _variants(scenario)[0]
-    tuned = {} if personal is None else {"fine_tuned": regression(personal.rows, variant, scenario.target.std)}
-    return {"regression": {**regression(rows, variant, scenario.target.std), **tuned}}
+    overall = {
+        key: value for key, value in main.items() if key not in ("sites", "errors", "tested")
+    }  # the sites' own stay with the variant
+    metric = Metric.ACCURACY if scenario.target is None else Metric.R2
+    return {metric.value: {**overall, "samples": sum(main["tested"]), "interval": KIND, "variants": scores}}
 
 
 def _personalized(planned: RunPlan, rows: list[MetricsRow], personal: Personal) -> dict[str, Any]:
-    """Return who kept a fine-tuned model, and accuracies with the model that each client should use."""
+    """Return who kept a fine-tuned model, and scores with the model that each client should use."""
     scenario = planned.scenario
     return {
         "mode": planned.config.personalize.mode,
         "kept": list(personal.states),
-        "accuracy": scores_of(personal.rows, scenario),
+        **scores_of(personal.rows, scenario),
         "gain": gain(personal.rows, rows, _variants(scenario)[0], scenario.scored),
-        "clients": {row["client"]: row["accuracy"] for row in personal.rows},
+        "clients": {row["client"]: score_of(row) for row in personal.rows},
     }
 
 

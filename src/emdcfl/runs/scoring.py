@@ -1,4 +1,4 @@
-"""From a ``Serving`` to numbers: accuracy of every client by the one declared rule, agreement with the truth, the summary."""
+"""From a ``Serving`` to numbers: accuracy (or R²) of every client by the one declared rule, agreement with the truth, the summary."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from emdcfl.core import tasks
 from emdcfl.core.balance import SCORES, possible
 from emdcfl.core.errors import ClientError, StoreError
 from emdcfl.core.federation import Federation
+from emdcfl.core.metric import Metric, metric_of, score_of
 from emdcfl.core.schema import Reply
 from emdcfl.methods.base import Serving
 from emdcfl.runs.served import states_of
@@ -28,17 +29,13 @@ def check_rows(rows: Sequence[Any], where: str) -> None:
     for row in rows:
         if not isinstance(row, dict) or type(row.get("round")) is not int or not isinstance(row.get("client"), str):
             raise StoreError(f"{where} holds a row that no run writes; start again with another --out")
-        found = [row.get(name) for name in ("accuracy", "test_loss", "test_samples")]
+        scores = ("r2", "r2_error") if metric_of(row) is Metric.R2 else ("accuracy",)
+        found = [row.get(name) for name in (*scores, "test_loss", "test_samples")]
         numbers = [row.get("cluster"), row.get("train_loss"), *(v for by in found if isinstance(by, dict) for v in by.values())]
         variants = [set(by) for by in found if isinstance(by, dict)]
         whole = all(by is None for by in found) or (len(variants) == len(found) and all(names == variants[0] for names in variants))
         if not whole or not all(value is None or type(value) in (int, float) for value in numbers):
             raise StoreError(f"{where} holds a row with values that no run writes; start again with another --out")
-        predicted = row.get("regression") or {}
-        if not isinstance(predicted, dict) or not all(
-            isinstance(one, dict) and set(one) == {"r2", "mse", "n"} for one in predicted.values()
-        ):
-            raise StoreError(f"{where} holds a row with scores that no run writes; start again with another --out")
         uneven = row.get("unbalanced", {})
         if not isinstance(uneven, dict) or not all(isinstance(one, dict) and _scores(one) for one in uneven.values()):
             raise StoreError(f"{where} holds a row with scores that no run writes; start again with another --out")
@@ -72,11 +69,13 @@ def outcomes(
     fed: Federation, inputs: Mapping[str, Mapping[str, Any]], variants: Mapping[str, Collection[str]] | None = None
 ) -> dict[str, dict[str, Any]]:
     """Test clients with models and weights of their own; returns what a row of the metrics says of each, ``None`` without a reply."""
-    numbers = fed.layout.outputs == 1
+    names = {"accuracy": "accuracy", "test_loss": "loss", "test_samples": "n"}
+    if fed.layout.outputs == 1:
+        names = {"r2": "r2", "r2_error": "r2_error", "test_loss": "loss", "test_samples": "n"}
 
     def verify(client: str, reply: Reply) -> None:
         wanted = set(reply["n"] if variants is None else variants[client])
-        for field in ("r2" if numbers else "accuracy", "loss", "n"):
+        for field in names.values():
             if field not in reply:
                 raise ClientError(f"expected {field} of the test variants, got none")
             if set(reply[field]) != wanted:
@@ -86,42 +85,12 @@ def outcomes(
                 raise ClientError(f"expected balanced accuracy and AUC with their sizes, got {sorted(scores)[:8]} of {variant[:40]!r}")
 
     replies = fed.run(tasks.test, inputs, verify=verify)
-    names = {"accuracy": "accuracy", "test_loss": "loss", "test_samples": "n"}
     found: dict[str, dict[str, Any]] = {}
     for c in inputs:
-        if numbers:
-            found[c] = {**dict.fromkeys(names), "regression": _regression(replies.valid[c]) if c in replies.valid else None}
-            continue
         found[c] = {name: replies.valid[c][field] if c in replies.valid else None for name, field in names.items()}
         if c in replies.valid and (scores := _balanced(replies.valid[c])):
             found[c]["unbalanced"] = scores
     return found
-
-
-def _regression(reply: Reply) -> dict[str, dict[str, float]]:
-    """Test variant → R², mean squared error (of standardised targets) and number of test samples."""
-    return {v: {"r2": float(reply["r2"][v]), "mse": float(reply["loss"][v]), "n": int(n)} for v, n in reply["n"].items()}
-
-
-def regression(rows: Sequence[MetricsRow], variant: str, std: float) -> dict[str, Any]:
-    """Score predicted numbers over clients.
-
-    Returns
-    -------
-    dict
-        ``r2`` and ``rmse``, each with its unweighted ``mean``, the ``worst`` client's value and all of ``sites``; ``tested``, the number
-        of test samples of every client. What cannot be computed is None.
-    """
-    found = [(row.get("regression") or {}).get(variant) for row in rows]
-    tested = [one if one is not None and one["n"] > 0 else None for one in found]
-    r2 = [None if one is None else one["r2"] for one in tested]
-    rmse = [None if one is None else std * math.sqrt(one["mse"]) for one in tested]
-
-    def over(values: Sequence[float | None], worst: Callable[..., float]) -> dict[str, Any]:
-        known = [value for value in values if value is not None]
-        return {"mean": float(np.mean(known)) if known else None, "worst": worst(known) if known else None, "sites": list(values)}
-
-    return {"r2": over(r2, min), "rmse": over(rmse, max), "tested": [0 if one is None else one["n"] for one in tested]}
 
 
 def _balanced(reply: Reply) -> dict[str, dict[str, float]]:
@@ -133,32 +102,51 @@ def _balanced(reply: Reply) -> dict[str, dict[str, float]]:
     return found
 
 
-def accuracy(rows: Sequence[MetricsRow], variant: str, scored: Sequence[str] | None = None) -> dict[str, Any]:
+def site_scores(rows: Sequence[MetricsRow], variant: str, scored: Sequence[str] | None = None, std: float | None = None) -> dict[str, Any]:
     """Score one test variant over clients; who did not answer, has no test samples or is not ``scored`` does not count.
+
+    ``std`` is that of the numbers to predict, where there are any.
 
     Returns
     -------
     dict
         ``mean`` (unweighted) and ``worst``; ``low`` and ``high``, the 95 % interval of the mean over these sites, and ``new_sites``, that
         over sites like these (``verdict/intervals.py``); ``balanced`` and ``auc``, each with its interval, where ``sites`` have unbalanced
-        classes; ``sites`` and ``tested``: accuracy (None where it does not count) and number of
-        test samples of every client. What cannot be computed is None.
+        classes; ``sites`` and ``tested``: score (None where it does not count) and number of
+        test samples of every client. Of R² also its standard ``errors``, and ``rmse`` with mean, worst and sites. What cannot be
+        computed is None.
     """
     wanted = None if scored is None else set(scored)
-    found = [(0.0, 0) if wanted is not None and row["client"] not in wanted else _tested(row, variant) for row in rows]
-    scores = SiteScores(tuple(p for p, _ in found), tuple(n for _, n in found))
+    counts = [_is_tested(row, variant) and (wanted is None or row["client"] in wanted) for row in rows]
+    tested = tuple(int(row["test_samples"][variant]) if counted else 0 for row, counted in zip(rows, counts, strict=True))
+    numbers = any(metric_of(row) is Metric.R2 for row in rows)
+
+    def at_sites(of: Callable[[MetricsRow], Any]) -> tuple[float, ...]:
+        return tuple(float(of(row)[variant]) if counted else 0.0 for row, counted in zip(rows, counts, strict=True))
+
+    scores = SiteScores(at_sites(score_of), tested, at_sites(lambda row: row["r2_error"]) if numbers else None)
     values = [p for p, _ in scores.counted]
     these, new = these_sites(scores), new_sites(scores)
+    own = [p if n else None for p, n in zip(scores.values, tested, strict=True)]
     return {
         "mean": float(np.mean(values)) if values else None,
         "worst": min(values, default=None),
         "low": None if these is None else these.low,
         "high": None if these is None else these.high,
         "new_sites": None if new is None else {"low": new.low, "high": new.high},
-        **_uneven([row for row, (_, n) in zip(rows, found, strict=True) if n], variant),
-        "sites": [p if n else None for p, n in found],
-        "tested": [n for _, n in found],
+        **_uneven([row for row, counted in zip(rows, counts, strict=True) if counted], variant),
+        **(_rmse(at_sites(lambda row: row["test_loss"]), tested, 1.0 if std is None else std) if numbers else {}),
+        "sites": own,
+        **({} if scores.errors is None else {"errors": list(scores.errors)}),
+        "tested": list(tested),
     }
+
+
+def _rmse(losses: Sequence[float], tested: Sequence[int], std: float) -> dict[str, dict[str, Any]]:
+    """Return the root mean squared error in the units of the data: mean and worst over clients, and every client's own."""
+    own = [std * math.sqrt(max(loss, 0.0)) if n else None for loss, n in zip(losses, tested, strict=True)]
+    known = [value for value in own if value is not None]
+    return {"rmse": {"mean": float(np.mean(known)) if known else None, "worst": max(known, default=None), "sites": own}}
 
 
 def _uneven(rows: Sequence[MetricsRow], variant: str) -> dict[str, dict[str, Any]]:
@@ -185,10 +173,9 @@ def rests_on(summary: Mapping[str, Any], score: Mapping[str, Any]) -> str:
     return "" if "tested" not in score or found == wanted else f"tested on {found} of {wanted}"
 
 
-def _tested(row: MetricsRow, variant: str) -> tuple[float, int]:
-    """Accuracy and number of test samples of a client; no samples where it was not tested."""
-    known = row["accuracy"] and variant in row["accuracy"] and row["test_samples"][variant] > 0
-    return (float(row["accuracy"][variant]), int(row["test_samples"][variant])) if known else (0.0, 0)
+def _is_tested(row: MetricsRow, variant: str) -> bool:
+    score = score_of(row)
+    return bool(score and variant in score and row["test_samples"][variant] > 0)
 
 
 def agreement(clusters: Tensor | Sequence[int] | None, clients: Sequence[str], truth: Mapping[str, str] | None) -> float | None:
@@ -200,9 +187,9 @@ def agreement(clusters: Tensor | Sequence[int] | None, clients: Sequence[str], t
 
 
 def by_round(rows: Sequence[MetricsRow], summary: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Number of clusters, ARI and mean accuracy of every tested round, from a run's metrics and its summary."""
+    """Number of clusters, ARI and mean score of every tested round, from a run's metrics and its summary."""
     truth = None if summary["groups"] is None else dict(zip(summary["clients"], summary["groups"], strict=True))
-    variant = next(iter(summary["accuracy"]["variants"]))
+    variant = next(iter(score_of(summary)["variants"]))
     rounds: dict[int, list[MetricsRow]] = {}
     for row in rows:
         rounds.setdefault(row["round"], []).append(row)
@@ -211,7 +198,7 @@ def by_round(rows: Sequence[MetricsRow], summary: Mapping[str, Any]) -> list[dic
         clusters = [row["cluster"] for row in here] if summary["clusters"] is not None else None
         k = summary["k"] if clusters is None else len(set(clusters))
         ari = agreement(clusters, [row["client"] for row in here], truth)
-        found.append({"round": index, "k": k, "ari": ari, "mean": accuracy(here, variant, summary["scored"])["mean"]})
+        found.append({"round": index, "k": k, "ari": ari, "mean": site_scores(here, variant, summary["scored"])["mean"]})
     return found
 
 

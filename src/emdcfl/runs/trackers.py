@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from emdcfl.core.errors import ConfigError, nearest
+from emdcfl.core.metric import score_of
 from emdcfl.core.optional import require
 from emdcfl.core.schema import Reply
 from emdcfl.methods.base import Serving
@@ -59,9 +60,9 @@ class Tracking:
         values = {"train/loss": float(np.mean(self.losses))} if self.losses else {}
         if serving.clusters is not None:
             values["clusters"] = float(len(set(serving.clusters.tolist())))
-        known = [row["accuracy"] for row in rows if row["accuracy"]]
+        known = [score for row in rows if (score := score_of(row))]
         for variant in known[0] if known else ():
-            scores = [accuracy[variant] for accuracy in known]
+            scores = [score[variant] for score in known]
             values |= {f"{variant}/mean": float(np.mean(scores)), f"{variant}/worst": float(min(scores))}
         self.tracker.log(index, values)
         self.then.end(index, total, rows, serving)

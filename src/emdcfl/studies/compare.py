@@ -153,8 +153,9 @@ def execute(config: Config, *, keep: Path | None = None, observer: Observer | No
     result = run(planned, None if keep is None else keep / name, resume=keep is not None, observer=observer)
     row = as_result(result.summary, as_dict(planned.config), by_round(result.history, result.summary))
     if "personalized" in result.summary:
-        row["plain"] = {"config": plain_key(config), "accuracy": row["accuracy"]}
-        row["accuracy"] = result.summary["personalized"]["accuracy"]
+        metric = result.metric.value
+        row["plain"] = {"config": plain_key(config), metric: row[metric]}
+        row[metric] = result.summary["personalized"][metric]
     return row if keep is None else {**row, "directory": name}
 
 

@@ -19,13 +19,14 @@ from typing import Any, Self
 import torch
 
 from emdcfl.core.errors import StoreError
+from emdcfl.core.metric import metric_of
 from emdcfl.runs.config import TABLES
 from emdcfl.runs.new_sites.unseen import UNSEEN
 from emdcfl.runs.store import files
 from emdcfl.runs.store.files import Lock
 
 RESULTS = "results.jsonl"
-NEEDED = ("config", "scenario", "method", "seed", "accuracy", "settings")
+NEEDED = ("config", "scenario", "method", "seed", "settings")
 """What tables are made of; a row from elsewhere is held to ``REQUIRED``."""
 
 ResultRow = dict[str, Any]
@@ -47,7 +48,7 @@ def read_results(path: Path) -> list[ResultRow]:
             continue
         try:
             row = files.unsealed(json.loads(line), f"{path}: line {number}")
-            missing = [key for key in NEEDED if key not in row]
+            missing = [key for key in (*NEEDED, metric_of(row).value) if key not in row]
             hash(row.get("config"))
         except (ValueError, TypeError, AttributeError, RecursionError, StoreError) as error:
             raise StoreError(f"{path}: line {number} is damaged; delete the line, and what it held is run again") from error
@@ -116,7 +117,7 @@ class Results:
 
 def as_result(summary: Mapping[str, Any], settings: Mapping[str, Any], history: list[dict[str, Any]]) -> ResultRow:
     """Return the row of a finished run: what came out, from what, on what."""
-    kept = ("config", "scenario", "method", "seed", "rounds", "k", "ari", "accuracy", "seconds", "notes", "versions")
+    kept = ("config", "scenario", "method", "seed", "rounds", "k", "ari", metric_of(summary).value, "seconds", "notes", "versions")
     row = {key: summary[key] for key in kept}
     device = str(settings["engine"]["device"])
     return {
@@ -138,7 +139,7 @@ def plain_row(row: ResultRow) -> list[ResultRow]:
     """
     if "plain" not in row:
         return []
-    apart = ("plain", "config", "accuracy", "seconds", "bytes", "settings")
+    apart = ("plain", "config", metric_of(row).value, "seconds", "bytes", "settings")
     seconds, tuning = dict(row["seconds"]), float(row["seconds"].get("personalize", 0.0))
     seconds["total"] -= tuning
     return [
@@ -252,6 +253,13 @@ _ENDS = {"low": _SHARE, "high": _SHARE, "new_sites": _or_none(_record({"low": _S
 _SITES = {"sites": _listed(_SHARE), "tested": _listed(_COUNT)}
 _ACCURACY = _record({**_SCORE, "variants": _each(_record(_SCORE, {**_ENDS, **_SITES}))}, {**_ENDS, "samples": _COUNT, "interval": _text})
 
+_REAL, _SIZE = _or_none(_number(-1e15, 1e15)), _or_none(_number(0, 1e15))
+_R2 = {"mean": _REAL, "worst": _REAL, "rmse": _record({"mean": _SIZE, "worst": _SIZE, "sites": _listed(_SIZE)})}
+_R2_ENDS = {"low": _REAL, "high": _REAL, "new_sites": _or_none(_record({"low": _REAL, "high": _REAL}))}
+_OVERALL = {**_R2_ENDS, "samples": _COUNT, "interval": _text}
+_R2_SITES = {"sites": _listed(_REAL), "errors": _listed(_SIZE), "tested": _listed(_COUNT)}
+_REGRESSION = _record({**_R2, "variants": _each(_record(_R2, {**_R2_ENDS, **_R2_SITES}))}, _OVERALL)
+
 
 def _hash(value: Any) -> bool:
     return isinstance(value, str) and re.fullmatch(r"[0-9a-f]{64}", value) is not None
@@ -265,12 +273,14 @@ REQUIRED: Mapping[str, Test] = {
     "rounds": _COUNT,
     "k": _COUNT,
     "ari": _ARI,
-    "accuracy": _ACCURACY,
     "seconds": lambda value: _each(_SECONDS)(value) and "total" in value,
     "settings": _settings,
 }
+METRICS: Mapping[str, Test] = {"accuracy": _ACCURACY, "r2": _REGRESSION}
+"""A row has one of them."""
 OPTIONAL: Mapping[str, Test] = {
-    "plain": _record({"config": _hash, "accuracy": _ACCURACY}),
+    **METRICS,
+    "plain": _record({"config": _hash}, METRICS),
     "unseen": _listed(
         _record(
             {
@@ -279,16 +289,16 @@ OPTIONAL: Mapping[str, Test] = {
                 "cluster": _or_none(_COUNT),
                 "alike": _SHARE,
                 "misfits": _each(_number(-1e15, 1e15)),
-                "accuracy": _record(dict.fromkeys(UNSEEN, _SHARE)),
                 "samples": _COUNT,
-            }
+            },
+            {"accuracy": _record(dict.fromkeys(UNSEEN, _SHARE)), "r2": _record(dict.fromkeys(UNSEEN, _REAL))},
         )
     ),
     "notes": _listed(_text),
     "versions": _each(_text),
     "bytes": _each(_each(_number(0))),
     "failures": _COUNT,
-    "history": _listed(_record({"round": _COUNT, "k": _COUNT, "ari": _ARI, "mean": _SHARE})),
+    "history": _listed(_record({"round": _COUNT, "k": _COUNT, "ari": _ARI, "mean": _REAL})),
     "commit": _or_none(_text),
     "hardware": _text,
 }
@@ -298,7 +308,8 @@ def checked(rows: Iterable[Mapping[str, Any]], origin: object) -> Iterator[dict[
     """Yield rows that are what ``emdcfl compare`` writes; the first that is not stops with its key."""
     known = {**REQUIRED, **OPTIONAL}
     for number, row in enumerate(rows, start=1):
-        wrong = [key for key in REQUIRED if key not in row]
+        wrong = [key for key in (*REQUIRED, metric_of(row).value) if key not in row]
+        wrong += ["accuracy"] if "r2" in row and "accuracy" in row else []
         wrong += [key for key, value in row.items() if key not in known or not known[key](value)]
         if wrong:
             raise StoreError(f"{origin}: row {number}: {wrong[0]!r} is not what 'emdcfl compare' writes; nothing is taken in")

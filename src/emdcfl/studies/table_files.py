@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from emdcfl.core.units import escaped, percent, percent_range
+from emdcfl.core.units import escaped, percent
 from emdcfl.runs.new_sites.unseen import UNSEEN
 from emdcfl.runs.store.files import write_file
 from emdcfl.studies.paper_values import Value
@@ -48,13 +48,13 @@ def markdown(table: Table, *, leave_out: Sequence[str] = ()) -> str:
 def interval_text(table: Table, label: str, column: Column) -> str:
     """Write the interval of a row's accuracy."""
     cell = table.cells.get((label, column.key, column.metrics[0]))
-    return "–" if cell is None or cell.interval is None else percent_range(cell.interval.low, cell.interval.high)
+    return "–" if cell is None or cell.interval is None else cell.interval.metric.range(cell.interval.low, cell.interval.high)
 
 
 def against_text(table: Table, label: str, column: Column) -> str:
-    """Write how far a row's accuracy is from the best, in points."""
+    """Write how far a row is from the best, in points of accuracy or in R²."""
     found = table.against.get((label, column.key))
-    return found.points().replace(" points", "") if found is not None else "best" if label == table.leader(column) else "–"
+    return found.points(unit=False) if found is not None else "best" if label == table.leader(column) else "–"
 
 
 def _cell_text(text: str) -> str:
@@ -119,7 +119,7 @@ COLUMNS = ("scenario", "method", "metric", "mean", "std", "seeds", "paper_mean",
 
 
 def records(table: Table) -> list[dict[str, Any]]:
-    """Return one record per number; accuracies and their differences in percent."""
+    """Return one record per number; accuracies and their differences in percent, R² as it is."""
     found: list[tuple[Any, ...]] = []
     for column in table.columns:
         for label in table.rows:
@@ -129,10 +129,11 @@ def records(table: Table) -> list[dict[str, Any]]:
                     continue
                 paper = (None, None) if cell.paper is None else (cell.paper.mean, cell.paper.std)
                 numbers = [None if v is None or math.isnan(v) else round(v, 6) for v in (cell.mean, cell.std)]
-                ends = (None, None) if cell.interval is None else (round(100 * cell.interval.low, 6), round(100 * cell.interval.high, 6))
+                scale, interval = 1.0 if cell.interval is None else cell.interval.metric.scale, cell.interval
+                ends = (None, None) if interval is None else (round(scale * interval.low, 6), round(scale * interval.high, 6))
                 found.append((column.title, label, metric, *numbers, cell.n, *paper, *ends))
             if (other := table.against.get((label, column.key))) is not None:
-                mean, *ends_ = (round(100 * v, 6) for v in (other.mean, other.low, other.high))
+                mean, *ends_ = (round(other.metric.scale * v, 6) for v in (other.mean, other.low, other.high))
                 seeds = table.cells[label, column.key, column.metrics[0]].n
                 found.append((column.title, label, "against_best", mean, None, seeds, None, None, *ends_))
     return [dict(zip(COLUMNS, values, strict=True)) for values in found]
@@ -154,7 +155,7 @@ def unseen_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = [f"| {' | '.join(heads)} |", "| --- | --- |" + " ---: |" * (len(heads) - 2)]
     for row in rows:
         cells = [_cell_text(row["scenario"]), _cell_text(row["method"]), str(row["tested"])]
-        lines.append(f"| {' | '.join([*cells, *(percent(row[key]) for key in (*UNSEEN, 'right'))])} |")
+        lines.append(f"| {' | '.join([*cells, *(row['metric'].text(row[key]) for key in UNSEEN), percent(row['right'])])} |")
     return "\n".join(lines) + "\n"
 
 

@@ -12,9 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from emdcfl.core.metric import Metric, metric_of, score_of
+from emdcfl.core.units import quantity
 from emdcfl.data.scenarios.plan import PAPER_TRAINING
 from emdcfl.methods.base import preset_of
-from emdcfl.runs.new_sites.unseen import mean_accuracy
+from emdcfl.runs.new_sites.unseen import mean_scores
 from emdcfl.runs.store.identity import flat
 from emdcfl.runs.verdict.intervals import Interval, SiteScores, difference, over_seeds
 from emdcfl.studies.compare import ORDER
@@ -26,14 +28,17 @@ TITLES = {
     "fesem": "FeSEM", "cflgp": "CFLGP", "fedem": "FedEM", "fedsoft": "FedSoft", "fedrc": "FedRC", "fedce": "FedCE", "fedavg": "FedAvg",
     "fedprox": "FedProx", "pfedgraph": "pFedGraph", "fedsac": "FedSaC", "local": "Local",
 }  # fmt: skip
-METRICS = {"mean": "Avg acc", "worst": "Worst acc", "clean": "Clean acc", "backdoor": "Backdoor acc", "ari": "ARI", "seconds": "s/run"}
+METRICS = {
+    "mean": "Avg acc", "worst": "Worst acc", "r2": "Avg R²", "worst_r2": "Worst R²", "rmse": "RMSE", "clean": "Clean acc",
+    "backdoor": "Backdoor acc", "ari": "ARI", "seconds": "s/run",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Cell:
     """One number of ours, over ``n`` seeds, the paper's, and ours at the paper's size. The standard deviation is the sample's (ddof = 1).
 
-    ``interval`` is that of an accuracy, as a share: over these sites, their test samples and seeds (``runs.intervals``).
+    ``interval`` is that of an accuracy, as a share, or of an R²: over these sites, their test samples and seeds (``runs.intervals``).
     """
 
     mean: float
@@ -44,6 +49,8 @@ class Cell:
     interval: Interval | None = None
 
     def text(self, metric: str) -> str:
+        if metric == "rmse":
+            return quantity(self.mean) + ("" if self.std is None else f" ± {self.std:.2g}")
         digits = 1 if metric == "seconds" else 2
         return f"{self.mean:.{digits}f}" + ("" if self.std is None else f" ± {self.std:.{digits}f}")
 
@@ -74,7 +81,7 @@ class Table:
     methods: Mapping[str, str]
     """Method of each row."""
     against: Mapping[tuple[str, str], Interval] = field(default_factory=dict)
-    """(row label, column key) → its accuracy less that of the column's leader, paired by site and seed."""
+    """(row label, column key) → its accuracy (or R²) less that of the column's leader, paired by site and seed."""
 
     @property
     def reference(self) -> set[str]:
@@ -83,7 +90,7 @@ class Table:
 
     def best(self, column: str, metric: str) -> set[str]:
         """Labels whose cell is the best of its column at the precision shown."""
-        if metric == "seconds":
+        if metric in ("seconds", "rmse"):
             return set()
         shown = {r: round(c.mean, 2) for r in self.rows if r not in self.reference and (c := self.cells.get((r, column, metric)))}
         return {r for r, value in shown.items() if value == max(shown.values())}
@@ -165,7 +172,7 @@ def _against(rows: Sequence[ResultRow], metric: str, leader: Sequence[ResultRow]
 
 def _score(row: ResultRow, metric: str) -> Mapping[str, Any]:
     """Return the score of a metric's test variant."""
-    variants: Mapping[str, Any] = row["accuracy"]["variants"]
+    variants: Mapping[str, Any] = score_of(row)["variants"]
     found = variants[metric] if metric in variants else next(iter(variants.values()), {})
     return found if isinstance(found, Mapping) else {}
 
@@ -229,20 +236,26 @@ def _titles(named: Mapping[str, tuple[str, Mapping[str, Any]]]) -> dict[str, str
 
 
 def _metrics(rows: Sequence[ResultRow]) -> tuple[str, ...]:
-    accuracy = ("clean", "backdoor") if "backdoor" in rows[0]["accuracy"]["variants"] else ("mean", "worst")
+    scores: tuple[str, ...] = ("clean", "backdoor") if "backdoor" in score_of(rows[0])["variants"] else ("mean", "worst")
+    if metric_of(rows[0]) is Metric.R2:
+        scores = ("r2", "worst_r2", "rmse")
     ari = ("ari",) if any(row["ari"] is not None for row in rows) else ()
-    return (*accuracy, *ari, "seconds")
+    return (*scores, *ari, "seconds")
 
 
 def value_of(row: ResultRow, metric: str) -> float | None:
-    """Return one metric of a row: accuracies in percent, ARI, seconds."""
+    """Return one metric of a row: accuracies in percent, R², RMSE, ARI, seconds."""
     if metric == "ari":
         return None if row["ari"] is None else float(row["ari"])
     if metric == "seconds":
         return float(row["seconds"]["total"])
-    accuracy = row["accuracy"]
-    value = _score(row, metric)["mean"] if metric in ("clean", "backdoor") else accuracy[metric]
-    return None if value is None else 100 * float(value)
+    score = score_of(row)
+    if metric == "rmse":
+        value = score["rmse"]["mean"]
+        return None if value is None else float(value)
+    key = {"r2": "mean", "worst_r2": "worst"}.get(metric, metric)
+    value = _score(row, metric)["mean"] if metric in ("clean", "backdoor") else score[key]
+    return None if value is None else metric_of(row).scale * float(value)
 
 
 def _cell(rows: Sequence[ResultRow], metric: str) -> Cell | None:
@@ -259,13 +272,13 @@ def _cell(rows: Sequence[ResultRow], metric: str) -> Cell | None:
 
 def _interval(rows: Sequence[ResultRow], metric: str) -> Interval | None:
     """Return the interval of a mean accuracy over seeds; None for other metrics, or where a run does not have its own."""
-    if metric not in ("mean", "clean", "backdoor"):
+    if metric not in ("mean", "clean", "backdoor", "r2"):
         return None
     scores = [score for row in rows if (score := _score(row, metric)).get("mean") is not None]
     ends: list[tuple[Any, Any, Any]] = [(score["mean"], score.get("low"), score.get("high")) for score in scores]
     known = all(isinstance(value, float | int) for three in ends for value in three)
-    found = over_seeds([Interval(*three) for three in ends]) if known else None
-    return None if found is None else replace(found, low=max(0.0, found.low), high=min(1.0, found.high))  # two seeds say little
+    found = over_seeds([Interval(*three, metric_of(rows[0])) for three in ends]) if known else None
+    return None if found is None else found.inside(0.0)  # two seeds say little
 
 
 def unseen_rows(results: Sequence[ResultRow]) -> list[dict[str, Any]]:
@@ -281,7 +294,8 @@ def unseen_rows(results: Sequence[ResultRow]) -> list[dict[str, Any]]:
                     "scenario": titles[key],
                     "method": label,
                     "tested": len(sites),
-                    **mean_accuracy(sites),
+                    **mean_scores(sites),
+                    "metric": metric_of(sites[0]),
                     "right": statistics.fmean(share > 0.5 for share in alike) if alike else None,
                 }
             )

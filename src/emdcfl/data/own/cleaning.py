@@ -6,6 +6,7 @@ numbers and columns that tell sites apart.
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -13,13 +14,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from emdcfl.core.errors import ConfigError, DataError, nearest
 from emdcfl.core.units import names
 from emdcfl.data.own.checking.columns import index_columns
 from emdcfl.data.own.formats.dates import read_dates
 from emdcfl.data.own.formats.readers import NUMBER
-from emdcfl.data.own.parts import Note, Part, Raw, some, sort_words
+from emdcfl.data.own.parts import Note, Part, Raw, is_numbers, some, sort_words
 from emdcfl.data.own.tables import AS_WRITTEN, DROP_ROWS, CellRules, complete_rows
 
 GAP_POLICIES = ("mean", DROP_ROWS)
@@ -39,6 +41,9 @@ class Cleaning:
         Columns of tables that are no features, or the only ones that are.
     cells : CellRules
         Marks of missing values, and columns to read as dates.
+    task : str or None
+        ``classification`` or ``regression``: whether labels are classes or numbers to predict. Without it they are classes, and labels that
+        look like measurements are refused.
     gaps : str
         ``mean``: a missing number becomes the pooled mean, with a column that says so. ``drop-rows``: rows with one are left out.
     """
@@ -49,11 +54,12 @@ class Cleaning:
     only: tuple[str, ...] = ()
     cells: CellRules = AS_WRITTEN
     gaps: str = "mean"
+    task: str | None = None
 
     @classmethod
     def of(cls, **options: Any) -> Cleaning:
         """Read those of ``CLEANING`` among a scenario's options: ``label_map`` as ``OLD=NEW,…``, lists as such or as text with commas."""
-        merge_labels, label_map, drop, only, date, missing, gaps = (options.get(name) for name in CLEANING)
+        merge_labels, label_map, drop, only, date, missing, gaps, task = (options.get(name) for name in CLEANING)
         if drop and only:
             raise ConfigError("expected --drop or --only, got both; --only already leaves out all other columns")
         if not isinstance(merge_labels, bool | None):
@@ -63,9 +69,11 @@ class Cleaning:
             raise ConfigError(f"expected --label-map OLD=NEW,… as in 0=benign,1=malignant; got {label_map!r}")
         if gaps not in (None, *GAP_POLICIES):
             raise ConfigError(f"expected --gaps {' or '.join(GAP_POLICIES)}, got {gaps!r}")
+        if read_task(task) == REGRESSION and (merge_labels or pairs):
+            raise ConfigError("--merge-labels and --label-map are for classes, got --task regression; leave them out")
         renamed = tuple((old.strip(), new.strip()) for old, _, new in pairs)
         cells = CellRules(_listed(missing, "missing"), read_dates(date))
-        return cls(bool(merge_labels), renamed, _listed(drop, "drop"), _listed(only, "only"), cells, gaps or "mean")
+        return cls(bool(merge_labels), renamed, _listed(drop, "drop"), _listed(only, "only"), cells, gaps or "mean", task)
 
     def in_words(self) -> list[str]:
         """Say what is repaired; left out columns are listed elsewhere."""
@@ -124,7 +132,7 @@ class Cleaning:
         flag = f"--{'drop' if self.drop else 'only'} {','.join(wanted)}"
         if wanted and label is None:
             raise DataError(f"{flag} is for columns of tables, but these are images; leave it out")
-        if label is None and self != replace(self, cells=AS_WRITTEN, gaps="mean"):
+        if label is None and (self.cells, self.gaps) != (AS_WRITTEN, "mean"):
             raise DataError("--date, --missing and --gaps are for tables, but these are images; leave them out")
         unknown = next((name for name in wanted if name not in known or name == label), None)
         if unknown is not None:
@@ -133,8 +141,14 @@ class Cleaning:
         return set(self.only) or set(known) - set(self.drop)
 
     def clean(self, raw: Raw) -> Raw:
-        """Return a client's samples with repaired labels."""
-        return replace(raw, parts={split: self._clean(part) for split, part in raw.parts.items()})
+        """Return a client's samples with repaired labels, as numbers where these are to be predicted."""
+        if self.task == REGRESSION:
+            return replace(raw, parts={split: _as_numbers(raw, part) for split, part in raw.parts.items()})
+        cleaned = replace(raw, parts={split: self._clean(part) for split, part in raw.parts.items()})
+        tables = [part.labels for part in raw.parts.values() if not isinstance(part.x, np.ndarray)]
+        if tables:
+            check_classes(np.concatenate(tables), f"client {raw.name!r} ({raw.origin}): label column {raw.label!r}", self.task)
+        return cleaned
 
     def label(self, word: str) -> str:
         """Return the class that a label as it is spelled stands for."""
@@ -149,8 +163,51 @@ class Cleaning:
         return replace(part, labels=np.array([known[word] for word in part.labels.tolist()], dtype=str))
 
 
+CLASSIFICATION, REGRESSION = "classification", "regression"
+MOST_CLASSES = 1000
+MEASURED, SHARE_OF_ROWS = 20, 0.2
+"""Different numbers, and their share of the rows, beyond which labels look like measurements instead of classes."""
+
+
+def read_task(task: Any) -> str | None:
+    """Return what labels are, if anybody said so."""
+    if task not in (None, CLASSIFICATION, REGRESSION):
+        raise ConfigError(f"expected task = {CLASSIFICATION} or {REGRESSION}, got {task!r}")
+    return None if task is None else str(task)
+
+
+def check_classes(labels: NDArray[Any], who: str, task: str | None) -> None:
+    """Refuse labels that cannot be classes, or that look like measurements while nobody said what they are; ``who`` names them."""
+    words = np.unique(labels)
+    if len(words) > MOST_CLASSES:
+        raise DataError(f"{who} has {len(words)} different values; at most {MOST_CLASSES} classes are expected; {_ASK}")
+    if task is None and len(words) > max(MEASURED, SHARE_OF_ROWS * len(labels)) and all(map(_is_number, words.tolist())):
+        raise DataError(f"{who} has {len(words)} different numbers in {len(labels)} rows: classes or measurements? {_ASK}")
+
+
+_ASK = "say --task regression to predict numbers, --task classification for classes (in Python task=), or name another --label"
+
+
+def _is_number(word: Any) -> bool:
+    try:
+        return math.isfinite(float(word))
+    except ValueError:
+        return False
+
+
+def _as_numbers(raw: Raw, part: Part) -> Part:
+    if isinstance(part.x, np.ndarray):
+        raise DataError(f"client {raw.name!r} ({raw.origin}): images in folders have classes, got --task regression; leave it out")
+    wrong = next((word for word in part.labels.tolist() if not _is_number(word)), None)
+    if wrong is not None:
+        raise DataError(
+            f"client {raw.name!r} ({raw.origin}): expected numbers in {raw.label!r} to predict, got {wrong!r}; correct it, or empty it"
+        )
+    return replace(part, labels=part.labels.astype(np.float64))
+
+
 AS_THEY_ARE = Cleaning()
-CLEANING = ("merge_labels", "label_map", "drop", "only", "date", "missing", "gaps")
+CLEANING = ("merge_labels", "label_map", "drop", "only", "date", "missing", "gaps", "task")
 """Options of a scenario of own files that are about cleaning."""
 
 
@@ -195,8 +252,10 @@ def label_variants(labels: Mapping[str, Collection[str]]) -> Iterator[str]:
 
 def variant_notes(where: str, raws: Sequence[Raw], *, files: bool = True) -> list[Note]:
     """Return notes on labels that may mean the same, with the remedy."""
-    labels = {raw.name: {word for part in raw.parts.values() for word in part.labels.tolist()} for raw in raws}
-    notes = []
+    labels = {raw.name: {str(word) for part in raw.parts.values() for word in part.labels.tolist()} for raw in raws}
+    notes: list[Note] = []
+    if any(is_numbers(part.labels) for raw in raws for part in raw.parts.values()):
+        return notes
     for sentence in label_variants(labels):
         flag = "--label-map NUMBER=WORD,…" if sentence.startswith("labels are numbers") else "--merge-labels"
         remedy = f"if they mean the same, add {flag}" if files else "if they mean the same, write them alike"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from emdcfl.data.types import Preprocess
+from emdcfl.data.types import Preprocess, Target
 from emdcfl.models import BUILDERS
 from emdcfl.models.recipe import ModelRecipe
 from emdcfl.models.vision import IMAGENET_MEAN, IMAGENET_STD
@@ -17,7 +17,7 @@ from emdcfl.models.vision import IMAGENET_MEAN, IMAGENET_STD
 TRAINING = {"rounds": 5, "local_epochs": 10, "batch_size": 32, "lr": 0.02}
 PRETRAINED_TRAINING = {"rounds": 5, "local_epochs": 5, "batch_size": 32, "lr": 0.003}
 FINE_TUNING = {"personalize": "if-it-pays"}
-BY_BENEFIT = {"emdcfl": {"grouping": "benefit"}}
+BY_BENEFIT: dict[str, dict[str, Any]] = {"emdcfl": {"grouping": "benefit"}}
 """Nobody constructed these sites, so the question is who trains better together, not whose data follow the same law."""
 
 SMALL = 16
@@ -51,6 +51,11 @@ def recipe(model: Model, *, shape: Sequence[int], classes: int) -> ModelRecipe:
 def training(model: Model) -> dict[str, Any]:
     """Default rounds, epochs, batch size and step size."""
     return dict(PRETRAINED_TRAINING if is_pretrained(model) else TRAINING)
+
+
+def method_defaults(target: Target | None) -> dict[str, dict[str, Any]]:
+    """Hyper-parameters of methods; numbers to predict have no classes to match."""
+    return BY_BENEFIT if target is None else {"emdcfl": {**BY_BENEFIT["emdcfl"], "match_classes": False}}
 
 
 def image_preprocess(train: Sequence[NDArray[Any]], model: Model) -> Preprocess:

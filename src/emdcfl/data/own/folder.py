@@ -17,11 +17,11 @@ from emdcfl.data.own import defaults
 from emdcfl.data.own.checking.columns import DATES, ColumnProfile, check_categories, column_notes
 from emdcfl.data.own.checking.leaks import leaks, repeats
 from emdcfl.data.own.checking.profiling import profile_columns
-from emdcfl.data.own.cleaning import AS_THEY_ARE, Cleaning, variant_notes
+from emdcfl.data.own.cleaning import AS_THEY_ARE, REGRESSION, Cleaning, variant_notes
 from emdcfl.data.own.formats.images import common_shape, list_images, read_client, read_headers
 from emdcfl.data.own.formats.layout import ClientFiles, Layout, client_folder, discover
 from emdcfl.data.own.formats.readers import read_client_tables, read_shared_table
-from emdcfl.data.own.parts import FRACTIONS, MIXED, SPLITS, Divided, Note, Raw, prepare, to_site, write_notes
+from emdcfl.data.own.parts import FRACTIONS, MIXED, SPLITS, Divided, Note, Raw, find_target, prepare, to_site, write_notes
 from emdcfl.data.own.splitting import RANDOM, SplitRule
 from emdcfl.data.own.tables import AS_WRITTEN, CellRules, TableEncoding, column_bytes, column_kinds, pool, summarise
 from emdcfl.data.types import Preprocess, Scenario
@@ -141,7 +141,10 @@ def read_site_alone(path: Path, name: str, label: str | None, rule: SplitRule, c
 
 def clean_reading(path: Path, raws: Sequence[Raw], details: dict[str, Any], notes: list[Note], cleaning: Cleaning) -> Reading:
     """Clean what was read, and describe it with notes on what looks doubtful."""
-    labels = {raw.name: Counter(word for part in raw.parts.values() for word in part.labels.tolist()) for raw in raws}
+    numbers = cleaning.task == REGRESSION
+    labels = {
+        raw.name: Counter(w for part in raw.parts.values() for w in part.labels.tolist()) if not numbers else Counter() for raw in raws
+    }
     cleaned = [cleaning.clean(raw) for raw in raws]
     columns = profile_columns(cleaned, details["label"]) if details["kind"] == "table" else {}
     for name, _ in cleaning.cells.dates:
@@ -163,17 +166,19 @@ def build_scenario(
     """
     path, raws = reading.path, reading.raws
     divided, classes, more = prepare(str(path), raws, seed, fractions, alone=alone)
+    target = find_target(divided)
     many = check_categories(reading.features)
     arrays, encoding, preprocess, mixed = _encode(divided, {raw.name: raw.origin for raw in raws}, reading, model)
     shape = arrays[raws[0].name]["train"].shape[1:]
     scenario = Scenario(
         name=path.stem if path.is_file() else path.resolve().name,
-        sites=tuple(to_site(name, arrays[name], parts, classes) for name, parts in divided.items()),
+        sites=tuple(to_site(name, arrays[name], parts, classes, target) for name, parts in divided.items()),
         classes=classes,
         preprocess=preprocess,
-        model=defaults.recipe(model, shape=shape, classes=len(classes)),
+        model=defaults.recipe(model, shape=shape, classes=len(classes) or 1),
         defaults=defaults.training(model) | defaults.FINE_TUNING,
-        method_defaults=defaults.BY_BENEFIT,
+        method_defaults=defaults.method_defaults(target),
+        target=target,
         notes=(*write_notes([*reading.notes, *more]), *mixed, *many),
         encoding=encoding,
         fingerprints=reading.fingerprints,

@@ -24,7 +24,7 @@ from emdcfl.data.own.parts import MIXED, Note, Part, Raw
 from emdcfl.data.own.site import new_site
 from emdcfl.data.own.splitting import RANDOM, SPLIT_NAMES, SplitRule
 from emdcfl.data.own.tables import TableEncoding
-from emdcfl.data.types import Scenario, Site
+from emdcfl.data.types import Scenario, Site, Target
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,7 +35,7 @@ else:
 
 WHERE = Path("frames")
 """Where the rows come from, in notes and as the scenario's name."""
-OPTIONS = ("label", "client", "split", "split_column", "group", "merge_labels", "label_map", "drop", "only", "gaps")
+OPTIONS = ("label", "client", "split", "split_column", "group", "merge_labels", "label_map", "drop", "only", "gaps", "task")
 """What may be said about tables in memory, as about tables in files."""
 
 
@@ -128,7 +128,7 @@ def _shared(clients: Any, label: str | None, column: str, rule: SplitRule) -> tu
         for raw in raws:
             parts.setdefault(raw.name, {})[SPLIT_NAMES[split]] = raw.parts[MIXED]
     assert label is not None
-    return [Raw(name, f"{column} = {name}", found) for name, found in parts.items()], label, notes
+    return [Raw(name, f"{column} = {name}", found, label=label) for name, found in parts.items()], label, notes
 
 
 def _each(clients: Any, label: str | None, rule: SplitRule) -> tuple[list[Raw], str, list[Note]]:
@@ -152,16 +152,23 @@ def _raw(name: str, entry: Any, label: str | None, rule: SplitRule) -> tuple[Raw
         label = label_column(table, label, f"client {name!r}")
         parts[split], more = labelled(table, label, name, "frame", rule if whole else RANDOM)
         notes += more
-    return Raw(name, "frame", parts, rule if whole else RANDOM), label or "", notes
+    return Raw(name, "frame", parts, rule if whole else RANDOM, label or ""), label or "", notes
 
 
 def site_from_table(
-    name: str, entry: Any, options: Mapping[str, Any], *, encoding: Mapping[str, Any], classes: Sequence[str], seed: int = 0
+    name: str,
+    entry: Any,
+    options: Mapping[str, Any],
+    *,
+    encoding: Mapping[str, Any],
+    classes: Sequence[str],
+    target: Target | None = None,
+    seed: int = 0,
 ) -> tuple[Site, tuple[str, ...]]:
     """Build one more site for a run on tables, from a frame."""
     _check_kind(encoding)
     raw, _, notes = _raw(name, entry, encoding["label"], SplitRule.of(**options))
-    return new_site(raw, encoding, classes, notes, seed=seed, cleaning=Cleaning.of(**options))
+    return new_site(raw, encoding, classes, notes, target=target, seed=seed, cleaning=Cleaning.of(**options))
 
 
 def encode(value: Any, encoding: Mapping[str, Any]) -> torch.Tensor:

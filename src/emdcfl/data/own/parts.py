@@ -1,4 +1,7 @@
-"""From a client's samples with text labels to a ``Site``: splits, classes, and notes. Shared by folders, tables and arrays."""
+"""From a client's samples and labels to a ``Site``: splits, classes, and notes. Shared by folders, tables and arrays.
+
+Labels are text, which names classes, or float64 where numbers are to be predicted.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from emdcfl.core.errors import DataError
 from emdcfl.core.units import NAMED_IN_FULL, names
 from emdcfl.data.own.splitting import GROUP, RANDOM, SPLIT, TIME, Keys, SplitRule
 from emdcfl.data.split import Indices, grouped_indices, ordered_indices, stratified_indices
-from emdcfl.data.types import Site, Split
+from emdcfl.data.types import Site, Split, Target
 
 FRACTIONS = (0.6, 0.2, 0.2)
 MIN_SAMPLES = 10
@@ -30,16 +33,18 @@ MOST_WORDS = 5
 SPLITS = ("train", "val", "test")
 
 Text = NDArray[np.str_]
+Labels = NDArray[Any]
+"""Text, or float64."""
 Divided = dict[str, dict[str, "Part"]]
 """Client → split → samples."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Samples (an array or an Arrow table: anything with ``take``), their labels as text, and what they are split by."""
+    """Samples (an array or an Arrow table: anything with ``take``), their labels, and what they are split by."""
 
     x: Any
-    labels: Text
+    labels: Labels
     by: Keys = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -52,12 +57,13 @@ class Part:
 
 @dataclass(frozen=True)
 class Raw:
-    """A client's samples by split name, or all of them under ``"all"``. ``origin`` names its file or folder in messages."""
+    """A client's samples by split name, or all of them under ``"all"``; messages name its file or folder, and the label column."""
 
     name: str
     origin: str
     parts: Mapping[str, Part]
     rule: SplitRule = RANDOM
+    label: str = ""
 
 
 @dataclass(frozen=True)
@@ -116,7 +122,7 @@ def prepare(
             f"{where}: expected at least two clients with samples, got {found}; add another, or give the folder that holds the clients"
         )
     divided = {raw.name: divide(raw, seed, fractions) for raw in raws}
-    classes = class_names(divided, least=1 if alone else 2)
+    classes = () if holds_numbers(divided) else class_names(divided, least=1 if alone else 2)
     notes: list[Note] = []
     for raw in raws:
         parts = divided[raw.name]
@@ -194,7 +200,7 @@ def sort_words(words: set[str]) -> list[str]:
 
 def known_only(name: str, origin: str, split: str, part: Part, classes: Sequence[str]) -> tuple[Part, list[Note]]:
     """Drop samples whose label is not among the classes, with a note."""
-    unseen = sorted(set(part.labels.tolist()) - set(classes))
+    unseen = [] if is_numbers(part.labels) else sorted(set(part.labels.tolist()) - set(classes))
     if not unseen:
         return part, []
     keep = np.flatnonzero(np.isin(part.labels, list(classes)))
@@ -211,12 +217,13 @@ def known_only(name: str, origin: str, split: str, part: Part, classes: Sequence
 def warnings(name: str, origin: str, parts: Mapping[str, Part]) -> list[Note]:
     """Return notes on one client: classes with one sample, one class only, a small validation split."""
     found = []
+    numbers = is_numbers(parts["train"].labels)
     counts = Counter(label for part in parts.values() for label in part.labels.tolist())
-    lone = tuple(sorted(str(label) for label, count in counts.items() if count == 1))
+    lone = () if numbers else tuple(sorted(str(label) for label, count in counts.items() if count == 1))
     if lone:
         found.append(Note(name, origin, "only one sample of class {words}, so it is in one split only", words=lone))
     if len(counts) == 1:
-        found.append(Note(name, origin, "all samples have the same label ({words})", words=tuple(counts)))
+        found.append(Note(name, origin, "all samples have the same label ({words})", words=tuple(map(str, counts))))
     m = len(parts["val"])
     if m < MIN_VALIDATION:
         text = f"{{n}} validation samples; with fewer than {MIN_VALIDATION}, distances are noisy"
@@ -225,18 +232,47 @@ def warnings(name: str, origin: str, parts: Mapping[str, Part]) -> list[Note]:
     return found
 
 
-def to_split(x: NDArray[Any], labels: Text, classes: Sequence[str]) -> Split:
-    """Arrays to tensors, labels to class numbers."""
+def is_numbers(labels: Labels) -> bool:
+    """Whether labels are numbers to predict instead of classes."""
+    return labels.dtype.kind == "f"
+
+
+def holds_numbers(divided: Mapping[str, Mapping[str, Part]]) -> bool:
+    """Whether the clients' labels are numbers to predict."""
+    return any(is_numbers(parts["train"].labels) for parts in divided.values())
+
+
+def find_target(divided: Divided) -> Target | None:
+    """Return mean and standard deviation of the numbers to predict, pooled over training samples; ``None`` for classes."""
+    if not holds_numbers(divided):
+        return None
+    pooled = np.concatenate([parts["train"].labels for parts in divided.values()]).astype(np.float64)
+    std = float(pooled.std())
+    if std <= 1e-12 * max(1.0, abs(float(pooled.mean()))):
+        raise DataError(f"all training samples have the same number to predict, {pooled[0]:g}: there is nothing to learn; check the label")
+    return Target(float(pooled.mean()), std)
+
+
+def to_split(x: NDArray[Any], labels: Labels, classes: Sequence[str], target: Target | None = None) -> Split:
+    """Arrays to tensors, labels to class numbers or to standardised numbers."""
+    if target is not None:
+        z = ((labels.astype(np.float64) - target.mean) / target.std).astype(np.float32)
+        return Split(torch.from_numpy(np.ascontiguousarray(x)), torch.from_numpy(z))
     number = {label: i for i, label in enumerate(classes)}
     y = np.array([number[label] for label in labels.tolist()], dtype=np.int64)
     return Split(torch.from_numpy(np.ascontiguousarray(x)), torch.from_numpy(y))
 
 
-def to_site(name: str, arrays: Mapping[str, NDArray[Any]], parts: Mapping[str, Part], classes: Sequence[str]) -> Site:
-    splits = {split: to_split(arrays[split], parts[split].labels, classes) for split in SPLITS}
+def to_site(
+    name: str, arrays: Mapping[str, NDArray[Any]], parts: Mapping[str, Part], classes: Sequence[str], target: Target | None = None
+) -> Site:
+    """Build the site from the encoded samples of each split."""
+    splits = {split: to_split(arrays[split], parts[split].labels, classes, target) for split in SPLITS}
     return Site(name, splits["train"], splits["val"], {"test": splits["test"]})
 
 
-def label_codes(labels: Text) -> NDArray[np.int64]:
-    """Number the different labels in sorted order."""
+def label_codes(labels: Labels) -> NDArray[np.int64]:
+    """Number the different labels in sorted order; numbers to predict are all of one kind."""
+    if is_numbers(labels):
+        return np.zeros(len(labels), dtype=np.int64)
     return np.unique(labels, return_inverse=True)[1].astype(np.int64)

@@ -22,7 +22,7 @@ from emdcfl.data.own.formats.readers import read_client_tables, read_file
 from emdcfl.data.own.parts import FRACTIONS, MIXED, SPLITS, Note, Raw, divide, known_only, to_site, warnings, write_notes
 from emdcfl.data.own.splitting import RANDOM, SplitRule
 from emdcfl.data.own.tables import TableEncoding
-from emdcfl.data.types import Scenario, Site
+from emdcfl.data.types import Scenario, Site, Target
 
 log = logging.getLogger("emdcfl")
 
@@ -40,6 +40,7 @@ def load_site(
     *,
     encoding: Mapping[str, Any],
     classes: Sequence[str],
+    target: Target | None = None,
     name: str | None = None,
     label: str | None = None,
     seed: int = 0,
@@ -53,8 +54,8 @@ def load_site(
     ----------
     path : path
         A client folder of images (class sub-folders), or a table.
-    encoding, classes
-        Of the run: ``encoding_of(scenario)`` and ``scenario.classes``, stored with its models.
+    encoding, classes, target
+        Of the run: ``encoding_of(scenario)``, ``scenario.classes`` and ``scenario.target``, stored with its models.
     rule : SplitRule
         How the run's samples were split.
     cleaning : Cleaning
@@ -71,7 +72,7 @@ def load_site(
         raw, notes = read_client(list_images(files), (channels, height, width), rule)
     else:
         raw, _, notes = read_client_tables(files, label or encoding["label"], rule, cleaning.cells)
-    return new_site(raw, encoding, classes, notes, seed=seed, fractions=fractions, cleaning=cleaning)
+    return new_site(raw, encoding, classes, notes, target=target, seed=seed, fractions=fractions, cleaning=cleaning)
 
 
 def new_site(
@@ -80,6 +81,7 @@ def new_site(
     classes: Sequence[str],
     notes: Sequence[Note],
     *,
+    target: Target | None = None,
     seed: int = 0,
     fractions: Sequence[float] = FRACTIONS,
     cleaning: Cleaning = AS_THEY_ARE,
@@ -99,7 +101,7 @@ def new_site(
     else:
         reader = TableEncoding.from_dict(encoding)
         arrays = {split: reader.encode(divided[split].x, raw.origin) for split in SPLITS}
-    return to_site(raw.name, arrays, divided, classes), tuple(write_notes(notes))
+    return to_site(raw.name, arrays, divided, classes, target), tuple(write_notes(notes))
 
 
 def read_inputs(files: Sequence[str | Path], *, encoding: Mapping[str, Any]) -> tuple[Tensor, list[str]]:

@@ -27,6 +27,7 @@ def folder(
     date: str | Sequence[str] | None = None,
     missing: str | Sequence[str] | None = None,
     gaps: str | None = None,
+    task: str | None = None,
     data_seed: int = 0,
     size: int | None = None,
     model: str | None = None,
@@ -57,6 +58,8 @@ def folder(
         Marks of missing values in tables, besides the usual ones.
     gaps : str, optional
         ``mean`` (the default): a missing number becomes the pooled mean, with a column that says so; ``drop-rows``: its row is left out.
+    task : str, optional
+        ``classification`` or ``regression``: whether labels are classes (the default, unless they look like measurements) or numbers.
     data_seed : int
         Seed of the splits.
     size : int, optional

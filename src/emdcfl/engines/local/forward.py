@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from emdcfl.core import objective
 from emdcfl.core.client import Client
 from emdcfl.core.tasks import Embed, Score
 from emdcfl.engines.local.stack import Buffers, Chain
@@ -83,7 +83,7 @@ def score_together(works: Sequence[tuple[Client, Score]], chain: Chain, buffers:
             y = torch.stack([split.y for split in splits]).repeat_interleave(models, 0)
             weights = [states[:, e.slice].reshape(-1, *e.shape) for e in entries]
             logits = chain.logits(weights, x.repeat_interleave(models, 0), buffers)
-            losses = F.cross_entropy(logits, y, reduction="none")
+            losses = objective.losses(logits, y)
             correct = logits.argmax(1) == y
             for i, own, right in zip(members, losses.split(models), correct.split(models), strict=True):
                 outcomes[i] = {"losses": own.clone(), "correct": right.clone()}

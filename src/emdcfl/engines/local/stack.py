@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from emdcfl.core import objective
 from emdcfl.core.params import Network
 from emdcfl.core.tasks import Training
 from emdcfl.engines.local.update import Terms, fused_sgd
@@ -89,7 +89,7 @@ class Stack:
                 mine[rows] = new
 
     def gradients(self, x: Tensor, y: Tensor, scale: Tensor, *, low: bool) -> tuple[Tensor, Sequence[Tensor]]:
-        r"""Return cross-entropies ``(F, b)`` and the gradients of :math:`\sum_s \text{scale}_s \ell_s`; BatchNorm's statistics move."""
+        r"""Return losses ``(F, b)`` and the gradients of :math:`\sum_s \text{scale}_s \ell_s`; BatchNorm's statistics move."""
         module, entries = self.network.module, self.network.layout.entries
 
         def one(state: dict[str, Tensor], batch: Tensor) -> Any:
@@ -98,7 +98,7 @@ class Stack:
         mapped: Callable[..., Tensor] = vmap(one)
         with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=low):
             logits = mapped({e.name: t for e, t in zip(entries, self.tensors, strict=True)}, x)
-            losses = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
+            losses = objective.losses(logits.flatten(0, 1), y.flatten()).view(y.shape)
         return losses.detach(), torch.autograd.grad((losses * scale).sum(), self.trained)
 
     @torch.no_grad()
@@ -149,13 +149,19 @@ class Chain:
 
     @torch.no_grad()
     def gradients(self, w: Sequence[Tensor], x: Tensor, y: Tensor, scale: Tensor, buffers: Buffers) -> tuple[Tensor, Sequence[Tensor]]:
-        r"""Return cross-entropies ``(F, b)`` and the gradients of :math:`\sum_s \text{scale}_s \ell_s` for every tensor of ``w``."""
+        r"""Return losses ``(F, b)`` and the gradients of :math:`\sum_s \text{scale}_s \ell_s` for every tensor of ``w``."""
         device, (rows, b) = x.device, y.shape
         inputs: list[Tensor] = []
-        p = self.logits(w, x, buffers, inputs).log_softmax(1)
-        losses = -p.gather(1, y[:, None]).squeeze(1)
-        p.exp_().scatter_add_(1, y[:, None], torch.full_like(y[:, None], -1.0, dtype=p.dtype))
-        d = p.mul_(scale[:, None])
+        p = self.logits(w, x, buffers, inputs)
+        if objective.is_regression(y):
+            d = p.sub(y[:, None])
+            losses = d.squeeze(1) ** 2
+            d.mul_(2 * scale[:, None])
+        else:
+            p = p.log_softmax(1)
+            losses = -p.gather(1, y[:, None]).squeeze(1)
+            p.exp_().scatter_add_(1, y[:, None], torch.full_like(y[:, None], -1.0, dtype=p.dtype))
+            d = p.mul_(scale[:, None])
         g: list[Tensor] = [torch.empty(0)] * len(w)
         for i, (weight, bias, _) in reversed(list(enumerate(self.layers))):
             g[weight] = torch.bmm(d, inputs[i].transpose(1, 2), out=buffers(f"gradient {weight}", *w[weight].shape, device=device))
@@ -206,10 +212,8 @@ def _read(network: Network, seen: Sequence[nn.Module]) -> Chain | None:
 
 @torch.no_grad()
 def _agrees(chain: Chain, network: Network, x: Tensor, expected: Tensor) -> bool:
-    """Whether chain and network have the same cross-entropy; they differ if the network computes anything between its layers."""
+    """Whether chain and network have the same outputs; they differ if the network computes anything between its layers."""
     w = [network.theta[e.slice].view(1, *e.shape) for e in network.layout.entries if e.trainable]
-    y = torch.zeros(1, len(x), dtype=torch.int64, device=x.device)
-    losses, _ = chain.gradients(w, x[None], y, torch.ones(1, len(x), device=x.device), Buffers())
     if expected.shape[:1] != x.shape[:1] or expected.dim() != 2:
         return False
-    return bool(torch.allclose(losses[0], -expected.log_softmax(1)[:, 0], rtol=1e-4, atol=1e-5))
+    return bool(torch.allclose(chain.logits(w, x[None], Buffers())[0].T, expected, rtol=1e-4, atol=1e-5))

@@ -1,4 +1,4 @@
-"""Classify files with the model of this folder: ``python predict.py FILE …``. Needs torch and numpy, and Pillow for images."""
+"""Predict classes or numbers with the model of this folder: ``python predict.py FILE …``. Needs torch, numpy, and Pillow for images."""
 
 from __future__ import annotations
 
@@ -73,12 +73,16 @@ def read(file: Path, config: dict[str, Any]) -> np.ndarray[Any, Any]:
 
 
 def main(files: list[str]) -> None:
-    """Print file, row, class and probability."""
+    """Print file, row, class and probability; or file, row and number."""
     config = json.loads((HERE / "config.json").read_text(encoding="utf-8"))
     model = torch.export.load(HERE / "model.pt2").module()
     for name in files:
         with torch.no_grad():
             p = model(torch.from_numpy(np.ascontiguousarray(read(Path(name), config))))
+        if "target" in config:
+            for row, value in enumerate(p[:, 0].tolist(), start=1):
+                print(f"{name}:{row}\t{value:.6g}")
+            continue
         for row, (k, best) in enumerate(zip(p.argmax(1).tolist(), p.amax(1).tolist(), strict=True), start=1):
             print(f"{name}:{row}\t{config['classes'][k]}\t{best:.1%}")
 

@@ -48,7 +48,7 @@ def groups_of(serving: Serving, clients: Sequence[str]) -> Groups:
 def unlabelled(site: Site) -> Site:
     """Return the site without labels: all it may be placed with in training, and its test splits."""
     x = torch.cat([site.train.x, site.val.x])
-    return Site(site.name, Split(x, torch.zeros(len(x), dtype=torch.int64)), site.val, site.tests)
+    return Site(site.name, Split(x, torch.zeros(len(x), dtype=site.train.y.dtype)), site.val, site.tests)
 
 
 @dataclass(frozen=True)

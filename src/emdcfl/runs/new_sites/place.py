@@ -17,6 +17,8 @@ from torch import Tensor
 
 from emdcfl.core import tasks
 from emdcfl.core.errors import ConfigError, DataError
+from emdcfl.core.metric import Metric, score_of
+from emdcfl.core.objective import is_regression
 from emdcfl.core.units import percent
 from emdcfl.data.own import encoding_of, frames, load_site, site_from_arrays
 from emdcfl.data.own.cleaning import Cleaning
@@ -42,27 +44,27 @@ class Candidate:
         of them. Infinite where nobody could.
     linked : int
         Members the site is linked with.
-    accuracy : float
-        Of the cluster's model on the site's test samples.
+    score : float
+        Accuracy (or R²) of the cluster's model on the site's test samples.
     """
 
     cluster: int
     members: list[str]
     ratio: float
     linked: int
-    accuracy: float
+    score: float
 
 
 @dataclass(frozen=True)
 class Guess:
-    """What a model must beat at the new site: always answering the most frequent of its labels.
+    """What a model must beat at the new site: always answering the most frequent of its labels, or the mean of its numbers.
 
     Attributes
     ----------
     share : float
-        Of the most frequent class among the site's test labels.
+        Of the most frequent class among the site's test labels; of numbers 0, the R² of their mean.
     classes, samples : int
-        Classes among them, and their number.
+        Classes among them (none where they are numbers), and their number.
     """
 
     share: float
@@ -72,13 +74,23 @@ class Guess:
     @classmethod
     def of(cls, labels: Tensor) -> Guess | None:
         """Count labels; None where there are none."""
+        if is_regression(labels):
+            return cls(0.0, 0, len(labels)) if len(labels) else None
         _, counts = labels.unique(return_counts=True)
         return cls(float(counts.max()) / len(labels), len(counts), len(labels)) if len(labels) else None
 
-    def beats(self, accuracy: float) -> bool:
+    def beats(self, score: float) -> bool:
         """Whether a model fails here: clearly less often right than guessing, or no better than chance among the site's classes."""
-        by_chance = accuracy <= 1 / max(self.classes, 2)
-        return by_chance or (self.classes > 1 and wilson(accuracy, self.samples).high < self.share)
+        if self.classes == 0:
+            return score <= self.share
+        by_chance = score <= 1 / max(self.classes, 2)
+        return by_chance or (self.classes > 1 and wilson(score, self.samples).high < self.share)
+
+    def right(self, score: float) -> str:
+        """Say how well a model does here."""
+        if self.classes == 0:
+            return f"has an R² of {Metric.R2.text(score)} on its {self.samples} test samples"
+        return f"is right for {percent(score)} of its {self.samples} test samples"
 
 
 @dataclass(frozen=True)
@@ -95,13 +107,20 @@ class Placement:
     guess: Guess | None = None
     refused: int | None = None
 
+    @property
+    def metric(self) -> Metric:
+        """What ``score`` of a candidate is."""
+        return Metric.R2 if self.guess is not None and self.guess.classes == 0 else Metric.ACCURACY
+
     def verdict(self) -> str:
         if self.cluster is None and self.refused is not None and self.guess is not None:
             alike = next(c for c in self.candidates if c.cluster == self.refused)
+            numbers = self.metric is Metric.R2
+            usual = "the mean: 0" if numbers else f"the most frequent class: {percent(self.guess.share)}"
+            check = "the units and the meaning of what is predicted" if numbers else "how the site spells and codes its labels"
             return (
-                f"{self.site} looks like cluster {self.refused}, but its model is right for only {percent(alike.accuracy)} of "
-                f"{self.guess.samples} test labels (always answering the most frequent class: {percent(self.guess.share)}): do not use it; "
-                "check how the site spells and codes its labels, or train it alone"
+                f"{self.site} looks like cluster {self.refused}, but its model {self.guess.right(alike.score)} "
+                f"(always answering {usual}): do not use it; check {check}, or train it alone"
             )
         best, *others = self.candidates if self.cluster is None else sorted(self.candidates, key=lambda c: c.cluster != self.cluster)
         if self.cluster is None:
@@ -113,12 +132,11 @@ class Placement:
 
     def _meanwhile(self) -> str:
         """Say what to do with a site in no group: the model that its own labels speak for, if there is one."""
-        best = max(self.candidates, key=lambda c: c.accuracy)
+        best = max(self.candidates, key=lambda c: c.score)
         again = "run again with its files among the others to decide it"
-        if self.guess is None or self.guess.beats(best.accuracy):
+        if self.guess is None or self.guess.beats(best.score):
             return f"train it alone, or {again}"
-        right = f"is right for {percent(best.accuracy)} of its {self.guess.samples} test samples"
-        return f"cluster {best.cluster}'s model {right}: use that for now, and {again}"
+        return f"cluster {best.cluster}'s model {self.guess.right(best.score)}: use that for now, and {again}"
 
 
 def place(result: Result, site: Any, *, name: str | None = None, label: str | None = None) -> Placement:
@@ -140,18 +158,14 @@ def place(result: Result, site: Any, *, name: str | None = None, label: str | No
     found = plan(result.config, result.scenario, result.folder)
     data_record.check(result.folder, found.whole.fingerprints)
     scenario, seed = found.scenario, found.config.run.seed
-    if scenario.target is not None:
-        raise ConfigError("a site is placed by its labels only where they are classes; use place_unlabelled")
+    about: dict[str, Any] = {"encoding": encoding_of(scenario), "classes": scenario.classes, "target": scenario.target, "seed": seed}
     if isinstance(site, (str, Path)):
         path = Path(site)
         chosen = name or f"new:{path.stem}"
         options = found.config.scenario.options if found.config.scenario.name == OWN_FILES else {}
         as_the_run: dict[str, Any] = {"rule": SplitRule.of(**options), "cleaning": Cleaning.of(**options)}
-        new, notes = load_site(
-            path, encoding=encoding_of(scenario), classes=scenario.classes, name=chosen, label=label, seed=seed, **as_the_run
-        )
+        new, notes = load_site(path, name=chosen, label=label, **about, **as_the_run)
     elif frames.is_table(site):
-        about: dict[str, Any] = {"encoding": encoding_of(scenario), "classes": scenario.classes, "seed": seed}
         new, notes = frames.site_from_table(name or "new", site, found.config.scenario.options, **about)
     else:
         new, notes = site_from_arrays(name or "new", site, like=scenario, seed=seed)
@@ -164,7 +178,7 @@ def place(result: Result, site: Any, *, name: str | None = None, label: str | No
 def choose(site: str, candidates: list[Candidate], guess: Guess | None, notes: tuple[str, ...]) -> Placement:
     """Join the nearest cluster that is linked and whose model does not fail on the site's labels."""
     linked = [c for c in candidates if c.ratio < 1]
-    failing = [c for c in linked if guess is not None and guess.beats(c.accuracy)]
+    failing = [c for c in linked if guess is not None and guess.beats(c.score)]
     joined = next((c.cluster for c in linked if c not in failing), None)
     return Placement(site, joined, candidates, notes, guess, failing[0].cluster if failing else None)
 
@@ -189,15 +203,15 @@ def _compare(found: RunPlan, serving: Serving) -> list[Candidate]:
         for k in sorted(set(serving.clusters.tolist())):
             members = [c for c, label in zip(known, serving.clusters.tolist(), strict=True) if label == k]
             tested = fed.run(tasks.test, {new: {"models": served[members[0]][None], "weights": torch.ones(1)}})
-            accuracy = next(iter(tested[new]["accuracy"].values()))
-            candidates.append(candidate_of(k, members, new, measured, accuracy))
+            score = next(iter(score_of(tested[new]).values()))
+            candidates.append(candidate_of(k, members, new, measured, score))
     return sorted(candidates, key=lambda c: c.ratio)
 
 
-def candidate_of(cluster: int, members: list[str], new: str, measured: Measured, accuracy: float) -> Candidate:
+def candidate_of(cluster: int, members: list[str], new: str, measured: Measured, score: float) -> Candidate:
     ways = [(measured.entries[new, c], measured.entries[c, new]) for c in members if (new, c) in measured.entries]
     ratios = [max(_ratio(there), _ratio(back)) for there, back in ways]
-    return Candidate(cluster, members, max(ratios, default=inf), sum(r < 1 for r in ratios), accuracy)
+    return Candidate(cluster, members, max(ratios, default=inf), sum(r < 1 for r in ratios), score)
 
 
 def _ratio(way: PairDistance) -> float:
@@ -206,7 +220,9 @@ def _ratio(way: PairDistance) -> float:
 
 
 def as_dict(placement: Placement) -> dict[str, Any]:
-    candidates = [{f.name: getattr(c, f.name) for f in fields(c)} for c in placement.candidates]
+    """JSON values."""
+    named = {f.name: placement.metric.value if f.name == "score" else f.name for f in fields(Candidate)}
+    candidates = [{name: getattr(c, field) for field, name in named.items()} for c in placement.candidates]
     candidates = [{**c, "ratio": c["ratio"] if isfinite(c["ratio"]) else None} for c in candidates]
     return {
         "site": placement.site,

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from emdcfl.core import tasks
-from emdcfl.core.units import percent, plural
+from emdcfl.core.metric import Metric, metric_of, score_of
+from emdcfl.core.units import plural
 from emdcfl.runs.config import Choice, PersonalizeConfig
 from emdcfl.runs.loop import Observer
 from emdcfl.runs.new_sites.nearest import Groups, fits, groups_of, unlabelled
@@ -72,8 +73,9 @@ def _test(planned: RunPlan, groups: Groups, one: Tensor) -> dict[str, Any]:
         tested: dict[int | str, Mapping[str, float]] = {}
         for name, theta in models.items():
             replies = fed.run(tasks.test, {site: {"models": theta[None], "weights": torch.ones(1)} for site in held})
-            tested[name] = {site: float(next(iter(replies[site]["accuracy"].values()))) for site in held}
-    found = []
+            tested[name] = {site: float(next(iter(score_of(replies[site]).values()))) for site in held}
+    found: list[dict[str, Any]] = []
+    metric = (Metric.ACCURACY if planned.whole.target is None else Metric.R2).value
     for site in planned.held:
         fit = near[site.name]
         cluster = min(fit, key=lambda k: fit[k].misfit) if fit else None
@@ -85,7 +87,7 @@ def _test(planned: RunPlan, groups: Groups, one: Tensor) -> dict[str, Any]:
                 "cluster": cluster,
                 "alike": _alike(site.name, [] if cluster is None else groups[cluster][1], truth),
                 "misfits": {str(k): round(f.misfit, 6) for k, f in fit.items()},
-                "accuracy": {
+                metric: {
                     "placed": None if cluster is None else tested[cluster][site.name],
                     "one": tested["one"][site.name],
                     "best": max(own, default=None),
@@ -94,7 +96,7 @@ def _test(planned: RunPlan, groups: Groups, one: Tensor) -> dict[str, Any]:
                 "samples": len(next(iter(site.tests.values()))),
             }
         )
-    return {"sites": found, "accuracy": mean_accuracy(found)}
+    return {"sites": found, metric: mean_scores(found)}
 
 
 def _alike(site: str, members: Sequence[str], truth: Mapping[str, str]) -> float | None:
@@ -102,14 +104,14 @@ def _alike(site: str, members: Sequence[str], truth: Mapping[str, str]) -> float
     return float(np.mean([truth[c] == truth[site] for c in members])) if members and site in truth else None
 
 
-def mean_accuracy(sites: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+def mean_scores(sites: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
     """Unweighted means over held-out sites."""
-    known = {key: [site["accuracy"][key] for site in sites if site["accuracy"][key] is not None] for key in UNSEEN}
+    known = {key: [value for site in sites if (value := score_of(site)[key]) is not None] for key in UNSEEN}
     return {key: float(np.mean(values)) if values else None for key, values in known.items()}
 
 
 def unseen_sentence(unseen: Mapping[str, Any]) -> str:
     """Say how held-out sites fare, in one line."""
-    mean = unseen["accuracy"]
-    told = ", ".join(f"{name} {percent(mean[key])}" for key, name in UNSEEN.items() if mean[key] is not None)
-    return f"{plural(len(unseen['sites']), 'site')} held out of training, placed by unlabelled data: mean accuracy of {told}"
+    mean, metric = score_of(unseen), metric_of(unseen)
+    told = ", ".join(f"{name} {metric.text(mean[key])}" for key, name in UNSEEN.items() if mean[key] is not None)
+    return f"{plural(len(unseen['sites']), 'site')} held out of training, placed by unlabelled data: mean {metric.label} of {told}"

@@ -10,16 +10,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from emdcfl.core.metric import Metric, metric_of, score_of
 from emdcfl.core.units import names, plural
 from emdcfl.methods import METHODS
 from emdcfl.runs.verdict.intervals import Interval, SiteScores, difference
 
-LOGISTIC = "logistic"
+LOGISTIC, LINEAR = "logistic", "linear"
+"""Regressions per site that stand beside networks: of classes, and of numbers."""
+
 BASELINES = {
     "fedavg": "one model for all",
     "fedavg+ft": "one model for all, fine-tuned at home",
     "local": "every site alone",
     LOGISTIC: "logistic regression per site",
+    LINEAR: "linear regression per site",
 }
 """Baseline → what a comparison calls it."""
 
@@ -44,7 +48,7 @@ class Advice:
     headline, reason : str
         What to do in one line, and what that rests on.
     gains : dict of str to Interval
-        Accuracy of this run less that of each baseline, paired by site.
+        Score of this run less that of each baseline, paired by site.
     doubts, look : list of str
         What speaks against the grouping, with the remedy; and the sites that lose most.
     """
@@ -79,7 +83,8 @@ def _by_benefit(summary: Summary, reading: Summary | None) -> str | None:
     if summary["k"] == 1:
         return f"{_what(summary)}: dividing them does not pay by more than chance"
     first = max((s for s in splits if s["pays"]), key=lambda s: len(s["members"]), default=None)
-    if first is None or len(first["members"]) < len(summary["clients"]):  # what some of the clients gain is not what all gain
+    some = first is None or len(first["members"]) < len(summary["clients"])
+    if first is None or some or metric_of(summary) is Metric.R2:  # what some of the clients gain is not what all gain
         return f"{_what(summary)}: their validation losses are lower than with fewer groups"
     return f"{_what(summary)}: grouping is worth {float(first['points']):.1f} points on validation data"
 
@@ -91,7 +96,8 @@ def _by_distances(summary: Summary, reading: Summary | None) -> str:
         return seen
     unknown = 0 if reading is None else len(reading["not_compared"])
     if reading is not None and (reading["doubts"] or reading["borderline"] or unknown):
-        more = "more validation samples" if unknown or reading["doubts"] else "the accuracy of one model for all and of every site alone"
+        alone = f"the {metric_of(summary).label} of one model for all and of every site alone"
+        more = "more validation samples" if unknown or reading["doubts"] else alone
         return f"Undecided: {seen[:1].lower()}{seen[1:]}; {more} would decide"
     return f"{_what(summary)}: {seen[:1].lower()}{seen[1:]}" if summary["k"] in (1, n) else seen
 
@@ -145,8 +151,8 @@ def gains(summary: Summary, baselines: Mapping[str, Summary]) -> dict[str, Inter
 
 
 def used(summary: Summary) -> Summary:
-    """Return the summary with the accuracies of the models that clients should use: after fine-tuning, where there was any."""
-    return {**summary, "accuracy": summary["personalized"]["accuracy"]} if "personalized" in summary else summary
+    """Return the summary with the scores of the models that clients should use: after fine-tuning, where there was any."""
+    return {**summary, metric_of(summary).value: score_of(summary["personalized"])} if "personalized" in summary else summary
 
 
 def run_title(summary: Summary) -> str:
@@ -161,11 +167,11 @@ def _tuned(summary: Summary) -> str:
 
 def scores_of_sites(summary: Summary) -> SiteScores:
     """Scores of the sites in the main variant; of a summary without them, the mean as that of a single site."""
-    accuracy = summary["accuracy"]
-    found = SiteScores.of(next(iter(accuracy.get("variants", {}).values()), {}))
+    score = score_of(summary)
+    found = SiteScores.of(next(iter(score.get("variants", {}).values()), {}))
     if found is None:
-        mean = accuracy.get("mean")
-        found = SiteScores((mean or 0.0,), (0 if mean is None else int(accuracy.get("samples") or 0),))
+        mean = score.get("mean") if metric_of(summary) is Metric.ACCURACY else None
+        found = SiteScores((mean or 0.0,), (0 if mean is None else int(score.get("samples") or 0),))
     return found
 
 
@@ -183,7 +189,7 @@ def advice(summary: Summary, baselines: Mapping[str, Summary]) -> Advice | None:
     if not found:
         return None
     worse = {name: g for name, g in found.items() if g.sign == -1}
-    networks = {name: g for name, g in found.items() if name != LOGISTIC}
+    networks = {name: g for name, g in found.items() if name not in (LOGISTIC, LINEAR)}
     better = {name: g for name, g in networks.items() if g.sign == 1}
     alone = baselines.get("local")
     disagree, look = _disagreement(used(summary), alone), _losers(used(summary), alone)
@@ -243,17 +249,23 @@ def _undecided(summary: Summary, found: Mapping[str, Interval]) -> str:
     widest = max(max(-gain.low, gain.high) for gain in found.values())
     if widest > TELLING:
         return f"Undecided, for now {simplest[:1].lower()}{simplest[1:]}: {_needed(summary, found)}"
-    return f"{simplest}, the simplest choice: nothing else differs by more than {100 * widest:.1f} points"
+    return f"{simplest}, the simplest choice: nothing else differs by more than {_in_units(summary, widest)}"
 
 
 def _needed(summary: Summary, found: Mapping[str, Interval]) -> str:
     """Say how many more test samples would show a difference worth knowing."""
     half, samples = max((gain.high - gain.low) / 2 for gain in found.values()), sum(scores_of_sites(summary).samples)
-    least = f"{100 * TELLING:.0f} points"
+    least = "0.02 R²" if metric_of(summary) is Metric.R2 else f"{100 * TELLING:.0f} points"
     if half <= TELLING:
         return f"{plural(samples, 'test sample')} would show a difference of {least}, and there may be a smaller one"
     more = float(f"{samples * ((half / TELLING) ** 2 - 1):.1g}")
     return f"{plural(samples, 'test sample')} cannot show a difference of {least}, about {max(more, 1):.0f} more would"
+
+
+def _in_units(summary: Summary, value: float, sign: str = "") -> str:
+    """Write a difference of scores with its unit."""
+    metric = metric_of(summary)
+    return f"{metric.change(value, sign)} {metric.unit}"
 
 
 def _only_fine_tuned(summary: Summary, alone: Summary | None) -> list[str]:
@@ -285,11 +297,17 @@ def _disagreement(summary: Summary, alone: Summary | None) -> list[str]:
                 else f"the sites of cluster {k} ({names([summary['clients'][i] for i in members])})"
             )
             found.append(
-                f"{who} look alike but do not seem to agree on labels: one model costs {(-gain).points('')} against each alone; check how "
-                'they spell and code their labels (emdcfl data check), or group by benefit (method.grouping = "benefit") or with labels '
-                '(method.cost = "label-aware")'
+                f"{who} look alike but do not seem to agree on labels: one model costs {(-gain).points('')} against each alone; check "
+                + _remedy(metric_of(summary))
             )
     return found
+
+
+def _remedy(metric: Metric) -> str:
+    by_benefit = 'or group by benefit (method.grouping = "benefit")'
+    if metric is Metric.R2:
+        return f"the units and the meaning of what they predict, {by_benefit}"
+    return f'how they spell and code their labels (emdcfl data check), {by_benefit} or with labels (method.cost = "label-aware")'
 
 
 def _losers(summary: Summary, alone: Summary | None) -> list[str]:
@@ -297,16 +315,16 @@ def _losers(summary: Summary, alone: Summary | None) -> list[str]:
     if alone is None:
         return []
     own, other = scores_of_sites(summary), scores_of_sites(alone)
-    if len(own.accuracy) != len(summary["clients"]):
+    if len(own.values) != len(summary["clients"]):
         return []
     lost = {c: g for i, c in enumerate(summary["clients"]) if (g := difference(own.only([i]), other.only([i]))) is not None and g.high < 0}
     worst = sorted(lost, key=lambda c: lost[c].mean)
-    told = ", ".join(f"{names([c])} ({100 * lost[c].mean:+.1f} points)" for c in worst[:3])
+    told = ", ".join(f"{names([c])} ({_in_units(summary, lost[c].mean, '+')})" for c in worst[:3])
     return [f"better off alone: {told}{f' and {len(worst) - 3} more' if len(worst) > 3 else ''}"] if worst else []
 
 
 def worth(clustered: Summary, baselines: Mapping[str, Summary]) -> str:
-    """Say what this run gained over each baseline, in points of mean accuracy with intervals."""
+    """Say what this run gained over each baseline, in points of mean accuracy or in R², with intervals."""
     found = rivals(clustered, baselines)
     if not found:
         return "no other training to compare with"

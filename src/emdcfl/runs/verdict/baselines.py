@@ -16,8 +16,8 @@ from emdcfl.runs.result import Result
 from emdcfl.runs.runner import run, scores_of
 from emdcfl.runs.store import RunStore
 from emdcfl.runs.store.files import make_folder
-from emdcfl.runs.verdict.advice import BASELINES, LOGISTIC
-from emdcfl.runs.verdict.logistic import is_table, logistic_rows
+from emdcfl.runs.verdict.advice import BASELINES, LINEAR, LOGISTIC
+from emdcfl.runs.verdict.per_site import is_table, regression_rows
 
 __all__ = ["BASELINES", "one_for_all", "run_baselines"]
 
@@ -36,8 +36,8 @@ def run_baselines(result: Result, *, observer: Observer | None = None, keep: boo
     """Run (or finish) the baselines on the same data, in sub-folders of the run directory if there is one.
 
     One run of FedAvg is two of them: one model for all, and the same model fine-tuned at home. It follows ``[personalize]`` of the run,
-    or keeps what pays. Of a table whose rows are here there is also a logistic regression at every site. Only accuracies stay on disk,
-    unless models are to be kept.
+    or keeps what pays. Of a table whose rows are here there is also a regression at every site: logistic, or linear of numbers. Only
+    scores stay on disk, unless models are to be kept.
     """
     found = {}
     for name, config in (("fedavg", one_for_all(result.config)), ("local", _plain(result.config, "local"))):
@@ -51,7 +51,8 @@ def run_baselines(result: Result, *, observer: Observer | None = None, keep: boo
             summary, rows = with_personal(found[name].summary, found[name].history)
             found[name + FINE_TUNED] = replace(found[name], summary=summary, history=rows)
     if result.scenario is not None and is_table(result.scenario) and any(len(site.train) for site in result.scenario.sites):
-        found[LOGISTIC] = _logistic(found["local"], result.scenario)
+        name = LOGISTIC if result.scenario.target is None else LINEAR
+        found[name] = _regression(name, found["local"], result.scenario)
     return found
 
 
@@ -64,7 +65,7 @@ def _forget_models(place: Path) -> None:
 
 
 def _finished(result: Result, config: Config, place: Path | None) -> Result | None:
-    """Return a baseline whose models were not kept: its accuracies, without models."""
+    """Return a baseline whose models were not kept: its scores, without models."""
     if place is None or (place / "models").exists() or not (place / "summary.json").is_file():
         return None
     summary, stored = read_summary(place), RunStore.read(place)
@@ -74,14 +75,14 @@ def _finished(result: Result, config: Config, place: Path | None) -> Result | No
     return replace(result, config=planned, summary=summary, history=stored.read_metrics(), personal={}, folder=place)
 
 
-def _logistic(alone: Result, scenario: Scenario) -> Result:
-    """Return a logistic regression at every site, in the place of the networks trained alone."""
-    rows = logistic_rows(scenario, alone.clients, alone.summary["rounds"], alone.config.run.seed)
+def _regression(name: str, alone: Result, scenario: Scenario) -> Result:
+    """Return a regression at every site, in the place of the networks trained alone."""
+    rows = regression_rows(scenario, alone.clients, alone.summary["rounds"], alone.config.run.seed)
     kept = ("scenario", "seed", "rounds", "finished", "k", "clients", "groups", "clusters", "scored", "versions")
     about = {key: alone.summary[key] for key in kept}
-    summary = {"method": LOGISTIC, **about, "ari": None, "accuracy": scores_of(rows, scenario), "notes": []}
+    summary = {"method": name, **about, "ari": None, **scores_of(rows, scenario), "notes": []}
     if alone.folder is not None:
-        place = alone.folder.parent / LOGISTIC
+        place = alone.folder.parent / name
         make_folder(place)
         write_summary(place, summary)
     return replace(alone, summary=summary, history=rows)

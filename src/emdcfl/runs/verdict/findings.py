@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from emdcfl.core.metric import metric_of, score_of
 from emdcfl.core.units import names, percent, percent_range, plural
 from emdcfl.runs.verdict.advice import Summary, advice, headline, one_group_by_benefit, scores_of_sites, structure, used, worth
-from emdcfl.runs.verdict.intervals import wilson
+from emdcfl.runs.verdict.intervals import these_sites
 from emdcfl.runs.verdict.trained_with import in_words as trained_with
 from emdcfl.runs.verdict.what_differs import in_words as what_differs
 
@@ -17,7 +18,7 @@ STANDS_OUT = 0.99
 
 def in_brief(summary: Summary, reading: Summary | None, baselines: Mapping[str, Summary]) -> list[tuple[str, str]]:
     """Return what somebody who reads three lines should read: what to use, which site to look at, how sure that is."""
-    sure = how_sure(used(summary)) or "not tested: no accuracy is known"
+    sure = how_sure(used(summary)) or f"not tested: no {metric_of(summary).label} is known"
     found = [("Use", headline(summary, reading, baselines)), ("Look at", _look_at(summary, reading, baselines)), ("How sure", sure)]
     return [(topic, _sentence(said)) for topic, said in found]
 
@@ -28,12 +29,13 @@ def _look_at(summary: Summary, reading: Summary | None, baselines: Mapping[str, 
     if to_do is not None and (to_do.look or to_do.doubts):
         return (to_do.look or to_do.doubts)[0]
     scores, clients = scores_of_sites(used(summary)), summary["clients"]
-    if len(scores.accuracy) == len(clients) and scores.counted:
+    if len(scores.values) == len(clients) and scores.counted:
         mean = sum(p for p, _ in scores.counted) / len(scores.counted)
-        rows = [(p, n, c) for p, n, c in zip(scores.accuracy, scores.samples, clients, strict=True) if n > 0]
-        low = sorted((p, c) for p, n, c in rows if wilson(p, n, STANDS_OUT).high < mean)
+        own = [these_sites(scores.only([i]), STANDS_OUT) for i in range(len(clients))]
+        low = sorted((found.mean, c) for found, c in zip(own, clients, strict=True) if found is not None and found.high < mean)
         if low:
-            return f"clearly less accurate than the mean of {percent(mean)}: {_few([f'{names([c])} ({percent(p)})' for p, c in low])}"
+            text = scores.metric.text
+            return f"clearly less accurate than the mean of {text(mean)}: {_few([f'{names([c])} ({text(p)})' for p, c in low])}"
     if reading is not None and reading["borderline"]:
         return f"borderline, another sample might group them otherwise: {names(reading['borderline'])}"
     return "no site stands out"
@@ -68,19 +70,19 @@ def sentences(summary: Summary, reading: Summary | None, baselines: Mapping[str,
 
 
 def how_sure(summary: Summary) -> str | None:
-    """Say how far the mean accuracy can be trusted, on these sites and on others like them."""
-    accuracy = summary["accuracy"]
-    if accuracy.get("low") is None:
+    """Say how far the mean score can be trusted, on these sites and on others like them."""
+    score, metric = score_of(summary), metric_of(summary)
+    if score.get("low") is None:
         return None
-    tested = f"{plural(accuracy['samples'], 'test sample')} at {plural(sum(n > 0 for n in scores_of_sites(summary).samples), 'site')}"
-    text = f"accuracy {percent_range(accuracy['low'], accuracy['high'])} on these sites ({tested}; 95% interval)"
-    new = accuracy.get("new_sites")
-    return text if new is None else f"{text}, {percent_range(new['low'], new['high'])} on average over sites like these"
+    tested = f"{plural(score['samples'], 'test sample')} at {plural(sum(n > 0 for n in scores_of_sites(summary).samples), 'site')}"
+    text = f"{metric.label} {metric.range(score['low'], score['high'])} on these sites ({tested}; 95% interval)"
+    new = score.get("new_sites")
+    return text if new is None else f"{text}, {metric.range(new['low'], new['high'])} on average over sites like these"
 
 
 def unbalanced(summary: Summary) -> str | None:
     """Say how models do on unbalanced classes, where a frequent class may hide the others; None where classes are balanced."""
-    accuracy = summary["accuracy"]
+    accuracy = score_of(summary)
     if "balanced" not in accuracy:
         return None
     balanced, auc = accuracy["balanced"], accuracy["auc"]

@@ -1,4 +1,4 @@
-r"""How sure is an accuracy? 95 % intervals of means over sites and of differences between runs, as pure functions of counts.
+r"""How sure is a score? 95 % intervals of means over sites and of differences between runs, as pure functions of counts.
 
 Site :math:`s` of :math:`S` answers :math:`x_s` of :math:`n_s` test samples correctly, :math:`\hat p_s = x_s/n_s`. Accuracy is the
 unweighted mean :math:`\bar p = \frac1S\sum_s \hat p_s`. Three questions have three answers:
@@ -24,6 +24,10 @@ their intersection. With fewer than ``FEWEST_PAIRS`` sites Student's says next t
 Runs of several seeds (:func:`over_seeds`) may share their test samples. Distances from the mean to the ends are therefore averaged, not
 divided by :math:`\sqrt R`, and Student's over the :math:`R` means is added in quadrature: training differs from seed to seed.
 
+Predicted numbers are scored by R², whose standard error :math:`e_s` each site sends (``core.objective.r_squared_error``). *These sites* is
+then :math:`\bar p \pm t_\nu\sqrt{\sum_s e_s^2}/S` with Satterthwaite's [4]_ degrees of freedom
+:math:`\nu = (\sum_s e_s^2)^2 / \sum_s (e_s^4/(n_s - 1))`; the other answers stay as they are.
+
 Sites without test samples do not count; where nothing is left, there is no interval.
 
 References
@@ -32,14 +36,17 @@ References
 .. [2] Korn, Graubard. Confidence intervals for proportions with small expected number of positive counts estimated from survey data.
    Survey Methodology 24, 1998.
 .. [3] Newcombe. Interval estimation for the difference between independent proportions. Statistics in Medicine 17, 1998.
+.. [4] Satterthwaite. An approximate distribution of estimates of variance components. Biometrics Bulletin 2, 1946.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+from emdcfl.core.metric import Metric, score_of
 
 LEVEL = 0.95
 """Confidence of every interval shown."""
@@ -56,28 +63,42 @@ FEWEST_PAIRS = 4
 
 @dataclass(frozen=True)
 class SiteScores:
-    """Accuracy and number of test samples of each site, in the order of clients; a site that was not tested has 0 samples."""
+    """Score and number of test samples of each site, in the order of clients; a site that was not tested has 0 samples.
 
-    accuracy: tuple[float, ...]
+    ``errors``, of R² only, are the standard errors of the scores; an accuracy's follow from the samples.
+    """
+
+    values: tuple[float, ...]
     samples: tuple[int, ...]
+    errors: tuple[float, ...] | None = None
 
     @classmethod
     def of(cls, score: Mapping[str, Any]) -> SiteScores | None:
         """Read what a summary keeps of one test variant; None where it keeps no scores of sites, or not one per site."""
         try:
-            accuracy, samples = [0.0 if p is None else float(p) for p in score["sites"]], [int(n) for n in score["tested"]]
+            values, samples = _floats(score["sites"]), tuple(int(n) for n in score["tested"])
+            errors = _floats(score["errors"]) if "errors" in score else None
         except (KeyError, TypeError, ValueError):
             return None
-        whole = len(accuracy) == len(samples) and all(0 <= p <= 1 for p in accuracy)
-        return cls(tuple(accuracy), tuple(samples)) if whole else None
+        whole = len(values) == len(samples) and (errors is None or len(errors) == len(samples))
+        possible = all(0 <= p <= 1 for p in values) if errors is None else all(map(math.isfinite, (*values, *errors)))
+        return cls(values, samples, errors) if whole and possible else None
+
+    @property
+    def metric(self) -> Metric:
+        return Metric.ACCURACY if self.errors is None else Metric.R2
 
     def only(self, sites: Collection[int]) -> SiteScores:
         """Return the same scores with only some sites, by number, counting."""
-        return SiteScores(self.accuracy, tuple(n if i in sites else 0 for i, n in enumerate(self.samples)))
+        return SiteScores(self.values, tuple(n if i in sites else 0 for i, n in enumerate(self.samples)), self.errors)
 
     @property
     def counted(self) -> list[tuple[float, int]]:
-        return [(p, n) for p, n in zip(self.accuracy, self.samples, strict=True) if n > 0]
+        return [(p, n) for p, n in zip(self.values, self.samples, strict=True) if n > 0]
+
+
+def _floats(values: Sequence[float | None]) -> tuple[float, ...]:
+    return tuple(0.0 if value is None else float(value) for value in values)
 
 
 @dataclass(frozen=True)
@@ -87,6 +108,7 @@ class Interval:
     mean: float
     low: float
     high: float
+    metric: Metric = Metric.ACCURACY
 
     @property
     def sign(self) -> int:
@@ -94,19 +116,26 @@ class Interval:
         return 1 if self.low > 0 else -1 if self.high < 0 else 0
 
     def __neg__(self) -> Interval:
-        return Interval(-self.mean, -self.high, -self.low)
+        return Interval(-self.mean, -self.high, -self.low, self.metric)
 
-    def points(self, sign: str = "+") -> str:
-        """Write a difference of accuracies in points of a percent; without ``sign`` a plus is left out.
+    def points(self, sign: str = "+", *, unit: bool = True) -> str:
+        """Write a difference of accuracies in points of a percent, or one of R²; without ``sign`` a plus is left out.
 
         Examples
         --------
         >>> Interval(0.031, -0.0002, 0.0622).points(), Interval(0.01, 0.01, 0.01).points("")
         ('+3.1 points (0.0 to +6.2)', '1.0 points (1.0 to 1.0)')
+        >>> Interval(0.031, -0.0112, 0.0622, Metric.R2).points(unit=False)
+        '+0.03 (-0.01 to +0.06)'
         """
-        rounded = (round(100 * value, 1) for value in (self.mean, self.low, self.high))
-        mean, low, high = (f"{value:{sign}.1f}" if value else "0.0" for value in rounded)
-        return f"{mean} points ({low} to {high})"
+        mean, low, high = (self.metric.change(value, sign) for value in (self.mean, self.low, self.high))
+        return f"{mean}{f' {self.metric.unit}' if unit else ''} ({low} to {high})"
+
+    def inside(self, least: float) -> Interval:
+        """Return the interval of a score (``least`` = 0) or of a difference (−1) within what is possible."""
+        if self.metric is Metric.R2:
+            return self if least else replace(self, high=min(self.high, 1.0))
+        return replace(self, low=max(self.low, least), high=min(self.high, 1.0))
 
 
 def wilson(share: float, n: float, level: float = LEVEL) -> Interval:
@@ -127,7 +156,7 @@ def wilson(share: float, n: float, level: float = LEVEL) -> Interval:
 
 
 def these_sites(tested: SiteScores, level: float = LEVEL) -> Interval | None:
-    """Mean accuracy over exactly these sites; uncertain because test samples are few.
+    """Mean score over exactly these sites; uncertain because test samples are few.
 
     Examples
     --------
@@ -138,6 +167,8 @@ def these_sites(tested: SiteScores, level: float = LEVEL) -> Interval | None:
     sites = tested.counted
     if not sites:
         return None
+    if tested.errors is not None:
+        return _by_errors([(p, n, e) for p, n, e in zip(tested.values, tested.samples, tested.errors, strict=True) if n > 0], level)
     mean = min(max(math.fsum(p for p, _ in sites) / len(sites), 0.0), 1.0)
     shrunk = [((p * n + BORROWED * mean) / (n + BORROWED), n) for p, n in sites]
     variance = math.fsum(p * (1 - p) / n for p, n in shrunk) / len(sites) ** 2
@@ -146,14 +177,35 @@ def these_sites(tested: SiteScores, level: float = LEVEL) -> Interval | None:
     return wilson(mean, mean * (1 - mean) / variance, level)
 
 
+def _by_errors(sites: Sequence[tuple[float, int, float]], level: float) -> Interval:
+    """Interval of a mean of scores with known standard errors; one that spans nothing where all predictions are exact."""
+    from scipy.special import stdtrit
+
+    mean = math.fsum(p for p, *_ in sites) / len(sites)
+    variance = math.fsum(e**2 for *_, e in sites)
+    if variance == 0:
+        return Interval(mean, mean, mean, Metric.R2)
+    freedom = variance**2 / math.fsum(e**4 / max(n - 1, 1) for _, n, e in sites)
+    half = float(stdtrit(freedom, (1 + level) / 2)) * math.sqrt(variance) / len(sites)
+    return Interval(mean, mean - half, mean + half, Metric.R2).inside(0.0)
+
+
 def new_sites(tested: SiteScores) -> Interval | None:
-    """Mean accuracy over all sites of which these are a sample; None with fewer than two sites."""
-    found = _student([p for p, _ in tested.counted], LEVEL)
-    return None if found is None else Interval(found.mean, max(found.low, 0.0), min(found.high, 1.0))
+    """Mean score over all sites of which these are a sample; None with fewer than two sites."""
+    found = _student([p for p, _ in tested.counted], LEVEL, metric=tested.metric)
+    return None if found is None else found.inside(0.0)
+
+
+def row_interval(row: Mapping[str, Any], variant: str) -> Interval | None:
+    """Interval of one client's score in a row of metrics; None where the number of its test samples is unknown."""
+    score, n = (score_of(row) or {}).get(variant), (row.get("test_samples") or {}).get(variant)
+    if score is None or not n:
+        return None
+    return these_sites(SiteScores((float(score),), (int(n),), (float(row["r2_error"][variant]),) if "r2_error" in row else None))
 
 
 def difference(one: SiteScores, other: SiteScores) -> Interval | None:
-    """Mean over these sites of the accuracy of one run less that of another, site by site.
+    """Mean over these sites of the score of one run less that of another, site by site.
 
     Examples
     --------
@@ -161,24 +213,25 @@ def difference(one: SiteScores, other: SiteScores) -> Interval | None:
     >>> round(found.mean, 3), found.sign
     (0.2, 1)
     """
-    rows = zip(one.accuracy, one.samples, other.accuracy, other.samples, strict=False)
-    both = [(p, q, min(n, m)) for p, n, q, m in rows if n > 0 and m > 0]
-    if not both or len(one.accuracy) != len(other.accuracy):
+    if len(one.values) != len(other.values) or one.metric is not other.metric:
         return None
-    level = LEVEL if len(both) < FEWEST_PAIRS else (1 + LEVEL) / 2
-    samples = tuple(n for *_, n in both)
-    a, b = (these_sites(SiteScores(tuple(row[i] for row in both), samples), level) for i in (0, 1))
+    samples = tuple(min(n, m) if n > 0 and m > 0 else 0 for n, m in zip(one.samples, other.samples, strict=True))
+    gains = [p - q for p, q, n in zip(one.values, other.values, samples, strict=True) if n > 0]
+    if not gains:
+        return None
+    level = LEVEL if len(gains) < FEWEST_PAIRS else (1 + LEVEL) / 2
+    a, b = (these_sites(replace(run, samples=samples), level) for run in (one, other))
     assert a is not None and b is not None
-    mean = math.fsum(p - q for p, q, _ in both) / len(both)
+    mean = math.fsum(gains) / len(gains)
     low = mean - math.hypot(a.mean - a.low, b.high - b.mean)
     high = mean + math.hypot(a.high - a.mean, b.mean - b.low)
-    if len(both) >= FEWEST_PAIRS:
+    if len(gains) >= FEWEST_PAIRS:
         # sites that all differ by the same count are no proof of a certain difference: half a sample is the resolution
-        resolution = math.sqrt(math.fsum((0.5 / n) ** 2 for n in samples)) / len(both)
-        spread = _student([p - q for p, q, _ in both], level, resolution)
+        resolution = math.sqrt(math.fsum((0.5 / n) ** 2 for n in samples if n > 0)) / len(gains) if one.errors is None else 0.0
+        spread = _student(gains, level, resolution)
         assert spread is not None
         low, high = max(low, spread.low), min(high, spread.high)
-    return Interval(mean, max(low, -1.0), min(high, 1.0))
+    return Interval(mean, low, high, one.metric).inside(-1.0)
 
 
 def over_seeds(found: Sequence[Interval]) -> Interval | None:
@@ -198,10 +251,10 @@ def over_seeds(found: Sequence[Interval]) -> Interval | None:
     down, up = (math.fsum(side) / len(found) for side in ([f.mean - f.low for f in found], [f.high - f.mean for f in found]))
     seeds = _student([f.mean for f in found], LEVEL)
     half = 0.0 if seeds is None else seeds.high - seeds.mean
-    return Interval(mean, max(mean - math.hypot(down, half), -1.0), min(mean + math.hypot(up, half), 1.0))
+    return Interval(mean, mean - math.hypot(down, half), mean + math.hypot(up, half), found[0].metric).inside(-1.0)
 
 
-def _student(values: Sequence[float], level: float, least: float = 0.0) -> Interval | None:
+def _student(values: Sequence[float], level: float, least: float = 0.0, metric: Metric = Metric.ACCURACY) -> Interval | None:
     """Student's interval of the mean of independent values, with a standard error of at least ``least``."""
     if len(values) < 2:
         return None
@@ -210,7 +263,7 @@ def _student(values: Sequence[float], level: float, least: float = 0.0) -> Inter
     mean = math.fsum(values) / len(values)
     error = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values))
     half = float(stdtrit(len(values) - 1, (1 + level) / 2)) * max(error, least)
-    return Interval(mean, mean - half, mean + half)
+    return Interval(mean, mean - half, mean + half, metric)
 
 
 def _normal(level: float) -> float:

@@ -8,16 +8,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from emdcfl.core.errors import DataError
 from emdcfl.core.units import names
 from emdcfl.data.own.checking.columns import ColumnProfile
 from emdcfl.data.own.checking.leaks import Repeats, leaks, repeats
-from emdcfl.data.own.cleaning import AS_THEY_ARE, Cleaning
+from emdcfl.data.own.cleaning import AS_THEY_ARE, REGRESSION, Cleaning
 from emdcfl.data.own.folder import Reading, build_scenario, read_folder, read_site_alone
 from emdcfl.data.own.formats.images import common_shape, list_images, read_client, read_headers
 from emdcfl.data.own.formats.layout import ClientFiles, client_folder, discover, visible
 from emdcfl.data.own.formats.readers import read_client_tables
-from emdcfl.data.own.parts import write_notes
+from emdcfl.data.own.parts import Raw, write_notes
 from emdcfl.data.own.splitting import RANDOM, SplitRule
 from emdcfl.data.types import Scenario
 
@@ -33,6 +35,8 @@ class ClientReport:
     fingerprint: str = ""
     images: dict[str, int] = field(default_factory=dict)
     """``8×8 grey`` → how many images."""
+    numbers: dict[str, float] = field(default_factory=dict)
+    """``low``, ``mean`` and ``high`` of the numbers to predict, where there are any."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,7 @@ class FolderReport:
             "clients": [
                 {"name": c.name, "sizes": c.sizes, "labels": c.labels, "spelled": c.spelled, "fingerprint": c.fingerprint}
                 | ({"images": c.images} if c.images else {})
+                | ({"numbers": c.numbers} if c.numbers else {})
                 for c in self.clients
             ],
             "columns": [column.as_dict() | {"feature": column.name not in self.left_out} for column in self.columns],
@@ -145,7 +150,8 @@ def describe(reading: Reading) -> FolderReport:
         headers = details.get("headers", {}).get(raw.name, [])
         images = Counter(f"{size[0]}×{size[1]} {MODES.get(mode, mode)}" for mode, size in filter(None, headers))
         sizes = {split: len(part) for split, part in raw.parts.items()}
-        clients.append(ClientReport(raw.name, sizes, {}, spelled, reading.fingerprints[raw.name], dict(images.most_common())))
+        numbers = _numbers(raw) if reading.cleaning.task == REGRESSION else {}
+        clients.append(ClientReport(raw.name, sizes, {}, spelled, reading.fingerprints[raw.name], dict(images.most_common()), numbers))
     return FolderReport(
         path=str(reading.path),
         kind=str(details["kind"]),
@@ -160,6 +166,11 @@ def describe(reading: Reading) -> FolderReport:
     )
 
 
+def _numbers(raw: Raw) -> dict[str, float]:
+    found = np.concatenate([part.labels for part in raw.parts.values()]).astype(np.float64)
+    return {"low": float(found.min()), "mean": float(found.mean()), "high": float(found.max())}
+
+
 MODES = {"1": "black and white", "L": "grey", "I;16": "grey, 16 bits", "I": "grey, 32 bits", "F": "grey, floats", "P": "palette"}
 """Pillow's modes of images in words; others (RGB, RGBA, CMYK) are words already."""
 
@@ -169,7 +180,7 @@ def with_splits(report: FolderReport, scenario: Scenario) -> FolderReport:
     clients = []
     for client, site in zip(report.clients, scenario.sites, strict=True):
         splits = {"train": site.train, "val": site.val, **site.tests}
-        counts = Counter(int(label) for split in splits.values() for label in split.y.tolist())
+        counts = Counter(label for split in splits.values() for label in split.y.tolist())
         labels = {name: counts.get(i, 0) for i, name in enumerate(scenario.classes)}
         clients.append(replace(client, sizes={name: len(split) for name, split in splits.items()}, labels=labels))
     return replace(

@@ -123,7 +123,7 @@ def repeats(scenario: Scenario) -> Repeats:
     """Compare all samples of all sites, as a network would see them."""
     seen: dict[str, Counter[bytes]] = {}
     held, inside = {}, []
-    labels: dict[bytes, set[int]] = {}
+    labels: dict[bytes, set[float]] = {}
     where: list[bytes] = []
     for site in scenario.sites:
         splits = {"train": site.train, "val": site.val, **site.tests}
@@ -131,7 +131,7 @@ def repeats(scenario: Scenario) -> Repeats:
         trained = set(marks["train"])
         held[site.name] = sum(mark in trained for name, found in marks.items() if name != "train" for mark in found)
         every = [mark for found in marks.values() for mark in found]
-        for mark, label in zip(every, [int(y) for split in splits.values() for y in split.y.tolist()], strict=True):
+        for mark, label in zip(every, [y for split in splits.values() for y in split.y.tolist()], strict=True):
             labels.setdefault(mark, set()).add(label)
         seen[site.name] = Counter(every)
         inside.append(len(seen[site.name]) / max(len(every), 1))

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from emdcfl.core.units import names, plural
+from emdcfl.core.units import names, plural, quantity
 from emdcfl.data.own.checking.check import ClientReport, FolderReport
 from emdcfl.data.own.checking.columns import DOUBTS, SOME_SITES, ColumnProfile
 from emdcfl.data.own.cleaning import folded
@@ -75,10 +75,11 @@ def _facts(report: FolderReport) -> Iterator[tuple[str, str]]:
         return
     yield "sites", str(len(report.clients))
     yield ("images" if report.kind == "images" else "rows"), f"{sum(sum(c.sizes.values()) for c in report.clients):,}"
-    yield "classes", str(len(report.classes))
+    if report.classes:
+        yield "classes", str(len(report.classes))
     if report.kind == "table":
         yield "features", f"{len(report.columns) - len(report.left_out):,}"
-        yield "label", str(report.label)
+        yield ("label" if report.classes else "predicted"), str(report.label)
     elif report.shape:
         yield "read as", f"{report.shape[2]}×{report.shape[1]} {'grey' if report.shape[0] == 1 else 'RGB'}"
 
@@ -86,12 +87,14 @@ def _facts(report: FolderReport) -> Iterator[tuple[str, str]]:
 def _sites(report: FolderReport) -> Block:
     splits = list(dict.fromkeys(split for client in report.clients for split in client.sizes))
     rows = [(c.name, *(str(c.sizes.get(split, 0)) for split in splits), _balance(c)) for c in report.clients]
-    heads = ("site", *("rows" if split == "all" else split for split in splits), "classes")
+    heads = ("site", *("rows" if split == "all" else split for split in splits), "classes" if report.classes else str(report.label))
     return Block("Sites", (), heads, tuple(rows), frozenset(range(1, 1 + len(splits))))
 
 
 def _balance(client: ClientReport) -> str:
-    """Write the number of samples per class: each where there are few classes, else the range."""
+    """Write the number of samples per class: each where there are few classes, else the range; of numbers to predict, theirs."""
+    if found := client.numbers:
+        return f"{quantity(found['low'])} to {quantity(found['high'])}, mean {quantity(found['mean'])}"
     labels = client.labels or client.spelled
     if len(labels) <= 6:
         return ", ".join(f"{name}: {count}" for name, count in labels.items())
@@ -193,6 +196,9 @@ def _reveals(report: FolderReport) -> Iterator[str]:
         "Run on this machine (emdcfl run --data), nothing leaves it. The run directory names sites, classes and columns, and holds trained "
         "models; delete state/ and personal/, which hold models of single sites, before you hand it on."
     )
+    if not report.classes:
+        yield "Numbers are predicted on one machine alone: a federation of nodes predicts classes."
+        return
     before = f"In a federation, the server learns of each site before training: its classes ({some(report.classes)}) and number of samples"
     if report.kind == "images":
         yield f"{before}; image sizes; sums of its pixels and of their squares."

@@ -3,6 +3,7 @@ r"""Tell from the cells of tables what a column holds, and what makes it doubtfu
 A column copies the label if at every site each of its values goes with one class, or its classes lie in ranges that do not overlap, so that
 chance would do it with a probability below :math:`10^{-3}` for all columns together. For classes of :math:`n_k` rows, numbers lie in
 separate ranges by chance with :math:`K!\prod_k n_k!/n!`. A column of more values than classes, each with one class, numbers cases.
+A column copies numbers to predict if its correlation with them is 1 or −1.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from math import lgamma, log
+from math import inf, lgamma, log
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,7 +40,7 @@ from emdcfl.data.own.checking.columns import (
     odd_words,
 )
 from emdcfl.data.own.formats.dates import looks_like_dates
-from emdcfl.data.own.parts import Part, Raw
+from emdcfl.data.own.parts import Labels, Part, Raw, is_numbers
 from emdcfl.data.own.tables import is_numeric, number_matrix, text_values
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ NUMBER_NAME = re.compile(r"(^|[_\W])(mrn|ssn|uuid|guid|key|record|case|index|row
 MISSING_CODES = (-9, -99, -999, -9999, 99, 999, 9999, 99999)
 """Numbers that stand for a missing value in many studies."""
 CHANCE = 1e-3
+COPY = 0.9999
+"""Correlation from which a column counts as a copy of the numbers to predict, perhaps in other units."""
 ROWS_OF_A_CASE = 3
 """Rows per value, on average, from which values may number cases."""
 
@@ -131,13 +134,20 @@ def _facts(site: str, part: Part, label: str) -> dict[str, _Facts]:
     return found
 
 
-def _alike(labels: NDArray[np.str_]) -> NDArray[np.str_]:
-    """Labels without capitals and spaces around them, so that spellings do not hide a copy."""
+def _alike(labels: Labels) -> Labels:
+    """Labels without capitals and spaces around them, so that spellings do not hide a copy; numbers as they are."""
+    if is_numbers(labels):
+        return labels
     return np.char.lower(np.char.strip(labels))
 
 
-def _separated(numbers: NDArray[np.float64], labels: NDArray[np.str_]) -> NDArray[np.bool_]:
-    """Whether the classes lie in ranges of a column that do not overlap; no class at all in a table of one class."""
+def _separated(numbers: NDArray[np.float64], labels: Labels) -> NDArray[np.bool_]:
+    """Whether the classes lie in ranges of a column that do not overlap; no class at all in a table of one class.
+
+    Of numbers to predict: whether a column is a multiple of them.
+    """
+    if is_numbers(labels):
+        return np.array([_is_multiple(column, labels) for column in numbers.T], dtype=bool)
     classes = np.unique(labels)
     if not 1 < len(classes) <= FEW or not numbers.shape[1]:
         return np.full(numbers.shape[1], len(classes) == 1)
@@ -148,19 +158,28 @@ def _separated(numbers: NDArray[np.float64], labels: NDArray[np.str_]) -> NDArra
     return np.asarray((high[:-1] < low[1:]).all(axis=0), dtype=bool)
 
 
-def _log_chance(labels: NDArray[np.str_]) -> float:
+def _is_multiple(column: NDArray[np.float64], target: Labels) -> bool:
+    known = ~np.isnan(column)
+    a, b = column[known] - column[known].mean(), (target[known] - target[known].mean()).astype(np.float64)
+    length = float(np.linalg.norm(a) * np.linalg.norm(b))
+    return len(a) > 2 and length > 0 and abs(float(a @ b)) > COPY * length
+
+
+def _log_chance(labels: Labels) -> float:
     """Logarithm of the probability that numbers without a relation to the labels lie in separate ranges."""
+    if is_numbers(labels):
+        return -inf
     counts = np.unique(labels, return_counts=True)[1].tolist()
     return lgamma(len(counts) + 1) + sum(lgamma(n + 1) for n in counts) - lgamma(len(labels) + 1)
 
 
-def _copies_label(pieces: Sequence[_Facts], labels: Sequence[NDArray[np.str_]], chance: float, enough: float) -> bool:
+def _copies_label(pieces: Sequence[_Facts], labels: Sequence[Labels], chance: float, enough: float) -> bool:
     """Whether a column tells the label at every site."""
     if sum(piece.missing for piece in pieces) * 2 > sum(piece.rows for piece in pieces):
         return False
     if all(piece.separated and not piece.words for piece in pieces):
         return chance < enough
-    if not all(_few_values(piece) for piece in pieces):
+    if any(is_numbers(own) for own in labels) or not all(_few_values(piece) for piece in pieces):
         return False
     pairs = Counter(
         (word, str(one))

@@ -28,7 +28,6 @@ else:
     pa, pc, pcsv, pq = arrow(), arrow("compute"), arrow("csv"), arrow("parquet")
 
 LABEL_NAMES = ("label", "target", "class", "y")
-_MAX_CLASSES = 1000
 
 LARGEST = 1e30
 """Largest number of a table, either sign."""
@@ -289,12 +288,6 @@ def labelled(table: pa.Table, label: str, name: str, origin: str, rule: SplitRul
         notes.append(Note(name, origin, "rows without a label left out: {n}", table.num_rows - len(keep)))
         table = table.take(keep)
     labels = _as_text(table.column(label))
-    distinct = len(np.unique(labels))
-    if distinct > _MAX_CLASSES or (pa.types.is_floating(column.type) and distinct > max(20, 0.2 * len(labels))):
-        raise DataError(
-            f"client {name!r} ({origin}): label column {label!r} has {distinct} different values; "
-            "labels must be classes; name another column with --label"
-        )
     table, by, present = table_keys(table, rule, label, f"client {name!r} ({origin})")
     part = Part(table, labels, by)
     if present.all():
@@ -320,7 +313,7 @@ def read_client_tables(
         part, more = labelled(table, column, client.name, str(path), rule)
         parts[split] = part
         notes += more
-    return Raw(client.name, origin, parts, rule), column, notes
+    return Raw(client.name, origin, parts, rule, column), column, notes
 
 
 def read_shared_table(
@@ -343,7 +336,7 @@ def shared_table(table: pa.Table, origin: str, label: str | None, client: str, r
     raws = []
     for name in sorted(set(who.tolist()) - {""}):
         part, more = labelled(table.take(np.flatnonzero(who == name)), column, name, origin, rule)
-        raws.append(Raw(name, f"{origin}, {client} = {name}", {MIXED: part}, rule))
+        raws.append(Raw(name, f"{origin}, {client} = {name}", {MIXED: part}, rule, column))
         notes += more
     return raws, column, notes
 

@@ -32,7 +32,7 @@ from emdcfl.core.codec import Packed, pack, unpack
 from emdcfl.core.errors import ClientError, ConfigError, DataError
 from emdcfl.core.keys import NodeSecret, digest, global_seed
 from emdcfl.core.params import Network
-from emdcfl.data.own.cleaning import CLEANING, Cleaning
+from emdcfl.data.own.cleaning import CLEANING, REGRESSION, Cleaning
 from emdcfl.data.own.splitting import SplitRule
 from emdcfl.data.types import Preprocess, Site
 from emdcfl.engines.flower.node import log as node_log
@@ -89,6 +89,8 @@ class NodeConfig:
         How this site's files are split, as in ``run --data``; the server has no say in it.
     merge_labels, label_map, drop, only, date, missing, gaps
         How this site's files are repaired, as in ``run --data``. Columns left out here are neither named to the server nor used.
+    task : str or None
+        ``classification`` where labels are classes although they look like measurements.
     device : str
         ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
     trust : str
@@ -117,6 +119,7 @@ class NodeConfig:
     date: list[str] | None = None
     missing: list[str] | None = None
     gaps: str | None = None
+    task: str | None = None
     device: str = "auto"
     trust: KeyTrust = "pinned"
     enrol: bool = False
@@ -127,6 +130,8 @@ class NodeConfig:
     def __post_init__(self) -> None:
         if self.privacy_epsilon is not None and not self.privacy_epsilon > 0:
             raise ConfigError(f"node.toml: privacy_epsilon must be above 0, got {self.privacy_epsilon}")
+        if self.task == REGRESSION:
+            raise ConfigError("node.toml: expected task = classification, got regression: a federation of nodes predicts classes")
         _ = self.rule, self.cleaning  # what makes no sense is told at once
 
     @property

@@ -1,4 +1,4 @@
-"""A logistic regression at every site of a table, to see whether a network is worth it. It needs all data on one machine."""
+"""A regression at every site of a table, logistic or linear, to see whether a network is worth it. It needs all data on one machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from torch import Tensor
 
 from emdcfl.core.balance import balance, unbalanced
 from emdcfl.core.keys import generator
-from emdcfl.data.types import Scenario, Site
+from emdcfl.core.objective import r_squared, r_squared_error
+from emdcfl.data.types import Scenario, Site, Split
 from emdcfl.runs.scoring import MetricsRow
 
 STRENGTHS = (0.01, 0.1, 1.0, 10.0)
@@ -27,7 +28,7 @@ def is_table(scenario: Scenario) -> bool:
     return scenario.sites[0].train.x.dim() == 2
 
 
-def logistic_rows(scenario: Scenario, clients: tuple[str, ...], round: int, seed: int) -> list[MetricsRow]:
+def regression_rows(scenario: Scenario, clients: tuple[str, ...], round: int, seed: int) -> list[MetricsRow]:
     """Fit and test one regression per client; rows as ``scoring.score`` makes them."""
     sites = {site.name: site for site in scenario.sites}
     return [{"round": round, "client": c, "cluster": None, "train_loss": None, **_tested(scenario, sites[c], seed)} for c in clients]
@@ -35,6 +36,8 @@ def logistic_rows(scenario: Scenario, clients: tuple[str, ...], round: int, seed
 
 def _tested(scenario: Scenario, site: Site, seed: int) -> dict[str, Any]:
     model = _fitted(scenario, site, seed)
+    if scenario.target is not None:
+        return _tested_numbers(model, scenario, site)
     row: dict[str, Any] = {"accuracy": {}, "test_loss": {}, "test_samples": {}}
     uneven = unbalanced(torch.cat([site.train.y, site.val.y, *(split.y for split in site.tests.values())]))
     for variant, split in site.tests.items():
@@ -47,26 +50,49 @@ def _tested(scenario: Scenario, site: Site, seed: int) -> dict[str, Any]:
     return row
 
 
+def _tested_numbers(model: Any, scenario: Scenario, site: Site) -> dict[str, Any]:
+    row: dict[str, Any] = {"r2": {}, "r2_error": {}, "test_loss": {}, "test_samples": {}}
+    for variant, split in site.tests.items():
+        errors = _squared_errors(model, scenario, split)
+        row["test_samples"][variant], row["test_loss"][variant] = len(split), float(errors.mean()) if len(split) else 0.0
+        row["r2"][variant], row["r2_error"][variant] = r_squared(errors, split.y), r_squared_error(errors, split.y)
+    return row
+
+
+def _squared_errors(model: Any, scenario: Scenario, split: Split) -> Tensor:
+    if not len(split):
+        return torch.zeros(0)
+    return (torch.from_numpy(np.asarray(model.predict(_inputs(scenario, split.x)), dtype=np.float64)) - split.y.double()) ** 2
+
+
 def _fitted(scenario: Scenario, site: Site, seed: int) -> Any:
-    """Return the regression with the lowest validation loss, or the only class of the train split."""
+    """Return the regression (ridge, of numbers) with the lowest validation loss, or the only class of the train split."""
     from sklearn.exceptions import ConvergenceWarning
-    from sklearn.linear_model import LogisticRegression
+    from sklearn.linear_model import LogisticRegression, Ridge
 
     x, y = site.train.x, site.train.y
     if len(y) > MOST_ROWS:
-        chosen = torch.from_numpy(generator(seed, site.name, 0, "logistic regression").permutation(len(y))[:MOST_ROWS])
+        chosen = torch.from_numpy(generator(seed, site.name, 0, "regression per site").permutation(len(y))[:MOST_ROWS])
         x, y = x[chosen], y[chosen]
-    if len(y.unique()) < 2:
+    numbers = scenario.target is not None
+    if not numbers and len(y.unique()) < 2:
         return int(y[0])
     inputs, best, least = _inputs(scenario, x), None, np.inf
     for strength in STRENGTHS if len(site.val) else (1.0,):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # a fit that needs more steps is still a fit
-            model = LogisticRegression(C=strength, max_iter=300).fit(inputs, y.numpy())
-        loss = _loss(_probabilities(model, scenario, site.val.x), site.val.y) if len(site.val) else 0.0
+            one = Ridge(alpha=1 / strength) if numbers else LogisticRegression(C=strength, max_iter=300)
+            model = one.fit(inputs, y.numpy())
+        loss = _validation_loss(model, scenario, site.val) if len(site.val) else 0.0
         if loss < least:
             best, least = model, loss
     return best
+
+
+def _validation_loss(model: Any, scenario: Scenario, val: Split) -> float:
+    if scenario.target is not None:
+        return float(_squared_errors(model, scenario, val).mean())
+    return _loss(_probabilities(model, scenario, val.x), val.y)
 
 
 def _inputs(scenario: Scenario, x: Tensor) -> NDArray[np.float32]:
