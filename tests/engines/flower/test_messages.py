@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 pytest.importorskip("flwr", reason="needs the extra emdcfl[flower]")
 
 import httpx
+import torch
 from flwr.app import Error, Message, RecordDict
 from tests.engines.flower import loopback
 from tests.engines.flower.loopback import QUICK, LoopbackGrid
@@ -20,7 +22,7 @@ from tests.engines.flower.test_federation import SCENARIO, fed_of, train
 
 from emdcfl.core import tasks
 from emdcfl.core.errors import EmdcflError
-from emdcfl.engines.flower import messages
+from emdcfl.engines.flower import codec, messages
 from emdcfl.engines.flower.federation import FlowerFederation
 
 LONG = replace(QUICK, deadline=300.0, patience=0.05)
@@ -257,3 +259,27 @@ def test_requests_and_replies_survive_an_error_of_the_superlink(monkeypatch: pyt
         trip, honest = broken(1, 500), getattr(grid, name)
         monkeypatch.setattr(grid, name, lambda *given, trip=trip, honest=honest: (trip(), honest(*given))[1])
     assert train(fed, 2).clients == fed.clients and not fed.failures
+
+
+def test_deleting_a_request_frees_its_model_in_flowers_database(tmp_path: Path) -> None:
+    """What a node never fetched would stay until the run ends."""
+    from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+    from flwr.superlink.config_loader import get_federation_manager, get_objectstore_linkstate_factories
+    from flwr.superlink.servicer.runtime.runtime_handlers import confirm_message_received
+
+    _, states = get_objectstore_linkstate_factories(str(tmp_path / "link.db"), get_federation_manager())
+    state: Any = states.state()
+    request = Message(content=codec.encode({"theta": torch.ones(1000)}), dst_node_id=5, message_type="query.train")
+    state.object_store.preregister(1, get_object_tree(request))
+    for identity, part in get_all_nested_objects(request).items():
+        state.object_store.put(identity, part.deflate())
+
+    class Link:
+        def ConfirmMessageReceived(self, confirmed: Any) -> None:
+            confirm_message_received(confirmed, state, None)  # type: ignore[arg-type]
+
+    grid = loopback.loopback(SCENARIO)
+    grid._runtime_client = Link()  # type: ignore[attr-defined]
+    assert len(state.object_store) > 1
+    messages._delete(grid, {request.object_id})
+    assert len(state.object_store) == 0
