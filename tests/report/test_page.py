@@ -228,8 +228,7 @@ def test_of_many_clients_each_cluster_shows_its_worst(tmp_path: Path, monkeypatc
     run = read_run(folder)
     assert run.clusters is not None
     worst = {
-        k: min((run.score_at(c, "test") or 0, c) for c, own in zip(run.clients, run.clusters, strict=True) if own == k)[1]
-        for k in range(4)
+        k: min((run.score_at(c, "test") or 0, c) for c, own in zip(run.clients, run.clusters, strict=True) if own == k)[1] for k in range(4)
     }
     monkeypatch.setattr("emdcfl.report.page.LISTED", 8)
     table = run_context(run)["table"]

@@ -52,6 +52,12 @@ def test_differences_are_covered_whether_errors_coincide_or_not(sites: int, n: i
     assert held / TIMES >= 0.94 and seen / TIMES <= 0.03
 
 
+def test_new_sites_are_not_known_better_than_these_even_if_all_agree() -> None:
+    alike = SiteScores((1.0, 1.0, 1.0), (12, 12, 12))
+    here, others = these_sites(alike), new_sites(alike)
+    assert here is not None and others is not None and others.low == here.low < 0.95
+
+
 def test_the_mean_of_new_sites_is_covered() -> None:
     generator = np.random.Generator(np.random.Philox(3))
     found = [new_sites(draw(generator, generator.beta(8, 2, size=6), np.full(6, 30))) for _ in range(TIMES)]

@@ -33,11 +33,15 @@ def tell(console: Console, text: str | Text) -> None:
 
 def draw_table(heads: Sequence[str], rows: Iterable[Sequence[str | Text]], *, left: Sequence[str] = (), title: str | None = None) -> Table:
     """Return a table; the columns in ``left`` (or all, where none is named) hold text, the others numbers."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for head in heads:
+    table, cells = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False), list(rows)
+    for i, head in enumerate(heads):
         text = head in (left or heads)
-        table.add_column(head, justify="left" if text else "right", overflow="fold" if text else "ellipsis")
-    for row in rows:
+        words = [str(row[i]) for row in cells]
+        cut = text or any(" " in word for word in words)  # a number that is cut is another number
+        table.add_column(
+            head, justify="left" if text else "right", overflow="fold", min_width=None if cut else max(map(len, words), default=0)
+        )
+    for row in cells:
         table.add_row(*row)
     return table
 

@@ -13,7 +13,8 @@ gives the number of samples :math:`n^* = \bar p(1-\bar p)/V` of one site with th
 samples is the answer (effective sample size [2]_). For one site it is Wilson's own.
 
 *New sites* (:func:`new_sites`): what is the mean over all sites of which these are a sample? Student's interval
-:math:`\bar p \pm t_{S-1}\,\mathrm{sd}(\hat p_s)/\sqrt S`, which holds the noise of test samples too.
+:math:`\bar p \pm t_{S-1}\,\mathrm{sd}(\hat p_s)/\sqrt S`, which holds the noise of test samples too, widened to that of these sites: others
+are not known better, even if all of these happen to agree.
 
 *Differences* (:func:`difference`): both runs are tested on the same samples of the same sites, but which samples each answers correctly
 stays at the sites. Two intervals of :math:`\bar d = \bar p_A - \bar p_B` hold: Newcombe's [3]_ from both runs' intervals, as if their
@@ -192,8 +193,10 @@ def _by_errors(sites: Sequence[tuple[float, int, float]], level: float) -> Inter
 
 def new_sites(tested: SiteScores) -> Interval | None:
     """Mean score over all sites of which these are a sample; None with fewer than two sites."""
-    found = _student([p for p, _ in tested.counted], LEVEL, metric=tested.metric)
-    return None if found is None else found.inside(0.0)
+    found, here = _student([p for p, _ in tested.counted], LEVEL, metric=tested.metric), these_sites(tested)
+    if found is None or here is None:
+        return None
+    return replace(found, low=min(found.low, here.low), high=max(found.high, here.high)).inside(0.0)
 
 
 def row_interval(row: Mapping[str, Any], variant: str) -> Interval | None:

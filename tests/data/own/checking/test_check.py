@@ -17,7 +17,19 @@ import emdcfl
 from emdcfl.cli import main
 from emdcfl.data.own import check_folder, load_folder
 from emdcfl.data.own.checking.check import check_options
-from emdcfl.data.own.checking.columns import CASES, CODE, DATES, IDS, LABEL_COPY, PER_SITE, ROWS, SOME_SITES, TEXT_AMONG_NUMBERS, UNITS
+from emdcfl.data.own.checking.columns import (
+    CASES,
+    CODE,
+    DATES,
+    IDS,
+    LABEL_COPY,
+    PER_SITE,
+    RANGES,
+    ROWS,
+    SOME_SITES,
+    TEXT_AMONG_NUMBERS,
+    UNITS,
+)
 from emdcfl.data.own.checking.fix import propose, write_recipe
 from emdcfl.data.own.checking.page import data_page
 from emdcfl.data.own.cleaning import Cleaning
@@ -195,3 +207,11 @@ def test_numbers_of_cases_that_tell_the_label_are_suspected_and_other_counts_are
         "beds": None,
     }
     assert any("'case' (one class per value)" in note and "--group case" in note for note in report.notes)
+
+
+def test_a_column_by_which_sites_were_divided_is_no_matter_of_units(tmp_path: Path) -> None:
+    for number, site in enumerate("abc"):
+        write(tmp_path / f"{site}.csv", WORDS, years=lambda i, n=number: 20 * n + i % 9 + 0.5)
+    report = check_folder(tmp_path)
+    assert {column.name: column.doubt for column in report.columns}["years"] == RANGES
+    assert any("'years' (one range per site)" in note for note in report.notes) and not any("units" in note for note in report.notes)

@@ -39,8 +39,8 @@ DATES, ONE_VALUE, PER_SITE, ROWS, IDS, FREE_TEXT = (
     *("dates", "one value", "one value per site", "row numbers", "identifiers", "identifiers or free text"),
 )
 LABEL_COPY, SOME_SITES, TEXT_AMONG_NUMBERS, CODE = "copies the label", "only at some sites", "text among numbers", "code for missing?"
-UNITS, CASES = "other units?", "one class per value"
-NO_FEATURES = (LABEL_COPY, CASES, IDS, ROWS, PER_SITE, FREE_TEXT, DATES, ONE_VALUE)
+UNITS, CASES, RANGES = "other units?", "one class per value", "one range per site"
+NO_FEATURES = (LABEL_COPY, CASES, IDS, ROWS, PER_SITE, RANGES, FREE_TEXT, DATES, ONE_VALUE)
 """Doubts for which a column may be no feature, the gravest first."""
 DOUBTS = (*NO_FEATURES, CODE, UNITS, TEXT_AMONG_NUMBERS, SOME_SITES)
 

@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from math import inf, lgamma, log
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,7 @@ from emdcfl.data.own.checking.columns import (
     LABEL_COPY,
     ONE_VALUE,
     PER_SITE,
+    RANGES,
     ROWS,
     SHARE_OF_TEXT,
     SOME_SITES,
@@ -99,10 +101,13 @@ def profile_columns(raws: Sequence[Raw], label: str) -> dict[str, ColumnProfile]
 
 
 def _with_units(column: ColumnProfile) -> ColumnProfile:
-    """Suspect other units at a site whose numbers all lie outside the range of the other sites."""
+    """Suspect other units at a site whose numbers all lie outside the range of the other sites; or a column by which sites were divided."""
     if column.doubt is not None or column.kind != "number":
         return column
     ranges = {site: (one.low, one.high) for site, one in column.sites.items() if one.low is not None and one.high is not None}
+    ordered = sorted(ranges.values())
+    if len(ordered) > 2 and all(one[1] < other[0] for one, other in pairwise(ordered)):
+        return replace(column, doubt=RANGES)
     apart = []
     for site, (low, high) in ranges.items():
         others = [ends for other, ends in ranges.items() if other != site]
