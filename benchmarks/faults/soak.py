@@ -4,7 +4,7 @@
 
 FedAvg over four nodes on this machine. A line per ten rounds goes to ``soak.jsonl``: memory and open files of the SuperLink with the
 server program and of the largest node; bytes of the database, how many of them are free, what it holds. The last line says whether the
-run finished and which clients were missing.
+run finished, which clients were missing, and by what factor each number grew from the first third of the run to the last.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ import sqlite3
 import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import emdcfl
@@ -77,6 +79,15 @@ def sample(there: trial.Trial, round: int) -> dict[str, Any]:
     }
 
 
+def growth(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Median of the last third of the samples over that of the first third; the sample before round 1 does not count."""
+    later = [row for row in rows if row.get("round", 0) > 0]
+    third = max(1, len(later) // 3)
+    numbers = ("superlink_mb", "superlink_files", "node_mb", "node_files", "database_bytes", "node_state_bytes")
+    found = {name: [median(row[name] for row in part) for part in (later[:third], later[-third:])] for name in numbers if later}
+    return {name: round(last / first, 2) for name, (first, last) in found.items() if first}
+
+
 def round_(value: float) -> float:
     return float(f"{value:.1f}")
 
@@ -100,8 +111,10 @@ def main() -> None:
         "engine": {"name": "flower", "device": "cpu", "on_failure": "continue"},
     }
     ended = threading.Event()
+    rows: list[dict[str, Any]] = []
 
     def note(row: dict[str, Any]) -> None:
+        rows.append(row)
         with (given.out / "soak.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         print(json.dumps(row), flush=True)
@@ -131,7 +144,8 @@ def main() -> None:
         trial.down(there)
     summary = json.loads((given.out / "run" / "summary.json").read_text(encoding="utf-8"))
     missing = sorted({failure["client"] for failure in summary["failures"]})
-    note({"finished": summary["finished"], "rounds": summary["rounds"], "missing": missing, "seconds": round_(time.monotonic() - began)})
+    seconds = round_(time.monotonic() - began)
+    note({"finished": summary["finished"], "rounds": summary["rounds"], "missing": missing, "seconds": seconds, "growth": growth(rows)})
 
 
 if __name__ == "__main__":

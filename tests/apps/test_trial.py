@@ -58,6 +58,8 @@ def test_private_files_are_readable_by_their_owner_alone(four: trial.Trial) -> N
     private += [four.path / name for name in ("certificates/publisher.key", "server/operator.token", "flwr/credentials.yaml")]
     private += [four.home(node) / name for node in four.nodes for name in ("auth.key", "secret.key")]
     assert {stat.S_IMODE(path.stat().st_mode) for path in private} == {0o600}
+    folders = [four.path / name for name in ("certificates", "server", "logs", "jobs")]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folders} == {0o700}
 
 
 def test_every_node_has_keys_of_its_own(four: trial.Trial) -> None:

@@ -162,7 +162,7 @@ def _write_operator(folder: Path, scenario: Mapping[str, Any], *, port: int, dea
     (_made(folder / "app") / "pyproject.toml").write_text(app, encoding="utf-8")
     for name in ("server", "logs", "jobs"):
         _made(folder / name)
-    for name in ("server", "certificates"):
+    for name in ("server", "certificates", "logs", "jobs"):  # keys, messages, configs and names of sites
         (folder / name).chmod(0o700)
     trial = Trial.read(folder)
     token = secrets.token_urlsafe(32)
