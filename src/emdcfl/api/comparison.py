@@ -19,11 +19,10 @@ from emdcfl.core.errors import ClientError, ConfigError
 from emdcfl.core.metric import Metric, metric_of, score_of
 from emdcfl.core.optional import require
 from emdcfl.core.units import quantity
-from emdcfl.methods.base import Method, Serving
+from emdcfl.methods.base import Method
 from emdcfl.runs.config import Choice
 from emdcfl.runs.loop import Silent
 from emdcfl.runs.progress import terminal
-from emdcfl.runs.scoring import MetricsRow
 from emdcfl.studies import compare as studies
 from emdcfl.studies.results import ResultRow, Results, read_results
 from emdcfl.studies.table_files import markdown, write_tables
@@ -229,6 +228,3 @@ class _Lines(Silent):
         if done.row is not None:
             mean = metric_of(done.row).text(score_of(done.row)["mean"])
             terminal().print(f"[{ended}/{total}] {done.job}: {mean}, {done.row['seconds']['total']:.0f} s", soft_wrap=True)
-
-    def end(self, index: int, total: int, rows: list[MetricsRow], serving: Serving) -> None:
-        """Ignore."""

@@ -25,10 +25,9 @@ from emdcfl.core.errors import ClientError, ConfigError
 from emdcfl.core.metric import metric_of, score_of
 from emdcfl.core.schema import Reply
 from emdcfl.core.units import percent
-from emdcfl.methods.base import Serving
+from emdcfl.runs.loop import Silent
 from emdcfl.runs.new_sites.unseen import UNSEEN
 from emdcfl.runs.progress import Pace, terminal
-from emdcfl.runs.scoring import MetricsRow
 from emdcfl.studies.compare import (
     Done,
     Job,
@@ -134,7 +133,7 @@ def conclude(console: Console, out: Path, outcome: Outcome, *, as_json: bool = F
         raise ClientError(describe_failures(outcome.failed))
 
 
-class Screen:
+class Screen(Silent):
     """The table as it fills and the runs on their way, on a terminal; elsewhere a line per finished run, and per minute of a long one."""
 
     def __init__(self, console: Console, *, quiet: bool = False) -> None:
@@ -170,9 +169,6 @@ class Screen:
         self.pace.reply(task, client, reply)
         if self.live is None and self.pace.due():
             self._say(f"{self.running[0]}: {self.pace}")
-
-    def end(self, index: int, total: int, rows: list[MetricsRow], serving: Serving) -> None:
-        """Ignore: the next round or the finished run says it."""
 
     def note(self, done: Done, results: Results, ended: int, total: int) -> None:
         self.running = [job for job in self.running if job != done.job]

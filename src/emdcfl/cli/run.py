@@ -185,9 +185,8 @@ def _with_doubts(chosen: Config, place: Path, say: Callable[..., None]) -> Confi
     if chosen.scenario.name != OWN_FILES or chosen.engine.name == "flower":
         return chosen
     planned = plan(chosen, folder=place)
-    for note in planned.scenario.notes:
-        if " --" in note:
-            say(f"note: {note}", soft_wrap=True)
+    for doubt in planned.scenario.doubts:
+        say(f"note: {doubt}", soft_wrap=True)
     return planned
 
 

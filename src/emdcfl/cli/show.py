@@ -17,7 +17,7 @@ from emdcfl.runs.new_sites.unseen import UNSEEN, unseen_sentence
 from emdcfl.runs.outputs import read_reading
 from emdcfl.runs.personal import in_words
 from emdcfl.runs.scoring import MetricsRow, rests_on
-from emdcfl.runs.verdict.advice import BASELINES, advice, one_group_by_benefit, rivals, run_title, structure, used
+from emdcfl.runs.verdict.advice import advice, one_group_by_benefit, structure, used, worth_rows
 from emdcfl.runs.verdict.findings import in_brief, unbalanced
 from emdcfl.runs.verdict.trained_with import in_words as trained_with
 from emdcfl.runs.verdict.what_differs import in_words as what_differs
@@ -173,11 +173,7 @@ def _show_worth(
     more = ("balanced", "AUC") if uneven else ("RMSE",) if numbers else ()
     heads = ("training", metric.label, "95% interval", *more, "worst", f"gain in {metric.unit}")
     rows = []
-    found = {name: gain.points(unit=False) for name, gain in rivals(summary, others).items()}
-    named = {run_title(summary): ("", used(summary))}
-    named |= {BASELINES.get(name, name): (name, other) for name, other in others.items()}
-    for what, (name, one) in named.items():
-        score, gain = score_of(one), found.get(name, "–") if name else ""
+    for what, score, gain in worth_rows(summary, others):
         scores = [metric.text(score["mean"]), metric.range(score.get("low"), score.get("high"))]
         if uneven:
             scores += [percent(score["balanced"]["mean"]), f"{score['auc']['mean']:.3f}"] if "balanced" in score else ["–", "–"]

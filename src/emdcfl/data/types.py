@@ -142,6 +142,8 @@ class Scenario:
         Method name → field → value, for hyper-parameters tuned per scenario.
     notes : tuple of str
         Changes made by a scale, and warnings for the user.
+    doubts : tuple of str
+        Those of the notes that say what to repair before training.
     encoding : mapping
         How a file becomes a row of ``x`` (JSON values), so that a stored run can read new files: ``{"kind": "images", "shape": [C, H, W]}``
         or a table's columns. Empty where there are no files, as for arrays; images are then read at the shape of the first site.
@@ -164,6 +166,7 @@ class Scenario:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     method_defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
     encoding: Mapping[str, Any] = field(default_factory=dict)
     fingerprints: Mapping[str, str] = field(default_factory=dict)
     target: Target | None = None

@@ -30,7 +30,7 @@ from emdcfl.runs.outputs import picture_name
 from emdcfl.runs.personal import in_words
 from emdcfl.runs.scoring import MetricsRow, rests_on
 from emdcfl.runs.store.files import write_file
-from emdcfl.runs.verdict.advice import BASELINES, headline, rivals, run_title, used
+from emdcfl.runs.verdict.advice import BASELINES, headline, used, worth_rows
 from emdcfl.runs.verdict.findings import in_brief, sentences
 from emdcfl.runs.verdict.intervals import row_interval
 from emdcfl.runs.verdict.what_differs import difference_in_words
@@ -289,16 +289,8 @@ def _interval(row: MetricsRow, run: Run) -> str | None:
 
 def _worth(run: Run) -> list[dict[str, Any]]:
     """One row per training: this run, then its baselines, with what this run is better."""
-    if not run.baselines:
-        return []
-    others = {name: other.summary for name, other in run.baselines.items()}
-    gains = {name: gain.points(unit=False) for name, gain in rivals(run.summary, others).items()}
-    named = {run_title(run.summary): ("", used(run.summary))}
-    named |= {BASELINES.get(name, name): (name, other) for name, other in others.items()}
-    rows = []
-    for what, (name, summary) in named.items():
-        rows.append({"what": what, "score": score_of(summary), "gain": gains.get(name, "–") if name else ""})
-    return rows
+    rows = worth_rows(run.summary, {name: other.summary for name, other in run.baselines.items()})
+    return [{"what": what, "score": score, "gain": gain} for what, score, gain in rows] if run.baselines else []
 
 
 def _cost(summary: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from emdcfl.data.own import defaults
 from emdcfl.data.own.checking.leaks import leaks
 from emdcfl.data.own.cleaning import REGRESSION, check_classes, variant_notes
 from emdcfl.data.own.parts import (
-    FRACTIONS,
     MIXED,
     SPLITS,
     Part,
@@ -39,7 +38,6 @@ def from_arrays(
     model: defaults.Model = None,
     seed: int = 0,
     name: str = "arrays",
-    fractions: Sequence[float] = FRACTIONS,
     task: str | None = None,
 ) -> Scenario:
     """Build a scenario from data in memory.
@@ -59,7 +57,7 @@ def from_arrays(
     named = dict(clients) if isinstance(clients, Mapping) else {f"client-{i}": entry for i, entry in enumerate(clients, start=1)}
     raws = [_raw(str(client), entry, task) for client, entry in named.items()]
     _same_shape(raws)
-    divided, classes, notes = prepare(name, raws, seed, fractions)
+    divided, classes, notes = prepare(name, raws, seed)
     target = find_target(divided)
     notes += variant_notes(name, raws, files=False)
     train = [parts["train"].x for parts in divided.values()]

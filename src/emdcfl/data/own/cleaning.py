@@ -259,7 +259,7 @@ def variant_notes(where: str, raws: Sequence[Raw], *, files: bool = True) -> lis
     for sentence in label_variants(labels):
         flag = "--label-map NUMBER=WORD,…" if sentence.startswith("labels are numbers") else "--merge-labels"
         remedy = f"if they mean the same, add {flag}" if files else "if they mean the same, write them alike"
-        notes.append(Note("", where, "{words}; " + remedy, words=(sentence,)))
+        notes.append(Note("", where, "{words}; " + remedy, words=(sentence,), doubt=True))
     return notes
 
 

@@ -21,7 +21,7 @@ from emdcfl.data.own.cleaning import AS_THEY_ARE, REGRESSION, Cleaning, variant_
 from emdcfl.data.own.formats.images import common_shape, list_images, read_client, read_headers
 from emdcfl.data.own.formats.layout import ClientFiles, Layout, client_folder, discover
 from emdcfl.data.own.formats.readers import read_client_tables, read_shared_table
-from emdcfl.data.own.parts import FRACTIONS, MIXED, SPLITS, Divided, Note, Raw, find_target, prepare, to_site, write_notes
+from emdcfl.data.own.parts import MIXED, SPLITS, Divided, Note, Raw, find_target, prepare, to_site, write_notes
 from emdcfl.data.own.splitting import RANDOM, SplitRule
 from emdcfl.data.own.tables import AS_WRITTEN, CellRules, TableEncoding, column_bytes, column_kinds, pool, summarise
 from emdcfl.data.types import Preprocess, Scenario
@@ -37,7 +37,6 @@ def load_folder(
     seed: int = 0,
     model: defaults.Model = None,
     size: int | None = None,
-    fractions: Sequence[float] = FRACTIONS,
     rule: SplitRule = RANDOM,
     cleaning: Cleaning = AS_THEY_ARE,
 ) -> Scenario:
@@ -56,8 +55,6 @@ def load_folder(
         Default: an MLP for tables, a CNN for images.
     size : int, optional
         Height and width of images. Default: the most frequent size if it is square and at most 64, else 64 (224 for pretrained networks).
-    fractions : three floats
-        Shares of train, validation and test where the folder has no such splits.
     rule : SplitRule
         Split by time, by a column, or with repeated measurements kept together; default: at random, class by class.
     cleaning : Cleaning
@@ -69,8 +66,9 @@ def load_folder(
         ``notes`` lists what was left out or looks doubtful; ``encoding`` says how files are read.
     """
     reading = read_folder(Path(path), label=label, client=client, model=model, size=size, rule=rule, cleaning=cleaning)
-    scenario, divided = build_scenario(reading, seed=seed, model=model, fractions=fractions)
-    return replace(scenario, notes=(*scenario.notes, *(repeats(scenario).notes(str(path))), *_leaks(scenario, divided, rule)))
+    scenario, divided = build_scenario(reading, seed=seed, model=model)
+    more = (*repeats(scenario).notes(str(path)), *_leaks(scenario, divided, rule))
+    return replace(scenario, notes=(*scenario.notes, *more), doubts=(*scenario.doubts, *more))
 
 
 def _leaks(scenario: Scenario, divided: Divided, rule: SplitRule) -> list[str]:
@@ -157,15 +155,13 @@ def clean_reading(path: Path, raws: Sequence[Raw], details: dict[str, Any], note
     return reading
 
 
-def build_scenario(
-    reading: Reading, *, seed: int = 0, model: defaults.Model = None, fractions: Sequence[float] = FRACTIONS, alone: bool = False
-) -> tuple[Scenario, Divided]:
+def build_scenario(reading: Reading, *, seed: int = 0, model: defaults.Model = None, alone: bool = False) -> tuple[Scenario, Divided]:
     """Split and encode what was read; return the scenario, and the samples before they were encoded.
 
     ``alone``: this is one client of several that are elsewhere.
     """
     path, raws = reading.path, reading.raws
-    divided, classes, more = prepare(str(path), raws, seed, fractions, alone=alone)
+    divided, classes, more = prepare(str(path), raws, seed, alone=alone)
     target = find_target(divided)
     many = check_categories(reading.features)
     arrays, encoding, preprocess, mixed = _encode(divided, {raw.name: raw.origin for raw in raws}, reading, model)
@@ -180,6 +176,7 @@ def build_scenario(
         method_defaults=defaults.method_defaults(target),
         target=target,
         notes=(*write_notes([*reading.notes, *more]), *mixed, *many),
+        doubts=(*write_notes(note for note in reading.notes if note.doubt), *mixed, *many),
         encoding=encoding,
         fingerprints=reading.fingerprints,
     )

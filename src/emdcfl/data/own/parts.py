@@ -78,6 +78,8 @@ class Note:
     text: str
     count: int = 0
     words: tuple[str, ...] = ()
+    doubt: bool = False
+    """Whether a flag would repair it."""
 
 
 def write_notes(notes: Iterable[Note]) -> list[str]:
@@ -109,9 +111,7 @@ def some(words: Sequence[str], between: str = ", ") -> str:
     return between.join(words[:MOST_WORDS]) + (f" and {len(words) - MOST_WORDS} more" if len(words) > MOST_WORDS else "")
 
 
-def prepare(
-    where: str, raws: Sequence[Raw], seed: int, fractions: Sequence[float], *, alone: bool = False
-) -> tuple[Divided, tuple[str, ...], list[Note]]:
+def prepare(where: str, raws: Sequence[Raw], seed: int, *, alone: bool = False) -> tuple[Divided, tuple[str, ...], list[Note]]:
     """Split every client's samples and name the classes; return splits by client, classes and notes.
 
     ``alone``: this is one client of several that are elsewhere.
@@ -121,7 +121,7 @@ def prepare(
         raise DataError(
             f"{where}: expected at least two clients with samples, got {found}; add another, or give the folder that holds the clients"
         )
-    divided = {raw.name: divide(raw, seed, fractions) for raw in raws}
+    divided = {raw.name: divide(raw, seed) for raw in raws}
     classes = () if holds_numbers(divided) else class_names(divided, least=1 if alone else 2)
     notes: list[Note] = []
     for raw in raws:
@@ -133,7 +133,7 @@ def prepare(
     return divided, classes, notes
 
 
-def divide(raw: Raw, seed: int, fractions: Sequence[float] = FRACTIONS) -> dict[str, Part]:
+def divide(raw: Raw, seed: int) -> dict[str, Part]:
     """Return train, val and test: those given; the others are cut out of the given ones by the client's rule, with a keyed seed."""
     rng = keys.generator(seed, raw.name, 0, "split")
     total = sum(len(part) for part in raw.parts.values())
@@ -146,13 +146,13 @@ def divide(raw: Raw, seed: int, fractions: Sequence[float] = FRACTIONS) -> dict[
         words = given[MIXED].by[SPLIT]
         given = {name: given[MIXED].take(np.flatnonzero(words == name)) for name in SPLITS if (words == name).any()}
     if MIXED in given:
-        rows = _cut(raw, given[MIXED], fractions, rng)
+        rows = _cut(raw, given[MIXED], FRACTIONS, rng)
         found = dict(zip(SPLITS, (given[MIXED].take(r) for r in rows), strict=True))
     else:
         if "train" not in given:
             raise DataError(f"client {raw.name!r} ({raw.origin}) has no training samples")
         found = dict(given)
-        for name, fraction in (("test", fractions[2]), ("val", fractions[1] / (fractions[0] + fractions[1]))):
+        for name, fraction in (("test", FRACTIONS[2]), ("val", FRACTIONS[1] / (FRACTIONS[0] + FRACTIONS[1]))):
             if name not in found:
                 keep, held = _cut(raw, found["train"], (1 - fraction, fraction), rng)
                 found[name], found["train"] = found["train"].take(held), found["train"].take(keep)

@@ -19,7 +19,7 @@ from emdcfl.data.own.formats import dicom
 from emdcfl.data.own.formats.images import list_images, read_client, read_image
 from emdcfl.data.own.formats.layout import IMAGE_SUFFIXES, TABLE_SUFFIXES, ClientFiles, client_folder
 from emdcfl.data.own.formats.readers import read_client_tables, read_file
-from emdcfl.data.own.parts import FRACTIONS, MIXED, SPLITS, Note, Raw, divide, known_only, to_site, warnings, write_notes
+from emdcfl.data.own.parts import MIXED, SPLITS, Note, Raw, divide, known_only, to_site, warnings, write_notes
 from emdcfl.data.own.splitting import RANDOM, SplitRule
 from emdcfl.data.own.tables import TableEncoding
 from emdcfl.data.types import Scenario, Site, Target
@@ -44,7 +44,6 @@ def load_site(
     name: str | None = None,
     label: str | None = None,
     seed: int = 0,
-    fractions: Sequence[float] = FRACTIONS,
     rule: SplitRule = RANDOM,
     cleaning: Cleaning = AS_THEY_ARE,
 ) -> tuple[Site, tuple[str, ...]]:
@@ -72,7 +71,7 @@ def load_site(
         raw, notes = read_client(list_images(files), (channels, height, width), rule)
     else:
         raw, _, notes = read_client_tables(files, label or encoding["label"], rule, cleaning.cells)
-    return new_site(raw, encoding, classes, notes, target=target, seed=seed, fractions=fractions, cleaning=cleaning)
+    return new_site(raw, encoding, classes, notes, target=target, seed=seed, cleaning=cleaning)
 
 
 def new_site(
@@ -83,7 +82,6 @@ def new_site(
     *,
     target: Target | None = None,
     seed: int = 0,
-    fractions: Sequence[float] = FRACTIONS,
     cleaning: Cleaning = AS_THEY_ARE,
 ) -> tuple[Site, tuple[str, ...]]:
     """Build one more site from what was read; returns it and notes for the user."""
@@ -94,7 +92,7 @@ def new_site(
     for split, part in raw.parts.items():
         parts[split], more = known_only(raw.name, raw.origin, split, part, classes)
         notes += more
-    divided = divide(replace(raw, parts=parts), seed, fractions)
+    divided = divide(replace(raw, parts=parts), seed)
     notes += warnings(raw.name, raw.origin, divided)
     if encoding["kind"] == "images":
         arrays = {split: divided[split].x for split in SPLITS}

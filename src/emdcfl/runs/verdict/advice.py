@@ -323,6 +323,13 @@ def _losers(summary: Summary, alone: Summary | None) -> list[str]:
     return [f"better off alone: {told}{f' and {len(worst) - 3} more' if len(worst) > 3 else ''}"] if worst else []
 
 
+def worth_rows(summary: Summary, baselines: Mapping[str, Summary]) -> list[tuple[str, Summary, str]]:
+    """Return one row per training: what it is called, its accuracy, and what this run gains over it in points."""
+    found = {name: gain.points(unit=False) for name, gain in rivals(summary, baselines).items()}
+    rows = [(BASELINES.get(name, name), score_of(other), found.get(name, "–")) for name, other in baselines.items()]
+    return [(run_title(summary), score_of(used(summary)), ""), *rows]
+
+
 def worth(clustered: Summary, baselines: Mapping[str, Summary]) -> str:
     """Say what this run gained over each baseline, in points of mean accuracy or in R², with intervals."""
     found = rivals(clustered, baselines)

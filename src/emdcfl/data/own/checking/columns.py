@@ -175,15 +175,15 @@ def column_notes(where: str, raws: Sequence[Raw], columns: Collection[ColumnProf
         cases = next((column.name for column in doubtful if column.doubt == CASES), None)
         together = f"; if rows with one value belong together, use --group {shlex.quote(cases)}" if cases else ""
         text = f"columns that may be no features: {{words}}; leave them out with --drop {listed}{as_dates}{together}"
-        notes.append(Note("", where, text, words=(shown,)))
+        notes.append(Note("", where, text, words=(shown,), doubt=True))
     for column in columns:
         if column.doubt == CODE:
             text = f"column {column.name!r} holds {{words}} several times, unlike its other values; if it marks missing values, add "
-            notes.append(Note("", where, f"{text}--missing {','.join(column.odd)}", words=column.odd))
+            notes.append(Note("", where, f"{text}--missing {','.join(column.odd)}", words=column.odd, doubt=True))
         if column.doubt == UNITS:
             lies = some([f"{site} {column.range_at(site)}" for site in sorted(column.sites, key=lambda site: site not in column.odd)], "; ")
             text = f"column {column.name!r} at {{words}} lies apart from the other sites ({lies}): if the units differ, convert it, or use "
-            notes.append(Note("", where, f"{text}--drop {shlex.quote(column.name)}", words=column.odd))
+            notes.append(Note("", where, f"{text}--drop {shlex.quote(column.name)}", words=column.odd, doubt=True))
     origins = {raw.name: raw.origin for raw in raws}
     for column in columns:
         if column.doubt == TEXT_AMONG_NUMBERS:
@@ -192,7 +192,7 @@ def column_notes(where: str, raws: Sequence[Raw], columns: Collection[ColumnProf
                 if 0 < sum(odd.values()) < SHARE_OF_TEXT * sum(one.words.values()):
                     text = f"column {column.name!r} holds numbers and {{n}} cells of text ({{words}}), so its numbers count as categories; "
                     text += f"write numbers, leave the cells empty, use --missing WORD,… or --drop {shlex.quote(column.name)}"
-                    notes.append(Note(site, origins[site], text, sum(odd.values()), tuple(map(repr, odd))))
+                    notes.append(Note(site, origins[site], text, sum(odd.values()), tuple(map(repr, odd)), doubt=True))
     return notes
 
 
