@@ -14,7 +14,7 @@ from sklearn.metrics import r2_score, root_mean_squared_error
 
 import emdcfl
 from emdcfl.core.errors import ConfigError, DataError
-from emdcfl.core.objective import r_squared, r_squared_error
+from emdcfl.core.learning.objective import r_squared, r_squared_error
 from emdcfl.methods import METHODS
 from emdcfl.runs.loop import Silent
 from emdcfl.runs.plan import NEED_CLASSES

@@ -16,7 +16,7 @@ from emdcfl.cli.app import _Stderr
 from emdcfl.core.errors import StoreError
 from emdcfl.core.units import escaped, names
 from emdcfl.report.svg import visible
-from emdcfl.runs.progress import terminal
+from emdcfl.runs.watching.progress import terminal
 from emdcfl.studies.compare import compare
 from emdcfl.studies.results import Results, read_results
 from emdcfl.studies.table_files import latex, markdown, tidy

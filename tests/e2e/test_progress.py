@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from emdcfl.cli.compare import Screen
-from emdcfl.runs import progress
 from emdcfl.runs.config import Choice, Config
-from emdcfl.runs.forecast import Forecast
+from emdcfl.runs.watching import progress
+from emdcfl.runs.watching.forecast import Forecast
 from emdcfl.studies.compare import Job
 
 SITES = ("a", "b", "c", "d")

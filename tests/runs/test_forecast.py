@@ -12,10 +12,10 @@ from tests.tiny import tiny
 
 from emdcfl.core.errors import ConfigError
 from emdcfl.runs.config import Choice, Config, PersonalizeConfig, RunConfig, TrainingConfig
-from emdcfl.runs.forecast import Speed, forecast, measure_speed, within
 from emdcfl.runs.plan import IN_MEMORY, RunPlan, plan
 from emdcfl.runs.runner import run
 from emdcfl.runs.verdict import baselines
+from emdcfl.runs.watching.forecast import Speed, forecast, measure_speed, within
 
 SPEED = Speed(train=0.01, forward=0.002, solve=0.001)
 

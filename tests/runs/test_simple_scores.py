@@ -10,7 +10,7 @@ import pytest
 import torch
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
-from emdcfl.core.balance import balance, possible
+from emdcfl.core.learning.balance import balance, possible
 from emdcfl.data.own import from_arrays
 from emdcfl.report.load_run import read_run
 from emdcfl.report.page import render

@@ -15,7 +15,7 @@ from emdcfl.core.errors import ConfigError
 from emdcfl.runs import runner
 from emdcfl.runs.config import Choice, Config, RunConfig, TrainingConfig
 from emdcfl.runs.loop import Silent
-from emdcfl.runs.trackers import Tracking, open_tracker
+from emdcfl.runs.watching.trackers import Tracking, open_tracker
 
 CONFIG = Config(
     run=RunConfig(rounds=2),

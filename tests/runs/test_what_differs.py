@@ -12,7 +12,7 @@ import torch
 from tests.tiny import client, federation, tiny
 
 from emdcfl.core.errors import ClientError
-from emdcfl.core.profile import IMAGE_FEATURES, image_features, profile
+from emdcfl.core.learning.profile import IMAGE_FEATURES, image_features, profile
 from emdcfl.data.own import from_arrays
 from emdcfl.data.types import Scenario, Split
 from emdcfl.report.page import render

@@ -22,7 +22,7 @@ from emdcfl.core.units import quantity
 from emdcfl.methods.base import Method
 from emdcfl.runs.config import Choice
 from emdcfl.runs.loop import Silent
-from emdcfl.runs.progress import terminal
+from emdcfl.runs.watching.progress import terminal
 from emdcfl.studies import compare as studies
 from emdcfl.studies.results import ResultRow, Results, read_results
 from emdcfl.studies.table_files import markdown, write_tables

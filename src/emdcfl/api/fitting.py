@@ -21,9 +21,9 @@ from emdcfl.models.recipe import BUILDERS, ModelRecipe, recipe_of
 from emdcfl.runs.config import Choice, Config, override
 from emdcfl.runs.loop import Observer
 from emdcfl.runs.plan import IN_MEMORY
-from emdcfl.runs.progress import Live, terminal
 from emdcfl.runs.result import load as load_folder
 from emdcfl.runs.runner import run
+from emdcfl.runs.watching.progress import Live, terminal
 
 Model = str | ModelRecipe | Callable[[], nn.Module]
 Task = Literal["classification", "regression"]

@@ -27,7 +27,7 @@ from emdcfl.core.schema import Reply
 from emdcfl.core.units import percent
 from emdcfl.runs.loop import Silent
 from emdcfl.runs.new_sites.unseen import UNSEEN
-from emdcfl.runs.progress import Pace, terminal
+from emdcfl.runs.watching.progress import Pace, terminal
 from emdcfl.studies.compare import (
     Done,
     Job,

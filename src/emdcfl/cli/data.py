@@ -15,7 +15,7 @@ from emdcfl.cli.data_page import show_data_page
 from emdcfl.cli.own_data import own_data
 from emdcfl.cli.show import draw_table, tell
 from emdcfl.core.errors import ConfigError, DataError
-from emdcfl.runs.progress import terminal
+from emdcfl.runs.watching.progress import terminal
 
 if TYPE_CHECKING:
     from rich.console import Console

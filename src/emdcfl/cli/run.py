@@ -21,10 +21,10 @@ from emdcfl.core.errors import ConfigError
 from emdcfl.core.units import seconds
 from emdcfl.runs.config import AT_NODES, OWN_FILES, Config, load, override, parse_settings
 from emdcfl.runs.loop import Observer
-from emdcfl.runs.progress import Live, terminal
-from emdcfl.runs.trackers import TRACKERS, Tracking, open_tracker
 from emdcfl.runs.verdict.advice import advice
 from emdcfl.runs.verdict.findings import in_brief
+from emdcfl.runs.watching.progress import Live, terminal
+from emdcfl.runs.watching.trackers import TRACKERS, Tracking, open_tracker
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -201,10 +201,10 @@ def _timed(
     say: Callable[..., None],
 ) -> Config | RunPlan:
     """Say how long a run on own files will take, and shorten it to a budget; a run that goes on keeps what it began with."""
-    from emdcfl.runs.forecast import forecast, measure_speed, parse_budget, within
     from emdcfl.runs.plan import plan
     from emdcfl.runs.store import RunStore
     from emdcfl.runs.store.identity import is_run
+    from emdcfl.runs.watching.forecast import forecast, measure_speed, parse_budget, within
 
     limit = None if budget is None else parse_budget(budget)
     if limit is not None and isinstance(planned, Config):

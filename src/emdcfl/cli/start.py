@@ -17,7 +17,7 @@ from emdcfl.core.errors import ConfigError
 from emdcfl.methods import METHODS, Method, find
 from emdcfl.methods.base import PRESETS, preset_values
 from emdcfl.runs.config import template
-from emdcfl.runs.progress import terminal
+from emdcfl.runs.watching.progress import terminal
 
 
 def about(cls: type[Method]) -> dict[str, Any]:

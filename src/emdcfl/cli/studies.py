@@ -17,8 +17,8 @@ from emdcfl.core.errors import ClientError, ConfigError, EmdcflError, nearest
 from emdcfl.paper import plots
 from emdcfl.paper.reproduce import SCALES, Context, chosen, listing, reproduce
 from emdcfl.runs.config import Config, override
-from emdcfl.runs.progress import terminal
 from emdcfl.runs.store.files import write_file
+from emdcfl.runs.watching.progress import terminal
 from emdcfl.studies.compare import parse_seeds
 from emdcfl.studies.snapshot import Request, take
 from emdcfl.studies.sweep import EPSILONS, RATIOS, Setting, sweep, write_sweep

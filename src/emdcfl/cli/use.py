@@ -14,7 +14,7 @@ from emdcfl.cli.app import TrustModel, app
 from emdcfl.cli.show import draw_table, tell
 from emdcfl.core.errors import EmdcflError
 from emdcfl.core.units import escaped, names
-from emdcfl.runs.progress import terminal
+from emdcfl.runs.watching.progress import terminal
 
 if TYPE_CHECKING:
     from emdcfl.runs.new_sites.nearest import NearestCluster

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emdcfl.core import objective
-from emdcfl.core.balance import SCORES, balance, unbalanced
 from emdcfl.core.client import EVALUATION_BATCH, LOSS_BATCH, Client, Stages, staged_task, task
 from emdcfl.core.errors import ClientError, DataError, EmdcflError
-from emdcfl.core.profile import profile  # noqa: F401  registers the task
+from emdcfl.core.learning import objective
+from emdcfl.core.learning.balance import SCORES, balance, unbalanced
+from emdcfl.core.learning.profile import profile  # noqa: F401  registers the task
+from emdcfl.core.learning.terms import loss_terms
 from emdcfl.core.schema import Field, Reply, finite
-from emdcfl.core.terms import loss_terms
 from emdcfl.privacy.crafted import FEWEST, suspicion
 from emdcfl.privacy.exchange import KEY, announced_key
 
@@ -289,8 +289,8 @@ TESTED = {
 def test(client: Client, *, models: Tensor, weights: Tensor) -> Reply:
     r"""Score one state, or the mixture :math:`\sum_k \pi_k\,\mathrm{softmax}(f_{\theta_k}(x))`, on every test variant.
 
-    Where the site's classes are unbalanced, also by scores that a frequent class cannot dominate (``core.balance``). Numbers are scored by
-    squared error and R² instead of accuracy.
+    Where the site's classes are unbalanced, also by scores that a frequent class cannot dominate (``learning.balance``). Numbers are scored
+    by squared error and R² instead of accuracy.
     """
     accuracy: dict[str, float] = {}
     loss: dict[str, float] = {}

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from emdcfl.clustering import adjusted_rand
 from emdcfl.core import tasks
-from emdcfl.core.balance import SCORES, possible
 from emdcfl.core.errors import ClientError, StoreError
 from emdcfl.core.federation import Federation
+from emdcfl.core.learning.balance import SCORES, possible
 from emdcfl.core.metric import Metric, metric_of, score_of
 from emdcfl.core.schema import Reply
 from emdcfl.methods.base import Serving

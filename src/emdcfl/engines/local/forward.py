@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from emdcfl.core import objective
 from emdcfl.core.client import Client
+from emdcfl.core.learning import objective
 from emdcfl.core.tasks import Embed, Score
 from emdcfl.engines.local.stack import Buffers, Chain
 from emdcfl.engines.local.staged import Outcome

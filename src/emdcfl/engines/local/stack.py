@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from emdcfl.core import objective
+from emdcfl.core.learning import objective
 from emdcfl.core.params import Network
 from emdcfl.core.tasks import Training
 from emdcfl.engines.local.update import Terms, fused_sgd

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from emdcfl.core.client import Client
 from emdcfl.core.errors import ConfigError
-from emdcfl.core.objective import is_regression
+from emdcfl.core.learning.objective import is_regression
 from emdcfl.core.schema import Reply
 from emdcfl.data.split import largest_remainder
 from emdcfl.methods.base import Distances

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from emdcfl.core import tasks
 from emdcfl.core.errors import ConfigError, DataError
+from emdcfl.core.learning.objective import is_regression
 from emdcfl.core.metric import Metric, score_of
-from emdcfl.core.objective import is_regression
 from emdcfl.core.units import percent
 from emdcfl.data.own import encoding_of, frames, load_site, site_from_arrays
 from emdcfl.data.own.cleaning import Cleaning

@@ -25,7 +25,7 @@ their intersection. With fewer than ``FEWEST_PAIRS`` sites Student's says next t
 Runs of several seeds (:func:`over_seeds`) may share their test samples. Distances from the mean to the ends are therefore averaged, not
 divided by :math:`\sqrt R`, and Student's over the :math:`R` means is added in quadrature: training differs from seed to seed.
 
-Predicted numbers are scored by R², whose standard error :math:`e_s` each site sends (``core.objective.r_squared_error``). *These sites* is
+Predicted numbers are scored by R², whose standard error :math:`e_s` each site sends (``objective.r_squared_error``). *These sites* is
 then :math:`\bar p \pm t_\nu\sqrt{\sum_s e_s^2}/S` with Satterthwaite's [4]_ degrees of freedom
 :math:`\nu = (\sum_s e_s^2)^2 / \sum_s (e_s^4/(n_s - 1))`; the other answers stay as they are.
 

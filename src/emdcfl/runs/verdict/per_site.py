@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from emdcfl.core.balance import balance, unbalanced
 from emdcfl.core.keys import generator
-from emdcfl.core.objective import r_squared, r_squared_error
+from emdcfl.core.learning.balance import balance, unbalanced
+from emdcfl.core.learning.objective import r_squared, r_squared_error
 from emdcfl.data.types import Scenario, Site, Split
 from emdcfl.runs.scoring import MetricsRow
 

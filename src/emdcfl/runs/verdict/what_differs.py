@@ -1,4 +1,4 @@
-r"""What sets each group apart from the others, in plain words: from the sites' profiles (``core.profile``), compared at the server.
+r"""What sets each group apart from the others, in plain words: from the sites' profiles (``learning.profile``), compared at the server.
 
 Unit u (a group; a site where there is one group only) is compared with all others, feature by feature: with means m, numbers of samples n
 and the standard deviation s inside sites,
@@ -23,7 +23,7 @@ import torch
 
 from emdcfl.core.errors import ClientError, EmdcflError
 from emdcfl.core.federation import Federation
-from emdcfl.core.profile import IMAGE_FEATURES, profile
+from emdcfl.core.learning.profile import IMAGE_FEATURES, profile
 from emdcfl.core.schema import Reply
 from emdcfl.core.units import escaped, names
 from emdcfl.data.types import Scenario

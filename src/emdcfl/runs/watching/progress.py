@@ -16,8 +16,8 @@ from emdcfl.core.metric import metric_of, score_of
 from emdcfl.core.schema import Reply
 from emdcfl.core.units import escaped, seconds
 from emdcfl.methods.base import Serving
-from emdcfl.runs.forecast import Forecast
 from emdcfl.runs.scoring import MetricsRow
+from emdcfl.runs.watching.forecast import Forecast
 
 HEARTBEAT = 60.0
 """Seconds between two lines of progress where there is no bar."""

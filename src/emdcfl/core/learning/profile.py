@@ -7,7 +7,7 @@ from torch import Tensor
 
 from emdcfl.core.client import EVALUATION_BATCH, Client, task
 from emdcfl.core.errors import ClientError
-from emdcfl.core.objective import is_regression
+from emdcfl.core.learning.objective import is_regression
 from emdcfl.core.schema import Field, Reply
 
 FEWEST_SAMPLES = 5

@@ -1,0 +1,1 @@
+"""What training and testing compute: losses, terms that methods add to them, scores of unbalanced classes, profiles of data."""
