@@ -14,7 +14,7 @@ from emdcfl.core.federation import Failure, Inputs
 from emdcfl.core.schema import Reply
 from emdcfl.methods import make
 from emdcfl.runs.loop import play
-from emdcfl.runs.scoring import accuracy
+from emdcfl.runs.scoring import site_scores
 
 LIAR = "site-1"
 
@@ -45,7 +45,7 @@ def test_the_liar_alone_is_left_out(method: str, value: float) -> None:
     assert set(fed.guard.ledger.faults) == {LIAR}
     assert [entry["for"] for entry in fed.guard.ledger.quarantined()] == ["round"]
     assert all(row["accuracy"] for row in last.rows)
-    mean = accuracy(last.rows, "test")["mean"]
+    mean = site_scores(last.rows, "test")["mean"]
     assert mean is not None
     assert mean > 0.3
 
