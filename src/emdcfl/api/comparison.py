@@ -20,7 +20,7 @@ from emdcfl.core.metric import Metric, metric_of, score_of
 from emdcfl.core.optional import require
 from emdcfl.core.units import quantity
 from emdcfl.methods.base import Method
-from emdcfl.runs.config import Choice
+from emdcfl.runs.config import Choice, config_keys
 from emdcfl.runs.loop import Silent
 from emdcfl.runs.watching.progress import terminal
 from emdcfl.studies import compare as studies
@@ -83,17 +83,8 @@ def compare(
     numbers = list(range(seeds)) if isinstance(seeds, int) else [int(seed) for seed in seeds]
     if not numbers:
         raise ConfigError(f"expected at least one seed, got {seeds!r}")
-    given: dict[str, Any] = {
-        "run.rounds": rounds,
-        "training.local_epochs": local_epochs,
-        "training.batch_size": batch_size,
-        "training.lr": lr,
-        "engine.device": device,
-        "scenario.task": task,
-        "scenario.label": label,
-        "scenario.client": site,
-        **(settings or {}),
-    }
+    given = config_keys(rounds=rounds, local_epochs=local_epochs, batch_size=batch_size, lr=lr, device=device)
+    given |= config_keys(task=task, label=label, client=site) | dict(settings or {})
     base, scenario = configure(clients, model, "emdcfl", given, groups=groups)
     if scenario is not None and jobs > 1:
         raise ConfigError(f"expected jobs = 1 for data in memory, got {jobs}: they are not sent to other processes; write them to a folder")

@@ -18,7 +18,7 @@ from emdcfl.data.own.frames import OPTIONS
 from emdcfl.data.types import Scenario
 from emdcfl.methods.base import METHODS, Method, register
 from emdcfl.models.recipe import BUILDERS, ModelRecipe, recipe_of
-from emdcfl.runs.config import Choice, Config, override
+from emdcfl.runs.config import Choice, Config, config_keys, override
 from emdcfl.runs.loop import Observer
 from emdcfl.runs.plan import IN_MEMORY
 from emdcfl.runs.result import load as load_folder
@@ -109,22 +109,10 @@ def fit(
     >>> result.clusters
     {'a': 0, 'b': 0, 'c': 1, 'd': 1}
     """
-    given: dict[str, Any] = {
-        "run.rounds": rounds,
-        "run.seed": seed,
-        "run.participants": participants,
-        "run.hold_out": None if hold_out is None else list(hold_out),
-        "training.local_epochs": local_epochs,
-        "training.batch_size": batch_size,
-        "training.lr": lr,
-        "personalize.mode": personalize,
-        "engine.device": device,
-        "engine.workers": workers,
-        "scenario.task": task,
-        "scenario.label": label,
-        "scenario.client": site,
-        **(settings or {}),
-    }
+    held = None if hold_out is None else list(hold_out)
+    training = config_keys(rounds=rounds, local_epochs=local_epochs, batch_size=batch_size, lr=lr, personalize=personalize)
+    given = training | config_keys(seed=seed, participants=participants, hold_out=held, device=device, workers=workers)
+    given |= config_keys(task=task, label=label, client=site) | dict(settings or {})
     config, scenario = configure(clients, model, method, given, groups=groups)
     with _shown(progress, observer) as watch:
         return Result.of(run(config, None if out is None else Path(out), resume=resume, observer=watch, scenario=scenario))

@@ -25,6 +25,7 @@ from emdcfl.core.errors import ClientError, ConfigError
 from emdcfl.core.metric import metric_of, score_of
 from emdcfl.core.schema import Reply
 from emdcfl.core.units import percent
+from emdcfl.runs.config import config_keys
 from emdcfl.runs.loop import Silent
 from emdcfl.runs.new_sites.unseen import UNSEEN
 from emdcfl.runs.watching.progress import Pace, terminal
@@ -92,8 +93,7 @@ def compare_(
         raise ConfigError("expected --scenario or --data (what to run) or --merge (what to take in), got none; see 'emdcfl data list'")
     wanted = []
     if scenario is not None or data is not None or config is not None:
-        whose = whose_data(scenario, data, own)
-        flags = {**whose, "scenario.scale": scale, "personalize.mode": personalize, "engine.device": device}
+        flags = whose_data(scenario, data, own) | config_keys(scale=scale, personalize=personalize, device=device)
         base = build_config(config, flags, settings)
         if leave_one_out or folds is not None:
             chosen, numbers = parse_methods(methods), parse_seeds(seeds)

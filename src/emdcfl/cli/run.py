@@ -19,7 +19,7 @@ from emdcfl.cli.own_data import own_data
 from emdcfl.cli.show import show_result, show_unseen
 from emdcfl.core.errors import ConfigError
 from emdcfl.core.units import seconds
-from emdcfl.runs.config import AT_NODES, OWN_FILES, Config, load, override, parse_settings
+from emdcfl.runs.config import AT_NODES, OWN_FILES, Config, config_keys, load, override, parse_settings
 from emdcfl.runs.loop import Observer
 from emdcfl.runs.verdict.advice import advice
 from emdcfl.runs.verdict.findings import in_brief
@@ -104,22 +104,11 @@ def run(
     from emdcfl.runs.store import RunStore
     from emdcfl.runs.verdict.baselines import BASELINES, run_baselines
 
-    flags: dict[str, Any] = {
-        **whose_data(scenario, data, own),
-        "method": method,
-        "run.rounds": rounds,
-        "training.local_epochs": local_epochs,
-        "training.batch_size": batch_size,
-        "training.lr": lr,
-        "personalize.mode": personalize,
-        "run.seed": seed,
-        "run.participants": participants,
-        "run.hold_out": None if hold_out is None else [name.strip() for name in hold_out.split(",")],
-        "scenario.scale": scale,
-        "engine.device": device,
-        "engine.workers": workers,
-        "engine.name": "flower" if engine is None and federation is not None else engine,
-    }
+    flags = whose_data(scenario, data, own) | config_keys(
+        method=method, rounds=rounds, local_epochs=local_epochs, batch_size=batch_size, lr=lr, personalize=personalize, seed=seed,
+        participants=participants, hold_out=None if hold_out is None else [name.strip() for name in hold_out.split(",")],
+        scale=scale, device=device, workers=workers, engine="flower" if engine is None and federation is not None else engine,
+    )  # fmt: skip
     given = config is not None or bool(set_) or any(value is not None for key, value in flags.items() if key != "engine.name")
     if resume and out is not None and not given:  # with the run's own config, wherever its clients are
         store = RunStore.read(out)

@@ -291,6 +291,24 @@ def parse_settings(settings: Sequence[str]) -> dict[str, Any]:
     return found
 
 
+SHORT = {"method": "method", "engine": "engine.name", "personalize": "personalize.mode"} | {
+    name: f"{table}.{name}"
+    for table, names in {
+        "run": ("rounds", "seed", "participants", "hold_out"),
+        "training": ("local_epochs", "batch_size", "lr"),
+        "engine": ("device", "workers"),
+        "scenario": ("scale", "task", "label", "client"),
+    }.items()
+    for name in names
+}
+"""Argument of a function, or flag → key of a config."""
+
+
+def config_keys(**arguments: Any) -> dict[str, Any]:
+    """Return arguments under the keys of a config that they stand for."""
+    return {SHORT[name]: value for name, value in arguments.items()}
+
+
 def override(config: Config, settings: Mapping[str, Any], where: str = "--set") -> Config:
     """Return the config with some settings changed, given by dotted keys; a scenario, method or model by its name alone.
 
