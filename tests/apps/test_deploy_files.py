@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from click import Group
 from typer.main import get_command
 
@@ -16,7 +17,6 @@ import emdcfl.cli.federation
 import emdcfl.cli.node  # noqa: F401
 from emdcfl.cli.app import app
 
-yaml = pytest.importorskip("yaml")
 DEPLOY = Path(__file__).parents[2] / "deploy"
 SERVICES = [
     (path.name, name, service)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 pytest.importorskip("flwr", reason="needs the extra emdcfl[flower]")
 
@@ -156,7 +157,6 @@ def test_a_token_that_others_can_read_or_guess_is_refused(gate: Gate) -> None:
 
 
 def test_nodes_accept_the_publishers_signature_of_this_bundle_and_no_other(tmp_path: Path) -> None:
-    yaml = pytest.importorskip("yaml")
     for name in ("ours", "theirs"):
         (tmp_path / name).mkdir()
         make_publisher_key(tmp_path / name)
@@ -171,7 +171,6 @@ def test_nodes_accept_the_publishers_signature_of_this_bundle_and_no_other(tmp_p
 
 
 def test_init_signs_the_app_and_gives_every_node_the_publishers_key(tmp_path: Path) -> None:
-    yaml = pytest.importorskip("yaml")
     there = trial.create(tmp_path / "federation", nodes=2)
     signed = json.loads((there.operator / SIGNATURE).read_text())
     for node in there.nodes:

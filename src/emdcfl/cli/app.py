@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
 import sys
-from typing import Annotated, NoReturn
+from collections.abc import Iterable
+from typing import Annotated, Any, NoReturn
 
 import click
 import typer
@@ -27,14 +29,13 @@ app = typer.Typer(
 
 TrustModel = Annotated[bool, typer.Option("--trust-model", help="Let the run directory name a model of its own: its code then runs.")]
 
-TaskOption = Annotated[
-    str | None,
-    typer.Option(
-        "--task",
-        help="Own tables: classification, or regression where labels are numbers to predict.",
-        show_default="classification, and asks where labels look like numbers",
-    ),
-]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+
+
+def answer(found: Any, lines: Iterable[str], *, as_json: bool) -> None:
+    """Print what a command found, as JSON or as lines for people."""
+    typer.echo(json.dumps(found, indent=2, ensure_ascii=False) if as_json else "\n".join(lines))
+
 
 USER_ERROR = 2
 INTERRUPTED = 130

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from emdcfl.cli.app import app
+from emdcfl.cli.app import AsJson, answer, app
 from emdcfl.cli.data_page import show_data_page
 from emdcfl.cli.own_data import own_data
 from emdcfl.cli.show import draw_table, tell
@@ -27,7 +27,7 @@ app.add_typer(data, name="data")
 
 
 @data.command("list")
-def list_(as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False) -> None:
+def list_(as_json: AsJson = False) -> None:
     """List the scenarios and their options."""
     from emdcfl.data import scenarios
 
@@ -50,6 +50,7 @@ def show(
     out: Annotated[Path, typer.Option(help="Picture to write.")] = Path("grid.png"),
     scale: Annotated[str | None, typer.Option(help="smoke, small or paper, where the scenario has scales.", show_default=False)] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Scenario option, as in --set clients_per_group=3; repeatable.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Draw samples of every group: rows are groups, columns samples of several clients."""
     from emdcfl.cli.run import build_config
@@ -59,9 +60,9 @@ def show(
     settings = [s if s.startswith("scenario.") else f"scenario.{s}" for s in set_ or []]
     config = build_config(None, {"scenario": scenario, "scenario.scale": scale}, settings)
     built = scenarios.build(scenario, **config.scenario.options)
-    for note in built.notes:
-        typer.echo(f"note: {note}")
-    typer.echo(f"wrote {grid(built, out)}")
+    written = str(grid(built, out))
+    lines = [*(f"note: {note}" for note in built.notes), f"wrote {written}"]
+    answer({"picture": written, "notes": list(built.notes)}, lines, as_json=as_json)
 
 
 @data.command()
@@ -73,7 +74,7 @@ def check(
     fix: Annotated[
         Path | None, typer.Option(help="Write repairs into this file (TOML), which 'emdcfl run' and this command take.", show_default=False)
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Report what a run would read from a folder, and every problem in it: one page for who answers for the data."""
     from emdcfl.data.own.checking.check import check_options
@@ -88,7 +89,7 @@ def check(
     console = terminal()
     report = check_options(place, options)
     if as_json:
-        typer.echo(json.dumps(report.as_dict(), indent=2, ensure_ascii=False))
+        answer(report.as_dict(), [], as_json=True)
         raise typer.Exit(0 if report.ok else 2)
     show_data_page(console, data_page(report))
     if fix is not None:
@@ -96,10 +97,13 @@ def check(
     _finish(console, report, html, f", with the repairs in {fix}" if fix else "")
 
 
-def show_report(report: FolderReport, html: Path | None) -> None:
+def show_report(report: FolderReport, html: Path | None, *, as_json: bool = False) -> None:
     """Print the page, write it as HTML where asked, and fail where a run would."""
     from emdcfl.data.own.checking.page import data_page
 
+    if as_json:
+        answer(report.as_dict(), [], as_json=True)
+        raise typer.Exit(0 if report.ok else 2)
     console = terminal()
     show_data_page(console, data_page(report))
     _finish(console, report, html)

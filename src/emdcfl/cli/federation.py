@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from emdcfl.cli.app import app, needs_flower
+from emdcfl.cli.app import AsJson, answer, app, needs_flower
 from emdcfl.core.errors import ConfigError, EmdcflError
 from emdcfl.core.units import names
 
@@ -52,6 +52,7 @@ def init(
         str | None, typer.Option(help="Name or address of the SuperLink for nodes on other machines; needs --site.", show_default=False)
     ] = None,
     site: Annotated[list[str] | None, typer.Option(help="Name of a client on another machine; once for each.", show_default=False)] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Write certificates, keys, the operator's token, the signed app, configs and a start script."""
     needs_flower()
@@ -61,32 +62,34 @@ def init(
         if nodes is not None or data is not None:
             raise ConfigError("--host is for nodes on other machines, got --nodes or --data too; give --site for each of them")
         create_operator(folder, site or [], host=host, deadline=deadline)
-        typer.echo(f"wrote {folder}; next: emdcfl federation up {folder}, then emdcfl federation enrol {folder} SITE KEY FINGERPRINT")
+        told = f"wrote {folder}; next: emdcfl federation up {folder}, then emdcfl federation enrol {folder} SITE KEY FINGERPRINT"
+        answer({"folder": str(folder), "nodes": {}}, [told], as_json=as_json)
         return
     if site:
         raise ConfigError("--site is for nodes on other machines; give --host too")
     trial = create(folder, nodes=nodes, data=data, deadline=deadline)
-    for node, print_ in fingerprints(trial).items():
-        typer.echo(f"{node:<20} {print_}")
-    typer.echo(f"wrote {folder}; next: emdcfl federation up {folder}")
+    known = fingerprints(trial)
+    lines = [*(f"{node:<20} {print_}" for node, print_ in known.items()), f"wrote {folder}; next: emdcfl federation up {folder}"]
+    answer({"folder": str(folder), "nodes": known}, lines, as_json=as_json)
 
 
 @federation.command()
-def up(folder: Folder) -> None:
+def up(folder: Folder, as_json: AsJson = False) -> None:
     """Start the SuperLink and the nodes that are not running, and wait until the nodes are accepted."""
     there = _read(folder)
     from emdcfl.apps import trial
 
     started = trial.up(there)
-    typer.echo(f"started {_listed(started)}" if started else "everything is running already")
+    if not as_json:
+        typer.echo(f"started {_listed(started)}" if started else "everything is running already")
     missing = trial.wait_accepted(there)
-    for name, text in missing.items():
-        typer.echo(f"{name:<20} {text}")
+    lines = [f"{name:<20} {text}" for name, text in missing.items()]
+    if not missing:
+        lines = [f"all {len(there.nodes)} nodes are connected"] if there.nodes else []
+        lines.append(f"next: emdcfl run {folder}/run.toml --federation {folder}")
+    answer({"started": started, "missing": missing}, lines, as_json=as_json)
     if missing:
         raise EmdcflError(f"{len(missing)} of {len(there.nodes)} nodes are not connected; correct what the logs say and run this again")
-    if there.nodes:
-        typer.echo(f"all {len(there.nodes)} nodes are connected")
-    typer.echo(f"next: emdcfl run {folder}/run.toml --federation {folder}")
 
 
 @federation.command()
@@ -112,6 +115,7 @@ def enrol(
     replace: Annotated[
         bool, typer.Option("--replace", help="The site has rotated its keys: these take the place of the old ones.")
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Register a node's key with the SuperLink, and its fingerprint in the server's list. Enrolment is closed again at once."""
     there = _read(folder)
@@ -127,11 +131,14 @@ def enrol(
     new = control.enrol(there, name, public, replace=replace)
     if fingerprint is not None:
         add_name(there.operator / "clients.toml", name, fingerprint, replace=replace)
-    typer.echo(f"{name} is {'registered' if new else 'registered already'}; enrolment is closed")
+    told = f"{name} is {'registered' if new else 'registered already'}; enrolment is closed"
+    answer({"name": name, "new": bool(new)}, [told], as_json=as_json)
 
 
 @federation.command()
-def remove(folder: Folder, name: Annotated[str, typer.Argument(help="The client's name.", show_default=False)]) -> None:
+def remove(
+    folder: Folder, name: Annotated[str, typer.Argument(help="The client's name.", show_default=False)], as_json: AsJson = False
+) -> None:
     """Take a node's right to connect away, and its name off the server's list. To come back, it rotates its keys and is enrolled again."""
     there = _read(folder)
     from emdcfl.apps.trial import control
@@ -139,50 +146,52 @@ def remove(folder: Folder, name: Annotated[str, typer.Argument(help="The client'
 
     control.remove(there, name)
     remove_name(there.operator / "clients.toml", name)
-    typer.echo(f"{name} is removed; its partners delete its line from their partners.toml")
+    answer({"removed": name}, [f"{name} is removed; its partners delete its line from their partners.toml"], as_json=as_json)
 
 
 @federation.command()
-def renew(folder: Folder) -> None:
+def renew(folder: Folder, as_json: AsJson = False) -> None:
     """Make a new certificate for the SuperLink, for the same addresses; nodes need nothing new."""
     there = _read(folder)
     from emdcfl.apps.trial.certificates import renew_server_certificate
 
     until = renew_server_certificate(there.path / "certificates")
-    typer.echo(f"the certificate is valid until {until:%Y-%m-%d}; nodes need nothing new")
-    typer.echo(f"next: restart the SuperLink, between runs: emdcfl federation down {folder}; emdcfl federation up {folder}")
+    lines = [
+        f"the certificate is valid until {until:%Y-%m-%d}; nodes need nothing new",
+        f"next: restart the SuperLink, between runs: emdcfl federation down {folder}; emdcfl federation up {folder}",
+    ]
+    answer({"valid_until": f"{until:%Y-%m-%d}"}, lines, as_json=as_json)
 
 
 @federation.command()
-def check(folder: Folder) -> None:
+def check(folder: Folder, as_json: AsJson = False) -> None:
     """Try what an outsider, a foreign node and a stolen token could do to the running federation; fails if one succeeds."""
     there = _read(folder)
     from emdcfl.apps.trial.check import attacks
 
     words = {True: "held", False: "BROKEN", None: "not tried"}
-    found = []
+    tried = []
     for attack in attacks(there):
-        typer.echo(f"{words[attack.held]:<10} {attack.name}: {attack.said}")
-        found.append(attack.held)
+        tried.append(attack)
+        if not as_json:
+            typer.echo(f"{words[attack.held]:<10} {attack.name}: {attack.said}")
+    if as_json:
+        answer([{"name": one.name, "held": one.held, "said": one.said} for one in tried], [], as_json=True)
+    found = [one.held for one in tried]
     if not all(found):
         raise EmdcflError(f"{found.count(False)} attacks succeeded, {found.count(None)} could not be tried; see docs/guide/deploy.md")
-    typer.echo(f"all {len(found)} attacks were refused")
+    if not as_json:
+        typer.echo(f"all {len(found)} attacks were refused")
 
 
 @federation.command()
-def status(folder: Folder, as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
+def status(folder: Folder, as_json: AsJson = False) -> None:
     """Say what runs and which nodes are online; exits with 1 unless the SuperLink answers and all enrolled nodes are online."""
-    import json
-
     there = _read(folder)
     from emdcfl.apps.trial.report import lines, report
 
     found = report(there)
-    if as_json:
-        typer.echo(json.dumps(found, indent=1))
-    else:
-        for line in lines(found):
-            typer.echo(line)
+    answer(found, lines(found), as_json=as_json)
     raise typer.Exit(0 if found["ok"] else 1)
 
 
@@ -214,15 +223,17 @@ def attach(folder: Folder) -> None:
 
 
 @federation.command()
-def stop(folder: Folder) -> None:
+def stop(folder: Folder, as_json: AsJson = False) -> None:
     """Stop the run that is at work, after its last complete round; 'emdcfl run --resume' continues it."""
     there = _read(folder)
     from emdcfl.apps.trial.submit import stop as stop_run
 
     job = _live(there)
-    typer.echo(f"stopping run {job.number}")
+    if not as_json:
+        typer.echo(f"stopping run {job.number}")
     stop_run(there, job.path, job.run)
-    typer.echo(f"stopped; continue it with: emdcfl run --federation {folder} --resume --out {job.out}")
+    told = f"stopped; continue it with: emdcfl run --federation {folder} --resume --out {job.out}"
+    answer({"stopped": job.number, "out": str(job.out)}, [told], as_json=as_json)
 
 
 def _live(there: Trial) -> Job:
@@ -235,13 +246,13 @@ def _live(there: Trial) -> Job:
 
 
 @federation.command()
-def down(folder: Folder) -> None:
+def down(folder: Folder, as_json: AsJson = False) -> None:
     """Stop everything that 'up' started."""
     there = _read(folder)
     from emdcfl.apps import trial
 
     stopped = trial.down(there)
-    typer.echo(f"stopped {_listed(stopped)}" if stopped else "nothing was running")
+    answer({"stopped": stopped}, [f"stopped {_listed(stopped)}" if stopped else "nothing was running"], as_json=as_json)
 
 
 def _listed(processes: list[str]) -> str:

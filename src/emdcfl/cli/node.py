@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from emdcfl.cli.app import app, needs_flower
+from emdcfl.cli.app import AsJson, answer, app, needs_flower
 from emdcfl.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -46,12 +46,24 @@ RELEASES = {
 
 
 @node.command()
-def check(home: Annotated[Path, typer.Argument(help="The node's home folder, with node.toml.", show_default=False)]) -> None:
+def check(
+    home: Annotated[Path, typer.Argument(help="The node's home folder, with node.toml.", show_default=False)], as_json: AsJson = False
+) -> None:
     """Print what the node would release to a server, and what it refuses."""
     if not home.is_dir():
         raise ConfigError(f"{home}: no such folder; give the node's home, which holds node.toml")
-    for line in report(_config(home), home):
-        typer.echo(line)
+    config = _config(home)
+    answer(_released(config), report(config, home), as_json=as_json)
+
+
+def _released(config: NodeConfig) -> dict[str, Any]:
+    """Return the node's settings, and each task with what its answer tells the server, or nothing where it is refused."""
+    from dataclasses import asdict
+
+    from emdcfl.core.client import TASKS
+
+    tasks = {task: _release(task, config) if task in config.policy.answered else None for task in TASKS}
+    return {**asdict(config), "releases": tasks, "warnings": list(_warnings(config.policy, set(TASKS)))}
 
 
 def _config(home: Path) -> NodeConfig:
@@ -65,6 +77,7 @@ def _config(home: Path) -> NodeConfig:
 def data(
     home: Annotated[Path, typer.Argument(help="The node's home folder, with node.toml.", show_default=False)],
     html: Annotated[Path | None, typer.Option(help="Also write the page as HTML, to print and sign.", show_default=False)] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Check the node's own files, as its node.toml reads them: the page of 'emdcfl data check'. Nothing is sent."""
     from emdcfl.cli.data import show_report
@@ -76,7 +89,7 @@ def data(
             f"{home}: expected the home of a node with files of its own (data in node.toml), got none; see 'emdcfl node init'"
         )
     how: dict[str, Any] = {"label": own.label, "seed": own.policy.split_seed, "rule": own.rule, "cleaning": own.cleaning}
-    show_report(check_site(home / own.data, home.name, **how), html)
+    show_report(check_site(home / own.data, home.name, **how), html, as_json=as_json)
 
 
 @node.command()
@@ -85,6 +98,7 @@ def init(
     data: Annotated[Path, typer.Option(help="This site's folder of images or its table.", show_default=False)],
     name: Annotated[str | None, typer.Option(help="The client's name in every run.", show_default=False)] = None,
     superlink: Annotated[str | None, typer.Option(help="Where the SuperLink is, such as fl.example.org:8000.", show_default=False)] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Write a node's keys and its node.toml, and print what to send to the federation's operator."""
     import json
@@ -105,20 +119,26 @@ def init(
         'trust = "pinned"  # fingerprints of the others in partners.toml',
     ]
     (home / "node.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    _tell_keys(home)
-    typer.echo(f"next: put ca.crt and trusted.yaml of the operator into {home},")
-    typer.echo(f"      add every partner: emdcfl node trust {home} PARTNER FINGERPRINT")
-    typer.echo(f"      and read what it would release: emdcfl node check {home}")
+    _tell_keys(
+        home,
+        f"next: put ca.crt and trusted.yaml of the operator into {home},",
+        f"      add every partner: emdcfl node trust {home} PARTNER FINGERPRINT",
+        f"      and read what it would release: emdcfl node check {home}",
+        as_json=as_json,
+    )
 
 
 @node.command("fingerprint")
-def show_fingerprint(home: Annotated[Path, typer.Argument(help="The node's home folder.", show_default=False)]) -> None:
+def show_fingerprint(
+    home: Annotated[Path, typer.Argument(help="The node's home folder.", show_default=False)], as_json: AsJson = False
+) -> None:
     """Print the fingerprint of the node's key, to be compared by telephone."""
-    typer.echo(_fingerprint(_existing(home)))
+    found = _fingerprint(_existing(home))
+    answer({"fingerprint": found}, [found], as_json=as_json)
 
 
 @node.command()
-def rotate(home: Annotated[Path, typer.Argument(help="The node's home folder.", show_default=False)]) -> None:
+def rotate(home: Annotated[Path, typer.Argument(help="The node's home folder.", show_default=False)], as_json: AsJson = False) -> None:
     """Draw new keys; the old ones stay beside them (auth.key.1, …). Do this between runs: what was sealed for the old key is lost."""
     from emdcfl.apps.trial.certificates import make_node_key, put_aside
 
@@ -127,9 +147,12 @@ def rotate(home: Annotated[Path, typer.Argument(help="The node's home folder.", 
         if (home / name).exists():
             put_aside(home / name)
     make_node_key(home)
-    _tell_keys(home)
-    typer.echo("next: the operator runs emdcfl federation enrol FOLDER NAME KEY FINGERPRINT --replace,")
-    typer.echo("      every partner emdcfl node trust HOME NAME FINGERPRINT --replace, and this node is restarted")
+    _tell_keys(
+        home,
+        "next: the operator runs emdcfl federation enrol FOLDER NAME KEY FINGERPRINT --replace,",
+        "      every partner emdcfl node trust HOME NAME FINGERPRINT --replace, and this node is restarted",
+        as_json=as_json,
+    )
 
 
 @node.command()
@@ -138,6 +161,7 @@ def trust(
     name: Annotated[str, typer.Argument(help="The partner's name.", show_default=False)],
     fingerprint: Annotated[str, typer.Argument(help="Its fingerprint, SHA256:…, compared by telephone.", show_default=False)],
     replace: Annotated[bool, typer.Option("--replace", help="The partner has rotated its keys.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Add a partner's fingerprint to partners.toml: this node compares its data with that partner's."""
     from emdcfl.apps.trial.folder import check_names
@@ -146,7 +170,8 @@ def trust(
     check_names([name])
     path = _existing(home) / "partners.toml"
     add_name(path, name, fingerprint, replace=replace)
-    typer.echo(f"{path} knows {len(KeyList(path).known)} partners")
+    known = KeyList(path).known
+    answer({"file": str(path), "partners": list(known)}, [f"{path} knows {len(known)} partners"], as_json=as_json)
 
 
 def _existing(home: Path) -> Path:
@@ -161,9 +186,10 @@ def _fingerprint(home: Path) -> str:
     return fingerprint(public_key(load_secret(home / "secret.key")))
 
 
-def _tell_keys(home: Path) -> None:
-    typer.echo(f"public key    {home}/auth.pub, for the operator")
-    typer.echo(f"fingerprint   {_fingerprint(home)}, for the operator and all partners")
+def _tell_keys(home: Path, *then: str, as_json: bool) -> None:
+    found = _fingerprint(home)
+    lines = [f"public key    {home}/auth.pub, for the operator", f"fingerprint   {found}, for the operator and all partners", *then]
+    answer({"home": str(home), "public_key": str(home / "auth.pub"), "fingerprint": found}, lines, as_json=as_json)
 
 
 @node.command()
@@ -194,6 +220,7 @@ def show_log(
     home: Annotated[Path, typer.Argument(help="The node's home folder.", show_default=False)],
     refused: Annotated[bool, typer.Option("--refused", help="Only what was refused or failed.")] = False,
     last: Annotated[int, typer.Option(help="Show so many entries.", min=1)] = 50,
+    as_json: AsJson = False,
 ) -> None:
     """Print what the node released to the server and what it refused, newest last."""
     from emdcfl.engines.flower.node.log import read
@@ -201,11 +228,11 @@ def show_log(
     if not home.is_dir():
         raise ConfigError(f"{home}: no such folder; give the node's home, which holds node.toml")
     entries = [e for e in read(home / "state") if not refused or e.get("what") != "released"]
+    lines = []
     for e in entries[-last:]:
         where = f"run {e['run']} round {e['round']}" if "run" in e else "before a run"
-        typer.echo(f"{e.get('time')}  {e.get('what'):<9} {where}: {e.get('text')}")
-    if not entries:
-        typer.echo("nothing yet")
+        lines.append(f"{e.get('time')}  {e.get('what'):<9} {where}: {e.get('text')}")
+    answer(entries[-last:], lines or ["nothing yet"], as_json=as_json)
 
 
 def report(config: NodeConfig, home: Path) -> Iterator[str]:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from emdcfl.cli.app import app
+from emdcfl.cli.app import AsJson, answer, app
 from emdcfl.cli.show import draw_table
 from emdcfl.core.checks import describe
 from emdcfl.core.errors import ConfigError
@@ -41,7 +41,7 @@ def about(cls: type[Method]) -> dict[str, Any]:
 @app.command()
 def methods(
     name: Annotated[str | None, typer.Argument(help="One method, for its fields and formulas.", show_default=False)] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the methods, or describe one."""
     chosen = [find(name)] if name is not None else [METHODS[key] for key in sorted(METHODS)]
@@ -70,6 +70,7 @@ def methods(
 def init(
     path: Annotated[Path, typer.Argument(help="File to write.")] = Path("emdcfl.toml"),
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of configs, for editors, and write nothing.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write a commented config to start from."""
     if schema:
@@ -83,4 +84,4 @@ def init(
         path.write_text(template(), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}; choose another place") from error
-    typer.echo(f"wrote {path}; edit it, then: emdcfl run {path}")
+    answer({"config": str(path)}, [f"wrote {path}; edit it, then: emdcfl run {path}"], as_json=as_json)

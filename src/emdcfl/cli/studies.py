@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from emdcfl.cli.app import app
+from emdcfl.cli.app import AsJson, answer, app
 from emdcfl.cli.compare import Screen
 from emdcfl.cli.run import build_config
 from emdcfl.cli.show import draw_table
@@ -36,7 +36,7 @@ def reproduce_(
     precision: Annotated[str, typer.Option(help="fp32, tf32 or bf16, for training; see engine.precision.")] = "fp32",
     random_weights: Annotated[bool, typer.Option("--random-weights", help="Larger networks start untrained: a smoke test only.")] = False,
     list_: Annotated[bool, typer.Option("--list", help="Say what there is, and how long it took where.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+    as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only what was written.")] = False,
 ) -> None:
     """Make tables and figures of the paper, at any scale; what is there is not made again."""
@@ -108,6 +108,7 @@ def sweep_(
     scale: Annotated[str | None, typer.Option(help="smoke, small or paper, where the scenario has scales.", show_default=False)] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.", show_default="auto")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Any key, as in --set training.local_epochs=5; repeatable.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Train every client once, keep the embeddings, and measure distances in many ways; later calls train nothing."""
     config = build_config(None, {"scenario": scenario, "scenario.scale": scale, "run.seed": seed, "engine.device": device}, set_ or [])
@@ -120,7 +121,7 @@ def sweep_(
     console = terminal()
     request = Request(config, samples)
     snapshot = take(request, out / "snapshots" / request.key())
-    for note in snapshot.notes:
+    for note in () if as_json else snapshot.notes:
         console.print(f"note: {note}", soft_wrap=True)
     records = sweep(snapshot, settings, _numbers(epsilons, "--epsilons"))
     records = [{"scenario": config.scenario.name, **r} for r in records]
@@ -128,6 +129,9 @@ def sweep_(
     kinds = list(dict.fromkeys((r["cost"], r["solver"]) for r in records))
     maps = [(f"{cost}, {solver}", [r for r in records if (r["cost"], r["solver"]) == (cost, solver)]) for cost, solver in kinds]
     write_file(out / "ari.png", [plots.ari_maps(maps, title=f"ARI on {config.scenario.name}")])
+    if as_json:
+        answer(records, [], as_json=True)
+        return
     heads = ("cost", "solver", "dim(R)/dim(Z)", "ARI 1 for", "ARI, auto", "median tau")
     rows = [(r["cost"], r["solver"], f"{r['ratio']:g}", right_tolerances(r), f"{r['auto']:.2f}", f"{r['tau']:.4f}") for r in records]
     console.print(draw_table(heads, rows, left=("cost", "solver")))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from emdcfl.cli.app import TrustModel, app
+from emdcfl.cli.app import AsJson, TrustModel, answer, app
 from emdcfl.cli.show import draw_table, tell
 from emdcfl.core.errors import EmdcflError
 from emdcfl.core.units import escaped, names
@@ -61,7 +61,7 @@ def place(
     label: Annotated[str | None, typer.Option(help="Label column of a table.", show_default="the run's")] = None,
     unlabelled: Annotated[bool, typer.Option("--unlabelled", help="Use no labels: the nearest cluster by embeddings alone.")] = False,
     trust_model: TrustModel = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Find the group a new site belongs to, and how clearly."""
     from emdcfl.runs.new_sites.place import as_dict
@@ -105,6 +105,7 @@ def report(
     ] = None,
     trust_model: TrustModel = False,
     open_: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write one self-contained page: verdict, map, heat map, margins, accuracy, cost."""
     from emdcfl.paper.merging import write_merging, write_quick_merging
@@ -117,7 +118,7 @@ def report(
         with suppress(EmdcflError):  # a page needs no models: those of an unfinished run may not be written yet
             write_quick_merging(load(folder, trust_model=trust_model))
     place = write_report(folder, out)
-    typer.echo(str(place))
+    answer({"report": str(place)}, [str(place)], as_json=as_json)
     if open_:
         webbrowser.open(place.resolve().as_uri())
 
