@@ -230,9 +230,9 @@ def _what(summary: Summary) -> str:
 
 def _instead(summary: Summary, best: str, gain: Interval) -> str:
     """Say what to do where a baseline is better."""
-    cost = (-gain).points("")
+    cost, article = (-gain).points(""), "a " if best == LOGISTIC else ""
     if summary.get("clusters") is None:
-        return f"Train {BASELINES[best]}: {cost} better than {summary['method']}"
+        return f"Train {article}{BASELINES[best]}: {cost} better than {summary['method']}"
     if summary["k"] == 1 and best == "local":
         if gain.mean <= -DISAGREE:
             why, until = "look alike but do not agree on labels", " until their labels agree"
@@ -240,7 +240,7 @@ def _instead(summary: Summary, best: str, gain: Interval) -> str:
             why, until = "look alike, and yet sharing does not pay", ""
         return f"Do not use one model: the sites {why}, it costs {cost}; train every site alone{until}"
     own = {1: "one model for all", len(summary["clients"]): "the sites alone"}.get(summary["k"], f"these {summary['k']} groups")
-    return f"Train {BASELINES[best]}: {cost} better than {own}"
+    return f"Train {article}{BASELINES[best]}: {cost} better than {own}"
 
 
 def _undecided(summary: Summary, found: Mapping[str, Interval]) -> str:
