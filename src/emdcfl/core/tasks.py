@@ -292,36 +292,22 @@ def test(client: Client, *, models: Tensor, weights: Tensor) -> Reply:
     Where the site's classes are unbalanced, also by scores that a frequent class cannot dominate (``learning.balance``). Numbers are scored
     by squared error and R² instead of accuracy.
     """
-    accuracy: dict[str, float] = {}
-    loss: dict[str, float] = {}
-    count: dict[str, int] = {}
-    balanced: dict[str, dict[str, float]] = {}
-    site = client.site
-    if objective.is_regression(site.train.y):
-        return _test_numbers(client, models, weights)
-    uneven = unbalanced(torch.cat([site.train.y, site.val.y, *(split.y for split in site.tests.values())]))
+    site, numbers = client.site, objective.is_regression(client.site.train.y)
+    uneven = not numbers and unbalanced(torch.cat([site.train.y, site.val.y, *(split.y for split in site.tests.values())]))
+    reply: dict[str, dict[str, float]] = {name: {} for name in ("accuracy", "loss", "n", *(("r2", "r2_error") if numbers else ()))}
     for variant in site.tests:
         p, y = mixture(client, models, weights, f"test:{variant}")
-        count[variant] = len(y)
-        accuracy[variant] = float((p.argmax(1) == y).double().mean()) if len(y) else 0.0
-        loss[variant] = float(objective.mixed_losses(p, y).mean()) if len(y) else 0.0
-        for name, value in (balance(p, y) if uneven else {}).items():
-            balanced.setdefault(name, {})[variant] = value
-    return {"accuracy": accuracy, "loss": loss, "n": count, **balanced}
-
-
-def _test_numbers(client: Client, models: Tensor, weights: Tensor) -> Reply:
-    loss: dict[str, float] = {}
-    r2: dict[str, float] = {}
-    error: dict[str, float] = {}
-    count: dict[str, int] = {}
-    for variant in client.site.tests:
-        found, y = mixture(client, models, weights, f"test:{variant}")
-        errors = objective.mixed_losses(found, y)
-        count[variant], loss[variant] = len(y), float(errors.mean()) if len(y) else 0.0
-        r2[variant] = max(objective.r_squared(errors, y), -LARGEST_R2)
-        error[variant] = min(objective.r_squared_error(errors, y), LARGEST_R2)
-    return {"accuracy": {}, "loss": loss, "n": count, "r2": r2, "r2_error": error}
+        losses = objective.mixed_losses(p, y)
+        scores: dict[str, float] = {"n": len(y), "loss": float(losses.mean()) if len(y) else 0.0}
+        if numbers:
+            scores["r2"] = max(objective.r_squared(losses, y), -LARGEST_R2)
+            scores["r2_error"] = min(objective.r_squared_error(losses, y), LARGEST_R2)
+        else:
+            scores["accuracy"] = float((p.argmax(1) == y).double().mean()) if len(y) else 0.0
+            scores |= balance(p, y) if uneven else {}
+        for name, value in scores.items():
+            reply.setdefault(name, {})[variant] = value
+    return reply
 
 
 def mixture(client: Client, models: Tensor, weights: Tensor, split: str) -> tuple[Tensor, Tensor]:

@@ -90,10 +90,7 @@ def _header(context: Context) -> str:
 def timing(context: Context) -> int:
     """Write the wall time of each method, and its share over Oracle's."""
     rows, left = _run(context)
-    lines = [
-        "| method | seconds | of it transport and embedding | over Oracle | paper, hours | paper, over Oracle |",
-        "| --- |" + " ---: |" * 5,
-    ]
+    heads, lines = ("method", "seconds", "of it transport and embedding", "over Oracle", "paper, hours", "paper, over Oracle"), []
     groups = tables.by_label(rows)
     oracle = _mean_seconds(groups.get("Oracle", []))
     paper = {name: cells[0] for name, cells in paper_tables()["timing"].rows.items()}
@@ -104,10 +101,14 @@ def timing(context: Context) -> int:
         cells = [label, f"{total:.1f}", f"{extra:.1f}", _over(total, oracle)]
         theirs = paper["oracle"]
         cells += ["–", "–"] if hours is None or theirs is None else [f"{hours.mean:.2f}", _over(hours.mean, theirs.mean)]
-        lines.append(f"| {' | '.join(cells)} |")
+        lines.append(cells)
     context.note("the paper does not say which data set its hours are of")
-    context.write("table.md", _header(context) + "\n".join(lines) + "\n")
+    _write_table(context, heads, lines)
     return left
+
+
+def _write_table(context: Context, heads: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+    context.write("table.md", _header(context) + table_files.markdown_table(heads, lines))
 
 
 def _over(value: float, base: float) -> str:
@@ -127,13 +128,13 @@ def models(context: Context) -> int:
         "resnet18 on pacs": ("resnet18", _rate(context, "pacs")),
         **{name: (name, rate) for name, rate in rates.items()},
     }
-    lines = ["| network | dim(Z) | paper | learning rate | paper |", "| --- |" + " ---: |" * 4]
+    lines = []
     for name, (width, rate) in paper_tables()["model_details"].rows.items():
         assert width is not None and rate is not None
         model, own_rate = ours[name]
         shown = "–" if own_rate is None else f"{own_rate:g}"
-        lines.append(f"| {name} | {_width(model)} | {width.mean:g} | {shown} | {rate.mean:g} |")
-    context.write("table.md", _header(context) + "\n".join(lines) + "\n")
+        lines.append((name, str(_width(model)), f"{width.mean:g}", shown, f"{rate.mean:g}"))
+    _write_table(context, ("network", "dim(Z)", "paper", "learning rate", "paper"), lines)
     return 0
 
 
@@ -157,7 +158,7 @@ def parameters(context: Context) -> int:
     heads = ["data set"]
     for what in ("hypothesis", "full model"):
         heads += [f"{what}, clusters", "paper", f"{what}, overall", "paper"]
-    lines = [f"| {' | '.join(heads)} |", "| --- |" + " ---: |" * 8]
+    lines = []
     for scenario in context.spec.scenarios:
         snapshot = context.snapshot(scenario)
         matrix = sweep.measure(snapshot, sweep.Setting(seed=context.seeds[0]))
@@ -167,10 +168,10 @@ def parameters(context: Context) -> int:
         for gram in (snapshot.linear, snapshot.state):
             numbers += [*inside_and_overall(_l2(gram), labels)]
         cells = [c for own, theirs in zip(numbers, paper, strict=True) for c in (_number(own), _paper(theirs))]
-        lines.append(f"| {' | '.join([scenario, *cells])} |")
+        lines.append([scenario, *cells])
     context.note("hypothesis: the linear layers, two of the CNN, one of ResNet18; full model: with BatchNorm's statistics")
     context.note(f"distances after the first local training; clusters at the paper's tolerance of {PAPER_EPSILON}")
-    context.write("table.md", _header(context) + "\n".join(lines) + "\n")
+    _write_table(context, heads, lines)
     return 0
 
 

@@ -6,7 +6,7 @@ import csv
 import io
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,12 @@ from emdcfl.runs.store.files import write_file
 from emdcfl.studies.paper_values import Value
 from emdcfl.studies.results import ResultRow
 from emdcfl.studies.tables import METRICS, Column, Table, build, unseen_rows
+
+
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, text: int = 1) -> str:
+    """Write rows as Markdown; the first ``text`` columns are words, the others numbers."""
+    lines = [" | ".join(heads), " | ".join(["---"] * text + ["---:"] * (len(heads) - text)), *map(" | ".join, rows)]
+    return "\n".join(f"| {line} |" for line in lines) + "\n"
 
 
 def markdown(table: Table, *, leave_out: Sequence[str] = ()) -> str:
@@ -31,15 +37,15 @@ def markdown(table: Table, *, leave_out: Sequence[str] = ()) -> str:
                 keys.append((metric, name))
         sure = table.has_intervals(column)
         heads += ["95% interval", "against the best"] if sure else []
-        lines = [f"### {_cell_text(column.title)}", "", f"| {' | '.join([*heads, 'seeds'])} |", f"| --- |{' ---: |' * len(heads)}"]
+        lines = []
         for label in table.rows:
             own = [table.cells.get((label, column.key, metric)) for metric in column.metrics]
             if not any(own):
                 continue
             cells = [_markdown_cell(table, label, column.key, metric, name) for metric, name in keys]
             cells += [interval_text(table, label, column), against_text(table, label, column)] if sure else []
-            lines.append(f"| {' | '.join([_cell_text(label), *cells, str(max(c.n for c in own if c))])} |")
-        blocks.append("\n".join(lines))
+            lines.append([_cell_text(label), *cells, str(max(c.n for c in own if c))])
+        blocks.append(f"### {_cell_text(column.title)}\n\n{markdown_table([*heads, 'seeds'], lines).rstrip()}")
         if note := table.paper_note(column):
             blocks.append(note)
     return "\n\n".join(blocks) + "\n"
@@ -152,11 +158,11 @@ def tidy(table: Table) -> str:
 def unseen_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     """Write the table of unseen sites for people."""
     heads = ["scenario", "method", "sites tested", *UNSEEN.values(), "right true group"]
-    lines = [f"| {' | '.join(heads)} |", "| --- | --- |" + " ---: |" * (len(heads) - 2)]
+    lines = []
     for row in rows:
         cells = [_cell_text(row["scenario"]), _cell_text(row["method"]), str(row["tested"])]
-        lines.append(f"| {' | '.join([*cells, *(row['metric'].text(row[key]) for key in UNSEEN), percent(row['right'])])} |")
-    return "\n".join(lines) + "\n"
+        lines.append([*cells, *(row["metric"].text(row[key]) for key in UNSEEN), percent(row["right"])])
+    return markdown_table(heads, lines, text=2)
 
 
 def write_tables(results: Sequence[ResultRow], out: Path) -> Table:
