@@ -25,7 +25,7 @@ from emdcfl.data.own.arrays import inputs_like
 from emdcfl.data.own.site import read_unlabelled
 from emdcfl.data.types import Site, Split
 from emdcfl.methods.base import Serving
-from emdcfl.runs.plan import plan
+from emdcfl.runs.plan import RunPlan, plan
 from emdcfl.runs.result import Result
 from emdcfl.runs.store import data_record
 from emdcfl.transport import cost_matrix, exact
@@ -43,6 +43,22 @@ def groups_of(serving: Serving, clients: Sequence[str]) -> Groups:
     labels = serving.clusters.tolist()
     members = {k: [c for c, label in zip(clients, labels, strict=True) if label == k] for k in sorted(set(labels))}
     return {k: (serving.models[int(serving.weights[labels.index(k)].argmax())], who) for k, who in members.items()}
+
+
+def plan_again(result: Result) -> RunPlan:
+    """Return the plan of a finished run that has clusters, with all its clients; its data must still be those it began with."""
+    if result.serving.clusters is None:
+        raise ConfigError(f"this is a run of {result.config.method.name}, which has no clusters to place a site in; use a run of emdcfl")
+    found = plan(result.config, result.scenario, result.folder)
+    data_record.check(result.folder, found.whole.fingerprints)
+    return replace(found, config=replace(found.config, run=replace(found.config.run, participants=None)))
+
+
+def with_site(found: RunPlan, new: Site) -> RunPlan:
+    """Return the plan with one more site."""
+    if new.name in {site.name for site in found.scenario.sites}:
+        raise DataError(f"the run has a client called {new.name!r} already; give the new site another name with --name")
+    return replace(found, scenario=replace(found.scenario, sites=(*found.scenario.sites, new), groups=None))
 
 
 def unlabelled(site: Site) -> Site:
@@ -141,12 +157,8 @@ def place_unlabelled(result: Result, site: Any, *, name: str | None = None) -> N
     name : str, optional
         Default: the folder's name.
     """
-    serving = result.serving
-    if serving.clusters is None:
-        raise ConfigError(f"this is a run of {result.config.method.name}, which has no clusters to place a site in; use a run of emdcfl")
-    found = plan(result.config, result.scenario, result.folder)
-    data_record.check(result.folder, found.whole.fingerprints)
-    scenario, config = found.scenario, found.config
+    found = plan_again(result)
+    scenario = found.scenario
     if isinstance(site, (str, Path)):
         x = read_unlabelled(Path(site), encoding=encoding_of(scenario))
         chosen = name or f"new:{Path(site).stem}"
@@ -154,12 +166,9 @@ def place_unlabelled(result: Result, site: Any, *, name: str | None = None) -> N
         x, chosen = frames.encode(site, encoding_of(scenario)), name or "new"
     else:
         x, chosen = inputs_like(site, scenario.sites[0].train.x), name or "new"
-    if chosen in {s.name for s in scenario.sites}:
-        raise DataError(f"the run has a client called {chosen!r} already; give the new site another name with --name")
     nothing = Split(x, torch.zeros(len(x), dtype=torch.int64))
-    grown = replace(scenario, sites=(*scenario.sites, Site(chosen, nothing, nothing, {})), groups=None)
-    groups = groups_of(serving, result.clients)
-    with replace(found, config=replace(config, run=replace(config.run, participants=None)), scenario=grown).federation() as fed:
+    groups = groups_of(result.serving, result.clients)
+    with with_site(found, Site(chosen, nothing, nothing, {})).federation() as fed:
         fed.begin(1)
         near = fits(groups, fed, [chosen])[chosen]
     return NearestCluster(chosen, [(k, groups[k][1], near[k]) for k in sorted(near, key=lambda k: near[k].misfit)])

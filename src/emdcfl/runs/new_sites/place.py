@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from emdcfl.core import tasks
-from emdcfl.core.errors import ConfigError, DataError
+from emdcfl.core.errors import DataError
 from emdcfl.core.learning.objective import is_regression
 from emdcfl.core.metric import Metric, score_of
 from emdcfl.core.units import percent
@@ -27,9 +27,9 @@ from emdcfl.methods.base import Serving
 from emdcfl.methods.emdcfl import EMDCFL
 from emdcfl.methods.emdcfl.comparison import Measured, PairDistance, comparable, measure
 from emdcfl.runs.config import OWN_FILES
-from emdcfl.runs.plan import RunPlan, plan
+from emdcfl.runs.new_sites.nearest import groups_of, plan_again, with_site
+from emdcfl.runs.plan import RunPlan
 from emdcfl.runs.result import Result
-from emdcfl.runs.store import data_record
 from emdcfl.runs.verdict.intervals import wilson
 
 
@@ -152,11 +152,7 @@ def place(result: Result, site: Any, *, name: str | None = None, label: str | No
     label : str, optional
         Label column of a table; default: the run's.
     """
-    serving = result.serving
-    if serving.clusters is None:
-        raise ConfigError(f"this is a run of {result.config.method.name}, which has no clusters to place a site in; use a run of emdcfl")
-    found = plan(result.config, result.scenario, result.folder)
-    data_record.check(result.folder, found.whole.fingerprints)
+    found = plan_again(result)
     scenario, seed = found.scenario, found.config.run.seed
     about: dict[str, Any] = {"encoding": encoding_of(scenario), "classes": scenario.classes, "target": scenario.target, "seed": seed}
     if isinstance(site, (str, Path)):
@@ -169,10 +165,7 @@ def place(result: Result, site: Any, *, name: str | None = None, label: str | No
         new, notes = frames.site_from_table(name or "new", site, found.config.scenario.options, **about)
     else:
         new, notes = site_from_arrays(name or "new", site, like=scenario, seed=seed)
-    if new.name in {s.name for s in scenario.sites}:
-        raise DataError(f"the run has a client called {new.name!r} already; give the new site another name with --name")
-    grown = replace(found, scenario=replace(scenario, sites=(*scenario.sites, new), groups=None))
-    return choose(new.name, _compare(grown, serving), Guess.of(next(iter(new.tests.values())).y), notes)
+    return choose(new.name, _compare(with_site(found, new), result.serving), Guess.of(next(iter(new.tests.values())).y), notes)
 
 
 def choose(site: str, candidates: list[Candidate], guess: Guess | None, notes: tuple[str, ...]) -> Placement:
@@ -185,24 +178,21 @@ def choose(site: str, candidates: list[Candidate], guess: Guess | None, notes: t
 
 def _compare(found: RunPlan, serving: Serving) -> list[Candidate]:
     """Measure the last site of the scenario against every cluster, the nearest first."""
-    config = found.config
-    found = replace(found, config=replace(config, run=replace(config.run, participants=None)))
     judge = found.method if isinstance(found.method, EMDCFL) else EMDCFL()
     judge = replace(judge, distances="all", force_diagonal=True)
-    assert serving.clusters is not None
     with found.federation() as fed:
         *known, new = fed.clients
         fed.begin(1)
         theta = fed.train({new: fed.initial()})[new]["theta"]
-        served = {c: serving.models[int(serving.weights[i].argmax())] for i, c in enumerate(known)}
+        groups = groups_of(serving, known)
+        served = {c: model for model, members in groups.values() for c in members}
         pairs = [pair for c in known for pair in ((new, c), (c, new))]
         if new not in comparable(judge, fed, [new]):
             raise DataError(f"{new} has too few validation samples to be placed; give it more, or let a run with a fixed tolerance judge")
         measured = measure(judge, fed, pairs, {**served, new: theta})
         candidates = []
-        for k in sorted(set(serving.clusters.tolist())):
-            members = [c for c, label in zip(known, serving.clusters.tolist(), strict=True) if label == k]
-            tested = fed.run(tasks.test, {new: {"models": served[members[0]][None], "weights": torch.ones(1)}})
+        for k, (model, members) in groups.items():
+            tested = fed.run(tasks.test, {new: {"models": model[None], "weights": torch.ones(1)}})
             score = next(iter(score_of(tested[new]).values()))
             candidates.append(candidate_of(k, members, new, measured, score))
     return sorted(candidates, key=lambda c: c.ratio)
