@@ -41,24 +41,28 @@ def cosine_lower_bounds(x: Array, samples: Array) -> Array:
     """
     B, m, d = samples.shape
     at_once = max(1, AT_ONCE // (m * len(x)))
-    parts = [_bounds(x, unit(part.reshape(-1, d)).reshape(-1, m, d)) for part in np.split(samples, range(at_once, B, at_once))]
+    memory = np.empty((2, min(B, at_once), m, len(x)), np.float32)  # fresh memory at every step would cost as much as the arithmetic
+    y = unit(samples.reshape(-1, d)).reshape(-1, m, d)
+    parts = [_bounds(x, part, memory[:, : len(part)]) for part in np.split(y, range(at_once, B, at_once))]
     return np.maximum(np.concatenate(parts) - COSINE_SLACK, 0.0)
 
 
-def _bounds(x: Array, y: Array) -> Array:
-    """Bound problems whose costs fit into the cache; axes are problem, target, source."""
+def _bounds(x: Array, y: Array, memory: Array) -> Array:
+    """Bound problems whose costs, and as many numbers again, fit into ``memory``; its axes are two, problem, target, source."""
+    c, work = memory
     with one_blas_thread():
-        c = np.matmul(y.reshape(-1, y.shape[2]), x.T).reshape(len(y), y.shape[1], len(x))
+        np.matmul(y.reshape(-1, y.shape[2]), x.T, out=c.reshape(-1, len(x)))
     np.maximum(np.subtract(np.float32(1.0), c, out=c), np.float32(0.0), out=c)
     zero_x, zero_y = np.asarray(~x.any(axis=1)), np.asarray(~y.any(axis=2))
     if zero_x.any() and zero_y.any():
         c[zero_y[:, :, None] & zero_x] = 0.0
-    f, g, reduced = _conjugate(c, c.min(axis=2))
+    f, g = _conjugate(c, c.min(axis=2), work)
     low = _value(f, g)
     scale = np.maximum(low, 0.5 * c.mean(axis=(1, 2), dtype=np.float64)).astype(np.float32)
     open_ = scale > 0  # with a source and a target of one point each, nothing is left to bound
     step = np.float32(SHARE) * np.where(open_, scale, np.float32(1.0))[:, None]
-    kernel = np.exp(np.maximum(reduced / -step[:, :, None], np.float32(-60.0)))
+    np.divide(np.subtract(work, f[:, :, None], out=work), -step[:, :, None], out=work)
+    kernel = np.exp(np.maximum(work, np.float32(-60.0), out=work), out=work)
     u = np.ones(c.shape[:2], np.float32)
     with np.errstate(all="ignore"), one_blas_thread():
         for _ in range(ITERATIONS):
@@ -66,17 +70,14 @@ def _bounds(x: Array, y: Array) -> Array:
             u = np.float32(1.0 / c.shape[1]) / np.matmul(kernel, v[:, :, None])[:, :, 0]
         better = f + step * np.log(u)
     better = np.where(np.isfinite(better), better, f)  # any potential gives a bound
-    f, g, _ = _conjugate(c, better)
+    f, g = _conjugate(c, better, work)
     return np.where(open_, np.maximum(low, _value(f, g)), 0.0)
 
 
-def _conjugate(c: Array, f: Array) -> tuple[Array, Array, Array]:
-    """Feasible potentials from any on the targets, and the reduced costs."""
-    g = (c - f[:, :, None]).min(axis=1)
-    reduced = c - g[:, None]
-    f = reduced.min(axis=2)
-    reduced -= f[:, :, None]
-    return f, g, reduced
+def _conjugate(c: Array, f: Array, work: Array) -> tuple[Array, Array]:
+    """Feasible potentials from any on the targets; ``work`` receives the costs less those of the sources."""
+    g = np.subtract(c, f[:, :, None], out=work).min(axis=1)
+    return np.subtract(c, g[:, None], out=work).min(axis=2), g
 
 
 def _value(f: Array, g: Array) -> Array:
