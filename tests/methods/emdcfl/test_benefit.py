@@ -212,7 +212,7 @@ def test_reading_says_why_a_cluster_stays_together() -> None:
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cells of several clients around four representatives."""
-    for name, value in (("SINGLE", 5), ("REPRESENTATIVES", 4), ("FIRST", 2)):
+    for name, value in (("SINGLE", 5), ("REPRESENTATIVES", 4), ("FIRST", 2), ("COVERED", 0.0)):
         monkeypatch.setattr(proposals, name, value)
     monkeypatch.setattr(pairing, "REPRESENTATIVES", 4)
 
@@ -224,6 +224,20 @@ def test_a_tree_over_representatives_finds_the_groups_of_all_pairs(few: None, en
     state = play(fed, 2, pairing="representatives")[-1]
     assert groups(state) == true_groups(fed)
     assert len(state.rows) == 4 and state.W.shape == (4, 12) and torch.isfinite(state.W).all()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_representatives_are_added_until_every_group_has_one(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    centres = np.repeat(rng.normal(size=(4, 6)) * 10, [120, 60, 17, 3], axis=0)
+    points = centres + rng.normal(size=centres.shape)
+
+    def measure(rows: Sequence[int]) -> Any:
+        return np.linalg.norm(points[list(rows)][:, None] - points, axis=2)
+
+    rows, F = proposals.choose(measure, len(points), rng)
+    assert {tuple(centres[i]) for i in rows} == set(map(tuple, centres))
+    assert len(rows) < proposals.REPRESENTATIVES and F.shape == (len(rows), len(points))
 
 
 def test_distances_from_representatives_are_lower_bounds_of_all_pairs(few: None) -> None:

@@ -1,7 +1,8 @@
 r"""Groups that grouping by benefit weighs: trees over clients, or over cells of clients around a few representatives.
 
-Up to ``SINGLE`` clients, a tree's leaves are the clients and distances are those of all pairs. Of more clients, ``REPRESENTATIVES`` are
-chosen, and client c is described by how far it lies from each of them, :math:`F_{rc}`. Two clients are alike where these columns are:
+Up to ``SINGLE`` clients, a tree's leaves are the clients and distances are those of all pairs. Of more clients, up to
+``REPRESENTATIVES`` are chosen, and client c is described by how far it lies from each of them, :math:`F_{rc}`. Two clients are alike where
+these columns are:
 
 .. math:: D_{cc'} = \frac1R \sum_r |F_{rc} - F_{rc'}|
 
@@ -31,9 +32,13 @@ SINGLE = 64
 """Most clients that are leaves of a tree themselves."""
 
 REPRESENTATIVES = 32
+"""Most representatives."""
 
-FIRST = 8
-"""Representatives drawn at random; what their distances tell chooses the others, as many again at a time."""
+FIRST, FEWEST = 8, 4
+"""Representatives drawn at random, and how many are added at least; what distances from those before tell chooses them."""
+
+COVERED = 3.0
+"""Representatives are added while somebody lies so many times as far from the nearest one as the median client does."""
 
 
 @dataclass(frozen=True)
@@ -71,18 +76,22 @@ def tree_of_columns(F: Array, members: Sequence[str]) -> Tree:
     return tree(_alike(F[:, centres], F[:, centres]), cells)
 
 
-def spread(F: Array, chosen: Sequence[int], most: int) -> list[int]:
+def spread(F: Array, chosen: Sequence[int], most: int, radius: float = -1.0) -> list[int]:
     """Return up to ``most`` columns, beginning with those chosen, each of the others the one farthest from all before.
+
+    No more are taken once every column lies within ``radius`` of one of them.
 
     Examples
     --------
     >>> spread(np.array([[0.0, 0.1, 5.0, 5.1, 9.0]]), [0], 3)
     [0, 4, 2]
+    >>> spread(np.array([[0.0, 0.1, 5.0, 5.1, 9.0]]), [0], 5, radius=0.2)
+    [0, 4, 2]
     """
     found = list(chosen) or [int(np.abs(F - np.median(F, axis=1, keepdims=True)).mean(axis=0).argmin())]
     nearest = _alike(F[:, found], F).min(axis=0)
     nearest[found] = -1.0
-    while len(found) < min(most, F.shape[1]):
+    while len(found) < min(most, F.shape[1]) and nearest.max() > radius:
         found.append(int(nearest.argmax()))
         nearest = np.minimum(nearest, _alike(F[:, found[-1:]], F)[0])
         nearest[found[-1]] = -1.0
@@ -107,7 +116,7 @@ def choose(
     before: Sequence[int] = (),
     F: Array | None = None,
 ) -> tuple[list[int], Array]:
-    """Choose representatives of ``count`` clients and measure how far everybody lies from them.
+    """Choose representatives of ``count`` clients, until everybody lies near one, and measure how far everybody lies from them.
 
     Parameters
     ----------
@@ -119,7 +128,12 @@ def choose(
     rows = list(before) or sorted(int(i) for i in rng.permutation(count)[:FIRST])
     F = measure(rows) if F is None or not before else F
     while len(rows) < min(REPRESENTATIVES, count):
-        new = spread(known(F), rows, min(2 * len(rows), REPRESENTATIVES))[len(rows) :]
+        filled, most = known(F), min(2 * len(rows), REPRESENTATIVES)
+        nearest = np.delete(_alike(filled[:, rows], filled).min(axis=0), rows)
+        wanted = len(spread(filled, rows, most, COVERED * float(np.median(nearest))))
+        if wanted == len(rows):
+            break
+        new = spread(filled, rows, min(max(wanted, len(rows) + FEWEST), most))[len(rows) :]
         F, rows = np.concatenate([F, measure(new)]), rows + new
     return rows, F
 
