@@ -3,12 +3,14 @@
     EMDCFL_DATA=… python benchmarks/causes.py apart --scenario rotated-mnist --clients 0,1
     EMDCFL_DATA=… python benchmarks/causes.py angles --scenario pacs
     EMDCFL_DATA=… python benchmarks/causes.py graph --scenario pacs --scale small --rounds 2
+    python benchmarks/causes.py thresholds --models mlp,small_cnn,cnn --seeds 3
     EMDCFL_DATA=… python benchmarks/causes.py jpeg --scenario rotated-cifar10 --rounds 2 --device cuda
 
 ``apart``: how far two clients' models are from θ⁰ and from each other after local training, FedClust's and CFL's measure; the same from a
 loop over ``torch.optim.SGD``, epoch by epoch. ``angles``: PACFL's groups with and without the signs of singular vectors. ``graph``:
-FedSaC's cosines, likenesses and weights round by round, averaged over the client itself, its group and the others. ``jpeg``: FedAvg among
-the sites of the first group, with images as they are and encoded once more, shifted by 5 pixels so that blocks are others.
+FedSaC's cosines, likenesses and weights round by round, averaged over the client itself, its group and the others. ``thresholds``: the
+groups of FedClust (whole state, last layer) and PACFL on rotated digits, at the paper's thresholds and at ``"auto"``. ``jpeg``: FedAvg
+among the sites of the first group, with images as they are and encoded once more, shifted by 5 pixels so that blocks are others.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -29,13 +32,14 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector
 
 from bare import sgd
-from emdcfl.clustering import cut
-from emdcfl.core.params import Network
+from emdcfl.clustering import cut, first_gap
+from emdcfl.core.params import Network, squared_distances
 from emdcfl.core.tasks import Training
 from emdcfl.data.types import Split
 from emdcfl.methods import fedsac
 from emdcfl.methods.pacfl import PACFL
 from emdcfl.methods.shared.subspaces import data_subspace, smallest_angle
+from emdcfl.methods.shared.vectors import update_gram
 from emdcfl.runs.config import Choice, Config, override
 from emdcfl.runs.plan import RunPlan, plan
 from emdcfl.runs.runner import run
@@ -82,9 +86,10 @@ def angles(chosen: RunPlan) -> Iterator[Finding]:
         truth = [chosen.scenario.groups[c] for c in fed.clients]
     for sign in ("abs", "signed"):
         degrees = np.array([[0.0 if a is b else smallest_angle(a, b, signed=sign == "signed") for b in bases] for a in bases])
-        labels = cut(degrees, method.threshold, linkage="weighted")
+        threshold = first_gap(degrees, linkage="weighted") if isinstance(method.threshold, str) else method.threshold
+        labels = cut(degrees, threshold, linkage="weighted")
         members = [sorted({truth[c] for c in np.flatnonzero(labels == k)}) for k in np.unique(labels)]
-        yield {"sign": sign, "threshold": method.threshold, "k": len(members), "ari": adjusted_rand_score(truth, labels), "groups": members}
+        yield {"sign": sign, "threshold": threshold, "k": len(members), "ari": adjusted_rand_score(truth, labels), "groups": members}
 
 
 def graph(chosen: RunPlan, rounds: int) -> Iterator[Finding]:
@@ -110,6 +115,30 @@ def graph(chosen: RunPlan, rounds: int) -> Iterator[Finding]:
 def _by(values: np.ndarray[Any, Any], who: dict[str, np.ndarray[Any, Any]], how: str) -> dict[str, float]:
     """Average a matrix over its parts; weights are summed within a row first."""
     return {name: round(float(values[part].mean() if how == "mean" else (values * part).sum(1).mean()), 3) for name, part in who.items()}
+
+
+def thresholds(models: Sequence[str], seeds: int) -> Iterator[Finding]:
+    """Cut the clients of one, two and four rotations, of two or four sites each, at a fixed threshold and at one that follows the data."""
+    for model, seed, sites in product(models, range(seeds), (2, 4)):
+        scenario = Choice("rotated-digits", {"clients_per_group": sites, "data_seed": seed})
+        settings = {"run.seed": seed, "engine.name": "sequential", "engine.device": "cpu"}
+        chosen = plan(override(Config(scenario=scenario, method=Choice("fedavg"), model=Choice(model)), settings))
+        with chosen.federation() as fed:
+            fed.begin(1)
+            theta0 = fed.initial()
+            trained = list(fed.train(dict.fromkeys(fed.clients, theta0)).column("theta").values())
+            bases = list(fed.run(data_subspace, {c: {} for c in fed.clients}).column("basis").values())
+            truth = [chosen.scenario.groups[c] for c in fed.clients]
+            grams = {name: update_gram(fed.layout, trained, theta0, scope=scope) for name, scope in (("state", "F"), ("last layer", "H"))}
+        found = {f"fedclust, {name}": (squared_distances(G).sqrt().numpy(), 5.0, "complete") for name, G in grams.items()}
+        if model == models[0]:  # no model is involved
+            angle = [[0.0 if a is b else smallest_angle(a, b) for b in bases] for a in bases]
+            found["pacfl"] = np.array(angle), 12.0, "weighted"
+        for (measure, (d, fixed, linkage)), groups in product(found.items(), (1, 2, 4)):
+            if (C := groups * sites) > 2:
+                cuts = {"fixed": fixed, "auto": first_gap(d[:C, :C], linkage=linkage)}
+                right = {name: adjusted_rand_score(truth[:C], cut(d[:C, :C], at, linkage=linkage)) == 1 for name, at in cuts.items()}
+                yield {"model": model, "seed": seed, "sites": sites, "groups": groups, "measure": measure, "right": right}
 
 
 def jpeg(chosen: RunPlan, quality: int = 75) -> Iterator[Finding]:
@@ -148,14 +177,16 @@ def _encoded(split: Split, quality: int, shift: int = 5) -> Split:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("finding", choices=("apart", "angles", "graph", "jpeg"))
+    parser.add_argument("finding", choices=("apart", "angles", "graph", "thresholds", "jpeg"))
     parser.add_argument("--scenario", default="rotated-digits")
     parser.add_argument("--scale", default="paper")
     parser.add_argument("--clients", default="0,1", help="with apart: numbers of the clients")
     parser.add_argument("--rounds", type=int, default=1, help="with graph and jpeg: rounds to play")
     parser.add_argument("--device", default="cpu", help="with jpeg: cpu or cuda")
+    parser.add_argument("--models", default="mlp", help="with thresholds: networks")
+    parser.add_argument("--seeds", type=int, default=1, help="with thresholds: how many seeds")
     args = parser.parse_args()
-    method = {"apart": "fedavg", "angles": "pacfl", "graph": "fedsac", "jpeg": "fedavg"}[args.finding]
+    method = {"angles": "pacfl", "graph": "fedsac"}.get(args.finding, "fedavg")
     options = {} if args.scenario == "rotated-digits" else {"scale": args.scale}
     config = Config(scenario=Choice(args.scenario, options), method=Choice(method))
     cuda = {"engine.name": "cuda", "engine.precision": "bf16", "engine.compile": "yes"}
@@ -165,6 +196,7 @@ def main() -> None:
         "apart": lambda: apart(chosen, [int(c) for c in args.clients.split(",")]),
         "angles": lambda: angles(chosen),
         "graph": lambda: graph(chosen, args.rounds),
+        "thresholds": lambda: thresholds(args.models.split(","), args.seeds),
         "jpeg": lambda: jpeg(chosen),
     }
     for found in findings[args.finding]():

@@ -24,8 +24,6 @@ HARD = [name for name in NAMES if METHODS[name].family == "hard"]
 SHARING = [name for name in NAMES if METHODS[name].family in ("soft", "personal")]
 
 PROPER: dict[str, dict[str, Any]] = {
-    "cfl": {"epsilon1": 1.3, "epsilon2": 1.6},  # absolute norms: the toy's updates are 2 long, their mean over all groups is 1
-    "fedclust": {"threshold": 2.0},  # distances are below 1.1 inside groups and above 2.4 between them
     "fedce": {"delta": 5.0},  # one validation batch a client: loss vectors of length one are close together
 }
 """Hyper-parameters for the toy where the paper's are meant for larger networks."""

@@ -52,13 +52,27 @@ def test_models_are_weighted_by_size_after_a_split():
         assert torch.equal(model, average([start + three_ways(c, 2, start) for c in members], [n[c] for c in members]))
 
 
+def test_cosines_decide_whatever_the_length_of_updates():
+    """The default: a client that goes against three others is split off, four that go one way with noise are not."""
+    size = PROBE.layout.size
+    noise = torch.zeros(4, size)
+    noise[:, PROBE.layout.trainable] = (
+        torch.randn(4, size, generator=torch.Generator().manual_seed(0))[:, PROBE.layout.trainable] / size**0.5
+    )
+    mean = torch.eye(size)[PROBE.layout.trainable.start]
+    for scale in (1e-3, 10.0):
+        for sign, clusters in ((1.0, 1), (-1.0, 2)):
+            fed = Scripted("abcd", lambda c, r, t, s=scale, g=sign: s * ((g if c == "d" else 1.0) * mean + noise["abcd".index(c)]))
+            assert len(step_through(fed, make("cfl"), 2)[-1].sets) == clusters
+
+
 @pytest.mark.parametrize(
     ("options", "splits"),
     [
-        ({"epsilon1": 1.001, "epsilon2": 2.9}, True),
-        ({"epsilon1": 0.999, "epsilon2": 2.9}, False),  # the mean update has norm 1
-        ({"epsilon1": 1.001, "epsilon2": 3.001}, False),  # the longest has norm 3
-        ({"epsilon1": 1.001, "epsilon2": 2.9, "first_split": 3}, False),
+        ({"thresholds": "absolute", "epsilon1": 1.001, "epsilon2": 2.9}, True),
+        ({"thresholds": "absolute", "epsilon1": 0.999, "epsilon2": 2.9}, False),  # the mean update has norm 1
+        ({"thresholds": "absolute", "epsilon1": 1.001, "epsilon2": 3.001}, False),  # the longest has norm 3
+        ({"thresholds": "absolute", "epsilon1": 1.001, "epsilon2": 2.9, "first_split": 3}, False),
     ],
 )
 def test_thresholds_are_norms_of_the_plain_mean_and_of_the_longest_update(options, splits):
@@ -114,7 +128,7 @@ def test_a_zero_step_update_has_norm_zero_on_batch_norm_and_counters_forbid_spli
 
 @pytest.mark.slow
 def test_the_public_code_never_splits_with_batch_norm_where_the_method_does():
-    options = {"epsilon1": 1.1, "epsilon2": 1.2}
+    options = {"thresholds": "absolute", "epsilon1": 1.1, "epsilon2": 1.2}
     scenario = batch_norm_toy()
     assert len(run("cfl", scenario, rounds=6, **options)[2].sets) > 1
     assert len(run("cfl", scenario, rounds=6, preset="reference", **options)[2].sets) == 1

@@ -118,7 +118,7 @@ def test_a_threshold_of_nothing_leaves_everybody_alone_and_one_of_all_is_fedavg(
 def test_newcomers_join_the_nearest_cluster_or_found_one():
     """Rounds of three: later clients are placed without moving the earlier ones, starting from their cluster's model."""
     fed = federation(toy(per_group=[3, 3, 1]), participants=3, seed=1)
-    method = make("pacfl")
+    method = make("pacfl", threshold=12.0)
     state = method.init(fed, fed.begin(0))
     sizes = []
     for index in range(1, 9):

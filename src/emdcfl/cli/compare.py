@@ -210,8 +210,8 @@ def _print_tables(console: Console, table: Table) -> None:
     for column in table.columns:
         for one in rich_tables(table, [column], console.width):
             console.print(one)
-        if note := table.paper_note(column):
-            console.print(note, soft_wrap=True)
+        for note in table.notes(column):
+            console.print(note, soft_wrap=True, markup=False)
         if table.has_intervals(column):
             console.print(_intervals(table, column))
 

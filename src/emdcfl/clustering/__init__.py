@@ -5,7 +5,7 @@ from __future__ import annotations
 from emdcfl.clustering.labels import adjusted_rand, match_labels
 from emdcfl.clustering.neighbourhoods import completed, joined, links, neighbourhoods, per_pair
 from emdcfl.clustering.pairs import Link, Margins, PairRatios, margins
-from emdcfl.clustering.partitions import LINKAGES, bipartition, cut, edc, gram_features, kmeans, merges, widest_gap
+from emdcfl.clustering.partitions import LINKAGES, bipartition, cut, edc, first_gap, gram_features, kmeans, merges
 
 __all__ = [
     "LINKAGES",
@@ -26,5 +26,5 @@ __all__ = [
     "merges",
     "neighbourhoods",
     "per_pair",
-    "widest_gap",
+    "first_gap",
 ]

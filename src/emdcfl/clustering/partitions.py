@@ -11,6 +11,8 @@ from emdcfl.clustering.labels import Array, Labels, first_appearance, square
 from emdcfl.core.errors import ConfigError, DataError, nearest
 
 LINKAGES = ("complete", "average", "weighted", "single")
+GAP = 1.3
+"""Smallest ratio of two successive merges between which clients are said to be apart."""
 
 
 def kmeans(x: Any, k: int, *, seed: int, n_init: int = 10, max_iter: int = 300) -> Labels:
@@ -67,25 +69,26 @@ def cut(d: Any, threshold: float, *, linkage: str = "complete") -> Labels:
     return np.zeros(1, dtype=np.int64) if tree is None else first_appearance(fcluster(tree, threshold, criterion="distance").tolist())
 
 
-def widest_gap(d: Any, *, linkage: str = "complete", factor: float = 1.25) -> float:
-    """Return a threshold for ``cut``: between the two successive merges whose distances differ most, by their ratio.
+def first_gap(d: Any, *, linkage: str = "complete") -> float:
+    """Return a threshold for ``cut``: below the first merge that is much farther than the one before it.
 
-    Where no merge is ``factor`` times as far as the one before, nothing separates the clients, and the threshold is above all of them.
+    That is ``GAP`` times as far, and the root of the largest such ratio, where groups are grouped themselves. Clusters are taken to have
+    two members or more on average: with few clients, the first merges of a cluster differ by chance. Where there is no such merge, nothing
+    separates the clients, and the threshold is above all merges.
 
     Examples
     --------
-    >>> widest_gap([[0, 1, 9], [1, 0, 9], [9, 9, 0]]), widest_gap([[0, 1, 1.1], [1, 0, 1.1], [1.1, 1.1, 0]])
-    (3.0, 1.375)
+    >>> first_gap([[0, 1, 9, 9], [1, 0, 9, 9], [9, 9, 0, 1], [9, 9, 1, 0]])
+    3.0
     """
     tree = _tree(d, linkage)
     if tree is None:
         return 0.0
     heights = np.sort(tree[:, 2]).clip(min=1e-9 * max(1.0, float(tree[:, 2].max())))
-    ratios = heights[1:] / heights[:-1]
-    if ratios.max(initial=0.0) < factor:
-        return factor * float(heights[-1])
-    at = int(ratios.argmax())
-    return float(np.sqrt(heights[at] * heights[at + 1]))
+    clients = len(heights) + 1
+    ratios = {i: heights[i] / heights[i - 1] for i in range((clients + 1) // 2, clients - 1)}
+    wide = [i for i, ratio in ratios.items() if ratio >= max(GAP, max(ratios.values()) ** 0.5)]
+    return float(np.sqrt(heights[wide[0] - 1] * heights[wide[0]])) if wide else GAP * float(heights[-1])
 
 
 def bipartition(dissimilarity: Any, linkage: str = "complete") -> Labels:

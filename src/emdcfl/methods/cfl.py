@@ -24,6 +24,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
+import numpy as np
+
 from emdcfl.clustering import bipartition
 from emdcfl.core.federation import Federation, Replies, Round
 from emdcfl.core.params import cosines
@@ -51,8 +53,14 @@ class CFL:
         comparison; an absolute norm, which has little meaning for another network.
     epsilon2 : float
         :math:`\epsilon_2`: and only if some member's update is longer than this; 1.6.
-    thresholds : "absolute" or "relative"
-        ``"relative"``: :math:`\epsilon_1` and :math:`\epsilon_2` are ``relative1`` and ``relative2`` times the largest mean update seen.
+    thresholds : "cosines", "absolute" or "relative"
+        When a cluster is split. ``"cosines"``: where its mean update is shorter than ``stationary`` times the longest, and mean cosines
+        within the two parts exceed those across by ``separation``. It depends on no lengths, and is the default outside the EMD-CFL paper's
+        scenarios, which use ``"absolute"``: :math:`\epsilon_1` and :math:`\epsilon_2` as above. ``"relative"``: these are ``relative1`` and
+        ``relative2`` times the largest mean update seen.
+    separation, stationary : float
+        With ``thresholds="cosines"``. On rotated digits the two parts of clients of one rotation differ by 0.1 at most, those of several
+        by 0.3 at least.
     relative1, relative2 : float
         The paper's advice is about 0.1, and between 0.1 and 1.
     first_split : int or "quarter"
@@ -67,7 +75,9 @@ class CFL:
 
     epsilon1: float = 0.4
     epsilon2: float = 1.6
-    thresholds: Literal["absolute", "relative"] = "absolute"
+    thresholds: Literal["cosines", "absolute", "relative"] = "cosines"
+    separation: float = 0.2
+    stationary: float = 0.6
     relative1: float = 0.1
     relative2: float = 0.5
     first_split: int | Literal["quarter"] = 2
@@ -83,7 +93,7 @@ class CFL:
     State: ClassVar[type] = CFLState
 
     def init(self, fed: Federation, round: Round) -> CFLState:
-        for name in ("epsilon1", "epsilon2", "relative1", "relative2"):
+        for name in ("epsilon1", "epsilon2", "separation", "stationary", "relative1", "relative2"):
             expect(getattr(self, name) > 0, name, "above 0", getattr(self, name))
         expect(isinstance(self.first_split, str) or self.first_split >= 1, "first_split", "at least 1", self.first_split)
         theta0 = fed.initial()
@@ -115,9 +125,11 @@ class CFL:
         mean, top = float(G.sum().clamp_min(0).sqrt()) / len(members), float(G.diagonal().max().sqrt())
         largest = max(largest, mean)
         parts = [members]
-        if len(members) > 2 and round.index >= self._first_split(round) and self._disagree(mean, top, largest):
-            side = bipartition((1 - cosines(G)).numpy(), "complete")
-            parts = [[c for c, half in zip(members, side, strict=True) if half == which] for which in (0, 1)]
+        if len(members) > 2 and round.index >= self._first_split(round):
+            alike = cosines(G).numpy()
+            side = bipartition(1 - alike, "complete")
+            apart = self._disagree(mean, top, largest) and (self.thresholds != "cosines" or separation(alike, side) > self.separation)
+            parts = [[c for c, half in zip(members, side, strict=True) if half == which] for which in (0, 1)] if apart else parts
         for which, part in enumerate(parts):
             model = fed.guard.average([local[c] for c in part], [replies[c]["n"] if self.weights == "train" else 1 for c in part])
             if len(parts) == 1:
@@ -130,6 +142,20 @@ class CFL:
         return (round.total or 4) // 4 + 1 if isinstance(self.first_split, str) else self.first_split
 
     def _disagree(self, mean: float, top: float, largest: float) -> bool:
+        if self.thresholds == "cosines":
+            return mean < self.stationary * top
         if self.thresholds == "relative":
             return mean < self.relative1 * largest and top > self.relative2 * largest
         return mean < self.epsilon1 and top > self.epsilon2
+
+
+def separation(alike: np.ndarray[Any, Any], side: np.ndarray[Any, Any]) -> float:
+    """Return by how much the mean cosine of clients on one side exceeds that of clients on different sides.
+
+    Examples
+    --------
+    >>> separation(np.array([[1.0, 0.5, 0.1], [0.5, 1.0, 0.1], [0.1, 0.1, 1.0]]), np.array([0, 0, 1]))
+    0.4
+    """
+    same, pairs = side[:, None] == side[None, :], np.triu(np.ones(alike.shape, dtype=bool), 1)
+    return float(alike[same & pairs].mean() - alike[~same & pairs].mean())

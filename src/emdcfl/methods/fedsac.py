@@ -80,7 +80,7 @@ class FedSaC(GraphOptions):
     embedding_mode: Literal["eval", "train"] = "eval"
 
     name: ClassVar[str] = "fedsac"
-    node_needs: ClassVar[NodeNeeds] = NodeNeeds(("train_and_basis",))
+    node_needs: ClassVar[NodeNeeds] = NodeNeeds(("train_and_basis", "evaluate"), ("mean",))
     citation: ClassVar[str] = "Yan et al., ICML 2024"
     original: ClassVar[Mapping[str, Any]] = {**GraphOptions.original, "angles": "greedy"}
     reference: ClassVar[Mapping[str, Any]] = {**GraphOptions.reference, "mu": 1.0, "angles": "greedy", "embedding_mode": "train"}

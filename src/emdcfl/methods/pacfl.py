@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emdcfl.clustering import cut, widest_gap
+from emdcfl.clustering import cut, first_gap
 from emdcfl.core.client import NodeNeeds
 from emdcfl.core.federation import Failure, Federation, Replies, Round
 from emdcfl.methods.base import Clustered, Family, Serving, average_sets, register, serve_clusters
@@ -37,11 +37,10 @@ from emdcfl.methods.shared.vectors import expect, sets_of
 
 @dataclass(frozen=True)
 class PACFLState(Clustered):
-    """``Clustered``, the angles in degrees (NaN until both were seen), the bases where somebody may come later, and the threshold."""
+    """``Clustered``, the angles in degrees (NaN until both were seen), and the bases where somebody may come later."""
 
     angles: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
     bases: dict[str, Tensor] = field(default_factory=dict)
-    threshold: float = 0.0
 
 
 @register
@@ -53,8 +52,8 @@ class PACFL:
     ----------
     threshold : float or "auto"
         Largest angle, in degrees, at which clusters are merged. The EMD-CFL paper tunes it to the true number of clusters: 12 for rotated
-        MNIST and CIFAR10, 11 for PACS, 2.5 and 10.5 for backdoor MNIST and CIFAR10. ``"auto"``: where successive merges are furthest apart
-        (``clustering.widest_gap``).
+        MNIST and CIFAR10, 11 for PACS, 2.5 and 10.5 for backdoor MNIST and CIFAR10. ``"auto"``: below the first merge
+        that is 1.3 times or more as far as the one before (``clustering.first_gap``), which the first round's participants should show.
     vectors : int
         p, singular vectors per class; the EMD-CFL paper uses 3.
     split : "val" or "train"
@@ -65,7 +64,7 @@ class PACFL:
         Whether u and −u are the same direction. Singular vectors have no sign; the public code minds it all the same.
     """
 
-    threshold: float | Literal["auto"] = 12.0
+    threshold: float | Literal["auto"] = "auto"
     vectors: int = 3
     split: Literal["val", "train"] = "val"
     flatten: Flatten = "channel"
@@ -111,15 +110,16 @@ class PACFL:
             bases[c] = basis
             for d, other in bases.items():
                 angles[where[c], where[d]] = angles[where[d], where[c]] = smallest_angle(basis, other, signed=self.sign == "signed")
-        labels = dict(state.labels)
-        if new and not labels:
-            first = [where[c] for c in new]
-            apart = angles[first][:, first].numpy()
-            threshold = widest_gap(apart, linkage="weighted") if isinstance(self.threshold, str) else self.threshold
-            state, found = replace(state, threshold=threshold), cut(apart, threshold, linkage="weighted")
+        labels, seen = dict(state.labels), [where[c] for c in bases]
+        if not new:
+            return state, labels
+        apart = angles[seen][:, seen].numpy()
+        threshold = first_gap(apart, linkage="weighted") if isinstance(self.threshold, str) else self.threshold
+        if not labels:
+            found = cut(apart, threshold, linkage="weighted")
             labels = {c: int(label) for c, label in zip(new, found, strict=True)}
         for c in (c for c in new if c not in labels):
-            labels[c] = _nearest(angles[where[c]], {d: where[d] for d in labels}, labels, state.threshold)
+            labels[c] = _nearest(angles[where[c]], {d: where[d] for d in labels}, labels, threshold)
         return replace(state, angles=angles, bases=bases), labels
 
 

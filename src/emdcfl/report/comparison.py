@@ -176,6 +176,7 @@ def _block(table: Table, column: Column) -> dict[str, Any]:
         "sure": table.has_intervals(column),
         "paper": any(c["paper"] for r in rows for c in r["cells"]),
         "paper_note": table.paper_note(column),
+        "thresholds": column.thresholds,
         "metric": metric,
         "scores": _dots(table, column, labels, scores, "" if metric is Metric.R2 else "%", f"{metric.heading} by method"),
         "score_names": [METRICS[m] for m in scores],

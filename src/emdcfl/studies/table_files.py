@@ -46,8 +46,7 @@ def markdown(table: Table, *, leave_out: Sequence[str] = ()) -> str:
             cells += [interval_text(table, label, column), against_text(table, label, column)] if sure else []
             lines.append([_cell_text(label), *cells, str(max(c.n for c in own if c))])
         blocks.append(f"### {_cell_text(column.title)}\n\n{markdown_table([*heads, 'seeds'], lines).rstrip()}")
-        if note := table.paper_note(column):
-            blocks.append(note)
+        blocks += [_cell_text(note) for note in table.notes(column)]
     return "\n\n".join(blocks) + "\n"
 
 

@@ -64,6 +64,8 @@ class Column:
     metrics: tuple[str, ...]
     smaller: str = ""
     """How these runs differ in size from the paper's; empty where they do not."""
+    thresholds: str = ""
+    """Which thresholds decided about clusters, by method; empty where none did."""
 
 
 PAPER = "paper"
@@ -108,6 +110,10 @@ class Table:
         beside = column.smaller and any(self.beside(column, metric) for metric in column.metrics)
         return f"† at the paper's size; these runs: {column.smaller}" if beside else ""
 
+    def notes(self, column: Column) -> list[str]:
+        """Return what is said below a column."""
+        return [note for note in (self.paper_note(column), column.thresholds) if note]
+
     def beside(self, column: Column, metric: str) -> dict[str, str]:
         """Return the heads of the numbers to show beside a metric, and the field of a cell that has them."""
         cells = [cell for key, cell in self.cells.items() if key[1:] == (column.key, metric)]
@@ -124,7 +130,7 @@ def build(results: Sequence[ResultRow]) -> Table:
     runs: dict[tuple[str, str], list[ResultRow]] = {}
     for key, rows in by_column.items():
         metrics = _metrics(rows)
-        columns.append(Column(key, titles[key], metrics, _smaller(rows)))
+        columns.append(Column(key, titles[key], metrics, _smaller(rows), thresholds_used(by_label(rows))))
         for label, members in by_label(rows).items():
             runs[label, key] = members
             methods[label] = members[0]["method"]
@@ -216,6 +222,26 @@ def by_label(results: Sequence[ResultRow]) -> dict[str, list[ResultRow]]:
             members.append(row)
     named = {key: (_title(rows[0]), _row_settings(rows[0])) for key, rows in groups.items()}
     return {title: groups[key] for key, title in _titles(named).items()}
+
+
+def thresholds_used(rows: Mapping[str, Sequence[ResultRow]]) -> str:
+    """Say which thresholds decided about clusters, of methods that have them: those of CFL, FedClust and PACFL fit one network or data set.
+
+    Examples
+    --------
+    >>> thresholds_used({"PACFL": [{"method": "pacfl", "settings": {"method": {"threshold": 12.0}}}]})
+    'thresholds: PACFL 12'
+    """
+    said = []
+    for label, members in rows.items():
+        own = members[0]["settings"]["method"]
+        if "thresholds" in own:
+            names = ("relative1", "relative2") if own["thresholds"] == "relative" else ("epsilon1", "epsilon2")
+            said.append(f"{label} {own['thresholds']} ({', '.join(f'{own[name]:g}' for name in names if name in own)})")
+        elif "threshold" in own:
+            value = own["threshold"]
+            said.append(f"{label} {value if isinstance(value, str) else format(value, 'g')}")
+    return f"thresholds: {'; '.join(said)}" if said else ""
 
 
 def _title(row: ResultRow) -> str:

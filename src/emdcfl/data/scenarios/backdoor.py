@@ -15,7 +15,17 @@ import torch
 
 from emdcfl.core import keys
 from emdcfl.data import partition, sources
-from emdcfl.data.scenarios.plan import BACKDOOR_MNIST_SCALES, MNIST_TRAINING, PAPER_TRAINING, RESNET_SCALES, Scale, Share, hold_out, shrink
+from emdcfl.data.scenarios.plan import (
+    BACKDOOR_MNIST_SCALES,
+    MNIST_TRAINING,
+    PAPER_TRAINING,
+    RESNET_SCALES,
+    Scale,
+    Share,
+    hold_out,
+    paper_settings,
+    shrink,
+)
 from emdcfl.data.scenarios.registry import scenario
 from emdcfl.data.scenarios.rotated import IMAGENET, balanced_deal
 from emdcfl.data.split import Indices
@@ -92,7 +102,7 @@ def backdoor_mnist(*, scale: str = "paper", data_seed: int = 0, data_root: str |
         "backdoor-mnist", scale, BACKDOOR_MNIST_SCALES, shares, train, test, paint_mnist,
         preprocess=replace(IMAGENET, size=None),
         model=ModelRecipe("cnn", {"channels": 3, "classes": 10, "size": 28}),
-        method_defaults={"pacfl": {"threshold": 2.5}, "fedclust": {"threshold": 4.0}, "fedsoft": {"lam": 0.1}},
+        method_defaults=paper_settings(pacfl=2.5, fedclust=4.0, fedsoft=0.1),
     )  # fmt: skip
 
 
@@ -105,7 +115,7 @@ def backdoor_cifar10(*, scale: str = "paper", data_seed: int = 0, data_root: str
         "backdoor-cifar10", scale, RESNET_SCALES, shares, train, test, paint_cifar,
         preprocess=IMAGENET,
         model=ModelRecipe("resnet18", {"classes": 10, "weights": "imagenet"}),
-        method_defaults={"pacfl": {"threshold": 10.5}, "fedclust": {"threshold": 28.0}, "fedsoft": {"lam": 0.01}},
+        method_defaults=paper_settings(pacfl=10.5, fedclust=28.0, fedsoft=0.01),
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from emdcfl.core import keys
 from emdcfl.data import sources
-from emdcfl.data.scenarios.plan import PAPER_TRAINING, RESNET_SCALES, Share, hold_out, shrink
+from emdcfl.data.scenarios.plan import PAPER_TRAINING, RESNET_SCALES, Share, hold_out, paper_settings, shrink
 from emdcfl.data.scenarios.registry import scenario
 from emdcfl.data.scenarios.rotated import IMAGENET
 from emdcfl.data.types import Scenario, Site, Split
@@ -67,6 +67,6 @@ def pacs(*, scale: str = "paper", data_seed: int = 0, data_root: str | None = No
         groups={s.name: s.group for s in plan},
         k=4,
         defaults={**training, "lr": 0.001},
-        method_defaults={"pacfl": {"threshold": 11.0}, "fedclust": {"threshold": 8.0}, "fedsoft": {"lam": 0.01}},
+        method_defaults=paper_settings(pacfl=11.0, fedclust=8.0, fedsoft=0.01),
         notes=notes,
     )

@@ -17,6 +17,16 @@ from emdcfl.core.errors import ConfigError, nearest
 from emdcfl.data.split import Indices
 
 
+def paper_settings(*, pacfl: float, fedclust: float, fedsoft: float) -> dict[str, dict[str, Any]]:
+    """Return what the paper's comparison sets for a scenario: thresholds of CFL, PACFL (degrees) and FedClust (distance), FedSoft's λ."""
+    return {
+        "cfl": {"thresholds": "absolute"},
+        "pacfl": {"threshold": pacfl},
+        "fedclust": {"threshold": fedclust},
+        "fedsoft": {"lam": fedsoft},
+    }
+
+
 @dataclass(frozen=True)
 class Share:
     """Sample indices of one site. ``block`` names how it is built (an angle, a role); ``group`` is its true group.

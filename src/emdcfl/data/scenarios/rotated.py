@@ -15,7 +15,17 @@ import torch
 
 from emdcfl.core import keys
 from emdcfl.data import partition, sources
-from emdcfl.data.scenarios.plan import CNN_SCALES, MNIST_TRAINING, PAPER_TRAINING, RESNET_SCALES, Scale, Share, hold_out, shrink
+from emdcfl.data.scenarios.plan import (
+    CNN_SCALES,
+    MNIST_TRAINING,
+    PAPER_TRAINING,
+    RESNET_SCALES,
+    Scale,
+    Share,
+    hold_out,
+    paper_settings,
+    shrink,
+)
 from emdcfl.data.scenarios.registry import scenario
 from emdcfl.data.split import Indices
 from emdcfl.data.transforms import Images, Labels, border, rotate
@@ -110,7 +120,7 @@ def rotated_mnist(*, version: str, scale: str = "paper", data_seed: int = 0, dat
         "mnist", version, scale, CNN_SCALES, plan, train, test, rotate,
         preprocess=MNIST,
         model=ModelRecipe("cnn", {"channels": 1, "classes": 10, "size": 28}),
-        method_defaults={"pacfl": {"threshold": 12.0}, "fedclust": {"threshold": 5.0}, "fedsoft": {"lam": 0.1}},
+        method_defaults=paper_settings(pacfl=12.0, fedclust=5.0, fedsoft=0.1),
     )  # fmt: skip
 
 
@@ -126,7 +136,7 @@ def rotated_cifar10(*, version: str, scale: str = "paper", data_seed: int = 0, d
         "cifar10", version, scale, RESNET_SCALES, plan, train, test, partial(rotate_cifar10, version=version),
         preprocess=IMAGENET,
         model=ModelRecipe("resnet18", {"classes": 10, "weights": "imagenet"}),
-        method_defaults={"pacfl": {"threshold": 12.0}, "fedclust": {"threshold": 45.0}, "fedsoft": {"lam": 0.01}},
+        method_defaults=paper_settings(pacfl=12.0, fedclust=45.0, fedsoft=0.01),
     )  # fmt: skip
 
 

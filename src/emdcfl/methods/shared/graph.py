@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from emdcfl.core import tasks
-from emdcfl.core.client import Task
+from emdcfl.core.client import NodeNeeds, Task
 from emdcfl.core.errors import DataError
 from emdcfl.core.federation import ByClient, Federation, Round
 from emdcfl.core.params import Layout, blocks, cosines
@@ -234,6 +234,7 @@ class GraphOptions:
         "aggregate": "in-place",
         "first_round_term": True,
     }
+    node_needs: ClassVar[NodeNeeds] = NodeNeeds(("evaluate",), ("mean",))
     State: ClassVar[type] = Personal
 
     def init(self, fed: Federation, round: Round) -> Personal:
