@@ -35,6 +35,7 @@ def test_cnn_of_the_paper(channels: int, parameters: int) -> None:
     [
         (ModelRecipe("small_cnn"), (1, 8, 8), 64),
         (ModelRecipe("cnn", {"channels": 3, "size": 32, "classes": 7}), (3, 32, 32), 128),
+        (ModelRecipe("pooled_cnn", {"channels": 3, "size": 50}), (3, 50, 50), 128),
         (ModelRecipe("mlp", {"features": 5, "classes": 3, "hidden": [20, 10]}), (5,), 10),
     ],
 )

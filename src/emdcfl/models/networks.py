@@ -1,4 +1,4 @@
-"""Networks that train from scratch: the paper's CNN for 28×28 images, a small one for 8×8 digits, a perceptron for tables.
+"""Networks that train from scratch: the paper's CNN, a small one for 8×8 digits, one for own images, a perceptron for tables.
 
 ``smoke_model`` costs next to nothing at any image size, for runs that only show that the code works (``--scale smoke``).
 """
@@ -28,7 +28,7 @@ class Classifier(nn.Module):
 
 
 class ConvNet(Classifier):
-    """Two 3×3 convolutions, one max-pool, one hidden layer; the embedding is the output of the hidden layer's ReLU.
+    """Blocks of 3×3 convolutions, each block with a max-pool after it, and one hidden layer, whose ReLU gives the embedding.
 
     Parameters
     ----------
@@ -36,26 +36,23 @@ class ConvNet(Classifier):
         Input channels and outputs.
     size : int
         Height and width of the (square) input.
-    widths : (int, int)
-        Filters of the two convolutions.
+    blocks : sequence of sequences of int
+        Filters of the convolutions, block by block.
     embedding : int
         Width of the hidden layer.
     """
 
-    def __init__(self, channels: int, classes: int, size: int, widths: tuple[int, int], embedding: int) -> None:
+    def __init__(self, channels: int, classes: int, size: int, blocks: Sequence[Sequence[int]], embedding: int) -> None:
         super().__init__()
-        first, second = widths
         self.input_shape = (channels, size, size)
-        self.body = nn.Sequential(
-            nn.Conv2d(channels, first, 3, padding=1),
-            nn.ReLU(),
-            nn.Conv2d(first, second, 3, padding=1),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Flatten(),
-            nn.Linear(second * (size // 2) ** 2, embedding),
-            nn.ReLU(),
-        )
+        layers: list[nn.Module] = []
+        for widths in blocks:
+            for width in widths:
+                layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
+                channels = width
+            layers.append(nn.MaxPool2d(2))
+            size //= 2
+        self.body = nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * size**2, embedding), nn.ReLU())
         self.head = nn.Linear(embedding, classes)
 
     def embed(self, x: Tensor) -> Tensor:
@@ -97,13 +94,25 @@ class MLP(Classifier):
 @register
 def cnn(*, channels: int = 1, classes: int = 10, size: int = 28) -> nn.Module:
     """Build the paper's CNN: 64 and 128 filters, embedding width 128 (3,287,178 parameters for one channel, 28×28 and 10 classes)."""
-    return ConvNet(channels, classes, size, (64, 128), 128)
+    return ConvNet(channels, classes, size, [(64, 128)], 128)
 
 
 @register
 def small_cnn(*, channels: int = 1, classes: int = 10, size: int = 8) -> nn.Module:
     """Build a CNN for small images: 16 and 32 filters, embedding width 64 (38,282 parameters for 8×8 digits)."""
-    return ConvNet(channels, classes, size, (16, 32), 64)
+    return ConvNet(channels, classes, size, [(16, 32)], 64)
+
+
+@register
+def pooled_cnn(*, channels: int = 1, classes: int = 10, size: int = 28) -> nn.Module:
+    """Build a CNN that halves images after every convolution until 8×8 is reached: 32, 64, 64, … filters, embedding width 128.
+
+    With one channel, 28×28 and 10 classes it has 421,642 parameters, and a training step takes a ninth of the time of ``cnn``'s.
+    """
+    blocks = [[32]]
+    while size >> len(blocks) > 8:
+        blocks.append([64])
+    return ConvNet(channels, classes, size, blocks, 128)
 
 
 @register

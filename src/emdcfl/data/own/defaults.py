@@ -40,7 +40,7 @@ def recipe(model: Model, *, shape: Sequence[int], classes: int) -> ModelRecipe:
     """Fill in what the data determine (channels, size, features, classes) for a network given by name; choose one where none is given."""
     if isinstance(model, ModelRecipe):
         return model
-    name = model or ("mlp" if len(shape) == 1 else "small_cnn" if shape[-1] <= SMALL else "cnn")
+    name = model or ("mlp" if len(shape) == 1 else "small_cnn" if shape[-1] <= SMALL else "pooled_cnn")
     facts: dict[str, Any] = {"classes": classes, "features": int(np.prod(shape))}
     if len(shape) == 3:
         facts |= {"channels": int(shape[0]), "size": int(shape[-1])}

@@ -32,6 +32,9 @@ AT_ONCE, TOGETHER = 2, 16
 MOST_SAMPLES = 128
 """Samples of a split in the measurement."""
 
+REPEATS, ENOUGH = 6, 1.0
+"""Measurements of one thing: at most so many, and no further one after so many seconds."""
+
 TWO_WORKERS = 0.95
 """Share of an additional worker process that is useful."""
 
@@ -154,14 +157,13 @@ def measure_speed(planned: RunPlan) -> Speed:
 
 
 def _timed(work: Callable[[], Any]) -> tuple[Any, float]:
-    """Do something and say how long it took; again where it was so short that preparations count."""
-    for _ in range(2):
+    """Do something and say how long it took: the median of some repetitions without the first, which prepares; once where it takes long."""
+    took: list[float] = []
+    while len(took) < REPEATS and sum(took) < ENOUGH:
         begun = time.perf_counter()
         result = work()
-        took = time.perf_counter() - begun
-        if took > 1.0:
-            break
-    return result, took
+        took.append(time.perf_counter() - begun)
+    return result, statistics.median(took[1:] or took)
 
 
 def _small(scenario: Scenario, clients: int) -> Scenario:

@@ -74,7 +74,7 @@ def test_common_size(tmp_path: Path) -> None:
         client(tmp_path / "e" / name, size=(200, 100))
     large = load_folder(tmp_path / "e")
     assert large.sites[0].train.x.shape[2:] == (64, 64)
-    assert large.model.name == "cnn"
+    assert large.model.name == "pooled_cnn"
     pretrained = load_folder(tmp_path / "e", model="resnet18")
     assert pretrained.sites[0].train.x.shape[1:] == (3, 224, 224)
     assert pretrained.preprocess.mean == (0.485, 0.456, 0.406)
