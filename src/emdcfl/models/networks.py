@@ -107,7 +107,7 @@ def small_cnn(*, channels: int = 1, classes: int = 10, size: int = 8) -> nn.Modu
 def pooled_cnn(*, channels: int = 1, classes: int = 10, size: int = 28) -> nn.Module:
     """Build a CNN that halves images after every convolution until 8×8 is reached: 32, 64, 64, … filters, embedding width 128.
 
-    With one channel, 28×28 and 10 classes it has 421,642 parameters, and a training step takes a ninth of the time of ``cnn``'s.
+    With one channel, 28×28 and 10 classes it has 421,642 parameters, and 4 million multiply-adds a sample where ``cnn`` has 61 million.
     """
     blocks = [[32]]
     while size >> len(blocks) > 8:
