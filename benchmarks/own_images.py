@@ -27,10 +27,10 @@ from PIL import Image
 from emdcfl.cli import main as main_command
 from emdcfl.data.own import from_arrays
 from emdcfl.data.sources import load
-from emdcfl.runs import forecast as forecasts
 from emdcfl.runs.config import Choice, Config, override
 from emdcfl.runs.plan import IN_MEMORY
 from emdcfl.runs.runner import run
+from emdcfl.runs.watching import forecast as forecasts
 from emdcfl.studies.results import commit, hardware
 
 GROUPS = {"upright": 12, "rotated": 3, "inverted": 1}
