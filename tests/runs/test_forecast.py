@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from emdcfl.runs.config import Choice, Config, PersonalizeConfig, RunConfig, Tra
 from emdcfl.runs.plan import IN_MEMORY, RunPlan, plan
 from emdcfl.runs.runner import run
 from emdcfl.runs.verdict import baselines
+from emdcfl.runs.watching import forecast as forecasts
 from emdcfl.runs.watching.forecast import Speed, forecast, measure_speed, within
 
 SPEED = Speed(train=0.01, forward=0.002, solve=0.001)
@@ -64,6 +66,17 @@ def test_the_speed_is_measured_without_touching_the_run() -> None:
     found = measure_speed(own)
     assert min(found.train, found.forward, found.solve) > 0
     assert torch.equal(run(own).serving.models, without)
+
+
+def test_neither_preparations_nor_an_interruption_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, durations = [0.0], iter([0.6, 0.1, 0.1, 0.3, 5.0])
+
+    def work() -> None:
+        now[0] += next(durations)
+
+    monkeypatch.setattr(forecasts, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    assert forecasts._timed(work)[1] == pytest.approx(0.1)
+    assert forecasts._timed(work)[1] == pytest.approx(5.0)  # long enough at once
 
 
 def test_models_of_baselines_are_not_kept_and_a_finished_one_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
