@@ -15,9 +15,11 @@ from sklearn.metrics import r2_score, root_mean_squared_error
 import emdcfl
 from emdcfl.core.errors import ConfigError, DataError
 from emdcfl.core.learning.objective import r_squared, r_squared_error
+from emdcfl.data.own import from_arrays
 from emdcfl.methods import METHODS
+from emdcfl.runs.config import Choice, Config
 from emdcfl.runs.loop import Silent
-from emdcfl.runs.plan import NEED_CLASSES
+from emdcfl.runs.plan import IN_MEMORY, NEED_CLASSES, plan
 from emdcfl.runs.verdict.intervals import SiteScores, these_sites
 from emdcfl.sklearn import FederatedRegressor
 from emdcfl.studies.results import checked
@@ -103,6 +105,15 @@ def test_what_does_not_fit_is_named(clients: Any, options: dict[str, Any], said:
 def test_engines_that_batch_clients_agree() -> None:
     found = [emdcfl.fit(sites(), settings={"engine.name": engine}, **QUICK) for engine in ("sequential", "batched")]
     assert np.allclose(*(result.serving.models.numpy() for result in found), atol=1e-5) and found[0].clusters == found[1].clusters
+
+
+def test_auto_is_an_engine_that_can_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario = from_arrays(sites(), task="regression")
+    monkeypatch.setattr("emdcfl.runs.plan.pick_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr("emdcfl.engines.pick_device", lambda _: torch.device("cuda"))
+    config = Config(scenario=Choice(IN_MEMORY, {"fingerprint": "x"}))
+    assert plan(config, scenario).config.engine.name == "sequential"
+    assert plan(config, from_arrays({name: (x, (y > 100).astype(int)) for name, (x, y) in sites().items()})).config.engine.name == "cuda"
 
 
 def test_the_interval_holds_for_other_test_rows() -> None:

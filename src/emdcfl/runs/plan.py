@@ -136,7 +136,7 @@ def plan(config: Config, scenario: Scenario | None = None, folder: Path | None =
     explicit = {k: v for k, v in asdict(config.training).items() if v is not None}
     training = Training(**{**{k: v for k, v in scenario.defaults.items() if k in _names(Training)}, **explicit})
     if scenario.target is not None:
-        config = _for_numbers(config, method)
+        config = _for_numbers(config, method, device)
     elif config.engine.name == "flower":
         refuse_numbers(config)
     engine, usual = config.engine, scenario.defaults.get("personalize", "off")
@@ -212,7 +212,7 @@ def refuse_numbers(config: Config) -> None:
         raise ConfigError("expected classes over a federation of nodes, got task = regression; run it on one machine, or use classes")
 
 
-def _for_numbers(config: Config, method: Method) -> Config:
+def _for_numbers(config: Config, method: Method, device: str) -> Config:
     """Refuse what regression cannot do, and choose the engine that can."""
     if type(method).name in NEED_CLASSES:
         raise ConfigError(f"expected a method that needs no classes for regression, got {type(method).name}; use emdcfl, fedavg or ifca")
@@ -222,7 +222,9 @@ def _for_numbers(config: Config, method: Method) -> Config:
         refuse_numbers(config)
     if config.engine.name == "cuda":
         raise ConfigError("expected engine auto, sequential or batched for regression, got cuda; leave it out, or say --device cpu")
-    return replace(config, engine=replace(config.engine, name="sequential")) if config.engine.device == "cuda" else config
+    if config.engine.name == "auto" and device.startswith("cuda"):
+        return replace(config, engine=replace(config.engine, name="sequential"))
+    return config
 
 
 def _names(cls: Any) -> set[str]:
