@@ -16,6 +16,7 @@ pytest.importorskip("flwr", reason="needs the extra emdcfl[flower]")
 import httpx
 import torch
 from flwr.app import Error, Message, RecordDict
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from tests.engines.flower import loopback
 from tests.engines.flower.loopback import QUICK, LoopbackGrid
 from tests.engines.flower.test_federation import SCENARIO, fed_of, train
@@ -249,6 +250,14 @@ def test_a_superlink_with_errors_of_its_own_is_asked_again(monkeypatch: pytest.M
         messages.retry_when_busy(broken(3, 503))
     with pytest.raises(httpx.HTTPStatusError):  # a refusal is not a hiccup
         messages.retry_when_busy(broken(1, 403))
+    tries = iter([ObjectPushError("object", 1, "session"), None])
+
+    def push() -> str:
+        if (error := next(tries)) is not None:
+            raise error
+        return "well"
+
+    assert messages.retry_when_busy(push) == "well"
 
 
 def test_requests_and_replies_survive_an_error_of_the_superlink(monkeypatch: pytest.MonkeyPatch) -> None:

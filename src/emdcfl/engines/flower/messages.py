@@ -250,15 +250,17 @@ class _Poll(threading.Thread):
 
 
 def retry_when_busy(call: Callable[[], T]) -> T:
-    """Call the SuperLink, several times if it answers with a server error (an HTTP status of 500 or more): a busy one recovers."""
+    """Call the SuperLink, several times if it is busy: it answers with an HTTP status of 500 or more, or cannot store part of a message."""
     import httpx
+    from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 
     pauses = iter(PAUSES)
     while True:
         try:
             return call()
-        except httpx.HTTPStatusError as error:
-            code, pause = error.response.status_code, next(pauses, None)
+        except (httpx.HTTPStatusError, ObjectPushError) as error:  # the latter while its database is locked, which Flower does not tell
+            code = error.response.status_code if isinstance(error, httpx.HTTPStatusError) else httpx.codes.SERVICE_UNAVAILABLE.value
+            pause = next(pauses, None)
             if code < httpx.codes.INTERNAL_SERVER_ERROR:
                 raise
             if pause is None:
