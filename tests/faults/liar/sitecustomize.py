@@ -1,7 +1,6 @@
 """Put before everything else on one node's path by the fault suite: the node then answers ``train`` with what LIE names.
 
 LIE lists lies by commas: the first in round 1, the second in round 2, then the truth. ``late`` tells the truth too late, in round 2.
-SKEW moves the node's clock by so many seconds; VERSION is the version of emdcfl that it says it has.
 Nothing is imported before the node's own program does: Flower gives a process 30 seconds to report.
 """
 
@@ -10,19 +9,7 @@ import os
 import sys
 
 LIES = os.environ.get("LIE", "").split(",")
-
-
-def skew(date):  # type: ignore[no-untyped-def]
-    """Have the clock that Flower signs and judges messages by go wrong."""
-    from datetime import timedelta
-
-    right = date.now
-    date.now = lambda: right() + timedelta(seconds=float(os.environ["SKEW"]))
-
-
-def pretend(package):  # type: ignore[no-untyped-def]
-    """Be another version."""
-    package.__version__ = os.environ["VERSION"]
+TARGET = "emdcfl.engines.flower.node.serve"
 
 
 def corrupt(serve):  # type: ignore[no-untyped-def]
@@ -63,21 +50,11 @@ def corrupt(serve):  # type: ignore[no-untyped-def]
     serve.perform = perform
 
 
-CHANGES = {
-    "LIE": ("emdcfl.engines.flower.node.serve", corrupt),
-    "SKEW": ("flwr.supercore.date", skew),
-    "VERSION": ("emdcfl", pretend),
-}
-
-
 class Finder:
-    """Finds a module as Python would, and changes it once it is loaded."""
-
-    def __init__(self, target, change):  # type: ignore[no-untyped-def]
-        self.target, self.change = target, change
+    """Finds the module as Python would, and corrupts it once it is loaded."""
 
     def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
-        if name != self.target:
+        if name != TARGET:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
@@ -85,12 +62,11 @@ class Finder:
 
         def exec_module(module):  # type: ignore[no-untyped-def]
             load(module)
-            self.change(module)
+            corrupt(module)
 
         spec.loader.exec_module = exec_module
         return spec
 
 
-for variable, what in CHANGES.items():
-    if os.environ.get(variable):
-        sys.meta_path.insert(0, Finder(*what))
+if LIES != [""]:
+    sys.meta_path.insert(0, Finder())
