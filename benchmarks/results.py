@@ -177,6 +177,11 @@ def digits(data: Path) -> str:
     return f"{only_table(rows, leave_out=())}\n{origins(rows[:1])}"
 
 
+def switches(data: Path) -> str:
+    rows = read_results(data / "switches.jsonl")
+    return f"{only_table(rows)}\n{origins(rows[:1])}"  # one commit, one machine
+
+
 def pages(folder: Path) -> tuple[dict[str, str], list[Difference]]:
     """Return the text of every generated file by its name, and the differences without a sentence."""
     data = folder / "data"
@@ -185,6 +190,7 @@ def pages(folder: Path) -> tuple[dict[str, str], list[Difference]]:
         "comparison": compared,
         "batch-size": batch_size(data),
         "digits": digits(data),
+        "switches": switches(data),
         **result_tables.pages(data),
     }
     about = tomllib.loads((data / "pages.toml").read_text(encoding="utf-8"))

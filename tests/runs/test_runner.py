@@ -272,6 +272,14 @@ def test_a_model_takes_what_it_can_from_the_scenario() -> None:
         plan(replace(config(), model=Choice("mlp", {"hiden": [5]})))
 
 
+def test_a_preset_wins_over_a_scenarios_defaults_and_own_options_over_both() -> None:
+    scenario = replace(tiny(), method_defaults={"fedprox": {"mu": 0.5, "prox": "squared"}})
+    wanted = replace(config(), method=Choice("fedprox", {"preset": "reference"}))
+    assert plan(wanted, scenario).config.method.options == {"mu": 0.5, "prox": "layer_norm"}
+    own = replace(config(), method=Choice("fedprox", {"preset": "reference", "prox": "squared"}))
+    assert plan(own, scenario).config.method.options == {"mu": 0.5, "prox": "squared"}
+
+
 def test_the_reference_preset_is_written_out() -> None:
     options = plan(config(preset="reference")).config.method.options
     assert options["recompute"] == "if-partial" and "preset" not in options

@@ -224,6 +224,9 @@ def by_label(results: Sequence[ResultRow]) -> dict[str, list[ResultRow]]:
     return {title: groups[key] for key, title in _titles(named).items()}
 
 
+CFL_THRESHOLDS = {"absolute": ("epsilon1", "epsilon2"), "relative": ("relative1", "relative2"), "cosines": ("separation", "stationary")}
+
+
 def thresholds_used(rows: Mapping[str, Sequence[ResultRow]]) -> str:
     """Say which thresholds decided about clusters, of methods that have them: those of CFL, FedClust and PACFL fit one network or data set.
 
@@ -236,7 +239,7 @@ def thresholds_used(rows: Mapping[str, Sequence[ResultRow]]) -> str:
     for label, members in rows.items():
         own = members[0]["settings"]["method"]
         if "thresholds" in own:
-            names = ("relative1", "relative2") if own["thresholds"] == "relative" else ("epsilon1", "epsilon2")
+            names = CFL_THRESHOLDS.get(own["thresholds"], ())
             said.append(f"{label} {own['thresholds']} ({', '.join(f'{own[name]:g}' for name in names if name in own)})")
         elif "threshold" in own:
             value = own["threshold"]
