@@ -501,8 +501,8 @@ def _scale(rows: Sequence[Row]) -> str:
     ]
     note = (
         "Tables of 300 × 16 from four groups, the default perceptron, two rounds of ten epochs, no fine-tuning, no baselines, one seed. "
-        "That one side of a split must gain a twentieth of its loss, and when representatives are enough, was chosen after looking at runs like "
-        "these, of seed 0. "
+        "That one side of a split must gain a twentieth of its loss, and when representatives are enough, was chosen after looking "
+        "at runs like these, of seed 0. "
         "One thread of two cores that other programs share: the last column is the load average; compare phases of one row. "
         f"{sources(rows)}"
     )
