@@ -124,5 +124,6 @@ def test_pictures_are_prepared_inside_the_exported_program() -> None:
 
     network, prepare = small_cnn(channels=3).eval(), Preprocess((0.4, 0.5, 0.6), (0.2, 0.3, 0.4), 1 / 255, 8)
     x = torch.randint(0, 256, (3, 3, 20, 14), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    program = torch.export.export(Standalone(network, prepare).eval(), (x[:2],), dynamic_shapes=({0: torch.export.Dim("n", min=1)},))
+    standalone = Standalone(network, prepare, None).eval()
+    program = torch.export.export(standalone, (x[:2],), dynamic_shapes=({0: torch.export.Dim("n", min=1)},))
     assert torch.allclose(program.module()(x), network(prepare(x)).softmax(1), atol=1e-6)
