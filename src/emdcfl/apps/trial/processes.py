@@ -88,18 +88,26 @@ def register(trial: Trial) -> None:
 
 
 def down(trial: Trial) -> list[str]:
-    """Stop everything that ``up`` started, nodes first; returns what was stopped."""
+    """Stop everything that ``up`` started; returns what was stopped.
+
+    The SuperLink goes last: a node that could not take its leave counts as connected, and is refused for a minute when it comes back.
+    """
     recorded = {name: pid for name, pid in process_ids(trial).items() if pid is not None}
-    order = [name for name in recorded if name != LINK] + [name for name in recorded if name == LINK]
-    for name in order:
-        _signal(recorded[name], signal.SIGTERM)
+    nodes, link = [name for name in recorded if name != LINK], [name for name in recorded if name == LINK]
+    for stage in (nodes, link):
+        _end({recorded[name] for name in stage})
+    record(trial, {})
+    return nodes + link
+
+
+def _end(pids: set[int]) -> None:
+    for pid in pids:
+        _signal(pid, signal.SIGTERM)
     end = time.monotonic() + GRACE
-    while (left := _groups() & set(recorded.values())) and time.monotonic() < end:
+    while (left := _groups() & pids) and time.monotonic() < end:
         time.sleep(0.2)
     for pid in left:
         _signal(pid, signal.SIGKILL)
-    record(trial, {})
-    return order
 
 
 def _signal(pid: int, number: signal.Signals) -> None:

@@ -20,6 +20,8 @@ from emdcfl.apps.trial.submit import STOPPED, Job, jobs
 ACCEPTED = 300.0
 """Seconds the nodes may take to be accepted: after a hard kill the SuperLink refuses a key for about a minute."""
 
+ENDED = "ended by itself"
+
 METRICS = {
     "emdcfl_superlink_up": "1 if the SuperLink answers",
     "emdcfl_nodes_enrolled": "nodes that may connect",
@@ -45,7 +47,8 @@ def report(trial: Trial) -> dict[str, Any]:
     try:
         for node in control.enrolled(trial):
             here = nodes.setdefault(node.name, {"process": "elsewhere"})
-            here.update(online=node.online, id=str(node.id), since=node.since or None)
+            online = node.online and here["process"] != ENDED  # the SuperLink takes a minute to notice
+            here.update(online=online, id=str(node.id), since=node.since or None)
         answers = True
     except control.ControlError:
         answers = False
@@ -78,7 +81,7 @@ def wait_accepted(trial: Trial, patience: float = ACCEPTED) -> dict[str, str]:
 
 
 def _process(pids: dict[str, int | None], name: str) -> str:
-    return "stopped" if name not in pids else "ended by itself" if pids[name] is None else "running"
+    return "stopped" if name not in pids else ENDED if pids[name] is None else "running"
 
 
 def _run(trial: Trial, job: Job, *, answers: bool) -> dict[str, Any]:
