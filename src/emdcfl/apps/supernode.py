@@ -202,6 +202,11 @@ class _Pauses:
             time.sleep(BUSY if time.monotonic() - self._last < RECENT else IDLE)
 
 
+def _terminate(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+
+
 class _Launcher:
     """Takes tasks from the SuperNode and answers each in a fork."""
 
@@ -222,7 +227,11 @@ class _Launcher:
                 return status if 0 <= status < 128 else 1
             self._answers = {pid for pid in self._answers if self._ended(pid) is None}
             tries = TRIES if self._wait() else tries - 1
-            if tries > 0 and self._take():
+            if tries > 0 and (answer := self._take()) is not None:
+                # Flower keeps the task of a message it dropped because its run was stopped: it comes first, and waits for ever.
+                while (later := self._take()) is not None:
+                    _terminate(answer)
+                    answer = later
                 tries = 0
         return self._end()
 
@@ -248,8 +257,8 @@ class _Launcher:
             interceptors=[RuntimeVersionHttpInterceptor(component_name="SuperExec"), signer],
         )
 
-    def _take(self) -> bool:
-        """Take a task, if there is one, and answer it in a fork."""
+    def _take(self) -> int | None:
+        """Take a task, if there is one, and answer it in a fork; returns its process id."""
         import httpx
         from flwr.proto.runtime_pb2 import AcquireTaskRequest
         from flwr.supercore.constant import TaskType
@@ -260,12 +269,13 @@ class _Launcher:
             answer = self._connection.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
         except httpx.HTTPError as error:
             log.warning("the SuperNode did not hand out a task (%s); trying again", type(error).__name__)
-            return False
+            return None
         if not answer.HasField("task") or not answer.token:
-            return False
+            return None
         launcher = os.getpid()
-        self._answers.add(_fork(lambda: self._answer(answer.token, launcher)))
-        return True
+        child = _fork(lambda: self._answer(answer.token, launcher))
+        self._answers.add(child)
+        return child
 
     def _answer(self, token: str, launcher: int) -> NoReturn:
         from flwr.supernode.runtime.run_clientapp import run_clientapp
@@ -285,8 +295,7 @@ class _Launcher:
 
     def _end_answers(self) -> None:
         for pid in self._answers:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
+            _terminate(pid)
 
     def _end(self) -> int:
         """Stop the SuperNode, which takes its leave of the SuperLink, and what is being answered."""
