@@ -146,9 +146,11 @@ def jpeg(chosen: RunPlan, quality: int = 75) -> Iterator[Finding]:
     scenario = chosen.scenario
     groups = scenario.groups or {}
     sites = [site for site in scenario.sites if groups[site.name] == groups[scenario.sites[0].name]]
-    again = [
-        replace(s, train=_encoded(s.train, quality), val=_encoded(s.val, quality), tests=_all_encoded(s.tests, quality)) for s in sites
-    ]
+
+    def encoded(split: Split) -> Split:
+        return _encoded(split, quality)
+
+    again = [replace(s, train=encoded(s.train), val=encoded(s.val), tests={v: encoded(t) for v, t in s.tests.items()}) for s in sites]
     for name, of in (("as they are", sites), ("encoded again", again)):
         part = replace(scenario, sites=tuple(of), groups={site.name: groups[site.name] for site in of})
         accuracy = run(plan(chosen.config, part), None).summary["accuracy"]
@@ -160,10 +162,6 @@ def jpeg(chosen: RunPlan, quality: int = 75) -> Iterator[Finding]:
             "low": accuracy["low"],
             "high": accuracy["high"],
         }
-
-
-def _all_encoded(tests: Mapping[str, Split], quality: int) -> dict[str, Split]:
-    return {variant: _encoded(split, quality) for variant, split in tests.items()}
 
 
 def _encoded(split: Split, quality: int, shift: int = 5) -> Split:
