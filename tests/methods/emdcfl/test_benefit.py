@@ -123,7 +123,7 @@ def test_a_client_whose_first_model_averages_badly_is_not_cut_off_in_round_1() -
     local = {c: reply["theta"] for c, reply in fed.train({c: state.start(c) for c in members}).valid.items()}
     local["site-0"] = shuffled(fed.layout, local["site-0"])
     first, later = (examine(method, fed, state, members, local, fed.begin(index)) for index in (1, 2))
-    assert first.cells == [tuple(members)] and any(split["put_off"] for split in first.splits)
+    assert first.cells == [tuple(members)] and not first.splits  # nobody scored a division
     assert ("site-0",) in later.cells
 
 
@@ -203,7 +203,7 @@ def test_a_liar_cannot_tear_equal_sites_apart() -> None:
 def test_reading_says_why_a_cluster_stays_together() -> None:
     together = play(federation(tiny(groups=1)), 1)[-1]
     kept = {"round": 1, "members": list(together.clients), "cells": [["site-0"], list(together.clients[1:])], "decided_by": []}
-    numbers = {"put_off": False, "error": 0.1, "points": 1.0, "points_error": 1.0, "pays": False, "evidence": 3.0}
+    numbers = {"error": 0.1, "points": 1.0, "points_error": 1.0, "pays": False, "evidence": 3.0}
     for gain, why in ((-0.1, "it does not pay"), (0.2, "that may be chance"), (0.5, "it rests on one client alone")):
         distances = replace(together.distances(), splits=[{**kept, **numbers, "gain": gain}])
         assert read(distances, together.clients, [0] * len(together.clients)).clusters[0].endswith(why)

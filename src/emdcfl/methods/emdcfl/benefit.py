@@ -14,8 +14,8 @@ side must also gain ``LEAST_SHARE`` of its loss. Of the two trees' partitions th
 coarser one holds, unless the finer one beats it in the same way. Clusters are examined in rounds 1, 2, 4, 8, …, and only get finer.
 
 Models that trained apart from random weights may average badly although their data agree, and in round 1 leaving some of them out then
-pays. So sides that the calibrated tolerance does not tell apart (most pairs across are linked) are not divided there; round 2, in which
-all start from one trained model, decides what this puts off.
+pays. So sides that the calibrated tolerance does not tell apart (most pairs across are linked) are not divided there, and nobody scores
+what lies below; round 2, in which all start from one trained model, decides.
 
 One client cannot tear others apart: without any single member the split must still pay, unless it does not separate the others. A client
 may prevent a split; the run is then FedAvg inside that cluster.
@@ -206,13 +206,16 @@ def examine(
     options: Options, fed: Federation, state: EMDCFLState, members: Sequence[str], local: Mapping[str, Tensor], round: Round
 ) -> Examined:
     """Divide one cluster's members where it pays."""
-    trees = {name: tree for name, tree in _proposals(fed, state, members, local, round).items() if tree.merges}
+    trees = _proposals(fed, state, members, local, round)
+    if round.index == 1 and not state.rows:
+        put_off = _alike(state, trees)
+        trees = {name: tree.cut(put_off) for name, tree in trees.items()}
+    trees = {name: tree for name, tree in trees.items() if tree.merges}
     if not trees:
         return Examined([key(members)], [])
     votes = _ask(fed, state, _paths(trees, members), local)
-    put_off = _alike(state, trees) if round.index == 1 and not state.rows else set()
     about = {"round": round.index, "evidence": options.evidence}
-    candidates = [_pruned(tree.merges, votes, {**about, "proposal": name}, put_off) for name, tree in trees.items()]
+    candidates = [_pruned(tree.merges, votes, {**about, "proposal": name}) for name, tree in trees.items()]
     candidates.sort(key=lambda candidate: len(candidate.cells))
     best = candidates[0]
     for finer in candidates[1:]:
@@ -255,18 +258,18 @@ def _paths(trees: Mapping[str, Tree], members: Sequence[str]) -> dict[str, list[
     return {c: list(cells) for c, cells in paths.items()}
 
 
-def _pruned(tree: Sequence[Merge], votes: Votes, about: Mapping[str, Any], put_off: set[Cell]) -> Examined:
-    """Bottom up, keep what lies below a node only where it pays and is not put off."""
+def _pruned(tree: Sequence[Merge], votes: Votes, about: Mapping[str, Any]) -> Examined:
+    """Bottom up, keep what lies below a node only where it pays."""
     below: dict[Cell, list[Cell]] = {}
     weighed: dict[Cell, dict[str, Any]] = {}
     for left, right in tree:
         node = key(left + right)
         fine = below.get(left, [left]) + below.get(right, [right])
-        pays = node not in put_off and votes.pays([node], fine, about["evidence"])
+        pays = votes.pays([node], fine, about["evidence"])
         gain = votes.gain([node], fine)
         below[node] = fine if pays else [node]
         numbers = {"gain": gain.mean, "error": gain.error, "points": gain.points, "points_error": gain.points_error}
-        decision = {"pays": pays, "put_off": node in put_off, "decided_by": gain.strongest()}
+        decision = {"pays": pays, "decided_by": gain.strongest()}
         weighed[node] = {**about, "members": list(node), "cells": [list(cell) for cell in fine], **numbers, **decision}
     cells = below[node]
     shown = [split for node, split in weighed.items() if not any(set(node) < set(cell) for cell in cells)]

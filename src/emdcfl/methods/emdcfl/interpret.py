@@ -140,8 +140,8 @@ def _read_splits(distances: Distances, splits: list[dict[str, Any]], clients: Se
     ]
     if not sentences:
         best = max(tops, key=lambda s: float(s["gain"]), default=None)
-        said = "" if best is None else f" (the best one found: {_gain(best)})"
-        sentences = [f"no division of the clients pays{said}"]
+        none = "no division of the clients was tried yet: as far as round 1 tells, their data do not differ"
+        sentences = [none if best is None else f"no division of the clients pays (the best one found: {_gain(best)})"]
     members = {k: [c for c, label in zip(clients, clusters, strict=True) if label == k] for k in dict.fromkeys(int(c) for c in clusters)}
     about, borderline = {}, []
     for k, own in members.items():
@@ -167,8 +167,6 @@ def _gain(split: Mapping[str, Any]) -> str:
 def _why_not(split: Mapping[str, Any]) -> str:
     if split["gain"] <= 0:
         return "it does not pay"
-    if split.get("put_off"):
-        return "but their data do not differ: round 2 decides"
     return "it rests on one client alone" if split["gain"] > split["evidence"] * split["error"] else "that may be chance"
 
 

@@ -12,7 +12,7 @@ minimize the maximum intercluster distance*, 1985), so that a small group has on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +47,27 @@ class Tree:
 
     leaves: list[Cell]
     merges: list[Merge]
+
+    def cut(self, at: Container[Cell]) -> Tree:
+        """Return the tree without what lies below some nodes, which become its leaves.
+
+        Examples
+        --------
+        >>> whole = Tree([("a",), ("b",), ("c",)], [(("a",), ("b",)), (("a", "b"), ("c",))])
+        >>> whole.cut({("a", "b")})
+        Tree(leaves=[('a', 'b'), ('c',)], merges=[(('a', 'b'), ('c',))])
+        """
+        if not self.merges:
+            return self
+        left, right = self.merges[-1]
+        leaves, kept = {key(left + right): None}, []
+        for left, right in reversed(self.merges):
+            node = key(left + right)
+            if node in leaves and node not in at:
+                del leaves[node]
+                leaves |= {left: None, right: None}
+                kept.append((left, right))
+        return Tree(list(leaves), kept[::-1])
 
 
 def key(members: Sequence[str]) -> Cell:
