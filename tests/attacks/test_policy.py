@@ -47,6 +47,12 @@ def test_losses_of_single_samples_under_64_models(server: HostileServer) -> None
 @pytest.mark.parametrize("models", [[[0.0]], torch.zeros(3), None])
 def test_models_in_another_form_do_not_pass_uncounted(server: HostileServer, models: Any) -> None:
     server.refused("evaluate", models=models)
+    server.refused("loss_moments", models=models)
+
+
+def test_losses_under_more_averages_than_the_node_allows(server: HostileServer) -> None:
+    assert "policy.averages_at_once" in server.refused("loss_moments", models=list(states(65)))
+    assert server.ask("loss_moments", models=list(states(3)))["reply"]["mean"].shape == (3,)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ r"""The tasks every client answers: ``describe``, ``train``, ``evaluate``, ``emb
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -222,7 +222,7 @@ def sample_losses(client: Client, theta: Tensor, split: str) -> tuple[Tensor, Te
 class Score:
     """Scoring as a piece of work: L states on a split; the result has ``losses`` and ``correct``, both (L, n)."""
 
-    models: Tensor
+    models: Sequence[Tensor]
     split: str
 
     def __call__(self, client: Client) -> Reply:

@@ -104,9 +104,9 @@ class CudaFederation(StagedFederation):
             log.warning("%s: the network has dropout, whose draws belong to one client", ONE_AFTER_THE_OTHER)
 
     def _dispatch(self, info: TaskInfo, inputs: Mapping[str, Inputs], common: Inputs) -> Iterator[tuple[str, Reply | Failure]]:
-        """Run a task; models that clients embed with are copied to the GPU once per round, not once per client and task."""
+        """Run a task; models that clients embed or decide with are copied to the GPU once per round, not once per client and task."""
         self._embedder.settle()  # before memory that it reads is freed
-        if self._overlaps(info):
+        if self._overlaps(info) or info.phase == "decide":
             common, inputs = self._models.moved((common, inputs))
         elif info.phase in ("train", "personalize"):
             self._models.clear()

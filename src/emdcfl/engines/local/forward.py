@@ -77,7 +77,7 @@ def score_together(works: Sequence[tuple[Client, Score]], chain: Chain, buffers:
         at_once = max(1, FORWARD // (models * works[0][0].network.layout.size))
         for begin in range(0, len(alike), at_once):
             members = alike[begin : begin + at_once]
-            states = torch.cat([works[i][1].models for i in members])
+            states = torch.stack([theta for i in members for theta in works[i][1].models])
             splits = [client.split(work.split) for client, work in (works[i] for i in members)]
             x = torch.stack([client.preprocess(split.x) for (client, _), split in zip((works[i] for i in members), splits, strict=True)])
             y = torch.stack([split.y for split in splits]).repeat_interleave(models, 0)

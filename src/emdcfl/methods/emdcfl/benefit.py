@@ -286,8 +286,8 @@ def _ask(fed: Federation, state: EMDCFLState, sets: Mapping[str, Sequence[Cell]]
         wanted = {cell for cells in asked.values() for cell in cells}
         averages = {cell: averages[cell] for cell in wanted if cell in averages}
         for cell in wanted - set(averages):
-            averages[cell] = average([local[c] for c in cell], [float(state.n[c]) for c in cell])
-        inputs = {c: {"models": torch.stack([averages[cell] for cell in cells])} for c, cells in asked.items()}
+            averages[cell] = average([local[c] for c in cell], [float(state.n[c]) for c in cell]) if len(cell) > 1 else local[cell[0]]
+        inputs = {c: {"models": tuple(averages[cell] for cell in cells)} for c, cells in asked.items()}
         replies = fed.run(loss_moments, inputs, verify=_verifier({c: len(cells) for c, cells in asked.items()}, m))
         for c, reply in replies.valid.items():
             parts[c].append(reply)

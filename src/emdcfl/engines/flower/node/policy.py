@@ -164,7 +164,7 @@ class Policy:
                 raise _refusal(f"losses as {inputs['reduction']!r}", "reductions", self.reductions)
             self._check_count(inputs["models"], "models_at_once")
         if task == "loss_moments":
-            self._check_count(inputs["models"], "averages_at_once")
+            self._check_averages(inputs["models"])
         if task in ("test", "personalize"):
             self._check_count(inputs["models"], "models_at_once")
             _check_shares(inputs["weights"])
@@ -261,6 +261,12 @@ class Policy:
             raise PolicyError("expected the models to score as rows of a tensor; check the server")
         if len(models) > most:
             raise _refusal(f"losses of {len(models)} models at once", key, [f"at most {most}"])
+
+    def _check_averages(self, models: Any) -> None:
+        if not isinstance(models, (list, tuple)) or not models or not all(isinstance(m, Tensor) and m.ndim == 1 for m in models):
+            raise PolicyError("expected a list of the averages to score; check the server")
+        if len(models) > self.averages_at_once:
+            raise _refusal(f"losses of {len(models)} models at once", "averages_at_once", [f"at most {self.averages_at_once}"])
 
     def _check_settings(self, settings: Any, size: Any) -> None:
         if not isinstance(settings, Mapping):

@@ -28,7 +28,7 @@ train, validation and partner's sample are draws from distributions smoothed ali
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -351,7 +351,7 @@ MOMENTS = {
 
 
 @staged_task(phase="decide", returns=MOMENTS)
-def loss_moments(client: Client, *, models: Tensor) -> Stages:
+def loss_moments(client: Client, *, models: Sequence[Tensor]) -> Stages:
     """Return validation losses under L states, cut at ``LOSS_CUT``, and accuracies: means, and the covariances of sums over the samples."""
     m = len(client.site.val)
     if m < SMALLEST_VOTE:
