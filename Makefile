@@ -15,6 +15,7 @@ COVERED ?= 80
 DOCS_VERSION ?= latest
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+unexport PYTHONDONTWRITEBYTECODE  # without compiled modules every test process compiles all of source and tests again
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-fast test-browser test-faults coverage reliability fuzz smoke lint hooks format examples docs docs-serve dist release-check image

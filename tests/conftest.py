@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 from collections.abc import Iterator
@@ -19,9 +20,22 @@ settings.load_profile("repeatable")
 
 TESTS = Path(__file__).parent
 
+gc.disable()  # while modules are imported and tests collected: these objects stay
+
 
 SLOW_FOLDERS = ("benchmarks", "e2e", "faults")
 """Whole commands, processes and benchmarks; what ``make test-fast`` leaves out, with tests marked ``slow`` and those of real data."""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not even import what ``-m 'not slow'`` leaves out."""
+    quick = config.getoption("markexpr") == "not slow"
+    return True if quick and collection_path.parent == TESTS and collection_path.name in SLOW_FOLDERS else None
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

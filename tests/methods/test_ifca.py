@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -15,12 +16,17 @@ from emdcfl.methods import make
 GROUPS = [0, 0, 0, 1, 1, 1, 2, 2, 2]
 
 
+@cache
+def oracle():
+    """The models Oracle finds."""
+    return run("oracle")[2].models
+
+
 def perfect():
-    """A state whose models are those Oracle finds."""
-    _, _, oracle, _ = run("oracle")
+    """A state with these models."""
     fed = federation()
     method = make("ifca")
-    return fed, method, replace(method.init(fed, fed.begin(0)), models=oracle.models)
+    return fed, method, replace(method.init(fed, fed.begin(0)), models=oracle().clone())
 
 
 def test_given_perfect_models_it_keeps_them():

@@ -25,7 +25,7 @@ from emdcfl.models.recipe import ModelRecipe
 
 CLASSES = 4
 FEATURES = 8
-TRAINING = Training(local_epochs=4, batch_size=16, lr=0.05, momentum=0.9, weight_decay=1e-6)
+TRAINING = Training(local_epochs=4, batch_size=32, lr=0.1, momentum=0.9, weight_decay=1e-6)
 
 
 def samples(n: int, group: int, rng: np.random.Generator, *, noise: float = 0.35, offset: float = 1.5) -> Split:

@@ -66,10 +66,9 @@ def test_every_file_describes_something_that_can_be_run() -> None:
 
 @pytest.fixture
 def mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """MNIST-like files where ``EMDCFL_DATA`` names none."""
-    if not os.environ.get("EMDCFL_DATA"):
-        standins.mnist(tmp_path / "data", 300, 300)
-        monkeypatch.setenv("EMDCFL_DATA", str(tmp_path / "data"))
+    """A few MNIST-like files."""
+    standins.mnist(tmp_path / "data", 300, 300)
+    monkeypatch.setenv("EMDCFL_DATA", str(tmp_path / "data"))
     return tmp_path
 
 

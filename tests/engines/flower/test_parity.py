@@ -87,12 +87,8 @@ WAYS = (
 
 
 @pytest.mark.parametrize("options", WAYS)
-def test_every_way_of_comparing_gives_the_same_bits(options: dict[str, Any]) -> None:
-    both("emdcfl", rounds=2, **options)
-
-
-@pytest.mark.parametrize("options", [{}, {"projection": "pair"}, {"cost": "label-aware"}, {"tolerance": "auto"}, {"grouping": "benefit"}])
-def test_requests_in_many_parts_give_the_same_bits(options: dict[str, Any]) -> None:
+def test_every_way_of_comparing_gives_the_same_bits_in_requests_of_many_parts(options: dict[str, Any]) -> None:
+    """Requests in one part: every method, above."""
     both("emdcfl", rounds=2, settings=MessageSettings(deadline=5, poll=0.001, wait=0, part_mb=1e-4), **options)
 
 

@@ -117,7 +117,7 @@ def shuffled(layout: Any, theta: Any) -> Any:
 
 
 def test_a_client_whose_first_model_averages_badly_is_not_cut_off_in_round_1() -> None:
-    fed = federation(tiny(groups=1, clients_per_group=4, n=(200,), val=(200,)), training=replace(TRAINING, local_epochs=30))
+    fed = federation(tiny(groups=1, clients_per_group=4, n=(120,), val=(120,)), training=replace(TRAINING, local_epochs=20))
     method, state = make("emdcfl", grouping="benefit"), play(fed, 1)[-1]
     members = list(state.clients)
     local = {c: reply["theta"] for c, reply in fed.train({c: state.start(c) for c in members}).valid.items()}

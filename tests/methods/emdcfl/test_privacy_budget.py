@@ -125,7 +125,7 @@ def test_tau_is_computed_from_released_vectors_alone() -> None:
 @pytest.mark.parametrize("projection", ["row", "pair", "fresh"])
 def test_infinite_epsilon_is_bit_for_bit_no_noise_and_every_projection_takes_noise(projection: Any) -> None:
     def w(**options: Any) -> Tensor:
-        fed, method = federation(), EMDCFL(projection=projection, tolerance=0.08, distances="all", **options)
+        fed, method = federation(tiny(n=(40,))), EMDCFL(projection=projection, tolerance=0.08, distances="all", **options)
         state = method.step(fed, method.init(fed, fed.begin(0)), fed.begin(1))
         return state.W
 
