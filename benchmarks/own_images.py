@@ -1,18 +1,15 @@
-"""Sixteen sites of 500 images at the defaults for own data: which network suffices, how long a run takes, and was that forecast?
+"""Sixteen sites of 500 MNIST images at the defaults for own data: how long a run takes, and was that forecast?
 
-    python -m benchmarks.own_images --out docs/results/data/own-images/results.jsonl     # accuracy, network by network
-    python -m benchmarks.own_images --time runs/sites                                    # forecast and seconds by phase
+    python -m benchmarks.own_images --time runs/sites
 
-Twelve sites hold images as they are, three rotate them by 90 degrees, one inverts them. ``--out`` runs them in memory, without
-fine-tuning and baselines, one row for a source, network and seed; rows that are there are not repeated. ``--time`` writes the MNIST sites
-into a new folder and runs ``emdcfl run --data`` on them as people do. Needs ``EMDCFL_DATA``.
+Twelve sites hold images as they are, three rotate them by 90 degrees, one inverts them. The sites are written into a new folder, and
+``emdcfl run --data`` runs on it as people do. Prints forecast and seconds by phase. Needs ``EMDCFL_DATA``.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import logging
 import os
 import time
 from collections.abc import Sequence
@@ -20,16 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchmarks.calibration import numbers
 from numpy.typing import NDArray
 from PIL import Image
 
 from emdcfl.cli import main as main_command
-from emdcfl.data.own import from_arrays
 from emdcfl.data.sources import load
-from emdcfl.runs.config import Choice, Config, override
-from emdcfl.runs.plan import IN_MEMORY
-from emdcfl.runs.runner import run
 from emdcfl.runs.watching import forecast as forecasts
 from emdcfl.studies.results import commit, hardware
 
@@ -45,47 +37,24 @@ PHASES = {
 """Phases of a forecast → what a summary calls them."""
 
 
-def sites(source: str, seed: int) -> tuple[dict[str, tuple[NDArray[np.uint8], NDArray[Any]]], dict[str, str]]:
-    """Deal images to the sites; also say the true group of each."""
-    origin = load(source)
+def sites(seed: int) -> dict[str, tuple[NDArray[np.uint8], NDArray[Any]]]:
+    """Deal images to the sites."""
+    origin = load("mnist")
     order = iter(np.random.default_rng(seed).permutation(len(origin.images)).reshape(-1, IMAGES))
     names = np.array(origin.classes)
-    data, truth = {}, {}
+    data = {}
     for group, count in GROUPS.items():
         for i in range(count):
             rows = np.sort(next(order))
             x = np.ascontiguousarray(origin.images[rows])
             x = np.rot90(x, axes=(2, 3)).copy() if group == "rotated" else 255 - x if group == "inverted" else x
-            data[f"{group}-{i:02d}"], truth[f"{group}-{i:02d}"] = (x, names[origin.labels[rows]]), group
-    return data, truth
-
-
-def row(source: str, model: str, seed: int) -> dict[str, Any]:
-    """Run one network, without fine-tuning."""
-    data, truth = sites(source, seed)
-    used = time.process_time()
-    settings = {"run.seed": seed, "engine.threads": 1, "personalize.mode": "off"}
-    config = override(Config(scenario=Choice(IN_MEMORY)), settings)
-    scenario = from_arrays(data, groups=truth, seed=seed, name=source, model=None if model == "default" else model)
-    result = run(config, scenario=scenario)
-    score = result.summary["accuracy"]
-    return {
-        "source": source,
-        "model": model,
-        "seed": seed,
-        "k": result.summary["k"],
-        "ari": result.summary["ari"],
-        "accuracy": round(score["mean"], 6),
-        "sites": [round(value, 6) for value in next(iter(score["variants"].values()))["sites"]],
-        "seconds": {**result.summary["seconds"], "processor": round(time.process_time() - used, 1)},
-        "commit": commit(),
-        "hardware": hardware(result.config.engine.device),
-    }
+            data[f"{group}-{i:02d}"] = x, names[origin.labels[rows]]
+    return data
 
 
 def write_folder(folder: Path, seed: int) -> None:
-    """Write the MNIST sites as FOLDER/SITE/CLASS/NUMBER.png."""
-    for site, (x, y) in sites("mnist", seed)[0].items():
+    """Write the sites as FOLDER/SITE/CLASS/NUMBER.png."""
+    for site, (x, y) in sites(seed).items():
         for i, (pixels, label) in enumerate(zip(x, y, strict=True)):
             place = folder / site / label
             place.mkdir(parents=True, exist_ok=True)
@@ -131,31 +100,12 @@ def timed(folder: Path, seed: int, arguments: Sequence[str]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    task = parser.add_mutually_exclusive_group(required=True)
-    task.add_argument("--out", type=Path, help="add rows of accuracies to this file")
-    task.add_argument("--time", type=Path, metavar="FOLDER", help="write the MNIST sites into this folder, and time a run on them")
-    parser.add_argument("--sources", nargs="*", default=["mnist", "cifar10"])
-    parser.add_argument("--models", nargs="*", default=["cnn", "small_cnn", "default"])
-    parser.add_argument("--seeds", default="0-2", help="such as 0,2,5-9; --time takes the first")
-    parser.add_argument("arguments", nargs="*", help="with --time, after --: further arguments of emdcfl run")
+    parser.add_argument("--time", type=Path, metavar="FOLDER", required=True, help="write the sites here, and time a run on them")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("arguments", nargs="*", help="after --: further arguments of emdcfl run")
     options = parser.parse_args()
-    if options.time is not None:
-        seed = numbers(options.seeds)[0]
-        write_folder(options.time, seed)
-        print(json.dumps(timed(options.time, seed, options.arguments)))
-        return
-    logging.basicConfig(level=logging.ERROR)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    lines = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
-    done = {(line["source"], line["model"], line["seed"]) for line in lines}
-    for seed in numbers(options.seeds):
-        for source in options.sources:
-            for model in options.models:
-                if (source, model, seed) not in done:
-                    found = row(source, model, seed)
-                    with options.out.open("a") as file:
-                        file.write(json.dumps(found, separators=(",", ":")) + "\n")
-                    print(json.dumps({k: v for k, v in found.items() if k not in ("sites", "hardware")}), flush=True)
+    write_folder(options.time, options.seed)
+    print(json.dumps(timed(options.time, options.seed, options.arguments)))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from tests.methods.scripted import Scripted, at, batch_norm_toy
-from tests.methods.toy import TRAINING, run, toy, truth
+from tests.methods.toy import MORE_STEPS, run, toy, truth
 
 from emdcfl.clustering import adjusted_rand
 from emdcfl.core.errors import ConfigError
@@ -100,8 +98,7 @@ def test_relative_thresholds_follow_the_largest_mean_update():
         assert len(states[2].sets) == 2
         tight = make("cfl", thresholds="relative", relative1=0.12)
         assert len(step_through(fed, tight, 2)[-1].sets) == 1
-    training = replace(TRAINING, batch_size=16, lr=0.05)
-    fed, _, _, serving = run("cfl", rounds=6, thresholds="relative", relative1=0.8, relative2=1.0, training=training)
+    fed, _, _, serving = run("cfl", rounds=6, thresholds="relative", relative1=0.8, relative2=1.0, training=MORE_STEPS)
     assert adjusted_rand(truth(fed), serving.clusters) == 1.0
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.methods.toy import accuracies, federation, run
+from tests.methods.toy import MORE_STEPS, accuracies, federation, run
 
 from emdcfl.core.errors import ConfigError
 from emdcfl.methods import make
@@ -79,7 +79,7 @@ def test_large_scores_neither_overflow_nor_divide_by_zero():
 
 @pytest.mark.slow
 def test_a_steep_delta_separates_the_groups():
-    fed, _, _, serving = run("fedce", delta=5.0)
+    fed, _, _, serving = run("fedce", delta=5.0, training=MORE_STEPS)
     assert accuracies(fed, serving).min() > 0.8
 
 

@@ -7,6 +7,7 @@ what is class 0 in one group lies among classes of the others: a model for one g
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from emdcfl.models.recipe import ModelRecipe
 CLASSES = 4
 FEATURES = 8
 TRAINING = Training(local_epochs=4, batch_size=32, lr=0.1, momentum=0.9, weight_decay=1e-6)
+MORE_STEPS = replace(TRAINING, batch_size=16, lr=0.05)
 
 
 def samples(n: int, group: int, rng: np.random.Generator, *, noise: float = 0.35, offset: float = 1.5) -> Split:

@@ -171,10 +171,11 @@ def _show_worth(
     metric, own = metric_of(summary), score_of(used(summary))
     uneven, numbers = "balanced" in own, "rmse" in own
     more = ("balanced", "AUC") if uneven else ("RMSE",) if numbers else ()
-    heads = ("training", metric.label, "95% interval", *more, "worst", f"gain in {metric.unit}")
+    sure = () if numbers else ("95% interval",)  # 80 columns have no room for it beside the RMSE; the page does
+    heads = ("training", metric.label, *sure, *more, "worst", f"gain in {metric.unit}")
     rows = []
     for what, score, gain in worth_rows(summary, others):
-        scores = [metric.text(score["mean"]), metric.range(score.get("low"), score.get("high"))]
+        scores = [metric.text(score["mean"]), *(metric.range(score.get("low"), score.get("high")) for _ in sure)]
         if uneven:
             scores += [percent(score["balanced"]["mean"]), f"{score['auc']['mean']:.3f}"] if "balanced" in score else ["–", "–"]
         if numbers:

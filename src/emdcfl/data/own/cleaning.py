@@ -103,7 +103,7 @@ class Cleaning:
         index = [name for name in index_columns(raws, label) if name in keep and name not in self.only]
         keep -= set(index)
         text = "column {words} has no name and numbers the rows, so it is left out; --only would keep it"
-        notes = [Note("", where, text, words=tuple(map(repr, index)))] if index else []
+        notes = [Note("", where, text, words=tuple(map(repr, index)), left_out=True)] if index else []
 
         def cut(part: Part) -> Part:
             return replace(part, x=part.x.select([name for name in part.x.column_names if name in keep or name == label]))
@@ -123,7 +123,7 @@ class Cleaning:
                 "drop the column that is empty, or use --gaps mean"
             )
         if lost:
-            notes.append(Note(raw.name, raw.origin, "rows with missing values left out (--gaps drop-rows): {n}", lost))
+            notes.append(Note(raw.name, raw.origin, "rows with missing values left out (--gaps drop-rows): {n}", lost, left_out=True))
         return replace(raw, parts={split: part.take(rows[split]) for split, part in raw.parts.items()}) if lost else raw
 
     def columns(self, known: Collection[str], label: str | None) -> set[str]:

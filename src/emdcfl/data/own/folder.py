@@ -123,7 +123,9 @@ def read_folder(
     layout = discover(path, client_column=client)
     raws, details, notes = _read(layout, label=label, client=client, model=model, size=size, rule=rule, cells=cleaning.cells)
     if layout.ignored:
-        notes.append(Note("", str(path), "files that are not read: {words}", words=tuple(file.name for file in layout.ignored)))
+        notes.append(
+            Note("", str(path), "files that are not read: {words}", words=tuple(file.name for file in layout.ignored), left_out=True)
+        )
     return clean_reading(path, raws, details, notes, cleaning)
 
 

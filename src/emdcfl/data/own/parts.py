@@ -80,6 +80,12 @@ class Note:
     words: tuple[str, ...] = ()
     doubt: bool = False
     """Whether a flag would repair it."""
+    left_out: bool = False
+    """Whether it says what is not used."""
+
+
+class LeftOut(str):
+    """The sentence of a note that says what is not used."""
 
 
 def write_notes(notes: Iterable[Note]) -> list[str]:
@@ -102,7 +108,8 @@ def write_notes(notes: Iterable[Note]) -> list[str]:
         shown = some(words)
         count = str(counts[0]) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
         listed = "clients " if 1 < len(clients) <= NAMED_IN_FULL else ""
-        written.append(f"{listed}{who}: {text.replace('{n}', count).replace('{words}', shown)}")
+        sentence = f"{listed}{who}: {text.replace('{n}', count).replace('{words}', shown)}"
+        written.append(LeftOut(sentence) if same[0].left_out else sentence)
     return written
 
 
@@ -211,7 +218,7 @@ def known_only(name: str, origin: str, split: str, part: Part, classes: Sequence
             f"which has {', '.join(classes[:5])}{', …' if len(classes) > 5 else ''}; write them alike"
         )
     text = f"{split} samples left out because training lacks their label ({{words}}): {{n}}"
-    return part.take(keep), [Note(name, origin, text, dropped, tuple(unseen))]
+    return part.take(keep), [Note(name, origin, text, dropped, tuple(unseen), left_out=True)]
 
 
 def warnings(name: str, origin: str, parts: Mapping[str, Part]) -> list[Note]:

@@ -146,11 +146,14 @@ def test_images_are_told_by_size_and_colour(tmp_path: Path) -> None:
                 shape = (size, size) if i else (size, size, 3)
                 Image.fromarray(rng.integers(0, 255, shape, np.uint8)).save(tmp_path / site / kind / f"{i}.png")
     (tmp_path / "b" / "cat" / "copy.png").write_bytes((tmp_path / "a" / "cat" / "1.png").read_bytes())
+    (tmp_path / "b" / "cat" / "torn.png").write_bytes(b"torn")
     report = check_folder(tmp_path)
     assert report.clients[0].images == {"8×8 grey": 18, "8×8 RGB": 2}
     assert report.repeats is not None and report.repeats.across == {("a", "b"): 1}
-    titles = [block.title for block in data_page(report).blocks]
-    assert "Images as they are stored" in titles and "Columns" not in titles
+    blocks = {block.title: block.sentences for block in data_page(report).blocks}
+    assert "Images as they are stored" in blocks and "Columns" not in blocks
+    assert ["torn.png" in sentence for sentence in blocks["Left out"]] == [True]
+    assert "torn.png" not in str(blocks["Look at this first"])
 
 
 def test_many_categories_are_cut_to_the_frequent_ones_and_identifiers_are_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from emdcfl.core.units import names, plural, quantity
 from emdcfl.data.own.checking.check import ClientReport, FolderReport
 from emdcfl.data.own.checking.columns import DOUBTS, SOME_SITES, ColumnProfile
 from emdcfl.data.own.cleaning import folded
-from emdcfl.data.own.parts import some
+from emdcfl.data.own.parts import LeftOut, some
 from emdcfl.data.own.tables import withheld
 
 MOST_COLUMNS = 200
@@ -43,8 +43,8 @@ class DataPage:
 
 def data_page(report: FolderReport, *, across: int = 3) -> DataPage:
     """Write the page; tables list up to ``across`` sites beside each other, and summarise more."""
-    left_out = [note for note in report.notes if "left out" in note or "not read" in note]
-    doubts = [note for note in report.notes if note not in left_out]
+    left_out = [note for note in report.notes if isinstance(note, LeftOut)]
+    doubts = [note for note in report.notes if not isinstance(note, LeftOut)]
     blocks = [
         Block("Fix before a run", report.errors, kind="problem"),
         Block("Look at this first", tuple(doubts), kind="note"),

@@ -108,10 +108,10 @@ def read_client(listed: Listed, shape: Shape, rule: SplitRule = RANDOM) -> tuple
         raise DataError(f"client {listed.name!r} ({listed.origin}): none of its images can be read, for example {bad[0]}")
     notes = []
     if bad:
-        notes.append(Note(listed.name, listed.origin, "unreadable images left out: {n} ({words})", len(bad), tuple(bad)))
+        notes.append(Note(listed.name, listed.origin, "unreadable images left out: {n} ({words})", len(bad), tuple(bad), left_out=True))
     if listed.others:
         text = "files left out, because they are no images or lie outside the class folders: {n} ({words})"
-        notes.append(Note(listed.name, listed.origin, text, len(listed.others), tuple(file.name for file in listed.others)))
+        notes.append(Note(listed.name, listed.origin, text, len(listed.others), tuple(file.name for file in listed.others), left_out=True))
     return Raw(listed.name, listed.origin, parts, rule), notes
 
 

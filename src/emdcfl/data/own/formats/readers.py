@@ -285,7 +285,7 @@ def labelled(table: pa.Table, label: str, name: str, origin: str, rule: SplitRul
     if not len(keep) and table.num_rows:
         raise DataError(f"client {name!r} ({origin}): all {table.num_rows} rows are without a label in {label!r}; fill them in")
     if len(keep) < table.num_rows:
-        notes.append(Note(name, origin, "rows without a label left out: {n}", table.num_rows - len(keep)))
+        notes.append(Note(name, origin, "rows without a label left out: {n}", table.num_rows - len(keep), left_out=True))
         table = table.take(keep)
     labels = _as_text(table.column(label))
     table, by, present = table_keys(table, rule, label, f"client {name!r} ({origin})")
@@ -293,7 +293,9 @@ def labelled(table: pa.Table, label: str, name: str, origin: str, rule: SplitRul
     if present.all():
         return part, notes
     words = tuple(rule.columns.values())
-    notes.append(Note(name, origin, "rows without {words}, by which they are split, left out: {n}", int((~present).sum()), words))
+    notes.append(
+        Note(name, origin, "rows without {words}, by which they are split, left out: {n}", int((~present).sum()), words, left_out=True)
+    )
     return part.take(np.flatnonzero(present)), notes
 
 
@@ -331,7 +333,7 @@ def shared_table(table: pa.Table, origin: str, label: str | None, client: str, r
     if column == client:
         raise DataError(f"{origin}: the label and the client column are both {client!r}; name another with --label or --client")
     who = _as_text(pc.fill_null(pc.cast(table.column(client), pa.string()), ""))
-    notes = [Note("", origin, "rows without a client left out: {n}", int((who == "").sum()))] if (who == "").any() else []
+    notes = [Note("", origin, "rows without a client left out: {n}", int((who == "").sum()), left_out=True)] if (who == "").any() else []
     table = table.drop_columns([client])
     raws = []
     for name in sorted(set(who.tolist()) - {""}):
