@@ -2,7 +2,8 @@
 
     PYTHONPATH=benchmarks python -m faults.cost --out runs/cost --nodes 4 --rounds 5
 
-EMD-CFL on rotated digits, tested after the last round; the models are compared with those of the local engine. Prints one JSON object.
+EMD-CFL on rotated digits, tested after the last round (``--test-every``); models and metrics are compared with those of the local engine.
+Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -48,13 +49,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/cost"))
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--test-every", type=int, help="rounds between tests; by default only the last round is tested")
     given = parser.parse_args()
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(emdcfl.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     there = trial.create(given.out / "federation", nodes=given.nodes)
     config = from_dict(
         {
-            "run": {"rounds": given.rounds, "evaluate_every": given.rounds},
+            "run": {"rounds": given.rounds, "evaluate_every": given.test_every or given.rounds},
             "scenario": {"name": "rotated-digits", "groups": 2, "clients_per_group": given.nodes // 2},
             "training": {"local_epochs": 1},
             "engine": {"device": "cpu"},
@@ -83,12 +85,14 @@ def main() -> None:
     row = {
         "nodes": given.nodes,
         "messages": messages,
+        "messages_by_task": {task: count["requests"] for task, count in outcome["traffic"].items()},
+        "cpu_seconds_nodes": round(sum(s for name, s in used.items() if name != LINK), 1),
         "cpu_seconds_a_message": round(sum(s for name, s in used.items() if name != LINK) / messages, 2),
         "cpu_seconds_superlink": round(used[LINK], 1),
         "seconds_before_round_1": round(next(moment for kind, moment in times if kind == "begin"), 1),
-        "seconds_a_train_only_round": [round(s, 1) for s in rounds],
+        "seconds_a_round": [round(s, 1) for s in rounds],
         "idle_node_mb": round(idle),
-        "different_models": [name for name in differing(given.out / "flower", given.out / "local") if name.startswith("models/")],
+        "different": [name for name in differing(given.out / "flower", given.out / "local") if name.startswith(("models/", "metrics"))],
     }
     print(json.dumps(row))
 

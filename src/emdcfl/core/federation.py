@@ -14,6 +14,7 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -165,6 +166,24 @@ class Federation(ABC):
 
     def expect(self, task: Task) -> None:  # noqa: B027  most engines are always ready
         """Hear from a method that it will ask for a task once clients have trained; an engine may make itself ready meanwhile."""
+
+    def piggyback(self, task: Task, inputs: Mapping[str, Inputs]) -> bool:
+        """Hear that a task will be asked for, with these inputs, in the name of this round but later.
+
+        An engine to which each message is a cost sends it along with what it asks these clients next, and ``run`` then finds the answers
+        there. Returns whether it does; if not, there is nothing to gain from asking later.
+        """
+        return False
+
+    @contextmanager
+    def revisit(self, index: int, excluded: Mapping[str, str]) -> Iterator[None]:
+        """Ask in the name of an earlier round for a block, without the clients that were ``excluded`` from it then."""
+        now, self.index = self.index, index
+        try:
+            with self.guard.ledger.revisit(index, excluded):
+                yield
+        finally:
+            self.index = now
 
     def transport_queue(self) -> QueueFactory | None:
         """Return what decides transport problems on this engine's GPU (``transport.Screen``); ``None`` leaves them to the CPU."""

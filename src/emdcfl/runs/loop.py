@@ -11,7 +11,7 @@ from emdcfl.core.errors import QuorumError
 from emdcfl.core.federation import Federation, Round
 from emdcfl.core.schema import Reply
 from emdcfl.methods.base import Method, Serving
-from emdcfl.runs.scoring import MetricsRow, score
+from emdcfl.runs.scoring import MetricsRow, RoundTest, Untested
 
 log = logging.getLogger("emdcfl")
 
@@ -26,7 +26,7 @@ class Observer(Protocol):
         """Note that a client answered."""
 
     def end(self, index: int, total: int, rows: list[MetricsRow], serving: Serving) -> None:
-        """Note that a round is finished and scored (``rows`` is empty where it was not)."""
+        """Note that a round is finished; ``rows`` are those of tests that came in: this round's, the one's before, or none."""
 
 
 class Silent:
@@ -44,12 +44,13 @@ class Silent:
 
 @dataclass(frozen=True)
 class Finished:
-    """A finished round."""
+    """A finished round, with the rows of all tests that came in with it; its own is missing as long as it is ``untested``."""
 
     index: int
     state: Any
     serving: Serving
     rows: list[MetricsRow]
+    untested: Untested | None = None
 
 
 def play(
@@ -63,11 +64,15 @@ def play(
     retries: int = 2,
     observer: Observer | None = None,
     variants: Mapping[str, Collection[str]] | None = None,
+    untested: Untested | None = None,
 ) -> Iterator[Finished]:
     """Yield every round after ``done``, from ``state`` (or from ``init``), scored where ``evaluate_every`` says and in the last one.
 
     A round below the quorum is repeated ``retries`` times; the state it started from is still there, because ``step`` changes nothing.
-    ``variants`` names the test variants of each client, where they are known.
+    ``variants`` names the test variants of each client, where they are known. ``untested`` says what is missing of round ``done``.
+
+    An engine may send a round's test along with the next round's requests. The rows come with that round, and say what they would have
+    said; only a client that is quarantined for the run because of its answer to the test is so one round later.
     """
     watch = observer or Silent()
     losses: dict[str, float] = {}
@@ -80,16 +85,27 @@ def play(
     fed.observer = note
     if state is None:
         state = method.init(fed, fed.begin(0, rounds))
+    rows: list[MetricsRow] = []
+    waiting = None if untested is None else RoundTest(fed, method.serve(state), untested, variants)
+    if waiting is not None and not waiting.travels():
+        rows, waiting = waiting.rows(), None
     for index in range(done + 1, rounds + 1):
         losses.clear()
         round = fed.begin(index, rounds)
         watch.begin(index, rounds, round.participants)
         state = _persistent(fed, method, state, round, retries)
-        serving = method.serve(state)
-        scored = index % evaluate_every == 0 or index == rounds
-        rows = score(fed, serving, dict(losses), variants) if scored else []
+        trained = dict(losses)
+        rows += [] if waiting is None else waiting.rows()
+        serving, waiting = method.serve(state), None
+        if index % evaluate_every == 0 or index == rounds:
+            test = RoundTest(fed, serving, Untested(index, trained, fed.guard.ledger.excluded), variants)
+            if index < rounds and test.travels():
+                waiting = test
+            else:
+                rows += test.rows()
         watch.end(index, rounds, rows, serving)
-        yield Finished(index, state, serving, rows)
+        yield Finished(index, state, serving, rows, None if waiting is None else waiting.about)
+        rows = []
 
 
 def _persistent(fed: Federation, method: Method, state: Any, round: Round, retries: int) -> Any:

@@ -30,7 +30,7 @@ from emdcfl.runs.outputs import write_outputs
 from emdcfl.runs.personal import Personal, gain, personalize
 from emdcfl.runs.plan import RunPlan, plan
 from emdcfl.runs.result import Result
-from emdcfl.runs.scoring import MetricsRow, agreement, check_rows, model_names, site_scores
+from emdcfl.runs.scoring import MetricsRow, Untested, agreement, check_rows, model_names, site_scores
 from emdcfl.runs.served import ModelInfo
 from emdcfl.runs.store import RunStore, data_record
 from emdcfl.runs.store.rounds import METRICS
@@ -92,6 +92,7 @@ class _Extra:
     bytes: dict[str, dict[str, int]]
     personal: dict[str, Any]
     differs: list[dict[str, Any]]
+    untested: dict[str, Any]
 
 
 @dataclass
@@ -108,6 +109,7 @@ class _Account:
     before: dict[str, float] = field(default_factory=dict)
     personal: Personal | None = None
     differs: list[dict[str, Any]] | None = None
+    untested: Untested | None = None
 
     @property
     def variants(self) -> dict[str, tuple[str, ...]]:
@@ -132,6 +134,8 @@ class _Account:
             failures = [asdict(Failure(**check_options(Failure, failure, "a failure"))) for failure in extra.get("failures", [])]
             self.personal = Personal(**extra["personal"]) if "personal" in extra else None
             self.differs = extra.get("differs")
+            if "untested" in extra:
+                self.untested = Untested(**check_options(Untested, extra["untested"], "the round to be tested"))
             self.fed.guard.ledger.restore(extra.get("trust", {}))
         except (ConfigError, TypeError, ValueError) as error:
             raise StoreError(f"state/round-{done}.json is not what a run writes: {error}; start again with another --out") from error
@@ -142,7 +146,7 @@ class _Account:
 
     def add(self, finished: Finished) -> Result:
         """Take in a round, save it where there is a run directory, and return the result so far."""
-        self.last = finished.rows or self.last
+        self.last = [row for row in finished.rows if row["round"] == finished.rows[-1]["round"]] or self.last
         self.history += finished.rows
         return self._save(finished, finished.rows)
 
@@ -183,6 +187,7 @@ class _Account:
             "bytes": self.fed.traffic.bytes,
             **({} if self.personal is None else {"personal": self.personal.as_dict()}),
             **({} if self.differs is None else {"differs": self.differs}),
+            **({} if finished.untested is None else {"untested": asdict(finished.untested)}),
         }
         summary = summarise(self.plan, self.fed, finished.index, finished.serving, self.last, seconds, self.failures, self.personal)
         summary |= {} if self.differs is None else {"what_differs": self.differs}
@@ -204,7 +209,7 @@ def _play(account: _Account, observer: Observer | None) -> Result:
     done, state = account.restore()
     planned, method = account.plan, account.plan.method
     settings: dict[str, Any] = {"evaluate_every": planned.config.run.evaluate_every, "retries": planned.config.engine.retries}
-    settings["variants"] = account.variants
+    settings |= {"variants": account.variants, "untested": account.untested}
     result: Result | None = None
     if state is not None and done >= planned.rounds:
         last = Finished(done, state, method.serve(state), account.last)

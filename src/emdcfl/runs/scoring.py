@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -45,24 +46,66 @@ def _scores(found: Mapping[str, Any]) -> bool:
     return all(type(value) in (int, float) for value in found.values()) and possible(found)
 
 
+@dataclass(frozen=True)
+class Untested:
+    """A round that is complete but for its test, which travels with the next round's requests.
+
+    Attributes
+    ----------
+    round : int
+    losses : dict
+        Client → training loss.
+    excluded : dict
+        Client → why it was not asked again in that round.
+    """
+
+    round: int
+    losses: dict[str, float]
+    excluded: dict[str, str]
+
+
+class RoundTest:
+    """The test of a round: every client with what it is served.
+
+    Parameters
+    ----------
+    fed, serving
+        Whom to ask, and what the round serves.
+    about : Untested
+    variants : mapping, optional
+        Test variants of each client, where they are known; a reply about others is rejected.
+    """
+
+    def __init__(self, fed: Federation, serving: Serving, about: Untested, variants: Mapping[str, Collection[str]] | None = None) -> None:
+        self.fed, self.serving, self.about, self.variants = fed, serving, about, variants
+        self._inputs: dict[str, dict[str, Any]] = {}
+        for i, client in enumerate(fed.clients):
+            models, weights = states_of(serving, i)
+            self._inputs[client] = {"models": models, "weights": weights}
+
+    def travels(self) -> bool:
+        """Whether the engine sends the test along with its next requests; ``rows`` is then to be called after these."""
+        with self.fed.revisit(self.about.round, self.about.excluded):
+            return self.fed.piggyback(tasks.test, self._inputs)
+
+    def rows(self) -> list[MetricsRow]:
+        """Return one row per client, in client order; whoever has not answered yet is asked."""
+        about, clusters = self.about, self.serving.clusters
+        with self.fed.revisit(about.round, about.excluded):
+            found = outcomes(self.fed, self._inputs, self.variants)
+        rows = []
+        for i, client in enumerate(self.fed.clients):
+            cluster = None if clusters is None else int(clusters[i])
+            row = {"round": about.round, "client": client, "cluster": cluster, "train_loss": about.losses.get(client)}
+            rows.append({**row, **found[client]})
+        return rows
+
+
 def score(
     fed: Federation, serving: Serving, losses: Mapping[str, float], variants: Mapping[str, Collection[str]] | None = None
 ) -> list[MetricsRow]:
-    """Test every client with what it is served; one row per client, in client order.
-
-    ``variants`` names the test variants of each client, where they are known; a reply about others is rejected.
-    """
-    inputs = {}
-    for i, client in enumerate(fed.clients):
-        models, weights = states_of(serving, i)
-        inputs[client] = {"models": models, "weights": weights}
-    found = outcomes(fed, inputs, variants)
-    rows = []
-    for i, client in enumerate(fed.clients):
-        cluster = None if serving.clusters is None else int(serving.clusters[i])
-        about = {"round": fed.index, "client": client, "cluster": cluster, "train_loss": losses.get(client)}
-        rows.append({**about, **found[client]})
-    return rows
+    """Test every client now with what it is served (``RoundTest``)."""
+    return RoundTest(fed, serving, Untested(fed.index, dict(losses), fed.guard.ledger.excluded), variants).rows()
 
 
 def outcomes(

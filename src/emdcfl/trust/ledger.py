@@ -5,7 +5,8 @@ A run stores the record with its state, as plain numbers and text. A fault or a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -86,9 +87,24 @@ class Ledger:
         if all(fault.round != self.round for fault in known):
             known.append(Fault(self.round, task, reason))
 
+    @contextmanager
+    def revisit(self, round: int, excluded: Mapping[str, str]) -> Iterator[None]:
+        """Be in an earlier round for a block, with the clients that were excluded from it then."""
+        now = self.round, self._now
+        self.round, self._now = round, dict(excluded)
+        try:
+            yield
+        finally:
+            self.round, self._now = now
+
+    @property
+    def excluded(self) -> dict[str, str]:
+        """The clients not asked again in this round, and why."""
+        return dict(self._now)
+
     def banned(self, client: str) -> bool:
         """Whether the client is excluded from the rest of the run."""
-        return len(self.faults.get(client, ())) >= self.max_faults
+        return sum(fault.round <= self.round for fault in self.faults.get(client, ())) >= self.max_faults
 
     def exclusion_reason(self, client: str) -> str | None:
         """Say why a client must not be asked now; ``None`` if it may be."""

@@ -18,10 +18,10 @@ from tests.engines.flower import loopback
 from tests.engines.flower.loopback import LoopbackGrid, MemoryNode
 from tests.methods import toy
 
-from emdcfl.core import tasks
 from emdcfl.core.errors import ClientError, QuorumError
 from emdcfl.core.keys import NodeSecret
 from emdcfl.engines.flower import codec
+from emdcfl.engines.flower.connected import ALONG
 from emdcfl.engines.flower.federation import FlowerFederation
 from emdcfl.engines.flower.messages import MessageSettings
 from emdcfl.engines.flower.node.serve import perform
@@ -191,7 +191,7 @@ def test_a_silent_node_is_waited_for_once_a_round_and_asked_again_in_the_next() 
     grid.tamper[103] = never
     fed = fed_of(grid)
     train(fed)
-    fed.run(tasks.describe, {c: {} for c in fed.clients})
+    fed.evaluate(fed.clients, fed.initial()[None])
     assert fed.failures[-1].reason == "it did not answer an earlier request of this round"
     del grid.tamper[103]
     assert len(train(fed, 2)) == 4
@@ -372,7 +372,13 @@ def test_the_bytes_of_a_run_are_those_of_the_formula() -> None:
 
 def test_a_key_that_was_not_proved_is_its_senders_fault_and_reaches_nobody() -> None:
     grid = loopback.loopback(SCENARIO)
-    grid.tamper[103] = with_reply(key=public_key(NodeSecret(b"x" * 32)))
+
+    def forge(message: Message, answer: Callable[[Message], Message]) -> Message | None:
+        said = codec.decode(answer(message).content)
+        said[ALONG][0]["reply"]["key"] = public_key(NodeSecret(b"x" * 32))
+        return Message(content=codec.encode(said), reply_to=message)
+
+    grid.tamper[103] = forge
     fed = fed_of(grid)
     fed.begin(1)
     assert list(fed.describe(fed.clients)) == ["site-0", "site-1", "site-2"]

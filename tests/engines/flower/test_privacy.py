@@ -13,6 +13,7 @@ from tests.methods import toy
 from torch import Tensor
 
 from emdcfl.engines.flower import codec
+from emdcfl.engines.flower.connected import ALONG
 from emdcfl.methods import make
 from emdcfl.privacy.exchange import open_sealed, pair_seed, public_key
 from emdcfl.transport import projected_width, projection
@@ -42,7 +43,10 @@ def record(projection_mode: str) -> tuple[loopback.LoopbackGrid, list[tuple[str,
         assert reply is not None
         said = codec.decode(reply.content)
         task = message.metadata.message_type.removeprefix("query.")
-        received.append((task, said.get("client", said.get("name")), said))
+        client = said.get("client", said.get("name"))
+        if task == "hello":
+            received.append(("describe", client, *said.pop(ALONG)))
+        received.append((task, client, said))
         for record_ in (message.content, reply.content):
             raw += [a.data for part in record_.array_records.values() for a in part.values()]
             raw += [v if isinstance(v, bytes) else str(v).encode() for part in record_.config_records.values() for v in part.values()]

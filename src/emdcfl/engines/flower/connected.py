@@ -22,7 +22,9 @@ from emdcfl.privacy.keylist import KeyList
 
 log = logging.getLogger("emdcfl")
 
-HELLO, SURVEY = "hello", "survey"
+HELLO, SURVEY, ALONG = "hello", "survey", "along"
+"""The greeting, the first question of a survey in it, and the tasks that come along with a greeting or with another task."""
+
 LONGEST_PAUSE = 8
 """A node that does not answer ``hello`` is asked again after 1, 2, 4, … refreshes, at most this many: each try may cost a deadline."""
 
@@ -57,8 +59,8 @@ class ConnectedNodes:
         As given.
     refused : dict
         Client name → why the last node that used it was refused.
-    question : dict or None
-        First question of a survey, put to nodes together with ``hello``; ``answers`` holds what they said, by client.
+    asked : dict
+        What nodes are asked together with ``hello``; ``answers`` holds what they said beside their name, by client.
     """
 
     def __init__(self, messenger: Messenger, keys: KeyList) -> None:
@@ -67,8 +69,8 @@ class ConnectedNodes:
         self._refreshes = 0
         self._silent: dict[int, tuple[int, int]] = {}  # node → refreshes to pause, refresh at which to ask again
         self.refused: dict[str, str] = {}
-        self.question: dict[str, Any] | None = None
-        self.answers: dict[str, Any] = {}
+        self.asked: dict[str, Any] = {}
+        self.answers: dict[str, dict[str, Any]] = {}
         self._left: dict[str, str] = {}  # client → when its node was first seen to be gone
 
     def absence(self, client: str) -> str:
@@ -119,8 +121,7 @@ class ConnectedNodes:
 
     def _greet(self, new: list[int]) -> None:
         challenge = Challenge()
-        asked = {} if self.question is None else {SURVEY: self.question}
-        record = codec.encode({"challenge": challenge.public, "nonce": challenge.nonce, **asked})
+        record = codec.encode({"challenge": challenge.public, "nonce": challenge.nonce, **self.asked})
         requests = {node: (node, record) for node in new}
         deadline = self.messenger.settings.hello_deadline
         for node, reply in self.messenger.exchange(f"query.{HELLO}", requests, group="", deadline=deadline):
@@ -139,8 +140,7 @@ class ConnectedNodes:
             if before is not None:  # the same key under two ids: the node restarted, and the old id has not expired yet
                 self._names[before] = ""
             self._names[node] = name
-            if SURVEY in reply:
-                self.answers[name] = reply[SURVEY]
+            self.answers[name] = {key: reply[key] for key in (SURVEY, ALONG) if key in reply}
             self._silent.pop(node, None)
             self.refused.pop(name, None)
             self._left.pop(name, None)

@@ -3,17 +3,22 @@
 Every request has its own deadline. Replies are matched by message id, never by node; every error becomes a failure that names the client.
 Repeating a task does no harm: its randomness is keyed, and a node commits its private state in the next round. So a request whose node or
 reply was lost is sent again if the client is connected.
+
+Each message costs a node processor time and the round seconds, so requests that can wait travel along with others: the description with
+the greeting, a round's test with the first request of the next one. The node answers each of them, and ``run`` finds the answers here.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from emdcfl.core.client import TaskInfo
+from emdcfl.core import tasks
+from emdcfl.core.client import Task, TaskInfo
 from emdcfl.core.errors import ClientError
 from emdcfl.core.federation import Failure, Federation, Inputs
 from emdcfl.core.replies import brief
@@ -21,7 +26,7 @@ from emdcfl.core.schema import Reply
 from emdcfl.core.units import names
 from emdcfl.engines.flower import codec
 from emdcfl.engines.flower.codec import MEGABYTE
-from emdcfl.engines.flower.connected import ConnectedNodes
+from emdcfl.engines.flower.connected import ALONG, ConnectedNodes
 from emdcfl.engines.flower.messages import LateError, LostError, RefusedError
 from emdcfl.engines.flower.parts import join, merge_inputs, parts
 
@@ -29,6 +34,20 @@ if TYPE_CHECKING:
     from flwr.app import RecordDict
 
 log = logging.getLogger("emdcfl")
+
+DESCRIBE = tasks.describe.__name__
+
+
+@dataclass(frozen=True)
+class Postponed:
+    """A request to one client that travels along with the next one."""
+
+    task: str
+    round: int
+    inputs: Inputs
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"task": self.task, "round": self.round, "inputs": self.inputs}
 
 
 class FlowerFederation(Federation):
@@ -62,6 +81,10 @@ class FlowerFederation(Federation):
         self.settings, self._messenger = connected.messenger.settings, connected.messenger
         self.task_traffic: dict[str, list[int]] = {}  # task → bytes sent, bytes received, requests
         self._unanswered: set[str] = set()
+        self._postponed: dict[str, list[Postponed]] = {}
+        self._early: dict[tuple[str, str], tuple[Postponed, Any]] = {}  # task, client → what came along with another answer
+        connected.answers.clear()
+        connected.asked = {"job": self.job, ALONG: [Postponed(DESCRIBE, 0, {}).as_dict()]}
 
     def wait_for_clients(self) -> None:
         """Wait for the clients before the first round, and warn of those that are missing."""
@@ -75,6 +98,25 @@ class FlowerFederation(Federation):
     def verify_identity(self, client: str, reply: Reply) -> None:
         """Check that the key a client describes itself with is the one it proved to hold."""
         self.connected.verify_identity(client, reply["key"])
+
+    def piggyback(self, task: Task, inputs: Mapping[str, Inputs]) -> bool:
+        """Send a task along with what these clients are asked next."""
+        for client, own in inputs.items():
+            if self.exclusion_reason(client) is None:
+                self._postponed.setdefault(client, []).append(Postponed(task.__name__, self.index, own))
+        return True
+
+    def _answered_early(self, info: TaskInfo, client: str, inputs: Inputs) -> Any:
+        """Return a client's answer to this request, if it came along with another one; it is not asked for again either way."""
+        if info.name == DESCRIBE:
+            said = self.connected.answers.pop(client, {}).get(ALONG)
+            return {"client": client, **said[0]} if isinstance(said, list) and len(said) == 1 and isinstance(said[0], dict) else None
+        mine = [asked for asked in self._postponed.get(client, ()) if asked.task == info.name]
+        if mine:
+            self._postponed[client] = [asked for asked in self._postponed[client] if asked not in mine]
+        asked, answer = self._early.pop((info.name, client), (None, None))
+        same = asked is not None and asked.round == self.index and _same(asked.inputs, inputs)
+        return answer if same else None
 
     def _dispatch(self, info: TaskInfo, inputs: Mapping[str, Inputs], common: Inputs) -> Iterator[tuple[str, Reply | Failure]]:
         if info.phase == "train":  # a new round: ask those again that did not answer before
@@ -111,17 +153,22 @@ class FlowerFederation(Federation):
             lost: dict[str, str] = {}
             messages: dict[str, tuple[int, RecordDict]] = {}
             for client, own in waiting.items():
-                if client in self._unanswered:
+                if (answer := self._answered_early(info, client, own)) is not None:
+                    yield client, self._open(client, info, answer)
+                elif client in self._unanswered:
                     yield client, self._failure(client, info, "it did not answer an earlier request of this round")
                 elif client not in nodes:
                     lost[client] = self.connected.absence(client)
                 else:
                     request = {"task": info.name, "round": self.index, "client": client, "job": self.job, "inputs": own}
+                    if along := self._postponed.get(client):
+                        request[ALONG] = [asked.as_dict() for asked in along]
                     messages[client] = nodes[client], encoder.encode(request)
             for client, outcome in self._exchange(info, messages):
                 if isinstance(outcome, LostError) and not last:
                     lost[client] = str(outcome)
                 else:
+                    self._take_along(client, outcome)
                     yield client, self._open(client, info, outcome)
             if not lost:
                 return
@@ -142,6 +189,13 @@ class FlowerFederation(Federation):
                 self._unanswered.add(client)
             count[1] += self._messenger.take_received()
             yield client, outcome
+
+    def _take_along(self, client: str, outcome: Any) -> None:
+        """Keep what a client answered to the requests that came along; where it says nothing of them, ``run`` asks again."""
+        asked = self._postponed.pop(client, [])
+        answers = outcome.get(ALONG) if isinstance(outcome, dict) and outcome.get("client") == client else None
+        if isinstance(answers, list) and len(answers) == len(asked):
+            self._early |= {(one.task, client): (one, answer) for one, answer in zip(asked, answers, strict=True)}
 
     def _open(self, client: str, info: TaskInfo, outcome: Any) -> Reply | Failure:
         """Return the reply in a node's answer, or a failure that says why there is none."""
@@ -164,6 +218,11 @@ class FlowerFederation(Federation):
         if not violation:  # violations are logged where every engine's replies are checked
             log.warning("%s", failure)
         return failure
+
+
+def _same(a: Inputs, b: Inputs) -> bool:
+    """Whether two requests hold the same objects."""
+    return set(a) == set(b) and all(a[name] is b[name] for name in a)
 
 
 def in_order(clients: list[str], outcomes: Iterator[tuple[str, Reply | Failure]]) -> Iterator[tuple[str, Reply | Failure]]:

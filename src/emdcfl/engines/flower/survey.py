@@ -31,7 +31,7 @@ from emdcfl.data.own.parts import sort_words
 from emdcfl.data.own.tables import Moments, Summary, pool
 from emdcfl.data.types import Preprocess, Scenario, Site, Split
 from emdcfl.engines.flower import codec
-from emdcfl.engines.flower.connected import ConnectedNodes
+from emdcfl.engines.flower.connected import SURVEY, ConnectedNodes
 from emdcfl.engines.flower.messages import LostError
 from emdcfl.engines.flower.node.survey import DESCRIBE, MEASURE, Answer
 from emdcfl.engines.flower.survey_replies import check_answer
@@ -116,12 +116,12 @@ def survey_nodes(
     """Ask the connected nodes about their files and return what they agree on; the options are those of ``apps/server.py``."""
     question = {"question": DESCRIBE, "seed": data_seed, "label": label}
     connected.answers.clear()
-    connected.question = question
+    connected.asked = {SURVEY: question}
     try:
         ask = _Survey(connected, clients)
         described = ask(question)
     finally:
-        connected.question = None
+        connected.asked = {}
     kinds = sorted({answer["kind"] for answer in described.values()})
     if len(kinds) > 1:
         held = "; ".join(f"{kind}: {names([c for c, answer in described.items() if answer['kind'] == kind])}" for kind in kinds)
@@ -177,15 +177,16 @@ class _Survey:
     def __call__(self, question: Mapping[str, Any]) -> dict[str, Answer]:
         record, nodes = codec.encode(dict(question)), self._connected.nodes
         answers: dict[str, Answer] = {}
-        greeted = {c: self._connected.answers.pop(c) for c in list(self._connected.answers) if question == self._connected.question}
+        with_greeting, said = self._connected.asked.get(SURVEY) == question, self._connected.answers
+        greeted = {c: said.pop(c)[SURVEY] for c in list(said) if with_greeting and SURVEY in said[c]}
         waiting = {c: (nodes[c], record) for c in self.clients if c in nodes and c not in greeted}
         for client, outcome in chain(((c, greeted[c]) for c in self.clients if c in greeted), self._ask(waiting)):
-            said = outcome if isinstance(outcome, dict) else {}
-            reason = str(outcome) if isinstance(outcome, ClientError) else said.get("failure", "no answer in its reply")
-            if "failure" not in said and said.get("client") == client and isinstance(said.get("reply"), dict):
+            answer = outcome if isinstance(outcome, dict) else {}
+            reason = str(outcome) if isinstance(outcome, ClientError) else answer.get("failure", "no answer in its reply")
+            if "failure" not in answer and answer.get("client") == client and isinstance(answer.get("reply"), dict):
                 try:
-                    check_answer(question, said["reply"])
-                    answers[client] = said["reply"]
+                    check_answer(question, answer["reply"])
+                    answers[client] = answer["reply"]
                     continue
                 except ClientError as error:
                     reason = error

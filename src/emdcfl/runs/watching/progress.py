@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from itertools import groupby
 from types import TracebackType
 from typing import Self
 
@@ -172,10 +173,12 @@ class Live:
             parts.append(f"{found} cluster{'s' if found != 1 else ''}")
         if self.losses:
             parts.append(f"train loss {np.mean(self.losses):.4f}")
-        scores = [next(iter(score.values())) for r in rows if (score := score_of(r))]
-        if scores:
-            metric = metric_of(rows[0])
-            parts.append(f"{metric.label} {metric.text(float(np.mean(scores)))}, worst {metric.text(min(scores))}")
+        for tested, of_round in groupby(rows, key=lambda row: row["round"]):
+            known = [(metric_of(row), next(iter(score.values()))) for row in of_round if (score := score_of(row))]
+            if known:
+                metric, scores = known[0][0], [value for _, value in known]
+                after = "" if tested == index else f"after round {tested}: "
+                parts.append(f"{after}{metric.label} {metric.text(float(np.mean(scores)))}, worst {metric.text(min(scores))}")
         parts.append(f"{time.perf_counter() - self.started:.0f} s")
         self.pace.spoke = time.monotonic()
         self.bar.console.print("  ".join(parts), soft_wrap=True)

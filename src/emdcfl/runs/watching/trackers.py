@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -60,10 +61,16 @@ class Tracking:
         values = {"train/loss": float(np.mean(self.losses))} if self.losses else {}
         if serving.clusters is not None:
             values["clusters"] = float(len(set(serving.clusters.tolist())))
-        known = [score for row in rows if (score := score_of(row))]
-        for variant in known[0] if known else ():
-            scores = [score[variant] for score in known]
-            values |= {f"{variant}/mean": float(np.mean(scores)), f"{variant}/worst": float(min(scores))}
+        by_round: dict[int, dict[str, float]] = {}
+        for tested, of_round in groupby(rows, key=lambda row: int(row["round"])):
+            known = [score for row in of_round if (score := score_of(row))]
+            for variant in known[0] if known else ():
+                scores = [score[variant] for score in known]
+                found = {f"{variant}/mean": float(np.mean(scores)), f"{variant}/worst": float(min(scores))}
+                by_round.setdefault(tested, {}).update(found)
+        values |= by_round.pop(index, {})
+        for tested, found in by_round.items():  # it came with this round's answers
+            self.tracker.log(tested, found)
         self.tracker.log(index, values)
         self.then.end(index, total, rows, serving)
 

@@ -152,6 +152,7 @@ class HomeNode:
         self.secret = load_secret(self.home / "secret.key")
         self.partners = self._partners()
         self.details = self.config.details
+        self._made: tuple[Mapping[str, Any], Client] | None = None  # one message may hold several tasks
 
     def _partners(self) -> KeyList:
         """The list of partners' keys; one that is pinned and still empty lets the node answer what needs no partner."""
@@ -172,6 +173,11 @@ class HomeNode:
 
     def client(self, job: Mapping[str, Any]) -> Client:
         """Build the client: its site, a network, and its private state in this run."""
+        if self._made is None or self._made[0] != job:
+            self._made = job, self._make(job)
+        return self._made[1]
+
+    def _make(self, job: Mapping[str, Any]) -> Client:
         site, preprocess = self._site(job), Preprocess.from_dict(job["preprocess"])
         with global_seed(0):
             network = Network(ModelRecipe.from_dict(job["model"]), pick_device(self.config.device))

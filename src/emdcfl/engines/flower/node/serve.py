@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import emdcfl
 from emdcfl.core.client import TASKS, TaskInfo
 from emdcfl.core.errors import ClientError, EmdcflError
 from emdcfl.core.federation import Failure
+from emdcfl.core.replies import brief
 from emdcfl.engines.flower import codec
-from emdcfl.engines.flower.connected import HELLO, SURVEY
+from emdcfl.engines.flower.connected import ALONG, HELLO, SURVEY
 from emdcfl.engines.flower.messages import PING
 from emdcfl.engines.flower.node.home import Node
 from emdcfl.engines.flower.node.policy import PolicyError
@@ -26,13 +27,35 @@ log = logging.getLogger("emdcfl")
 
 Open = Callable[["Context"], Node]
 Answer = Callable[[Any, Any], dict[str, Any]]  # from the node and the decoded request
+Logged = Literal["all", "failures", "nothing"]
+
+
+MOST_ALONG = 8
+"""Tasks that may come along with another one, or with the greeting."""
 
 
 def hello(node: Node, request: Any) -> dict[str, Any]:
-    """Answer with this node's name and key, and prove that it holds the key."""
+    """Answer with this node's name and key, prove that it holds the key, and answer the tasks that come along."""
     key = public_key(node.secret)
     proof = prove(node.secret, request["challenge"], request["nonce"], node.name)
-    return {"name": node.name, "key": key, "proof": proof, "version": emdcfl.__version__}
+    return {"name": node.name, "key": key, "proof": proof, "version": emdcfl.__version__, **_along(node, request, node.name)}
+
+
+def perform_all(node: Node, request: Any) -> dict[str, Any]:
+    """Run the tasks that come along with a request, which are of earlier rounds, and then its own; each is allowed, or not, by itself."""
+    along = _along(node, request, request["client"])
+    own = {key: value for key, value in request.items() if key != ALONG}
+    return {**_answered(node, perform, brief(str(request["task"]), 40), own), **along}
+
+
+def _along(node: Node, request: Any, client: str) -> dict[str, Any]:
+    asked = request.get(ALONG)
+    if asked is None:
+        return {}
+    if not isinstance(asked, list) or len(asked) > MOST_ALONG or not all(isinstance(one, dict) for one in asked):
+        raise ClientError(f"expected at most {MOST_ALONG} tasks that come along with a request, got something else; check the server")
+    shared = {"client": client, "job": request["job"]}
+    return {ALONG: [_answered(node, perform, brief(str(one.get("task")), 40), {**one, **shared}) for one in asked]}
 
 
 def ping(node: Node, request: Any) -> dict[str, Any]:
@@ -116,9 +139,9 @@ def make_app(open_node: Open, **more: Answer) -> ClientApp:
 
     app = ClientApp()
     greet = _greeting(more[SURVEY]) if SURVEY in more else hello
-    answers: dict[str, Answer] = {HELLO: greet, PING: ping, **dict.fromkeys(TASKS, perform), **more}
+    answers: dict[str, Answer] = {HELLO: greet, PING: ping, **dict.fromkeys(TASKS, perform_all), **more}
     for name, function in answers.items():
-        app.query(name)(_handler(open_node, function, logged=name not in (HELLO, PING)))
+        app.query(name)(_handler(open_node, function, logged="all" if name in more else "failures" if name in TASKS else "nothing"))
     return app
 
 
@@ -134,7 +157,7 @@ def _greeting(survey: Answer) -> Answer:
     return greet
 
 
-def _handler(open_node: Open, function: Answer, *, logged: bool) -> Callable[[Message, Context], Message]:
+def _handler(open_node: Open, function: Answer, *, logged: Logged) -> Callable[[Message, Context], Message]:
     def handle(message: Message, context: Context) -> Message:
         from flwr.app import Message
 
@@ -145,12 +168,15 @@ def _handler(open_node: Open, function: Answer, *, logged: bool) -> Callable[[Me
     return handle
 
 
-def _answered(node: Node, function: Answer, kind: str, asked: Any, *, logged: bool = True) -> dict[str, Any]:
-    """Answer a request, given as a record or decoded, and write the owner's log; whatever goes wrong becomes a failure in words."""
-    request, refused = None, False
+def _answered(node: Node, function: Answer, kind: str, asked: Any, *, logged: Logged = "all") -> dict[str, Any]:
+    """Answer a request, given as a record or decoded, and write the owner's log; whatever goes wrong becomes a failure in words.
+
+    What a function has answered in parts is in the log already: then only ``failures`` of the whole are added.
+    """
+    request, refused, failed = None, False, True
     try:
         request = asked if isinstance(asked, dict) else codec.decode(asked)
-        content = function(node, request)
+        content, failed = function(node, request), False
     except PolicyError as error:
         log.warning("refused a request of the server (%s): %s", kind, error)
         content, refused = _failed(node, str(error)), True
@@ -163,7 +189,7 @@ def _answered(node: Node, function: Answer, kind: str, asked: Any, *, logged: bo
         reason = reason if known and ours else f"{reason} ({type(error).__name__}); the log of the node says why"
         log.exception("a request could not be answered")
         content = _failed(node, reason)
-    if logged:
+    if logged == "all" or (logged == "failures" and failed):
         try:
             node.note(kind, request, content, refused=refused)
         except OSError as error:  # what its owner could not read later is not released
