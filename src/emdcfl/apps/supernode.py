@@ -68,9 +68,9 @@ def serve(home: Path, *, name: str, superlink: str) -> int:
         if not (home / file).exists():
             raise ConfigError(f"{home / file} is missing ({whose}); see docs/guide/deploy.md")
     os.environ.update(QUIET, FLWR_HOME=str(home / "flwr"))  # before Flower is imported
-    secret, port = secrets.token_bytes(32), free_port()
     _import_everything()
     log_with_times()
+    secret, port = secrets.token_bytes(32), free_port()  # after the imports: in their seconds another program could take the port
     wake, waker = os.pipe()
     os.set_blocking(waker, False)
     launcher = os.getpid()
