@@ -64,11 +64,12 @@ def read_rows(folder: Path) -> list[ResultRow]:
 def comparable(rows: Sequence[ResultRow]) -> list[ResultRow]:
     """Leave out method options that only some rows of a method name, where those agree: they are older or younger than the others.
 
-    Only ``grouping`` is named where it was asked for, and left out where the scenario's own rule held. No scenario has so many clients
-    that ``pairing`` "auto" would be anything but "all".
+    Only ``grouping`` is named where it was asked for, and left out where the scenario's own rule held, which is "neighbourhoods". No
+    scenario has so many clients that ``pairing`` "auto" would be anything but "all".
     """
     asked: dict[str, list[dict[str, Any]]] = {}
-    rows = [_without(row, {"pairing"}) if row["settings"]["method"].get("pairing") in ("all", "auto") else row for row in rows]
+    own = {"pairing": ("all", "auto"), "grouping": ("neighbourhoods",)}
+    rows = [_without(row, {key for key, same in own.items() if row["settings"]["method"].get(key) in same}) for row in rows]
     for row in rows:
         asked.setdefault(row["method"], []).append(row["settings"]["method"])
     dropped = {
