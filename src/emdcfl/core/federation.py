@@ -114,6 +114,7 @@ class Federation(ABC):
         self.clock, self.guard, self.traffic, self.offload = Clock(), Guard(trust), Traffic(), StateOffload()
         self.index = 0
         self.failures: list[Failure] = []
+        self.late: list[dict[str, Any]] = []  # trainings that counted in a later round than they were asked for
         self.observer: Callable[[str, str, Reply], None] = lambda task, client, reply: None
         participants(clients, number, seed=seed, round=0)  # a wrong number is an error before anything is trained
         self._factory = factory

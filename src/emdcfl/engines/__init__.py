@@ -101,6 +101,7 @@ def make_federation(
     workers: int = 1,
     gpu: Mapping[str, Any] | None = None,
     source: tuple[str, Mapping[str, Any]] | None = None,
+    remote: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Federation:
     """Start an engine by the name ``resolve`` returned.
@@ -115,6 +116,8 @@ def make_federation(
         Options that only the CUDA engine takes.
     source : (name, options), optional
         Over Flower: how a node finds its data.
+    remote : mapping, optional
+        Options that only Flower takes.
     **options
         Those of ``Federation``, and the run's name, number of threads and precision.
     """
@@ -122,7 +125,7 @@ def make_federation(
         from emdcfl.engines.flower.session import connect
 
         assert source is not None
-        return connect(scenario, source, **options)
+        return connect(scenario, source, **(remote or {}), **options)
     options["device"] = device
     if engine == "batched":
         from emdcfl.engines.local.batched import BatchedFederation

@@ -87,7 +87,11 @@ class Serving:
 
 
 class Method(Protocol):
-    """A clustered-learning algorithm. ``State`` is its dataclass of tensors, numbers, strings, and lists and dicts of them."""
+    """A clustered-learning algorithm. ``State`` is its dataclass of tensors, numbers, strings, and lists and dicts of them.
+
+    A method may also declare ``node_needs`` (``NodeNeeds``), and ``late_updates = True`` if a training that comes after its round may count
+    in a later one, moved to the model of that round and with less weight (``engine.phase_deadline``).
+    """
 
     name: ClassVar[str]
     family: ClassVar[Family]

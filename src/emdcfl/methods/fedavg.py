@@ -47,6 +47,7 @@ class FedAvg:
     citation: ClassVar[str] = "McMahan et al., AISTATS 2017"
     original: ClassVar[Mapping[str, Any]] = {}
     reference: ClassVar[Mapping[str, Any]] = {}
+    late_updates: ClassVar[bool] = True
     State: ClassVar[type] = GlobalState
 
     def init(self, fed: Federation, round: Round) -> GlobalState:

@@ -46,6 +46,7 @@ class FedProx:
     citation: ClassVar[str] = "Li et al., MLSys 2020"
     original: ClassVar[Mapping[str, Any]] = {}
     reference: ClassVar[Mapping[str, Any]] = {"prox": "layer_norm"}
+    late_updates: ClassVar[bool] = True
     State: ClassVar[type] = GlobalState
 
     def init(self, fed: Federation, round: Round) -> GlobalState:

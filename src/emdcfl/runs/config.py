@@ -112,6 +112,7 @@ class EngineConfig:
     on_failure: Literal["auto", "stop", "continue"] = "auto"
     quorum: float = 0.5
     retries: int = 2
+    phase_deadline: float | None = None
 
 
 @dataclass(frozen=True)
@@ -152,6 +153,7 @@ RANGES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "engine.streams": (lambda v: v >= 1, "at least 1"),
     "engine.quorum": (lambda v: 0 < v <= 1, "above 0 and at most 1"),
     "engine.retries": (lambda v: v >= 0, "at least 0"),
+    "engine.phase_deadline": (lambda v: v > 0, "above 0"),
     **TRUST_RANGES,
 }
 

@@ -88,6 +88,7 @@ class RunPlan:
             workers=engine.workers,
             gpu={"streams": engine.streams, "deterministic": engine.deterministic, "compile": engine.compile, "rounds": self.rounds},
             source=(self.config.scenario.name, self.config.scenario.options),
+            remote={"phase_deadline": engine.phase_deadline, "late_updates": getattr(self.method, "late_updates", False)},
             threads=engine.threads,
             precision=engine.precision,
             run=self.name,
@@ -153,6 +154,8 @@ def plan(config: Config, scenario: Scenario | None = None, folder: Path | None =
         workers=engine.workers,
         participants=config.run.participants,
     )
+    if engine.phase_deadline is not None and name != "flower":
+        raise ConfigError(f"engine.phase_deadline is for nodes that may be slow, got the engine {name!r}; use engine.name = 'flower'")
     on_failure = ("continue" if engine.name == "flower" else "stop") if engine.on_failure == "auto" else engine.on_failure
     complete = replace(
         config,

@@ -93,6 +93,7 @@ class _Extra:
     personal: dict[str, Any]
     differs: list[dict[str, Any]]
     untested: dict[str, Any]
+    late: list[dict[str, Any]]
 
 
 @dataclass
@@ -140,6 +141,7 @@ class _Account:
         except (ConfigError, TypeError, ValueError) as error:
             raise StoreError(f"state/round-{done}.json is not what a run writes: {error}; start again with another --out") from error
         self.before, self.last, self.failures = extra.get("seconds", {}), extra.get("rows", []), failures
+        self.fed.late = list(extra.get("late", []))
         check_rows([*self.last, *(self.personal.rows if self.personal else [])], f"state/round-{done}.json")
         self.fed.traffic.restore(extra.get("bytes", {}))
         return done, state
@@ -187,6 +189,7 @@ class _Account:
             "bytes": self.fed.traffic.bytes,
             **({} if self.personal is None else {"personal": self.personal.as_dict()}),
             **({} if self.differs is None else {"differs": self.differs}),
+            **({"late": self.fed.late} if self.fed.late else {}),
             **({} if finished.untested is None else {"untested": asdict(finished.untested)}),
         }
         summary = summarise(self.plan, self.fed, finished.index, finished.serving, self.last, seconds, self.failures, self.personal)
@@ -256,6 +259,7 @@ def summarise(
         "bytes": fed.traffic.bytes,
         **({"memory": {name: round(gib, 3) for name, gib in memory.items()}} if (memory := fed.memory()) else {}),
         "failures": [{k: f[k] for k in ("round", "client", "task", "reason")} for f in failures],
+        **({"late": fed.late} if fed.late else {}),
         "quarantined": fed.guard.ledger.quarantined(),
         "flags": fed.guard.ledger.flagged(),
         "notes": list(scenario.notes),

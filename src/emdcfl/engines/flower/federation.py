@@ -11,6 +11,7 @@ the greeting, a round's test with the first request of the next one. The node an
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -27,8 +28,9 @@ from emdcfl.core.units import names
 from emdcfl.engines.flower import codec
 from emdcfl.engines.flower.codec import MEGABYTE
 from emdcfl.engines.flower.connected import ALONG, ConnectedNodes
-from emdcfl.engines.flower.messages import LateError, LostError, RefusedError
+from emdcfl.engines.flower.messages import LateError, LostError, RefusedError, Standing, StragglerError
 from emdcfl.engines.flower.parts import join, merge_inputs, parts
+from emdcfl.engines.flower.stragglers import Straggler, stale, staleness
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
@@ -63,6 +65,10 @@ class FlowerFederation(Federation):
         Builds the network.
     job : mapping
         What a node needs to know about the run, sent with every request (see ``node.py``).
+    phase_deadline : float, optional
+        Seconds to wait in a phase; who has not answered then is late. By default, a phase lasts as long as a request is valid.
+    late_updates : bool
+        Whether the method takes a training that comes late for one of a later round (``stale``); else it is dropped.
     **options
         Those of ``Federation``.
     """
@@ -74,6 +80,8 @@ class FlowerFederation(Federation):
         factory: Callable[[], nn.Module],
         *,
         job: Mapping[str, Any],
+        phase_deadline: float | None = None,
+        late_updates: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(clients, factory, **options)
@@ -81,6 +89,8 @@ class FlowerFederation(Federation):
         self.settings, self._messenger = connected.messenger.settings, connected.messenger
         self.task_traffic: dict[str, list[int]] = {}  # task → bytes sent, bytes received, requests
         self._unanswered: set[str] = set()
+        self._phase, self._takes_late = phase_deadline, late_updates
+        self._stragglers: dict[str, Straggler] = {}
         self._postponed: dict[str, list[Postponed]] = {}
         self._early: dict[tuple[str, str], tuple[Postponed, Any]] = {}  # task, client → what came along with another answer
         connected.answers.clear()
@@ -152,6 +162,7 @@ class FlowerFederation(Federation):
             last = attempt == self.settings.attempts - 1
             lost: dict[str, str] = {}
             messages: dict[str, tuple[int, RecordDict]] = {}
+            standing: dict[str, Standing] = {}
             for client, own in waiting.items():
                 if (answer := self._answered_early(info, client, own)) is not None:
                     yield client, self._open(client, info, answer)
@@ -159,32 +170,76 @@ class FlowerFederation(Federation):
                     yield client, self._failure(client, info, "it did not answer an earlier request of this round")
                 elif client not in nodes:
                     lost[client] = self.connected.absence(client)
+                elif (late := self._still_asked(client, info, nodes[client])) is not None:
+                    standing[client] = late
                 else:
                     request = {"task": info.name, "round": self.index, "client": client, "job": self.job, "inputs": own}
                     if along := self._postponed.get(client):
                         request[ALONG] = [asked.as_dict() for asked in along]
                     messages[client] = nodes[client], encoder.encode(request)
-            for client, outcome in self._exchange(info, messages):
-                if isinstance(outcome, LostError) and not last:
+            for client, outcome in self._exchange(info, messages, standing):
+                if isinstance(outcome, StragglerError):
+                    yield client, self._straggle(client, info, requests[client], outcome)
+                elif client in standing and isinstance(outcome, dict):
+                    yield client, self._stale(client, info, requests[client], outcome)
+                elif isinstance(outcome, LostError) and not last:
                     lost[client] = str(outcome)
                 else:
                     self._take_along(client, outcome)
                     yield client, self._open(client, info, outcome)
             if not lost:
                 return
-            if last or not messages:  # nobody was asked: refreshing at once would change nothing
+            if last or not (messages or standing):  # nobody was asked: refreshing at once would change nothing
                 for client, reason in lost.items():
                     yield client, self._failure(client, info, reason)
                 return
             waiting = {client: requests[client] for client in lost}
 
-    def _exchange(self, info: TaskInfo, messages: Mapping[str, tuple[int, RecordDict]]) -> Iterator[tuple[str, Any]]:
+    def _still_asked(self, client: str, info: TaskInfo, node: int) -> Standing | None:
+        """Return a request of an earlier round that this client is still at work on, if its answer would be taken now."""
+        late = self._stragglers.get(client)
+        if late is None or late.task != info.name:
+            return None
+        if late.standing.node == node and time.monotonic() < late.standing.end:
+            return late.standing
+        self._messenger.abandon(self._stragglers.pop(client).standing)
+        return None
+
+    def _straggle(self, client: str, info: TaskInfo, asked: Inputs, late: StragglerError) -> Failure:
+        """Go on without a client; wait for its answer in later rounds if the method takes it."""
+        before = self._stragglers.get(client)
+        if before is not None and before.standing == late.standing:
+            return self._failure(client, info, f"{late}; it is still at work on round {before.round}")
+        if not self._takes_late or info.phase != "train" or "theta" not in asked:
+            self._messenger.abandon(late.standing)
+            return self._failure(client, info, f"{late}; a late answer is not used")
+        self._postponed.pop(client, None)
+        self._stragglers[client] = Straggler(late.standing, info.name, self.index, asked["theta"])
+        return self._failure(client, info, f"{late}; its answer counts in the round in which it comes")
+
+    def _stale(self, client: str, info: TaskInfo, asked: Inputs, outcome: dict[str, Any]) -> Reply | Failure:
+        """Return a late answer as one of this round."""
+        late = self._stragglers.pop(client)
+        reply = self._open(client, info, outcome)
+        if isinstance(reply, Failure):
+            return reply
+        age = self.index - late.round
+        self.late.append({"client": client, "round": late.round, "used_in": self.index, "weight": round(staleness(age), 4)})
+        log.info(
+            "client %r: its training of round %d came late and counts now, with %.2f of its weight", client, late.round, staleness(age)
+        )
+        return stale(reply, start=late.start, now=asked["theta"], trainable=self.layout.trainable, age=age)
+
+    def _exchange(
+        self, info: TaskInfo, messages: Mapping[str, tuple[int, RecordDict]], standing: Mapping[str, Standing]
+    ) -> Iterator[tuple[str, Any]]:
         count = self.task_traffic.setdefault(info.name, [0, 0, 0])
         count[0] += sum(codec.size(record) for _, record in messages.values())
         count[2] += len(messages)
         kind, group = f"query.{info.name}", str(self.index)
         self._messenger.take_received()  # of other messages: a hello, a survey
-        for client, outcome in self._messenger.exchange(kind, messages, group=group, deadline=self.settings.deadline):
+        how: dict[str, Any] = {"group": group, "deadline": self.settings.deadline, "phase": self._phase, "standing": standing}
+        for client, outcome in self._messenger.exchange(kind, messages, **how):
             if isinstance(outcome, LateError):
                 self._unanswered.add(client)
             count[1] += self._messenger.take_received()

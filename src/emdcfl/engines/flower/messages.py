@@ -94,6 +94,23 @@ class LateError(ClientError):
     """No reply within the deadline."""
 
 
+@dataclass(frozen=True)
+class Standing:
+    """A request that was not answered in its phase and is still valid, until ``end`` on the monotonic clock."""
+
+    identity: str
+    node: int
+    end: float
+
+
+class StragglerError(LateError):
+    """No reply before the phase ended; the request still stands."""
+
+    def __init__(self, text: str, standing: Standing) -> None:
+        super().__init__(text)
+        self.standing = standing
+
+
 class RefusedError(ClientError):
     """A reply that is not a message of this program, or exceeds the limits."""
 
@@ -111,12 +128,27 @@ class Messenger:
         received, self._received = self._received, 0
         return received
 
+    def abandon(self, standing: Standing) -> None:
+        """Wait for a request no longer."""
+        self._abandoned.add(standing.identity)
+
     def exchange(
-        self, kind: str, requests: Mapping[Any, tuple[int, RecordDict]], *, group: str, deadline: float
+        self,
+        kind: str,
+        requests: Mapping[Any, tuple[int, RecordDict]],
+        *,
+        group: str,
+        deadline: float,
+        phase: float | None = None,
+        standing: Mapping[Any, Standing] | None = None,
     ) -> Iterator[tuple[Any, Any]]:
-        """Yield ``(key, value or ClientError)`` for every request as replies arrive; the rest when the deadline has passed."""
-        waiting: dict[str, Any] = {}
-        end = time.monotonic() + deadline
+        """Yield ``(key, value or ClientError)`` for every request as replies arrive; the rest when the deadline has passed.
+
+        A ``phase`` that is shorter ends the wait before, and leaves requests ``standing``, which a later call can wait for again.
+        """
+        end = time.monotonic() + (deadline if phase is None else min(deadline, phase))
+        asked = {one.identity: one for one in (standing or {}).values()}
+        waiting: dict[str, Any] = {one.identity: key for key, one in (standing or {}).items()}
         self._discard()
         for key, (node, record) in requests.items():
             identity = self._send(node, record, kind, group=group, lifetime=max(1.0, deadline))
@@ -124,6 +156,7 @@ class Messenger:
                 yield key, ClientError("Flower did not accept the request; see the SuperLink's log")
             else:
                 waiting[identity] = key
+                asked[identity] = Standing(identity, node, time.monotonic() + deadline)
         pings: dict[str, str] = {}  # message id of a ping → that of the request it is about
         heard, poll = time.monotonic(), ReplyPoller(self.grid)
         while waiting:
@@ -141,12 +174,16 @@ class Messenger:
                 break
             if waiting and now - heard >= self.settings.patience:
                 self._abandoned |= pings.keys()
-                heard, pings = now, self._ping({identity: requests[key][0] for identity, key in waiting.items()}, group)
+                heard, pings = now, self._ping({identity: asked[identity].node for identity in waiting}, group)
             if waiting:
                 time.sleep(self.settings.poll)
-        self._abandoned |= {*waiting, *pings}
-        for key in waiting.values():
-            yield key, LateError(f"no answer within {deadline:.0f} s")
+        self._abandoned |= pings.keys()
+        for identity, key in waiting.items():
+            if phase is not None and phase < deadline and time.monotonic() < asked[identity].end:
+                yield key, StragglerError(f"late: no answer within {phase:.0f} s", asked[identity])
+            else:
+                self._abandoned.add(identity)
+                yield key, LateError(f"no answer within {deadline:.0f} s")
 
     def _discard(self) -> None:
         """Have the SuperLink delete what nobody waits for any more, beside the requests that follow.
