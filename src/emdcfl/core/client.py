@@ -127,6 +127,8 @@ class Client:
         val, train = self.split("val").x, self.split("train").x
         indices = indices.to(val.device)
         held_out = indices < len(val)
+        if bool(held_out.all()):
+            return val[indices]
         x = val.new_empty((len(indices), *val.shape[1:]))
         x[held_out], x[~held_out] = val[indices[held_out]], train[indices[~held_out] - len(val)]
         return x

@@ -7,9 +7,6 @@ only has to arrive where it belongs. ``privacy.exchange`` uses this for simulate
 from __future__ import annotations
 
 import hashlib
-import hmac
-
-from emdcfl.core.keys import digest
 
 PRIME = 2**255 - 19
 A24 = 121665
@@ -48,18 +45,26 @@ def x25519(scalar: bytes, point: bytes = BASE) -> bytes:
 
 def seal(own: bytes, partner: bytes, nonce: bytes, message: bytes, context: tuple[object, ...]) -> bytes:
     """Put a message into a box of the usual size for two public keys and a context."""
-    key = digest("simulated box", *sorted((own, partner)), nonce, *context)
+    key = _key(own, partner, nonce, context)
     body = _masked(message, key)
-    return body + hmac.digest(key, body, "sha256")[:TAG]
+    return body + _tag(key, body)
 
 
 def open_sealed(own: bytes, partner: bytes, nonce: bytes, box: bytes, context: tuple[object, ...]) -> bytes:
     """Return what ``seal`` put into a box; one for other keys or another context is refused."""
-    key = digest("simulated box", *sorted((own, partner)), nonce, *context)
+    key = _key(own, partner, nonce, context)
     body, tag = box[:-TAG], box[-TAG:]
-    if not hmac.compare_digest(hmac.digest(key, body, "sha256")[:TAG], tag):
+    if _tag(key, body) != tag:
         raise ValueError("the box is damaged, or for somebody else")
     return _masked(body, key)
+
+
+def _key(own: bytes, partner: bytes, nonce: bytes, context: tuple[object, ...]) -> bytes:
+    return b"".join([*sorted((own, partner)), nonce, repr(context).encode()])
+
+
+def _tag(key: bytes, body: bytes) -> bytes:
+    return hashlib.sha256(key + body).digest()[:TAG]
 
 
 def _masked(message: bytes, key: bytes) -> bytes:

@@ -24,6 +24,9 @@ from emdcfl.transport.pool import Array, one_blas_thread
 
 COSTS = ("cosine", "euclidean", "label-aware")
 
+SAFE = (1e-30, 1e30)
+"""Squared lengths between which float32 neither overflows nor loses digits."""
+
 
 def cost_matrix(
     a: Any,
@@ -77,9 +80,19 @@ def cost_matrix(
 def unit(z: Array) -> Array:
     """Scale rows to unit length in float32; rows that are zero stay zero.
 
-    The length is taken after a division by the largest entry, so neither large nor tiny embeddings overflow or vanish.
+    Where squares could overflow or vanish, the length is taken after a division by the largest entry.
     """
     z = np.asarray(z, dtype=np.float32)
+    with np.errstate(all="ignore"):
+        squares = np.einsum("ij,ij->i", z, z)
+        scaled = z / np.sqrt(squares)[:, None]
+    extreme = ~((squares > SAFE[0]) & (squares < SAFE[1]))
+    if extreme.any():
+        scaled[extreme] = _unit_of_extremes(z[extreme])
+    return np.asarray(scaled)
+
+
+def _unit_of_extremes(z: Array) -> Array:
     largest = np.abs(z).max(axis=1, keepdims=True, initial=0.0)
     scaled = np.divide(z, largest, out=np.zeros_like(z), where=largest > 0)
     length = np.sqrt(np.einsum("ij,ij->i", scaled, scaled))[:, None]

@@ -6,10 +6,9 @@ Both equal what ``Embed`` and ``Score`` compute for one client after the other, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor
 
 from emdcfl.core.client import Client
 from emdcfl.core.learning import objective
@@ -30,20 +29,6 @@ def embeds_together(client: Client, work: Embed) -> bool:
     return work.mode == "eval" and client.precision == "fp32" and not client.wary and not mixes
 
 
-class Inputs:
-    """Network inputs of the samples that works ask for; a sample shown under many models is gathered once."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[str, str, int], Tensor] = {}
-
-    def of(self, client: Client, split: str, indices: Tensor) -> Tensor:
-        """Return the preprocessed samples, in the order of the indices."""
-        key = client.name, split, id(indices)
-        if key not in self._known:
-            self._known[key] = client.preprocess(client.rows(split, indices))
-        return self._known[key]
-
-
 @torch.no_grad()
 def embed_together(works: Sequence[tuple[Client, Embed]]) -> list[Outcome]:
     """Embed the samples of many clients: one pass for all samples under one model and projection."""
@@ -51,40 +36,56 @@ def embed_together(works: Sequence[tuple[Client, Embed]]) -> list[Outcome]:
     groups: dict[tuple[int, int], list[int]] = {}
     for i, (_, work) in enumerate(works):
         groups.setdefault((work.state.data_ptr(), id(work.matrix)), []).append(i)
-    inputs, network = Inputs(), works[0][0].network
+    network = works[0][0].network
     network.module.train(False)
+    shown: list[tuple[str, str, int]] = []
     for members in groups.values():
         work = works[members[0]][1]
         network.load(work.state)
-        parts = [inputs.of(client, own.split, own.indices) for client, own in (works[i] for i in members)]
-        at_once = min(SAMPLES, max(1, FORWARD // max(1, parts[0][0].numel())))
-        passes = [network.embed(x).float().cpu() for x in torch.cat(parts).split(at_once)]
+        wanted = [(client.name, own.split, id(own.indices)) for client, own in (works[i] for i in members)]
+        if wanted != shown:  # the same samples under many models are gathered once
+            parts = [client.preprocess(client.rows(own.split, own.indices)) for client, own in (works[i] for i in members)]
+            x, sizes, shown = torch.cat(parts), [len(part) for part in parts], wanted
+            at_once = min(SAMPLES, max(1, FORWARD // max(1, x[0].numel())))
+        passes = [network.embed(part).float().cpu() for part in x.split(at_once)]
         z = torch.cat(passes if work.matrix is None else [part @ work.matrix for part in passes])
-        for i, own in zip(members, z.split([len(x) for x in parts]), strict=True):
-            outcomes[i] = {"z": own}
+        for i, own_z in zip(members, z.split(sizes), strict=True):
+            outcomes[i] = {"z": own_z}
     return outcomes
 
 
 @torch.no_grad()
 def score_together(works: Sequence[tuple[Client, Score]], chain: Chain, buffers: Buffers) -> list[Outcome]:
-    """Score every client's models on its own samples: clients with as many samples and models in one batched product."""
+    """Score every client's models on its own samples: one batched product for the samples of all clients with the same models."""
     outcomes: list[Outcome] = [{}] * len(works)
-    groups: dict[tuple[int, int], list[int]] = {}
-    for i, (client, work) in enumerate(works):
-        groups.setdefault((len(client.split(work.split)), len(work.models)), []).append(i)
+    groups: dict[int, list[int]] = {}
+    for i, (_, work) in enumerate(works):
+        groups.setdefault(id(work.models), []).append(i)
     entries = [e for e in works[0][0].network.layout.entries if e.trainable]
-    for (_, models), alike in groups.items():
-        at_once = max(1, FORWARD // (models * works[0][0].network.layout.size))
-        for begin in range(0, len(alike), at_once):
-            members = alike[begin : begin + at_once]
-            states = torch.stack([theta for i in members for theta in works[i][1].models])
-            splits = [client.split(work.split) for client, work in (works[i] for i in members)]
-            x = torch.stack([client.preprocess(split.x) for (client, _), split in zip((works[i] for i in members), splits, strict=True)])
-            y = torch.stack([split.y for split in splits]).repeat_interleave(models, 0)
-            weights = [states[:, e.slice].reshape(-1, *e.shape) for e in entries]
-            logits = chain.logits(weights, x.repeat_interleave(models, 0), buffers)
-            losses = objective.losses(logits, y)
-            correct = logits.argmax(1) == y
-            for i, own, right in zip(members, losses.split(models), correct.split(models), strict=True):
+    for alike in groups.values():
+        models = torch.stack(list(works[alike[0]][1].models))
+        weights = [models[:, e.slice].reshape(-1, *e.shape) for e in entries]
+        splits = {i: client.split(work.split) for i, (client, work) in ((i, works[i]) for i in alike)}
+        most = FORWARD // (len(models) * max(w.shape[1] for w in weights))
+        for members in _portions({i: len(split) for i, split in splits.items()}, most):
+            x = torch.cat([works[i][0].preprocess(splits[i].x) for i in members]).expand(len(models), *[-1] * splits[members[0]].x.dim())
+            y = torch.cat([splits[i].y for i in members]).expand(len(models), -1)
+            logits = chain.logits(weights, x, buffers)
+            losses, correct = objective.losses(logits, y), logits.argmax(1) == y
+            sizes = [len(splits[i]) for i in members]
+            for i, own, right in zip(members, losses.split(sizes, 1), correct.split(sizes, 1), strict=True):
                 outcomes[i] = {"losses": own.clone(), "correct": right.clone()}
     return outcomes
+
+
+def _portions(sizes: Mapping[int, int], most: int) -> list[list[int]]:
+    """Divide clients, in their order, so that a portion holds at most so many samples, or one client."""
+    portions: list[list[int]] = []
+    held = most
+    for i, size in sizes.items():
+        if held + size > most:
+            portions.append([])
+            held = 0
+        portions[-1].append(i)
+        held += size
+    return portions

@@ -81,73 +81,79 @@ class Gain:
 
 
 class Votes:
-    """The members' validation losses under the averages they belong to.
+    """The members' validation losses under the averages they belong to, as arrays over all voters.
 
     Parameters
     ----------
     replies : mapping
         Client → its ``loss_moments`` reply; whoever is missing has no vote.
-    cells : mapping
-        Client → the sets whose averages it scored, in the order of the reply.
+    cells : sequence
+        The sets whose averages were scored; a client scored those it is in, in this order.
     """
 
-    def __init__(self, replies: Mapping[str, Reply], cells: Mapping[str, Sequence[Cell]]) -> None:
-        self._n = {c: int(reply["n"]) for c, reply in replies.items()}
-        self._mean, self._hits = ({c: reply[name].numpy() for c, reply in replies.items()} for name in ("mean", "accuracy"))
-        self._V, self._hits_V = ({c: reply[name].numpy() for c, reply in replies.items()} for name in ("covariance", "accuracy_covariance"))
-        self._at = {c: {cell: i for i, cell in enumerate(cells[c])} for c in replies}
+    def __init__(self, replies: Mapping[str, Reply], cells: Sequence[Cell]) -> None:
+        row = {c: k for k, c in enumerate(replies)}
+        self._voters = list(replies)
+        self._n = np.array([int(reply["n"]) for reply in replies.values()])
+        self._models = np.array([len(reply["mean"]) for reply in replies.values()], dtype=np.int64)
+        self._mean, self._hits, self._V, self._hits_V = (
+            np.concatenate([np.zeros(0), *(reply[name].numpy().ravel() for reply in replies.values())])
+            for name in ("mean", "accuracy", "covariance", "accuracy_covariance")
+        )
+        self._first, self._first_V = (np.cumsum(sizes) - sizes for sizes in (self._models, self._models**2))
+        self._scored: dict[Cell, tuple[Array, Array]] = {}  # by whom, and as which of their models
+        before = np.zeros_like(self._models)
+        for cell in cells:
+            rows = np.array([row[c] for c in cell if c in row], dtype=np.int64)
+            self._scored[cell] = rows, before[rows]
+            before[rows] += 1
 
     def gain(self, coarse: Sequence[Cell], fine: Sequence[Cell]) -> Gain:
         """Return what the members of ``fine`` gain over ``coarse``, two partitions of the same members."""
-        voters, gained, variance = self._differences(coarse, fine)
-        m = max(1, sum(self._n[c] for c in voters))
-        points = points_variance = 0.0
-        old, new = _cell_of(coarse), _cell_of(fine)
-        for c in voters:
-            i, j = self._at[c][old[c]], self._at[c][new[c]]
-            points += 100 * self._n[c] * float(self._hits[c][j] - self._hits[c][i])
-            points_variance += 100**2 * _variance(self._hits_V[c], i, j)
-        by_client = dict(zip(voters, gained.tolist(), strict=True))
-        return Gain(float(gained.sum()) / m, math.sqrt(variance.sum()) / m, points / m, math.sqrt(points_variance) / m, by_client)
+        rows, old, new = self._compared(coarse, fine)
+        gained, variance = self._differences(rows, old, new)
+        m = max(1, int(self._n[rows].sum()))
+        hits = self._n[rows] * (self._hits[self._first[rows] + new] - self._hits[self._first[rows] + old])
+        hits_error = math.sqrt(self._variance(self._hits_V, rows, old, new).sum())
+        by_client = dict(zip((self._voters[k] for k in rows.tolist()), gained.tolist(), strict=True))
+        return Gain(float(gained.sum()) / m, math.sqrt(variance.sum()) / m, 100 * float(hits.sum()) / m, 100 * hits_error / m, by_client)
 
     def pays(self, coarse: Sequence[Cell], fine: Sequence[Cell], evidence: float) -> bool:
         """Whether the finer partition is better by more than chance, and not for the sake of one member alone."""
-        voters, gained, variance = self._differences(coarse, fine)
+        rows, old, new = self._compared(coarse, fine)
+        gained, variance = self._differences(rows, old, new)
         if not _z(gained.sum(), variance.sum()) > evidence:
             return False
-        if not self._matters(coarse, fine, dict(zip(voters, gained.tolist(), strict=True))):
+        if sum(map(len, coarse)) > SINGLE and not self._matters(fine, rows, old, gained):
             return False
-        alone = {cell[0] for cell in fine if len(cell) == 1}
-        tears = np.array([len(fine) - (c in alone) > 1 for c in voters], dtype=bool)
+        alone = np.isin(rows, [k for cell in fine if len(cell) == 1 for k in self._scored[cell][0]])
+        tears = len(fine) - alone > 1
         return bool((_z(_without_each(gained), _without_each(variance)) > evidence)[tears].all())
 
-    def _matters(self, coarse: Sequence[Cell], fine: Sequence[Cell], gained: Mapping[str, float]) -> bool:
-        """Whether few are divided, or some set of the finer partition lowers its members' loss by a share that is noticed."""
-        old = _cell_of(coarse)
-        if len(old) <= SINGLE:
-            return True
-        for cell in fine:
-            voters = [c for c in cell if c in gained]
-            before = sum(self._n[c] * float(self._mean[c][self._at[c][old[c]]]) for c in voters)
-            if sum(gained[c] for c in voters) > LEAST_SHARE * before:
-                return True
-        return False
+    def _matters(self, fine: Sequence[Cell], rows: Array, old: Array, gained: Array) -> bool:
+        """Whether some set of the finer partition lowers its members' loss by a share that is noticed."""
+        before = self._n[rows] * self._mean[self._first[rows] + old]
+        ends = np.cumsum([len(self._scored[cell][0]) for cell in fine])[:-1]
+        return any(own.sum() > LEAST_SHARE * lost.sum() for own, lost in zip(np.split(gained, ends), np.split(before, ends), strict=True))
 
-    def _differences(self, coarse: Sequence[Cell], fine: Sequence[Cell]) -> tuple[list[str], Array, Array]:
-        """Voters, what each gains over all its samples, and the variances of these sums."""
-        old, new = _cell_of(coarse), _cell_of(fine)
-        voters = [c for c in new if c in self._n]
-        gained, variance = np.zeros(len(voters)), np.zeros(len(voters))
-        for k, c in enumerate(voters):
-            i, j = self._at[c][old[c]], self._at[c][new[c]]
-            if i != j:
-                gained[k] = self._n[c] * float(self._mean[c][i] - self._mean[c][j])
-                variance[k] = _variance(self._V[c], i, j)
-        return voters, gained, variance
+    def _compared(self, coarse: Sequence[Cell], fine: Sequence[Cell]) -> tuple[Array, Array, Array]:
+        """Voters, cell by cell of ``fine``, and as which of their models they scored their sets of both partitions."""
+        at = np.zeros_like(self._models)
+        for cell in coarse:
+            rows, scored = self._scored[cell]
+            at[rows] = scored
+        rows, new = (np.concatenate(parts) for parts in zip(*(self._scored[cell] for cell in fine), strict=True))
+        return rows, at[rows], new
 
+    def _differences(self, rows: Array, old: Array, new: Array) -> tuple[Array, Array]:
+        """What each voter gains over all its samples, and the variances of these sums."""
+        gained = self._n[rows] * (self._mean[self._first[rows] + old] - self._mean[self._first[rows] + new])
+        return gained, self._variance(self._V, rows, old, new)
 
-def _cell_of(cells: Sequence[Cell]) -> dict[str, Cell]:
-    return {c: cell for cell in cells for c in cell}
+    def _variance(self, V: Array, rows: Array, old: Array, new: Array) -> Array:
+        """Variances of differences; the covariances come from clients, so they may be none."""
+        first, L = self._first_V[rows], self._models[rows]
+        return np.asarray(np.maximum(V[first + old * (L + 1)] + V[first + new * (L + 1)] - 2 * V[first + old * L + new], 0.0))
 
 
 def _z(total: Any, variance: Any) -> Array:
@@ -161,11 +167,6 @@ def _without_each(values: Array) -> Array:
     before = np.concatenate([[0.0], np.cumsum(values)[:-1]])
     after = np.concatenate([np.cumsum(values[::-1])[::-1][1:], [0.0]])
     return np.asarray(before + after)
-
-
-def _variance(V: Array, i: int, j: int) -> float:
-    """Variance of a difference; the covariance comes from a client, so it may be none."""
-    return max(float(V[i, i] + V[j, j] - 2 * V[i, j]), 0.0)
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,8 @@ def regroup(
             present = [c for c in members if c in local and c not in new and not fed.guard.ledger.banned(c)]
             examined = examine(options, fed, state, present, local, round) if len(present) > 1 else Examined([tuple(present)], [])
             splits += examined.splits
-            found += _with_absent(state, examined.cells, [c for c in members if c not in present])
+            examined_here = set(present)
+            found += _with_absent(state, examined.cells, [c for c in members if c not in examined_here])
         sets = found
     order = {c: i for i, c in enumerate(state.clients)}
     sets = sorted((sorted(members, key=order.__getitem__) for members in sets if members), key=lambda members: order[members[0]])
@@ -213,7 +215,7 @@ def examine(
     trees = {name: tree for name, tree in trees.items() if tree.merges}
     if not trees:
         return Examined([key(members)], [])
-    votes = _ask(fed, state, _paths(trees, members), local)
+    votes = _ask(fed, state, _cells(trees), local)
     about = {"round": round.index, "evidence": options.evidence}
     candidates = [_pruned(tree.merges, votes, {**about, "proposal": name}) for name, tree in trees.items()]
     candidates.sort(key=lambda candidate: len(candidate.cells))
@@ -245,17 +247,10 @@ def _proposals(fed: Federation, state: EMDCFLState, members: Sequence[str], loca
     return {"transport": near, "updates": tree_of_columns(apart, members) if few else tree(apart, [(c,) for c in members])}
 
 
-def _paths(trees: Mapping[str, Tree], members: Sequence[str]) -> dict[str, list[Cell]]:
-    """Client → the sets it is in, each once: leaves, then nodes of the trees."""
-    paths: dict[str, dict[Cell, None]] = {c: {} for c in members}
-    for leaf in (leaf for proposed in trees.values() for leaf in proposed.leaves):
-        for c in leaf:
-            paths[c][leaf] = None
-    for left, right in (merge for proposed in trees.values() for merge in proposed.merges):
-        node = key(left + right)
-        for c in node:
-            paths[c][node] = None
-    return {c: list(cells) for c, cells in paths.items()}
+def _cells(trees: Mapping[str, Tree]) -> list[Cell]:
+    """Return the leaves, then the nodes of the trees, each once."""
+    leaves = [leaf for proposed in trees.values() for leaf in proposed.leaves]
+    return list(dict.fromkeys([*leaves, *(key(a + b) for proposed in trees.values() for a, b in proposed.merges)]))
 
 
 def _pruned(tree: Sequence[Merge], votes: Votes, about: Mapping[str, Any]) -> Examined:
@@ -276,23 +271,28 @@ def _pruned(tree: Sequence[Merge], votes: Votes, about: Mapping[str, Any]) -> Ex
     return Examined(cells, shown[::-1])
 
 
-def _ask(fed: Federation, state: EMDCFLState, sets: Mapping[str, Sequence[Cell]], local: Mapping[str, Tensor]) -> Votes:
-    """Let each client score the averages of some sets."""
-    m = {c: reply["m"] for c, reply in fed.describe(list(sets)).items()}
-    paths = {c: cells for c, cells in sets.items() if m.get(c, 0) >= SMALLEST_VOTE}
+def _ask(fed: Federation, state: EMDCFLState, cells: Sequence[Cell], local: Mapping[str, Tensor]) -> Votes:
+    """Let each client score the averages of the sets it is in."""
+    m = {c: reply["m"] for c, reply in fed.describe(sorted({c for cell in cells for c in cell})).items()}
+    paths: dict[str, list[int]] = {c: [] for c, size in m.items() if size >= SMALLEST_VOTE}  # sets by number: hashing one takes long
+    for number, cell in enumerate(cells):
+        for c in cell:
+            if c in paths:
+                paths[c].append(number)
     parts: dict[str, list[Reply]] = {c: [] for c in paths}
-    averages: dict[Cell, Tensor] = {}
+    averages: dict[int, Tensor] = {}
     for asked in _portions(paths, 4 * fed.layout.size):
-        wanted = {cell for cells in asked.values() for cell in cells}
-        averages = {cell: averages[cell] for cell in wanted if cell in averages}
-        for cell in wanted - set(averages):
-            averages[cell] = average([local[c] for c in cell], [float(state.n[c]) for c in cell]) if len(cell) > 1 else local[cell[0]]
-        inputs = {c: {"models": tuple(averages[cell] for cell in cells)} for c, cells in asked.items()}
-        replies = fed.run(loss_moments, inputs, verify=_verifier({c: len(cells) for c, cells in asked.items()}, m))
+        wanted = {number for numbers in asked.values() for number in numbers}
+        averages = {number: averages[number] for number in wanted if number in averages}
+        for number in wanted - set(averages):
+            cell = cells[number]
+            averages[number] = average([local[c] for c in cell], [float(state.n[c]) for c in cell]) if len(cell) > 1 else local[cell[0]]
+        alike = {numbers: tuple(averages[number] for number in numbers) for numbers in {*map(tuple, asked.values())}}
+        inputs = {c: {"models": alike[tuple(numbers)]} for c, numbers in asked.items()}
+        replies = fed.run(loss_moments, inputs, verify=_verifier({c: len(numbers) for c, numbers in asked.items()}, m))
         for c, reply in replies.valid.items():
             parts[c].append(reply)
-    whole = {c: _joined(found) for c, found in parts.items() if sum(len(part["mean"]) for part in found) == len(paths[c])}
-    return Votes(whole, paths)
+    return Votes({c: _joined(found) for c, found in parts.items() if sum(len(part["mean"]) for part in found) == len(paths[c])}, cells)
 
 
 def _joined(parts: Sequence[Reply]) -> Reply:
@@ -303,19 +303,19 @@ def _joined(parts: Sequence[Reply]) -> Reply:
     return {**parts[0], **{name: torch.cat([part[name] for part in parts]) for name in ("mean", "accuracy")}, **covariances}
 
 
-def _portions(paths: Mapping[str, Sequence[Cell]], size: int) -> Iterator[dict[str, Sequence[Cell]]]:
+def _portions(paths: Mapping[str, Sequence[int]], size: int) -> Iterator[dict[str, Sequence[int]]]:
     """Divide what is asked so that nobody scores more than ``MOST_MODELS``, and all within ``SENT_AT_ONCE`` bytes, at once."""
     at_once = max(1, min(MOST_MODELS, SENT_AT_ONCE // size))
     for start in range(0, max(map(len, paths.values()), default=0), at_once):
-        portion: dict[str, Sequence[Cell]] = {}
+        portion: dict[str, Sequence[int]] = {}
         held = 0
-        for c, cells in ((c, cells[start : start + at_once]) for c, cells in paths.items()):
-            if portion and held + len(cells) * size > SENT_AT_ONCE:
+        for c, numbers in ((c, numbers[start : start + at_once]) for c, numbers in paths.items()):
+            if portion and held + len(numbers) * size > SENT_AT_ONCE:
                 yield portion
                 portion, held = {}, 0
-            if cells:
-                portion[c] = cells
-                held += len(cells) * size
+            if numbers:
+                portion[c] = numbers
+                held += len(numbers) * size
         if portion:
             yield portion
 

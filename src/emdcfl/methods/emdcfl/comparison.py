@@ -188,13 +188,14 @@ class Comparison:
             with self.fed.clock("transport"):
                 values = bounds.finish()
         self.complaints.settle()
+        excluded = [at[c] for c in partners if self.fed.exclusion_reason(c)]
         for k, row in enumerate(rows):
             if row not in answered or self.fed.exclusion_reason(row):
                 continue
             found.W[k, at[row]], found.tau[at[row]] = 0.0, self.problems.tau(row, row)
             for column, T in values.get(row, {}).items():
-                if not self.fed.exclusion_reason(column):
-                    found.W[k, at[column]] = T - self.problems.tau(row, column)
+                found.W[k, at[column]] = T - self.problems.tau(row, column)
+            found.W[k, excluded] = np.nan
         return found
 
     def _recalibrate(self, offers: Mapping[Pair, bytes]) -> frozenset[Pair]:

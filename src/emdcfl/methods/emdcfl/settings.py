@@ -216,8 +216,8 @@ class CompareSettings:
     @classmethod
     def from_dict(cls, sent: Mapping[str, Any]) -> CompareSettings:
         """Return the settings a server sent, or raise ``ClientError`` if they are not valid or do not go together."""
-        names = {f.name for f in fields(cls)}
-        if not isinstance(sent, Mapping) or set(sent) != names:
+        names = cls.__dataclass_fields__.keys()
+        if not isinstance(sent, Mapping) or sent.keys() != names:
             raise ClientError(f"expected settings named {', '.join(sorted(names))}, got {', '.join(map(str, sent)) or 'none'}")
         plain = all(isinstance(value, (str, int, float, type(None))) for value in sent.values())
         return (_sent if plain else _sent.__wrapped__)(**sent)

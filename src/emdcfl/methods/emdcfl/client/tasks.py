@@ -31,6 +31,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -376,7 +377,8 @@ def _covariance_of_sums(values: Tensor) -> Tensor:
     independent evidence.
     """
     m = values.shape[1]
-    blocks = torch.tensor_split(values - values.mean(1, keepdim=True), round(m / int(m**0.5)), dim=1)
-    deviations = torch.stack([block.sum(1) for block in blocks], dim=1)
-    covariance = deviations @ deviations.T * (len(blocks) / (len(blocks) - 1))
+    k = round(m / int(m**0.5))
+    first = [j * (m // k) + min(j, m % k) for j in range(k)]
+    deviations = torch.from_numpy(np.add.reduceat((values - values.mean(1, keepdim=True)).numpy(), first, axis=1))
+    covariance = deviations @ deviations.T * (k / (k - 1))
     return (covariance + covariance.T) / 2
