@@ -50,6 +50,14 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def no_wait_for_the_disk() -> Iterator[None]:
+    """Tests kill processes, not machines: what was written need not have reached the disk."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def own_log() -> Iterator[None]:
     """Commands and fuzz targets set the levels of the project's logs; the next test must not inherit them."""
