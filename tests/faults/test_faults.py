@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ pytest.importorskip("flwr", reason="needs the extra emdcfl[flower]")
 
 from tests.faults.cases import LONG, VICTIM, Event, account, bring_back, came_back, send, short, start_changed, wait_online, when
 
+import emdcfl
 from emdcfl.apps import trial
 from emdcfl.apps.trial import control
 from emdcfl.apps.trial.certificates import make_node_key, put_aside
@@ -99,18 +101,25 @@ def test_a_node_that_joins_in_the_middle_and_comes_back_under_another_id(there: 
     assert len(ids) == len(set(ids)) == 2
 
 
-@pytest.fixture
-def liar(there: trial.Trial, request: pytest.FixtureRequest) -> Iterator[str]:
+@contextmanager
+def changed(there: trial.Trial, **variables: str) -> Iterator[None]:
     """Run one node with a changed program."""
     wait_online(there)
     send(there, VICTIM, signal.SIGTERM)
     time.sleep(5)
-    start_changed(there, LIE=request.param, LATE=str(there.deadline / 2 + 15))
+    start_changed(there, **variables)
     try:
-        yield request.param
+        yield
     finally:
-        send(there, VICTIM, signal.SIGTERM)
+        if identity(there, VICTIM) is not None:
+            send(there, VICTIM, signal.SIGTERM)
         time.sleep(5)
+
+
+@pytest.fixture
+def liar(there: trial.Trial, request: pytest.FixtureRequest) -> Iterator[str]:
+    with changed(there, LIE=request.param, LATE=str(there.deadline / 2 + 15)):
+        yield request.param
 
 
 REASONS = {
@@ -143,6 +152,68 @@ def test_a_node_that_answers_late(there: trial.Trial, tmp_path: Path, liar: str)
     assert "no answer within" in failures[0]["reason"]
 
 
+@pytest.mark.parametrize("liar", ["late"], indirect=True)
+def test_a_late_training_counts_in_a_later_round(there: trial.Trial, tmp_path: Path, liar: str) -> None:
+    """The rounds go on without the node that sleeps in round 2, and take its model when it comes."""
+    given = short(8, name="fedavg")
+    trial.submit(there, replace(given, engine=replace(given.engine, phase_deadline=30.0)), tmp_path / "run")
+    summary = account(there, tmp_path / "run")
+    (late,) = summary["late"]
+    assert (late["client"], late["round"]) == (VICTIM, 2) and 2 < late["used_in"] <= 8
+    assert [f["round"] for f in summary["failures"] if f["task"] == "train"] == list(range(2, late["used_in"]))
+    assert all(failure["reason"].startswith("late: ") for failure in summary["failures"])
+
+
+def test_a_node_whose_clock_is_two_minutes_behind_takes_part(there: trial.Trial, tmp_path: Path) -> None:
+    with changed(there, SKEW="-120"):
+        trial.submit(there, short(2), tmp_path / "run")
+        assert account(there, tmp_path / "run")["failures"] == []
+
+
+def test_a_node_whose_clock_is_a_minute_ahead_is_refused_until_it_is_set_right(there: trial.Trial, tmp_path: Path) -> None:
+    """The SuperLink takes no request from the future; the node ends and its log says why, and the run goes on without its client."""
+    with changed(there, SKEW="60"):
+        end = time.monotonic() + 240
+        while identity(there, VICTIM) is not None and time.monotonic() < end:
+            time.sleep(1)
+        assert identity(there, VICTIM) is None, "it ends"
+        trial.submit(replace(there, wait=5.0), short(2), tmp_path / "run")
+        failures = account(there, tmp_path / "run")["failures"]
+        assert failures and all("no node with this name" in failure["reason"] for failure in failures)
+    wait_online(there)
+
+
+def test_a_node_of_an_incompatible_version_is_refused_in_one_line(there: trial.Trial, tmp_path: Path) -> None:
+    with changed(there, VERSION="0.2.0"):
+        trial.submit(there, short(2), tmp_path / "run")
+        failures = account(there, tmp_path / "run")["failures"]
+        assert "expected a node with emdcfl" in failures[-1]["reason"] and "got '0.2.0'" in failures[-1]["reason"]
+        assert {failure["round"] for failure in failures if failure["task"] == "train"} == {1, 2}
+
+
+def test_a_node_upgraded_in_the_middle_goes_on_and_its_versions_are_recorded(there: trial.Trial, tmp_path: Path) -> None:
+    wait_online(there)
+    said: list[str] = []
+
+    def upgrade() -> None:
+        send(there, VICTIM, signal.SIGTERM)
+        time.sleep(5)
+        start_changed(there, VERSION=f"{emdcfl.__version__}.post1")
+
+    upgrades = when(MOMENTS["between rounds"], upgrade)
+
+    def watch(event: Event) -> None:
+        upgrades(event)
+        said.append(event.get("text", ""))
+
+    trial.submit(there, short(15), tmp_path / "run", watch=watch)
+    came_back(there, tmp_path / "run", 15)
+    versions = [text.rpartition(" ")[2] for text in said if text.startswith(f"client {VICTIM!r} is node ")]
+    assert versions == [emdcfl.__version__, f"{emdcfl.__version__}.post1"]
+    send(there, VICTIM, signal.SIGTERM)
+    time.sleep(5)
+
+
 def test_a_node_that_takes_another_clients_name(there: trial.Trial, tmp_path: Path) -> None:
     wait_online(there)
     send(there, VICTIM, signal.SIGTERM)
@@ -164,8 +235,10 @@ def test_a_node_that_takes_another_clients_name(there: trial.Trial, tmp_path: Pa
 
 
 def test_the_superlink_killed_and_restarted_resumes_from_the_last_complete_round(there: trial.Trial, tmp_path: Path) -> None:
+    """The test of round 1, which was on its way with the training of round 2, is not lost either."""
     wait_online(there)
     given = short(3)
+    given = replace(given, run=replace(given.run, evaluate_every=1))
 
     with pytest.raises(EmdcflError, match="--resume"):
         trial.submit(there, given, tmp_path / "run", watch=when(MOMENTS["training"], lambda: send(there, LINK, signal.SIGKILL)))
@@ -175,5 +248,5 @@ def test_the_superlink_killed_and_restarted_resumes_from_the_last_complete_round
     assert summary["rounds"] == 3 and summary["failures"] == []
     local = replace(given, engine=replace(given.engine, name="sequential", on_failure="stop"))
     runner.run(local, tmp_path / "local")
-    for path in (tmp_path / "local" / "models").glob("*.safetensors"):
-        assert path.read_bytes() == (tmp_path / "run" / "models" / path.name).read_bytes()
+    for path in [tmp_path / "local" / "metrics.jsonl", *(tmp_path / "local" / "models").glob("*.safetensors")]:
+        assert path.read_bytes() == (tmp_path / "run" / path.relative_to(tmp_path / "local")).read_bytes()

@@ -1,21 +1,21 @@
-"""Put before everything else on one node's path by the fault suite: the node then answers ``train`` with what LIE names.
+"""Put before everything else on one node's path by the fault suite: the node is then another than it should be.
 
-LIE lists lies by commas: the first in round 1, the second in round 2, then the truth. ``late`` tells the truth too late, in round 2.
+LIE lists what it answers to ``train``, by commas: the first lie in round 1, the second in round 2, then the truth. ``late`` tells the truth
+too late, in round 2. SKEW is the seconds by which its clock is ahead, VERSION the version of emdcfl that it has.
 Nothing is imported before the node's own program does: Flower gives a process 30 seconds to report.
 """
 
 import importlib.util
 import os
 import sys
+import time
 
 LIES = os.environ.get("LIE", "").split(",")
-TARGET = "emdcfl.engines.flower.node.serve"
+SKEW = float(os.environ.get("SKEW", "0"))
 
 
 def corrupt(serve):  # type: ignore[no-untyped-def]
     """Have the module that answers requests lie."""
-    import time
-
     import torch
 
     honest, encode = serve.perform, serve.codec.encode
@@ -50,23 +50,48 @@ def corrupt(serve):  # type: ignore[no-untyped-def]
     serve.perform = perform
 
 
+def skew(date):  # type: ignore[no-untyped-def]
+    """Have Flower's clock, with which a node signs its requests, be wrong."""
+    from datetime import timedelta
+
+    right = date.now
+    date.now = lambda: right() + timedelta(seconds=SKEW)
+
+
+def rename(emdcfl):  # type: ignore[no-untyped-def]
+    """Have another version of emdcfl."""
+    emdcfl.__version__ = os.environ["VERSION"]
+
+
 class Finder:
-    """Finds the module as Python would, and corrupts it once it is loaded."""
+    """Finds a module as Python would, and changes it once it is loaded."""
+
+    def __init__(self, target, change):  # type: ignore[no-untyped-def]
+        self.target, self.change = target, change
 
     def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
-        if name != TARGET:
+        if name != self.target:
             return None
         sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            sys.meta_path.insert(0, self)  # python -m asks for the package before it imports it
         load = spec.loader.exec_module
 
         def exec_module(module):  # type: ignore[no-untyped-def]
             load(module)
-            corrupt(module)
+            self.change(module)
 
         spec.loader.exec_module = exec_module
         return spec
 
 
 if LIES != [""]:
-    sys.meta_path.insert(0, Finder())
+    sys.meta_path.insert(0, Finder("emdcfl.engines.flower.node.serve", corrupt))
+if "VERSION" in os.environ:
+    sys.meta_path.insert(0, Finder("emdcfl", rename))
+if SKEW:
+    sys.meta_path.insert(0, Finder("flwr.supercore.date", skew))
+    clock = time.time
+    time.time = lambda: clock() + SKEW

@@ -173,12 +173,16 @@ class Live:
             parts.append(f"{found} cluster{'s' if found != 1 else ''}")
         if self.losses:
             parts.append(f"train loss {np.mean(self.losses):.4f}")
-        for tested, of_round in groupby(rows, key=lambda row: row["round"]):
+        for tested, of_round in groupby(rows, key=lambda row: int(row["round"])):
             known = [(metric_of(row), next(iter(score.values()))) for row in of_round if (score := score_of(row))]
-            if known:
-                metric, scores = known[0][0], [value for _, value in known]
-                after = "" if tested == index else f"after round {tested}: "
-                parts.append(f"{after}{metric.label} {metric.text(float(np.mean(scores)))}, worst {metric.text(min(scores))}")
+            if not known:
+                continue
+            metric, scores = known[0][0], [value for _, value in known]
+            said = f"{metric.label} {metric.text(float(np.mean(scores)))}, worst {metric.text(min(scores))}"
+            if tested == index:
+                parts.append(said)
+            else:  # the test of an earlier round came with this round's answers
+                self.bar.console.print(f"round {tested:>{len(str(total))}}/{total}  {said}", soft_wrap=True)
         parts.append(f"{time.perf_counter() - self.started:.0f} s")
         self.pace.spoke = time.monotonic()
         self.bar.console.print("  ".join(parts), soft_wrap=True)
