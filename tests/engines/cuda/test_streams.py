@@ -1,14 +1,17 @@
-"""What can be tested of the CUDA engine's steps without a GPU: one compilation serves all streams."""
+"""What can be tested of the CUDA engine's steps without a GPU: one compilation serves all streams, and later runs find it."""
 
 from __future__ import annotations
+
+import os
+from pathlib import Path
 
 import pytest
 import torch
 
 from emdcfl.data.types import Preprocess
+from emdcfl.engines.cuda.compiling import keep_kernels, objective
 from emdcfl.engines.cuda.layers import multiply_narrow
 from emdcfl.engines.cuda.resident import Samples
-from emdcfl.engines.cuda.streams import objective
 from emdcfl.models.recipe import ModelRecipe
 
 
@@ -40,3 +43,22 @@ def test_one_compilation_serves_all_streams_and_the_next_run_in_the_process() ->
             torch.testing.assert_close((value, losses), expected)
     assert counter.frame_count == 1
     torch._dynamo.reset()
+
+
+def test_kernels_are_kept_in_a_folder_that_only_the_user_can_enter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EMDCFL_CACHE", str(tmp_path))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    keep_kernels()
+    folder = tmp_path / "kernels"
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(folder)
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    folder.chmod(0o770)  # others could put code there
+    keep_kernels()
+    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
+
+    folder.chmod(0o700)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "chosen")
+    keep_kernels()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "chosen"

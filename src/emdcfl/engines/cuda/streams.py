@@ -8,21 +8,22 @@ and one launch is one step. In a compiled step, ``torch.compile`` fuses element-
 
 from __future__ import annotations
 
-import functools
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from threading import local
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from emdcfl.core.client import Client
 from emdcfl.core.errors import EmdcflError
 from emdcfl.core.params import Layout
+from emdcfl.core.schema import finite
 from emdcfl.core.tasks import Fit, Training, trained
+from emdcfl.engines.cuda.compiling import compiled_objective, objective
 from emdcfl.engines.cuda.layers import multiply_narrow
 from emdcfl.engines.cuda.resident import Samples
 from emdcfl.engines.local.schedule import schedule
@@ -34,25 +35,6 @@ WARM_UP = 3
 
 MIN_STEPS = 3
 """Least steps of one batch width for which a graph is captured. Under BatchNorm, the last batch of every epoch has its own width."""
-
-
-def objective(module: nn.Module, samples: Samples, index: Tensor, scale: Tensor, low: bool) -> tuple[Tensor, Tensor]:
-    """Return the weighted loss of a batch, to be differentiated, and the loss of every sample."""
-    with torch.autocast("cuda", dtype=torch.bfloat16, enabled=low, cache_enabled=False):
-        x, y = samples.batch(index)
-        losses = F.cross_entropy(module(x), y, reduction="none")
-    return (losses * scale).sum(), losses.detach()
-
-
-@functools.cache
-def compiled_objective() -> Callable[..., tuple[Tensor, Tensor]]:
-    """Return ``objective`` compiled with its backward pass; one compilation serves all streams."""
-    options: dict[str, str | int | bool | Callable[..., Any]] = {}
-    import torch._inductor.config as inductor  # importing it takes a second
-
-    if hasattr(inductor, "deterministic"):  # choose kernels by rule, not by timing: every process must get the same bits
-        options["deterministic"] = True
-    return torch.compile(objective, dynamic=False, fullgraph=True, options=options)
 
 
 @dataclass
@@ -256,6 +238,7 @@ class States:
 
     def __init__(self, device: torch.device) -> None:
         self.device, self._known = device, dict[tuple[int, int], Tensor]()
+        self._pinned = local()
         self._copies = torch.cuda.Stream(device, priority=-1)  # torch reuses streams of one priority; this must not be a training stream
 
     def start(self, theta: Tensor) -> Tensor:
@@ -274,9 +257,19 @@ class States:
         n = len(client.site.train)
         with torch.cuda.stream(self._copies):
             try:
-                return trained(theta, n, total.item() / n, steps, fit.training)
+                loss, fine = total.item() / n, finite(theta)
+                return trained(self._copied(theta), n, loss, steps, fit.training, known_finite=fine, own=True)
             except EmdcflError as error:  # of this client alone
                 return error
+
+    def _copied(self, theta: Tensor) -> Tensor:
+        """Copy a state to the host by way of pinned memory, which is many times faster; each thread has its own."""
+        if getattr(self._pinned, "memory", None) is None or self._pinned.memory.shape != theta.shape:
+            self._pinned.memory = torch.empty_like(theta, device="cpu", pin_memory=True)
+        self._pinned.memory.copy_(theta, non_blocking=True)
+        self._copies.synchronize()
+        copy: Tensor = self._pinned.memory.clone()
+        return copy
 
 
 def keep_busy(
