@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import os
 import pickle
 import signal
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from tests.tiny import TRAINING, same_bits, tiny
-from torch import Tensor
+from torch import Tensor, nn
 
 from emdcfl.core import tasks
 from emdcfl.core.client import Client, task
@@ -173,6 +174,23 @@ def test_on_cuda_the_precision_asked_for_decides_about_tf32(precision: str, tf32
     fed = SequentialFederation(tiny(), precision=precision, **OPTIONS)
     fed.run(misbehave, {"site-0": {}}, how="well")
     assert asked == [(torch.device("cpu"), precision)]
+
+
+@pytest.mark.parametrize("low", [False, True])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_pooling_before_relu_changes_no_bit(low: bool, stride: int) -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Conv2d(2, 5, 3), nn.ReLU(), nn.MaxPool2d(2, stride), nn.Flatten(), nn.LazyLinear(3))
+    x = torch.randint(-2, 3, (16, 2, 9, 9)).float()  # with ties
+    plain(x)
+    exchanged = copy.deepcopy(plain)
+    sequential.pool_first(exchanged)
+    assert isinstance(exchanged[1], nn.MaxPool2d) and exchanged.state_dict().keys() == plain.state_dict().keys()
+    for module in (plain, exchanged):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=low):
+            module(x).float().square().sum().backward()
+    for a, b in zip(plain.parameters(), exchanged.parameters(), strict=True):
+        assert a.grad is not None and b.grad is not None and torch.equal(a.grad, b.grad) and bool(a.grad.any())
 
 
 def test_what_several_clients_are_given_travels_once_and_arrives_as_it_was() -> None:
