@@ -52,9 +52,7 @@ def column(client: Client, size: int, *, held_out: bool) -> Tensor:
 
     def drawn() -> Tensor:
         val = client.sample("val", size)
-        if held_out or len(val) == size:
-            return val
-        train = client.sample("train", size - len(val))
+        train = client.sample("train", 0 if held_out else size - len(val))
         order = client.generator("order of the column sample", round=0).permutation(len(val) + len(train))
         return torch.cat([val, len(client.site.val) + train])[torch.from_numpy(order)]
 
