@@ -3,10 +3,11 @@
     python benchmarks/scale.py --out runs/scale.jsonl                       # 100, 300 and 1,000 clients
     python benchmarks/scale.py --clients 3000 10000 --out runs/scale.jsonl
     python benchmarks/scale.py --clients 100 --pairing all --out runs/scale.jsonl
+    python benchmarks/scale.py --beside ../before --out runs/scale.jsonl    # a checkout of another commit, in turn with this one
 
 Clients hold tables of 300 rows and 16 columns, drawn from four groups; the default perceptron, two rounds of ten epochs, grouping by
-benefit, without fine-tuning and baselines. Every number of clients is a process of its own, for its peak memory. Compare phases of one
-row with each other: seconds depend on what else the machine does, which ``load`` says.
+benefit, without fine-tuning and baselines. Every number of clients is a process of its own, for its peak memory. ``seconds`` depend on
+what else the machine does, which ``load`` says; ``processor`` is the processor time of all threads in a phase, which does so less.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,19 +47,44 @@ def tables(clients: int, seed: int = 0) -> tuple[dict[str, Any], dict[str, str]]
     return data, truth
 
 
+def count_processor_time() -> dict[str, float]:
+    """Let federations count processor time by phase too; returns where they do."""
+    from emdcfl.core import federation, rounds
+
+    spent: dict[str, float] = {}
+    inside = [0.0]
+
+    class ProcessorClock(rounds.Clock):
+        @contextmanager
+        def __call__(self, phase: str) -> Iterator[None]:
+            began = time.process_time()
+            inside.append(0.0)
+            try:
+                with super().__call__(phase):
+                    yield
+            finally:
+                used = time.process_time() - began
+                spent[phase] = spent.get(phase, 0.0) + used - inside.pop()
+                inside[-1] += used
+
+    federation.Clock = ProcessorClock  # type: ignore[misc]
+    return spent
+
+
 def measured(clients: int, pairing: str) -> dict[str, Any]:
     """Run once in this process."""
+    processor = count_processor_time()
     from emdcfl import fit
     from emdcfl.report import write_report
     from emdcfl.studies.results import commit, hardware
 
     data, truth = tables(clients)
-    began = time.perf_counter()
+    began, used = time.perf_counter(), time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         settings = {"method.pairing": pairing, "personalize.mode": "off"}
         result = fit(data, groups=truth, settings=settings, out=out, **TRAINING)
-        wall = time.perf_counter() - began
+        wall, whole = time.perf_counter() - began, time.process_time() - used
         page = write_report(out).stat().st_size
         disk = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     summary = result.summary
@@ -66,6 +94,7 @@ def measured(clients: int, pairing: str) -> dict[str, Any]:
         "pairing": pairing,
         **TRAINING,
         "seconds": {**summary["seconds"], "wall": round(wall, 2)},
+        "processor": {phase: round(spent, 2) for phase, spent in {**processor, "whole": whole}.items()},
         "bytes": sent,
         "peak_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 3),
         "report_bytes": page,
@@ -85,14 +114,17 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[100, 300, 1000])
     parser.add_argument("--pairing", default="auto", choices=["auto", "all", "representatives"])
     parser.add_argument("--out", type=Path, help="rows are added to this file")
+    parser.add_argument("--beside", type=Path, help="checkout of another commit that is measured in turn with this one")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
         print(json.dumps(measured(options.clients[0], options.pairing)))
         return
-    for clients in options.clients:
-        command = [sys.executable, __file__, "--one", "--clients", str(clients), "--pairing", options.pairing]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    checkouts = [path.resolve() for path in (options.beside, Path(__file__).parents[1]) if path is not None]
+    for clients, checkout in ((clients, checkout) for clients in options.clients for checkout in checkouts):
+        command = [sys.executable, str(Path(__file__).resolve()), "--one", "--clients", str(clients), "--pairing", options.pairing]
+        paths = {"PYTHONPATH": str(checkout / "src")} if options.beside else {}
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, **paths})
         row = done.stdout.splitlines()[-1]
         print(row, flush=True)
         if options.out is not None:
