@@ -1,16 +1,17 @@
 """Look into some differences from the paper, as far as that is possible without whole runs: a line of JSON per finding.
 
     EMDCFL_DATA=… python benchmarks/causes.py apart --scenario rotated-mnist --clients 0,1
-    EMDCFL_DATA=… python benchmarks/causes.py angles --scenario pacs
+    EMDCFL_DATA=… python benchmarks/causes.py angles --scenario backdoor-mnist --draws 8
     EMDCFL_DATA=… python benchmarks/causes.py graph --scenario pacs --scale small --rounds 2
     python benchmarks/causes.py thresholds --models mlp,small_cnn,cnn --seeds 3
     EMDCFL_DATA=… python benchmarks/causes.py jpeg --scenario rotated-cifar10 --rounds 2 --device cuda
 
 ``apart``: how far two clients' models are from θ⁰ and from each other after local training, FedClust's and CFL's measure; the same from a
-loop over ``torch.optim.SGD``, epoch by epoch. ``angles``: PACFL's groups with and without the signs of singular vectors. ``graph``:
-FedSaC's cosines, likenesses and weights round by round, averaged over the client itself, its group and the others. ``thresholds``: the
-groups of FedClust (whole state, last layer) and PACFL on rotated digits, at the paper's thresholds and at ``"auto"``. ``jpeg``: FedAvg
-among the sites of the first group, with images as they are and encoded once more, shifted by 5 pixels so that blocks are others.
+loop over ``torch.optim.SGD``, epoch by epoch. ``angles``: PACFL's groups with and without the signs of singular vectors, for
+``data_seed`` 0 to N − 1; for Backdoor MNIST also with the split of the paper's public notebook. ``graph``: FedSaC's cosines,
+likenesses and weights round by round, averaged over the client itself, its group and the others. ``thresholds``: the groups of FedClust
+(whole state, last layer) and PACFL on rotated digits, at the paper's thresholds and at ``"auto"``. ``jpeg``: FedAvg among the sites of the
+first group, with images as they are and encoded once more, shifted by 5 pixels so that blocks are others.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ from __future__ import annotations
 import argparse
 import io
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
+from scipy.spatial.distance import squareform
 from sklearn.metrics import adjusted_rand_score
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -35,7 +38,12 @@ from bare import sgd
 from emdcfl.clustering import cut, first_gap
 from emdcfl.core.params import Network, squared_distances
 from emdcfl.core.tasks import Training
-from emdcfl.data.types import Split
+from emdcfl.data import sources
+from emdcfl.data.scenarios.backdoor import ROLES, paint_mnist
+from emdcfl.data.scenarios.rotated import balance
+from emdcfl.data.split import Indices
+from emdcfl.data.transforms import Labels
+from emdcfl.data.types import Scenario, Split
 from emdcfl.methods import fedsac
 from emdcfl.methods.pacfl import PACFL
 from emdcfl.methods.shared.subspaces import data_subspace, smallest_angle
@@ -85,11 +93,49 @@ def angles(chosen: RunPlan) -> Iterator[Finding]:
         bases = list(fed.run(data_subspace, {c: {} for c in fed.clients}, **options).column("basis").values())
         truth = [chosen.scenario.groups[c] for c in fed.clients]
     for sign in ("abs", "signed"):
-        degrees = np.array([[0.0 if a is b else smallest_angle(a, b, signed=sign == "signed") for b in bases] for a in bases])
+        degrees = squareform([smallest_angle(a, b, signed=sign == "signed") for a, b in combinations(bases, 2)])
         threshold = first_gap(degrees, linkage="weighted") if isinstance(method.threshold, str) else method.threshold
         labels = cut(degrees, threshold, linkage="weighted")
-        members = [sorted({truth[c] for c in np.flatnonzero(labels == k)}) for k in np.unique(labels)]
+        members = [Counter(truth[c] for c in np.flatnonzero(labels == k)) for k in np.unique(labels)]
         yield {"sign": sign, "threshold": threshold, "k": len(members), "ari": adjusted_rand_score(truth, labels), "groups": members}
+
+
+def draws(chosen: RunPlan, seeds: int) -> Iterator[Finding]:
+    """Find ``angles`` for the first values of ``data_seed``, and for the split of the paper's public notebook where it is seeded."""
+    for seed in range(seeds):
+        one = plan(override(chosen.config, {"scenario.data_seed": seed}))
+        yield from ({"draw": seed, **found} for found in angles(one))
+    if chosen.scenario.name == "backdoor-mnist":
+        one = plan(chosen.config, published(chosen.scenario))
+        yield from ({"draw": "published", **found} for found in angles(one))
+
+
+def published(scenario: Scenario) -> Scenario:
+    """Give the sites of Backdoor MNIST the validation images that the paper's public notebook draws with NumPy's ``RandomState(0)``."""
+    rng = np.random.RandomState(0)
+    train, test = (sources.load("mnist", part) for part in ("train", "test"))
+
+    def shuffled(labels: Labels) -> Indices:
+        rows = balance(labels)
+        return rng.permutation(rows[np.argsort(labels[rows], kind="stable")])
+
+    def deal(rows: Indices, labels: Labels) -> list[Indices]:
+        classes = [rng.permutation(rows[labels[rows] == label]) for label in range(10)]
+        slices = [np.split(own, len(own) // 10 * np.arange(1, 10)) for own in classes]
+        return [rng.permutation(np.concatenate(parts)) for parts in zip(*slices, strict=True)]
+
+    pools = [shuffled(part.labels) for part in (train, test)]
+    mixed = [[rng.permutation(rows) for _ in ROLES] for rows in pools]
+    held_out = []
+    for role, train_rows, test_rows in zip(ROLES, *mixed, strict=True):
+        sites = deal(train_rows, train.labels)
+        deal(test_rows, test.labels)
+        for rows in sites:
+            held = np.random.RandomState(0).permutation(rows)[: -(-len(rows) // 10)]
+            rng.permutation(len(rows) - len(held))  # there the notebook draws the half of the train images that a site keeps
+            y = train.labels[held]
+            held_out.append(Split(torch.from_numpy(paint_mnist(role, train.images[held], y, "train")), torch.from_numpy(y)))
+    return replace(scenario, sites=tuple(replace(site, val=val) for site, val in zip(scenario.sites, held_out, strict=True)))
 
 
 def graph(chosen: RunPlan, rounds: int) -> Iterator[Finding]:
@@ -178,6 +224,7 @@ def main() -> None:
     parser.add_argument("finding", choices=("apart", "angles", "graph", "thresholds", "jpeg"))
     parser.add_argument("--scenario", default="rotated-digits")
     parser.add_argument("--scale", default="paper")
+    parser.add_argument("--draws", type=int, default=1, help="with angles: how many values of data_seed")
     parser.add_argument("--clients", default="0,1", help="with apart: numbers of the clients")
     parser.add_argument("--rounds", type=int, default=1, help="with graph and jpeg: rounds to play")
     parser.add_argument("--device", default="cpu", help="with jpeg: cpu or cuda")
@@ -192,7 +239,7 @@ def main() -> None:
     chosen = plan(override(config, {**engine, **({"run.rounds": args.rounds} if args.finding == "jpeg" else {})}))
     findings: dict[str, Callable[[], Iterator[Finding]]] = {
         "apart": lambda: apart(chosen, [int(c) for c in args.clients.split(",")]),
-        "angles": lambda: angles(chosen),
+        "angles": lambda: draws(chosen, args.draws),
         "graph": lambda: graph(chosen, args.rounds),
         "thresholds": lambda: thresholds(args.models.split(","), args.seeds),
         "jpeg": lambda: jpeg(chosen),

@@ -7,7 +7,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
+from tests.data import standins
 
+from emdcfl.data.scenarios.registry import build
 from emdcfl.runs.config import Choice, Config, override
 from emdcfl.runs.loop import play
 from emdcfl.runs.plan import RunPlan, plan
@@ -41,6 +44,22 @@ def test_angles_do_not_depend_on_signs_here(causes: ModuleType) -> None:
     found = list(causes.angles(chosen("pacfl")))
     assert [f["sign"] for f in found] == ["abs", "signed"]
     assert [(f["k"], f["ari"]) for f in found] == [(4, 1.0), (4, 1.0)]
+    assert sorted(len(members) for members in found[0]["groups"]) == [1, 1, 1, 1]
+
+
+def test_the_published_draw_holds_out_a_tenth_of_each_site(causes: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    standins.mnist(tmp_path, train=101)
+    monkeypatch.setenv("EMDCFL_DATA", str(tmp_path))
+    ours = build("backdoor-mnist")
+    drawn, again = (causes.published(ours) for _ in range(2))
+    for role in range(3):
+        sites = drawn.sites[10 * role : 10 * role + 10]
+        assert [len(site.val) for site in sites] == [10] * 9 + [11]  # of 100 and, in the last, 110 images
+        images = {x.numpy().tobytes() for site in sites for x in site.val.x}
+        assert len(images) > 95  # of 101: a site's images are its own, and few stand-ins are alike
+    for site, same, other in zip(drawn.sites, again.sites, ours.sites, strict=True):
+        assert torch.equal(site.val.x, same.val.x)
+        assert site.train is other.train
 
 
 def test_weights_of_a_graph_add_up_and_are_those_of_the_method(causes: ModuleType) -> None:
