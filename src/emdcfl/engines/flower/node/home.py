@@ -25,6 +25,7 @@ from typing import Any, Protocol
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch import Tensor
 
 from emdcfl.core.checks import check_options
 from emdcfl.core.client import TASKS, Client, PrivateState
@@ -152,7 +153,7 @@ class HomeNode:
         self.secret = load_secret(self.home / "secret.key")
         self.partners = self._partners()
         self.details = self.config.details
-        self._made: tuple[Mapping[str, Any], Client] | None = None  # one message may hold several tasks
+        self._made: tuple[Mapping[str, Any], Client, Tensor] | None = None  # one message may hold several tasks
 
     def _partners(self) -> KeyList:
         """The list of partners' keys; one that is pinned and still empty lets the node answer what needs no partner."""
@@ -172,12 +173,16 @@ class HomeNode:
         node_log.note(self.home / "state", kind, request, answer, refused=refused)
 
     def client(self, job: Mapping[str, Any]) -> Client:
-        """Build the client: its site, a network, and its private state in this run."""
+        """Return the client of a run; its network is as new for each task, so that none meets what another one left in it."""
         if self._made is None or self._made[0] != job:
-            self._made = job, self._make(job)
-        return self._made[1]
+            made = self._make(job)
+            self._made = job, made, made.network.theta.detach().clone()
+        _, client, weights = self._made
+        client.network.load(weights)
+        return client
 
     def _make(self, job: Mapping[str, Any]) -> Client:
+        """Build the client: its site, a network, and its private state in this run."""
         site, preprocess = self._site(job), Preprocess.from_dict(job["preprocess"])
         with global_seed(0):
             network = Network(ModelRecipe.from_dict(job["model"]), pick_device(self.config.device))

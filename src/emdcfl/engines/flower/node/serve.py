@@ -141,7 +141,7 @@ def make_app(open_node: Open, **more: Answer) -> ClientApp:
     greet = _greeting(more[SURVEY]) if SURVEY in more else hello
     answers: dict[str, Answer] = {HELLO: greet, PING: ping, **dict.fromkeys(TASKS, perform_all), **more}
     for name, function in answers.items():
-        app.query(name)(_handler(open_node, function, logged="all" if name in more else "failures" if name in TASKS else "nothing"))
+        app.query(name)(_handler(open_node, function, logged="all" if name in more else "nothing" if name == PING else "failures"))
     return app
 
 
