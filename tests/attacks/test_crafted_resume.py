@@ -58,6 +58,13 @@ FORGED: dict[str, tuple[str, Any]] = {
     "bytes of text": ("bytes", {"m": {"train": {"m": {"to_server": "many"}}}}),
     "personal as list": ("personal", {"l": []}),
     "personal of something else": ("personal", {"m": {"states": 3}}),
+    "an untested round as number": ("untested", 1),
+    "an untested round without its losses": ("untested", {"m": {"round": 1}}),
+    "an untested round of text": ("untested", {"m": {"round": "1", "losses": {"m": {}}, "excluded": {"m": {}}}}),
+    "losses of text": ("untested", {"m": {"round": 1, "losses": {"m": {"site-0": "low"}}, "excluded": {"m": {}}}}),
+    "an untested round that is to come": ("untested", {"m": {"round": 9, "losses": {"m": {}}, "excluded": {"m": {}}}}),
+    "late as number": ("late", 3),
+    "late of numbers": ("late", {"l": [3]}),
     "an unknown entry": ("shell", "rm -rf"),
 }
 

@@ -137,6 +137,8 @@ class _Account:
             self.differs = extra.get("differs")
             if "untested" in extra:
                 self.untested = Untested(**check_options(Untested, extra["untested"], "the round to be tested"))
+                if self.untested.round != done:
+                    raise ValueError(f"expected that round {done} is to be tested, got round {self.untested.round}")
             self.fed.guard.ledger.restore(extra.get("trust", {}))
         except (ConfigError, TypeError, ValueError) as error:
             raise StoreError(f"state/round-{done}.json is not what a run writes: {error}; start again with another --out") from error
