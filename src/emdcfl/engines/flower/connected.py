@@ -140,7 +140,7 @@ class ConnectedNodes:
             if before is not None:  # the same key under two ids: the node restarted, and the old id has not expired yet
                 self._names[before] = ""
             self._names[node] = name
-            self.answers[name] = {key: reply[key] for key in (SURVEY, ALONG) if key in reply}
+            self.answers[name] = {key: reply[key] for key in (SURVEY, ALONG) if key in reply and key in self.asked}
             self._silent.pop(node, None)
             self.refused.pop(name, None)
             self._left.pop(name, None)

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from emdcfl.core import tasks
-from emdcfl.core.client import Task, TaskInfo
+from emdcfl.core.client import TASKS, Task, TaskInfo
 from emdcfl.core.errors import ClientError
 from emdcfl.core.federation import Failure, Federation, Inputs
-from emdcfl.core.replies import brief
+from emdcfl.core.replies import Replies, brief
 from emdcfl.core.schema import Reply
 from emdcfl.core.units import names
 from emdcfl.engines.flower import codec
@@ -180,10 +180,12 @@ class FlowerFederation(Federation):
             for client, outcome in self._exchange(info, messages, standing):
                 if isinstance(outcome, StragglerError):
                     yield client, self._straggle(client, info, requests[client], outcome)
-                elif client in standing and isinstance(outcome, dict):
-                    yield client, self._stale(client, info, requests[client], outcome)
-                elif isinstance(outcome, LostError) and not last:
+                    continue
+                late_one = self._stragglers.pop(client) if client in standing else None  # whatever came, nothing else will
+                if isinstance(outcome, LostError) and not last:
                     lost[client] = str(outcome)
+                elif late_one is not None:
+                    yield client, self._stale(client, info, requests[client], outcome, late_one)
                 else:
                     self._take_along(client, outcome)
                     yield client, self._open(client, info, outcome)
@@ -217,9 +219,8 @@ class FlowerFederation(Federation):
         self._stragglers[client] = Straggler(late.standing, info.name, self.index, asked["theta"])
         return self._failure(client, info, f"{late}; its answer counts in the round in which it comes")
 
-    def _stale(self, client: str, info: TaskInfo, asked: Inputs, outcome: dict[str, Any]) -> Reply | Failure:
+    def _stale(self, client: str, info: TaskInfo, asked: Inputs, outcome: Any, late: Straggler) -> Reply | Failure:
         """Return a late answer as one of this round."""
-        late = self._stragglers.pop(client)
         reply = self._open(client, info, outcome)
         if isinstance(reply, Failure):
             return reply
@@ -228,7 +229,14 @@ class FlowerFederation(Federation):
         log.info(
             "client %r: its training of round %d came late and counts now, with %.2f of its weight", client, late.round, staleness(age)
         )
-        return stale(reply, start=late.start, now=asked["theta"], trainable=self.layout.trainable, age=age)
+        about: dict[str, Any] = {"trainable": self.layout.trainable, "max_n": self.guard.policy.max_n, "age": age}
+        return stale(reply, start=late.start, now=asked["theta"], **about)
+
+    def _fail(self, failure: Failure, replies: Replies) -> None:
+        """Take a late training off the list as well, if it did not count in the end."""
+        if failure.task in TASKS and TASKS[failure.task].phase == "train":
+            self.late = [one for one in self.late if (one["client"], one["used_in"]) != (failure.client, failure.round)]
+        super()._fail(failure, replies)
 
     def _exchange(
         self, info: TaskInfo, messages: Mapping[str, tuple[int, RecordDict]], standing: Mapping[str, Standing]

@@ -41,10 +41,12 @@ def staleness(age: int) -> float:
     return float((1 + age) ** -0.5)
 
 
-def stale(reply: Reply, *, start: Tensor, now: Tensor, trainable: Any, age: int) -> Reply:
+def stale(reply: Reply, *, start: Tensor, now: Tensor, trainable: Any, max_n: int, age: int) -> Reply:
     """Return a late reply as one of this round; one that breaks the rules stays as it is, for validation to reject."""
     theta, n = reply.get("theta"), reply.get("n")
-    if not isinstance(theta, Tensor) or theta.shape != start.shape or theta.dtype != start.dtype or type(n) is not int or n < 1:
+    if type(n) is not int or not 1 <= n <= max_n:
+        return reply
+    if not isinstance(theta, Tensor) or theta.shape != start.shape or theta.dtype != start.dtype:
         return reply
     moved = theta.clone()
     moved[trainable] += now[trainable] - start[trainable]
