@@ -94,7 +94,7 @@ def node() -> tuple[OneNode, Any, dict[str, dict[str, Any]]]:
     asked: dict[str, dict[str, Any]] = {
         "train": {"theta": theta, "training": training},
         "personalize": {"models": models[:1], "weights": torch.ones(1), "training": training},
-        "loss_moments": {"models": models},
+        "loss_moments": {"models": list(models)},
         "evaluate": {"models": models, "split": "val", "reduction": "mean"},
         "test": {"models": models[:1], "weights": torch.ones(1)},
         "reference": {"omega": omega, "partners": {PARTNER: key}, "sizes": [32], "settings": settings, "again": False},

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,17 @@ from tests.methods.toy import CLASSES, FEATURES, samples
 from torch import Tensor, nn
 
 from emdcfl.core.client import Client
+from emdcfl.core.federation import Federation
 from emdcfl.core.keys import NodeSecret, generator, global_seed
 from emdcfl.core.params import Network
 from emdcfl.core.tasks import Training
 from emdcfl.data.scenarios.registry import scenario
 from emdcfl.data.types import Preprocess, Scenario, Site
 from emdcfl.engines.local import SequentialFederation
+from emdcfl.methods.base import Serving
 from emdcfl.models.recipe import ModelRecipe, register
 from emdcfl.runs.config import Choice, Config, RunConfig
+from emdcfl.runs.scoring import MetricsRow, RoundTest, Untested
 
 TRAINING = Training(local_epochs=2, batch_size=16, lr=0.05, momentum=0.9, weight_decay=1e-4)
 
@@ -105,6 +108,11 @@ def config(*, method: str = "emdcfl", rounds: int = 3, seed: int = 0, participan
     return Config(
         run=RunConfig(seed=seed, rounds=rounds, participants=participants), scenario=Choice("tiny"), method=Choice(method, options)
     )
+
+
+def score(fed: Federation, serving: Serving, losses: Mapping[str, float] | None = None) -> list[MetricsRow]:
+    """Test every client now with what it is served."""
+    return RoundTest(fed, serving, Untested(fed.index, dict(losses or {}), fed.guard.ledger.excluded)).rows()
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tests.engines.flower import loopback
-from tests.tiny import TRAINING, client, config, contents, federation, same_bits, tiny
+from tests.tiny import TRAINING, client, config, contents, federation, same_bits, score, tiny
 from tests.trust.liars import LyingFederation
 from torch import Tensor
 
@@ -26,7 +26,6 @@ from emdcfl.runs.outputs import load_served
 from emdcfl.runs.personal import Personal, personalize
 from emdcfl.runs.result import load
 from emdcfl.runs.runner import run
-from emdcfl.runs.scoring import score
 from emdcfl.runs.verdict.baselines import BASELINES, run_baselines
 
 ON = PersonalizeConfig("on", epochs=2, lr=0.02)
@@ -37,7 +36,7 @@ def personal(fed: Federation, settings: PersonalizeConfig = ON) -> Personal:
     """Fine-tune one untrained model at every client."""
     fed.begin(1)
     serving = Serving(fed.initial()[None], torch.ones(len(fed.clients), 1))
-    return personalize(fed, serving, score(fed, serving, {}), settings, TRAINING)
+    return personalize(fed, serving, score(fed, serving), settings, TRAINING)
 
 
 @pytest.fixture(scope="module")

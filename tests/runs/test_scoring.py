@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.tiny import federation, same_bits
+from tests.tiny import federation, same_bits, score
 
 from emdcfl.methods.base import Serving
-from emdcfl.runs.scoring import agreement, model_names, score, site_scores
+from emdcfl.runs.scoring import agreement, model_names, site_scores
 from emdcfl.runs.served import states_of
 
 MODELS = torch.arange(6.0).reshape(3, 2)

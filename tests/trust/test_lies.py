@@ -10,6 +10,7 @@ import pytest
 import torch
 from tests.methods.toy import TRAINING, toy
 from tests.methods.toy import play as rounds_of
+from tests.tiny import score
 from tests.trust import liars
 from tests.trust.liars import LyingFederation, flipped, without
 
@@ -21,7 +22,6 @@ from emdcfl.engines.local import SequentialFederation
 from emdcfl.methods import make
 from emdcfl.runs.config import from_dict
 from emdcfl.runs.plan import plan
-from emdcfl.runs.scoring import score
 from emdcfl.trust import Trust
 from emdcfl.trust.bounds import UPDATE_FACTOR
 
@@ -52,7 +52,7 @@ def linked(state: Any, client: str = LIAR) -> set[str]:
 def accuracy_of(fed: SequentialFederation, serving: Any) -> np.ndarray[Any, Any]:
     """Accuracy by client, NaN of those who are not asked."""
     fed.begin(fed.index + 1)  # whoever is quarantined for a round is tested all the same
-    return np.array([np.nan if row["accuracy"] is None else row["accuracy"]["test"] for row in score(fed, serving, {})])
+    return np.array([np.nan if row["accuracy"] is None else row["accuracy"]["test"] for row in score(fed, serving)])
 
 
 def lying(scenario: Scenario, lie: liars.Change = liars.honest, rounds: int = 2, trust: Trust | None = None, **options: Any) -> Any:

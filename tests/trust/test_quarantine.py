@@ -84,7 +84,7 @@ def test_a_repeated_round_counts_once_and_asks_again() -> None:
     assert [(q["client"], q["round"], q["for"]) for q in fed.guard.ledger.quarantined()] == [(c, 1, "round") for c in liars]
 
 
-def test_stopping_is_as_it_was() -> None:
+def test_a_bad_reply_ends_a_run_that_does_not_continue() -> None:
     with pytest.raises(ClientError, match=r"client 'site-1' failed in round 1 \(train\): .*not finite"):
         list(play(Tampering({"site-1": NAN}), make("fedavg"), rounds=1))
 

@@ -26,7 +26,7 @@ class Observer(Protocol):
         """Note that a client answered."""
 
     def end(self, index: int, total: int, rows: list[MetricsRow], serving: Serving) -> None:
-        """Note that a round is finished; ``rows`` are those of tests that came in: this round's, the one's before, or none."""
+        """Note that a round is finished; ``rows`` are those of tests that came in with it: the last round's, its own, both or none."""
 
 
 class Silent:
@@ -87,7 +87,7 @@ def play(
         state = method.init(fed, fed.begin(0, rounds))
     rows: list[MetricsRow] = []
     waiting = None if untested is None else RoundTest(fed, method.serve(state), untested, variants)
-    if waiting is not None and not waiting.travels():
+    if waiting is not None and not waiting.piggyback():
         rows, waiting = waiting.rows(), None
     for index in range(done + 1, rounds + 1):
         losses.clear()
@@ -99,7 +99,7 @@ def play(
         serving, waiting = method.serve(state), None
         if index % evaluate_every == 0 or index == rounds:
             test = RoundTest(fed, serving, Untested(index, trained, fed.guard.ledger.excluded), variants)
-            if index < rounds and test.travels():
+            if index < rounds and test.piggyback():
                 waiting = test
             else:
                 rows += test.rows()

@@ -72,6 +72,7 @@ class RoundTest:
     fed, serving
         Whom to ask, and what the round serves.
     about : Untested
+        The round, and who trained in it or was excluded.
     variants : mapping, optional
         Test variants of each client, where they are known; a reply about others is rejected.
     """
@@ -83,8 +84,8 @@ class RoundTest:
             models, weights = states_of(serving, i)
             self._inputs[client] = {"models": models, "weights": weights}
 
-    def travels(self) -> bool:
-        """Whether the engine sends the test along with its next requests; ``rows`` is then to be called after these."""
+    def piggyback(self) -> bool:
+        """Have the engine send the test along with its next requests, if it does so; ``rows`` is then to be called after these."""
         with self.fed.revisit(self.about.round, self.about.excluded):
             return self.fed.piggyback(tasks.test, self._inputs)
 
@@ -99,13 +100,6 @@ class RoundTest:
             row = {"round": about.round, "client": client, "cluster": cluster, "train_loss": about.losses.get(client)}
             rows.append({**row, **found[client]})
         return rows
-
-
-def score(
-    fed: Federation, serving: Serving, losses: Mapping[str, float], variants: Mapping[str, Collection[str]] | None = None
-) -> list[MetricsRow]:
-    """Test every client now with what it is served (``RoundTest``)."""
-    return RoundTest(fed, serving, Untested(fed.index, dict(losses), fed.guard.ledger.excluded), variants).rows()
 
 
 def outcomes(

@@ -7,6 +7,7 @@ import weakref
 import pytest
 import torch
 from tests.methods.toy import CLASSES, FEATURES
+from tests.tiny import score
 
 from emdcfl.core.federation import Replies
 from emdcfl.core.schema import Reply
@@ -17,7 +18,6 @@ from emdcfl.engines.local.batched import BatchedFederation
 from emdcfl.engines.local.sequential import SequentialFederation
 from emdcfl.methods import make
 from emdcfl.models.recipe import ModelRecipe
-from emdcfl.runs.scoring import score
 from emdcfl.trust import guard
 
 TOGETHER = 50
@@ -61,6 +61,6 @@ def test_a_thousand_clients_never_hold_as_many_states(
     serving = method.serve(state)
     asked: list[torch.Tensor] = []
     monkeypatch.setattr(fed, "run", lambda task, inputs, **_: asked.extend(i["models"] for i in inputs.values()) or Replies())
-    score(fed, serving, {})
+    score(fed, serving)
     assert len(asked) == clients
     assert {models.data_ptr() for models in asked} == {serving.models.data_ptr()}  # one model for all of them, not a copy for each

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tests.methods.toy import FlakyFederation
-from tests.tiny import TRAINING, federation, same_bits, tiny
+from tests.tiny import TRAINING, federation, same_bits, score, tiny
 from torch import Tensor
 
 from emdcfl.core.client import TaskInfo
@@ -22,7 +22,7 @@ from emdcfl.data.types import Scenario
 from emdcfl.engines.local import SequentialFederation
 from emdcfl.methods import make
 from emdcfl.privacy.exchange import pair_seed, public_key
-from emdcfl.runs.scoring import agreement, score
+from emdcfl.runs.scoring import agreement
 from emdcfl.transport import projected_width, projection
 
 GROUPS = [0, 0, 1, 1]
@@ -251,7 +251,7 @@ def test_partial_participation_measures_pairs_once_and_keeps_the_unseen_alone() 
                 i = fed.clients.index(c)
                 assert same_bits(serving.models[int(serving.weights[i].argmax())], state.theta0)
                 assert serving.clusters.tolist().count(int(serving.clusters[i])) == 1  # type: ignore[union-attr]
-            rows = score(fed, serving, {})
+            rows = score(fed, serving)
             assert [r["client"] for r in rows] == list(fed.clients) and all(r["accuracy"]["test"] is not None for r in rows)
             ari = agreement(serving.clusters, fed.clients, fed.truth)
             assert ari is not None and 0.0 < ari < 1.0

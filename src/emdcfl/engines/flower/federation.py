@@ -121,9 +121,8 @@ class FlowerFederation(Federation):
         if info.name == DESCRIBE:
             said = self.connected.answers.pop(client, {}).get(ALONG)
             return {"client": client, **said[0]} if isinstance(said, list) and len(said) == 1 and isinstance(said[0], dict) else None
-        mine = [asked for asked in self._postponed.get(client, ()) if asked.task == info.name]
-        if mine:
-            self._postponed[client] = [asked for asked in self._postponed[client] if asked not in mine]
+        if client in self._postponed:
+            self._postponed[client] = [asked for asked in self._postponed[client] if asked.task != info.name]
         asked, answer = self._early.pop((info.name, client), (None, None))
         same = asked is not None and asked.round == self.index and _same(asked.inputs, inputs)
         return answer if same else None

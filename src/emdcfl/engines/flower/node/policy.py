@@ -164,7 +164,7 @@ class Policy:
                 raise _refusal(f"losses as {inputs['reduction']!r}", "reductions", self.reductions)
             self._check_count(inputs["models"], "models_at_once")
         if task == "loss_moments":
-            self._check_averages(inputs["models"])
+            self._check_count(inputs["models"], "averages_at_once")
         if task in ("test", "personalize"):
             self._check_count(inputs["models"], "models_at_once")
             _check_shares(inputs["weights"])
@@ -257,16 +257,12 @@ class Policy:
 
     def _check_count(self, models: Any, key: str) -> None:
         most = getattr(self, key)
-        if not isinstance(models, Tensor) or models.ndim != 2:
-            raise PolicyError("expected the models to score as rows of a tensor; check the server")
+        rows = isinstance(models, Tensor) and models.ndim == 2
+        listed = isinstance(models, (list, tuple)) and len(models) > 0 and all(isinstance(m, Tensor) and m.ndim == 1 for m in models)
+        if not (listed if key == "averages_at_once" else rows):
+            raise PolicyError("expected models to score as rows of a tensor, averages as a list of states; check the server")
         if len(models) > most:
             raise _refusal(f"losses of {len(models)} models at once", key, [f"at most {most}"])
-
-    def _check_averages(self, models: Any) -> None:
-        if not isinstance(models, (list, tuple)) or not models or not all(isinstance(m, Tensor) and m.ndim == 1 for m in models):
-            raise PolicyError("expected a list of the averages to score; check the server")
-        if len(models) > self.averages_at_once:
-            raise _refusal(f"losses of {len(models)} models at once", "averages_at_once", [f"at most {self.averages_at_once}"])
 
     def _check_settings(self, settings: Any, size: Any) -> None:
         if not isinstance(settings, Mapping):
