@@ -1,4 +1,4 @@
-"""Markdown tables from the rows that the other benchmarks leave: tolerance, privacy noise, liars, faults, speed.
+"""Markdown tables from the rows that the other benchmarks leave: tolerance, privacy noise, liars, faults; speed: ``performance_tables.py``.
 
 ``benchmarks/results.py`` puts them into ``docs/results/tables``.
 """
@@ -6,10 +6,9 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean
 from typing import Any
 
 from benchmarks.benefit import CASES as SITES
@@ -35,7 +34,6 @@ def pages(data: Path) -> dict[str, str]:
         "privacy": privacy_noise,
         "trust": liars,
         "reliability": lambda folder: write_table(read(folder / "faults.jsonl"))[0],
-        "performance": performance,
         "benefit": benefit,
         "unseen": unseen,
         "small-tables": small_tables,
@@ -167,12 +165,10 @@ def _paper_scenarios(rows: Sequence[Row]) -> str:
             continue
         runs = [ways[way] for way in ("oracle", "calibrated rule", BY_BENEFIT)]
         used += runs
-        seconds, other = runs[2]["seconds"], runs[0]["seconds"]
-        losses = max(seconds["evaluate"] + seconds.get("decide", 0.0) - other["evaluate"], 0.0) / seconds["train"]
-        distances = (seconds["embed"] + seconds["transport"]) / seconds["train"]
+        shares = [f"{100 * share:.1f} %" for share in _deciding({seed: runs[2]}, {seed: runs[0]}, [seed])]
         scores = [" / ".join(f"{100 * part['mean']:.2f}" for part in run["accuracy"]["variants"].values()) for run in runs]
         groups = [f"{run['k']} (ARI {run['ari']:.2f})" for run in runs[1:]]
-        lines.append([scenario, scale, seed, *scores, *groups, f"{100 * distances:.1f} %", f"{100 * losses:.1f} %"])
+        lines.append([scenario, scale, seed, *scores, *groups, *shares])
     head = ["scenario", "scale", "seed", "Oracle", "calibrated rule", "by benefit", "groups, calibrated", "groups, by benefit"]
     note = "Backdoor scenarios: without and with the trigger. Losses: evaluating beyond what Oracle does.\n\n"
     return section("The paper's scenarios", f"{note}{table([*head, 'distances', 'validation losses'], lines)}\n\n{sources(used)}")
@@ -222,13 +218,13 @@ def _often(case: str, rows: Mapping[int, Row]) -> list[object] | None:
 
 
 def _deciding(rows: Mapping[int, Row], plain: Mapping[int, Row], seeds: Sequence[int]) -> list[float]:
-    """Shares of training: embedding and transport; evaluating beyond what FedAvg does."""
+    """Shares of training: embedding and transport; evaluating and deciding beyond what another method does."""
     if not all(seed in rows and seed in plain for seed in seeds):
         return []
     parts = [(rows[s]["seconds"], plain[s]["seconds"]) for s in seeds]
     train = sum(own["train"] for own, _ in parts)
     distances = sum(own["embed"] + own["transport"] for own, _ in parts)
-    losses = sum(own["evaluate"] + own.get("decide", 0.0) - other["evaluate"] for own, other in parts)  # older rows evaluate and decide
+    losses = sum(own["evaluate"] + own.get("decide", 0.0) - other["evaluate"] for own, other in parts)  # "evaluate" may hold both
     return [distances / train, max(losses, 0.0) / train]
 
 
@@ -388,161 +384,3 @@ def liars(folder: Path) -> str:
         body = "\n".join(trust.backdoor_table(found[name]))
         parts.append(section(title, f"{body}\n\n{sources(found[name])}"))
     return "\n".join(parts)
-
-
-def performance(folder: Path) -> str:
-    sessions = [*_sessions(read(folder / "h200.jsonl")), *_sessions(read(folder / "h200-comparison.jsonl"))]
-    newest: dict[str, tuple[str, list[Row]]] = {}
-    for head, rows in sessions:
-        machine = head["machine"]
-        about = f"{machine['gpu']} ({machine['processor']}, {machine['cores']} cores), torch {machine['torch']}, commit {head['commit']}."
-        for part in {row["part"] for row in rows}:
-            newest[part] = about, [row for row in rows if row["part"] == part]
-    return "\n".join(
-        [
-            section("GPU: one SGD step", _steps(*newest["gpu-steps"])),
-            section("GPU: whole runs on Rotated MNIST at paper scale", _whole_runs(*newest["gpu-runs"])),
-            section("GPU: comparing all pairs of 40 clients", _pairs(*newest["gpu-pairs"])),
-            section("CPU: the server's part with large models", _server(read(folder / "server.jsonl"))),
-            section("CPU: many clients, grouped by benefit", _scale(read(folder / "scale.jsonl"))),
-        ]
-    )
-
-
-def _sessions(rows: Sequence[Row]) -> list[tuple[Row, list[Row]]]:
-    """Divide lines into measuring sessions; each begins with a line about the machine."""
-    found: list[tuple[Row, list[Row]]] = []
-    for row in rows:
-        if "machine" in row:
-            found.append((row, []))
-        else:
-            found[-1][1].append(row)
-    return found
-
-
-def _steps(about: str, rows: Sequence[Row]) -> str:
-    note = (
-        "Random images, batches of 64, medians of three repeats; the bare loop has torch's default precision. Lanes are `engine.streams`. "
-        "The engine launches one step at a time from one thread; rows with more of either, 'as it is' among them, show no gain."
-    )
-    shown = [r for r in rows if "ms_per_step" in r]
-    lines = [
-        [r["network"], r["contestant"], f"{r['ms_per_step']:.3f}", f"{r['ms_best']:.3f}", r["images_per_s"], f"{r['ratio']:.3f}"]
-        for r in shown
-    ]
-    head = ["network", "contestant", "ms per step", "best", "images/s", "ratio to the bare loop"]
-    return f"{note} {about}\n\n{table(head, lines)}"
-
-
-def _whole_runs(about: str, rows: Sequence[Row]) -> str:
-    ratios: Row = next(r["total_over_oracle"] for r in rows if "total_over_oracle" in r)
-    lines = []
-    for r in (r for r in rows if r.get("run") in ratios):
-        seconds = [f"{r['seconds'][phase]:.2f}" for phase in ("train", "embed", "transport", "evaluate", "total")]
-        share = f"{100 * r['embedding_and_transport_over_training']:.2f} %"
-        lines.append(
-            [
-                r["run"],
-                *seconds,
-                f"{ratios[r['run']]:.3f}",
-                share,
-                r["peak_gib"],
-                f"{100 * r['accuracy']:.2f}, {100 * r['worst']:.2f}",
-                r["ari"],
-            ]
-        )
-    head = [
-        "run",
-        "train s",
-        "embed s",
-        "transport s",
-        "evaluate s",
-        "whole run s",
-        "ratio to Oracle",
-        "embed and transport / train",
-        "GPU peak GiB",
-    ]
-    note = "40 clients, 10 rounds of 10 local epochs, bf16, seed 0, one run after the other in one process."
-    return f"{note} {about}\n\n{table([*head, 'accuracy, worst site', 'ARI'], lines)}"
-
-
-def _pairs(about: str, rows: Sequence[Row]) -> str:
-    lines = []
-    for wanted in ("auto", 0.025):
-        own = [r for r in rows if r.get("tolerance") == wanted and r["repeat"] > 0]
-        columns = [[r[key] for r in own] for key in ("seconds", "embed", "transport")]
-        cells = [f"{median(column):.2f} ({min(column):.2f} to {max(column):.2f})" for column in columns]
-        lines.append([wanted, *cells, f"{own[0]['solved']} of {own[0]['problems']}"])
-    head = ["tolerance", "seconds", "embedding", "transport", "problems solved exactly"]
-    return f"Median and range of three repeats after a first one. {about}\n\n{table(head, lines)}"
-
-
-def _server(rows: Sequence[Row]) -> str:
-    """Seconds outside all phases, newest sources that have all methods."""
-    sessions: dict[str, list[Row]] = {}
-    source = ""
-    for row in rows:
-        source = row.get("sources", source)
-        if "method" in row:
-            sessions.setdefault(source, []).append(row)
-    commit = max(sessions, key=lambda c: (len({r["method"] for r in sessions[c]}), list(sessions).index(c)))
-    own = sessions[commit]
-    methods = dict.fromkeys(r["method"] for r in own)
-    lines = [[m, *(f"{median(r[key] for r in own if r['method'] == m):.1f}" for key in ("rest", "total"))] for m in methods]
-    note = "18 clients of ResNet18, three rounds of very little training, two cores of an AMD EPYC, torch 2.13; medians of three runs"
-    return f"{note}; commit {commit}.\n\n{table(['method', 'seconds outside all phases', 'seconds of the run'], lines)}"
-
-
-def _scale(rows: Sequence[Row]) -> str:
-    """One line per number of clients and pairing, and exponents between the smallest and the largest number."""
-
-    def comparing(r: Row) -> float:
-        return float(r["seconds"]["embed"] + r["seconds"]["transport"])
-
-    def sent(r: Row) -> float:
-        return float(sum(r["bytes"].values()))
-
-    lines = [
-        [
-            f"{r['clients']:,}",
-            r["pairing"],
-            *(f"{r['seconds'].get(phase, 0.0):.1f}" for phase in ("train", "embed", "transport", "decide", "evaluate", "wall")),
-            f"{comparing(r) / r['seconds']['train']:.2f}",
-            f"{sent(r) / 1e9:.2f}",
-            f"{r['peak_gib']:.2f}",
-            f"{r['report_bytes'] / 1e6:.2f}",
-            f"{r['k']} (ARI {r['ari']:.2f})",
-            r["load"],
-        ]
-        for r in rows
-    ]
-    head = [
-        "clients",
-        "pairing",
-        "train s",
-        "embed s",
-        "transport s",
-        "decide s",
-        "test s",
-        "whole run s",
-        "comparing / training",
-        "GB sent",
-    ]
-    note = (
-        "Tables of 300 × 16 from four groups, the default perceptron, two rounds of ten epochs, no fine-tuning, no baselines, one seed. "
-        "That one side of a split must gain a twentieth of its loss, and when representatives are enough, was chosen after looking "
-        "at runs like these, of seed 0. "
-        "One thread of two cores that other programs share: the last column is the load average; compare phases of one row. "
-        f"{sources(rows)}"
-    )
-    grown = [r for r in rows if r["pairing"] == "auto"]
-    if len(grown) > 1:
-        small, large = grown[0], grown[-1]
-        times = math.log(large["clients"] / small["clients"])
-        found = {
-            name: math.log(of(large) / of(small)) / times
-            for name, of in (("bytes", sent), ("comparing", comparing), ("memory", lambda r: r["peak_gib"]))
-        }
-        said = ", ".join(f"{name} {value:.2f}" for name, value in found.items())
-        note += f" Exponents from {small['clients']:,} to {large['clients']:,} clients: {said}."
-    return f"{note}\n\n{table([*head, 'peak GiB', 'report MB', 'groups found', 'load'], lines)}"

@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.differences import PAPER_TRAINING, Difference, differences, full_size
 
-from benchmarks import result_tables
+from benchmarks import performance_tables, result_tables
 from emdcfl.studies.results import ResultRow, read_results
 from emdcfl.studies.table_files import markdown
 from emdcfl.studies.tables import build, by_label, sample_key
@@ -192,6 +192,7 @@ def pages(folder: Path) -> tuple[dict[str, str], list[Difference]]:
         "batch-size": batch_size(data),
         "digits": digits(data),
         "switches": switches(data),
+        "performance": performance_tables.performance(data / "performance"),
         **result_tables.pages(data),
     }
     about = tomllib.loads((data / "pages.toml").read_text(encoding="utf-8"))

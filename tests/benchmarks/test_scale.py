@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks import result_tables, scale
+from benchmarks import performance_tables, scale
 
 
 def test_a_row_has_what_the_table_shows() -> None:
@@ -15,5 +15,5 @@ def test_a_row_has_what_the_table_shows() -> None:
         and row["report_bytes"] > 0
     )
     larger = {**row, "clients": 80, "bytes": {"train": 10 * sum(row["bytes"].values())}}
-    text = result_tables._scale([row, larger])
+    text = performance_tables._scale([row, larger])
     assert "bytes 1.00, comparing 0.00, memory 0.00" in text and "| 80 | auto |" in text

@@ -1,0 +1,168 @@
+"""Markdown tables of how fast the engines are and how runs grow, for ``benchmarks/results.py``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+from benchmarks.result_tables import Row, read, section, sources, table
+
+
+def performance(folder: Path) -> str:
+    sessions = [*_sessions(read(folder / "h200.jsonl")), *_sessions(read(folder / "h200-comparison.jsonl"))]
+    newest: dict[str, tuple[str, list[Row]]] = {}
+    for head, rows in sessions:
+        machine = head["machine"]
+        about = f"{machine['gpu']} ({machine['processor']}, {machine['cores']} cores), torch {machine['torch']}, commit {head['commit']}."
+        for part in {row["part"] for row in rows}:
+            newest[part] = about, [row for row in rows if row["part"] == part]
+    return "\n".join(
+        [
+            section("GPU: one SGD step", _steps(*newest["gpu-steps"])),
+            section("GPU: whole runs on Rotated MNIST at paper scale", _whole_runs(*newest["gpu-runs"])),
+            section("GPU: comparing all pairs of 40 clients", _pairs(*newest["gpu-pairs"])),
+            section("CPU: the server's part with large models", _server(read(folder / "server.jsonl"))),
+            section("CPU: many clients, grouped by benefit", _scale(read(folder / "scale.jsonl"))),
+        ]
+    )
+
+
+def _sessions(rows: Sequence[Row]) -> list[tuple[Row, list[Row]]]:
+    """Divide lines into measuring sessions; each begins with a line about the machine."""
+    found: list[tuple[Row, list[Row]]] = []
+    for row in rows:
+        if "machine" in row:
+            found.append((row, []))
+        else:
+            found[-1][1].append(row)
+    return found
+
+
+def _steps(about: str, rows: Sequence[Row]) -> str:
+    note = (
+        "Random images, batches of 64, medians of three repeats; the bare loop has torch's default precision. Lanes are `engine.streams`. "
+        "The engine launches one step at a time from one thread; rows with more of either, 'as it is' among them, show no gain."
+    )
+    shown = [r for r in rows if "ms_per_step" in r]
+    lines = [
+        [r["network"], r["contestant"], f"{r['ms_per_step']:.3f}", f"{r['ms_best']:.3f}", r["images_per_s"], f"{r['ratio']:.3f}"]
+        for r in shown
+    ]
+    head = ["network", "contestant", "ms per step", "best", "images/s", "ratio to the bare loop"]
+    return f"{note} {about}\n\n{table(head, lines)}"
+
+
+def _whole_runs(about: str, rows: Sequence[Row]) -> str:
+    ratios: Row = next(r["total_over_oracle"] for r in rows if "total_over_oracle" in r)
+    lines = []
+    for r in (r for r in rows if r.get("run") in ratios):
+        seconds = [f"{r['seconds'][phase]:.2f}" for phase in ("train", "embed", "transport", "evaluate", "total")]
+        share = f"{100 * r['embedding_and_transport_over_training']:.2f} %"
+        lines.append(
+            [
+                r["run"],
+                *seconds,
+                f"{ratios[r['run']]:.3f}",
+                share,
+                r["peak_gib"],
+                f"{100 * r['accuracy']:.2f}, {100 * r['worst']:.2f}",
+                r["ari"],
+            ]
+        )
+    head = [
+        "run",
+        "train s",
+        "embed s",
+        "transport s",
+        "evaluate s",
+        "whole run s",
+        "ratio to Oracle",
+        "embed and transport / train",
+        "GPU peak GiB",
+    ]
+    note = "40 clients, 10 rounds of 10 local epochs, bf16, seed 0, one run after the other in one process."
+    return f"{note} {about}\n\n{table([*head, 'accuracy, worst site', 'ARI'], lines)}"
+
+
+def _pairs(about: str, rows: Sequence[Row]) -> str:
+    lines = []
+    for wanted in ("auto", 0.025):
+        own = [r for r in rows if r.get("tolerance") == wanted and r["repeat"] > 0]
+        columns = [[r[key] for r in own] for key in ("seconds", "embed", "transport")]
+        cells = [f"{median(column):.2f} ({min(column):.2f} to {max(column):.2f})" for column in columns]
+        lines.append([wanted, *cells, f"{own[0]['solved']} of {own[0]['problems']}"])
+    head = ["tolerance", "seconds", "embedding", "transport", "problems solved exactly"]
+    return f"Median and range of three repeats after a first one. {about}\n\n{table(head, lines)}"
+
+
+def _server(rows: Sequence[Row]) -> str:
+    """Seconds outside all phases, newest sources that have all methods."""
+    sessions: dict[str, list[Row]] = {}
+    source = ""
+    for row in rows:
+        source = row.get("sources", source)
+        if "method" in row:
+            sessions.setdefault(source, []).append(row)
+    commit = max(sessions, key=lambda c: (len({r["method"] for r in sessions[c]}), list(sessions).index(c)))
+    own = sessions[commit]
+    methods = dict.fromkeys(r["method"] for r in own)
+    lines = [[m, *(f"{median(r[key] for r in own if r['method'] == m):.1f}" for key in ("rest", "total"))] for m in methods]
+    note = "18 clients of ResNet18, three rounds of very little training, two cores of an AMD EPYC, torch 2.13; medians of three runs"
+    return f"{note}; commit {commit}.\n\n{table(['method', 'seconds outside all phases', 'seconds of the run'], lines)}"
+
+
+def _scale(rows: Sequence[Row]) -> str:
+    """One line per number of clients and pairing, and exponents between the smallest and the largest number."""
+
+    def comparing(r: Row) -> float:
+        return float(r["seconds"]["embed"] + r["seconds"]["transport"])
+
+    def sent(r: Row) -> float:
+        return float(sum(r["bytes"].values()))
+
+    lines = [
+        [
+            f"{r['clients']:,}",
+            r["pairing"],
+            *(f"{r['seconds'].get(phase, 0.0):.1f}" for phase in ("train", "embed", "transport", "decide", "evaluate", "wall")),
+            f"{comparing(r) / r['seconds']['train']:.2f}",
+            f"{sent(r) / 1e9:.2f}",
+            f"{r['peak_gib']:.2f}",
+            f"{r['report_bytes'] / 1e6:.2f}",
+            f"{r['k']} (ARI {r['ari']:.2f})",
+            r["load"],
+        ]
+        for r in rows
+    ]
+    head = [
+        "clients",
+        "pairing",
+        "train s",
+        "embed s",
+        "transport s",
+        "decide s",
+        "test s",
+        "whole run s",
+        "comparing / training",
+        "GB sent",
+    ]
+    note = (
+        "Tables of 300 × 16 from four groups, the default perceptron, two rounds of ten epochs, no fine-tuning, no baselines, one seed. "
+        "That one side of a split must gain a twentieth of its loss, and when representatives are enough, was chosen after looking "
+        "at runs like these, of seed 0. "
+        "One thread of two cores that other programs share: the last column is the load average; compare phases of one row. "
+        f"{sources(rows)}"
+    )
+    grown = [r for r in rows if r["pairing"] == "auto"]
+    if len(grown) > 1:
+        small, large = grown[0], grown[-1]
+        times = math.log(large["clients"] / small["clients"])
+        found = {
+            name: math.log(of(large) / of(small)) / times
+            for name, of in (("bytes", sent), ("comparing", comparing), ("memory", lambda r: r["peak_gib"]))
+        }
+        said = ", ".join(f"{name} {value:.2f}" for name, value in found.items())
+        note += f" Exponents from {small['clients']:,} to {large['clients']:,} clients: {said}."
+    return f"{note}\n\n{table([*head, 'peak GiB', 'report MB', 'groups found', 'load'], lines)}"
