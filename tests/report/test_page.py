@@ -350,6 +350,9 @@ def test_the_tree_of_splits_leads_from_everybody_to_the_clusters(tmp_path: Path)
     assert len(context["splits"]) == 4
     page = render(run)
     assert "<i>a" not in page and "What dividing gains" in Page(page).text
+    assert "Margins" in render(make_run(tmp_path / "linked"))
+    put(run, {**reading, "splits": []})
+    assert "Margins" not in render(run), "losses decide, though none was asked for yet"
     put(run, {**reading, "splits": [{"round": 1}]})
     with pytest.raises(StoreError, match="splits"):
         render(run)

@@ -106,7 +106,7 @@ def run_context(run: Run) -> dict[str, Any]:
     drawn: dict[str, Any] = {"map": None, "histogram": None, "rows": None, "heat": None}
     if run.pairs is not None and len(run.pairs.uncompared()) < len(run.clients):
         drawn["map"], drawn["share"] = charts.client_map(run)
-        if not splits:
+        if (run.reading or {}).get("splits") is None:  # links decided
             drawn["histogram"] = charts.pair_histogram(run)
             drawn["rows"], drawn["tight"] = charts.margin_rows(run)
         drawn["heat"] = script_json(charts.heat_data(run))
