@@ -90,6 +90,7 @@ def test_without_baselines_validation_losses_say_what_to_do() -> None:
     assert found.startswith("Train in these 2 groups") and "7.6 points" in found
     kept = headline(summary(0.9, ONE), {**READING, "splits": [{**whole, "pays": False}]})
     assert kept.startswith("Train all 6 sites together")
+    assert "pay" not in headline(summary(0.9, ONE), {**READING, "splits": []}), "no division was tried"
     late = headline(summary(0.9, GROUPS), {**READING, "splits": [{**whole, "members": SITES[:4]}]})
     assert late.startswith("Train in these 2 groups") and "7.6" not in late, "what some of the clients gain is not what all gain"
 

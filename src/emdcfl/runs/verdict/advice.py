@@ -119,7 +119,7 @@ def structure(summary: Summary, reading: Summary | None) -> str:
     compared, found = n - unknown, len(set(clusters)) - unknown  # a client that was not compared is a cluster of its own
     if compared == 0:
         return f"None of the {n} clients could be compared"
-    by_benefit = reading is not None and "splits" in reading
+    by_benefit = reading is not None and bool(reading.get("splits"))  # none weighed yet: W finds them alike
     if found == 1:
         text = f"No division of the {compared} clients pays" if by_benefit else f"All {compared} clients look alike"
     elif found == compared:
