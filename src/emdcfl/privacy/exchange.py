@@ -122,6 +122,7 @@ def _agreed(secret: NodeSecret, partner: bytes) -> bytes:
 
 
 ANYBODY = NodeSecret.simulated(0, "")
+"""A secret to try keys with; any would do."""
 
 
 @lru_cache(maxsize=1 << 14)
