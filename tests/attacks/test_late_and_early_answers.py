@@ -13,7 +13,8 @@ pytest.importorskip("flwr", reason="needs the extra emdcfl[flower]")
 
 from flwr.app import Error, Message
 from tests.engines.flower import loopback
-from tests.engines.flower.test_federation import SCENARIO, SHORT, P, SlowGrid, fed_of, junk, train, trainings
+from tests.engines.flower.test_federation import SCENARIO, SHORT, P, fed_of, junk, train
+from tests.engines.flower.test_stragglers import SlowGrid, trainings
 
 from emdcfl.engines.flower import codec
 from emdcfl.engines.flower.connected import ALONG, HELLO, SURVEY
