@@ -192,6 +192,20 @@ def test_a_reply_that_does_not_end_before_the_deadline_costs_its_own_client_only
     assert {c: f.reason for c, f in failures.items()} == {"site-3": "no answer within 3 s"} and len(held) == 3
 
 
+def test_what_is_being_fetched_when_a_phase_ends_counts_later_and_so_does_what_was_found_beside_it(slow: SlowGrid) -> None:
+    fed = fed_of(slow, settings=replace(LONG, patience=1000.0), phase_deadline=0.2, late_updates=True)
+    asked = {c: {"theta": fed.initial()} for c in fed.clients}
+    answered = []
+    for index in (1, 2, 3):
+        fed.begin(index)
+        answered.append(fed.run(tasks.train, asked, training=fed.training.as_dict()).clients)
+        if index == 2:
+            slow.rest.set()
+    assert answered == [(), (), fed.clients]
+    assert [(one["round"], one["used_in"]) for one in fed.late] == [(1, 3)] * 4
+    assert [kinds(slow, node).count("query.train") for node in slow.nodes] == [1] * 4
+
+
 def test_what_an_older_look_brings_is_not_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both looks end before anybody asks: the reply that the first one took counts, not that the second one did not find it."""
     monkeypatch.setattr(messages, "POLL_TIMEOUT", 0.05)
@@ -212,7 +226,7 @@ def test_what_an_older_look_brings_is_not_gone(monkeypatch: pytest.MonkeyPatch) 
 
     looks = messages.ReplyPoller(Slow({}))
     assert looks(["m"]) == []
-    (first,) = looks._open
+    (first,) = looks.open
     found: list[Message] = []
     while not found:
         found = looks(["m"])

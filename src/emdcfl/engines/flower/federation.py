@@ -206,12 +206,15 @@ class FlowerFederation(Federation):
         self._messenger.abandon(self._stragglers.pop(client).standing)
         return None
 
+    def _counts_late(self, info: TaskInfo) -> bool:
+        return self._takes_late and info.phase == "train"
+
     def _straggle(self, client: str, info: TaskInfo, asked: Inputs, late: StragglerError) -> Failure:
         """Go on without a client; wait for its answer in later rounds if the method takes it."""
         before = self._stragglers.get(client)
         if before is not None and before.standing == late.standing:
             return self._failure(client, info, f"{late}; it is still at work on round {before.round}")
-        if not self._takes_late or info.phase != "train" or "theta" not in asked:
+        if not self._counts_late(info) or "theta" not in asked:
             self._messenger.abandon(late.standing)
             return self._failure(client, info, f"{late}; a late answer is not used")
         self._postponed.pop(client, None)
@@ -246,6 +249,7 @@ class FlowerFederation(Federation):
         kind, group = f"query.{info.name}", str(self.index)
         self._messenger.take_received()  # of other messages: a hello, a survey
         how: dict[str, Any] = {"group": group, "deadline": self.settings.deadline, "phase": self._phase, "standing": standing}
+        how["carry"] = self._phase is not None and self._counts_late(info)
         for client, outcome in self._messenger.exchange(kind, messages, **how):
             if isinstance(outcome, LateError):
                 self._unanswered.add(client)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -43,6 +43,9 @@ INCOMPLETE = 200.0
 
 MAX_POLLS = 8
 """Polls that may run at the same time."""
+
+MAX_CARRIED = 4
+"""Polls of earlier phases that may run beside them."""
 
 PAUSES = (1.0, 2.0, 4.0, 8.0)
 """Seconds to wait before each further try, if the SuperLink answers with a server error."""
@@ -122,6 +125,7 @@ class Messenger:
         self.grid, self.settings = grid, settings
         self._received = 0
         self._abandoned: set[str] = set()
+        self._fetching: list[_Poll] = []  # polls of phases that are over, at work on replies that a later phase waits for
 
     def take_received(self) -> int:
         """Return the bytes received since the last call."""
@@ -141,10 +145,12 @@ class Messenger:
         deadline: float,
         phase: float | None = None,
         standing: Mapping[Any, Standing] | None = None,
+        carry: bool = False,
     ) -> Iterator[tuple[Any, Any]]:
         """Yield ``(key, value or ClientError)`` for every request as replies arrive; the rest when the deadline has passed.
 
-        A ``phase`` that is shorter ends the wait before, and leaves requests ``standing``, which a later call can wait for again.
+        A ``phase`` that is shorter ends the wait before, and leaves requests ``standing``, which a later call can wait for again; with
+        ``carry``, what is being fetched then is there for that call.
         """
         end = time.monotonic() + (deadline if phase is None else min(deadline, phase))
         asked = {one.identity: one for one in (standing or {}).values()}
@@ -158,25 +164,26 @@ class Messenger:
                 waiting[identity] = key
                 asked[identity] = Standing(identity, node, time.monotonic() + deadline)
         pings: dict[str, str] = {}  # message id of a ping → that of the request it is about
-        heard, poll = time.monotonic(), ReplyPoller(self.grid)
-        while waiting:
-            replies = {reply.metadata.reply_to_message_id: reply for reply in poll([*waiting, *pings])}
-            self._abandoned |= {identity for identity, reply in replies.items() if reply.has_error()}
-            for identity in [identity for identity in waiting if identity in replies]:
-                yield waiting.pop(identity), self._read(replies[identity])
-                heard = time.monotonic()
-            for ping, identity in pings.items():  # after the replies that came with them: a node answers in order
-                if identity in waiting and ping in replies and not replies[ping].has_error() and not poll.fetches(identity):
-                    self._abandoned.add(identity)
-                    yield waiting.pop(identity), LostError("its node has answered, but the answer was lost on its way")
-            now = time.monotonic()
-            if now >= end:
-                break
-            if waiting and now - heard >= self.settings.patience:
-                self._abandoned |= pings.keys()
-                heard, pings = now, self._ping({identity: asked[identity].node for identity in waiting}, group)
-            if waiting:
-                time.sleep(self.settings.poll)
+        heard = time.monotonic()
+        with self._poller(frozenset(asked), carry=carry) as poll:
+            while waiting:
+                replies = {reply.metadata.reply_to_message_id: reply for reply in poll([*waiting, *pings])}
+                self._abandoned |= {identity for identity, reply in replies.items() if reply.has_error()}
+                for identity in [identity for identity in waiting if identity in replies]:
+                    yield waiting.pop(identity), self._read(replies[identity])
+                    heard = time.monotonic()
+                for ping, identity in pings.items():  # after the replies that came with them: a node answers in order
+                    if identity in waiting and ping in replies and not replies[ping].has_error() and not poll.fetches(identity):
+                        self._abandoned.add(identity)
+                        yield waiting.pop(identity), LostError("its node has answered, but the answer was lost on its way")
+                now = time.monotonic()
+                if now >= end:
+                    break
+                if waiting and now - heard >= self.settings.patience:
+                    self._abandoned |= pings.keys()
+                    heard, pings = now, self._ping({identity: asked[identity].node for identity in waiting}, group)
+                if waiting:
+                    time.sleep(self.settings.poll)
         self._abandoned |= pings.keys()
         for identity, key in waiting.items():
             if phase is not None and phase < deadline and time.monotonic() < asked[identity].end:
@@ -184,6 +191,20 @@ class Messenger:
             else:
                 self._abandoned.add(identity)
                 yield key, LateError(f"no answer within {deadline:.0f} s")
+
+    @contextmanager
+    def _poller(self, identities: frozenset[str], *, carry: bool) -> Iterator[ReplyPoller]:
+        """Poll for replies, also with polls of earlier phases that fetch some of these; keep those at work for later phases (``carry``).
+
+        A poll has its replies from the SuperLink for good: with it, a late training would be lost, and what was found beside it.
+        """
+        mine = [poll for poll in self._fetching if not poll.identities.isdisjoint(identities)]
+        self._fetching = [poll for poll in self._fetching if poll not in mine]
+        poller = ReplyPoller(self.grid, mine)
+        try:
+            yield poller
+        finally:
+            self._fetching = [*self._fetching, *(poller.open if carry else ())][-MAX_CARRIED:]
 
     def _discard(self) -> None:
         """Have the SuperLink delete what nobody waits for any more, beside the requests that follow.
@@ -242,21 +263,21 @@ class ReplyPoller:
     ``POLL_TIMEOUT`` seconds continues in its thread while the next one starts; its replies are returned when it ends.
     """
 
-    def __init__(self, grid: Grid) -> None:
-        self._grid = grid
-        self._open: list[_Poll] = []  # oldest first
+    def __init__(self, grid: Grid, begun: Sequence[_Poll] = ()) -> None:
+        self._grid, self._most = grid, MAX_POLLS + len(begun)
+        self.open = list(begun)  # oldest first
 
     def fetches(self, identity: str) -> bool:
         """Whether a poll that is still at work may have the reply to a message: it is not lost yet, and only one of them can be."""
-        return any(identity in poll.identities and time.monotonic() - poll.began < INCOMPLETE for poll in self._open)
+        return any(identity in poll.identities and time.monotonic() - poll.began < INCOMPLETE for poll in self.open)
 
     def __call__(self, identities: list[str]) -> list[Message]:
         """Return the replies to these messages that have arrived since the last call."""
-        if len(self._open) < MAX_POLLS:
-            self._open.append(_Poll(self._grid, identities, alone=not self._open))
-        self._open[-1].ended.wait(POLL_TIMEOUT)
-        ended = [poll for poll in self._open if poll.ended.is_set()]
-        self._open = [poll for poll in self._open if poll not in ended]
+        if len(self.open) < self._most:
+            self.open.append(_Poll(self._grid, identities, alone=not self.open))
+        self.open[-1].ended.wait(POLL_TIMEOUT)
+        ended = [poll for poll in self.open if poll.ended.is_set()]
+        self.open = [poll for poll in self.open if poll not in ended]
         return [reply for poll in ended for reply in poll.result()]
 
 
