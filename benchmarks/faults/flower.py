@@ -72,11 +72,16 @@ def _undisturbed(there: trial.Trial, work: Path) -> float:
 
 
 def wait_online(there: trial.Trial, patience: float = 300.0) -> None:
-    """Start what is not running, as a supervisor would, and wait until all nodes are online."""
+    """Start what is not running, as a supervisor would, and wait until all nodes are online and stay so.
+
+    For a minute after a kill the SuperLink takes the node for online, and refuses the one in its place.
+    """
     end = time.monotonic() + patience
+    looks = 0
     while time.monotonic() < end:
         trial.up(there)
-        if trial.report(there)["ok"]:
+        looks = looks + 1 if trial.report(there)["ok"] else 0
+        if looks == 3:
             return
         time.sleep(5)
     raise RuntimeError(f"some nodes are not online: {trial.report(there)}")

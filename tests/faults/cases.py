@@ -47,6 +47,15 @@ def send(there: trial.Trial, name: str, number: signal.Signals) -> None:
     os.killpg(found[0], number)
 
 
+def end(there: trial.Trial, name: str) -> None:
+    """Let a process take its leave, and wait until it is gone: another one in its place would be refused before."""
+    send(there, name, signal.SIGTERM)
+    last = time.monotonic() + 60
+    while identity(there, name) is not None:
+        assert time.monotonic() < last, f"{name} did not end"
+        time.sleep(0.5)
+
+
 def bring_back(there: trial.Trial, name: str) -> None:
     """What a supervisor (systemd) does: start the node until it stays up. After a hard kill it is refused for about a minute."""
     end = time.monotonic() + 240

@@ -17,7 +17,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs the extra emdcfl[flower]")
 
-from tests.faults.cases import LONG, VICTIM, Event, account, bring_back, came_back, send, short, start_changed, wait_online, when
+from tests.faults.cases import LONG, VICTIM, Event, account, bring_back, came_back, end, send, short, start_changed, wait_online, when
 
 import emdcfl
 from emdcfl.apps import trial
@@ -66,27 +66,25 @@ def test_a_node_stopped_past_the_deadline(there: trial.Trial, tmp_path: Path) ->
         time.sleep(shorter.deadline + 10)
         send(there, VICTIM, signal.SIGCONT)
 
-    trial.submit(shorter, short(6), tmp_path / "run", watch=when(MOMENTS["training"], act))
-    assert [f for f in came_back(there, tmp_path / "run", 6)["failures"] if (f["round"], f["task"]) == (2, "train")]
+    trial.submit(shorter, short(LONG), tmp_path / "run", watch=when(MOMENTS["training"], act))
+    assert [f for f in came_back(there, tmp_path / "run", LONG)["failures"] if (f["round"], f["task"]) == (2, "train")]
 
 
 def test_a_node_that_joins_in_the_middle_and_comes_back_under_another_id(there: trial.Trial, tmp_path: Path) -> None:
     """A new key towards the SuperLink makes it a new node to Flower; its name and the key of its own say who it is."""
     wait_online(there)
-    send(there, VICTIM, signal.SIGTERM)
-    time.sleep(5)
+    end(there, VICTIM)
     said: list[str] = []
 
     def another_id() -> None:
-        send(there, VICTIM, signal.SIGTERM)
-        time.sleep(5)
+        end(there, VICTIM)
         for name in ("auth.key", "auth.pub"):
             put_aside(there.home(VICTIM) / name)
         make_node_key(there.home(VICTIM))
         assert control.enrol(there, VICTIM, (there.home(VICTIM) / "auth.pub").read_bytes(), replace=True)
         start(there, VICTIM)
 
-    joins = when(lambda e: e["event"] == "end" and e["round"] == 1, lambda: bring_back(there, VICTIM))
+    joins = when(lambda e: e["event"] == "end" and e["round"] == 1, lambda: start(there, VICTIM))
     changes = when(lambda e: e["event"] == "reply" and e["client"] == VICTIM and e["task"] == "train", another_id)
 
     def watch(event: Event) -> None:
@@ -105,15 +103,13 @@ def test_a_node_that_joins_in_the_middle_and_comes_back_under_another_id(there: 
 def changed(there: trial.Trial, **variables: str) -> Iterator[None]:
     """Run one node with a changed program."""
     wait_online(there)
-    send(there, VICTIM, signal.SIGTERM)
-    time.sleep(5)
+    end(there, VICTIM)
     start_changed(there, **variables)
     try:
         yield
     finally:
         if identity(there, VICTIM) is not None:
-            send(there, VICTIM, signal.SIGTERM)
-        time.sleep(5)
+            end(there, VICTIM)
 
 
 @pytest.fixture
@@ -196,8 +192,7 @@ def test_a_node_upgraded_in_the_middle_goes_on_and_its_versions_are_recorded(the
     said: list[str] = []
 
     def upgrade() -> None:
-        send(there, VICTIM, signal.SIGTERM)
-        time.sleep(5)
+        end(there, VICTIM)
         start_changed(there, VERSION=f"{emdcfl.__version__}.post1")
 
     upgrades = when(MOMENTS["between rounds"], upgrade)
@@ -210,14 +205,12 @@ def test_a_node_upgraded_in_the_middle_goes_on_and_its_versions_are_recorded(the
     came_back(there, tmp_path / "run", 15)
     versions = [text.rpartition(" ")[2] for text in said if text.startswith(f"client {VICTIM!r} is node ")]
     assert versions == [emdcfl.__version__, f"{emdcfl.__version__}.post1"]
-    send(there, VICTIM, signal.SIGTERM)
-    time.sleep(5)
+    end(there, VICTIM)
 
 
 def test_a_node_that_takes_another_clients_name(there: trial.Trial, tmp_path: Path) -> None:
     wait_online(there)
-    send(there, VICTIM, signal.SIGTERM)
-    time.sleep(5)
+    end(there, VICTIM)
 
     class Forged(trial.Trial):
         def node_command(self, node: str) -> list[str]:
@@ -228,7 +221,7 @@ def test_a_node_that_takes_another_clients_name(there: trial.Trial, tmp_path: Pa
         said: list[str] = []
         trial.submit(replace(there, wait=20.0), short(2), tmp_path / "run", watch=lambda e: said.append(e.get("text", "")))
     finally:
-        send(there, VICTIM, signal.SIGTERM)
+        end(there, VICTIM)
     failures = account(there, tmp_path / "run")["failures"]
     assert {f["client"] for f in failures} == {VICTIM}, "the true rot0-1 takes part; the node that left its own name is missing"
     assert any("another node uses its name" in text for text in said)

@@ -22,7 +22,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs the extra emdcfl[flower]")
 
-from tests.faults.cases import VICTIM, account, deadline, send, short, wait_online
+from tests.faults.cases import VICTIM, account, deadline, end, send, short, wait_online
 
 from emdcfl.apps import trial
 from emdcfl.apps.trial.processes import start
@@ -143,8 +143,7 @@ def test_a_full_disk_at_a_node(there: trial.Trial, tmp_path: Path) -> None:
         assert all("cannot read or write its files" in failure["reason"] for failure in failures)
         assert max(failure["round"] for failure in failures) < 6
     finally:
-        send(there, VICTIM, signal.SIGTERM)
-        time.sleep(5)
+        end(there, VICTIM)
         subprocess.run(["umount", "--lazy", state], check=True)
 
 
