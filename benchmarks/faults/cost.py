@@ -54,10 +54,11 @@ def main() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(emdcfl.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     there = trial.create(given.out / "federation", nodes=given.nodes)
+    rotations = len({node.partition("-")[0] for node in there.nodes})
     config = from_dict(
         {
             "run": {"rounds": given.rounds, "evaluate_every": given.test_every or given.rounds},
-            "scenario": {"name": "rotated-digits", "groups": 2, "clients_per_group": given.nodes // 2},
+            "scenario": {"name": "rotated-digits", "groups": rotations, "clients_per_group": given.nodes // rotations},
             "training": {"local_epochs": 1},
             "engine": {"device": "cpu"},
         }
