@@ -251,7 +251,9 @@ _SCORE = {"mean": _SHARE, "worst": _SHARE}
 
 _ENDS = {"low": _SHARE, "high": _SHARE, "new_sites": _or_none(_record({"low": _SHARE, "high": _SHARE}))}
 _SITES = {"sites": _listed(_SHARE), "tested": _listed(_COUNT)}
-_ACCURACY = _record({**_SCORE, "variants": _each(_record(_SCORE, {**_ENDS, **_SITES}))}, {**_ENDS, "samples": _COUNT, "interval": _text})
+_RARE = dict.fromkeys(("balanced", "auc"), _or_none(_record({"mean": _SHARE, "low": _SHARE, "high": _SHARE, "sites": _COUNT})))
+_VARIANT = _record(_SCORE, {**_ENDS, **_RARE, **_SITES})
+_ACCURACY = _record({**_SCORE, "variants": _each(_VARIANT)}, {**_ENDS, **_RARE, "samples": _COUNT, "interval": _text})
 
 _REAL, _SIZE = _or_none(_number(-1e15, 1e15)), _or_none(_number(0, 1e15))
 _R2 = {"mean": _REAL, "worst": _REAL, "rmse": _record({"mean": _SIZE, "worst": _SIZE, "sites": _listed(_SIZE)})}
