@@ -131,11 +131,10 @@ def kill_once(there: trial.Trial, out: Path, rng: random.Random, seconds: float)
 
 
 def _wrong(summary: Row, out: Path, victim: str) -> list[str]:
-    """Return what is wrong: models other than a local run's, unless the victim, and nobody else, missed some of the work."""
+    """Return what is wrong: with all clients' work, models other than a local run's; else, missing clients other than the victim."""
     if not summary:
         return []
-    different = [name for name in differing(out, out.parent / "flower-local") if name.startswith("models/")]
     missing = {failure["client"] for failure in summary["failures"]}
-    if not different or (missing and (victim == LINK or missing <= {victim})):
-        return []
-    return [*different, *(f"missing: {client}" for client in sorted(missing))]
+    if not missing:
+        return [name for name in differing(out, out.parent / "flower-local") if name.startswith("models/")]
+    return [] if victim == LINK or missing <= {victim} else [f"missing: {sorted(missing)}"]
