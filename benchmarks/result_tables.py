@@ -23,7 +23,7 @@ Row = dict[str, Any]
 PAIRS = (("same_law", "refused"), ("two_laws", "linked"))
 GROUPS = {"emdcfl": "by benefit", "oracle": "by wrist (true)"}
 PAPER = ("rotated-mnist", "backdoor-mnist", "pacs")
-"""Scenarios of the paper whose rows at full size are shown beside those at small scale."""
+"""Scenarios of the paper that ran by benefit at full size."""
 WAYS = {"drawn": "as drawn", "matched": "matched", "blocks": "blocks"}
 
 
@@ -145,22 +145,22 @@ def benefit(folder: Path) -> str:
             section("Groups found", table(["sites", *(way for way in STRATEGIES if "rule" in way), BY_BENEFIT], groups)),
             section("How often by benefit finds the true groups", table(["sites", "seeds", "right", "smallest ARI"], true)),
             section("What deciding adds to training", table(["sites", "distances", "validation losses"], cost)),
-            _paper_scenarios([row for name in PAPER for row in read(folder.parent / f"{name}.jsonl")] + read(folder / "paper-small.jsonl")),
+            _paper_scenarios([row for name in PAPER for row in read(folder.parent / f"{name}.jsonl")]),
         ]
     )
 
 
 def _paper_scenarios(rows: Sequence[Row]) -> str:
     """Write whether grouping by benefit finds the groups of the paper's scenarios, and what deciding adds there."""
-    found: dict[tuple[str, str, int], dict[str, Row]] = {}
+    found: dict[tuple[str, int], dict[str, Row]] = {}
     for row in rows:
         settings = row["settings"]
         plain = settings["run"].get("participants") is None and "personalize" not in settings
         way = _strategy(row) if row["method"] == "emdcfl" else row["method"]
         if plain and way in ("oracle", "calibrated rule", BY_BENEFIT):
-            found.setdefault((settings["scenario"].get("scale", "paper"), row["scenario"], row["seed"]), {})[way] = row
+            found.setdefault((row["scenario"], row["seed"]), {})[way] = row
     lines, used = [], []
-    for (scale, scenario, seed), ways in sorted(found.items()):
+    for (scenario, seed), ways in sorted(found.items()):
         if BY_BENEFIT not in ways or len(ways) < 3:
             continue
         runs = [ways[way] for way in ("oracle", "calibrated rule", BY_BENEFIT)]
@@ -168,9 +168,9 @@ def _paper_scenarios(rows: Sequence[Row]) -> str:
         shares = [f"{100 * share:.1f} %" for share in _deciding({seed: runs[2]}, {seed: runs[0]}, [seed])]
         scores = [" / ".join(f"{100 * part['mean']:.2f}" for part in run["accuracy"]["variants"].values()) for run in runs]
         groups = [f"{run['k']} (ARI {run['ari']:.2f})" for run in runs[1:]]
-        lines.append([scenario, scale, seed, *scores, *groups, *shares])
-    head = ["scenario", "scale", "seed", "Oracle", "calibrated rule", "by benefit", "groups, calibrated", "groups, by benefit"]
-    note = "Backdoor scenarios: without and with the trigger. Losses: evaluating beyond what Oracle does.\n\n"
+        lines.append([scenario, seed, *scores, *groups, *shares])
+    head = ["scenario", "seed", "Oracle", "calibrated rule", "by benefit", "groups, calibrated", "groups, by benefit"]
+    note = "At the paper's size. Backdoor scenarios: without and with the trigger. Losses: evaluating beyond what Oracle does. Other runs shared the GPU.\n\n"
     return section("The paper's scenarios", f"{note}{table([*head, 'distances', 'validation losses'], lines)}\n\n{sources(used)}")
 
 
