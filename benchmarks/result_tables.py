@@ -170,7 +170,10 @@ def _paper_scenarios(rows: Sequence[Row]) -> str:
         groups = [f"{run['k']} (ARI {run['ari']:.2f})" for run in runs[1:]]
         lines.append([scenario, seed, *scores, *groups, *shares])
     head = ["scenario", "seed", "Oracle", "calibrated rule", "by benefit", "groups, calibrated", "groups, by benefit"]
-    note = "At the paper's size. Backdoor scenarios: without and with the trigger. Losses: evaluating beyond what Oracle does. Other runs shared the GPU.\n\n"
+    note = (
+        "At the paper's size; other runs shared the GPU. Backdoor scenarios: without and with the trigger. Losses: evaluating beyond what "
+        "Oracle does.\n\n"
+    )
     return section("The paper's scenarios", f"{note}{table([*head, 'distances', 'validation losses'], lines)}\n\n{sources(used)}")
 
 
