@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,8 +17,13 @@ pytest.importorskip("flwr", reason="needs the extra emdcfl[flower]")
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest, PullObjectResponse
+from flwr.proto.node_pb2 import Node
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
 from flwr.serverapp import Grid
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.grid.http_grid import HttpGrid
 
 import emdcfl.methods  # noqa: F401  registers the tasks that methods bring
 from emdcfl.core.client import Client
@@ -72,6 +78,30 @@ class MemoryNode:
 Handle = Callable[[Message, Callable[[Message], Message]], Message | None]
 
 
+class LoopbackLink:
+    """Gives out replies as the SuperLink does: each once, then its parts. A part whose content is empty has not arrived."""
+
+    def __init__(self, replies: dict[str, Message]) -> None:
+        self.replies = replies
+        self.parts: dict[str, bytes] = {}
+
+    def PullMessages(self, request: PullAppMessagesRequest) -> PullAppMessagesResponse:
+        found = [self.replies.pop(i) for i in request.message_ids if i in self.replies]
+        for reply in found:
+            reply.metadata.__dict__["_message_id"] = reply.object_id
+            self.parts |= {identity: part.deflate() for identity, part in get_all_nested_objects(reply).items()}
+        return PullAppMessagesResponse(
+            messages_list=[message_to_proto(reply) for reply in found], message_object_trees=[get_object_tree(reply) for reply in found]
+        )
+
+    def PullObject(self, request: PullObjectRequest) -> PullObjectResponse:
+        content = self.parts.get(request.object_id)
+        return PullObjectResponse(object_found=content is not None, object_available=bool(content), object_content=content)
+
+    def ConfirmMessageReceived(self, request: ConfirmMessageReceivedRequest) -> None:
+        """Nothing is deleted here."""
+
+
 class LoopbackGrid(Grid):
     """Nodes by id. ``tamper[node id](message, answer)`` may answer in the node's place, or return ``None`` for never."""
 
@@ -83,6 +113,7 @@ class LoopbackGrid(Grid):
         self._apps: dict[int, ClientApp] = {}
         self._replies: dict[str, Message] = {}
         self._count = 0
+        self._run, self.node, self._runtime_client = SimpleNamespace(run_id=1), Node(node_id=1), LoopbackLink(self._replies)
 
     def set_run(self, run: Any) -> None:
         """Not used."""
@@ -127,7 +158,7 @@ class LoopbackGrid(Grid):
         return identities
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        return [_copy(self._replies.pop(i)) for i in list(message_ids) if i in self._replies]
+        return HttpGrid.pull_messages(self, message_ids)  # type: ignore[arg-type]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         return self.pull_messages(self.push_messages(messages))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,15 @@ pytest.importorskip("flwr", reason="needs the extra emdcfl[flower]")
 import httpx
 import torch
 from flwr.app import Error, Message, RecordDict
+from flwr.proto.message_pb2 import PullObjectResponse
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from tests.engines.flower import loopback
-from tests.engines.flower.loopback import QUICK, LoopbackGrid
+from tests.engines.flower.loopback import QUICK, LoopbackGrid, LoopbackLink
 from tests.engines.flower.test_federation import SCENARIO, fed_of, train
 
 from emdcfl.core import tasks
 from emdcfl.core.errors import EmdcflError
-from emdcfl.engines.flower import codec, messages
+from emdcfl.engines.flower import codec, messages, polling
 from emdcfl.engines.flower.federation import FlowerFederation
 
 LONG = replace(QUICK, deadline=300.0, patience=0.05)
@@ -107,130 +108,108 @@ def test_a_request_that_nobody_fetched_is_deleted_with_the_next_exchange() -> No
     deleted: list[str] = []
     done = threading.Event()
 
-    class Link:
+    class Link(LoopbackLink):
         def ConfirmMessageReceived(self, request: Any) -> None:
             deleted.append(request.message_object_id)
             if set(asked) <= set(deleted):
                 done.set()
 
-    grid._runtime_client = Link()  # type: ignore[attr-defined]
+    grid._runtime_client = Link(grid._replies)
     grid.tamper[103] = lambda message, answer: asked.append(message.metadata.message_id)
     assert list(train(fed, 2).failures) == ["site-3"] and asked
     del grid.tamper[103]
-    assert not deleted and not train(fed, 3).failures
+    assert not set(asked) & set(deleted) and not train(fed, 3).failures
     assert done.wait(10)
 
 
-class SlowGrid(LoopbackGrid):
-    """Node 103's first answer to ``query.train`` is not complete until ``rest`` is set: who fetches it waits, for others it is gone."""
+class SlowLink(LoopbackLink):
+    """Node 103's first answer to ``query.train`` lacks a part until ``rest`` is set. As at the SuperLink, it is given out once."""
 
+    def __init__(self, grid: SlowGrid) -> None:
+        super().__init__(grid._replies)
+        self.grid, self.rest, self.confirmed = grid, threading.Event(), set[str]()
+        self.slow: Message | None = None
+
+    def PullMessages(self, request: Any) -> Any:
+        if self.slow is not None and self.slow.metadata.reply_to_message_id in request.message_ids:
+            asked = next(m for m, reply in self.grid.log if reply is self.slow)
+            self.replies[asked.metadata.message_id] = Message(Error(code=3, reason="not found"), reply_to=asked)
+        elif self.slow is None:
+            trained = [(m, self.replies.get(m.metadata.message_id)) for m, _ in self.grid.log if m.metadata.message_type == "query.train"]
+            self.slow = next((reply for m, reply in trained if reply is not None and m.metadata.dst_node_id == 103), None)
+        return super().PullMessages(request)
+
+    def PullObject(self, request: Any) -> Any:
+        if self.slow is not None and request.object_id == self.slow.metadata.message_id and not self.rest.is_set():
+            return PullObjectResponse(object_found=True)
+        return super().PullObject(request)
+
+    def ConfirmMessageReceived(self, request: Any) -> None:
+        self.confirmed.add(request.message_object_id)
+
+
+class SlowGrid(LoopbackGrid):
     def __init__(self, nodes: dict[int, loopback.MemoryNode]) -> None:
         super().__init__(nodes)
-        self.rest = threading.Event()
-        self.slow: Message | None = None
-        self.taken = False
-        self.tamper[103] = self._note
-
-    def _note(self, message: Message, answer: Answer) -> Message:
-        if message.metadata.message_type == "query.train" and self.slow is None:
-            self.slow = message
-        return answer(message)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        wanted = list(message_ids)
-        if self.slow is not None and self.slow.metadata.message_id in wanted and not self.rest.is_set():
-            if self.taken:
-                wanted.remove(self.slow.metadata.message_id)
-                return [*super().pull_messages(wanted), Message(Error(code=3, reason="not found"), reply_to=self.slow)]
-            self.taken = True
-            found = super().pull_messages(wanted)
-            self.rest.wait(300)
-            return found
-        return super().pull_messages(wanted)
+        self._runtime_client = self.link = SlowLink(self)
 
 
 @pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowGrid]:
-    monkeypatch.setattr(messages, "POLL_TIMEOUT", 0.05)
+def slow() -> Iterator[SlowGrid]:
     grid = SlowGrid(loopback.loopback(SCENARIO).nodes)
     yield grid
-    grid.rest.set()
+    grid.link.rest.set()
 
 
 def test_a_reply_that_does_not_end_holds_up_nobody_and_is_asked_for_again(slow: SlowGrid, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "INCOMPLETE", 0.2)
+    monkeypatch.setattr(polling, "INCOMPLETE", 0.2)
     fed = met(slow)
     before = len(kinds(slow, 103))
     assert train(fed, 2).clients == fed.clients and not fed.failures
-    assert kinds(slow, 103)[before:].count("query.train") == 2 and not slow.rest.is_set()
+    assert kinds(slow, 103)[before:].count("query.train") == 2 and not slow.link.rest.is_set()
 
 
-def test_a_reply_that_takes_its_time_is_waited_for(slow: SlowGrid) -> None:
+def ask_all(fed: FlowerFederation, **how: Any) -> Iterator[tuple[Any, Any]]:
+    """Let all nodes train, in one exchange of messages."""
+    request = {"task": "train", "round": 2, "job": fed.job, "inputs": {"theta": fed.initial(), "training": fed.training.as_dict()}}
+    at = {client: (node, codec.encode({**request, "client": client})) for client, node in fed.connected.nodes.items()}
+    return fed.connected.messenger.exchange("query.train", at, group="2", **how)
+
+
+def test_complete_replies_come_at_once_beside_one_that_was_found_with_them_and_has_no_end(slow: SlowGrid) -> None:
     fed = met(slow, patience=1000.0)
-    before = len(kinds(slow, 103))
-    threading.Timer(0.5, slow.rest.set).start()  # ten looks later
-    assert train(fed, 2).clients == fed.clients and not fed.failures
-    assert kinds(slow, 103)[before:] == ["query.train"]
+    answers = ask_all(fed, deadline=60.0)
+    first = dict(next(answers) for _ in range(3))
+    assert slow.link.slow is not None and not slow.link.rest.is_set()
+    assert all("reply" in answer for answer in first.values()) and "site-3" not in first
+    slow.link.rest.set()
+    ((client, answer),) = answers
+    assert client == "site-3" and "reply" in answer and kinds(slow, 103).count("query.train") == 1
 
 
-@pytest.mark.slow
-def test_a_reply_that_does_not_end_before_the_deadline_costs_its_own_client_only(slow: SlowGrid) -> None:
-    fed = met(slow, patience=1000.0, deadline=3.0)
-    held: list[str] = []
-    others = [node for node in slow.nodes if node != 103]
-    for node in others:  # their replies come later than the one that is caught
-
-        def later(message: Message, answer: Answer, node: int = node) -> Message | None:
-            if message.metadata.message_type != "query.train":
-                return answer(message)
-            threading.Timer(0.2, lambda: slow._replies.update({message.metadata.message_id: answer(message)})).start()
-            held.append(message.metadata.message_id)
-            return None
-
-        slow.tamper[node] = later
-    failures = train(fed, 2).failures
-    assert {c: f.reason for c, f in failures.items()} == {"site-3": "no answer within 3 s"} and len(held) == 3
+def test_a_reply_that_has_no_end_costs_its_own_client_only_and_no_thread(slow: SlowGrid) -> None:
+    fed = met(slow, patience=1000.0)
+    answers = dict(ask_all(fed, deadline=0.5))
+    assert isinstance(answers.pop("site-3"), messages.LateError) and all("reply" in answer for answer in answers.values())
+    for thread in [thread for thread in threading.enumerate() if thread.name == polling.THREAD]:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert slow.link.slow is not None and slow.link.slow.metadata.message_id in slow.link.confirmed, "what has come of it is deleted"
 
 
-def test_what_is_being_fetched_when_a_phase_ends_counts_later_and_so_does_what_was_found_beside_it(slow: SlowGrid) -> None:
+def test_a_reply_that_is_on_its_way_when_a_phase_ends_counts_later(slow: SlowGrid) -> None:
     fed = fed_of(slow, settings=replace(LONG, patience=1000.0), phase_deadline=0.2, late_updates=True)
     asked = {c: {"theta": fed.initial()} for c in fed.clients}
     answered = []
     for index in (1, 2, 3):
+        if index == 3:
+            slow.link.rest.set()
+            fed._phase = 60.0
         fed.begin(index)
         answered.append(fed.run(tasks.train, asked, training=fed.training.as_dict()).clients)
-        if index == 2:
-            slow.rest.set()
-    assert answered == [(), (), fed.clients]
-    assert [(one["round"], one["used_in"]) for one in fed.late] == [(1, 3)] * 4
-    assert [kinds(slow, node).count("query.train") for node in slow.nodes] == [1] * 4
-
-
-def test_what_an_older_look_brings_is_not_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both looks end before anybody asks: the reply that the first one took counts, not that the second one did not find it."""
-    monkeypatch.setattr(messages, "POLL_TIMEOUT", 0.05)
-    message = Message(RecordDict(), dst_node_id=1, message_type="query.train")
-    message.metadata.__dict__["_message_id"] = "m"
-    reply, gone = Message(RecordDict(), reply_to=message), Message(Error(code=3, reason="not found"), reply_to=message)
-    begun, second = threading.Event(), threading.Event()
-
-    class Slow(LoopbackGrid):
-        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-            if begun.is_set():
-                second.set()
-                first.join(60)
-                return [gone]
-            begun.set()
-            second.wait(60)
-            return [reply]
-
-    looks = messages.ReplyPoller(Slow({}))
-    assert looks(["m"]) == []
-    (first,) = looks.open
-    found: list[Message] = []
-    while not found:
-        found = looks(["m"])
-    assert found == [reply]
+    assert answered == [fed.clients[:3], fed.clients[:3], fed.clients]
+    assert [(one["client"], one["round"], one["used_in"]) for one in fed.late] == [("site-3", 1, 3)]
+    assert [kinds(slow, node).count("query.train") for node in slow.nodes] == [3, 3, 3, 1]
 
 
 def test_a_reply_that_is_gone_is_told_when_nobody_else_looks() -> None:
@@ -239,7 +218,7 @@ def test_a_reply_that_is_gone_is_told_when_nobody_else_looks() -> None:
     gone = Message(Error(code=3, reason="not found"), reply_to=message)
     grid = LoopbackGrid({})
     grid._replies["m"] = gone
-    assert [found.error.code for found in messages.ReplyPoller(grid)(["m"])] == [3]
+    assert [found.error.code for found in polling.ReplyPoller(grid)(["m"])] == [3]
 
 
 def broken(times: int, code: int) -> Callable[[], str]:
@@ -256,14 +235,14 @@ def broken(times: int, code: int) -> Callable[[], str]:
 
 
 def test_a_superlink_with_errors_of_its_own_is_asked_again(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(messages, "PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(polling, "PAUSES", (0.0, 0.0))
     with caplog.at_level(logging.WARNING, logger="emdcfl"):
-        assert messages.retry_when_busy(broken(2, 500)) == "well"
+        assert polling.retry_when_busy(broken(2, 500)) == "well"
     assert ["error 500" in message for message in caplog.messages] == [True, True]
     with pytest.raises(EmdcflError, match="keeps answering with error 503.*--resume"):
-        messages.retry_when_busy(broken(3, 503))
+        polling.retry_when_busy(broken(3, 503))
     with pytest.raises(httpx.HTTPStatusError):  # a refusal is not a hiccup
-        messages.retry_when_busy(broken(1, 403))
+        polling.retry_when_busy(broken(1, 403))
     tries = iter([ObjectPushError("object", 1, "session"), None])
 
     def push() -> str:
@@ -271,16 +250,17 @@ def test_a_superlink_with_errors_of_its_own_is_asked_again(monkeypatch: pytest.M
             raise error
         return "well"
 
-    assert messages.retry_when_busy(push) == "well"
+    assert polling.retry_when_busy(push) == "well"
 
 
 def test_requests_and_replies_survive_an_error_of_the_superlink(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(polling, "PAUSES", (0.0, 0.0))
     grid = loopback.loopback(SCENARIO)
     fed = met(grid)
-    for name in ("push_messages", "pull_messages", "get_node_ids"):
-        trip, honest = broken(1, 500), getattr(grid, name)
-        monkeypatch.setattr(grid, name, lambda *given, trip=trip, honest=honest: (trip(), honest(*given))[1])
+    link = grid._runtime_client
+    for at, name in ((grid, "push_messages"), (grid, "get_node_ids"), (link, "PullMessages"), (link, "PullObject")):
+        trip, honest = broken(1, 500), getattr(at, name)
+        monkeypatch.setattr(at, name, lambda *given, trip=trip, honest=honest: (trip(), honest(*given))[1])
     assert train(fed, 2).clients == fed.clients and not fed.failures
 
 
@@ -297,12 +277,12 @@ def test_deleting_a_request_frees_its_model_in_flowers_database(tmp_path: Path) 
     for identity, part in get_all_nested_objects(request).items():
         state.object_store.put(identity, part.deflate())
 
-    class Link:
+    class Link(LoopbackLink):
         def ConfirmMessageReceived(self, confirmed: Any) -> None:
             confirm_message_received(confirmed, state, None)  # type: ignore[arg-type]
 
     grid = loopback.loopback(SCENARIO)
-    grid._runtime_client = Link()  # type: ignore[attr-defined]
+    grid._runtime_client = Link(grid._replies)
     assert len(state.object_store) > 1
-    messages._delete(grid, {request.object_id})
+    polling.delete(grid, {request.object_id})
     assert len(state.object_store) == 0

@@ -16,7 +16,8 @@ from emdcfl.core.errors import ClientError
 from emdcfl.core.replies import brief
 from emdcfl.engines.flower import codec
 from emdcfl.engines.flower.codec import LIMITS
-from emdcfl.engines.flower.messages import Messenger, retry_when_busy
+from emdcfl.engines.flower.messages import Messenger
+from emdcfl.engines.flower.polling import retry_when_busy
 from emdcfl.privacy.exchange import Challenge, node_key
 from emdcfl.privacy.keylist import KeyList
 

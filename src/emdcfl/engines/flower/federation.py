@@ -249,7 +249,6 @@ class FlowerFederation(Federation):
         kind, group = f"query.{info.name}", str(self.index)
         self._messenger.take_received()  # of other messages: a hello, a survey
         how: dict[str, Any] = {"group": group, "deadline": self.settings.deadline, "phase": self._phase, "standing": standing}
-        how["carry"] = self._phase is not None and self._counts_late(info)
         for client, outcome in self._messenger.exchange(kind, messages, **how):
             if isinstance(outcome, LateError):
                 self._unanswered.add(client)
