@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
 import ssl
 import stat
 import subprocess
 import tomllib
 import zipfile
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -124,8 +126,6 @@ def test_mistakes_are_told(four: trial.Trial, tmp_path: Path) -> None:
 
 
 def test_a_process_number_that_was_given_to_another_is_not_taken_for_ours(four: trial.Trial) -> None:
-    import os
-
     record(four, {"superlink": {"pid": os.getpid(), "started": "1"}, "rot0-1": {"pid": os.getpid(), "started": start_time(os.getpid())}})
     try:
         assert process_ids(four) == {"superlink": None, "rot0-1": os.getpid()}
@@ -134,6 +134,21 @@ def test_a_process_number_that_was_given_to_another_is_not_taken_for_ours(four: 
     finally:
         record(four, {})
     assert {node["process"] for node in trial.report(four)["nodes"].values()} == {"stopped"}
+
+
+def test_a_node_is_online_if_its_own_process_connected(four: trial.Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a minute after a kill, the SuperLink takes the process that was started in its place for it."""
+    seen = []
+    record(four, {"rot0-1": {"pid": os.getpid(), "started": start_time(os.getpid())}})
+    try:
+        for age in (timedelta(days=1), timedelta(0)):
+            since = (datetime.now(UTC) - age).isoformat()
+            monkeypatch.setattr(control, "enrolled", lambda there, since=since: [control.Enrolled("rot0-1", 1, b"", True, since)])
+            node = trial.report(four)["nodes"]["rot0-1"]
+            seen.append((node["process"], node["online"], node["since"] == since))
+    finally:
+        record(four, {})
+    assert seen == [("running", False, False), ("running", True, True)]
 
 
 def test_down_ends_what_outlives_the_process_that_started_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

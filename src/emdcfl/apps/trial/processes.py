@@ -145,6 +145,12 @@ def process_ids(trial: Trial) -> dict[str, int | None]:
     return {name: None if entry is None else entry[0] for name, entry in found.items()}
 
 
+def seconds_running(trial: Trial, name: str) -> float | None:
+    """How long a process has been running; ``None`` if it does not run."""
+    found = identity(trial, name)
+    return None if found is None else time.clock_gettime(time.CLOCK_BOOTTIME) - int(found[1]) / os.sysconf("SC_CLK_TCK")
+
+
 def start_time(pid: int) -> str:
     """When a process started, in the kernel's clock ticks; empty if it is gone or a zombie."""
     fields = _stat(pid)

@@ -14,7 +14,7 @@ from cryptography import x509
 from emdcfl.apps.supernode import HOST
 from emdcfl.apps.trial import control
 from emdcfl.apps.trial.folder import Trial
-from emdcfl.apps.trial.processes import LINK, process_ids
+from emdcfl.apps.trial.processes import LINK, process_ids, seconds_running
 from emdcfl.apps.trial.submit import STOPPED, Job, jobs
 
 ACCEPTED = 300.0
@@ -47,8 +47,8 @@ def report(trial: Trial) -> dict[str, Any]:
     try:
         for node in control.enrolled(trial):
             here = nodes.setdefault(node.name, {"process": "elsewhere"})
-            online = node.online and here["process"] != ENDED  # the SuperLink takes a minute to notice
-            here.update(online=online, id=str(node.id), since=node.since or None)
+            online = node.online and here["process"] != ENDED and not _of_predecessor(trial, node)
+            here.update(online=online, id=str(node.id), since=(node.since or None) if online == node.online else None)
         answers = True
     except control.ControlError:
         answers = False
@@ -82,6 +82,12 @@ def wait_accepted(trial: Trial, patience: float = ACCEPTED) -> dict[str, str]:
 
 def _process(pids: dict[str, int | None], name: str) -> str:
     return "stopped" if name not in pids else ENDED if pids[name] is None else "running"
+
+
+def _of_predecessor(trial: Trial, node: control.Enrolled) -> bool:
+    """Whether a node connected before its process here began: the one before it was killed, which the SuperLink notices after a minute."""
+    running = seconds_running(trial, node.name)
+    return running is not None and bool(node.since) and time.time() - datetime.datetime.fromisoformat(node.since).timestamp() > running
 
 
 def _run(trial: Trial, job: Job, *, answers: bool) -> dict[str, Any]:
