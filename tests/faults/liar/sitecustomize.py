@@ -1,7 +1,8 @@
 """Put before everything else on one node's path by the fault suite: the node is then another than it should be.
 
 LIE lists what it answers to ``train``, by commas: the first lie in round 1, the second in round 2, then the truth. ``late`` tells the truth
-too late, in round 2. SKEW is the seconds by which its clock is ahead, VERSION the version of emdcfl that it has.
+too late, in round 2. SKEW is the seconds by which its clock is ahead, VERSION the version of emdcfl that it has. CUT is the number of the
+answer of which the first part alone reaches the SuperLink.
 Nothing is imported before the node's own program does: Flower gives a process 30 seconds to report.
 """
 
@@ -58,6 +59,20 @@ def skew(date):  # type: ignore[no-untyped-def]
     date.now = lambda: right() + timedelta(seconds=SKEW)
 
 
+def cut(node):  # type: ignore[no-untyped-def]
+    """Have the module that sends answers lose the rest of one."""
+    honest, sent = node.push_object_contents_from_iterable, []
+
+    def push(parts, push_object_fn):  # type: ignore[no-untyped-def]
+        sent.append(1)
+        if len(sent) == int(os.environ["CUT"]):
+            push_object_fn(*next(iter(parts)))
+            raise ConnectionError("cut off")
+        honest(parts, push_object_fn=push_object_fn)
+
+    node.push_object_contents_from_iterable = push
+
+
 def rename(emdcfl):  # type: ignore[no-untyped-def]
     """Have another version of emdcfl."""
     emdcfl.__version__ = os.environ["VERSION"]
@@ -89,6 +104,8 @@ class Finder:
 
 if LIES != [""]:
     sys.meta_path.insert(0, Finder("emdcfl.engines.flower.node.serve", corrupt))
+if "CUT" in os.environ:
+    sys.meta_path.insert(0, Finder("flwr.supernode.start_client_internal", cut))
 if "VERSION" in os.environ:
     sys.meta_path.insert(0, Finder("emdcfl", rename))
 if SKEW:
