@@ -65,7 +65,7 @@ def _cnn(name: str, channels: int, size: int) -> ModelRecipe:
 
 
 WORKLOADS = (
-    Workload("paper CNN", _cnn("cnn", 1, 28), (1, 28), None, 24, 1600, streams=(4, 12, 16)),
+    Workload("paper CNN", _cnn("cnn", 1, 28), (1, 28), None, 24, 1600, streams=(4, 8, 12)),
     Workload("ResNet18, 224²", ModelRecipe("resnet18", {"classes": 10, "weights": None}), (3, 32), 224, 4, 1024, streams=(1, 3, 4)),
 )
 TINY = (

@@ -12,6 +12,7 @@ from tests.tiny import tiny
 from torch import nn
 
 from emdcfl.core.errors import ConfigError
+from emdcfl.core.tasks import Training
 from emdcfl.data import scenarios
 from emdcfl.engines.cuda.engine import FALLBACKS, CudaFederation, draws
 from emdcfl.engines.local.sequential import SequentialFederation
@@ -58,6 +59,24 @@ def test_every_method_gives_the_models_and_clusters_of_the_reference(name: str) 
     if fast.clusters is not None:
         assert torch.equal(fast.clusters, reference.clusters)
     assert torch.equal(fast.models, again.models)
+
+
+@needs_cuda
+@pytest.mark.parametrize("prox", [None, {"mu": 0.1}])
+def test_a_compiled_step_in_bf16_is_as_close_to_float32_as_one_that_is_not(prox: Any, caplog: pytest.LogCaptureFixture) -> None:
+    world = scenarios.build("rotated-digits", clients_per_group=1)
+    world = replace(world, model=ModelRecipe("cnn", {"channels": 1, "classes": 10, "size": 8}))
+    training, moved = Training(local_epochs=1, batch_size=64, lr=0.005, momentum=0.9), []  # few, small steps: rounding grows with them
+    with caplog.at_level(logging.WARNING, logger="emdcfl"):
+        for precision, compile in (("fp32", "no"), ("bf16", "no"), ("bf16", "yes"), ("bf16", "yes")):
+            fed = CudaFederation(world, training=training, device="cuda", precision=precision, compile=compile)
+            fed.begin(1)
+            start = fed.initial()
+            moved.append(fed.train(dict.fromkeys(fed.clients, start), prox=prox).stack("theta") - start)
+    assert not caplog.records
+    exact, plain, compiled, again = moved
+    assert torch.equal(compiled, again)
+    assert (compiled - exact).norm() < 1.5 * (plain - exact).norm() < 0.5 * exact.norm()
 
 
 @needs_cuda

@@ -1,11 +1,22 @@
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
 from emdcfl.core.params import Network, find_head
-from emdcfl.engines.cuda.layers import NarrowConv2d, is_narrow, multiply_narrow, pool_first
+from emdcfl.engines.cuda.layers import (
+    NarrowConv2d,
+    PixelOrder,
+    copy_low,
+    is_narrow,
+    keep_permuted,
+    multiply_narrow,
+    multiply_strided,
+    pool_first,
+)
 from emdcfl.models.recipe import ModelRecipe
 
 POOLS = {
@@ -158,3 +169,39 @@ def test_names_and_parameters_of_the_network_stay() -> None:
     after = dict(net.named_parameters())
     assert list(before) == list(after)
     assert all(before[name] is after[name] for name in before)
+
+
+def test_weights_that_are_kept_permuted_give_the_same_and_come_back_as_they_were() -> None:
+    recipe = ModelRecipe("small_cnn", {"channels": 1, "classes": 10, "size": 8})
+    plain, fast = Network(recipe), Network(recipe)
+    pool_first(fast.module)
+    order = PixelOrder(plain.layout, keep_permuted(fast.module))
+    theta = plain.theta.clone()
+    fast.load(order.stored(theta))
+    x = torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(fast.module(x), plain.module(x))
+    assert not torch.equal(fast.theta, theta)
+    assert torch.equal(order.restored(fast.theta), theta)
+
+
+def test_layers_compute_with_copies_of_parameters_that_only_they_use() -> None:
+    module = nn.Sequential(nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 8), nn.Linear(8, 8))
+    module[4].weight = module[3].weight
+    before = dict(module.named_parameters())
+    full = copy_low(module)
+    assert set(full) == {"0.weight", "0.bias"} and all(torch.equal(value, before[name]) for name, value in full.items())
+    low = {name for name, p in module.named_parameters() if p.dtype == torch.bfloat16}
+    assert low == set(full)
+
+
+def test_a_strided_convolution_of_single_pixels_is_a_product() -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Conv2d(6, 4, 1, stride=2, bias=False), nn.Conv2d(4, 4, 3, stride=2), nn.Conv2d(4, 4, 1))
+    fast = copy.deepcopy(plain)
+    assert multiply_strided(fast) == 1
+    x = torch.randn(3, 6, 9, 12).to(memory_format=torch.channels_last).requires_grad_()
+    found, expected = fast(x), plain(x)
+    torch.testing.assert_close(found, expected)
+    mine = torch.autograd.grad(found.square().sum(), [x, *fast.parameters()])
+    theirs = torch.autograd.grad(expected.square().sum(), [x, *plain.parameters()])
+    torch.testing.assert_close(mine, theirs)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from emdcfl.data.types import Preprocess
-from emdcfl.engines.cuda.compiling import keep_kernels, objective
+from emdcfl.engines.cuda.compiling import batch, keep_kernels, objective
 from emdcfl.engines.cuda.layers import multiply_narrow
 from emdcfl.engines.cuda.resident import Samples
 from emdcfl.models.recipe import ModelRecipe
@@ -38,8 +38,9 @@ def test_one_compilation_serves_all_streams_and_the_next_run_in_the_process() ->
             assert multiply_narrow(module) == 1
             module.to(memory_format=torch.channels_last).train(True)
             index, scale = torch.arange(16) + stream, torch.full((16,), 1 / 16)
-            value, losses = compiled(module, data, index, scale, False)
-            expected = objective(module, data, index, scale, False)
+            x, y = batch(data, index, False)
+            value, losses = compiled(module, x, y, scale)
+            expected = objective(module, x, y, scale)
             torch.testing.assert_close((value, losses), expected)
     assert counter.frame_count == 1
     torch._dynamo.reset()
@@ -50,8 +51,7 @@ def test_kernels_are_kept_in_a_folder_that_only_the_user_can_enter(tmp_path: Pat
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     keep_kernels()
     folder = tmp_path / "kernels"
-    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(folder)
-    assert folder.stat().st_mode & 0o777 == 0o700
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(folder) and folder.stat().st_mode & 0o777 == 0o700
 
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
     folder.chmod(0o770)  # others could put code there

@@ -1,4 +1,4 @@
-"""The objective of a training step, compiled by torch, and the folder that keeps compiled kernels from one run to the next."""
+"""What torch compiles of a training step, and the folder that keeps compiled kernels from one run to the next."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -16,24 +16,37 @@ from emdcfl.data.sources.parquet import cache_dir
 from emdcfl.engines.cuda.resident import Samples
 
 
-def objective(module: nn.Module, samples: Samples, index: Tensor, scale: Tensor, low: bool) -> tuple[Tensor, Tensor]:
-    """Return the weighted loss of a batch, to be differentiated, and the loss of every sample."""
-    with torch.autocast("cuda", dtype=torch.bfloat16, enabled=low, cache_enabled=False):
-        x, y = samples.batch(index)
-        losses = F.cross_entropy(module(x), y, reduction="none")
+def batch(samples: Samples, index: Tensor, low: bool) -> tuple[Tensor, Tensor]:
+    """Return the inputs and labels of a batch.
+
+    Compiled apart from ``objective``: fused with the first convolution, the preprocessing of a pixel would run once per patch it is in.
+    """
+    x, y = samples.batch(index)
+    return x.to(torch.bfloat16) if low else x, y
+
+
+def objective(module: nn.Module, x: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the weighted loss of a batch, to be differentiated, and the loss of every sample.
+
+    The caller enters autocast: torch does not keep compiled functions that enter it themselves.
+    """
+    losses = F.cross_entropy(module(x), y, reduction="none")
     return (losses * scale).sum(), losses.detach()
 
 
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
 @functools.cache
-def compiled_objective() -> Callable[..., tuple[Tensor, Tensor]]:
-    """Return ``objective`` compiled with its backward pass; one compilation serves all streams."""
+def compiled(function: Function) -> Function:
+    """Return a function compiled with its backward pass; one compilation serves all streams."""
     keep_kernels()
     options: dict[str, str | int | bool | Callable[..., Any]] = {}
     import torch._inductor.config as inductor  # importing it takes a second
 
     if hasattr(inductor, "deterministic"):  # choose kernels by rule, not by timing: every process must get the same bits
         options["deterministic"] = True
-    return torch.compile(objective, dynamic=False, fullgraph=True, options=options)
+    return cast(Function, torch.compile(function, dynamic=False, fullgraph=True, options=options))
 
 
 def keep_kernels() -> None:

@@ -40,7 +40,7 @@ from emdcfl.transport import QueueFactory, SolverPool
 
 log = logging.getLogger("emdcfl")
 
-STREAMS, STREAMS_LARGE = 8, 2
+STREAMS, STREAMS_LARGE = 6, 2
 """Streams for a small and a large network: enough to keep the GPU busy (measured)."""
 
 LARGE_STEP = 3.0e10

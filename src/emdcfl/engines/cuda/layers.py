@@ -15,10 +15,13 @@ The last two halve the time the paper's CNN takes to embed. Layers that are used
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from emdcfl.core.params import Layout
 
 MAX_CHANNELS = 4
 """Most input channels of a narrow convolution."""
@@ -53,6 +56,24 @@ def is_narrow(layer: nn.Module) -> bool:
         and layer.padding_mode == "zeros"
         and not isinstance(layer.padding, str)
     )
+
+
+class StridedConv2d(nn.Conv2d):
+    """A 1×1 ``Conv2d`` with a stride, as a matrix product over the pixels it reads: cuDNN's fixed algorithm is several times slower."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        (down, right) = self.stride
+        pixels = input[:, :, ::down, ::right].permute(0, 2, 3, 1)
+        return F.linear(pixels, self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
+
+
+def multiply_strided(module: nn.Module) -> int:
+    """Turn the 1×1 convolutions of a network that have a stride into matrix products, in place; returns how many there were."""
+    found = [layer for layer in module.modules() if type(layer) is nn.Conv2d and layer.stride != (1, 1)]
+    found = [layer for layer in found if (layer.kernel_size, layer.padding, layer.groups) == ((1, 1), (0, 0), 1)]
+    for layer in found:
+        layer.__class__ = StridedConv2d
+    return len(found)
 
 
 def _patch(layer: nn.Module) -> int:
@@ -99,7 +120,7 @@ class BiasedMaxPool2d(nn.MaxPool2d):
 
     def _maxima(self, input: Tensor) -> Tensor:
         height, width = input.shape[2:]
-        if torch.is_grad_enabled() or not self._is_halving() or height % 2 or width % 2:  # amax shares the gradient among equal maxima
+        if torch.is_grad_enabled() or not self.halves() or height % 2 or width % 2:  # amax shares the gradient among equal maxima
             found: Tensor = super().forward(input)
             return found
         # amax stores no indices of the maxima, which would take four times their memory
@@ -107,7 +128,8 @@ class BiasedMaxPool2d(nn.MaxPool2d):
         maxima: Tensor = pixels.amax((2, 4))
         return maxima.permute(0, 3, 1, 2)
 
-    def _is_halving(self) -> bool:
+    def halves(self) -> bool:
+        """Whether it pools 2×2 pixels each."""
         pairs = [value if isinstance(value, tuple) else (value, value) for value in (self.kernel_size, self.stride, self.padding)]
         return pairs == [(2, 2), (2, 2), (0, 0)] and self.dilation in (1, (1, 1))
 
@@ -140,13 +162,73 @@ def pool_first(module: nn.Module, *, head: nn.Module | None = None) -> int:
             conv, relu, pool, *rest = own = list(chain)[i : i + 5]
             if not (type(conv) is nn.Conv2d and type(relu) is nn.ReLU and type(pool) is nn.MaxPool2d):
                 continue
-            alone = [uses[id(m)] == 1 and _plain(m) for m in own]
+            alone = [uses[id(m)] == 1 and plain(m) for m in own]
             if all(alone[:3]):
                 changed += _pool_first(conv, relu, pool, rest if all(alone) and head not in rest else [])
     return changed
 
 
-def _plain(layer: nn.Module) -> bool:
+def keep_permuted(module: nn.Module) -> dict[str, int]:
+    """Let every ``PixelLinear`` take its weights as already permuted, in place; returns channels by the name of the weights.
+
+    What loads and reads these weights has to permute them (``PixelOrder``); steps then never do.
+    """
+    found = {name: layer for name, layer in module.named_modules() if isinstance(layer, PixelLinear)}
+    for layer in found.values():
+        layer.__class__ = nn.Linear  # type: ignore[assignment]
+    return {f"{name}.weight": layer.channels for name, layer in found.items()}
+
+
+class PixelOrder:
+    """The order of θ in which the weights after a ``PixelFlatten`` go pixel by pixel.
+
+    Parameters
+    ----------
+    layout : Layout
+    channels : mapping
+        From the names of these weights to the channels of the images that they multiply.
+    """
+
+    def __init__(self, layout: Layout, channels: Mapping[str, int]) -> None:
+        self._parts = [(e.slice, e.shape[0], channels[e.name]) for e in layout.entries if e.name in channels]
+
+    def stored(self, theta: Tensor) -> Tensor:
+        """Return θ in this order."""
+        return self._moved(theta, lambda part, rows, channels: part.view(rows, channels, -1))
+
+    def restored(self, theta: Tensor) -> Tensor:
+        """Return θ in its own order."""
+        return self._moved(theta, lambda part, rows, channels: part.view(rows, -1, channels))
+
+    def _moved(self, theta: Tensor, shaped: Callable[[Tensor, int, int], Tensor]) -> Tensor:
+        if not self._parts:
+            return theta
+        moved = theta.clone()
+        for where, rows, channels in self._parts:
+            moved[where] = shaped(theta[where], rows, channels).transpose(1, 2).flatten()
+        return moved
+
+
+COPIED = (nn.Conv2d, nn.Linear, NarrowConv2d, StridedConv2d, UnbiasedConv2d)
+"""Layers that compute with bfloat16 copies of their parameters."""
+
+
+def copy_low(module: nn.Module) -> dict[str, Tensor]:
+    """Let layers compute with bfloat16 copies of their parameters, in place; returns the float32 parameters by name.
+
+    Autocast makes such copies at every step. Whoever updates the parameters updates these too. Parameters that several layers share stay.
+    """
+    uses = Counter(id(p) for m in module.modules() for p in m.parameters(recurse=False))
+    full = {}
+    for name, layer in module.named_modules():
+        own = dict(layer.named_parameters(recurse=False)) if type(layer) in COPIED and plain(layer) else {}
+        for key, parameter in own.items() if all(uses[id(p)] == 1 for p in own.values()) else ():
+            full[f"{name}.{key}" if name else key] = parameter.detach()
+            setattr(layer, key, nn.Parameter(parameter.detach().to(torch.bfloat16)))
+    return full
+
+
+def plain(layer: nn.Module) -> bool:
     """Whether a layer has no hooks and no ``forward`` of its own."""
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return "forward" not in vars(layer) and not any(getattr(layer, name) for name in hooks)

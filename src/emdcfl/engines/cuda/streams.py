@@ -9,9 +9,9 @@ and one launch is one step. In a compiled step, ``torch.compile`` fuses element-
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import local
 from typing import Any
 
@@ -20,11 +20,13 @@ from torch import Tensor, nn
 
 from emdcfl.core.client import Client
 from emdcfl.core.errors import EmdcflError
-from emdcfl.core.params import Layout
+from emdcfl.core.params import Layout, find_head
 from emdcfl.core.schema import finite
 from emdcfl.core.tasks import Fit, Training, trained
-from emdcfl.engines.cuda.compiling import compiled_objective, objective
-from emdcfl.engines.cuda.layers import multiply_narrow
+from emdcfl.engines.cuda.compiling import batch, objective
+from emdcfl.engines.cuda.compiling import compiled as made
+from emdcfl.engines.cuda.fused import fuse
+from emdcfl.engines.cuda.layers import PixelOrder, copy_low, keep_permuted, multiply_narrow, multiply_strided, pool_first
 from emdcfl.engines.cuda.resident import Samples
 from emdcfl.engines.local.schedule import schedule
 from emdcfl.engines.local.staged import Outcome
@@ -84,15 +86,24 @@ class StreamTrainer:
     ) -> None:
         device = samples.x.device
         self.module, self.layout, self.samples, self.low, self.compiled = module, layout, samples, low, compiled
+        channels: dict[str, int] = {}
         if compiled:
             multiply_narrow(module)
+            multiply_strided(module)
+            pool_first(module, head=find_head(module))
+            channels = keep_permuted(module)
+        self._order = PixelOrder(layout, channels)
+        full = copy_low(module) if compiled and low else {}
+        fuse(module)
         self.stream = torch.cuda.Stream(device)
         self.plan = Plan.empty(steps, width, device)
         self.counter = torch.zeros(1, dtype=torch.int64, device=device)
         self.total = torch.zeros((), device=device)
         tensors = dict(module.named_parameters()) | dict(module.named_buffers())
-        self.tensors = [tensors[e.name] for e in layout.entries]
-        self.weights = [tensors[e.name] for e in layout.entries if e.trainable]
+        self.tensors = [full.get(e.name, tensors[e.name]) for e in layout.entries]
+        self.weights = [full.get(e.name, tensors[e.name]) for e in layout.entries if e.trainable]
+        self.leaves = [tensors[e.name] for e in layout.entries if e.trainable]
+        self._copies = bool(full)
         self.velocity = [torch.zeros_like(w, requires_grad=False) for w in self.weights]
         self.terms: dict[object, Terms] = {}
         self.graphs: dict[object, torch.cuda.CUDAGraph] = {}
@@ -104,8 +115,12 @@ class StreamTrainer:
     @torch.no_grad()
     def load(self, theta: Tensor) -> None:
         """Start from a state, with a fresh optimiser."""
+        theta = self._order.stored(theta)
         for e, tensor in zip(self.layout.entries, self.tensors, strict=True):
             tensor.copy_(theta[e.slice].view(e.shape))
+        for leaf, weight in zip(self.leaves, self.weights, strict=True):
+            if leaf is not weight:
+                leaf.copy_(weight)
         for velocity in self.velocity:
             velocity.zero_()
         self.counter.zero_()
@@ -113,7 +128,7 @@ class StreamTrainer:
 
     @torch.no_grad()
     def theta(self) -> Tensor:
-        return torch.cat([tensor.reshape(-1) for tensor in self.tensors])
+        return self._order.restored(torch.cat([tensor.reshape(-1) for tensor in self.tensors]))
 
     def result(self) -> tuple[Tensor, Tensor, torch.cuda.Event]:
         """Return state and loss of the launched training, and the event after which they are computed."""
@@ -140,11 +155,19 @@ class StreamTrainer:
             self.plan.scale[:, width:], self.plan.last[:, width:] = 0.0, 0.0
             start.record_stream(self.stream)
             self.load(start)
-            terms = make_terms([fit], [w.detach()[None] for w in self.weights], self.layout)
+            terms = make_terms([self._ordered(fit)], [w.detach()[None] for w in self.weights], self.layout)
             self._keep(kind(fit), terms)
         self.steps, self.key = steps, (kind(fit), fit.training)
         # padded batches all have the same width; under BatchNorm nothing is padded
         self.ahead = sizes[::-1] if self.layout.batch_statistics else [self.plan.index.shape[1]] * steps
+
+    def _ordered(self, fit: Fit) -> Fit:
+        """Return a training whose anchors lie as the weights do."""
+
+        def moved(term: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+            return {**term, "anchor": self._order.stored(term["anchor"])} if term and "anchor" in term else term
+
+        return replace(fit, prox=moved(fit.prox), cosine=moved(fit.cosine))
 
     def _keep(self, name: object, terms: Terms) -> None:
         """Copy anchors to the memory that the graph reads."""
@@ -171,15 +194,27 @@ class StreamTrainer:
         name, training = self.key
         index = self.plan.index.index_select(0, self.counter)[0, :width]
         scale, last = (t.index_select(0, self.counter)[0, :width] for t in (self.plan.scale, self.plan.last))
-        value, losses = (compiled_objective() if compiled else objective)(self.module, self.samples, index, scale, self.low)
-        gradients = torch.autograd.grad(value, self.weights)
+        prepare, evaluate = (made(batch), made(objective)) if compiled else (batch, objective)
+        x, y = prepare(self.samples, index, self.low)
+        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=self.low, cache_enabled=False):
+            value, losses = evaluate(self.module, x, y, scale)
+        gradients = torch.autograd.grad(value, self.leaves)
         with torch.no_grad():
-            # the kernel needs weight, gradient and velocity with the same strides
+            # the kernels need weight, gradient and velocity with the same strides
             gradients = tuple(
-                g if g.stride() == w.stride() else torch.empty_like(w).copy_(g) for w, g in zip(self.weights, gradients, strict=True)
+                g if g.stride() == w.stride() else torch.empty_like(w, dtype=g.dtype).copy_(g)
+                for w, g in zip(self.weights, gradients, strict=True)
             )
-            self.terms[name].add_gradient([w[None] for w in self.weights], [g[None] for g in gradients], slice(0, 1))
-            fused_sgd(self.weights, list(gradients), self.velocity, training)
+            terms = self.terms[name]
+            if self._copies and (terms.prox or terms.cosine):
+                gradients = tuple(g.float() for g in gradients)
+            terms.add_gradient([w[None] for w in self.weights], [g[None] for g in gradients], slice(0, 1))
+            if self._copies:
+                from emdcfl.engines.cuda.kernels import update_copies  # needs triton, which machines without a GPU lack
+
+                update_copies(self.weights, gradients, self.velocity, self.leaves, training)
+            else:
+                fused_sgd(self.weights, list(gradients), self.velocity, training)
             self.total += (losses * last).sum()
             self.counter += 1
 

@@ -1,0 +1,180 @@
+"""Convolutions in bfloat16 with what follows them: ReLU after one that reads few channels; bias, ReLU and a 2×2 max-pool after a 3×3 one.
+
+Each is an operator that torch's compiler leaves alone, with a kernel of its own on a GPU (``kernels``) and plain torch elsewhere. Between a
+convolution and its pool, nothing is written to memory: the operator keeps the place of every maximum, a byte each.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.grad import conv2d_weight
+
+from emdcfl.engines.cuda.layers import BiasedMaxPool2d, NarrowConv2d, SkippedReLU, UnbiasedConv2d, plain
+
+CORNERS = 4
+"""Pixels of a pool; as a place, that no pixel of it came through the ReLU."""
+
+
+@torch.library.custom_op("emdcfl::narrow_relu", mutates_args=())
+def narrow_relu(x: Tensor, weight: Tensor, bias: Tensor, stride: int, padding: int) -> Tensor:
+    """Return relu(conv(x)) for contiguous images and weights, channels last."""
+    if x.is_cuda:
+        from emdcfl.engines.cuda import kernels
+
+        return kernels.narrow_forward(x, weight, bias, stride, padding)
+    return F.relu(F.conv2d(x, weight, bias, stride, padding)).contiguous(memory_format=torch.channels_last).clone()
+
+
+@narrow_relu.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor, stride: int, padding: int) -> Tensor:
+    high, wide = ((size + 2 * padding - kernel) // stride + 1 for size, kernel in zip(x.shape[2:], weight.shape[2:], strict=True))
+    return x.new_empty(len(x), high, wide, len(weight)).permute(0, 3, 1, 2)
+
+
+@torch.library.custom_op("emdcfl::narrow_relu_sums", mutates_args=())
+def narrow_relu_sums(gradient: Tensor, out: Tensor, x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
+    """Return sums that add up to the gradients: ``(parts, K, outputs)``, in rows those of a filter's weights, then that of its bias."""
+    if x.is_cuda:
+        from emdcfl.engines.cuda import kernels
+
+        return kernels.narrow_backward(gradient, out, x, weight, stride, padding)
+    alive = torch.where(out > 0, gradient, 0).float()
+    of_weight = conv2d_weight(x.float(), weight.shape, alive, stride=stride, padding=padding)
+    return torch.cat([of_weight.flatten(1).T, alive.sum((0, 2, 3))[None]])[None]
+
+
+@narrow_relu_sums.register_fake
+def _(gradient: Tensor, out: Tensor, x: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
+    size = weight[0].numel() + 1
+    if not x.is_cuda:
+        return x.new_empty(1, size, len(weight), dtype=torch.float32)
+    from emdcfl.engines.cuda import kernels
+
+    parts, rows, _ = kernels.narrow_sums(out, weight)
+    return x.new_empty(parts, rows, len(weight), dtype=torch.float32)
+
+
+def _narrow_saved(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, weight, _, ctx.stride, ctx.padding = inputs
+    ctx.save_for_backward(x, weight, output)
+
+
+def _narrow_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    x, weight, out = ctx.saved_tensors
+    gradient = gradient.contiguous(memory_format=torch.channels_last)
+    sums = narrow_relu_sums(gradient, out, x, weight, ctx.stride, ctx.padding).sum(0)
+    size = weight[0].numel()
+    return None, sums[:size].T.reshape(weight.shape).to(weight.dtype), sums[size].to(weight.dtype), None, None
+
+
+narrow_relu.register_autograd(_narrow_gradients, setup_context=_narrow_saved)
+
+
+@torch.library.custom_op("emdcfl::conv_pool", mutates_args=())
+def conv_pool(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Return relu(pool(conv(x)) + bias) for channels-last images and weights, and the place of every maximum."""
+    if x.is_cuda:
+        from emdcfl.engines.cuda import kernels
+
+        return kernels.conv_pool(x, weight, bias)
+    maxima, index = F.max_pool2d(F.conv2d(x, weight, padding=1), 2, return_indices=True)
+    out = F.relu(maxima + bias[:, None, None])
+    width = x.shape[3]
+    place = torch.where(out > 0, index // width % 2 * 2 + index % width % 2, CORNERS).to(torch.int8)
+    return out.contiguous(memory_format=torch.channels_last), place.contiguous(memory_format=torch.channels_last)
+
+
+@conv_pool.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    out = x.new_empty(len(x), x.shape[2] // 2, x.shape[3] // 2, len(weight)).permute(0, 3, 1, 2)
+    return out, torch.empty_like(out, dtype=torch.int8)
+
+
+def _pool_saved(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    x, weight, _ = inputs
+    ctx.save_for_backward(x, weight, output[1])
+
+
+def _pool_gradients(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    x, weight, place = ctx.saved_tensors
+    gradient, place = gradient.permute(0, 2, 3, 1), place.permute(0, 2, 3, 1)
+    n, high, wide, channels = gradient.shape
+    corner = torch.arange(CORNERS, device=x.device, dtype=torch.int8).view(2, 1, 2, 1)
+    spread = torch.where(place[:, :, None, :, None] == corner, gradient[:, :, None, :, None], 0.0)
+    spread = spread.reshape(n, 2 * high, 2 * wide, channels).permute(0, 3, 1, 2)
+    of_bias = torch.where(place < CORNERS, gradient, 0.0).sum((0, 1, 2), dtype=torch.float32).to(weight.dtype)
+    wanted = [ctx.needs_input_grad[0], True, False]
+    of_x, of_weight, _ = torch.ops.aten.convolution_backward(
+        spread, x, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, wanted
+    )  # fmt: skip
+    return of_x, of_weight, of_bias
+
+
+conv_pool.register_autograd(_pool_gradients, setup_context=_pool_saved)
+
+
+class NarrowReLUConv2d(NarrowConv2d):
+    """A ``NarrowConv2d`` and the ReLU after it."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if input.requires_grad or self.bias is None:
+            return F.relu(super().forward(input))
+        x, (stride, _), padding = input.to(self.weight.dtype).contiguous(), self.stride, self.padding
+        assert not isinstance(padding, str)  # see ``is_narrow``
+        out: Tensor = narrow_relu(x, self.weight.contiguous(), self.bias, stride, padding[0])
+        return out
+
+
+class PooledConv2d(UnbiasedConv2d):
+    """A 3×3 convolution with bias, 2×2 max-pool and ReLU."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        assert self.bias is not None
+        if input.shape[2] % 2 or input.shape[3] % 2:
+            maxima = F.max_pool2d(super().forward(input), 2)
+            return F.relu(maxima + self.bias[:, None, None])
+        x = input.to(self.weight.dtype).contiguous(memory_format=torch.channels_last)
+        out: Tensor = conv_pool(x, self.weight, self.bias)[0]
+        return out
+
+
+class SkippedPool2d(nn.MaxPool2d):
+    """A max-pool that does nothing, because ``PooledConv2d`` pools."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return input
+
+
+def fuse(module: nn.Module) -> int:
+    """Fuse convolutions of a ``Sequential`` with what follows them, in place, after ``multiply_narrow``, ``pool_first`` and ``copy_low``.
+
+    Returns how many were fused. All parameters of a fused layer must be in bfloat16.
+    """
+    found = 0
+    for chain in [m for m in module.modules() if isinstance(m, nn.Sequential) and type(m).forward is nn.Sequential.forward]:
+        layers = list(chain)
+        for layer, after, pool in zip(layers, layers[1:], [*layers[2:], None], strict=False):
+            low = all(p.dtype == torch.bfloat16 for p in layer.parameters(recurse=False)) and plain(layer)
+            if low and type(layer) is NarrowConv2d and type(after) is nn.ReLU and plain(after) and _square(layer):
+                layer.__class__, after.__class__ = NarrowReLUConv2d, SkippedReLU
+                found += 1
+            elif low and type(layer) is UnbiasedConv2d and type(pool) is BiasedMaxPool2d and pool.halves() and _poolable(layer):
+                layer.__class__, pool.__class__ = PooledConv2d, SkippedPool2d  # type: ignore[assignment]
+                found += 1
+    return found
+
+
+def _square(layer: nn.Conv2d) -> bool:
+    """Whether both axes have the same stride and padding, and filters are few enough for one program."""
+    return len(set(layer.stride)) == len(set(layer.padding)) == 1 and layer.out_channels in (16, 32, 64, 128)
+
+
+def _poolable(layer: nn.Conv2d) -> bool:
+    """Whether a convolution is 3×3, keeps the size of images, and has channels that fill the tiles of its kernel."""
+    shape = (layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.groups, layer.padding_mode)
+    plain_shape = ((3, 3), (1, 1), (1, 1), (1, 1), 1, "zeros")
+    return shape == plain_shape and layer.in_channels % 64 == 0 and layer.out_channels % 128 == 0
