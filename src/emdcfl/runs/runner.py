@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import gc
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -67,7 +69,7 @@ def run(
     """
     started = time.perf_counter()
     planned = config if isinstance(config, RunPlan) else plan(config, scenario, out)
-    with planned.federation() as fed:
+    with planned.federation() as fed, _heap_frozen():
         if out is None:
             result = _play(_Account(planned, fed, started), observer)
         else:
@@ -79,6 +81,19 @@ def run(
     from emdcfl.runs.new_sites.unseen import score_unseen  # which runs one model for all
 
     return score_unseen(result, planned, observer)
+
+
+@contextmanager
+def _heap_frozen() -> Iterator[None]:
+    """Keep the garbage collector from visiting, at every pass, the hundreds of thousands of objects that exist before a run."""
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 @dataclass(frozen=True)

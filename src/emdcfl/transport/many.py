@@ -10,7 +10,7 @@ import numpy as np
 
 from emdcfl.transport.bounds import COSINE_SLACK
 from emdcfl.transport.cost import unit
-from emdcfl.transport.pool import Array, one_blas_thread
+from emdcfl.transport.pool import Array, one_blas_thread, scratch
 
 SHARE, ITERATIONS = 0.05, 12
 """Regularisation as a share of the mean cost, and Sinkhorn iterations."""
@@ -21,8 +21,8 @@ LEAST_MEAN = 1e-3
 LEAST_MASS = np.float32(1e-30)
 """Sources far from all targets get at least this: their kernel may vanish."""
 
-AT_ONCE = 1 << 18
-"""Most costs held at once: more do not fit into the processor's cache."""
+AT_ONCE = 1 << 20
+"""Most costs held at once: with fewer, workers wait for Python's lock between short operations."""
 
 
 def cosine_lower_bounds(x: Array, samples: Array) -> Array:
@@ -47,7 +47,7 @@ def cosine_lower_bounds(x: Array, samples: Array) -> Array:
     """
     B, m, d = samples.shape
     at_once = max(1, AT_ONCE // (m * len(x)))
-    memory = np.empty((2, min(B, at_once), m, len(x)), np.float32)  # fresh memory at every step would cost as much as the arithmetic
+    memory = scratch("cosines", (2, min(B, at_once), m, len(x)))
     y = unit(samples.reshape(-1, d)).reshape(-1, m, d)
     mean = 1.0 - y.mean(axis=1) @ x.mean(axis=0)
     step = SHARE * np.maximum(mean, LEAST_MEAN).astype(np.float32)

@@ -36,7 +36,7 @@ def embed_together(works: Sequence[tuple[Client, Embed]]) -> list[Outcome]:
     groups: dict[tuple[int, int], list[int]] = {}
     for i, (_, work) in enumerate(works):
         groups.setdefault((work.state.data_ptr(), id(work.matrix)), []).append(i)
-    network = works[0][0].network
+    network, preprocess = works[0][0].network, works[0][0].preprocess  # the same for all clients of a scenario
     network.module.train(False)
     shown: list[tuple[str, str, int]] = []
     for members in groups.values():
@@ -44,11 +44,13 @@ def embed_together(works: Sequence[tuple[Client, Embed]]) -> list[Outcome]:
         network.load(work.state)
         wanted = [(client.name, own.split, id(own.indices)) for client, own in (works[i] for i in members)]
         if wanted != shown:  # the same samples under many models are gathered once
-            parts = [client.preprocess(client.rows(own.split, own.indices)) for client, own in (works[i] for i in members)]
-            x, sizes, shown = torch.cat(parts), [len(part) for part in parts], wanted
+            parts = [client.rows(own.split, own.indices) for client, own in (works[i] for i in members)]
+            x, sizes, shown = preprocess(torch.cat(parts)), [len(part) for part in parts], wanted
             at_once = min(SAMPLES, max(1, FORWARD // max(1, x[0].numel())))
-        passes = [network.embed(part).float().cpu() for part in x.split(at_once)]
-        z = torch.cat(passes if work.matrix is None else [part @ work.matrix for part in passes])
+        z = torch.empty(len(x), network.layout.embedding_width if work.matrix is None else work.matrix.shape[1])
+        for part, out in zip(x.split(at_once), z.split(at_once), strict=True):
+            embedded = network.embed(part)
+            out.copy_(embedded) if work.matrix is None else torch.mm(embedded, work.matrix, out=out)
         for i, own_z in zip(members, z.split(sizes), strict=True):
             outcomes[i] = {"z": own_z}
     return outcomes

@@ -174,7 +174,8 @@ class Comparison:
         for r, d in wanted:
             if r in answered and d not in answered[r]["refused"]:
                 partners.setdefault(d, []).append(r)
-        with SolverPool() as pool, ManyBounds(pool, self.problems) as bounds:
+        with SolverPool() as pool:
+            bounds = ManyBounds(pool, self.problems)
 
             def fold(column: str, reply: Reply) -> None:
                 lost = not_finite(reply["samples"])

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -165,21 +164,17 @@ class ManyBounds:
     """Lower bounds of the transport values between row samples and the samples of many columns, some columns at a time.
 
     Columns are bounded in the order in which they come, ``COLUMNS`` at once, so the values do not depend on the number of workers.
+    The caller waits for ``GROUPS`` of them together: beside it, workers would spend as long on Python's lock as on the bounds.
     """
 
-    COLUMNS = 64
+    COLUMNS, GROUPS = 64, 16
 
     def __init__(self, pool: SolverPool, problems: PairProblems) -> None:
         self._pool, self._problems = pool, problems
         self._waiting: dict[tuple[str, int], list[tuple[str, Any, Any]]] = {}
-        self._jobs: list[tuple[str, list[str], Future[Any]]] = []
+        self._groups: list[tuple[str, list[tuple[str, Any, Any]]]] = []
         self._units: dict[str, Any] = {}
-
-    def __enter__(self) -> ManyBounds:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._waiting.clear()
+        self._found: dict[str, dict[str, float]] = {}
 
     def add(self, row: str, column: str, reply: Reply) -> None:
         """Take a column's sample under a row's model."""
@@ -188,28 +183,27 @@ class ManyBounds:
         waiting = self._waiting.setdefault((row, m), [])
         waiting.append((column, reply["samples"][row][:m].cpu().numpy(), labels))
         if len(waiting) >= self.COLUMNS:
-            self._submit(row, m)
-
-    def _submit(self, row: str, m: int) -> None:
-        some = self._waiting.pop((row, m))
-        names, settings = [column for column, _, _ in some], self._problems.settings
-        if settings.cost == "cosine" and settings.projection_scope in ("row", "none"):
-            if row not in self._units:
-                self._units[row] = unit(self._problems.own_sample(row, names[0]))
-            job: Future[Any] = self._pool.submit(cosine_lower_bounds, self._units[row], np.stack([b for _, b, _ in some]))
-        else:
-            job = self._pool.submit(self._one_by_one, row, some)
-        self._jobs.append((row, names, job))
-
-    def _one_by_one(self, row: str, some: Sequence[tuple[str, Any, Any]]) -> Any:
-        problems = self._problems
-        return [minima(problems.cost(row, problems.own_sample(row, column), b, labels)) for column, b, labels in some]
+            self._groups.append((row, self._waiting.pop((row, m))))
+            if len(self._groups) >= self.GROUPS:
+                self._bound()
 
     def finish(self) -> dict[str, dict[str, float]]:
-        """Wait for everything; returns row → column → bound."""
-        for row, m in list(self._waiting):
-            self._submit(row, m)
-        found: dict[str, dict[str, float]] = {}
-        for row, names, job in self._jobs:
-            found.setdefault(row, {}).update(zip(names, map(float, job.result()), strict=True))
-        return found
+        """Bound what is left; returns row → column → bound."""
+        self._groups += [(row, some) for (row, _), some in self._waiting.items()]
+        self._waiting.clear()
+        self._bound()
+        return self._found
+
+    def _bound(self) -> None:
+        for (row, some), bounds in zip(self._groups, self._pool.map(self._bounds, self._groups), strict=True):
+            self._found.setdefault(row, {}).update(zip([column for column, _, _ in some], map(float, bounds), strict=True))
+        self._groups = []
+
+    def _bounds(self, group: tuple[str, list[tuple[str, Any, Any]]]) -> Any:
+        row, some = group
+        problems, settings = self._problems, self._problems.settings
+        if settings.cost == "cosine" and settings.projection_scope in ("row", "none"):
+            if row not in self._units:
+                self._units[row] = unit(problems.own_sample(row, some[0][0]))
+            return cosine_lower_bounds(self._units[row], np.stack([b for _, b, _ in some]))
+        return [minima(problems.cost(row, problems.own_sample(row, column), b, labels)) for column, b, labels in some]
