@@ -190,6 +190,10 @@ class Federation(ABC):
         """Return what decides transport problems on this engine's GPU (``transport.Screen``); ``None`` leaves them to the CPU."""
         return None
 
+    def near(self, states: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return states where this engine computes fastest, for the server's arithmetic in this round."""
+        return states
+
     def run(
         self,
         task: Task,

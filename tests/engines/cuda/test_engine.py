@@ -48,12 +48,12 @@ def test_networks_that_draw_are_noticed() -> None:
 
 
 @needs_cuda
-@pytest.mark.parametrize("name", sorted(METHODS))
-def test_every_method_gives_the_models_and_clusters_of_the_reference(name: str) -> None:
+@pytest.mark.parametrize(("name", "options"), [*((name, {}) for name in sorted(METHODS)), ("emdcfl", {"grouping": "benefit"})])
+def test_every_method_gives_the_models_and_clusters_of_the_reference(name: str, options: dict[str, Any]) -> None:
     served = []
     for engine in (SequentialFederation, CudaFederation, CudaFederation):
         fed = engine(toy(n=SIZES), training=TRAINING, device="cuda")
-        served.append(play(fed, make(name), 3)[1])
+        served.append(play(fed, make(name, **options), 3)[1])
     reference, fast, again = served
     torch.testing.assert_close(fast.models, reference.models, rtol=1e-3, atol=1e-4)
     if fast.clusters is not None:

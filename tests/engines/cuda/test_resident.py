@@ -38,3 +38,8 @@ def test_what_there_is_no_room_for_stays_and_one_line_says_so(models: ModelCache
     large = torch.zeros(200)
     assert models.moved({"x": large})["x"] is large
     assert "stay in host memory" in caplog.text
+
+
+def test_what_is_there_already_is_not_copied(models: ModelCache) -> None:
+    there = torch.zeros(3, device="meta")
+    assert models.moved((there, torch.ones(2)))[0] is there

@@ -69,7 +69,7 @@ def embed_together(works: Pieces, samples: Samples, take: Callable[[list[int], l
         for members, matrix in zip(together, matrices, strict=True):
             sizes = [len(works[i][1].indices) for i in members]
             client.network.load(works[members[0]][1].state)
-            embedded = _embedded(client, samples.x, index[begin : begin + sum(sizes)], size)
+            embedded = passed(client.network.embed, client, samples.x, index[begin : begin + sum(sizes)], size)
             begin += sum(sizes)
             if matrix is not None:
                 with torch.autocast(device.type, enabled=False):
@@ -77,12 +77,12 @@ def embed_together(works: Pieces, samples: Samples, take: Callable[[list[int], l
             take(members, list(embedded.split(sizes)))
 
 
-def _embedded(client: Client, x: Tensor, index: Tensor, size: int) -> Tensor:
-    """Return g(x) of chosen samples, in passes of similar size."""
+def passed(forward: Callable[[Tensor], Tensor], client: Client, x: Tensor, index: Tensor, size: int) -> Tensor:
+    """Return what a network computes of chosen samples, in passes of similar size."""
     parts = []
     for chosen in index.tensor_split(max(1, -(-len(index) // size))):
         z = client.preprocess(x.index_select(0, chosen))
-        parts.append(client.network.embed(z.to(memory_format=torch.channels_last) if z.dim() == 4 else z).float())  # see Samples.batch
+        parts.append(forward(z.to(memory_format=torch.channels_last) if z.dim() == 4 else z).float())  # see Samples.batch
     return torch.cat(parts)
 
 

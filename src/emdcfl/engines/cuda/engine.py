@@ -19,7 +19,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from emdcfl.core.client import TASKS, Client, Task, TaskInfo, Work
 from emdcfl.core.errors import ConfigError, EmdcflError
@@ -27,12 +27,13 @@ from emdcfl.core.federation import Failure, Inputs
 from emdcfl.core.keys import global_seed
 from emdcfl.core.params import find_head
 from emdcfl.core.schema import Reply
-from emdcfl.core.tasks import Embed, Fit, batches
+from emdcfl.core.tasks import Embed, Fit, Score, batches
 from emdcfl.data.types import Scenario, Split
 from emdcfl.engines import multiply_adds
 from emdcfl.engines.cuda.embedding import EMBEDDED_ALONE, Embedder
 from emdcfl.engines.cuda.layers import multiply_narrow, pool_first
 from emdcfl.engines.cuda.resident import ModelCache, Samples
+from emdcfl.engines.cuda.scoring import SCORED_ALONE, score_together
 from emdcfl.engines.cuda.streams import StreamTrainer, drive
 from emdcfl.engines.cuda.transport_queue import DeviceQueue, warm_up_bounds
 from emdcfl.engines.local.staged import Outcome, Result, StagedFederation, attempt
@@ -54,7 +55,7 @@ SMALL_PATCH = 32
 """Largest patch for which a narrow convolution is a matrix product without compilation too."""
 
 NOT_COMPILED, ONE_AFTER_THE_OTHER = "training steps are not compiled", "clients are trained one after the other"
-FALLBACKS = (NOT_COMPILED, ONE_AFTER_THE_OTHER, EMBEDDED_ALONE)
+FALLBACKS = (NOT_COMPILED, ONE_AFTER_THE_OTHER, EMBEDDED_ALONE, SCORED_ALONE)
 """First words of the warnings that a run continues more slowly; benchmarks look for them."""
 
 
@@ -119,6 +120,7 @@ class CudaFederation(StagedFederation):
     def _compute(self, works: Sequence[tuple[Client, Work]]) -> list[Result]:
         results: dict[int, Result] = {}
         results |= self._fits([(i, client, work) for i, (client, work) in enumerate(works) if isinstance(work, Fit)])
+        results |= score_together([(i, client, work) for i, (client, work) in enumerate(works) if isinstance(work, Score)], self._samples)
         embeds = [(i, client, work) for i, (client, work) in enumerate(works) if isinstance(work, Embed)]
         if embeds:
             results |= self._embedder.begin(embeds, self._samples)
@@ -158,6 +160,10 @@ class CudaFederation(StagedFederation):
 
     def transport_queue(self) -> QueueFactory:
         return partial(DeviceQueue, device=self.device)
+
+    def near(self, states: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        placed: Mapping[str, Tensor] = self._models.moved(states)
+        return placed
 
     def _prepared_streams(self, fits: Sequence[tuple[Client, Fit]]) -> list[StreamTrainer]:
         """Return streams with room for the widest batch and the longest training of all clients."""

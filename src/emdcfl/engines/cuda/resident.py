@@ -1,4 +1,4 @@
-"""What stays on the GPU between requests: every client's data, and the models that clients embed with."""
+"""What stays on the GPU between requests: every client's data, and the models that clients embed and score with."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from emdcfl.data.types import Preprocess
 log = logging.getLogger("emdcfl")
 
 SHARE = 0.5
-"""Part of the free GPU memory that models may take while clients embed."""
+"""Part of the free GPU memory that models may take while clients embed or score."""
 
 Address = tuple[int, torch.Size, tuple[int, ...], torch.dtype]
 
@@ -94,7 +94,9 @@ class ModelCache:
         return self._found(value) if isinstance(value, Tensor) else value
 
     def _found(self, tensor: Tensor) -> Tensor | None:
-        """Return the copy of a tensor, found by its address, unless the tensor was written to since."""
+        """Return a tensor that is there already, or the copy of one, found by its address, unless the tensor was written to since."""
+        if tensor.device.type == self._device.type:
+            return tensor
         known = self._known.get(_address(tensor))
         return known[2] if known is not None and known[0]._version == known[1] else None
 

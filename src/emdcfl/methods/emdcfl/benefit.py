@@ -191,7 +191,7 @@ def regroup(
             sets[k].append(c)
     splits = list(state.splits or [])
     if round.index & (round.index - 1) == 0:
-        found = []
+        found, local = [], fed.near(local)
         for members in sets:
             present = [c for c in members if c in local and c not in new and not fed.guard.ledger.banned(c)]
             examined = examine(options, fed, state, present, local, round) if len(present) > 1 else Examined([tuple(present)], [])
@@ -243,7 +243,8 @@ def _proposals(fed: Federation, state: EMDCFLState, members: Sequence[str], loca
         W = state.W[at][:, at].numpy()
         near = tree(known(np.maximum(np.maximum(W, W.T), 0.0)), [(c,) for c in members])
     rng = round.generator(f"representatives of {members[0]}'s cluster")
-    apart, few = updates_apart(fed.layout, [local[c] for c in members], [state.start(c) for c in members], rng)
+    start = fed.near({c: state.start(c) for c in members})
+    apart, few = updates_apart(fed.layout, [local[c] for c in members], [start[c].to(local[c].device) for c in members], rng)
     return {"transport": near, "updates": tree_of_columns(apart, members) if few else tree(apart, [(c,) for c in members])}
 
 

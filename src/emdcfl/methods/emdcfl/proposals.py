@@ -167,7 +167,9 @@ def updates_apart(layout: Layout, local: Sequence[Tensor], start: Sequence[Tenso
         return np.clip(1 - G / np.outer(length, length), 0.0, 2.0), False
 
     def measure(rows: Sequence[int]) -> Array:
-        products, squares = torch.zeros(len(rows), len(local), dtype=torch.float64), torch.zeros(len(local), dtype=torch.float64)
+        device = local[0].device
+        products = torch.zeros(len(rows), len(local), dtype=torch.float64, device=device)
+        squares = torch.zeros(len(local), dtype=torch.float64, device=device)
         where = layout.trainable
         for part in blocks(where.stop - where.start, len(local)):
             at = slice(where.start + part.start, where.start + part.stop)
@@ -175,6 +177,6 @@ def updates_apart(layout: Layout, local: Sequence[Tensor], start: Sequence[Tenso
             products += (block[list(rows)] @ block.T).double()
             squares += (block * block).sum(1).double()
         length = squares.clamp_min(1e-30).sqrt()
-        return (1 - products / torch.outer(length[list(rows)], length)).clamp(0.0, 2.0).numpy()
+        return (1 - products / torch.outer(length[list(rows)], length)).clamp(0.0, 2.0).cpu().numpy()
 
     return choose(measure, len(local), rng)[1], True
