@@ -11,7 +11,7 @@ from benchmarks.result_tables import Row, read, section, sources, table
 
 
 def performance(folder: Path) -> str:
-    sessions = [*_sessions(read(folder / "h200.jsonl")), *_sessions(read(folder / "h200-comparison.jsonl"))]
+    sessions = _sessions(read(folder / "h200.jsonl"))
     newest: dict[str, tuple[str, list[Row]]] = {}
     for head, rows in sessions:
         machine = head["machine"]
@@ -41,10 +41,7 @@ def _sessions(rows: Sequence[Row]) -> list[tuple[Row, list[Row]]]:
 
 
 def _steps(about: str, rows: Sequence[Row]) -> str:
-    note = (
-        "Random images, batches of 64, medians of three repeats; the bare loop has torch's default precision. Lanes are `engine.streams`. "
-        "The engine launches one step at a time from one thread; rows with more of either, 'as it is' among them, show no gain."
-    )
+    note = "Random images, batches of 64, medians of three repeats; the bare loop has torch's default precision."
     shown = [r for r in rows if "ms_per_step" in r]
     lines = [
         [r["network"], r["contestant"], f"{r['ms_per_step']:.3f}", f"{r['ms_best']:.3f}", r["images_per_s"], f"{r['ratio']:.3f}"]

@@ -258,7 +258,7 @@ def drive(streams: Sequence[StreamTrainer], fits: Sequence[Piece], device: torch
     """Train all clients; an idle stream takes the next one. Returns outcomes by the position given with each client.
 
     One thread launches steps, and two others copy finished states to the host meanwhile. More launching threads, or more steps per launch,
-    were no faster (``docs/results/tables/performance.md``). Which stream trains a client does not change its result.
+    were no faster. Which stream trains a client does not change its result.
     """
     states = States(device)
     with torch.cuda.device(device), ThreadPoolExecutor(2) as copying:
