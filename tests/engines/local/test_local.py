@@ -19,7 +19,7 @@ from emdcfl.core.client import Client, task
 from emdcfl.core.errors import ClientError, ConfigError
 from emdcfl.core.schema import Field, Reply
 from emdcfl.engines import make_federation, resolve
-from emdcfl.engines.local import ProcessFederation, SequentialFederation, sequential
+from emdcfl.engines.local import ProcessFederation, SequentialFederation, pooling, sequential
 from emdcfl.engines.local.processes import from_wire, to_wire
 from emdcfl.engines.local.sequential import arithmetic, intra_op_threads, pick_device
 from emdcfl.methods import make
@@ -178,19 +178,23 @@ def test_on_cuda_the_precision_asked_for_decides_about_tf32(precision: str, tf32
 
 @pytest.mark.parametrize("low", [False, True])
 @pytest.mark.parametrize("stride", [1, 2])
-def test_pooling_before_relu_changes_no_bit(low: bool, stride: int) -> None:
+def test_faster_pooling_changes_no_bit(low: bool, stride: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pooling, "LARGE", 0)
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Conv2d(2, 5, 3), nn.ReLU(), nn.MaxPool2d(2, stride), nn.Flatten(), nn.LazyLinear(3))
     x = torch.randint(-2, 3, (16, 2, 9, 9)).float()  # with ties
     plain(x)
     exchanged = copy.deepcopy(plain)
-    sequential.pool_first(exchanged)
-    assert isinstance(exchanged[1], nn.MaxPool2d) and exchanged.state_dict().keys() == plain.state_dict().keys()
+    pooling.pool_first(exchanged)
+    assert type(exchanged[1]) is (pooling.HalvingPool if stride == 2 else nn.MaxPool2d)
+    assert exchanged.state_dict().keys() == plain.state_dict().keys()
     for module in (plain, exchanged):
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=low):
             module(x).float().square().sum().backward()
     for a, b in zip(plain.parameters(), exchanged.parameters(), strict=True):
         assert a.grad is not None and b.grad is not None and torch.equal(a.grad, b.grad) and bool(a.grad.any())
+    with torch.no_grad():
+        assert torch.equal(plain(x), exchanged(x))
 
 
 def test_what_several_clients_are_given_travels_once_and_arrives_as_it_was() -> None:

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
 
 from emdcfl.core.client import TASKS, Client, TaskInfo
 from emdcfl.core.errors import ConfigError, EmdcflError
@@ -17,6 +16,7 @@ from emdcfl.core.keys import NodeSecret, global_seed
 from emdcfl.core.params import Network
 from emdcfl.core.schema import Reply
 from emdcfl.data.types import Scenario
+from emdcfl.engines.local.pooling import pool_first
 
 
 @contextmanager
@@ -73,25 +73,6 @@ def simulated_clients(scenario: Scenario, names: list[str], network: Network, *,
         )
         for name in names
     }
-
-
-def pool_first(module: nn.Module) -> None:
-    """Exchange a ReLU and the max-pool after it in every ``Sequential``, in place.
-
-    Outputs and gradients stay the same bit for bit, because ReLU keeps the order of numbers, and it passes over fewer of them.
-
-    Examples
-    --------
-    >>> layers = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2))
-    >>> pool_first(layers)
-    >>> [type(layer).__name__ for layer in layers]
-    ['MaxPool2d', 'ReLU']
-    """
-    for layers in [m for m in module.modules() if type(m) is nn.Sequential]:
-        for i in range(len(layers) - 1):
-            relu, pool = layers[i], layers[i + 1]
-            if type(relu) is nn.ReLU and type(pool) is nn.MaxPool2d and not pool.return_indices:
-                layers[i], layers[i + 1] = pool, relu
 
 
 def answer(client: Client, info: TaskInfo, round: int, inputs: Mapping[str, Any]) -> Reply | Failure:
