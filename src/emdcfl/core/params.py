@@ -253,6 +253,8 @@ class Average:
             raise ValueError(f"expected a positive weight, got {weight}")
         if self._sum is None:  # starting from zeros would change a single member: 0.0 + (-0.0) is 0.0
             self._sum = theta.double() * weight
+        elif theta.shape[-1] <= CHUNK:  # of a small state, slicing costs as much as adding
+            self._sum.add_(theta, alpha=weight)
         else:
             for part in _cached(theta):
                 self._sum[..., part].add_(theta[..., part], alpha=weight)
