@@ -57,6 +57,15 @@ def test_the_paired_differences_decide(
     assert bool(found.doubts) == (choice in ("local", "fedavg"))
 
 
+def test_the_verdict_names_the_row_it_compares() -> None:
+    """Plain one model for all is another row of the table."""
+    tuned = summary(0.8, ONE)
+    run = {**summary(0.6, ONE), "personalized": {"kept": ["a"], "accuracy": tuned["accuracy"]}}
+    found = advice(run, {**baselines(0.6, 0.8), "logistic": summary(0.95)})
+    assert found is not None and "15.0 points" in found.headline
+    assert found.headline.endswith("better than one model for all, fine-tuned at home")
+
+
 @pytest.mark.parametrize(("tuned", "choice"), [((0.8, 0.99, 0.93, 0.9, 0.99, 0.91), "local"), (0.99, "fedavg+ft")])
 def test_where_labels_disagree_a_shared_start_must_be_clearly_better(tuned: float | tuple[float, ...], choice: str) -> None:
     found = advice(summary(0.6, ONE), {**baselines(0.6, 0.91), "fedavg+ft": summary(tuned)})

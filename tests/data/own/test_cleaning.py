@@ -15,6 +15,7 @@ from emdcfl.core.errors import ConfigError, DataError
 from emdcfl.data import scenarios
 from emdcfl.data.own import check_folder, from_arrays, load_folder, load_site, read_inputs
 from emdcfl.data.own.cleaning import Cleaning
+from emdcfl.data.own.formats.readers import read_file
 
 WORDS = ["benign", "malignant"]
 
@@ -166,6 +167,38 @@ def test_delimiter_and_decimal_point_are_detected(tmp_path: Path, mark: str, poi
     kinds = {column["name"]: "words" in column for column in scenario.encoding["columns"]}
     assert kinds == {"size": False, "age": False, "dose": False, "note": True}
     assert abs(next(column["mean"] for column in scenario.encoding["columns"] if column["name"] == "age") - 50) < 5
+
+
+@pytest.mark.parametrize(
+    ("lines", "numbers"),
+    [
+        ("price;size;clock\n1.020;0,5;12.30\n990;1,75;8.15\n1.234,5;2,25;9.45", {"price": [1020, 990, 1234.5], "size": [0.5, 1.75, 2.25]}),
+        ('price,size\n"1,020",0.5\n990,1.75\n"1,234.5",2.25', {"price": [1020, 990, 1234.5], "size": [0.5, 1.75, 2.25]}),
+        ('price,size\n"1020,5","0,5"\n"990","1,75"', {"price": [1020.5, 990], "size": [0.5, 1.75]}),
+        ("size\tn\n1,234\t1\n2,345\t2", {"size": [1.234, 2.345], "n": [1, 2]}),
+    ],
+)
+def test_marks_of_thousands_do_not_pass_for_decimal_points(tmp_path: Path, lines: str, numbers: dict[str, list[float]]) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(lines + "\n")
+    table = read_file(path).to_pydict()
+    assert {name: table.pop(name) for name in numbers} == numbers
+    assert table in ({}, {"clock": ["12.30", "8.15", "9.45"]})
+
+
+def test_text_among_decimal_commas_does_not_make_measurements_identifiers(tmp_path: Path) -> None:
+    for site in "ab":
+        path = write(tmp_path / f"{site}.csv", WORDS, dose=lambda i: "k.A" if i == 3 else i / 8)
+        path.write_text(path.read_text().replace(",", ";").replace("k.A", "k_A").replace(".", ","))
+    (line,) = about(check_folder(tmp_path).notes, "'dose'")
+    assert "1 cells of text ('k_A')" in line and "identifiers" not in line
+
+
+def test_identifiers_are_seen_at_sites_of_any_size(tmp_path: Path) -> None:
+    for site, n in {"a": 12, "b": 40, "c": 250}.items():
+        write(tmp_path / f"{site}.csv", WORDS, n, pid=lambda i: f"P{i}", case_no=lambda i: 7 * i % 1009, ward=lambda i: f"w{i % 3}")
+    (line,) = about(check_folder(tmp_path).notes, "may be no features")
+    assert "'pid' (identifiers or free text)" in line and "'case_no' (identifiers)" in line and "ward" not in line
 
 
 def test_no_file_vanishes_without_a_word(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ class Cleaning:
         if self.gaps == "mean":
             return raw
         rows = {split: np.flatnonzero(complete_rows(part.x, columns)) for split, part in raw.parts.items()}
-        lost = sum(len(part) for part in raw.parts.values()) - sum(map(len, rows.values()))
+        lost = raw.total - sum(map(len, rows.values()))
         if lost and not any(map(len, rows.values())):
             raise DataError(
                 f"client {raw.name!r} ({raw.origin}): every row has a missing value, so --gaps drop-rows leaves none; "

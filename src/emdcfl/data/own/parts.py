@@ -65,6 +65,10 @@ class Raw:
     rule: SplitRule = RANDOM
     label: str = ""
 
+    @property
+    def total(self) -> int:
+        return sum(map(len, self.parts.values()))
+
 
 @dataclass(frozen=True)
 class Note:
@@ -128,6 +132,10 @@ def prepare(where: str, raws: Sequence[Raw], seed: int, *, alone: bool = False) 
         raise DataError(
             f"{where}: expected at least two clients with samples, got {found}; add another, or give the folder that holds the clients"
         )
+    small = [f"{raw.name} ({raw.total})" for raw in raws if raw.total < MIN_SAMPLES]
+    if len(small) > 1:
+        listed = f"{len(small)} clients have fewer than {MIN_SAMPLES} samples: {', '.join(small)}"
+        raise DataError(f"{where}: {listed}; add some, or leave them out")
     divided = {raw.name: divide(raw, seed) for raw in raws}
     classes = () if holds_numbers(divided) else class_names(divided, least=1 if alone else 2)
     notes: list[Note] = []
@@ -143,7 +151,7 @@ def prepare(where: str, raws: Sequence[Raw], seed: int, *, alone: bool = False) 
 def divide(raw: Raw, seed: int) -> dict[str, Part]:
     """Return train, val and test: those given; the others are cut out of the given ones by the client's rule, with a keyed seed."""
     rng = keys.generator(seed, raw.name, 0, "split")
-    total = sum(len(part) for part in raw.parts.values())
+    total = raw.total
     if total < MIN_SAMPLES:
         raise DataError(
             f"client {raw.name!r} ({raw.origin}) has {total} samples; at least {MIN_SAMPLES} are needed; add some, or leave it out"

@@ -124,7 +124,7 @@ class Placement:
             )
         best, *others = self.candidates if self.cluster is None else sorted(self.candidates, key=lambda c: c.cluster != self.cluster)
         if self.cluster is None:
-            how = f"the nearest, cluster {best.cluster}, is at {best.ratio:.1f} times the tolerance"
+            how = f"the farthest member of the nearest, cluster {best.cluster}, is at {best.ratio:.1f} times the tolerance"
             return f"{self.site} belongs to no group: {how if isfinite(best.ratio) else 'no member could be compared'}; {self._meanwhile()}"
         near = [c for c in others if isfinite(c.ratio)]
         clear = f"; the next, cluster {near[0].cluster}, is at {near[0].ratio:.1f} times" if near else ""

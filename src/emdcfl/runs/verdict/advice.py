@@ -239,7 +239,8 @@ def _instead(summary: Summary, best: str, gain: Interval) -> str:
         else:
             why, until = "look alike, and yet sharing does not pay", ""
         return f"Do not use one model: the sites {why}, it costs {cost}; train every site alone{until}"
-    own = {1: "one model for all", len(summary["clients"]): "the sites alone"}.get(summary["k"], f"these {summary['k']} groups")
+    one = f"one model for all{_tuned(summary)}"
+    own = {1: one, len(summary["clients"]): "the sites alone"}.get(summary["k"], f"these {summary['k']} groups")
     return f"Train {article}{BASELINES[best]}: {cost} better than {own}"
 
 
@@ -304,7 +305,7 @@ def _disagreement(summary: Summary, alone: Summary | None) -> list[str]:
 
 
 def _remedy(metric: Metric) -> str:
-    by_benefit = 'or group by benefit (method.grouping = "benefit")'
+    by_benefit = 'or group by benefit (method.grouping = "benefit", if the run did not)'
     if metric is Metric.R2:
         return f"the units and the meaning of what they predict, {by_benefit}"
     return f'how they spell and code their labels (emdcfl data check), {by_benefit} or with labels (method.cost = "label-aware")'

@@ -198,7 +198,7 @@ def column_notes(where: str, raws: Sequence[Raw], columns: Collection[ColumnProf
 
 def odd_words(words: Mapping[str, int]) -> Counter[str]:
     """Words that are neither numbers nor marks of missing values, in the order they appear."""
-    return Counter({word: n for word, n in words.items() if not NUMBER.fullmatch(word) and word.lower() not in GAPS})
+    return Counter({word: n for word, n in words.items() if not NUMBER.fullmatch(word.replace(",", ".")) and word.lower() not in GAPS})
 
 
 def _short(number: float) -> str:

@@ -86,7 +86,7 @@ def profile_columns(raws: Sequence[Raw], label: str) -> dict[str, ColumnProfile]
     labels = [_alike(part.labels) for _, part in parts]
     chance = sum(_log_chance(one) for one in labels)
     enough = log(CHANCE / max(len(facts), 1))
-    sites = {raw.name for raw in raws}
+    sites = {site for site, _ in parts}
     found: dict[str, ColumnProfile] = {}
     for name, pieces in facts.items():
         doubt, odd = _doubt(name, pieces)
@@ -250,11 +250,12 @@ def _doubt(name: str, pieces: Sequence[_Facts]) -> tuple[str | None, tuple[str, 
     named = ID_NAME.search(name) or NUMBER_NAME.search(name)
     if not words and not named:
         return None, ()
-    distinct = min(len(piece.words) if words else len(piece.values.unique()) for piece in full)  # type: ignore[union-attr]
+    distinct = [len(piece.words) if words else len(piece.values.unique()) for piece in full]  # type: ignore[union-attr]
+    if max(distinct) <= FEW:
+        return None, ()
     if named:
-        return (IDS if distinct > FEW else None), ()
-    many = distinct > FEW and 2 * distinct > max(piece.rows - piece.missing for piece in full)
-    return (FREE_TEXT if many else None), ()
+        return IDS, ()
+    return (FREE_TEXT if all(2 * n > piece.rows - piece.missing for n, piece in zip(distinct, full, strict=True)) else None), ()
 
 
 def _missing_code(pieces: Sequence[_Facts]) -> float | None:

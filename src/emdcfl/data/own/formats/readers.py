@@ -40,6 +40,10 @@ GAPS = frozenset({"", "-", "--", "–", "—", ".", "?", "na", "n/a", "n.a.", "n
 
 NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 
+FRACTION = re.compile(r"[-+]?(?:\d+|\d{1,3}(?:[.,]\d{3})+)([.,])\d+")
+THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?")
+SWAPPED = str.maketrans(".,", ",.")
+
 LARGEST_BLOCK = 1 << 26
 """Bytes of a CSV that are parsed together."""
 
@@ -183,11 +187,24 @@ def _dialect(path: Path) -> tuple[str, str]:
     lines = lines[:-1] if len(text) == PEEK else lines
     counts = {mark: {line.count(mark) for line in lines[:20]} for mark in (usual, ";", "\t", "|", ",")}
     delimiter = next((mark for mark, found in counts.items() if len(found) == 1 and 0 not in found), usual)
-    if delimiter == ",":
-        return delimiter, "."
-    cells = [cell.strip().strip('"') for line in text.splitlines()[1:] for cell in line.split(delimiter)]
-    points, commas = (any(re.fullmatch(rf"[-+]?\d+{mark}\d+", cell) for cell in cells) for mark in (r"\.", ","))
-    return delimiter, "," if commas and not points else "."
+    cells = [*re.findall(r'"([^"]*)"', text), *(cell for line in lines[1:] for cell in line.split(delimiter))]
+    return delimiter, _decimal_point([cell.strip() for cell in cells], delimiter)
+
+
+def _decimal_point(cells: Sequence[str], delimiter: str) -> str:
+    """Return what most fractions are written with; 1.234 may be a thousand and counts only where no other cell tells.
+
+    Examples
+    --------
+    >>> _decimal_point(["0,5", "1.020", "12,75", "12.30"], ";"), _decimal_point(["1,020", "0.5"], ",")
+    (',', '.')
+    """
+    if not any("," in cell for cell in cells):
+        return "."
+    marks = {cell: found[1] for cell in cells if (found := FRACTION.fullmatch(cell))}
+    clear = [cell for cell in cells if cell in marks and not THOUSANDS.fullmatch(cell if marks[cell] == "," else cell.translate(SWAPPED))]
+    told = clear or [cell for cell in cells if cell in marks and delimiter != ","]
+    return "," if 2 * sum(marks[cell] == "," for cell in told) > len(told) else "."
 
 
 def _without(column: pa.ChunkedArray, missing: Sequence[str], decimal: str) -> pa.ChunkedArray:
@@ -206,14 +223,20 @@ def _numbers(column: pa.ChunkedArray, decimal: str) -> pa.ChunkedArray:
     """Read a text column whose words are numbers and marks of missing values as numbers; return any other column as it is."""
     if not pa.types.is_string(column.type):
         return column
-    words = {word: word.strip().replace(decimal, ".") for word in pc.unique(column).to_pylist() if word is not None}
-    present = {word: text for word, text in words.items() if text.lower() not in GAPS}
+    words = [word for word in pc.unique(column).to_pylist() if word is not None]
+    present = {word: _in_points(word.strip(), decimal) for word in words if word.strip().lower() not in GAPS}
     try:
         numbers = pc.cast(pa.array(present.values(), pa.string()), pa.float64()).to_pylist()
     except pa.ArrowInvalid:
         return column
     value = dict(zip(present, numbers, strict=True))
     return pa.chunked_array([pa.array([value.get(word) for word in column.to_pylist()], pa.float64() if value else pa.null())])
+
+
+def _in_points(text: str, decimal: str) -> str:
+    """Write a number with a decimal point and without marks of thousands."""
+    text = text.translate(SWAPPED) if decimal == "," else text
+    return text.replace(",", "") if THOUSANDS.fullmatch(text) else text
 
 
 def _reason(path: Path, error: Exception) -> str:
