@@ -125,6 +125,8 @@ def test_accuracies_after_fine_tuning_stand_beside_the_plain_ones(tmp_path: Path
     assert {row["baselines"]["fedavg+ft"] for row in context["table"]} == {0.871}
     assert "kept by 5 of 8 clients" in said(run)["Fine-tuning"] and "+3.2 points" in said(run)["Fine-tuning"]
     assert "one model for all, fine-tuned at home" in Page(render(run)).text
+    assert "before fine-tuning" in Page(render(run)).text  # the head counts fine-tuned models, the clusters' numbers do not
+    assert "before fine-tuning" not in Page(render(make_run(tmp_path / "plain"))).text
 
 
 def test_clients_with_tolerances_of_their_own(tmp_path: Path) -> None:

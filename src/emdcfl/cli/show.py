@@ -150,7 +150,8 @@ def _clusters(summary: Mapping[str, Any], rows: Sequence[MetricsRow]) -> Table:
         own = [score[n] for n in members if n in score]
         lines.append([*cells, metric.text(sum(own) / len(own) if own else None), metric.text(min(own) if own else None)])
     heads = ("cluster", "clients", *(("true groups",) if known else ()), metric.label, "worst")
-    return draw_table(heads, lines, left=("clients", "true groups"), title="Clusters found")
+    plain = f" ({metric.label} before fine-tuning)" if summary.get("personalized", {}).get("kept") else ""
+    return draw_table(heads, lines, left=("clients", "true groups"), title=f"Clusters found{plain}")
 
 
 def show_unseen(console: Console, unseen: Mapping[str, Any]) -> None:

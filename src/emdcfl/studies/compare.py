@@ -178,7 +178,8 @@ class Job:
         options = "".join(f":{k}={v}" for k, v in self.config.method.options.items())
         method = self.config.method.name + ("" if self.plain is None else FINE_TUNED)
         without = f" without {', '.join(self.config.run.hold_out)}" if self.config.run.hold_out else ""
-        return f"{method}{options} on {self.config.scenario.name}{without}, seed {self.config.run.seed}"
+        where = Path(str(self.config.scenario.options.get("path") or self.config.scenario.name)).stem
+        return f"{method}{options} on {where}{without}, seed {self.config.run.seed}"
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
@@ -199,6 +201,15 @@ def test_identifiers_are_seen_at_sites_of_any_size(tmp_path: Path) -> None:
         write(tmp_path / f"{site}.csv", WORDS, n, pid=lambda i: f"P{i}", case_no=lambda i: 7 * i % 1009, ward=lambda i: f"w{i % 3}")
     (line,) = about(check_folder(tmp_path).notes, "may be no features")
     assert "'pid' (identifiers or free text)" in line and "'case_no' (identifiers)" in line and "ward" not in line
+
+
+def test_an_index_that_pandas_wrote_into_parquet_is_left_out(tmp_path: Path) -> None:
+    write(tmp_path / "a.csv", WORDS)
+    table = read_file(write(tmp_path / "b.csv", WORDS))
+    (tmp_path / "b.csv").unlink()
+    pq.write_table(table.append_column("__index_level_0__", pa.array(range(7, 7 + len(table)))), tmp_path / "b.parquet")
+    scenario = load_folder(tmp_path)
+    assert about(scenario.notes, "'__index_level_0__'") and scenario.sites[1].train.x.shape[1] == 2
 
 
 def test_no_file_vanishes_without_a_word(tmp_path: Path) -> None:

@@ -2,14 +2,17 @@ r"""Which group does a new site belong to, and how clearly?
 
 The site trains once from θ⁰, as any first-time client does, and is compared with every client of the finished run in both directions:
 its own model judges their validation samples, and each cluster's model judges its. It belongs to a cluster if it is linked with all
-members that can be compared, exactly as if it had joined.
+members that can be compared, exactly as if it had joined. Where validation losses made the groups (``grouping="benefit"``), links did not:
+then a site that is not linked belongs to the group whose model is best at it, if it does as well there as at its members, up to chance.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from math import inf, isfinite
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -30,6 +33,7 @@ from emdcfl.runs.config import OWN_FILES
 from emdcfl.runs.new_sites.nearest import groups_of, plan_again, with_site
 from emdcfl.runs.plan import RunPlan
 from emdcfl.runs.result import Result
+from emdcfl.runs.verdict.advice import scores_of_sites
 from emdcfl.runs.verdict.intervals import wilson
 
 
@@ -84,7 +88,11 @@ class Guess:
         if self.classes == 0:
             return score <= self.share
         by_chance = score <= 1 / max(self.classes, 2)
-        return by_chance or (self.classes > 1 and wilson(score, self.samples).high < self.share)
+        return by_chance or (self.classes > 1 and self.at_most(score) < self.share)
+
+    def at_most(self, score: float) -> float:
+        """The upper end of the accuracy's 95% interval; of numbers, the R² itself."""
+        return wilson(score, self.samples).high if self.classes else score
 
     def right(self, score: float) -> str:
         """Say how well a model does here."""
@@ -126,6 +134,9 @@ class Placement:
         if self.cluster is None:
             how = f"the farthest member of the nearest, cluster {best.cluster}, is at {best.ratio:.1f} times the tolerance"
             return f"{self.site} belongs to no group: {how if isfinite(best.ratio) else 'no member could be compared'}; {self._meanwhile()}"
+        if best.ratio >= 1 and self.guess is not None:
+            far = f"; its farthest member is at {best.ratio:.1f} times the tolerance" if isfinite(best.ratio) else ""
+            return f"{self.site} fits cluster {self.cluster}: its model {self.guess.right(best.score)}, as at its members{far}"
         near = [c for c in others if isfinite(c.ratio)]
         clear = f"; the next, cluster {near[0].cluster}, is at {near[0].ratio:.1f} times" if near else ""
         return f"{self.site} belongs to cluster {self.cluster}: at {best.ratio:.2f} times the tolerance{clear}"
@@ -165,15 +176,33 @@ def place(result: Result, site: Any, *, name: str | None = None, label: str | No
         new, notes = frames.site_from_table(name or "new", site, found.config.scenario.options, **about)
     else:
         new, notes = site_from_arrays(name or "new", site, like=scenario, seed=seed)
-    return choose(new.name, _compare(with_site(found, new), result.serving), Guess.of(next(iter(new.tests.values())).y), notes)
+    candidates = _compare(with_site(found, new), result.serving)
+    usual = _mean_scores(result) if isinstance(found.method, EMDCFL) and found.method.by_benefit else {}
+    return choose(new.name, candidates, Guess.of(next(iter(new.tests.values())).y), notes, usual)
 
 
-def choose(site: str, candidates: list[Candidate], guess: Guess | None, notes: tuple[str, ...]) -> Placement:
-    """Join the nearest cluster that is linked and whose model does not fail on the site's labels."""
+def choose(
+    site: str, candidates: list[Candidate], guess: Guess | None, notes: tuple[str, ...], usual: Mapping[int, float] | None = None
+) -> Placement:
+    """Join the nearest cluster that is linked and whose model does not fail on the site's labels; else, by benefit, the one that fits.
+
+    ``usual`` maps the clusters of a run that grouped by benefit to the mean score of their members.
+    """
+    failing = [c for c in candidates if guess is not None and guess.beats(c.score)]
     linked = [c for c in candidates if c.ratio < 1]
-    failing = [c for c in linked if guess is not None and guess.beats(c.score)]
     joined = next((c.cluster for c in linked if c not in failing), None)
-    return Placement(site, joined, candidates, notes, guess, failing[0].cluster if failing else None)
+    if usual and not linked and guess is not None:
+        fitting = [c for c in candidates if c not in failing and guess.at_most(c.score) >= usual.get(c.cluster, inf)]
+        joined = max(fitting, key=lambda c: c.score).cluster if fitting else None
+    return Placement(site, joined, candidates, notes, guess, next((c.cluster for c in linked if c in failing), None))
+
+
+def _mean_scores(result: Result) -> dict[int, float]:
+    """Cluster → mean score of its members; empty where one has none."""
+    scores, clusters = scores_of_sites(result.summary).values, result.summary["clusters"]
+    if len(scores) != len(clusters):
+        return {}
+    return {k: fmean(s for s, label in zip(scores, clusters, strict=True) if label == k) for k in set(clusters)}
 
 
 def _compare(found: RunPlan, serving: Serving) -> list[Candidate]:

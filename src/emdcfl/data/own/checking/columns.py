@@ -27,7 +27,7 @@ ID_NAME = re.compile(
     r"(^|[_\W])(id|patient|subject|person|participant|user|animal|machine|device|serial|document|specimen|lot|batch)s?([_\W]|id|no|nr|$)",
     re.I,
 )
-UNNAMED = re.compile(r"Unnamed: \d+(\.\d+)?")
+UNNAMED = re.compile(r"Unnamed: \d+(\.\d+)?|__index_level_\d+__")
 """How pandas calls a column without a name, usually an index that was written with the table."""
 SHARE_OF_TEXT = 0.2
 """Share of text among numbers up to which it looks like a mistake; more may be codes of diagnoses."""

@@ -80,7 +80,9 @@ def read_file(path: Path, cells: CellRules = AS_WRITTEN) -> pa.Table:
             table = _read_csv(path, cells.missing)
         names = table.column_names  # a name that is not UTF-8 shows itself only here
     except UnicodeDecodeError as error:
-        raise DataError(f"cannot read the table {path}: a column name is not UTF-8 text; save the file as UTF-8") from error
+        raise DataError(
+            f"cannot read the table {path}: a column name is not UTF-8 text; save the file as UTF-8 (Excel: CSV UTF-8)"
+        ) from error
     except (OSError, ValueError, pa.ArrowException) as error:
         raise DataError(f"cannot read the table {path}: {_reason(path, error)}") from error
     table = _as_utf8(table, path)
@@ -280,7 +282,9 @@ def _as_utf8(table: pa.Table, path: Path) -> pa.Table:
             try:
                 column = pc.cast(pc.cast(column, pa.binary()), pa.string())
             except pa.ArrowException as error:
-                raise DataError(f"{path}: column {field.name!r} holds bytes that are not UTF-8 text; save the file as UTF-8") from error
+                raise DataError(
+                    f"{path}: column {field.name!r} holds bytes that are not UTF-8 text; save the file as UTF-8 (Excel: CSV UTF-8)"
+                ) from error
         columns.append(column)
     return pa.table(columns, names=table.column_names) if columns else table
 
