@@ -18,6 +18,7 @@ from emdcfl.data import scenarios
 from emdcfl.data.own import check_folder, from_arrays, load_folder, load_site, read_inputs
 from emdcfl.data.own.cleaning import Cleaning
 from emdcfl.data.own.formats.readers import read_file
+from emdcfl.data.own.tables import CellRules
 
 WORDS = ["benign", "malignant"]
 
@@ -201,6 +202,15 @@ def test_identifiers_are_seen_at_sites_of_any_size(tmp_path: Path) -> None:
         write(tmp_path / f"{site}.csv", WORDS, n, pid=lambda i: f"P{i}", case_no=lambda i: 7 * i % 1009, ward=lambda i: f"w{i % 3}")
     (line,) = about(check_folder(tmp_path).notes, "may be no features")
     assert "'pid' (identifiers or free text)" in line and "'case_no' (identifiers)" in line and "ward" not in line
+
+
+def test_dates_that_one_site_writes_otherwise_are_dates(tmp_path: Path) -> None:
+    write(tmp_path / "a.csv", WORDS, seen=lambda i: f"2024-03-{i % 28 + 1:02d}")
+    write(tmp_path / "b.csv", WORDS, seen=lambda i: f"{i % 28 + 1}.3.2024")
+    notes = check_folder(tmp_path).notes
+    assert about(notes, "'seen' (dates)") and "--date seen" in about(notes, "holds text in")[0]
+    scenario = load_folder(tmp_path, cleaning=Cleaning(cells=CellRules(dates=(("seen", "auto"),))))
+    assert scenario.sites[0].train.x.shape[1] == 3 and not about(scenario.notes, "holds text in")
 
 
 def test_an_index_that_pandas_wrote_into_parquet_is_left_out(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ a model for recognising the patient.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,7 +113,8 @@ def file_keys(files: list[Path], rule: SplitRule, origin: str) -> dict[str, NDAr
 
 def _times(column: pa.ChunkedArray, name: str, origin: str) -> NDArray[np.float64]:
     if not is_numeric(column.type):
-        raise DataError(f"{origin}: column {name!r} must hold numbers or dates to split by time, got text; write dates as YYYY-MM-DD")
+        remedy = f"write dates as YYYY-MM-DD, or read them with --date {shlex.quote(name)}"
+        raise DataError(f"{origin}: column {name!r} must hold numbers or dates to split by time, got text; {remedy}")
     return number_values(column)
 
 

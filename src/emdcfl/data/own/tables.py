@@ -254,10 +254,12 @@ def column_kinds(tables: Sequence[tuple[str, pa.Table]], leave_out: Sequence[str
     for name in names:
         textual = next((origin for origin, kind in kinds if not is_numeric(kind[name])), None)
         (categorical if textual else numeric).append(name)
-        if textual and any(is_numeric(kind[name]) and not pa.types.is_null(kind[name]) for _, kind in kinds):
-            notes.append(
-                f"column {name!r} holds text in {textual} and numbers elsewhere: it is treated as categorical; write numbers, or use --drop"
-            )
+        numbers = [kind[name] for _, kind in kinds if is_numeric(kind[name]) and not pa.types.is_null(kind[name])]
+        if textual and numbers:
+            dates = all(map(pa.types.is_temporal, numbers))
+            what, remedy = ("dates", f"read it with --date {shlex.quote(name)}") if dates else ("numbers", "write numbers")
+            mixed = f"column {name!r} holds text in {textual} and {what} elsewhere: it is treated as categorical"
+            notes.append(f"{mixed}; {remedy}, or use --drop")
     return numeric, categorical, notes
 
 

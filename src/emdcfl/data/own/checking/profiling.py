@@ -231,15 +231,17 @@ def _doubt(name: str, pieces: Sequence[_Facts]) -> tuple[str | None, tuple[str, 
     mixed = any(0 < one.total() < SHARE_OF_TEXT * piece.words.total() for one, piece in zip(odd, [p for p in full if p.words], strict=True))
     if mixed:
         return TEXT_AMONG_NUMBERS, tuple(dict.fromkeys(word for one in odd for word in one))
+    temporal = [bool(pa.types.is_temporal(piece.kind)) for piece in full]
+    dated = all(known or looks_like_dates(list(piece.words)[:FEW]) for known, piece in zip(temporal, full, strict=True))
+    if dated and any(temporal):
+        return DATES, ()
     if not full or any(bool(piece.words) != bool(full[0].words) for piece in full):
         return None, ()
     kind = full[0].kind
-    if all(pa.types.is_temporal(piece.kind) for piece in full):
-        return DATES, ()
     if all(len(piece.words) == 1 if piece.words else piece.low == piece.high for piece in full):
         same = len(words) == 1 if words else len({piece.low for piece in full}) == 1
         return (ONE_VALUE if same else PER_SITE), ()
-    if words and all(looks_like_dates(list(piece.words)[:FEW]) for piece in full):
+    if dated:
         return DATES, ()
     if all(piece.counts for piece in full):
         return ROWS, ()
