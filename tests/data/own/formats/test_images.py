@@ -9,6 +9,7 @@ from PIL import Image
 
 from emdcfl.core.errors import DataError
 from emdcfl.data.own import check_folder, encoding_of, load_folder, load_site, read_inputs
+from emdcfl.data.own.formats.images import read_image
 from emdcfl.data.scenarios import build
 
 
@@ -89,6 +90,24 @@ def test_sixteen_bit_grey_is_scaled_not_clipped(tmp_path: Path) -> None:
                 Image.fromarray(np.full((8, 8), level, np.uint16)).save(tmp_path / name / label / f"{i}.png")
     scenario = load_folder(tmp_path)
     assert sorted(scenario.sites[0].train.x.unique().tolist()) == [0x10, 0xF0]
+
+
+def test_photos_are_turned_as_the_camera_was_held(tmp_path: Path) -> None:
+    """Else the sites of one kind of phone would look rotated."""
+    upright = np.zeros((12, 12), np.uint8)
+    upright[:4] = 255
+    turn = Image.Exif()
+    turn[0x0112] = 6  # stored a quarter turn to the left
+    Image.fromarray(np.rot90(upright)).save(tmp_path / "a.png", exif=turn)
+    Image.fromarray(upright).save(tmp_path / "b.png")
+    shape = (1, 12, 12)
+    assert np.array_equal(read_image(tmp_path / "a.png", shape), read_image(tmp_path / "b.png", shape))
+
+
+def test_pixels_of_unknown_range_are_not_clipped_to_black(tmp_path: Path) -> None:
+    Image.fromarray(np.full((12, 12), 0.5, np.float32)).save(tmp_path / "a.tif")
+    with pytest.raises(DataError, match="8 or 16 bits"):
+        read_image(tmp_path / "a.tif", (1, 12, 12))
 
 
 def test_corrupt_image_is_named_and_left_out(folder: Path) -> None:

@@ -6,12 +6,13 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageOps
 
 from emdcfl.core.errors import DataError
 from emdcfl.core.units import names
@@ -129,6 +130,9 @@ def _try(file: Path, shape: Shape) -> NDArray[np.uint8] | str:
             _check_size(dicom.read_header(file)[1], (shape[2], shape[1]))
             return _fit(dicom.read_pixels(file), shape)
         with Image.open(file) as image:
+            _check_size(image.size, (shape[2], shape[1]))
+            with suppress(Exception):  # as many ways to fail as below; a damaged image fails again when it is converted
+                ImageOps.exif_transpose(image, in_place=True)  # cameras store how they were held beside the pixels
             return _fit(image, shape)
     except Exception as error:  # every decoder has its own ways to fail on a damaged file: struct.error, IndexError, EOFError, …
         return str(error).splitlines()[0] if str(error).strip() else type(error).__name__
@@ -136,7 +140,8 @@ def _try(file: Path, shape: Shape) -> NDArray[np.uint8] | str:
 
 def _fit(image: Image.Image, shape: Shape) -> NDArray[np.uint8]:
     channels, height, width = shape
-    _check_size(image.size, (width, height))
+    if image.mode == "F":
+        raise DataError("its pixels are floating-point numbers of unknown range; save it with 8 or 16 bits")
     if image.mode.startswith("I"):  # 16-bit grey: PIL's own conversion would clip at 255
         image = Image.fromarray((np.asarray(image).astype(np.uint32) >> 8).astype(np.uint8))
     image = image.convert("L" if channels == 1 else "RGB")
