@@ -202,7 +202,8 @@ def clusters_wanted(k: int | None, fed: Federation, name: str) -> int:
     chosen = k if k is not None else fed.k
     if chosen is None:
         raise ConfigError(
-            f"{name} needs the number of clusters, which these data do not give; set method.k (Python: settings={{'method.k': 4}})"
+            f"{name} needs the number of clusters, which these data do not give; set method.k "
+            f"(--set method.k=4, in compare {name}:k=4, in Python settings={{'method.k': 4}})"
         )
     if not 1 <= chosen <= len(fed.clients):
         raise ConfigError(f"expected method.k between 1 and {len(fed.clients)} (the number of clients), got {chosen}")

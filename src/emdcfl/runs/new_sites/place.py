@@ -136,7 +136,8 @@ class Placement:
             return f"{self.site} belongs to no group: {how if isfinite(best.ratio) else 'no member could be compared'}; {self._meanwhile()}"
         if best.ratio >= 1 and self.guess is not None:
             far = f"; its farthest member is at {best.ratio:.1f} times the tolerance" if isfinite(best.ratio) else ""
-            return f"{self.site} fits cluster {self.cluster}: its model {self.guess.right(best.score)}, as at its members{far}"
+            how = f"its model {self.guess.right(best.score)}, not clearly worse than at its members"
+            return f"{self.site} fits cluster {self.cluster}: {how}{far}"
         near = [c for c in others if isfinite(c.ratio)]
         clear = f"; the next, cluster {near[0].cluster}, is at {near[0].ratio:.1f} times" if near else ""
         return f"{self.site} belongs to cluster {self.cluster}: at {best.ratio:.2f} times the tolerance{clear}"

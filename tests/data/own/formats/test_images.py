@@ -110,6 +110,13 @@ def test_pixels_of_unknown_range_are_not_clipped_to_black(tmp_path: Path) -> Non
         read_image(tmp_path / "a.tif", (1, 12, 12))
 
 
+def test_twelve_bits_stored_as_sixteen_are_named(folder: Path) -> None:
+    assert not any("brighter" in note for note in load_folder(folder).notes)
+    for file in (folder / "north").rglob("*.png"):
+        Image.fromarray(np.random.default_rng(0).integers(0, 4096, (12, 12), dtype=np.uint16)).save(file)
+    assert any("client 'north'" in note and "no pixel is brighter than 15 of 255" in note for note in load_folder(folder).notes)
+
+
 def test_corrupt_image_is_named_and_left_out(folder: Path) -> None:
     bad = folder / "south" / "dog" / "broken.jpg"
     bad.write_bytes(b"\xff\xd8\xff\xe0 this is not a picture")
@@ -137,6 +144,8 @@ def test_empty_client_and_stray_files(folder: Path) -> None:
     errors = check_folder(folder).errors
     assert any("'west'" in error for error in errors)
     assert any("'east'" in error for error in errors)
+    (folder / "north" / "cat" / "notes.txt").touch()
+    assert check_folder(folder).errors == errors  # a file that is left out is no problem
 
 
 def test_all_images_unreadable(folder: Path) -> None:

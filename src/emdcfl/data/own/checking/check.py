@@ -224,8 +224,9 @@ def _one_client(files: ClientFiles, label: str | None) -> list[str]:
     try:
         if any(part.is_dir() for part in files.parts.values()):
             listed = list_images(files)
-            return write_notes(read_client(listed, common_shape({listed.name: read_headers(listed)}))[1])
-        read_client_tables(files, label)
+            read_client(listed, common_shape({listed.name: read_headers(listed)}))
+        else:
+            read_client_tables(files, label)
     except DataError as error:
         return [str(error)]
     return []

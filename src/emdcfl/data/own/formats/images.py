@@ -29,6 +29,9 @@ LONGEST_SIDE = 1 << 16
 MOST_PIXELS = 1 << 27
 """Pixels of an image, as it is stored and after it is resized: more would take the memory that others need."""
 
+DARK = 16
+"""Brightest pixel of a client, of 255, below which its images may be 12-bit values in a 16-bit file."""
+
 Shape = tuple[int, int, int]
 Header = tuple[str, tuple[int, int]]
 """Mode and size (width, height) of an image."""
@@ -110,6 +113,10 @@ def read_client(listed: Listed, shape: Shape, rule: SplitRule = RANDOM) -> tuple
     notes = []
     if bad:
         notes.append(Note(listed.name, listed.origin, "unreadable images left out: {n} ({words})", len(bad), tuple(bad), left_out=True))
+    brightest = max(int(part.x.max()) for part in parts.values() if len(part))
+    if brightest < DARK:
+        text = "no pixel is brighter than {n} of 255; if 10 or 12 bits are stored as 16, scale them to the full range"
+        notes.append(Note(listed.name, listed.origin, text, brightest, doubt=True))
     if listed.others:
         text = "files left out, because they are no images or lie outside the class folders: {n} ({words})"
         notes.append(Note(listed.name, listed.origin, text, len(listed.others), tuple(file.name for file in listed.others), left_out=True))
