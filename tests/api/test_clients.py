@@ -11,7 +11,7 @@ import torch
 
 import emdcfl
 from emdcfl.api.clients import read_clients
-from emdcfl.core.errors import DataError
+from emdcfl.core.errors import ConfigError, DataError, ModelError
 from emdcfl.data.own.frames import encode
 from emdcfl.data.types import Scenario, Site
 
@@ -83,11 +83,21 @@ def test_a_run_on_a_frame_predicts_places_and_comes_back(tmp_path: Path) -> None
         ({"a": frame(), "b": (np.zeros((20, 2)), np.zeros(20))}, {"label": "outcome"}, "expected a frame as at the other sites"),
         ([(np.zeros((20, 2)), np.zeros(20))] * 2, {"client": "hospital"}, "site= names a column"),
         ("rotated-digits", {"label": "y"}, "label= describes your own data"),
+        ("rotated-digit", {}, "did you mean 'rotated-digits'"),
     ],
 )
 def test_what_does_not_fit_is_named(clients: Any, about: dict[str, str], said: str) -> None:
     with pytest.raises(DataError, match=said):
         read_clients(clients, None, None, 0, about)
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(5, 2), (3, 1), (3, 4)])
+def test_a_network_of_other_shapes_is_refused_before_training(inputs: int, outputs: int) -> None:
+    sites = {name: (np.random.default_rng(i).normal(size=(40, 3)), np.arange(40) % 2) for i, name in enumerate("ab")}
+    with pytest.raises(ModelError, match=r"shape \(1, 3\) into outputs of shape \(1, 2\)"):
+        emdcfl.fit(sites, lambda: torch.nn.Sequential(torch.nn.Linear(inputs, 4), torch.nn.Linear(4, outputs)), rounds=1)
+    with pytest.raises(ConfigError, match="method='fedavg'"):
+        emdcfl.fit(sites, "fedavg")
 
 
 def test_hugging_face_data_sets() -> None:

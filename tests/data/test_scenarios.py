@@ -348,5 +348,7 @@ def test_registry() -> None:
         build("rotated-mnits")
     with pytest.raises(ConfigError, match="no option 'client_per_group': did you mean 'clients_per_group'"):
         build("rotated-digits", client_per_group=2)
+    with pytest.raises(ConfigError, match="clients_per_group must be int, got 'two'"):
+        build("rotated-digits", clients_per_group="two")
     with pytest.raises(ConfigError, match="needs the option source"):
         build("custom")

@@ -17,7 +17,7 @@ from torch import Tensor
 from emdcfl.clustering import adjusted_rand
 from emdcfl.data.types import Scenario
 from emdcfl.methods import METHODS, Method, Serving, make
-from emdcfl.methods.base import PRESETS
+from emdcfl.methods.base import PRESETS, preset_values
 
 NAMES = sorted(METHODS)
 HARD = [name for name in NAMES if METHODS[name].family == "hard"]
@@ -29,7 +29,7 @@ PROPER: dict[str, dict[str, Any]] = {
 """Hyper-parameters for the toy where the paper's are meant for larger networks."""
 
 
-ORIGINAL = {name: ("original",) for name in NAMES if METHODS[name].original}
+ORIGINAL = {name: ("original",) for name in NAMES if preset_values(METHODS[name], "original")}
 
 
 def options(name: str) -> dict[str, Any]:

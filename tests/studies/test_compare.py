@@ -292,8 +292,9 @@ def test_methods_and_seeds_are_read() -> None:
         parse_methods("fedavgg")
     with pytest.raises(ConfigError, match="option=value"):
         parse_methods("emdcfl:tolerance")
-    with pytest.raises(ConfigError, match="0,1,2 or 0-4"):
-        parse_seeds("one")
+    for wrong in ("one", "3-0"):
+        with pytest.raises(ConfigError, match="0,1,2 or 0-4"):
+            parse_seeds(wrong)
 
 
 def cli(*arguments: str) -> Ran:

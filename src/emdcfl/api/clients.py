@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from emdcfl.core import keys
-from emdcfl.core.errors import DataError
+from emdcfl.core.errors import DataError, nearest
 from emdcfl.data import scenarios
 from emdcfl.data.own import frames, from_arrays
 from emdcfl.data.own.cleaning import read_task
@@ -30,6 +30,8 @@ def read_clients(
     if isinstance(clients, Path) or (isinstance(clients, str) and clients not in scenarios.names()):
         if Path(clients).suffix == ".toml":  # what 'emdcfl data check --fix' wrote
             return Choice(OWN_FILES, {**own_files(clients), **about}), None
+        if not Path(clients).exists() and len(Path(clients).parts) == 1:
+            raise DataError(f"no such file, folder or scenario: {clients}; {nearest(str(clients), scenarios.names())}")
         return Choice(OWN_FILES, {"path": str(clients), **about}), None
     if isinstance(clients, str | Scenario) and about:
         raise DataError(f"{_named(about)} describes your own data, and a scenario has its own; leave it out")

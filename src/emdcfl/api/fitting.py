@@ -125,6 +125,8 @@ def configure(
 
     ``given`` holds keys of a config; ``None`` is not given.
     """
+    if isinstance(model, str) and model in METHODS:
+        raise ConfigError(f"expected a model, got the method {model!r}; write method={model!r}")
     wanted = None if model is None else recipe_of(model)
     settings = {key: value for key, value in given.items() if value is not None}
     about = {name: settings.pop(f"scenario.{name}") for name in OPTIONS if f"scenario.{name}" in settings}
@@ -133,7 +135,7 @@ def configure(
     if unused is not None:
         raise ConfigError(f"{unused} is for files and built-in scenarios, but the data are in memory; prepare them before 'fit'")
     config = replace(Config(scenario=source, method=as_choice(method)), model=_model(wanted))
-    config = override(config, settings, "fit:")
+    config = override(config, settings, "fit")
     if isinstance(wanted, ModelRecipe):
         if scenario is None:
             scenario = scenarios.build(config.scenario.name, **config.scenario.options)

@@ -22,6 +22,7 @@ app = typer.Typer(
     name="emdcfl",
     help="Clustered federated learning that finds the groups by itself.",
     no_args_is_help=True,
+    suggest_commands=False,  # click suggests one already
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

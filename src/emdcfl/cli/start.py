@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
+import textwrap
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -18,6 +20,10 @@ from emdcfl.methods import METHODS, Method, find
 from emdcfl.methods.base import PRESETS, preset_values
 from emdcfl.runs.config import template
 from emdcfl.runs.watching.progress import terminal
+
+MATH = ".. math:: "
+FULL = 60
+"""Characters from which on a line of a docstring is taken to go on in the next."""
 
 
 def about(cls: type[Method]) -> dict[str, Any]:
@@ -38,6 +44,37 @@ def about(cls: type[Method]) -> dict[str, Any]:
     }
 
 
+def refill(text: str, width: int) -> str:
+    r"""Break the lines of a docstring anew, each with its indent; a line goes on only where the one before is long.
+
+    Examples
+    --------
+    >>> print(refill("A client sends its state, :math:`n_c`, and what follows from it,\nand no more.\n\nx : int\n    Some.", 40))
+    A client sends its state, n_c, and what
+    follows from it, and no more.
+    <BLANKLINE>
+    x : int
+        Some.
+    """
+    lines: list[str] = []
+    goes_on = False
+    for line in text.splitlines():
+        if goes_on and line and _indent(line) == _indent(lines[-1]):
+            lines[-1] += " " + line.strip()
+        else:
+            lines.append(line)
+        goes_on = len(line) > FULL
+    filler = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
+    for i, line in enumerate(lines):
+        filler.subsequent_indent = _indent(line) + " " * len(MATH) * line.startswith(MATH)
+        lines[i] = filler.fill(re.sub(r":math:`([^`]*)`", r"\1", line))
+    return "\n".join(lines)
+
+
+def _indent(line: str) -> str:
+    return line[: len(line) - len(line.lstrip())]
+
+
 @app.command()
 def methods(
     name: Annotated[str | None, typer.Argument(help="One method, for its fields and formulas.", show_default=False)] = None,
@@ -55,8 +92,7 @@ def methods(
         console.print(draw_table(("method", "family", "needs K", "source"), rows))
         console.print("'emdcfl methods NAME' shows a method's fields and formulas.")
         return
-    typer.echo(known[0]["description"])
-    typer.echo("\n" + known[0]["parameters"])
+    typer.echo(refill(f"{known[0]['description']}\n\n{known[0]['parameters']}", console.width))
     if own := known[0]["fields"]:
         lines = [(key, value["type"], "–" if value["default"] is None else str(value["default"])) for key, value in own.items()]
         console.print()

@@ -80,11 +80,17 @@ def _list(out: Path, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
         return
+    places = list(dict.fromkeys(t["hardware"] for row in rows for t in row["took"]))
     lines = []
     for row in rows:
-        took = "; ".join(f"{t['scale']} {t['seconds']:.{0 if t['seconds'] >= 10 else 1}f} s on {t['hardware']}" for t in row["took"])
-        lines.append((row["label"], row["title"], took or "–"))
-    terminal().print(draw_table(("label", "what it is", "took"), lines))
+        took = [
+            f"{t['scale']} {t['seconds']:.{0 if t['seconds'] >= 10 else 1}f} s ({places.index(t['hardware']) + 1})" for t in row["took"]
+        ]
+        lines.append((row["label"], row["title"], "\n".join(took) or "–"))
+    console = terminal()
+    console.print(draw_table(("label", "what it is", "took"), lines))
+    for number, place in enumerate(places, 1):
+        console.print(f"({number}) on {place}", highlight=False)
 
 
 def _numbers(text: str, option: str) -> list[float]:

@@ -61,11 +61,12 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     --------
     >>> nearest("emdclf", ["emdcfl", "fedavg"])
     "did you mean 'emdcfl'? (valid: emdcfl, fedavg)"
+    >>> nearest("x", ["emdcfl", "fedavg"])
+    'expected one of emdcfl, fedavg'
     """
     names = sorted(valid)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]!r}?" if close else ""
     if close and len(names) > FEW:  # a table may have thousands of columns
-        return hint
-    more = f" and {len(names) - MANY} more" if len(names) > MANY else ""
-    return f"{hint} (valid: {', '.join(names[:MANY])}{more})".strip()
+        return f"did you mean {close[0]!r}?"
+    known = ", ".join(names[:MANY]) + (f" and {len(names) - MANY} more" if len(names) > MANY else "")
+    return f"did you mean {close[0]!r}? (valid: {known})" if close else f"expected one of {known}"

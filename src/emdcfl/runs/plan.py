@@ -11,9 +11,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from emdcfl.core import keys
 from emdcfl.core.checks import check_options
-from emdcfl.core.errors import ConfigError, DataError, nearest
+from emdcfl.core.errors import ConfigError, DataError, ModelError, nearest
 from emdcfl.core.federation import Federation
 from emdcfl.core.tasks import Training
 from emdcfl.data import scenarios
@@ -131,6 +133,8 @@ def plan(config: Config, scenario: Scenario | None = None, folder: Path | None =
     scenario = build_scenario(config, folder) if scenario is None else scenario
     if config.model is not None:
         scenario = replace(scenario, model=_model(scenario, config.model))
+    if scenario.model.name not in BUILDERS and config.engine.name != "flower":
+        _check_own_model(scenario)
     whole, scenario = scenario, _without(scenario, config)
     method = _method(config, scenario)
     cls = type(method)
@@ -245,6 +249,19 @@ def _model(scenario: Scenario, wanted: Choice) -> ModelRecipe:
     known = set(inspect.signature(builder).parameters) if builder else set(facts)
     options = check_options(builder, wanted.options, "model") if builder else dict(wanted.options)
     return ModelRecipe(wanted.name, {**{k: v for k, v in facts.items() if k in known}, **options})
+
+
+def _check_own_model(scenario: Scenario) -> None:
+    """Let a network that is not one of ours answer one sample: a wrong shape is an error before anybody trains."""
+    x, outputs = scenario.preprocess(scenario.sites[0].train.x[:1]), len(scenario.classes) or 1
+    wanted = f"expected model {scenario.model.name!r} to turn one input of shape {tuple(x.shape)} into outputs of shape (1, {outputs})"
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            found = tuple(scenario.model().eval()(x).shape)
+    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
+        raise ModelError(f"{wanted}, got {type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
+    if found != (1, outputs):
+        raise ModelError(f"{wanted}, a score per class (or one number), got {found}; change its last layer")
 
 
 def _facts(scenario: Scenario, model: str) -> Mapping[str, Any]:

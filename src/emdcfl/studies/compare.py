@@ -83,7 +83,7 @@ def parse_seeds(text: str) -> list[int]:
     seeds: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
+        if not first.isdecimal() or (dash and not (last.isdecimal() and int(first) <= int(last))):
             raise ConfigError(f"--seeds {text}: expected numbers like 0,1,2 or 0-4, got {part.strip()!r}")
         seeds += range(int(first), int(last or first) + 1)
     return list(dict.fromkeys(seeds))

@@ -1,8 +1,13 @@
-"""Named scenarios: ``build("rotated-digits", clients_per_group=3)``. Importing this package registers the built-in ones."""
+"""Named scenarios: ``build("rotated-digits", clients_per_group=3)``. Every module of this package is imported and registers its own."""
 
 from __future__ import annotations
 
-from emdcfl.data.scenarios import backdoor, custom, digits, folder, natural, pacs, rotated  # noqa: F401  (they register themselves)
+import importlib
+import pkgutil
+
 from emdcfl.data.scenarios.registry import build, describe, is_built_in, names, option_types, options, scenario
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
 
 __all__ = ["build", "describe", "is_built_in", "names", "option_types", "options", "scenario"]

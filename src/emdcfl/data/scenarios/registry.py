@@ -6,8 +6,10 @@ import inspect
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from emdcfl.core.checks import check_options
 from emdcfl.core.errors import ConfigError, nearest
 from emdcfl.data.types import Scenario
 
@@ -100,7 +102,10 @@ def build(name: str, **options: Any) -> Scenario:
     missing = [option for option, default in valid.items() if default is inspect.Parameter.empty and option not in options]
     if missing:
         raise ConfigError(f"scenario {name!r} needs the option{'s' if len(missing) > 1 else ''} {', '.join(missing)}")
-    built = replace(entry.maker(**entry.presets, **options))  # a copy of its own: makers may keep what they return
+    plain = {option: str(value) if isinstance(value, Path) else value for option, value in options.items()}
+    checked = check_options(entry.maker, plain, "scenario")
+    given = {option: None if checked[option] is None else value for option, value in options.items()}  # as given: 90 is not 90.0 in a name
+    built = replace(entry.maker(**entry.presets, **given))  # a copy of its own: makers may keep what they return
     object.__setattr__(built, "source", (name, dict(options)))
     return built
 
