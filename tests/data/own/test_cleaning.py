@@ -204,6 +204,13 @@ def test_identifiers_are_seen_at_sites_of_any_size(tmp_path: Path) -> None:
     assert "'pid' (identifiers or free text)" in line and "'case_no' (identifiers)" in line and "ward" not in line
 
 
+def test_a_column_that_a_site_left_empty_is_named(tmp_path: Path) -> None:
+    for site in "abc":
+        write(tmp_path / f"{site}.csv", WORDS, dose=lambda i, s=site: "" if s == "b" else i / 8, pulse=lambda i: "" if i % 2 else i)
+    (line,) = about(check_folder(tmp_path).notes, "without any value")
+    assert "'dose' at b;" in line and "--drop dose" in line and "pulse" not in line
+
+
 def test_dates_that_one_site_writes_otherwise_are_dates(tmp_path: Path) -> None:
     write(tmp_path / "a.csv", WORDS, seen=lambda i: f"2024-03-{i % 28 + 1:02d}")
     write(tmp_path / "b.csv", WORDS, seen=lambda i: f"{i % 28 + 1}.3.2024")

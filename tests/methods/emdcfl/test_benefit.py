@@ -205,7 +205,9 @@ def test_reading_says_why_a_cluster_stays_together() -> None:
     numbers = {"error": 0.1, "points": 1.0, "points_error": 1.0, "pays": False, "evidence": 3.0}
     for gain, why in ((-0.1, "it does not pay"), (0.2, "that may be chance"), (0.5, "it rests on one client alone")):
         distances = replace(together.distances(), splits=[{**kept, **numbers, "gain": gain}])
-        assert read(distances, together.clients, [0] * len(together.clients)).clusters[0].endswith(why)
+        reading = read(distances, together.clients, [0] * len(together.clients))
+        assert reading.clusters[0].endswith(why)
+        assert (why in reading.sentences[0]) == (gain == 0.5)  # else the numbers say it
 
 
 @pytest.fixture

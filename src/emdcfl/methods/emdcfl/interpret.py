@@ -141,7 +141,7 @@ def _read_splits(distances: Distances, splits: list[dict[str, Any]], clients: Se
     if not sentences:
         best = max(tops, key=lambda s: float(s["gain"]), default=None)
         none = "no division of the clients was tried yet: as far as round 1 tells, their data do not differ"
-        sentences = [none if best is None else f"no division of the clients pays (the best one found: {_gain(best)})"]
+        sentences = [none if best is None else f"no division of the clients pays (the best one found: {_gain(best)}{_despite(best)})"]
     members = {k: [c for c, label in zip(clients, clusters, strict=True) if label == k] for k in dict.fromkeys(int(c) for c in clusters)}
     about, borderline = {}, []
     for k, own in members.items():
@@ -167,7 +167,16 @@ def _gain(split: Mapping[str, Any]) -> str:
 def _why_not(split: Mapping[str, Any]) -> str:
     if split["gain"] <= 0:
         return "it does not pay"
-    return "it rests on one client alone" if split["gain"] > split["evidence"] * split["error"] else "that may be chance"
+    return "it rests on one client alone" if _beyond_chance(split) else "that may be chance"
+
+
+def _despite(split: Mapping[str, Any]) -> str:
+    """Say why a gain that is larger than chance does not count."""
+    return f", but {_why_not(split)}" if _beyond_chance(split) else ""
+
+
+def _beyond_chance(split: Mapping[str, Any]) -> bool:
+    return bool(split["gain"] > split["evidence"] * split["error"])
 
 
 def doubts(distances: Distances, clients: Sequence[str], clusters: Sequence[int]) -> list[str]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from emdcfl.core.errors import DataError
 from emdcfl.core.optional import arrow
+from emdcfl.core.units import names
 from emdcfl.data.own.formats.readers import GAPS, NUMBER
 from emdcfl.data.own.parts import Note, Raw, some
 from emdcfl.data.own.tables import MAX_WORDS
@@ -175,6 +176,13 @@ def column_notes(where: str, raws: Sequence[Raw], columns: Collection[ColumnProf
         cases = next((column.name for column in doubtful if column.doubt == CASES), None)
         together = f"; if rows with one value belong together, use --group {shlex.quote(cases)}" if cases else ""
         text = f"columns that may be no features: {{words}}; leave them out with --drop {listed}{as_dates}{together}"
+        notes.append(Note("", where, text, words=(shown,), doubt=True))
+    empty = {column.name: [site for site, one in column.sites.items() if one.missing == one.rows] for column in columns}
+    empty = {name: sites for name, sites in empty.items() if 0 < len(sites) < len(raws)}
+    if empty:
+        shown = some([f"{name!r} at {names(sites)}" for name, sites in empty.items()], "; ")
+        listed = shlex.quote(",".join(empty)) if len(empty) <= FEW else "COLUMN,…"
+        text = f"columns without any value at a site tell which site it is: {{words}}; leave them out with --drop {listed}"
         notes.append(Note("", where, text, words=(shown,), doubt=True))
     for column in columns:
         if column.doubt == CODE:
