@@ -14,6 +14,8 @@ from emdcfl.api.clients import read_clients
 from emdcfl.core.errors import ConfigError, DataError, ModelError
 from emdcfl.data.own.frames import encode
 from emdcfl.data.types import Scenario, Site
+from emdcfl.runs.config import Choice, Config
+from emdcfl.runs.plan import plan
 
 pd = pytest.importorskip("pandas", reason="the extra emdcfl[tables] is not installed")
 QUICK: dict[str, Any] = {"rounds": 1, "local_epochs": 1}
@@ -98,6 +100,15 @@ def test_a_network_of_other_shapes_is_refused_before_training(inputs: int, outpu
         emdcfl.fit(sites, lambda: torch.nn.Sequential(torch.nn.Linear(inputs, 4), torch.nn.Linear(4, outputs)), rounds=1)
     with pytest.raises(ConfigError, match="method='fedavg'"):
         emdcfl.fit(sites, "fedavg")
+
+
+def network(classes: int, width: int = 4) -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, width), torch.nn.Linear(width, classes))
+
+
+def test_a_network_by_its_import_path_is_given_what_it_takes() -> None:
+    made = plan(Config(model=Choice(f"{__name__}:network", {"width": 5})), emdcfl.scenarios.build("rotated-digits"))
+    assert dict(made.scenario.model.options) == {"classes": 10, "width": 5}
 
 
 def test_hugging_face_data_sets() -> None:

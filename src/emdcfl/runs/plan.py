@@ -246,7 +246,8 @@ def _model(scenario: Scenario, wanted: Choice) -> ModelRecipe:
         raise ConfigError(f"unknown model {wanted.name!r}: {nearest(wanted.name, BUILDERS)}, or 'package.module:function'")
     builder = BUILDERS.get(wanted.name)
     facts = {**scenario.model.options, **(_facts(scenario, wanted.name) if builder else {})}
-    known = set(inspect.signature(builder).parameters) if builder else set(facts)
+    takes = inspect.signature(ModelRecipe(wanted.name).builder_function()).parameters
+    known = set(facts) if any(p.kind is p.VAR_KEYWORD for p in takes.values()) else set(takes)
     options = check_options(builder, wanted.options, "model") if builder else dict(wanted.options)
     return ModelRecipe(wanted.name, {**{k: v for k, v in facts.items() if k in known}, **options})
 

@@ -12,6 +12,8 @@ directions stay under the tolerance; clients with the same neighbourhood form a 
 .. math:: M[c,c'] = 1\{W[c,c'] < \epsilon \wedge W[c',c] < \epsilon\}, \qquad
           \theta_k = \sum_{c\in S_k} n_c\theta_c \big/ \sum_{c\in S_k} n_c
 
+With ``grouping="benefit"``, the default for data of one's own, W only proposes groups, and validation losses decide (``benefit.py``).
+
 A client sends its state, :math:`n_c`, :math:`\tau_c` with its variance, and projected embeddings; it learns its cluster's model and,
 through the server, the partners' embedding models (never their heads). The server learns no R and no raw embedding. Clients are
 served their cluster's model; one never seen holds θ⁰.
@@ -104,6 +106,7 @@ class EMDCFL(Options):
         return average_sets(state, sets, labels, replies.column("theta"), keep=keep, members=self.aggregate, guard=fed.guard)
 
     def _linked(self, fed: Federation, state: EMDCFLState, local: Mapping[str, Tensor]) -> tuple[list[list[str]], dict[str, int]]:
+        """Lines 17–20: who is linked with whom, and so which sets train together."""
         # Line 17: M[c,c'] = 1{W[c,c'] < ε and W[c',c] < ε}, among the clients seen so far.
         seen = [i for i, c in enumerate(state.clients) if c in state.n]
         W, epsilon = (matrix[seen][:, seen].numpy() for matrix in (state.W, state.epsilon))
