@@ -81,6 +81,12 @@ def test_a_loss_names_the_group_the_sites_and_the_remedy() -> None:
     assert "d (-40.0 points), e (-40.0 points)" in found.look[0] and "f (" not in found.look[0]
 
 
+def test_how_sure_says_whose_accuracy_it_is_where_another_training_is_recommended() -> None:
+    run, others = summary(0.9, GROUPS), baselines(0.7, 0.8)
+    assert dict(in_brief(run, READING, others))["How sure"].startswith("Accuracy")
+    assert dict(in_brief(run, READING, {**others, "logistic": summary(0.99)}))["How sure"].startswith("This run's accuracy")
+
+
 def test_without_baselines_distances_speak_and_nothing_is_certain() -> None:
     assert headline(summary(0.9, ONE), READING).startswith("Train all 6 sites together")
     assert headline(summary(0.9, ALL), READING).startswith("Train every site alone")

@@ -18,7 +18,11 @@ STANDS_OUT = 0.99
 
 def in_brief(summary: Summary, reading: Summary | None, baselines: Mapping[str, Summary]) -> list[tuple[str, str]]:
     """Return what somebody who reads three lines should read: what to use, which site to look at, how sure that is."""
-    sure = how_sure(used(summary)) or f"not tested: no {metric_of(summary).label} is known"
+    sure, to_do = how_sure(used(summary)), advice(summary, baselines)
+    if sure is None:
+        sure = f"not tested: no {metric_of(summary).label} is known"
+    elif to_do is not None and to_do.choice in baselines:  # another training is recommended
+        sure = f"this run's {sure}"
     found = [("Use", headline(summary, reading, baselines)), ("Look at", _look_at(summary, reading, baselines)), ("How sure", sure)]
     return [(topic, _sentence(said)) for topic, said in found]
 
