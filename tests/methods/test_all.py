@@ -93,7 +93,7 @@ def test_every_option_is_documented_and_the_presets_exist(name):
         assert any(option in (c.__doc__ or "") for c in cls.__mro__), f"{name}.{option} is not described"
     assert ("k" in own) == cls.needs_k
     for preset in PRESETS:
-        wanted = dict(getattr(cls, preset))
+        wanted = dict(preset_values(cls, preset))
         method = make(name, preset=preset)
         assert {option: getattr(method, option) for option in wanted} == wanted
 
