@@ -120,7 +120,7 @@ def conclude(console: Console, out: Path, outcome: Outcome, *, as_json: bool = F
             counts = {"found": outcome.found, "ran": outcome.ran, "left": outcome.left, "failed": [str(d.job) for d in outcome.failed]}
             typer.echo(json.dumps({"runs": counts, "table": records(table), "unseen": unseen}, indent=2, ensure_ascii=False))
         else:
-            _print_tables(console, table)
+            print_tables(console, table)
             if unseen:
                 console.print(rich_unseen(unseen))
     wanted = outcome.found + outcome.ran + outcome.left + len(outcome.failed)
@@ -206,7 +206,8 @@ def rich_unseen(rows: Sequence[Mapping[str, Any]]) -> RichTable:
     return draw_table(heads, lines, left=("scenario", "method"), title="Sites held out of training")
 
 
-def _print_tables(console: Console, table: Table) -> None:
+def print_tables(console: Console, table: Table) -> None:
+    """Print a comparison as tables that fit the terminal, with notes and intervals."""
     for column in table.columns:
         for one in rich_tables(table, [column], console.width):
             console.print(one)

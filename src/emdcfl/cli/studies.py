@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from emdcfl.cli.app import AsJson, answer, app
-from emdcfl.cli.compare import Screen
+from emdcfl.cli.compare import Screen, print_tables
 from emdcfl.cli.run import build_config
 from emdcfl.cli.show import draw_table
 from emdcfl.core.errors import ClientError, ConfigError, EmdcflError, nearest
@@ -20,8 +20,10 @@ from emdcfl.runs.config import Config, override
 from emdcfl.runs.store.files import write_file
 from emdcfl.runs.watching.progress import terminal
 from emdcfl.studies.compare import parse_seeds
+from emdcfl.studies.results import RESULTS, read_results
 from emdcfl.studies.snapshot import Request, take
 from emdcfl.studies.sweep import EPSILONS, RATIOS, Setting, sweep, write_sweep
+from emdcfl.studies.tables import build
 
 
 @app.command("reproduce")
@@ -64,6 +66,8 @@ def reproduce_(
                 continue
         made.append(about)
         if not as_json:
+            if RESULTS in about["files"] and not quiet:
+                print_tables(console, build(read_results(context.place)))
             files = ", ".join(name for name in about["files"] if name != "about.json")
             console.print(f"{spec.name} ({scale}, {about['seconds']:.0f} s): {context.place}: {files}", soft_wrap=True)
             for note in about["notes"]:

@@ -295,8 +295,15 @@ def _cell(rows: Sequence[ResultRow], metric: str) -> Cell | None:
     participants = first["settings"]["run"].get("participants")
     paper = None if is_fine_tuned(first) else paper_value(first["scenario"], first["method"], metric, participants)
     spread = statistics.stdev(values) if len(values) > 1 else None
-    full = None if is_fine_tuned(first) or participants is not None else measured_value(first["scenario"], first["method"], metric)
+    full = measured_value(first["scenario"], first["method"], metric) if _as_measured(first) else None
     return Cell(statistics.fmean(values), spread, len(values), paper, full, _interval(rows, metric))
+
+
+def _as_measured(row: ResultRow) -> bool:
+    """Whether a run has the settings that ``measured.json`` was made with: everybody, nothing fine-tuned, EMD-CFL's links calibrated."""
+    own, usual = row["settings"]["method"], row["settings"]["run"].get("participants") is None and not is_fine_tuned(row)
+    usual = usual and preset_of(str(row["method"]), own) is None
+    return usual and own.get("tolerance", "auto") == "auto" and own.get("grouping") != "benefit"
 
 
 def _interval(rows: Sequence[ResultRow], metric: str) -> Interval | None:
