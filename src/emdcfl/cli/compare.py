@@ -226,10 +226,12 @@ def _fitted(table: Table, column: Column, width: int) -> list[RichTable]:
     labels = [label for label in table.rows if any((label, column.key, metric) in table.cells for metric in column.metrics)]
     blocks: list[list[_Numbers]] = [[]]
     room = width - max((cell_len(label) for label in labels), default=0) - 2
-    for numbers in _numbers(table, column, labels):
-        if blocks[-1] and sum(n.width for n in (*blocks[-1], numbers)) > room:
-            blocks.append([])
-        blocks[-1].append(numbers)
+    for group in _numbers(table, column, labels):
+        for numbers in group:
+            needed = group if numbers is group[0] else [numbers]  # a score begins where the paper's fits beside it
+            if blocks[-1] and sum(n.width for n in (*blocks[-1], *needed)) > room:
+                blocks.append([])
+            blocks[-1].append(numbers)
     found = []
     for i, block in enumerate(blocks):
         shown = RichTable(title=column.title if i == 0 else None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
@@ -255,19 +257,21 @@ class _Numbers:
         return max(cell_len(self.head), *(text.cell_len for text in self.texts)) + 3
 
 
-def _numbers(table: Table, column: Column, labels: Sequence[str]) -> list[_Numbers]:
+def _numbers(table: Table, column: Column, labels: Sequence[str]) -> list[list[_Numbers]]:
+    """Return the columns of each metric: ours, then those beside it."""
     found = []
     for metric in column.metrics:
         cells = [table.cells.get((label, column.key, metric)) for label in labels]
         best = table.best(column.key, metric)
         styles = ["bold" if label in best else "" for label in labels]
         texts = [Text("–" if c is None else c.text(metric), style) for c, style in zip(cells, styles, strict=True)]
-        found.append(_Numbers(METRICS[metric], texts))
+        group = [_Numbers(METRICS[metric], texts)]
         for head, name in table.beside(column, metric).items():
             values = [None if cell is None else getattr(cell, name) for cell in cells]
-            found.append(_Numbers(head, [Text("–" if value is None else value.text()) for value in values], dim=True))
+            group.append(_Numbers(head, [Text("–" if value is None else value.text()) for value in values], dim=True))
+        found.append(group)
     own = [[c for m in column.metrics if (c := table.cells.get((label, column.key, m)))] for label in labels]
-    return [*found, _Numbers("seeds", [Text(str(max(c.n for c in cells))) for cells in own])]
+    return [*found, [_Numbers("seeds", [Text(str(max(c.n for c in cells))) for cells in own])]]
 
 
 def _intervals(table: Table, column: Column) -> RichTable:
