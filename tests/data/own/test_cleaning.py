@@ -178,12 +178,14 @@ def test_delimiter_and_decimal_point_are_detected(tmp_path: Path, mark: str, poi
         ("price;size;clock\n1.020;0,5;12.30\n990;1,75;8.15\n1.234,5;2,25;9.45", {"price": [1020, 990, 1234.5], "size": [0.5, 1.75, 2.25]}),
         ('price,size\n"1,020",0.5\n990,1.75\n"1,234.5",2.25', {"price": [1020, 990, 1234.5], "size": [0.5, 1.75, 2.25]}),
         ('price,size\n"1020,5","0,5"\n"990","1,75"', {"price": [1020.5, 990], "size": [0.5, 1.75]}),
+        ("size, cm;n;town\n1,5;1;Ålesund\n2,5;2;Ås", {"size, cm": [1.5, 2.5], "n": [1, 2], "town": ["Ålesund", "Ås"]}),
+        ('size;n;note\n1,5;1;"a\nb"\n2,5;2;5 x', {"size": [1.5, 2.5], "n": [1, 2], "note": ["a\nb", "5 x"]}),
         ("size\tn\n1,234\t1\n2,345\t2", {"size": [1.234, 2.345], "n": [1, 2]}),
     ],
 )
-def test_marks_of_thousands_do_not_pass_for_decimal_points(tmp_path: Path, lines: str, numbers: dict[str, list[float]]) -> None:
+def test_numbers_are_read_as_their_writers_meant_them(tmp_path: Path, lines: str, numbers: dict[str, list[Any]]) -> None:
     path = tmp_path / "a.csv"
-    path.write_text(lines + "\n")
+    path.write_text(lines + "\n", encoding="utf-8")
     table = read_file(path).to_pydict()
     assert {name: table.pop(name) for name in numbers} == numbers
     assert table in ({}, {"clock": ["12.30", "8.15", "9.45"]})

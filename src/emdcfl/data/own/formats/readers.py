@@ -177,7 +177,7 @@ def _with_gaps(table: pa.Table, missing: Sequence[str], decimal: str) -> pa.Tabl
 
 
 def _dialect(path: Path) -> tuple[str, str]:
-    """Return what separates the cells (the usual, or else what all of the first lines have equally often) and the decimal point."""
+    """Return what separates the cells (what all of the first lines have equally often, and most often) and the decimal point."""
     usual = "\t" if path.suffix.lower() == ".tsv" else ","
     with path.open("rb") as file:
         start = file.read(PEEK)
@@ -185,10 +185,12 @@ def _dialect(path: Path) -> tuple[str, str]:
     if kind is not None:
         raise DataError(f"cannot read the table {path}: it is not a CSV but {kind}")
     text = start.decode("latin-1")
-    lines = [re.sub(r'"[^"]*"', "", line) for line in text.splitlines() if line.strip()]
+    quoted = r'"[^"]*"' if text.count('"') % 2 == 0 else r'"[^"\r\n]*"'  # a cell in quotes may hold lines, an odd quote may be inches
+    lines = [line for line in re.split(r"[\r\n]+", re.sub(quoted, "", text)) if line.strip()]  # splitlines would also split at Å
     lines = lines[:-1] if len(text) == PEEK else lines
     counts = {mark: {line.count(mark) for line in lines[:20]} for mark in (usual, ";", "\t", "|", ",")}
-    delimiter = next((mark for mark, found in counts.items() if len(found) == 1 and 0 not in found), usual)
+    even = {mark: max(found) for mark, found in counts.items() if len(found) == 1 and 0 not in found}
+    delimiter = max(even, key=lambda mark: even[mark], default=usual)
     cells = [*re.findall(r'"([^"]*)"', text), *(cell for line in lines[1:] for cell in line.split(delimiter))]
     return delimiter, _decimal_point([cell.strip() for cell in cells], delimiter)
 
