@@ -182,7 +182,13 @@ def difference_in_words(found: Mapping[str, Any]) -> str:
 
 
 def value_in_words(found: Mapping[str, Any], side: str) -> str:
-    """Write one of the two values, with the digits that tell them apart."""
+    """Write one of the two values, with the digits that tell them apart.
+
+    Examples
+    --------
+    >>> value_in_words({"kind": "number", "here": -0.02, "there": 1.2}, "here")
+    '0.0'
+    """
     value = float(found[side])
     if found["kind"] == "share":
         return f"{100 * value:.0f}%"
@@ -190,7 +196,7 @@ def value_in_words(found: Mapping[str, Any], side: str) -> str:
         return str(np.datetime64(round(value), "D"))
     apart = abs(float(found["here"]) - float(found["there"]))
     digits = 0 if apart == 0 else max(0, 1 - math.floor(math.log10(apart)))
-    return f"{value:.{min(digits, 6)}f}" if abs(value) < 1e6 else f"{value:.3g}"
+    return f"{value:z.{min(digits, 6)}f}" if abs(value) < 1e6 else f"{value:.3g}"
 
 
 def pictures(scenario: Scenario, described: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
