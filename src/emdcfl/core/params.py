@@ -253,18 +253,20 @@ class Average:
             raise ValueError(f"expected a positive weight, got {weight}")
         if self._sum is None:  # starting from zeros would change a single member: 0.0 + (-0.0) is 0.0
             self._sum = theta.double() * weight
-        elif theta.shape[-1] <= CHUNK:  # of a small state, slicing costs as much as adding
+        elif _whole(theta):
             self._sum.add_(theta, alpha=weight)
         else:
-            for part in _cached(theta):
+            for part in chunks(theta.shape[-1]):
                 self._sum[..., part].add_(theta[..., part], alpha=weight)
         self.total += weight
 
     def result(self) -> Tensor:
         if self._sum is None:
             raise ValueError("expected at least one state to average, got none")
+        if _whole(self._sum):
+            return (self._sum / self.total).float()
         out = torch.empty(self._sum.shape, dtype=torch.float32, device=self._sum.device)
-        for part in _cached(out):
+        for part in chunks(out.shape[-1]):
             out[..., part] = self._sum[..., part] / self.total
         return out
 
@@ -275,10 +277,10 @@ def average(thetas: Iterable[Tensor], weights: Iterable[float]) -> Tensor:
     Pass only the members: a zero weight does not remove a NaN.
     """
     states, factors = list(thetas), [float(weight) for weight in weights]
-    if not states or states[0].shape[-1] <= CHUNK or states[0].is_cuda:
+    if not states or _whole(states[0]):
         return _average(states, factors)
     out = torch.empty(states[0].shape, dtype=torch.float32, device=states[0].device)
-    for part in _cached(out):  # one part of all states after the other: the sum never leaves the cache
+    for part in chunks(out.shape[-1]):  # one part of all states after the other: the sum never leaves the cache
         out[..., part] = _average([theta[..., part] for theta in states], factors)
     return out
 
@@ -306,8 +308,7 @@ def gram(rows: Tensor | Sequence[Tensor], columns: slice | None = None, *, origi
     shared = isinstance(origin, Tensor) and origin.dim() == 1
     origins = [] if origin is None else [cast(Tensor, origin)] if shared else list(origin)
     out = torch.zeros(C, C, dtype=torch.float64, device=rows[0].device)
-    length, on_gpu = columns.stop - columns.start, rows[0].is_cuda
-    for part in chunks(length, LAUNCHED) if on_gpu else blocks(length, C):
+    for part in blocks(columns.stop - columns.start, C, on_gpu=rows[0].is_cuda):
         at = slice(columns.start + part.start, columns.start + part.stop)
         block = torch.stack([row[at] for row in rows]).double()
         if origins:
@@ -317,14 +318,14 @@ def gram(rows: Tensor | Sequence[Tensor], columns: slice | None = None, *, origi
     return (out + out.T) / 2  # matrix kernels may round the two halves differently, and linkage needs symmetry
 
 
-def blocks(length: int, rows: int) -> Iterator[slice]:
+def blocks(length: int, rows: int, *, on_gpu: bool = False) -> Iterator[slice]:
     """Cut columns into blocks whose ``rows`` float64 rows fit the processor's cache, at least ``WIDE`` columns each."""
-    return chunks(length, max(WIDE, 2 * CHUNK // rows))
+    return chunks(length, LAUNCHED if on_gpu else max(WIDE, 2 * CHUNK // rows))
 
 
-def _cached(theta: Tensor) -> Iterator[slice]:
-    """Cut a state into chunks; on a GPU, where each would be a launch and nothing is gained, into one."""
-    return chunks(theta.shape[-1], max(1, theta.shape[-1]) if theta.is_cuda else CHUNK)
+def _whole(theta: Tensor) -> bool:
+    """Whether nothing is gained by chunks: of a small state, slicing costs as much as adding; on a GPU, every chunk is a launch."""
+    return theta.shape[-1] <= CHUNK or theta.is_cuda
 
 
 def chunks(length: int, size: int | None = None) -> Iterator[slice]:

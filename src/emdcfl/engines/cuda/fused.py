@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.grad import conv2d_weight
 
 from emdcfl.engines.cuda.layers import BiasedMaxPool2d, NarrowConv2d, SkippedReLU, UnbiasedConv2d, plain
+from emdcfl.engines.local.pooling import halves
 
 CORNERS = 4
 """Pixels of a pool; as a place, that no pixel of it came through the ReLU."""
@@ -162,7 +163,7 @@ def fuse(module: nn.Module) -> int:
             if low and type(layer) is NarrowConv2d and type(after) is nn.ReLU and plain(after) and _square(layer):
                 layer.__class__, after.__class__ = NarrowReLUConv2d, SkippedReLU
                 found += 1
-            elif low and type(layer) is UnbiasedConv2d and type(pool) is BiasedMaxPool2d and pool.halves() and _poolable(layer):
+            elif low and type(layer) is UnbiasedConv2d and type(pool) is BiasedMaxPool2d and halves(pool) and _poolable(layer):
                 layer.__class__, pool.__class__ = PooledConv2d, SkippedPool2d  # type: ignore[assignment]
                 found += 1
     return found

@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from emdcfl.core.params import Layout
+from emdcfl.engines.local.pooling import halves
 
 MAX_CHANNELS = 4
 """Most input channels of a narrow convolution."""
@@ -120,18 +121,13 @@ class BiasedMaxPool2d(nn.MaxPool2d):
 
     def _maxima(self, input: Tensor) -> Tensor:
         height, width = input.shape[2:]
-        if torch.is_grad_enabled() or not self.halves() or height % 2 or width % 2:  # amax shares the gradient among equal maxima
+        if torch.is_grad_enabled() or not halves(self) or height % 2 or width % 2:  # amax shares the gradient among equal maxima
             found: Tensor = super().forward(input)
             return found
         # amax stores no indices of the maxima, which would take four times their memory
         pixels = input.permute(0, 2, 3, 1).unflatten(2, (width // 2, 2)).unflatten(1, (height // 2, 2))
         maxima: Tensor = pixels.amax((2, 4))
         return maxima.permute(0, 3, 1, 2)
-
-    def halves(self) -> bool:
-        """Whether it pools 2×2 pixels each."""
-        pairs = [value if isinstance(value, tuple) else (value, value) for value in (self.kernel_size, self.stride, self.padding)]
-        return pairs == [(2, 2), (2, 2), (0, 0)] and self.dilation in (1, (1, 1))
 
 
 class PixelFlatten(nn.Flatten):

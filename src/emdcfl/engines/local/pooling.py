@@ -31,10 +31,11 @@ def pool_first(module: nn.Module) -> None:
         for i in range(len(layers) - 1):
             relu, pool = layers[i], layers[i + 1]
             if type(relu) is nn.ReLU and type(pool) is nn.MaxPool2d and not pool.return_indices:
-                layers[i], layers[i + 1] = HalvingPool() if _halves(pool) else pool, relu
+                layers[i], layers[i + 1] = HalvingPool() if halves(pool) else pool, relu
 
 
-def _halves(pool: nn.MaxPool2d) -> bool:
+def halves(pool: nn.MaxPool2d) -> bool:
+    """Whether a max-pool has windows of 2×2 pixels, side by side."""
     plain = pool.padding in (0, (0, 0)) and pool.dilation in (1, (1, 1)) and not pool.ceil_mode
     return plain and pool.kernel_size in (2, (2, 2)) and pool.stride in (2, (2, 2))
 

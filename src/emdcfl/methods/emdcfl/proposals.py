@@ -171,7 +171,7 @@ def updates_apart(layout: Layout, local: Sequence[Tensor], start: Sequence[Tenso
         products = torch.zeros(len(rows), len(local), dtype=torch.float64, device=device)
         squares = torch.zeros(len(local), dtype=torch.float64, device=device)
         where = layout.trainable
-        for part in blocks(where.stop - where.start, len(local)):
+        for part in blocks(where.stop - where.start, len(local), on_gpu=device.type == "cuda"):
             at = slice(where.start + part.start, where.start + part.stop)
             block = torch.stack([theta[at] for theta in local]) - torch.stack([theta[at] for theta in start])
             products += (block[list(rows)] @ block.T).double()
