@@ -11,7 +11,7 @@ import torch
 
 import emdcfl
 from emdcfl.api.clients import read_clients
-from emdcfl.core.errors import ConfigError, DataError, ModelError
+from emdcfl.core.errors import ConfigError, DataError, ModelError, StoreError
 from emdcfl.data.own.frames import encode
 from emdcfl.data.types import Scenario, Site
 from emdcfl.runs.config import Choice, Config
@@ -72,6 +72,10 @@ def test_a_run_on_a_frame_predicts_places_and_comes_back(tmp_path: Path) -> None
     with pytest.raises(DataError, match="expected a frame"):
         result.predict("a", np.zeros((3, 5)))
     result.save(tmp_path / "run")
+    for one in (result, emdcfl.load(tmp_path / "run")):
+        with pytest.raises(StoreError, match="expected a new or empty folder") as refused:
+            one.save(tmp_path / "run")
+        assert "--" not in str(refused.value)  # Python has no flags
     again = emdcfl.load(tmp_path / "run", clients=table)
     assert again.predict("b", new) == result.predict("b", new)
     assert again.place(new, name="new").site == "new" and again.place_unlabelled(new, name="new").cluster in set(result.clusters.values())  # type: ignore[union-attr]

@@ -124,6 +124,8 @@ def test_fedavg_with_fine_tuning_is_compared_unless_nobody_asks_for_it() -> None
     names = [c.name for c in compare.with_fine_tuning(BASE, parse_methods("oracle,fedavg"))]
     assert names == ["oracle", "fedavg", "fedavg+ft"]
     assert [c.name for c in compare.with_fine_tuning(BASE, parse_methods("oracle"))] == ["oracle"]
+    off = replace(BASE, personalize=PersonalizeConfig("off"))
+    assert [c.name for c in compare.with_fine_tuning(off, parse_methods("oracle,fedavg"))] == ["oracle", "fedavg"]
     on = replace(BASE, personalize=PersonalizeConfig("on"))
     assert [c.name for c in compare.with_fine_tuning(on, parse_methods("oracle"))] == ["oracle", "fedavg+ft"]
     assert [c.personalize.mode for c in configs(on, parse_methods("oracle,fedavg+ft"), [0])] == ["on", "on"]
@@ -305,7 +307,7 @@ def test_command_line(tmp_path: Path, quick: list[str]) -> None:
     done = cli("--scenario", "rotated-digits", "--methods", "oracle,fedavg", "--seeds", "0,1", "--out", str(tmp_path))
     assert done.exit_code == 0, done.output
     assert quick == ["oracle-0", "fedavg-0", "oracle-1", "fedavg-1"]  # with fine-tuning, which brings the row without it
-    assert "[6/6] fedavg+ft on rotated-digits, seed 1" in done.output
+    assert "[6/6] fedavg+ft on rotated-digits, seed 1" in done.output and "fedavg+ft is added" in done.output
     assert "6 of 6 runs are there (6 run now)" in done.output
     assert "FedAvg + fine-tuning" in (tmp_path / "table.md").read_text()
     assert {p.name for p in tmp_path.iterdir()} >= {"results.jsonl", "table.md", "table.tex", "table.csv", "report.html"}

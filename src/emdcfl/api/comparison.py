@@ -54,8 +54,8 @@ def compare(
 ) -> Comparison:
     """Run methods × seeds on the same clients: what ``emdcfl compare`` does, on data in memory as well.
 
-    Where FedAvg is compared, FedAvg with fine-tuning at home joins. Other methods are compared without fine-tuning; ``"ifca+ft"`` is one
-    with it.
+    Where FedAvg is compared, FedAvg with fine-tuning at home joins, unless ``settings={"personalize.mode": "off"}``. Other methods are
+    compared without fine-tuning; ``"ifca+ft"`` is one with it.
 
     Parameters
     ----------

@@ -20,7 +20,7 @@ from rich.text import Text
 from emdcfl.cli.app import app, complete_methods, complete_scenarios
 from emdcfl.cli.own_data import own_data
 from emdcfl.cli.run import build_config, whose_data
-from emdcfl.cli.show import draw_table
+from emdcfl.cli.show import draw_table, tell
 from emdcfl.core.errors import ClientError, ConfigError
 from emdcfl.core.metric import metric_of, score_of
 from emdcfl.core.schema import Reply
@@ -91,7 +91,7 @@ def compare_(
         raise ConfigError(f"--set {refused}: options of a method go with its name, as in --methods emdcfl:tolerance=0.03")
     if scenario is None and data is None and config is None and not merge:
         raise ConfigError("expected --scenario or --data (what to run) or --merge (what to take in), got none; see 'emdcfl data list'")
-    wanted = []
+    console, wanted = terminal(), []
     if scenario is not None or data is not None or config is not None:
         flags = whose_data(scenario, data, own) | config_keys(scale=scale, personalize=personalize, device=device)
         base = build_config(config, flags, settings)
@@ -99,9 +99,14 @@ def compare_(
             chosen, numbers = parse_methods(methods), parse_seeds(seeds)
             wanted = [one for seed in numbers for fold in folds_of(base, folds) for one in configs(fold, chosen, [seed])]
         else:
-            wanted = configs(base, with_fine_tuning(base, parse_methods(methods)), parse_seeds(seeds))
+            asked = parse_methods(methods)
+            chosen = with_fine_tuning(base, asked)
+            wanted = configs(base, chosen, parse_seeds(seeds))
+            if len(chosen) > len(asked) and not (quiet or as_json):
+                others = ", and +ft after the methods that shall fine-tune" if base.personalize.wanted else ""
+                why = "one model fine-tuned at home is what grouping has to beat"
+                tell(console, f"{chosen[-1].name} is added: {why}; --personalize off leaves it out{others}")
     logging.getLogger("emdcfl").setLevel(logging.WARNING if quiet or as_json else logging.INFO)
-    console = terminal()
     with Screen(console, quiet=quiet or as_json) as screen:
         outcome = compare(wanted, out, jobs=jobs, time_limit=time_limit, keep_runs=keep_runs, merge=merge or [], watch=screen)
     conclude(console, out, outcome, as_json=as_json)

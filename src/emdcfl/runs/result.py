@@ -210,10 +210,12 @@ class Result:
     def save(self, folder: str | Path) -> Path:
         """Write the run directory that ``emdcfl run --out`` would have written, and return its path."""
         place = Path(folder)
+        if place.exists() and not (place.is_dir() and not any(place.iterdir())):
+            raise StoreError(f"{place}: expected a new or empty folder, got one in use; choose another, or remove it first")
         if self.state is None:
-            if self.folder is None or place.exists():
-                raise StoreError(f"{place} exists already; choose another folder")
-            shutil.copytree(self.folder, place, ignore=shutil.ignore_patterns(".lock"))
+            if self.folder is None:
+                raise StoreError("this result holds no state of a run, so it cannot be saved; save the one that fit returned")
+            shutil.copytree(self.folder, place, ignore=shutil.ignore_patterns(".lock"), dirs_exist_ok=True)
             return place
         with RunStore.open(place, self.config) as store:
             if self.scenario is not None:

@@ -112,9 +112,12 @@ def _with_method(base: Config, method: Choice) -> Config:
 
 
 def with_fine_tuning(base: Config, methods: Sequence[Choice]) -> list[Choice]:
-    """Add FedAvg with fine-tuning where FedAvg is compared, or the base config fine-tunes: the baseline that is easy to forget."""
+    """Add FedAvg with fine-tuning where FedAvg is compared, or the base config fine-tunes: the baseline that is easy to forget.
+
+    Not where the base config says that nobody fine-tunes (``personalize.mode = "off"``).
+    """
     fine_tuned = Choice(f"fedavg{FINE_TUNED}")
-    due = base.personalize.wanted or Choice("fedavg") in methods
+    due = base.personalize.wanted or (Choice("fedavg") in methods and base.personalize.mode != "off")
     return [*methods, *([fine_tuned] if due and fine_tuned not in methods else [])]
 
 

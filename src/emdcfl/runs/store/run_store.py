@@ -76,7 +76,9 @@ class RunStore:
             if is_run(folder):
                 identity.check_same(folder, text)
                 if not resume:
-                    raise StoreError(f"{folder}: already holds this run; add --resume to continue it, or choose another --out")
+                    raise StoreError(
+                        f"{folder}: already holds this run; add --resume (in Python resume=True) to continue it, or choose another --out"
+                    )
             for leftover in folder.rglob(f"{files.TEMPORARY}*"):
                 files.remove(leftover)
             files.make_folder(folder / "state" / "tensors")
