@@ -107,7 +107,7 @@ image:  ## build the container image for the command line, a SuperLink and nodes
 	docker build --file deploy/Dockerfile --tag emdcfl --build-arg PIP_EXTRA_INDEX_URL .
 
 # the others want an --out, a GPU or hours: benchmarks/README.md
-BENCHMARKS = engines memory precision server startup transport
+BENCHMARKS = engines memory precision server transport
 
 bench: $(STAMP)  ## run the benchmarks that need no argument
 	@set -e; for name in $(BENCHMARKS); do echo "== $$name"; PYTHONPATH=. $(BIN)/python benchmarks/$$name.py; done

@@ -36,18 +36,12 @@ class Edge:
 
 @dataclass(frozen=True)
 class PairRatios:
-    """The distances behind a clustering, in units of the tolerance.
-
-    Attributes
-    ----------
-    W, epsilon, kind : (C, C) arrays
-        As a run saves them: NaN where unset; kind 1 exact, 2 lower bound, 3 upper bound.
-    clusters : list of int
-    """
+    """The distances behind a clustering, in units of the tolerance."""
 
     W: Array
     epsilon: Array
     kind: Array
+    """W, epsilon and kind are (C, C), as a run saves them: NaN where unset; kind 1 exact, 2 lower bound, 3 upper bound."""
     clusters: list[int]
 
     @cached_property
@@ -142,29 +136,20 @@ class Link(TypedDict):
 
 
 class Margins(TypedDict):
-    """How far the distances are from changing the clusters.
-
-    Attributes
-    ----------
-    inside : float or None
-        Largest max(W, Wᵀ) between two clients of one cluster; None when no cluster has two.
-    outside : float or None
-        Smallest max(W, Wᵀ) between clients of different clusters; None when there is one cluster.
-    interval : (float, float) or None
-        Tolerances lo < ε <= hi that give exactly these clusters by identical neighbourhoods: of several such intervals the one around
-        the tolerance that was used, or the lowest where none is named. lo may be -inf and hi inf. None when no such number does. For a
-        tolerance per row pass ``W / epsilon[:, None]``: the interval then holds factors of the tolerance.
-    weakest : dict of int to Link
-        For each cluster of two or more, its farthest pair.
-    nearest : dict of int to Link
-        For each cluster, the closest outsider (``b``) and the member (``a``) it is closest to.
-    """
+    """How far the distances are from changing the clusters."""
 
     inside: float | None
+    """Largest max(W, Wᵀ) between two clients of one cluster; None when no cluster has two."""
     outside: float | None
+    """Smallest max(W, Wᵀ) between clients of different clusters; None when there is one cluster."""
     interval: tuple[float, float] | None
+    """Tolerances lo < ε <= hi that give exactly these clusters by identical neighbourhoods: of several such intervals the one around the
+    tolerance that was used, or the lowest where none is named. lo may be -inf and hi inf. None when no such number does. For a
+    tolerance per row pass ``W / epsilon[:, None]``: the interval then holds factors of the tolerance."""
     weakest: dict[int, Link]
+    """For each cluster of two or more, its farthest pair."""
     nearest: dict[int, Link]
+    """For each cluster, the closest outsider (``b``) and the member (``a``) it is closest to."""
 
 
 def margins(w: Any, labels: Any, *, used: float | None = None) -> Margins:

@@ -198,47 +198,30 @@ Q = ParamSpec("Q")
 
 @dataclass(frozen=True)
 class Divisible:
-    """A request that may be divided into several smaller ones, because the task answers item by item.
-
-    Attributes
-    ----------
-    items : str
-        The input that lists the items asked about.
-    by_item : tuple of str
-        The inputs that map an item to a value.
-    """
+    """A request that may be divided into several smaller ones, because the task answers item by item."""
 
     items: str
+    """The input that lists the items asked about."""
     by_item: tuple[str, ...]
+    """The inputs that map an item to a value."""
 
 
 @dataclass(frozen=True)
 class TaskInfo:
-    """What engines know of a task.
-
-    Attributes
-    ----------
-    name : str
-    run : callable
-    phase : str
-        What its time is counted as.
-    returns : mapping
-        Schema of its reply.
-    stages : callable, optional
-        The generator behind a staged task.
-    divisible : Divisible, optional
-        How a large request may be divided.
-    relayed_keys : tuple of str
-        Inputs that map partners to the public keys the server relays. A node checks them before it runs the task.
-    """
+    """What engines know of a task."""
 
     name: str
     run: Task
     phase: str
+    """What its time is counted as."""
     returns: Mapping[str, Field]
+    """Schema of its reply."""
     stages: Callable[..., Stages] | None = None
+    """The generator behind a staged task."""
     divisible: Divisible | None = None
+    """How a large request may be divided."""
     relayed_keys: tuple[str, ...] = ()
+    """Inputs that map partners to the public keys the server relays. A node checks them before it runs the task."""
 
 
 TASKS: dict[str, TaskInfo] = {}

@@ -37,30 +37,20 @@ DTYPES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What a value may hold. The limits are far above any need, and low enough that junk exhausts neither memory nor stack.
-
-    Attributes
-    ----------
-    entries : int
-        Entries of dicts and lists, in all.
-    parts : int
-        Tensors, and byte strings.
-    name : int
-        Characters of a key.
-    depth : int
-        Levels of nesting.
-    tuples : bool
-        Whether tuples come back as tuples; otherwise as lists.
-    error : type
-        What is raised for a value that breaks a rule.
-    """
+    """What a value may hold. The limits are far above any need, and low enough that junk exhausts neither memory nor stack."""
 
     entries: int = 1 << 20
+    """Entries of dicts and lists, in all."""
     parts: int = 1 << 16
+    """Tensors, and byte strings."""
     name: int = 1024
+    """Characters of a key."""
     depth: int = 16
+    """Levels of nesting."""
     tuples: bool = False
+    """Whether tuples come back as tuples; otherwise as lists."""
     error: type[EmdcflError] = ClientError
+    """What is raised for a value that breaks a rule."""
 
     def check_parts(self, tensors: Sized, blobs: Sized) -> None:
         """Refuse too many tensors or byte strings."""

@@ -52,24 +52,16 @@ class LayoutEntry:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each tensor lies in θ.
-
-    Attributes
-    ----------
-    entries : tuple of LayoutEntry
-        In the order of the vector.
-    counters : tuple of str
-        Names of BatchNorm's integer counters, which stay outside θ.
-    embedding_width : int
-        Number of inputs of the head, ``dim Z``.
-    batch_statistics : bool
-        Whether a layer normalises by its batch while training: batches must not be padded, and need two samples.
-    """
+    """Where each tensor lies in θ."""
 
     entries: tuple[LayoutEntry, ...]
+    """In the order of the vector."""
     counters: tuple[str, ...]
+    """Names of BatchNorm's integer counters, which stay outside θ."""
     embedding_width: int
+    """Number of inputs of the head, ``dim Z``."""
     batch_statistics: bool = False
+    """Whether a layer normalises by its batch while training: batches must not be padded, and need two samples."""
 
     @property
     def size(self) -> int:

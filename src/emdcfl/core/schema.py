@@ -26,36 +26,24 @@ SHARED_OUT = 1 << 15
 
 @dataclass(frozen=True)
 class Field:
-    """One field of a reply.
-
-    Attributes
-    ----------
-    kind : torch.dtype or type
-        A dtype for tensors; ``int``, ``float``, ``str`` or ``bytes`` otherwise.
-    shape : tuple
-        Sizes, names of dimensions, or ``None`` for any size (tensors only).
-    low : float or None
-        Smallest value allowed; of text and bytes, the smallest length.
-    high : float, str or None
-        Largest value, or length, allowed; a name refers to a dimension, as in shapes.
-    each : bool
-        The field is a dict from name to such a value.
-    optional : bool
-        The field may be missing.
-    blamed : bool
-        Whether a value that is too large or not finite is the sender's fault. A loss is not: the model it was served may have diverged.
-    finite : bool
-        Whether all numbers of a tensor must be finite; otherwise whoever reads them says which it can use (``not_finite``).
-    """
+    """One field of a reply."""
 
     kind: torch.dtype | type
+    """A dtype for tensors; ``int``, ``float``, ``str`` or ``bytes`` otherwise."""
     shape: tuple[int | str | None, ...] = ()
+    """Sizes, names of dimensions, or ``None`` for any size (tensors only)."""
     low: float | None = None
+    """Smallest value allowed; of text and bytes, the smallest length."""
     high: float | str | None = None
+    """Largest value, or length, allowed; a name refers to a dimension, as in shapes."""
     each: bool = False
+    """The field is a dict from name to such a value."""
     optional: bool = False
+    """The field may be missing."""
     blamed: bool = True
+    """Whether a value that is too large or not finite is the sender's fault. A loss is not: the model it was served may have diverged."""
     finite: bool = True
+    """Whether all numbers of a tensor must be finite; otherwise whoever reads them says which it can use (``not_finite``)."""
 
 
 STATE = ("P",)

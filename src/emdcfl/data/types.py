@@ -20,18 +20,12 @@ from emdcfl.models.recipe import ModelRecipe
 
 @dataclass(frozen=True)
 class Split:
-    """Samples and labels of equal length.
-
-    Attributes
-    ----------
-    x : Tensor
-        uint8 ``(N, C, H, W)`` for images, float32 ``(N, F)`` for tables.
-    y : Tensor
-        ``(N,)``: int64 class indices, or float32 numbers to predict, standardised with ``Scenario.target``.
-    """
+    """Samples and labels of equal length."""
 
     x: Tensor
+    """uint8 ``(N, C, H, W)`` for images, float32 ``(N, F)`` for tables."""
     y: Tensor
+    """``(N,)``: int64 class indices, or float32 numbers to predict, standardised with ``Scenario.target``."""
 
     def __post_init__(self) -> None:
         if self.x.shape[0] != self.y.shape[0]:
@@ -62,22 +56,15 @@ class Site:
 
 @dataclass(frozen=True)
 class Preprocess:
-    """From stored ``x`` to the network's input: ``(resize(x · scale) − mean) / std``, in float32.
-
-    Attributes
-    ----------
-    mean, std : tuple of float
-        One value per channel (images) or column (tables), or a single value for all.
-    scale : float
-        1/255 for uint8 images, 1 for tables.
-    size : int or None
-        If set, the shorter side is resized to this (bilinear, antialiased) and the centre square is cut out.
-    """
+    """From stored ``x`` to the network's input: ``(resize(x · scale) − mean) / std``, in float32."""
 
     mean: tuple[float, ...] = (0.0,)
+    """Like ``std``: one value per channel (images) or column (tables), or a single value for all."""
     std: tuple[float, ...] = (1.0,)
     scale: float = 1.0
+    """1/255 for uint8 images, 1 for tables."""
     size: int | None = None
+    """If set, the shorter side is resized to this (bilinear, antialiased) and the centre square is cut out."""
 
     def __call__(self, x: Tensor) -> Tensor:
         z = self.resized(x)
@@ -125,35 +112,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Scenario:
-    """Sites, what they share, and what is known about them.
-
-    Attributes
-    ----------
-    groups : dict or None
-        True group of every site, where known (simulated scenarios).
-    k : int or None
-        Number of clusters given to the methods that need it.
-    scored : tuple of str or None
-        Sites whose accuracy counts in the summary (backdoor targets); ``None`` means all.
-    defaults : mapping
-        Training defaults of this scenario: ``lr``, ``rounds``, ``local_epochs``, ``batch_size``, and the mode
-        of fine-tuning at home, ``personalize``.
-    method_defaults : mapping
-        Method name → field → value, for hyper-parameters tuned per scenario.
-    notes : tuple of str
-        Changes made by a scale, and warnings for the user.
-    doubts : tuple of str
-        Those of the notes that say what to repair before training.
-    encoding : mapping
-        How a file becomes a row of ``x`` (JSON values), so that a stored run can read new files: ``{"kind": "images", "shape": [C, H, W]}``
-        or a table's columns. Empty where there are no files, as for arrays; images are then read at the shape of the first site.
-    target : Target or None
-        Of regression; ``classes`` is then empty.
-    fingerprints : mapping
-        Site → hash of its samples as they were read from the user's own files, before anything pooled over sites went into them.
-    source : (str, mapping) or None
-        Name and options that build it again, set by the registry; a scenario changed with ``dataclasses.replace`` has none.
-    """
+    """Sites, what they share, and what is known about them."""
 
     name: str
     sites: tuple[Site, ...]
@@ -161,13 +120,26 @@ class Scenario:
     preprocess: Preprocess
     model: ModelRecipe
     groups: dict[str, str] | None = None
+    """True group of every site, where known (simulated scenarios)."""
     k: int | None = None
+    """Number of clusters given to the methods that need it."""
     scored: tuple[str, ...] | None = None
+    """Sites whose accuracy counts in the summary (backdoor targets); ``None`` means all."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Training defaults of this scenario: ``lr``, ``rounds``, ``local_epochs``, ``batch_size``, and the mode of fine-tuning at home,
+    ``personalize``."""
     method_defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Method name → field → value, for hyper-parameters tuned per scenario."""
     notes: tuple[str, ...] = ()
+    """Changes made by a scale, and warnings for the user."""
     doubts: tuple[str, ...] = ()
+    """Those of the notes that say what to repair before training."""
     encoding: Mapping[str, Any] = field(default_factory=dict)
+    """How a file becomes a row of ``x`` (JSON values), so that a stored run can read new files: kind and shape of images, or a table's
+    columns. Empty where there are no files, as for arrays; images are then read at the shape of the first site."""
     fingerprints: Mapping[str, str] = field(default_factory=dict)
+    """Site → hash of its samples as they were read from the user's own files, before anything pooled over sites went into them."""
     target: Target | None = None
+    """Of regression; ``classes`` is then empty."""
     source: tuple[str, Mapping[str, Any]] | None = field(default=None, init=False, compare=False)
+    """Name and options that build it again, set by the registry; a scenario changed with ``dataclasses.replace`` has none."""

@@ -23,34 +23,23 @@ Family = Literal["global", "hard", "soft", "personal", "alone"]
 
 @dataclass(frozen=True)
 class Distances:
-    """What a person may look at to judge a clustering. Matrices are ``(C, C)``, rows and columns in client order, NaN where unset.
-
-    Attributes
-    ----------
-    W : array
-        Distance of each ordered pair: what the column client's data add to the row client's reference distance.
-    tau : array
-        Reference distance of each client, ``(C,)``.
-    epsilon : array
-        Tolerance each entry of W was compared with.
-    kind : array of int8
-        0 unset, 1 exact, 2 lower bound (refused without a solve), 3 upper bound (accepted without a solve), 4 inferred (not compared:
-        it follows from a representative; W is NaN), 5 not comparable (the clients share too few classes; W is NaN).
-    noise_factor : float
-        By how much privacy noise divides cosine distances, approximately; 1 without noise.
-    splits : list of dict, optional
-        Where validation losses decided instead of tolerances: what each split gains (``methods.emdcfl.benefit``).
-    sample : array of int, optional
-        Of many clients, the matrices show these alone (positions in client order).
-    """
+    """What a person may look at to judge a clustering. Matrices are ``(C, C)``, rows and columns in client order, NaN where unset."""
 
     W: np.ndarray[Any, Any]
+    """Distance of each ordered pair: what the column client's data add to the row client's reference distance."""
     tau: np.ndarray[Any, Any]
+    """Reference distance of each client, ``(C,)``."""
     epsilon: np.ndarray[Any, Any]
+    """Tolerance each entry of W was compared with."""
     kind: np.ndarray[Any, Any]
+    """0 unset, 1 exact, 2 lower bound (refused without a solve), 3 upper bound (accepted without a solve), 4 inferred (not compared: it
+    follows from a representative; W is NaN), 5 not comparable (the clients share too few classes; W is NaN)."""
     noise_factor: float = 1.0
+    """By how much privacy noise divides cosine distances, approximately; 1 without noise."""
     splits: list[dict[str, Any]] | None = None
+    """Where validation losses decided instead of tolerances: what each split gains (``methods.emdcfl.benefit``)."""
     sample: np.ndarray[Any, Any] | None = None
+    """Of many clients, the matrices show these alone (positions in client order)."""
 
     def shown(self, of: Sequence[Any]) -> list[Any]:
         """Return what belongs to the clients that the matrices show, of something in client order."""
@@ -59,31 +48,22 @@ class Distances:
 
 @dataclass(frozen=True)
 class Serving:
-    """Which model each client is tested with and keeps: the one declared rule.
-
-    Attributes
-    ----------
-    models : (K, P) tensor
-    weights : (C, K) tensor
-        One-hot rows for hard clusters, rows of π for mixtures, the identity for personal models.
-    mix : "parameters" or "predictions"
-        Whether a row of weights averages parameters or class probabilities.
-    clusters : (C,) int tensor or None
-        Hard membership; ARI exists only where it does.
-    distances : Distances or None
-    reached : (K, C) bool tensor or None
-        Whether an update of client c went into model k, in any round and also through others' models; None where the method does not say.
-    shares : (K, C) tensor or None
-        Weight of client c in the last average that model k is.
-    """
+    """Which model each client is tested with and keeps: the one declared rule."""
 
     models: Tensor
+    """(K, P): one state per row."""
     weights: Tensor
+    """(C, K): one-hot rows for hard clusters, rows of π for mixtures, the identity for personal models."""
     mix: Literal["parameters", "predictions"] = "parameters"
+    """Whether a row of weights averages parameters or class probabilities."""
     clusters: Tensor | None = None
+    """(C,): hard membership; ARI exists only where it does."""
     distances: Distances | None = None
     reached: Tensor | None = None
+    """(K, C): whether an update of client c went into model k, in any round and also through others' models; None where the method does
+    not say."""
     shares: Tensor | None = None
+    """(K, C): weight of client c in the last average that model k is."""
 
 
 class Method(Protocol):
@@ -215,41 +195,28 @@ class Clustered:
     """State shared by the hard methods: who averages with whom, and what came out.
 
     A client that never took part holds ``theta0`` and is alone.
-
-    Attributes
-    ----------
-    clients : list of str
-        All clients, in client order.
-    theta0 : (P,) tensor
-        The common initial model θ⁰.
-    sets : list of lists of str
-        Members each cluster model averages over; sets of distinct clusters may overlap (neighbourhoods).
-    labels : dict
-        Client → index of its set; clients never seen are missing.
-    models : (K, P) tensor
-        One model per set.
-    n : dict
-        Train sizes of the clients seen.
-    latest : dict
-        Last local state of the clients seen, kept only where somebody may miss a round.
-    shares : (K, C) tensor
-        Weight of every client in the last average of each set; columns in client order.
-    reached : (K, C) bool tensor
-        Clients whose updates each model holds, from any round: a member's state holds those of the model it was trained from.
-    lineage : (C, C) bool tensor
-        The same for the clients' last local states.
     """
 
     clients: list[str]
+    """All clients, in client order."""
     theta0: Tensor
+    """(P,): the common initial model θ⁰."""
     sets: list[list[str]] = field(default_factory=list)
+    """Members each cluster model averages over; sets of distinct clusters may overlap (neighbourhoods)."""
     labels: dict[str, int] = field(default_factory=dict)
+    """Client → index of its set; clients never seen are missing."""
     models: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
+    """(K, P): one model per set."""
     n: dict[str, int] = field(default_factory=dict)
+    """Train sizes of the clients seen."""
     latest: dict[str, Tensor] = field(default_factory=dict)
+    """Last local state of the clients seen, kept only where somebody may miss a round."""
     shares: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
+    """(K, C): weight of every client in the last average of each set; columns in client order."""
     reached: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.bool))
+    """(K, C): clients whose updates each model holds, from any round: a member's state holds those of the model it was trained from."""
     lineage: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.bool))
+    """(C, C): the same for the clients' last local states."""
 
     def start(self, client: str) -> Tensor:
         """Return the model a client trains from: its cluster's, or θ⁰ the first time."""

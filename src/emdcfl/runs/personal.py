@@ -33,18 +33,12 @@ FINE_TUNED = "+ft"
 
 @dataclass(frozen=True)
 class Personal:
-    """What fine-tuning brought.
-
-    Attributes
-    ----------
-    states : mapping
-        Client → the state it kept; the others keep what they are served.
-    rows : list of dict
-        One row per client, as in ``metrics.jsonl``: tested with the model that it should use.
-    """
+    """What fine-tuning brought."""
 
     states: Mapping[str, Tensor]
+    """Client → the state it kept; the others keep what they are served."""
     rows: list[MetricsRow]
+    """One row per client, as in ``metrics.jsonl``: tested with the model that it should use."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return what the run's state stores."""

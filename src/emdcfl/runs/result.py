@@ -58,34 +58,24 @@ class Regression:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Result:
-    """A finished run, or one as far as it came: what a run directory holds, in memory.
-
-    Attributes
-    ----------
-    config : Config
-        Complete: every default is written out.
-    summary : dict
-        What ``summary.json`` holds.
-    history : list of dict
-        One row per tested round and client: what ``metrics.jsonl`` holds.
-    about : ModelInfo
-        Classes, network, preprocessing.
-    personal : mapping, or a function that reads it
-        Client → the fine-tuned state that it kept.
-    folder : Path or None
-        The run directory, where there is one.
-    """
+    """A finished run, or one as far as it came: what a run directory holds, in memory."""
 
     config: Config
+    """Complete: every default is written out."""
     summary: Mapping[str, Any]
+    """What ``summary.json`` holds."""
     history: list[MetricsRow]
+    """One row per tested round and client: what ``metrics.jsonl`` holds."""
     about: ModelInfo
+    """Classes, network, preprocessing."""
     source: Serving | Callable[[], Serving]
     personal: Mapping[str, Tensor] | Callable[[str], Tensor | None] = field(default_factory=dict)
+    """Client → the fine-tuned state that it kept."""
     scenario: Scenario | None = None
     state: Any = None
     extra: Mapping[str, Any] = field(default_factory=dict)
     folder: Path | None = None
+    """The run directory, where there is one."""
 
     @property
     def clients(self) -> tuple[str, ...]:

@@ -48,20 +48,13 @@ def _scores(found: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class Untested:
-    """A round that is complete but for its test, which travels with the next round's requests.
-
-    Attributes
-    ----------
-    round : int
-    losses : dict
-        Client → training loss.
-    excluded : dict
-        Client → why it was not asked again in that round.
-    """
+    """A round that is complete but for its test, which travels with the next round's requests."""
 
     round: int
     losses: dict[str, float]
+    """Client → training loss."""
     excluded: dict[str, str]
+    """Client → why it was not asked again in that round."""
 
 
 class RoundTest:

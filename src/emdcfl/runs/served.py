@@ -25,27 +25,17 @@ BATCH = 256
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """How samples become class probabilities: the network, its inputs and its classes. Stored with every model file.
-
-    Attributes
-    ----------
-    classes : tuple of str
-    preprocess : Preprocess
-    recipe : ModelRecipe
-    shape : tuple of int
-        Of a stored sample.
-    encoding : mapping
-        How a file becomes a stored sample (``Scenario.encoding``).
-    target : Target or None
-        Of regression: what brings outputs back to the units of the data.
-    """
+    """How samples become class probabilities: the network, its inputs and its classes. Stored with every model file."""
 
     classes: tuple[str, ...]
     preprocess: Preprocess
     recipe: ModelRecipe
     shape: tuple[int, ...]
+    """Of a stored sample."""
     encoding: Mapping[str, Any]
+    """How a file becomes a stored sample (``Scenario.encoding``)."""
     target: Target | None = None
+    """Of regression: what brings outputs back to the units of the data."""
 
     @classmethod
     def of(cls, scenario: Scenario) -> ModelInfo:

@@ -44,24 +44,16 @@ SCOPES: dict[str, VectorScope] = {"parameters": "P", "state": "F"}
 
 @dataclass(frozen=True)
 class Request:
-    """What to take.
-
-    Attributes
-    ----------
-    config : Config
-        Scenario, network, training and seed; its method does not matter.
-    cap : int
-        Most samples per side.
-    per_group : int or None
-        Only the first clients of every group.
-    trained : bool
-        Without it every client still holds the initial model, which is a smoke test and nothing else.
-    """
+    """What to take."""
 
     config: Config
+    """Scenario, network, training and seed; its method does not matter."""
     cap: int = 512
+    """Most samples per side."""
     per_group: int | None = None
+    """Only the first clients of every group."""
     trained: bool = True
+    """Without it every client still holds the initial model, which is a smoke test and nothing else."""
 
     def key(self) -> str:
         """Return a short hash of everything that decides the content; the engine does not."""

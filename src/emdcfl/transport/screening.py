@@ -88,27 +88,18 @@ class ThreadQueue:
 
 @dataclass(frozen=True)
 class Decision:
-    """What a screening found, in the order of `clients`.
-
-    Attributes
-    ----------
-    clients : tuple
-        Names or numbers of the clients.
-    w : (C, C) float64 array
-        Values or bounds of W; NaN where nothing was added. ``clustering.links(w, epsilon)`` gives the adjacency.
-    kind : (C, C) int8 array
-        What each entry is: 0 unknown, 1 exact, 2 a lower bound, 3 an upper bound.
-    exact_solves : int
-        Times the solver was run (once per block of a problem that bounds left open).
-    pairs : int
-        Ordered pairs that were added.
-    """
+    """What a screening found, in the order of `clients`."""
 
     clients: tuple[Client, ...]
+    """Names or numbers of the clients."""
     w: NDArray[np.float64]
+    """(C, C): values or bounds of W; NaN where nothing was added. ``clustering.links(w, epsilon)`` gives the adjacency."""
     kind: NDArray[np.int8]
+    """(C, C): what each entry is: 0 unknown, 1 exact, 2 a lower bound, 3 an upper bound."""
     exact_solves: int
+    """Times the solver was run (once per block of a problem that bounds left open)."""
     pairs: int
+    """Ordered pairs that were added."""
 
 
 class Screen:

@@ -37,20 +37,14 @@ class TransportPlan:
     r"""The value of a transport problem with uniform masses and, where asked for, its dual potentials.
 
     The potentials are feasible, :math:`f_i + g_j \le c_{ij}`, so :math:`\bar f + \bar g` never exceeds the exact value.
-
-    Attributes
-    ----------
-    value : float
-        Transport cost, computed in float64.
-    f : (n,) float64 array or None
-        Potential on the rows (the source sample).
-    g : (m,) float64 array or None
-        Potential on the columns (the target sample).
     """
 
     value: float
+    """Transport cost, computed in float64."""
     f: Array | None = None
+    """(n,): potential on the rows (the source sample)."""
     g: Array | None = None
+    """(m,): potential on the columns (the target sample)."""
 
 
 def conjugate(cost: Array, f: Array) -> tuple[Array, Array]:

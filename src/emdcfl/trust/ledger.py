@@ -24,25 +24,19 @@ class Fault:
 
 @dataclass(frozen=True)
 class Flag:
-    """A value of a client that is an outlier among the others'.
-
-    Attributes
-    ----------
-    client, what : str
-        The client, and the name of the value.
-    first, last, times : int
-        First and last round in which it was an outlier, and in how many.
-    value, typical : float
-        The largest such value, and the median of the clients at that time.
-    """
+    """A value of a client that is an outlier among the others'."""
 
     client: str
     what: str
+    """Name of the value."""
     first: int
     last: int
     times: int
+    """Rounds in which it was an outlier, from ``first`` to ``last``."""
     value: float
+    """The largest such value."""
     typical: float
+    """The median of the clients at that time."""
 
 
 @dataclass(frozen=True)

@@ -29,32 +29,23 @@ GAP_POLICIES = ("mean", DROP_ROWS)
 
 @dataclass(frozen=True)
 class Cleaning:
-    """What is repaired in a user's files.
-
-    Attributes
-    ----------
-    merge_labels : bool
-        Labels that differ only in capitals, spaces or in how a letter is stored become one, in small letters.
-    label_map : pairs of str
-        Labels to rename.
-    drop, only : str
-        Columns of tables that are no features, or the only ones that are.
-    cells : CellRules
-        Marks of missing values, and columns to read as dates.
-    task : str or None
-        ``classification`` or ``regression``: whether labels are classes or numbers to predict. Without it they are classes, and labels that
-        look like measurements are refused.
-    gaps : str
-        ``mean``: a missing number becomes the pooled mean, with a column that says so. ``drop-rows``: rows with one are left out.
-    """
+    """What is repaired in a user's files."""
 
     merge_labels: bool = False
+    """Labels that differ only in capitals, spaces or in how a letter is stored become one, in small letters."""
     label_map: tuple[tuple[str, str], ...] = ()
+    """Labels to rename."""
     drop: tuple[str, ...] = ()
+    """Columns of tables that are no features."""
     only: tuple[str, ...] = ()
+    """The only columns of tables that are."""
     cells: CellRules = AS_WRITTEN
+    """Marks of missing values, and columns to read as dates."""
     gaps: str = "mean"
+    """``mean``: a missing number becomes the pooled mean, with a column that says so. ``drop-rows``: rows with one are left out."""
     task: str | None = None
+    """``classification`` or ``regression``: whether labels are classes or numbers to predict. Without it they are classes, and labels
+    that look like measurements are refused."""
 
     @classmethod
     def of(cls, **options: Any) -> Cleaning:

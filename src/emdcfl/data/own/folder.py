@@ -77,30 +77,21 @@ def _leaks(scenario: Scenario, divided: Divided, rule: SplitRule) -> list[str]:
 
 @dataclass(frozen=True)
 class Reading:
-    """A folder's samples before they are split.
-
-    Attributes
-    ----------
-    raws : list of Raw
-        Samples as ``Cleaning`` left them.
-    labels : dict
-        Client → label as the files spell it → samples.
-    details : dict
-        Kind of the data, with the shape and sizes of images or the label column of tables.
-    columns : dict
-        Of tables: what every column holds, also those that are left out.
-    fingerprints : dict
-        Client → short hash of its samples and labels.
-    """
+    """A folder's samples before they are split."""
 
     path: Path
     raws: list[Raw]
+    """Samples as ``Cleaning`` left them."""
     labels: dict[str, Counter[str]]
+    """Client → label as the files spell it → samples."""
     details: dict[str, Any]
+    """Kind of the data, with the shape and sizes of images or the label column of tables."""
     notes: list[Note]
     columns: dict[str, ColumnProfile]
+    """Of tables: what every column holds, also those that are left out."""
     cleaning: Cleaning
     fingerprints: dict[str, str]
+    """Client → short hash of its samples and labels."""
 
     @property
     def features(self) -> list[ColumnProfile]:

@@ -34,22 +34,15 @@ Keys = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class SplitRule:
-    """How samples are split.
-
-    Attributes
-    ----------
-    time : str, optional
-        Column of tables: the oldest rows of a site train, the next validate, the newest test.
-    group : str, optional
-        Column whose equal values stay in one split. For images a regular expression searched for in the file's name; what its first group
-        (or the whole) matches is the value.
-    column : str, optional
-        Column of tables that says train, val or test.
-    """
+    """How samples are split."""
 
     time: str | None = None
+    """Column of tables: the oldest rows of a site train, the next validate, the newest test."""
     group: str | None = None
+    """Column whose equal values stay in one split. For images a regular expression searched for in the file's name; what its first group
+    (or the whole) matches is the value."""
     column: str | None = None
+    """Column of tables that says train, val or test."""
 
     @classmethod
     def of(cls, split: str | None = None, split_column: str | None = None, group: str | None = None, **others: Any) -> SplitRule:

@@ -43,18 +43,12 @@ FEW_WORDS = 10
 
 @dataclass(frozen=True)
 class CellRules:
-    """How cells are read.
-
-    Attributes
-    ----------
-    missing : str
-        Marks of missing values, in any column, besides the usual ones.
-    dates : pairs of str
-        Columns to read as dates, each with a format of ``strptime`` or ``auto``.
-    """
+    """How cells are read."""
 
     missing: tuple[str, ...] = ()
+    """Marks of missing values, in any column, besides the usual ones."""
     dates: tuple[tuple[str, str], ...] = ()
+    """Columns to read as dates, each with a format of ``strptime`` or ``auto``."""
 
 
 AS_WRITTEN = CellRules()

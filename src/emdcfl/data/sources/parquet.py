@@ -35,24 +35,16 @@ _BATCH = 512
 
 @dataclass(frozen=True)
 class Source:
-    """Images with labels, before they are divided among sites.
-
-    Attributes
-    ----------
-    images : array
-        uint8 ``(N, C, H, W)``; may be memory-mapped.
-    labels : array
-        int64 ``(N,)``.
-    classes : tuple of str
-        Names of the labels.
-    columns : mapping
-        Further columns of the table, for example ``domain``.
-    """
+    """Images with labels, before they are divided among sites."""
 
     images: NDArray[np.uint8]
+    """uint8 ``(N, C, H, W)``; may be memory-mapped."""
     labels: NDArray[np.int64]
+    """int64 ``(N,)``."""
     classes: tuple[str, ...]
+    """Names of the labels."""
     columns: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
+    """Further columns of the table, for example ``domain``."""
     vocabularies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -61,23 +53,18 @@ class Source:
 
 @dataclass(frozen=True)
 class ImageTable:
-    """One split of an image data set: everything but the pixels in memory.
-
-    Attributes
-    ----------
-    shape : (int, int, int)
-        Channels, height and width every image must have after conversion.
-    columns, vocabularies : dict
-        Text columns as codes, and the texts in sorted order.
-    """
+    """One split of an image data set: everything but the pixels in memory."""
 
     name: str
     files: list[Path]
     shape: tuple[int, int, int]
+    """Channels, height and width every image must have after conversion."""
     labels: NDArray[np.int64]
     classes: tuple[str, ...]
     columns: dict[str, NDArray[np.int64]] = field(default_factory=dict)
+    """Text columns as codes."""
     vocabularies: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Their texts in sorted order."""
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -22,30 +22,20 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Schedule:
-    """The batches of F trainings with at most S steps of at most B samples.
-
-    Attributes
-    ----------
-    rows : list of int
-        Which training each row is.
-    index : (S, F, B) int64 tensor
-        Train index of every sample, counted from the client's first.
-    scale : (S, F, B) tensor
-        :math:`w_s / |b|`, zero where a batch is padded.
-    last : (S, F, B) bool tensor
-        Samples of the last epoch, whose losses are reported.
-    sizes : (S, F) int array
-        Batch sizes, zero for a training that is over.
-    active : list of int
-        Trainings still running at each step.
-    """
+    """The batches of F trainings with at most S steps of at most B samples."""
 
     rows: list[int]
+    """Which training each row is."""
     index: Tensor
+    """(S, F, B): train index of every sample, counted from the client's first."""
     scale: Tensor
+    """(S, F, B): :math:`w_s / |b|`, zero where a batch is padded."""
     last: Tensor
+    """(S, F, B): samples of the last epoch, whose losses are reported."""
     sizes: Array
+    """(S, F): batch sizes, zero for a training that is over."""
     active: list[int]
+    """Trainings still running at each step."""
 
     @property
     def steps(self) -> list[int]:

@@ -124,14 +124,10 @@ class Chain:
 
     Each layer is one batched matrix product with features first, :math:`Z_f = W_f H_f + b_f` with :math:`H_f \in R^{in\times b}`, so that
     the gradient :math:`\partial W_f = \partial Z_f H_f^\top` has the layout of :math:`W_f`.
-
-    Attributes
-    ----------
-    layers : tuple of (int, int or None, bool)
-        Index of weight and bias among the network's trained tensors, and whether a ReLU follows.
     """
 
     layers: tuple[tuple[int, int | None, bool], ...]
+    """Index of weight and bias among the network's trained tensors, and whether a ReLU follows."""
 
     def logits(self, w: Sequence[Tensor], x: Tensor, buffers: Buffers, inputs: list[Tensor] | None = None) -> Tensor:
         """Return logits ``(F, classes, b)`` in shared memory; ``inputs`` receives what goes into each layer."""

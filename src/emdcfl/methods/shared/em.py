@@ -110,23 +110,15 @@ def em_step(client: Client, *, models: Tensor, pi: Tensor, training: Mapping[str
 
 @dataclass(frozen=True)
 class Mixture:
-    r"""K components and the weights of all clients.
-
-    Attributes
-    ----------
-    clients : list of str
-    models : (K, P) tensor
-        :math:`\theta_k`.
-    pi : dict
-        Client → :math:`\pi_c` (K,), of the clients seen; the others' is uniform.
-    last : dict
-        Client → its own trained component K, kept only for ``mixture_eval="last-component"``.
-    """
+    """K components and the weights of all clients."""
 
     clients: list[str]
     models: Tensor
+    r"""(K, P): :math:`\theta_k`."""
     pi: dict[str, Tensor] = field(default_factory=dict)
+    r"""Client → :math:`\pi_c` (K,), of the clients seen; the others' is uniform."""
     last: dict[str, Tensor] = field(default_factory=dict)
+    """Client → its own trained component K, kept only for ``mixture_eval="last-component"``."""
 
     def weights(self, client: str) -> Tensor:
         K = self.models.shape[0]

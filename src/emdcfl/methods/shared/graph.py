@@ -31,30 +31,20 @@ Aggregate = Literal["snapshot", "in-place"]
 
 @dataclass(frozen=True)
 class Personal:
-    r"""A model for every client.
-
-    Attributes
-    ----------
-    clients : list of str
-    theta0 : (P,) tensor
-        The common initial model θ⁰, which clients hold until they first take part.
-    models : (C, P) tensor
-        Personal models in client order; empty before round 1.
-    batches : dict
-        Client → batches its personal model has seen (averaged along the graph as the model is), of the clients seen. This is what
-        BatchNorm's counters hold, which are outside θ.
-    graph : (C, C) tensor
-        Row i: the weights :math:`x_i` of the last average client i received; zero before the first.
-    best, best_accuracy : (C, P) tensor, (C,) tensor
-        Model of each client with the best validation accuracy so far, kept only for ``scored="best-validation"``.
-    """
+    """A model for every client."""
 
     clients: list[str]
     theta0: Tensor
+    """(P,): the common initial model θ⁰, which clients hold until they first take part."""
     models: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
+    """(C, P): personal models in client order; empty before round 1."""
     batches: dict[str, float] = field(default_factory=dict)
+    """Client → batches its personal model has seen (averaged along the graph as the model is), of the clients seen. This is what
+    BatchNorm's counters hold, which are outside θ."""
     graph: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.float64))
+    """(C, C): in row i the weights :math:`x_i` of the last average client i received; zero before the first."""
     best: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
+    """(C, P): model of each client with the best validation accuracy so far, kept only for ``scored="best-validation"``."""
     best_accuracy: Tensor = field(default_factory=lambda: torch.zeros(0))
 
     def start(self, client: str) -> Tensor:

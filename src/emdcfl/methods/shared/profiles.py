@@ -27,21 +27,14 @@ LARGEST_PROFILE = 1 << 29
 
 @dataclass(frozen=True)
 class CFLGPState(Clustered):
-    """``Clustered`` with K models, and the profiles.
-
-    Attributes
-    ----------
-    profile : dict
-        Block → client → vector :math:`G_c`.
-    profile_steps : dict
-        Block → client → running mean of the steps, which is what BatchNorm's counters moved by.
-    clustered : bool
-        Whether K-means has run; before that all clients share model 0.
-    """
+    """``Clustered`` with K models, and the profiles."""
 
     profile: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    """Block → client → vector :math:`G_c`."""
     profile_steps: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Block → client → running mean of the steps, which is what BatchNorm's counters moved by."""
     clustered: bool = False
+    """Whether K-means has run; before that all clients share model 0."""
 
 
 Vectors = Mapping[str, Mapping[str, Tensor]]

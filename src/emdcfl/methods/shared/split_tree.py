@@ -27,21 +27,14 @@ ROOT = ""
 
 @dataclass(frozen=True)
 class SplitState(Clustered):
-    """``Clustered`` over the nodes of the tree.
-
-    Attributes
-    ----------
-    paths : list of str
-        For each model, its node.
-    founded : dict
-        Path → plain mean of the members' states when the node was split off, for those who were absent then.
-    founded_steps : dict
-        Path → mean number of the steps they had made.
-    """
+    """``Clustered`` over the nodes of the tree."""
 
     paths: list[str] = field(default_factory=list)
+    """For each model, its node."""
     founded: dict[str, Tensor] = field(default_factory=dict)
+    """Path → plain mean of the members' states when the node was split off, for those who were absent then."""
     founded_steps: dict[str, float] = field(default_factory=dict)
+    """Path → mean number of the steps they had made."""
 
 
 AnySplit = TypeVar("AnySplit", bound=SplitState)

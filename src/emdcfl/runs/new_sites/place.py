@@ -39,40 +39,27 @@ from emdcfl.runs.verdict.intervals import wilson
 
 @dataclass(frozen=True)
 class Candidate:
-    """One cluster seen from the new site.
-
-    Attributes
-    ----------
-    ratio : float
-        Largest distance over tolerance, both ways, over the cluster's members that could be compared; below 1 the site is linked with all
-        of them. Infinite where nobody could.
-    linked : int
-        Members the site is linked with.
-    score : float
-        Accuracy (or R²) of the cluster's model on the site's test samples.
-    """
+    """One cluster seen from the new site."""
 
     cluster: int
     members: list[str]
     ratio: float
+    """Largest distance over tolerance, both ways, over the cluster's members that could be compared; below 1 the site is linked with all
+    of them. Infinite where nobody could."""
     linked: int
+    """Members the site is linked with."""
     score: float
+    """Accuracy (or R²) of the cluster's model on the site's test samples."""
 
 
 @dataclass(frozen=True)
 class Guess:
-    """What a model must beat at the new site: always answering the most frequent of its labels, or the mean of its numbers.
-
-    Attributes
-    ----------
-    share : float
-        Of the most frequent class among the site's test labels; of numbers 0, the R² of their mean.
-    classes, samples : int
-        Classes among them (none where they are numbers), and their number.
-    """
+    """What a model must beat at the new site: always answering the most frequent of its labels, or the mean of its numbers."""
 
     share: float
+    """Of the most frequent class among the site's test labels; of numbers 0, the R² of their mean."""
     classes: int
+    """Classes among them; none where they are numbers."""
     samples: int
 
     @classmethod

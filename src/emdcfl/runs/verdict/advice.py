@@ -39,26 +39,20 @@ Summary = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Advice:
-    """What to do, and why.
-
-    Attributes
-    ----------
-    choice : str
-        ``"this run"``, the name of a baseline, or ``"undecided"``.
-    headline, reason : str
-        What to do in one line, and what that rests on.
-    gains : dict of str to Interval
-        Score of this run less that of each baseline, paired by site.
-    doubts, look : list of str
-        What speaks against the grouping, with the remedy; and the sites that lose most.
-    """
+    """What to do, and why."""
 
     choice: str
+    """``"this run"``, the name of a baseline, or ``"undecided"``."""
     headline: str
+    """What to do in one line."""
     reason: str
+    """What that rests on."""
     gains: Mapping[str, Interval]
+    """Score of this run less that of each baseline, paired by site."""
     doubts: list[str]
+    """What speaks against the grouping, with the remedy."""
     look: list[str]
+    """The sites that lose most."""
 
 
 def headline(summary: Summary, reading: Summary | None, baselines: Mapping[str, Summary] | None = None) -> str:

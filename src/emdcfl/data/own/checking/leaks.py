@@ -73,27 +73,18 @@ def leaks(scenario: Scenario, divided: Divided, rule: SplitRule, *, hints: bool 
 
 @dataclass(frozen=True)
 class Repeats:
-    """Samples that are equal in every feature.
-
-    Attributes
-    ----------
-    held : dict
-        Site → validation and test samples that are also among its training samples.
-    across : dict
-        Two sites → samples of the second that are also at the first.
-    disagree : int
-        Samples with an equal one of another class.
-    samples : dict
-        Site → samples.
-    by_chance : bool
-        Whether most samples repeat inside their site, as rows of a few categories do.
-    """
+    """Samples that are equal in every feature."""
 
     held: dict[str, int]
+    """Site → validation and test samples that are also among its training samples."""
     across: dict[tuple[str, str], int]
+    """Two sites → samples of the second that are also at the first."""
     disagree: int
+    """Samples with an equal one of another class."""
     samples: dict[str, int]
+    """Site → samples."""
     by_chance: bool
+    """Whether most samples repeat inside their site, as rows of a few categories do."""
 
     def sentences(self) -> list[str]:
         """What was found, in words."""
