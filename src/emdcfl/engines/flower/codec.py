@@ -26,18 +26,12 @@ STYPE = "emdcfl.raw"
 
 @dataclass(frozen=True, kw_only=True)
 class Limits(Rules):
-    """What a message may hold at most.
-
-    Attributes
-    ----------
-    size : int
-        Bytes in all.
-    skeleton : int
-        Characters of the JSON text that holds the message's structure, names, numbers and words.
-    """
+    """What a message may hold at most."""
 
     size: int = 4096 * MEGABYTE
+    """Bytes in all."""
     skeleton: int = 16 * MEGABYTE
+    """Characters of the JSON text that holds the message's structure, names, numbers and words."""
 
     def check_text(self, text: str) -> None:
         """Refuse a skeleton that is too long; its length bounds what reading it can allocate."""

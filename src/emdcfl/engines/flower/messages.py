@@ -32,33 +32,22 @@ LOST = (3, 4, 5, 8)
 
 @dataclass(frozen=True)
 class MessageSettings:
-    """How requests are sent.
-
-    Attributes
-    ----------
-    deadline : float
-        Seconds a request may take, training included.
-    part_mb : float
-        Largest request of a task that can be divided, in MB; larger ones are sent in several parts.
-    reply_mb : float
-        Largest reply that is read, in MB.
-    poll : float
-        Seconds between polls for replies.
-    attempts : int
-        How often a request is sent if its node or its reply is lost.
-    wait : float
-        Seconds to wait for missing clients before round 1.
-    patience : float
-        Seconds without any reply after which the nodes still missing are pinged.
-    """
+    """How requests are sent."""
 
     deadline: float = 600.0
+    """Seconds a request may take, training included."""
     part_mb: float = 256.0
+    """Largest request of a task that can be divided, in MB; larger ones are sent in several parts."""
     reply_mb: float = 2048.0
+    """Largest reply that is read, in MB."""
     poll: float = 0.2
+    """Seconds between polls for replies."""
     attempts: int = 2
+    """How often a request is sent if its node or its reply is lost."""
     wait: float = 60.0
+    """Seconds to wait for missing clients before round 1."""
     patience: float = 60.0
+    """Seconds without any reply after which the nodes still missing are pinged."""
 
     @property
     def hello_deadline(self) -> float:

@@ -50,26 +50,16 @@ Agreed = tuple[dict[str, Any], Preprocess, tuple[int, ...]]  # encoding, preproc
 
 @dataclass(frozen=True)
 class Survey:
-    """What the nodes of a run agreed on before round 1.
-
-    Attributes
-    ----------
-    clients : tuple of str
-        Names of the clients of the run, those that did not answer among them.
-    classes : tuple of str
-    encoding : dict
-        How a file becomes a row (``Scenario.encoding``).
-    preprocess : Preprocess
-    shape : tuple of int
-        Of a sample.
-    notes : tuple of str
-    """
+    """What the nodes of a run agreed on before round 1."""
 
     clients: tuple[str, ...]
+    """Names of the clients of the run, those that did not answer among them."""
     classes: tuple[str, ...]
     encoding: dict[str, Any]
+    """How a file becomes a row (``Scenario.encoding``)."""
     preprocess: Preprocess
     shape: tuple[int, ...]
+    """Of a sample."""
     notes: tuple[str, ...]
 
     def scenario(self, name: str, model: str | None) -> Scenario:

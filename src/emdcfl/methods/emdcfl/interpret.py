@@ -39,37 +39,26 @@ MOST_PAIRS = 4
 
 @dataclass(frozen=True)
 class Reading:
-    """What the distances say about the clusters.
-
-    Attributes
-    ----------
-    calibrated : bool
-        Whether each client has its own tolerance; all numbers are then multiples of it.
-    margins : Margins
-        See :func:`emdcfl.clustering.margins`.
-    borderline, not_compared : list of str
-        Clients with a deciding distance near the tolerance, and clients that were compared with no other.
-    near_bounds : int
-        Pairs near the tolerance that are known as bounds only.
-    sentences : list of str
-        The interval of tolerances, the borderline clients, the clients that were not compared.
-    clusters : dict of int to str
-        The weakest link and the nearest outsider of each cluster.
-    doubts : list of str
-        Why the clusters are uncertain; empty where there is no reason.
-    splits : list of dict, optional
-        Where validation losses decided: what each split gains (``benefit.py``).
-    """
+    """What the distances say about the clusters."""
 
     calibrated: bool
+    """Whether each client has its own tolerance; all numbers are then multiples of it."""
     margins: Margins
+    """See :func:`emdcfl.clustering.margins`."""
     borderline: list[str]
+    """Clients with a deciding distance near the tolerance."""
     not_compared: list[str]
+    """Clients that were compared with no other."""
     near_bounds: int
+    """Pairs near the tolerance that are known as bounds only."""
     sentences: list[str]
+    """The interval of tolerances, the borderline clients, the clients that were not compared."""
     clusters: dict[int, str]
+    """The weakest link and the nearest outsider of each cluster."""
     doubts: list[str]
+    """Why the clusters are uncertain; empty where there is no reason."""
     splits: list[dict[str, Any]] | None = None
+    """Where validation losses decided: what each split gains (``benefit.py``)."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return JSON values; an open end of the interval is None."""

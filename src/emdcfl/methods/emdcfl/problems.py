@@ -52,32 +52,21 @@ def validation_sizes(m: Mapping[str, int], *, cap: int, at_least: int, calibrate
 
 @dataclass(frozen=True)
 class PairProblems:
-    """All pairs' problems.
-
-    Attributes
-    ----------
-    references : mapping
-        Row client → its ``reference`` reply.
-    sizes : mapping
-        Client → validation samples it is compared with; ``distinct`` are the sizes at which τ is known, in order.
-    settings : CompareSettings
-    tolerance : float or "auto"
-    level : Level
-        Of calibrated tolerances.
-    blocks : bool
-        Average over as many equal blocks of a partner's data as ``max_samples`` hold.
-    common : dict
-        Pairs compared at the class counts they have in common → their ``recalibrate`` values, by field.
-    """
+    """All pairs' problems."""
 
     references: Mapping[str, Reply]
+    """Row client → its ``reference`` reply."""
     sizes: Mapping[str, int]
+    """Client → validation samples it is compared with; ``distinct`` are the sizes at which τ is known, in order."""
     distinct: list[int]
     settings: CompareSettings
     tolerance: float | str
     level: Level
+    """Of calibrated tolerances."""
     blocks: bool
+    """Average over as many equal blocks of a partner's data as ``max_samples`` hold."""
     common: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
+    """Pairs compared at the class counts they have in common → their ``recalibrate`` values, by field."""
 
     def size(self, row: str, column: str) -> int:
         """Samples in a block of the pair, before classes that are short."""

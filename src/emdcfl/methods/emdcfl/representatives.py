@@ -41,28 +41,20 @@ SMALL = 17
 
 @dataclass
 class Found:
-    """What was compared and what follows from it.
-
-    Attributes
-    ----------
-    groups : list of lists
-        Clients by representative.
-    links : dict
-        The pairs that were compared, in both orders.
-    concerned : set
-        Clients of a pair that contradicts the groups, compared with all members of the groups of both.
-    checks, contradictions : int
-        Pairs compared only to check, and how many of them contradicted.
-    unknown : set
-        Clients that did not answer when they were compared; nothing is inferred about them.
-    """
+    """What was compared and what follows from it."""
 
     groups: list[list[str]]
+    """Clients by representative."""
     links: dict[Pair, bool] = field(default_factory=dict)
+    """The pairs that were compared, in both orders."""
     concerned: set[str] = field(default_factory=set)
+    """Clients of a pair that contradicts the groups, compared with all members of the groups of both."""
     unknown: set[str] = field(default_factory=set)
+    """Clients that did not answer when they were compared; nothing is inferred about them."""
     checks: int = 0
+    """Pairs compared only to check."""
     contradictions: int = 0
+    """How many of them contradicted."""
 
     def inferred(self, clients: Sequence[str]) -> NDArray[np.int8]:
         """Return what the groups say of each pair of clients: 1 linked, 0 separate, -1 nothing. A pair that was compared may differ."""

@@ -38,19 +38,14 @@ FEW_MIXES = 1.8
 
 @dataclass(frozen=True)
 class Calibrate:
-    """A piece of a client's work: τ and the variances of its dual potential, at each validation size. Needs neither network nor data.
-
-    Attributes
-    ----------
-    z, v : tensor
-        The client's train and validation sample, embedded and projected.
-    labels : pair of tensors
-        Of both.
-    """
+    """A piece of a client's work: τ and the variances of its dual potential, at each validation size. Needs neither network nor data."""
 
     z: Tensor
+    """The client's train sample, embedded and projected."""
     v: Tensor
+    """Its validation sample."""
     labels: tuple[Tensor, Tensor]
+    """Of both."""
     sizes: list[int]
     settings: CompareSettings
 

@@ -73,47 +73,24 @@ class Node(Protocol):
 
 @dataclass(frozen=True)
 class NodeConfig:
-    """``node.toml``.
-
-    Attributes
-    ----------
-    name : str or None
-        The client's name in every run, for ``emdcfl node serve``.
-    superlink : str or None
-        Address and port of the SuperLink, for the same.
-    data : str
-        Folder or table of this site (own-data formats), relative to the node's home; or ``"scenario"``: this client's share of a built-in
-        scenario, for trials.
-    label : str or None
-        Label column of a table, if this site calls it by another name than the others.
-    split, split_column, group : str or None
-        How this site's files are split, as in ``run --data``; the server has no say in it.
-    merge_labels, label_map, drop, only, date, missing, gaps
-        How this site's files are repaired, as in ``run --data``. Columns left out here are neither named to the server nor used.
-    task : str or None
-        ``classification`` where labels are classes although they look like measurements.
-    device : str
-        ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
-    trust : str
-        How partners' keys that the server relays are checked: ``relay``, ``first-use`` or ``pinned`` (``privacy.keylist``).
-    enrol : bool
-        With ``first-use``: whether partners with new names are accepted. Set it while the federation forms, and not afterwards.
-    privacy_epsilon : float or None
-        Embeddings leave this node only with noise of this ε per release (δ = 1e-5) or more noise than that, whatever the server asks for.
-    details : bool
-        Whether the server may read the text of unexpected errors; it could quote data. The node's log has it either way.
-    policy : Policy
-        What this node answers; the table ``[policy]``.
-    """
+    """``node.toml``."""
 
     name: str | None = None
+    """The client's name in every run, for ``emdcfl node serve``."""
     superlink: str | None = None
+    """Address and port of the SuperLink, for the same."""
     data: str = "scenario"
+    """Folder or table of this site (own-data formats), relative to the node's home; or ``"scenario"``: this client's share of a built-in
+    scenario, for trials."""
     label: str | None = None
+    """Label column of a table, if this site calls it by another name than the others."""
     split: str | None = None
+    """This and the next two: how this site's files are split, as in ``run --data``; the server has no say in it."""
     split_column: str | None = None
     group: str | None = None
     merge_labels: bool | None = None
+    """This and the next six: how this site's files are repaired, as in ``run --data``. Columns left out here are neither named to the
+    server nor used."""
     label_map: str | None = None
     drop: list[str] | None = None
     only: list[str] | None = None
@@ -121,12 +98,19 @@ class NodeConfig:
     missing: list[str] | None = None
     gaps: str | None = None
     task: str | None = None
+    """``classification`` where labels are classes although they look like measurements."""
     device: str = "auto"
+    """``auto``, ``cpu``, ``cuda`` or ``cuda:N``."""
     trust: KeyTrust = "pinned"
+    """How partners' keys that the server relays are checked: ``relay``, ``first-use`` or ``pinned`` (``privacy.keylist``)."""
     enrol: bool = False
+    """With ``first-use``: whether partners with new names are accepted. Set it while the federation forms, and not afterwards."""
     privacy_epsilon: float | None = None
+    """Embeddings leave this node only with noise of this ε per release (δ = 1e-5) or more noise than that, whatever the server asks for."""
     details: bool = False
+    """Whether the server may read the text of unexpected errors; it could quote data. The node's log has it either way."""
     policy: Policy = field(default_factory=Policy)
+    """What this node answers; the table ``[policy]``."""
 
     def __post_init__(self) -> None:
         if self.privacy_epsilon is not None and not self.privacy_epsilon > 0:

@@ -47,86 +47,60 @@ class PolicyError(ClientError):
 
 @dataclass(frozen=True)
 class Policy:
-    """``[policy]`` of ``node.toml``.
-
-    Attributes
-    ----------
-    methods : list of str
-        Methods that the node takes part in. Where some are named, ``tasks`` and ``reductions`` are what they need.
-    tasks : list of str
-        Tasks that the node answers; where one of them trains, ``personalize`` is answered too.
-    models : list of str
-        Networks beside the built-in ones, as ``"package.module:function"``: the node imports and runs this code.
-    weights : list of str
-        Files of initial weights that a request may name.
-    reductions : list of str
-        How losses may be summed up: ``mean``, ``argmin_counts``, ``per_batch``, ``per_sample``.
-    models_at_once, averages_at_once : int
-        Most models that one request may score: for losses, and for the moments by which groups are decided.
-    projection_ratio : float
-        Largest width of a projection over the embedding width.
-    costs : list of str
-        Ground costs; ``label-aware`` shows labels to the server.
-    samples : int
-        Most samples a side that are embedded for one comparison.
-    batch_size : int
-        Smallest batch to train with: a model that one sample changed shows that sample.
-    local_epochs : int
-        Most epochs of one training.
-    split_seed : int
-        Seed that divides this site's own files into train, validation and test; requests with another one are refused.
-    columns : list of str
-        Columns that a server may be told of and use; empty for all.
-    categorical : list of str
-        Columns of numbers whose values the survey may list as words.
-    models_per_round, models_per_run : int
-        Different models of one client (itself, or one partner) that the node embeds its data with, in a round and in a run.
-    partners_per_round : int
-        The same for all partners together, in a round.
-    models_in_all : int
-        The same for all clients and runs together.
-    run_names : list of str
-        Runs that the node takes part in; empty for any.
-    runs : int
-        How many runs it takes part in.
-    run_days : int
-        Days without a request after which a run is over: its key is deleted, and what was sealed in it cannot be opened any more.
-    requests_per_run : int
-        Requests answered in a run.
-    crafted_models : bool
-        Whether to release embeddings under models that look made to show the projection (``privacy.crafted``).
-    parameters : int
-        Largest network, in parameters.
-    image_size : int
-        Largest height and width that images are resized to.
-    """
+    """``[policy]`` of ``node.toml``."""
 
     methods: list[str] = field(default_factory=list)
+    """Methods that the node takes part in. Where some are named, ``tasks`` and ``reductions`` are what they need."""
     tasks: list[str] = field(default_factory=lambda: list(TASKS))
+    """Tasks that the node answers; where one of them trains, ``personalize`` is answered too."""
     models: list[str] = field(default_factory=list)
+    """Networks beside the built-in ones, as ``"package.module:function"``: the node imports and runs this code."""
     weights: list[str] = field(default_factory=list)
+    """Files of initial weights that a request may name."""
     reductions: list[str] = field(default_factory=lambda: list(REDUCTIONS))
+    """How losses may be summed up: ``mean``, ``argmin_counts``, ``per_batch``, ``per_sample``."""
     models_at_once: int = 16
+    """Most models that one request may score for losses."""
     averages_at_once: int = 64
+    """The same for the moments by which groups are decided."""
     projection_ratio: float = 0.9
+    """Largest width of a projection over the embedding width."""
     costs: list[str] = field(default_factory=lambda: list(COSTS))
+    """Ground costs; ``label-aware`` shows labels to the server."""
     samples: int = 512
+    """Most samples a side that are embedded for one comparison."""
     batch_size: int = 8
+    """Smallest batch to train with: a model that one sample changed shows that sample."""
     local_epochs: int = 100
+    """Most epochs of one training."""
     split_seed: int = 0
+    """Seed that divides this site's own files into train, validation and test; requests with another one are refused."""
     columns: list[str] = field(default_factory=list)
+    """Columns that a server may be told of and use; empty for all."""
     categorical: list[str] = field(default_factory=list)
+    """Columns of numbers whose values the survey may list as words."""
     models_per_round: int = 1
+    """Different models of one client (itself, or one partner) that the node embeds its data with, in a round."""
     models_per_run: int = 16
+    """The same in a run."""
     partners_per_round: int = 256
+    """The same for all partners together, in a round."""
     models_in_all: int = 10_000
+    """The same for all clients and runs together."""
     run_names: list[str] = field(default_factory=list)
+    """Runs that the node takes part in; empty for any."""
     runs: int = 100
+    """How many runs it takes part in."""
     run_days: int = 30
+    """Days without a request after which a run is over: its key is deleted, and what was sealed in it cannot be opened any more."""
     requests_per_run: int = 20_000
+    """Requests answered in a run."""
     crafted_models: bool = False
+    """Whether to release embeddings under models that look made to show the projection (``privacy.crafted``)."""
     parameters: int = 100_000_000
+    """Largest network, in parameters."""
     image_size: int = 1024
+    """Largest height and width that images are resized to."""
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.methods if name not in NODE_NEEDS]
