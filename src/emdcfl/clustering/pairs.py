@@ -155,10 +155,7 @@ class Margins(TypedDict):
 def margins(w: Any, labels: Any, *, used: float | None = None) -> Margins:
     """Margin statistics of a distance matrix and a partition. NaN entries (not computed) are left out.
 
-    Parameters
-    ----------
-    used : float, optional
-        The tolerance behind the partition, which the interval must hold.
+    ``used`` is the tolerance behind the partition, which the interval must hold.
 
     Examples
     --------

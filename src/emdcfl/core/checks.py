@@ -17,22 +17,10 @@ NONE = "none"
 
 
 def check_options(target: Callable[..., Any], options: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the options, coerced to the types that ``target`` declares.
+    """Return the options, coerced to the types that ``target`` declares; ``where`` begins the error message.
 
-    Parameters
-    ----------
-    target : dataclass or function
-        Its fields, or its keyword parameters, are the valid names; their type hints are the valid types. An int is accepted for a float,
-        a list for a tuple, and the word ``"none"`` for ``None``.
-    options : mapping
-        Name → value.
-    where : str
-        Begins the error message: the file and table, as in ``"config.toml: method"``.
-
-    Raises
-    ------
-    ConfigError
-        A name is unknown (the nearest valid one is given) or a value has the wrong type.
+    The fields of a dataclass, or the keyword parameters of a function, are the valid names; their type hints are the valid types. An int is
+    accepted for a float, a list for a tuple, and the word ``"none"`` for ``None``.
 
     Examples
     --------

@@ -204,21 +204,16 @@ class Federation(ABC):
         verify: Verify | None = None,
         **common: Any,
     ) -> Replies:
-        """Ask clients to run a task.
+        """Ask clients to run a task with keyword arguments of their own (``inputs``) and some that are the same for all (``common``).
 
         Parameters
         ----------
-        task : function registered with ``@task``
-        inputs : mapping
-            Client → keyword arguments of its own.
         fold : callable, optional
             Receives ``(client, reply)`` in client order as they come; the replies are then not kept.
         dims : mapping, optional
             Further named dimensions of the reply's schema, beside ``"P"`` and ``"d"``.
         verify : callable, optional
             Receives ``(client, reply)`` after the schema; a ``ClientError`` it raises makes the reply a failure like any other.
-        **common
-            Keyword arguments that are the same for all, sent once per worker.
         """
         info = TASKS[task.__name__]
         replies, ordered = Replies(), {}

@@ -241,12 +241,8 @@ EVALUATED = {
 def evaluate(client: Client, *, models: Tensor, split: str = "val", reduction: Reduction = "mean") -> Reply:
     """Score K states on a split in fixed order, in evaluation mode.
 
-    Returns
-    -------
-    dict
-        ``accuracy`` (K,), ``n``, and the losses as ``table``: by ``reduction``, ``mean`` → (K, 1), each sample counting alike;
-        ``per_batch`` → (K, batches of 64); ``per_sample`` → (K, n); ``argmin_counts`` → (K, 1), how many samples each state explains
-        best.
+    Returns ``accuracy`` (K,), ``n``, and the losses as ``table``: by ``reduction``, ``mean`` → (K, 1), each sample counting alike;
+    ``per_batch`` → (K, batches of 64); ``per_sample`` → (K, n); ``argmin_counts`` → (K, 1), how many samples each state explains best.
     """
     if len(client.split(split)) == 0:
         raise DataError(f"client {client.name!r} has no {split} data to score models on; give it a validation share")
@@ -339,28 +335,15 @@ PERSONALIZED = {
 
 @staged_task(phase="personalize", returns=PERSONALIZED)
 def personalize(client: Client, *, models: Tensor, weights: Tensor, training: Mapping[str, Any], always: bool = False) -> Stages:
-    r"""Fine-tune the served model on the train split, and keep the result if the validation split says that it pays.
+    r"""Fine-tune the served model on the train split, and keep the result if the validation split says that it pays (or ``always``).
 
     With the loss :math:`\ell_s` of the served model (or mixture) and :math:`\ell'_s` of the fine-tuned one on validation sample s,
 
     .. math:: d_s = \ell_s - \ell'_s, \qquad z = \frac{\bar d}{\mathrm{sd}(d)/\sqrt m} > 1
 
     keeps it. Of a mixture of predictions, the component with the largest weight is fine-tuned: an average of components that began from
-    different models is no model. A training that diverges, or has no data, leaves the served model.
-
-    Parameters
-    ----------
-    models, weights
-        What the client is served, as in ``test``.
-    training : mapping
-        Fields of ``Training``.
-    always : bool
-        Keep the result without asking the validation split.
-
-    Returns
-    -------
-    dict
-        ``kept`` (1 or 0) and, if kept, the state ``theta``.
+    different models is no model. A training that diverges, or has no data, leaves the served model. Returns ``kept`` (1 or 0) and, if kept,
+    the state ``theta``.
     """
     try:
         (fit,) = yield [Fit(models[int(weights.argmax())], Training(**training), purpose="personalize")]

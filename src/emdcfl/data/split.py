@@ -16,12 +16,7 @@ Indices = NDArray[np.int64]
 def split_indices(n: int, fractions: Sequence[float], rng: np.random.Generator, *, shuffle: bool = True) -> tuple[Indices, ...]:
     """Cut ``0..n-1`` into parts; every part but the first has ``round(fraction · n)`` elements, the first takes the rest.
 
-    Parameters
-    ----------
-    fractions : sequence of float
-        Shares of the parts; they sum to 1.
-    shuffle : bool
-        Draw a permutation first; otherwise the cuts are contiguous.
+    Without ``shuffle`` the cuts are contiguous.
 
     Examples
     --------

@@ -20,13 +20,7 @@ RGB = tuple[float, float, float]
 
 
 def rotate(images: Images, angle: float, *, expand: bool = False) -> Images:
-    """Rotate counter-clockwise about the centre: nearest neighbour, black fill.
-
-    Parameters
-    ----------
-    expand : bool
-        Enlarge the canvas so that nothing is cut off.
-    """
+    """Rotate counter-clockwise about the centre: nearest neighbour, black fill; ``expand`` enlarges the canvas so that nothing is lost."""
     if angle % 360 == 0:
         return images
     height, width = images.shape[-2:]

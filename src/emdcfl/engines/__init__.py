@@ -106,20 +106,9 @@ def make_federation(
 ) -> Federation:
     """Start an engine by the name ``resolve`` returned.
 
-    Parameters
-    ----------
-    scenario : Scenario
-    engine : str
-    workers : int
-        Above 1, the sequential engine runs clients in so many processes, with bit-identical results.
-    gpu : mapping, optional
-        Options that only the CUDA engine takes.
-    source : (name, options), optional
-        Over Flower: how a node finds its data.
-    remote : mapping, optional
-        Options that only Flower takes.
-    **options
-        Those of ``Federation``, and the run's name, number of threads and precision.
+    With ``workers`` above 1, the sequential engine runs clients in so many processes, with bit-identical results. ``gpu`` and ``remote``
+    are options that only the CUDA engine and Flower take; ``source``, a scenario's name and options, is how a node finds its data. Other
+    ``options`` are those of ``Federation``, and the run's name, number of threads and precision.
     """
     if engine == "flower":
         from emdcfl.engines.flower.session import connect

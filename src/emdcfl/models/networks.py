@@ -30,16 +30,7 @@ class Classifier(nn.Module):
 class ConvNet(Classifier):
     """Blocks of 3×3 convolutions, each block with a max-pool after it, and one hidden layer, whose ReLU gives the embedding.
 
-    Parameters
-    ----------
-    channels, classes : int
-        Input channels and outputs.
-    size : int
-        Height and width of the (square) input.
-    blocks : sequence of sequences of int
-        Filters of the convolutions, block by block.
-    embedding : int
-        Width of the hidden layer.
+    ``blocks`` lists the filters of the convolutions, block by block; the input is square, ``size`` pixels wide.
     """
 
     def __init__(self, channels: int, classes: int, size: int, blocks: Sequence[Sequence[int]], embedding: int) -> None:

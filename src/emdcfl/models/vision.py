@@ -40,14 +40,9 @@ _SMALLEST = 32  # the networks halve the size five times
 
 
 class Backbone(Classifier):
-    """A feature extractor and the linear layer on top of it.
+    """A feature extractor, which maps images to ``(N, width)`` or ``(N, width, 1, 1)``, and the linear layer on top of it.
 
-    Parameters
-    ----------
-    body : Module
-        Maps images to ``(N, width)``, or to ``(N, width, 1, 1)``.
-    exact : int or None
-        The only input size the network takes (vision transformers), if there is one.
+    ``exact`` is the only input size the network takes (vision transformers), if there is one.
     """
 
     def __init__(self, body: nn.Module, width: int, classes: int, *, exact: int | None = None) -> None:

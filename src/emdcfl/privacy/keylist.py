@@ -28,15 +28,9 @@ MODES = get_args(KeyTrust)
 
 
 class KeyList:
-    """Name → fingerprint, in a TOML file or in memory.
+    """Name → fingerprint, in a TOML file or, without ``path``, in memory.
 
-    Parameters
-    ----------
-    path : path, optional
-        Where the list is kept; ``None`` keeps it in memory.
-    trust : "relay", "first-use" or "pinned"
-    enrol : bool
-        Whether ``first-use`` takes new names; without it only names of the list are accepted, and an empty list accepts none.
+    ``enrol`` lets ``first-use`` take new names; without it only names of the list are accepted, and an empty list accepts none.
     """
 
     def __init__(self, path: str | Path | None = None, trust: str = "first-use", *, enrol: bool = True) -> None:

@@ -56,14 +56,9 @@ class Standalone(nn.Module):
 
 
 def export(folder: Path, out: Path | None = None, *, fine_tuned: bool = False, trust_model: bool = False) -> list[Path]:
-    """Write one folder per group of a run directory, and return them.
+    """Write one folder per group of a run directory, and return them; with ``fine_tuned`` also one for every client that kept such a model.
 
-    Parameters
-    ----------
-    out : Path, optional
-        Folder for these folders; it must not exist yet. Default: ``export`` in the run directory.
-    fine_tuned : bool
-        Also write a folder for every client that kept a model fine-tuned at home.
+    ``out``, by default ``export`` in the run directory, must not exist yet.
     """
     result, place = load(folder, trust_model=trust_model), folder / "export" if out is None else out
     if result.serving.mix == "predictions":

@@ -118,13 +118,8 @@ def build_scenario(config: Config, folder: Path | None = None) -> Scenario:
 def plan(config: Config, scenario: Scenario | None = None, folder: Path | None = None) -> RunPlan:
     """Write every default into the config, so that it can be run again as it is, and build what it describes.
 
-    Parameters
-    ----------
-    config : Config
-    scenario : Scenario, optional
-        What ``build_scenario`` returned for this config, where several runs share it, or data in memory.
-    folder : Path, optional
-        Run directory; a run in it knows where its own files are, whatever the working directory.
+    ``scenario`` is what ``build_scenario`` returned for this config, where several runs share it, or data in memory. A run in a ``folder``
+    knows where its own files are, whatever the working directory.
     """
     if config.scenario.name == OWN_FILES and isinstance(path := config.scenario.options.get("path"), str):
         own = {**config.scenario.options, "path": data_record.as_given(folder, path)}

@@ -52,20 +52,10 @@ def run(
     observer: Observer | None = None,
     scenario: Scenario | None = None,
 ) -> Result:
-    """Run (or resume) an experiment.
+    """Run an experiment, or with ``resume`` continue the one in ``out`` from its last complete round.
 
-    Parameters
-    ----------
-    config : Config or RunPlan
-        Settings, or what ``plan`` made of them.
-    out : Path, optional
-        Run directory, written after every round. Without one, everything stays in memory until ``Result.save``.
-    resume : bool
-        Continue the run in ``out`` from its last complete round.
-    observer : Observer, optional
-        Told of every round and reply.
-    scenario : Scenario, optional
-        Data that are already built, or that exist in memory only.
+    The run directory ``out`` is written after every round; without one, everything stays in memory until ``Result.save``. ``scenario`` are
+    data that are already built, or that exist in memory only.
     """
     started = time.perf_counter()
     planned = config if isinstance(config, RunPlan) else plan(config, scenario, out)

@@ -60,14 +60,7 @@ class Untested:
 class RoundTest:
     """The test of a round: every client with what it is served.
 
-    Parameters
-    ----------
-    fed, serving
-        Whom to ask, and what the round serves.
-    about : Untested
-        The round, and who trained in it or was excluded.
-    variants : mapping, optional
-        Test variants of each client, where they are known; a reply about others is rejected.
+    ``variants`` are the test variants of each client, where they are known; a reply about others is rejected.
     """
 
     def __init__(self, fed: Federation, serving: Serving, about: Untested, variants: Mapping[str, Collection[str]] | None = None) -> None:
@@ -135,16 +128,11 @@ def _balanced(reply: Reply) -> dict[str, dict[str, float]]:
 def site_scores(rows: Sequence[MetricsRow], variant: str, scored: Sequence[str] | None = None, std: float | None = None) -> dict[str, Any]:
     """Score one test variant over clients; who did not answer, has no test samples or is not ``scored`` does not count.
 
-    ``std`` is that of the numbers to predict, where there are any.
-
-    Returns
-    -------
-    dict
-        ``mean`` (unweighted) and ``worst``; ``low`` and ``high``, the 95 % interval of the mean over these sites, and ``new_sites``, that
-        over sites like these (``verdict/intervals.py``); ``balanced`` and ``auc``, each with its interval, where ``sites`` have unbalanced
-        classes; ``sites`` and ``tested``: score (None where it does not count) and number of
-        test samples of every client. Of R² also its standard ``errors``, and ``rmse`` with mean, worst and sites. What cannot be
-        computed is None.
+    Returns ``mean`` (unweighted) and ``worst``; ``low`` and ``high``, the 95 % interval of the mean over these sites, and ``new_sites``,
+    that over sites like these (``verdict/intervals.py``); ``balanced`` and ``auc``, each with its interval, where ``sites`` have unbalanced
+    classes; ``sites`` and ``tested``: score (None where it does not count) and number of test samples of every client. Of R² also its
+    standard ``errors``, and ``rmse`` with mean, worst and sites; ``std`` is that of the numbers to predict. What cannot be computed is
+    None.
     """
     wanted = None if scored is None else set(scored)
     counts = [_is_tested(row, variant) and (wanted is None or row["client"] in wanted) for row in rows]

@@ -225,14 +225,10 @@ def compare(
     merge: Sequence[Path] = (),
     watch: Spectator | None = None,
 ) -> Outcome:
-    """Run what is missing in ``out/results.jsonl``.
+    """Run what is missing in ``out/results.jsonl``, ``jobs`` runs at a time, each in a process of its own.
 
     Parameters
     ----------
-    wanted : sequence of Config
-        As asked for; defaults are filled in here.
-    jobs : int
-        Runs at a time, each in a process of its own.
     time_limit : float, optional
         Seconds after which no run begins; a run is not begun either if what is known of its method says that it would not end in time.
     keep_runs : bool

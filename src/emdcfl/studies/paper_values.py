@@ -59,12 +59,7 @@ def _cells() -> dict[tuple[str, str, str, int | None], Value]:
 def paper_value(scenario: str, method: str, metric: str, participants: int | None = None) -> Value | None:
     """Return what the paper reports of a method on a scenario, or ``None`` where it reports nothing.
 
-    Parameters
-    ----------
-    metric : str
-        ``mean`` and ``worst`` accuracy, ``ari``; on backdoor scenarios ``clean``, ``backdoor`` and ``ari``.
-    participants : int, optional
-        Clients per round, where not all take part.
+    Metrics are ``mean`` and ``worst`` accuracy and ``ari``; on backdoor scenarios ``clean``, ``backdoor`` and ``ari``.
 
     Examples
     --------

@@ -94,12 +94,9 @@ def cores() -> int:
 
 
 class SolverPool:
-    """Workers for transport problems, started when first used.
+    """Workers for transport problems, started when first used; as many as there are usable cores by default.
 
-    Parameters
-    ----------
-    workers : int, optional
-        Number of workers; all usable cores by default. With one worker everything runs in the calling thread.
+    With one worker everything runs in the calling thread.
 
     Examples
     --------

@@ -105,18 +105,9 @@ class Decision:
 class Screen:
     """Decide links as samples come in.
 
-    Parameters
-    ----------
-    pool : SolverPool
-        Workers.
-    cost, solver, reg, label_weight
-        As in :func:`emdcfl.transport.cost.cost_matrix` and :func:`emdcfl.transport.solvers.solve`. With Sinkhorn only lower bounds are
-        used: its value is never below the exact one, but may lie above an upper bound of it.
-    distances : {"needed", "all"}
-        "all" solves every problem that is added, for figures of W without bounds; the links are the same.
-    queue : callable, optional
-        Makes the queue that decides problems, given pool and options; an engine with a GPU has one. By default, the pool's threads decide.
-        "all" always uses the threads.
+    With Sinkhorn only lower bounds are used: its value is never below the exact one, but may lie above an upper bound of it. Distances
+    "all" solves every problem that is added, for figures of W without bounds; the links are the same. ``queue`` makes what decides
+    problems, given pool and options: an engine with a GPU has one, by default the pool's threads decide, and "all" always uses these.
 
     Examples
     --------

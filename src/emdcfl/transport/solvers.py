@@ -75,16 +75,7 @@ def _checked(cost: Any) -> Array:
 
 
 def solve(cost: Any, *, solver: str = "exact", reg: float = 0.1) -> TransportPlan:
-    """Solve a transport problem with uniform masses.
-
-    Parameters
-    ----------
-    cost : (n, m) array_like
-        Ground costs.
-    solver : {"exact", "sinkhorn"}
-        See :func:`exact` and :func:`sinkhorn`.
-    reg : float
-        Regularisation of Sinkhorn; the exact solver ignores it.
+    """Solve a transport problem with uniform masses by :func:`exact` or :func:`sinkhorn`; the exact solver ignores ``reg``.
 
     Examples
     --------
@@ -101,27 +92,12 @@ def solve(cost: Any, *, solver: str = "exact", reg: float = 0.1) -> TransportPla
 
 
 def exact(cost: Any, *, duals: bool = False) -> TransportPlan:
-    """Solve the transport problem exactly, in float64.
+    """Solve the transport problem exactly, in float64; a value that is not optimal is an error, never returned.
 
     Samples of equal size up to 1024 go to SciPy's assignment solver, because their optimum is a permutation; the others, and problems
     whose potentials are asked for, to POT's network simplex. Measured on one core with cosine costs of ReLU features, the simplex takes
-    3-8 times as long at n = 32-64, 1.7-3.2 times at 128-512, and 1.1-2.7 times at 1024. Both release Python's interpreter lock.
-
-    Parameters
-    ----------
-    cost : (n, m) array_like
-        Ground costs; any finite numbers.
-    duals : bool
-        Also return the potentials f, g, feasible and with ``f.mean() + g.mean() == value`` to 1e-6.
-
-    Returns
-    -------
-    TransportPlan
-
-    Raises
-    ------
-    EmdcflError
-        The solver did not reach an optimum. A value that is not optimal is never returned.
+    3-8 times as long at n = 32-64, 1.7-3.2 times at 128-512, and 1.1-2.7 times at 1024. Both release Python's interpreter lock. The
+    potentials f, g are feasible, with ``f.mean() + g.mean() == value`` to 1e-6.
 
     Examples
     --------

@@ -63,12 +63,8 @@ class Guard:
     ) -> dict[str, Tensor]:
         """Flag long updates of this round and, under ``clip``, shorten them; return the states.
 
-        Parameters
-        ----------
-        local, starts : mapping
-            Client → the state it sent, and the state it trained from.
-        groups : collection of lists
-            Clients whose norms are compared. A client in several groups is clipped to the smallest of their limits.
+        ``local`` and ``starts`` are the states clients sent and trained from. Norms are compared within ``groups``; a client in several is
+        clipped to the smallest of their limits.
         """
         out = dict(local)
         if not self.checks_updates:
@@ -104,14 +100,9 @@ class Guard:
         return {c: limit / norm for c, norm in norms.items() if norm > limit}
 
     def cap_outliers(self, values: Mapping[str, float], what: str, *, factor: float = SANITY_FACTOR) -> dict[str, float]:
-        """Flag values far above the others'; return the cap for each such client: the largest value that is no outlier.
+        """Flag values (named ``what``) far above the others'; return the cap for each such client: the largest value that is no outlier.
 
-        Parameters
-        ----------
-        values : mapping
-            Client → a value that would gain it links if it were large.
-        what : str
-            Its name, for the flag.
+        Values are such that a large one would gain its client links.
         """
         found = outliers(list(values.values()), z=self.policy.flag, factor=factor)
         if not any(found):

@@ -46,12 +46,7 @@ class _Record:
 
 
 class Ledger:
-    """Faults and flags by client.
-
-    Parameters
-    ----------
-    max_faults : int
-        Rounds with a fault after which a client is excluded from the run.
+    """Faults and flags by client; one with faults in ``max_faults`` rounds is excluded from the run.
 
     Examples
     --------

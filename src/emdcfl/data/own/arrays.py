@@ -40,19 +40,11 @@ def from_arrays(
     name: str = "arrays",
     task: str | None = None,
 ) -> Scenario:
-    """Build a scenario from data in memory.
+    """Build a scenario from data in memory, one entry per client; a list names its clients ``client-1``, ``client-2``, …
 
-    Parameters
-    ----------
-    clients : list or dict
-        One entry per client: ``(X, y)`` arrays or tensors, ``(X, y, group)`` where samples of one group must stay in one split, a torch
-        ``Dataset`` of ``(x, y)`` pairs, or a dict of these under
-        ``train``, ``val``, ``test``. ``X`` is ``(N, F)`` numbers, or images ``(N, H, W)``, ``(N, C, H, W)`` or ``(N, H, W, C)``. A list
-        names its clients ``client-1``, ``client-2``, …
-    groups : dict or list, optional
-        True groups, where known; used only to score the result.
-    task : "classification" or "regression", optional
-        Whether y are classes or numbers to predict; classes unless they look like measurements.
+    An entry is ``(X, y)`` arrays or tensors, ``(X, y, group)`` where samples of one group must stay in one split, a torch ``Dataset`` of
+    ``(x, y)`` pairs, or a dict of these under ``train``, ``val``, ``test``. ``X`` is ``(N, F)`` numbers, or images ``(N, H, W)``,
+    ``(N, C, H, W)`` or ``(N, H, W, C)``. True ``groups`` only score the result.
     """
     named = dict(clients) if isinstance(clients, Mapping) else {f"client-{i}": entry for i, entry in enumerate(clients, start=1)}
     raws = [_raw(str(client), entry, task) for client, entry in named.items()]

@@ -93,13 +93,7 @@ def from_tables(
     seed: int = 0,
     groups: Mapping[str, str] | Sequence[str] | None = None,
 ) -> Scenario:
-    """Build a scenario from one table with a site column, or from one table (or dict of splits) per site.
-
-    Parameters
-    ----------
-    options : mapping
-        Those of ``OPTIONS`` that are given; ``client`` is the site column.
-    """
+    """Build a scenario from one table with a site column (the option ``client``), or from one table (or dict of splits) per site."""
     label, column = options.get("label"), options.get("client")
     rule, cleaning = SplitRule.of(**options), Cleaning.of(**options)
     if is_table(clients):

@@ -49,16 +49,8 @@ def load_site(
 ) -> tuple[Site, tuple[str, ...]]:
     """Read one new site the way a run's sites were read; returns it and notes for the user.
 
-    Parameters
-    ----------
-    path : path
-        A client folder of images (class sub-folders), or a table.
-    encoding, classes, target
-        Of the run: ``encoding_of(scenario)``, ``scenario.classes`` and ``scenario.target``, stored with its models.
-    rule : SplitRule
-        How the run's samples were split.
-    cleaning : Cleaning
-        How the run's files were repaired.
+    ``path`` is a client folder of images (class sub-folders), or a table. ``encoding``, ``classes`` and ``target`` are stored with the
+    run's models; ``rule`` and ``cleaning`` say how its samples were split and its files repaired.
     """
     path = Path(path)
     _readable(path, encoding)

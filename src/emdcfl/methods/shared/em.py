@@ -44,13 +44,7 @@ def expect_rate(rate: Rate) -> None:
 def responsibilities(losses: Tensor, pi: Tensor, log_rho: Tensor | None = None) -> Tensor:
     r"""Return the E-step :math:`q_{ks} = \mathrm{softmax}_k(\log\pi_k - \ell_{ks} - \log\rho_k(y_s))` in float64.
 
-    Parameters
-    ----------
-    losses : (K, n) tensor
-        Cross-entropy of every sample under every component.
-    pi : (K,) tensor
-    log_rho : (K, n) tensor, optional
-        :math:`\log\rho_k(y_s)` of every sample's label; 0 by default.
+    ``losses`` are the cross-entropies (K, n) of every sample under every component; ``log_rho`` (K, n) is 0 by default.
 
     Examples
     --------
@@ -86,11 +80,8 @@ STEPPED = {
 def em_step(client: Client, *, models: Tensor, pi: Tensor, training: Mapping[str, Any], rho: Tensor | None = None) -> Stages:
     r"""Do one EM step on the train split: responsibilities, weights :math:`\pi_c`, K trained components.
 
-    Returns
-    -------
-    dict
-        ``models`` (K, P) after training; ``pi`` (K,); ``n``; ``loss``, the components' last train losses weighted by π; ``steps`` of all
-        components together; and, where ``rho`` (K, classes) came with the request, the label mass ``mass`` (K, classes).
+    Returns ``models`` (K, P) after training; ``pi`` (K,); ``n``; ``loss``, the components' last train losses weighted by π; ``steps`` of
+    all components together; and, where ``rho`` (K, classes) came with the request, the label mass ``mass`` (K, classes).
     """
     y = client.site.train.y.cpu()
     losses = torch.stack([sample_losses(client, theta, "train")[0] for theta in models])

@@ -148,14 +148,8 @@ class NearestCluster:
 def place_unlabelled(result: Result, site: Any, *, name: str | None = None) -> NearestCluster:
     """Find the nearest cluster of a finished run for a site without labels.
 
-    Parameters
-    ----------
-    result : Result
-    site : path, frame or array
-        A folder of images or a table, read as the run's own files were, without labels; a frame, where it was given tables; or inputs
-        ``X``, if these were arrays.
-    name : str, optional
-        Default: the folder's name.
+    The site is a folder of images or a table, read as the run's own files were; a frame, where it was given tables; or inputs ``X``, if
+    these were arrays. Its name is by default the folder's.
     """
     found = plan_again(result)
     scenario = found.scenario

@@ -141,15 +141,8 @@ class Placement:
 def place(result: Result, site: Any, *, name: str | None = None, label: str | None = None) -> Placement:
     """Place a new site among the clusters of a finished run.
 
-    Parameters
-    ----------
-    result : Result
-    site : path, frame or (X, y)
-        A folder of images or a table, read as the run's own files were; a frame, where it was given tables; or arrays, if these.
-    name : str, optional
-        Default: the folder's name.
-    label : str, optional
-        Label column of a table; default: the run's.
+    The site is a folder of images or a table, read as the run's own files were; a frame, where it was given tables; or ``(X, y)``, if these
+    were arrays. Its name is by default the folder's, and ``label``, the label column of a table, the run's.
     """
     found = plan_again(result)
     scenario, seed = found.scenario, found.config.run.seed

@@ -58,12 +58,7 @@ class Advice:
 def headline(summary: Summary, reading: Summary | None, baselines: Mapping[str, Summary] | None = None) -> str:
     """Say in one line what to do; without baselines, how many groups there are and how clearly they are separated.
 
-    Parameters
-    ----------
-    summary, reading : mapping
-        Contents of ``summary.json`` and ``reading.json``; ``None`` where the method has no distances.
-    baselines : mapping, optional
-        Name of each baseline → its summary.
+    ``summary`` and ``reading`` are contents of ``summary.json`` and ``reading.json``, ``None`` where the method has no distances.
     """
     found = advice(summary, baselines or {})
     return found.headline if found is not None else _by_benefit(summary, reading) or _by_distances(summary, reading)

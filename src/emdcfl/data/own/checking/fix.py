@@ -24,19 +24,9 @@ Options = dict[str, Any]
 
 
 def propose(check: Callable[[Options], FolderReport], given: Mapping[str, Any]) -> tuple[Options, dict[str, str], FolderReport]:
-    """Repair until a check finds nothing more to repair.
+    """Repair until a check (options of a scenario of own files → report) finds nothing more to repair.
 
-    Parameters
-    ----------
-    check : function
-        Options of a scenario of own files → report.
-    given : mapping
-        Options the user gave; repairs are added to them.
-
-    Returns
-    -------
-    options, reasons, report
-        Options with the repairs; why, by option (``drop``) or its entry (``drop.visit``); and the report with them.
+    Returns the options given with the repairs added; why, by option (``drop``) or its entry (``drop.visit``); and the report with them.
     """
     options: Options = {name: value for name, value in given.items() if value is not None}
     reasons: dict[str, str] = {}
