@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from emdcfl.core.errors import ConfigError
 from emdcfl.core.tasks import Training
 from emdcfl.data import scenarios
 from emdcfl.engines.cuda.engine import FALLBACKS, CudaFederation, draws
+from emdcfl.engines.cuda.streams import StreamTrainer
 from emdcfl.engines.local.sequential import SequentialFederation
 from emdcfl.methods import METHODS, make
 from emdcfl.methods.emdcfl import EMDCFL
@@ -59,6 +61,35 @@ def test_every_method_gives_the_models_and_clusters_of_the_reference(name: str, 
     if fast.clusters is not None:
         assert torch.equal(fast.clusters, reference.clusters)
     assert torch.equal(fast.models, again.models)
+
+
+@needs_cuda
+def test_garbage_with_graphs_does_not_end_a_capture(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def train() -> CudaFederation:
+        fed = CudaFederation(toy(n=SIZES), training=TRAINING, device="cuda")
+        fed.begin(1)
+        fed.train(dict.fromkeys(fed.clients, fed.initial()))
+        return fed
+
+    earlier, step, thresholds = [train()], StreamTrainer.step, gc.get_threshold()
+
+    def littering(self: StreamTrainer, *args: Any, **kwargs: Any) -> None:
+        if torch.cuda.is_current_stream_capturing() and earlier:
+            cycle: list[Any] = [earlier.pop()]
+            cycle.append(cycle)
+            del cycle
+            assert len([[] for _ in range(10_000)]) == 10_000  # enough new objects for the collector to start by itself
+        step(self, *args, **kwargs)
+
+    monkeypatch.setattr(StreamTrainer, "step", littering)
+    gc.set_threshold(100, 1, 1)
+    try:
+        with caplog.at_level(logging.WARNING, logger="emdcfl"):
+            train()
+    finally:
+        gc.set_threshold(*thresholds)
+    assert not earlier, "nothing was captured"
+    assert not caplog.records
 
 
 @needs_cuda

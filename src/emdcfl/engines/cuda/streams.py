@@ -8,9 +8,11 @@ and one launch is one step. In a compiled step, ``torch.compile`` fuses element-
 
 from __future__ import annotations
 
+import gc
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from threading import local
 from typing import Any
@@ -237,7 +239,7 @@ class StreamTrainer:
             if self._memory is None:  # one pool for all graphs of the stream, which never run at the same time
                 self._memory = torch.cuda.graph_pool_handle()
             # thread_local: meanwhile, other threads copy finished states to the host
-            with torch.cuda.graph(graph, pool=self._memory, stream=self.stream, capture_error_mode="thread_local"):
+            with garbage_kept(), torch.cuda.graph(graph, pool=self._memory, stream=self.stream, capture_error_mode="thread_local"):
                 self.step(width, compiled=compiled)
             self.graphs[self.key, width] = graph
         with torch.cuda.stream(self.stream):
@@ -246,6 +248,18 @@ class StreamTrainer:
     def _full(self) -> int:
         """The batch width that is compiled: that of a full batch."""
         return self.key[1].batch_size if self.layout.batch_statistics else self.plan.index.shape[1]
+
+
+@contextmanager
+def garbage_kept() -> Iterator[None]:
+    """Let no garbage be collected meanwhile: CUDA aborts a capture during which the graph of an earlier run is freed."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 START_STATES = 8
