@@ -7,20 +7,24 @@ from typing import Any
 import pytest
 
 from emdcfl.runs.scoring import site_scores
-from emdcfl.runs.verdict.advice import advice, headline, worth
+from emdcfl.runs.verdict.advice import advice, headline, structure, worth
 from emdcfl.runs.verdict.findings import how_sure, in_brief, sentences
 
 SITES = ("a", "b", "c", "d", "e", "f")
 GROUPS = [0, 0, 0, 1, 1, 1]
 
 
-def summary(mean: float | tuple[float, ...], clusters: list[int] | None = None, n: int = 200) -> dict[str, Any]:
+def summary(
+    mean: float | tuple[float, ...], clusters: list[int] | None = None, n: int = 200, rare: tuple[float, float] | None = None
+) -> dict[str, Any]:
+    """``rare``: balanced accuracy and AUC, where classes are unbalanced."""
     shares = (mean,) * len(SITES) if isinstance(mean, float) else mean
-    rows = [{"client": c, "accuracy": {"test": p}, "test_samples": {"test": n}} for c, p in zip(SITES, shares, strict=True)]
+    uneven = {} if rare is None else {"unbalanced": {"test": {"balanced": rare[0], "balanced_n": 40, "auc": rare[1], "auc_n": 40}}}
+    rows = [{"client": c, "accuracy": {"test": p}, "test_samples": {"test": n}, **uneven} for c, p in zip(SITES, shares, strict=True)]
     score = site_scores(rows, "test")
     k = 1 if clusters is None else len(set(clusters))
     overall = {**score, "samples": n * len(SITES), "variants": {"test": score}}
-    return {"method": "emdcfl", "clients": SITES, "k": k, "clusters": clusters, "accuracy": overall}
+    return {"method": "emdcfl", "clients": SITES, "k": k, "clusters": clusters, "classes": 2, "accuracy": overall}
 
 
 def baselines(together: float, alone: float, n: int = 200) -> dict[str, Any]:
@@ -55,6 +59,34 @@ def test_the_paired_differences_decide(
     assert found is not None and found.choice == choice and found.headline.startswith(words)
     assert headline(run, READING, others) == found.headline
     assert bool(found.doubts) == (choice in ("local", "fedavg"))
+
+
+@pytest.mark.parametrize(
+    ("own", "alone", "choice", "words"),
+    [
+        ((0.5, 0.51), (0.5, 0.5), "none", "No model is of use yet: one model for all is no better than chance"),
+        ((0.5, 0.8), (0.5, 0.7), "none", "No model is of use yet: one model for all hardly ever predicts a rare class"),
+        ((0.5, 0.51), (0.8, 0.9), "local", "Train every site alone: one model for all is no better than chance"),
+        ((0.8, 0.9), (0.8, 0.9), "undecided", "Train all 6 sites together, the simplest choice"),
+    ],
+)
+def test_a_model_that_has_learned_nothing_is_not_recommended(
+    own: tuple[float, float], alone: tuple[float, float], choice: str, words: str
+) -> None:
+    """At 95 % of one class, 95 % accuracy is what always answering that class has."""
+    run, others = summary(0.95, ONE, 20_000, own), {"local": summary(0.95, None, 20_000, alone)}
+    found = advice(run, others)
+    assert found is not None and found.choice == choice and found.headline.startswith(words)
+    assert in_brief(run, READING, others)[0][1].startswith(words)
+    assert headline(run, READING).startswith("No model is of use yet") == (own[0] == 0.5)
+
+
+def test_groups_by_benefit_are_called_what_was_tested() -> None:
+    """Distances may show nothing where a split pays."""
+    split = {"round": 1, "pays": True, "members": SITES, "points": 12.34}
+    told = structure(summary(0.9, GROUPS), {**READING, "splits": [split]})
+    assert "12.3 points" in told and "separated" not in told
+    assert structure(summary(0.9, GROUPS), READING).endswith("clearly separated")
 
 
 def test_the_verdict_names_the_row_it_compares() -> None:
@@ -100,7 +132,7 @@ def test_without_baselines_distances_speak_and_nothing_is_certain() -> None:
 
 
 def test_without_baselines_validation_losses_say_what_to_do() -> None:
-    whole = {"members": SITES, "cells": [SITES[:3], SITES[3:]], "points": 7.6, "pays": True}
+    whole = {"round": 1, "members": SITES, "cells": [SITES[:3], SITES[3:]], "points": 7.6, "pays": True}
     found = headline(summary(0.9, GROUPS), {**READING, "splits": [whole]})
     assert found.startswith("Train in these 2 groups") and "7.6 points" in found
     kept = headline(summary(0.9, ONE), {**READING, "splits": [{**whole, "pays": False}]})

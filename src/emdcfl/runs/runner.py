@@ -256,6 +256,7 @@ def summarise(
         "k": int(serving.models.shape[0]) if clusters is None else len(set(clusters.tolist())),
         "ari": agreement(serving.clusters, fed.clients, scenario.groups),
         "clients": list(fed.clients),
+        "classes": len(scenario.classes),
         "groups": None if scenario.groups is None else [scenario.groups[c] for c in fed.clients],
         "clusters": None if clusters is None else [int(k) for k in clusters.tolist()],
         "trained_with": origins(serving, fed.clients, model_names(serving, fed.clients)),

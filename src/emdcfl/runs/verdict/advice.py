@@ -6,13 +6,14 @@ Distances say which sites look alike; test data say which training pays. Where b
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from emdcfl.core.metric import Metric, metric_of, score_of
 from emdcfl.core.units import names, plural
 from emdcfl.methods import METHODS
+from emdcfl.runs.verdict.chance import Guessing, guessing
 from emdcfl.runs.verdict.intervals import Interval, SiteScores, difference
 
 LOGISTIC, LINEAR = "logistic", "linear"
@@ -42,7 +43,7 @@ class Advice:
     """What to do, and why."""
 
     choice: str
-    """``"this run"``, the name of a baseline, or ``"undecided"``."""
+    """``"this run"``, the name of a baseline, ``"undecided"``, or ``"none"`` where no model has learned anything."""
     headline: str
     """What to do in one line."""
     reason: str
@@ -61,7 +62,10 @@ def headline(summary: Summary, reading: Summary | None, baselines: Mapping[str, 
     ``summary`` and ``reading`` are contents of ``summary.json`` and ``reading.json``, ``None`` where the method has no distances.
     """
     found = advice(summary, baselines or {})
-    return found.headline if found is not None else _by_benefit(summary, reading) or _by_distances(summary, reading)
+    if found is not None:
+        return found.headline
+    nothing = guessing(used(summary))
+    return _no_model(summary, "this run", nothing) if nothing else _by_benefit(summary, reading) or _by_distances(summary, reading)
 
 
 def _by_benefit(summary: Summary, reading: Summary | None) -> str | None:
@@ -71,11 +75,16 @@ def _by_benefit(summary: Summary, reading: Summary | None) -> str | None:
         return None
     if summary["k"] == 1:
         return f"{_what(summary)}: dividing them does not pay by more than chance"
+    return f"{_what(summary)}: {_what_pays(summary, splits)}"
+
+
+def _what_pays(summary: Summary, splits: Sequence[Summary]) -> str:
+    """Say what groups gain that validation losses decided."""
     first = max((s for s in splits if s["pays"]), key=lambda s: len(s["members"]), default=None)
     some = first is None or len(first["members"]) < len(summary["clients"])
     if first is None or some or metric_of(summary) is Metric.R2:  # what some of the clients gain is not what all gain
-        return f"{_what(summary)}: their validation losses are lower than with fewer groups"
-    return f"{_what(summary)}: grouping is worth {float(first['points']):.1f} points on validation data"
+        return "their validation losses are lower than with fewer groups"
+    return f"the split of round {first['round']} pays by {float(first['points']):.1f} points on validation data"
 
 
 def _by_distances(summary: Summary, reading: Summary | None) -> str:
@@ -92,7 +101,7 @@ def _by_distances(summary: Summary, reading: Summary | None) -> str:
 
 
 def structure(summary: Summary, reading: Summary | None) -> str:
-    """Say in one line how many groups the distances show and how clearly."""
+    """Say in one line how many groups there are and how clearly: by distances, or by what they gain where validation losses decided."""
     n, clusters = len(summary["clients"]), summary.get("clusters")
     if clusters is None:
         method = METHODS.get(str(summary["method"]))
@@ -115,8 +124,8 @@ def structure(summary: Summary, reading: Summary | None) -> str:
         text = f"No two of the {compared} clients {'train better together' if by_benefit else 'look alike'}"
     else:
         text = f"{plural(found, 'group')} among {compared} clients"
-    clarity = None if reading is None else _clarity(reading, found)
-    return text + (f", {clarity}" if clarity else "") + (f"; {plural(unknown, 'client')} not compared" if unknown else "")
+    clarity = None if reading is None else _clarity(summary, reading, found)
+    return text + (clarity or "") + (f"; {plural(unknown, 'client')} not compared" if unknown else "")
 
 
 def one_group_by_benefit(summary: Summary, reading: Summary | None) -> bool:
@@ -124,12 +133,14 @@ def one_group_by_benefit(summary: Summary, reading: Summary | None) -> bool:
     return reading is not None and "splits" in reading and summary["k"] == 1
 
 
-def _clarity(reading: Summary, clusters: int) -> str | None:
+def _clarity(summary: Summary, reading: Summary, clusters: int) -> str | None:
     if reading["borderline"]:
-        return f"with {plural(len(reading['borderline']), 'borderline client')}"
+        return f", with {plural(len(reading['borderline']), 'borderline client')}"
     if reading["doubts"]:
-        return "but uncertain"
-    return "clearly separated" if clusters > 1 and not reading["near_bounds"] else None
+        return ", but uncertain"
+    if clusters > 1 and reading.get("splits"):  # losses were tested, not distances
+        return f": {_what_pays(summary, reading['splits'])}"
+    return ", clearly separated" if clusters > 1 and not reading["near_bounds"] else None
 
 
 def gains(summary: Summary, baselines: Mapping[str, Summary]) -> dict[str, Interval]:
@@ -173,7 +184,37 @@ def rivals(summary: Summary, baselines: Mapping[str, Summary]) -> dict[str, Inte
 
 
 def advice(summary: Summary, baselines: Mapping[str, Summary]) -> Advice | None:
-    """Say what to do, from paired differences to the baselines; None where there is nothing to compare with."""
+    """Say what to do, from paired differences to the baselines; None where there is nothing to compare with.
+
+    A training whose models are no better than guessing is never recommended.
+    """
+    found = _by_differences(summary, baselines)
+    if found is None:
+        return None
+    trained = {"this run": used(summary), **{name: one for name, one in baselines.items() if name in BASELINES}}
+    choice = found.choice if found.choice in trained else "fedavg" if "fedavg" in found.gains else "this run"
+    if (nothing := guessing(trained[choice])) is None:
+        return found
+    useful = {name: one for name, one in trained.items() if score_of(one).get("low") is not None and guessing(one) is None}
+    if not useful:
+        return replace(found, choice="none", headline=_no_model(summary, choice, nothing))
+    best = max(useful, key=lambda name: _beyond_classes(useful[name]))
+    instead = _what(summary) if best == "this run" else _train(best)
+    return replace(found, choice=best, headline=f"{instead}: {_called(summary, choice)} {nothing.says}")
+
+
+def _no_model(summary: Summary, choice: str, nothing: Guessing) -> str:
+    """Say that nothing was learned."""
+    return f"No model is of use yet: {_called(summary, choice)} {nothing.says}; {nothing.remedy} may help"
+
+
+def _beyond_classes(summary: Summary) -> float:
+    """What trainings are ordered by where one of them only guesses: balanced accuracy where classes are unbalanced."""
+    score = score_of(summary)
+    return float(score["balanced"]["mean"] if "balanced" in score else score["mean"])
+
+
+def _by_differences(summary: Summary, baselines: Mapping[str, Summary]) -> Advice | None:
     found = rivals(summary, baselines)
     if not found:
         return None
@@ -219,18 +260,31 @@ def _what(summary: Summary) -> str:
 
 def _instead(summary: Summary, best: str, gain: Interval) -> str:
     """Say what to do where a baseline is better."""
-    cost, article = (-gain).points(""), "a " if best == LOGISTIC else ""
+    cost = (-gain).points("")
     if summary.get("clusters") is None:
-        return f"Train {article}{BASELINES[best]}: {cost} better than {summary['method']}"
+        return f"{_train(best)}: {cost} better than {summary['method']}"
     if summary["k"] == 1 and best == "local":
         if gain.mean <= -DISAGREE:
             why, until = "look alike but do not agree on labels", " until their labels agree"
         else:
             why, until = "look alike, and yet sharing does not pay", ""
         return f"Do not use one model: the sites {why}, it costs {cost}; train every site alone{until}"
-    one = f"one model for all{_tuned(summary)}"
-    own = {1: one, len(summary["clients"]): "the sites alone"}.get(summary["k"], f"these {summary['k']} groups")
-    return f"Train {article}{BASELINES[best]}: {cost} better than {own}"
+    own = "the sites alone" if summary["k"] == len(summary["clients"]) else _called(summary)
+    return f"{_train(best)}: {cost} better than {own}"
+
+
+def _train(best: str) -> str:
+    return f"Train {'a ' if best == LOGISTIC else ''}{BASELINES[best]}"
+
+
+def _called(summary: Summary, choice: str = "this run") -> str:
+    """Name a training within a sentence."""
+    if choice != "this run":
+        return BASELINES[choice]
+    if summary.get("clusters") is None:
+        return str(summary["method"])
+    own = {1: f"one model for all{_tuned(summary)}", len(summary["clients"]): BASELINES["local"]}
+    return own.get(summary["k"], f"training in these {summary['k']} groups")
 
 
 def _undecided(summary: Summary, found: Mapping[str, Interval]) -> str:

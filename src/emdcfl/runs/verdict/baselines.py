@@ -78,7 +78,7 @@ def _finished(result: Result, config: Config, place: Path | None) -> Result | No
 def _regression(name: str, alone: Result, scenario: Scenario) -> Result:
     """Return a regression at every site, in the place of the networks trained alone."""
     rows = regression_rows(scenario, alone.clients, alone.summary["rounds"], alone.config.run.seed)
-    kept = ("scenario", "seed", "rounds", "finished", "k", "clients", "groups", "clusters", "scored", "versions")
+    kept = ("scenario", "seed", "rounds", "finished", "k", "clients", "classes", "groups", "clusters", "scored", "versions")
     about = {key: alone.summary[key] for key in kept}
     summary = {"method": name, **about, "ari": None, **scores_of(rows, scenario), "notes": []}
     if alone.folder is not None:
