@@ -16,7 +16,7 @@ from emdcfl.data.types import Scenario
 from emdcfl.methods.base import Distances, Serving
 from emdcfl.runs import outputs
 from emdcfl.runs.config import Config
-from emdcfl.runs.figures import heatmap
+from emdcfl.runs.figures import heatmap, png
 from emdcfl.runs.outputs import load_served, read_summary
 from emdcfl.runs.result import Result
 from emdcfl.runs.served import ModelInfo
@@ -120,17 +120,16 @@ def distances(w: np.ndarray, epsilon: float) -> Distances:
 @pytest.mark.parametrize("epsilon", [0.025, 0.0])
 def test_the_heat_map_takes_any_matrix(epsilon: float, recwarn: pytest.WarningsRecorder) -> None:
     w = np.array([[np.nan, -0.01, 0.3], [0.02, np.nan, np.nan], [0.0, 9.0, np.nan]])
-    png = heatmap(distances(w, epsilon), ["a", "b", "c"], [0, 0, 1])
-    assert png.startswith(b"\x89PNG") and len(png) > 5000
-    assert png == heatmap(distances(w, epsilon), ["a", "b", "c"], [0, 0, 1])
-    assert png != heatmap(distances(w, epsilon), ["a", "b", "c"], [0, 1, 0])
+    first, again, other = (png(heatmap(distances(w, epsilon), ["a", "b", "c"], clusters)) for clusters in ([0, 0, 1], [0, 0, 1], [0, 1, 0]))
+    assert first.startswith(b"\x89PNG") and len(first) > 5000
+    assert first == again != other
     assert not [w for w in recwarn if issubclass(w.category, RuntimeWarning)]
 
 
 @pytest.mark.parametrize("matrix", [np.full((3, 3), np.nan), np.linspace(0, 1, 70 * 70).reshape(70, 70)], ids=["nothing known", "many"])
 def test_the_heat_map_takes_any_size(matrix: np.ndarray) -> None:
     names = [str(i) for i in range(len(matrix))]
-    assert heatmap(distances(matrix, 0.025), names, [0] * len(names)).startswith(b"\x89PNG")
+    assert png(heatmap(distances(matrix, 0.025), names, [0] * len(names))).startswith(b"\x89PNG")
 
 
 def test_distances_are_written_beside_the_picture(tmp_path: Path) -> None:

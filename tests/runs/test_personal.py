@@ -26,7 +26,8 @@ from emdcfl.runs.outputs import load_served
 from emdcfl.runs.personal import Personal, personalize
 from emdcfl.runs.result import load
 from emdcfl.runs.runner import run
-from emdcfl.runs.verdict.baselines import BASELINES, run_baselines
+from emdcfl.runs.verdict.advice import BASELINES
+from emdcfl.runs.verdict.baselines import run_baselines
 
 ON = PersonalizeConfig("on", epochs=2, lr=0.02)
 ONE = torch.ones(1)

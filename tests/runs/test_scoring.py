@@ -6,7 +6,7 @@ from tests.tiny import federation, same_bits, score
 
 from emdcfl.methods.base import Serving
 from emdcfl.runs.scoring import agreement, model_names, site_scores
-from emdcfl.runs.served import states_of
+from emdcfl.runs.served import served_to
 
 MODELS = torch.arange(6.0).reshape(3, 2)
 CLIENTS = ["a", "b", "c"]
@@ -22,21 +22,21 @@ def row(client: str, value: float | None, n: int = 10) -> dict[str, object]:
 
 def test_one_hot_rows_serve_the_model_itself() -> None:
     serving = Serving(MODELS, torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]), clusters=torch.tensor([0, 1]))
-    models, weights = states_of(serving, 0)
+    models, weights = served_to(serving, CLIENTS[:2])["a"].values()
     assert same_bits(models, MODELS[1:2]) and weights.tolist() == [1.0]
 
 
 def test_mixtures_are_of_parameters_or_of_predictions() -> None:
     weights = torch.tensor([[0.25, 0.75, 0.0]])
-    models, one = states_of(Serving(MODELS, weights), 0)
+    models, one = served_to(Serving(MODELS, weights), ["a"])["a"].values()
     assert models.tolist() == [[1.5, 2.5]] and one.tolist() == [1.0]
-    models, pi = states_of(Serving(MODELS, 2 * weights, mix="predictions"), 0)
+    models, pi = served_to(Serving(MODELS, 2 * weights, mix="predictions"), ["a"])["a"].values()
     assert same_bits(models, MODELS[:2]) and pi.tolist() == [0.25, 0.75]
 
 
 def test_a_mixture_of_all_models_is_no_copy_of_them() -> None:
     serving = Serving(MODELS, torch.full((2, 3), 1 / 3), mix="predictions")
-    assert states_of(serving, 0)[0].data_ptr() == states_of(serving, 1)[0].data_ptr() == MODELS.data_ptr()
+    assert {one["models"].data_ptr() for one in served_to(serving, CLIENTS[:2]).values()} == {MODELS.data_ptr()}
 
 
 def test_accuracy_is_an_unweighted_mean_over_those_who_count() -> None:

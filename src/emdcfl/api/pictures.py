@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from emdcfl.core.optional import require
 from emdcfl.core.units import plot_text
 from emdcfl.methods.base import Distances
-from emdcfl.runs.figures import heatmap_figure, png
+from emdcfl.runs.figures import heatmap, new_figure, png
 
 NAMED = 40
 """Up to this many clients each has its name on the map."""
@@ -37,21 +36,9 @@ class Picture:
         return f"Picture({width:.0f} × {height:.0f} inches; save(path) writes it)"
 
 
-def new_figure(width: float, height: float) -> tuple[Any, Any]:
-    """Return a figure without a window, and its axes."""
-    require("matplotlib", "plots", "to draw")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained", dpi=110)
-    FigureCanvasAgg(figure)
-    return figure, figure.add_subplot()
-
-
 def heat(distances: Distances, clients: Sequence[str], clusters: Sequence[int]) -> Picture:
     """Draw all pairs, framed by cluster."""
-    require("matplotlib", "plots", "to draw")
-    return Picture(heatmap_figure(distances, clients, clusters))
+    return Picture(heatmap(distances, clients, clusters))
 
 
 def tree(distances: Distances, clients: Sequence[str], clusters: Sequence[int]) -> Picture:
@@ -61,7 +48,8 @@ def tree(distances: Distances, clients: Sequence[str], clusters: Sequence[int]) 
 
     from emdcfl.report.charts import symmetric
 
-    figure, axes = new_figure(7.0, float(np.clip(0.28 * len(clients) + 1.2, 2.5, 16.0)))
+    figure = new_figure(7.0, float(np.clip(0.28 * len(clients) + 1.2, 2.5, 16.0)))
+    axes = figure.add_subplot()
     drawn = dendrogram(linkage(squareform(symmetric(distances.W), checks=False), "average"), no_plot=True)
     for heights, places in zip(drawn["dcoord"], drawn["icoord"], strict=True):
         axes.plot(heights, places, color="0.45", linewidth=1.2)
@@ -79,7 +67,8 @@ def map_(distances: Distances, clients: Sequence[str], clusters: Sequence[int]) 
     from emdcfl.report.charts import classical_mds, symmetric
 
     points, share = classical_mds(symmetric(distances.W))
-    figure, axes = new_figure(6.0, 4.5)
+    figure = new_figure(6.0, 4.5)
+    axes = figure.add_subplot()
     for k in sorted(set(clusters)):
         own = points[np.asarray(clusters) == k]
         axes.scatter(own[:, 0], own[:, 1], color=_colour(k), label=f"cluster {k}", s=46, zorder=2)
@@ -97,7 +86,8 @@ def map_(distances: Distances, clients: Sequence[str], clusters: Sequence[int]) 
 
 def bars(names: Sequence[str], means: Sequence[float], ends: Sequence[tuple[float, float] | None], what: str) -> Picture:
     """Draw one point with its interval per method, the first on top."""
-    figure, axes = new_figure(6.5, 0.38 * len(names) + 1.1)
+    figure = new_figure(6.5, 0.38 * len(names) + 1.1)
+    axes = figure.add_subplot()
     places = np.arange(len(names))[::-1]
     for place, interval in zip(places, ends, strict=True):
         if interval is not None:

@@ -21,7 +21,7 @@ from emdcfl.core.errors import ConfigError
 from emdcfl.core.units import seconds
 from emdcfl.runs.config import AT_NODES, OWN_FILES, Config, config_keys, load, override, parse_settings
 from emdcfl.runs.loop import Observer
-from emdcfl.runs.verdict.advice import advice
+from emdcfl.runs.verdict.advice import BASELINES, advice
 from emdcfl.runs.verdict.findings import in_brief
 from emdcfl.runs.watching.progress import Live, terminal
 from emdcfl.runs.watching.trackers import TRACKERS, Tracking, open_tracker
@@ -102,7 +102,7 @@ def run(
     from emdcfl.runs import runner
     from emdcfl.runs.plan import refuse_numbers
     from emdcfl.runs.store import RunStore
-    from emdcfl.runs.verdict.baselines import BASELINES, run_baselines
+    from emdcfl.runs.verdict.baselines import run_baselines
 
     flags = whose_data(scenario, data, own) | config_keys(
         method=method, rounds=rounds, local_epochs=local_epochs, batch_size=batch_size, lr=lr, personalize=personalize, seed=seed,

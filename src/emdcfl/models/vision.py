@@ -67,13 +67,13 @@ class Backbone(Classifier):
 @register
 def resnet18(*, classes: int = 10, weights: str | None = IMAGENET) -> nn.Module:
     """ResNet-18 (11,181,642 parameters with 10 classes); ``weights`` is ``"imagenet"``, ``None`` or a file."""
-    return _resnet("resnet18", "IMAGENET1K_V1", 512, classes, weights)
+    return Backbone(_network("resnet18", "IMAGENET1K_V1", weights, drop="fc"), 512, classes)
 
 
 @register
 def resnet50(*, classes: int = 10, weights: str | None = IMAGENET) -> nn.Module:
     """ResNet-50; ``weights`` is ``"imagenet"``, ``None`` or a file."""
-    return _resnet("resnet50", "IMAGENET1K_V2", 2048, classes, weights)
+    return Backbone(_network("resnet50", "IMAGENET1K_V2", weights, drop="fc"), 2048, classes)
 
 
 @register
@@ -95,10 +95,6 @@ def convnext_base(*, classes: int = 10, weights: str | None = IMAGENET) -> nn.Mo
     """ConvNeXt-Base without the layer norm of its classifier; ``weights`` is ``"imagenet"``, ``None`` or a file."""
     net = _network("convnext_base", "IMAGENET1K_V1", weights, drop="classifier")
     return Backbone(nn.Sequential(net.features, net.avgpool), 1024, classes)
-
-
-def _resnet(name: str, edition: str, width: int, classes: int, weights: str | None) -> nn.Module:
-    return Backbone(_network(name, edition, weights, drop="fc"), width, classes)
 
 
 def _network(name: str, edition: str, weights: str | None, *, drop: str) -> Any:

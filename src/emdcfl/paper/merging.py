@@ -24,7 +24,7 @@ from emdcfl.engines.local.sequential import intra_op_threads, simulated_clients
 from emdcfl.paper import theory
 from emdcfl.runs.plan import build_scenario
 from emdcfl.runs.result import Result
-from emdcfl.runs.store.files import json_text, read_json, sealed, unsealed, write_file
+from emdcfl.runs.store.files import read_json, unsealed, write_json
 
 log = logging.getLogger("emdcfl")
 
@@ -94,8 +94,7 @@ def _sample(members: Sequence[Client], theta: Tensor, samples: int) -> theory.Sa
 def write_merging(result: Result) -> None:
     """Evaluate all pairs of clusters and keep them in ``merging.json`` of the run directory, where the report finds them."""
     assert result.folder is not None
-    found = sealed({"pairs": [pair.as_dict() for pair in merging_costs(result)]}, FILE)
-    write_file(result.folder / FILE, [json_text(found, FILE, indent=2).encode() + b"\n"])
+    write_json(result.folder / FILE, {"pairs": [pair.as_dict() for pair in merging_costs(result)]})
 
 
 def write_quick_merging(result: Result) -> None:

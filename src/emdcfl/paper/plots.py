@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from emdcfl.core.units import plot_text
+from emdcfl.runs.figures import new_figure, png
 
 Array = np.ndarray[Any, Any]
 
@@ -24,18 +24,8 @@ class Panel:
 
 
 def _figure(columns: int, rows: int, width: float, height: float) -> tuple[Any, Any]:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width * columns, height * rows), layout="constrained", dpi=110)
-    FigureCanvasAgg(figure)
+    figure = new_figure(width * columns, height * rows)
     return figure, figure.subplots(rows, columns, squeeze=False)
-
-
-def _png(figure: Any) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", metadata={"Software": None})
-    return buffer.getvalue()
 
 
 def matrices(panels: Sequence[Panel], *, label: str, title: str) -> bytes:
@@ -59,7 +49,7 @@ def matrices(panels: Sequence[Panel], *, label: str, title: str) -> bytes:
         bar = figure.colorbar(image, ax=axis, shrink=0.75)
         bar.ax.tick_params(labelsize=6)
     figure.suptitle(f"{title}\n{label}", fontsize=10)
-    return _png(figure)
+    return png(figure)
 
 
 def _borders(groups: Sequence[str] | None) -> list[float]:
@@ -90,7 +80,7 @@ def ari_maps(maps: Sequence[tuple[str, Sequence[dict[str, Any]]]], *, title: str
     if image is not None:
         figure.colorbar(image, ax=axes, label="ARI", shrink=0.8)
     figure.suptitle(title, fontsize=10)
-    return _png(figure)
+    return png(figure)
 
 
 def overview(points: Sequence[tuple[str, Array]], panel: Panel, linked: Array, clusters: Sequence[int], names: Sequence[str]) -> bytes:
@@ -125,4 +115,4 @@ def overview(points: Sequence[tuple[str, Array]], panel: Panel, linked: Array, c
     fourth.set_aspect("equal")
     fourth.set_axis_off()
     fourth.set_title("4. equal neighbourhoods: one model each", fontsize=9)
-    return _png(figure)
+    return png(figure)

@@ -172,9 +172,8 @@ def _ratio_axis(pairs: PairRatios, start: float, y: float, top: float) -> tuple[
         if value <= scale.high and (clear or value == 1):
             last = place
             parts.append(tag("line", x1=place, x2=place, y1=top, y2=y, class_="tolerance" if value == 1 else "grid"))
-            parts.append(
-                tag("text", f"{value:g}×", x=place, y=y + 13, class_="small strong middle" if value == 1 else "small muted middle")
-            )
+            style = "small strong middle" if value == 1 else "small muted middle"
+            parts.append(tag("text", f"{value:g}×", x=place, y=y + 13, class_=style))
     return scale, parts
 
 
@@ -288,15 +287,8 @@ def _draw_lines(lines: list[tuple[str, str, dict[int, float]]], label: str, metr
     parts: list[Markup] = []
     for value in ticks(low, y.high, 5):
         parts.append(tag("line", x1=40, x2=WIDTH - 8, y1=y(value), y2=y(value), class_="grid"))
-        parts.append(
-            tag(
-                "text",
-                f"{value:g}" if metric is Metric.R2 else f"{value:.0%}" if y.high - low > 0.06 else f"{value:.1%}",
-                x=35,
-                y=y(value) + 3.5,
-                class_="small muted end",
-            )
-        )
+        shown = f"{value:g}" if metric is Metric.R2 else f"{value:.0%}" if y.high - low > 0.06 else f"{value:.1%}"
+        parts.append(tag("text", shown, x=35, y=y(value) + 3.5, class_="small muted end"))
     for t in ticks(rounds[0], rounds[-1], 8):
         if t == int(t):
             parts.append(tag("text", str(int(t)), x=x(t), y=height - 8, class_="small muted middle"))
@@ -305,16 +297,8 @@ def _draw_lines(lines: list[tuple[str, str, dict[int, float]]], label: str, metr
         path = "M" + "L".join(f"{x(t):.1f} {y(max(v, low)):.1f}" for t, v in sorted(found.items()))
         parts.append(tag("path", d=path, class_=style))
         for t, v in sorted(found.items()):
-            marks.append(
-                mark(
-                    "circle",
-                    f"{name}\nround {t}: {metric.text(v)}",
-                    cx=x(t),
-                    cy=y(max(v, low)),
-                    r=3.2,
-                    class_=style.replace("line", "dot", 1),
-                )
-            )
+            tip, dot = f"{name}\nround {t}: {metric.text(v)}", style.replace("line", "dot", 1)
+            marks.append(mark("circle", tip, cx=x(t), cy=y(max(v, low)), r=3.2, class_=dot))
     return chart(WIDTH, height, label, *parts, *marks)
 
 
@@ -334,16 +318,14 @@ def gain_rows(run: Run) -> Markup | None:
         parts.append(tag("text", f"{value:+g}" if value else "0", x=x(value), y=bottom + 14, class_="small muted middle"))
     for i, (name, gain) in enumerate(found.items()):
         y, what = 8 + 22.0 * i + 11, BASELINES.get(name, name)
-        parts.append(
-            tag("text", visible(what.replace(" for all, fine-tuned at home", ", fine-tuned"), 24), x=122, y=y + 3.5, class_="small end")
-        )
+        short = visible(what.replace(" for all, fine-tuned at home", ", fine-tuned"), 24)
+        parts.append(tag("text", short, x=122, y=y + 3.5, class_="small end"))
         parts.append(tag("line", x1=x(scale * gain.low), x2=x(scale * gain.high), y1=y, y2=y, class_="span"))
         tip = f"against {visible(what)}\n{gain.points()}"
         style = {1: "inside", -1: "outside"}.get(gain.sign, "weak-dot")
         parts.append(mark("path", tip, d=shape_path("circle", x(scale * gain.mean), y, 4.6), class_=style))
-    return chart(
-        WIDTH, bottom + 22, f"Gain of this run over each other training, {'points of accuracy' if unit == 'points' else unit}", *parts
-    )
+    label = f"Gain of this run over each other training, {'points of accuracy' if unit == 'points' else unit}"
+    return chart(WIDTH, bottom + 22, label, *parts)
 
 
 def heat_data(run: Run) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from emdcfl.report.svg import number, shape_path, visible
 from emdcfl.runs.new_sites.unseen import UNSEEN, unseen_sentence
 from emdcfl.runs.outputs import picture_name
 from emdcfl.runs.personal import in_words
-from emdcfl.runs.scoring import MetricsRow, rests_on
+from emdcfl.runs.scoring import rests_on
 from emdcfl.runs.store.files import write_file
 from emdcfl.runs.verdict.advice import BASELINES, headline, used, worth_rows
 from emdcfl.runs.verdict.findings import in_brief, sentences
@@ -75,14 +75,8 @@ def fill(template: str, context: dict[str, Any]) -> str:
     environment = Environment(
         loader=PackageLoader("emdcfl.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {
-        "percent": percent,
-        "number": number,
-        "quantity": quantity,
-        "visible": visible,
-        "seconds": seconds,
-        "bytes": byte_count,
-    }
+    environment.filters |= {"percent": percent, "number": number, "quantity": quantity}
+    environment.filters |= {"visible": visible, "seconds": seconds, "bytes": byte_count}
     environment.globals |= {"plural": plural, "shape_path": shape_path, "baseline_names": BASELINES}
     folder = resources("emdcfl.report") / "templates"
     style, script = (Markup((folder / name).read_text(encoding="utf-8")) for name in ("style.css", "report.js"))
@@ -237,6 +231,7 @@ def _table(run: Run) -> list[dict[str, Any]]:
     rmse = score_of(run.summary)["variants"].get(run.variants[0], {}).get("rmse", {}).get("sites", [])
     for i in _listed(run):
         client, row = run.clients[i], run.last.get(run.clients[i])
+        interval = None if row is None else row_interval(row, run.variants[0])
         edges = {} if run.pairs is None else {side: run.pairs.edge(i, same=side == "inside") for side in ("inside", "outside")}
         rows.append(
             {
@@ -245,7 +240,7 @@ def _table(run: Run) -> list[dict[str, Any]]:
                 "colour": "kx" if run.clusters is None else run.colours[run.clusters[i]],
                 "group": None if run.groups is None else run.groups[i],
                 "score": {v: run.score_at(client, v) for v in run.variants},
-                "interval": None if row is None else _interval(row, run),
+                "interval": None if interval is None else run.metric.range(interval.low, interval.high),
                 "rmse": rmse[i] if i < len(rmse) else None,
                 "fine_tuned": run.fine_tuned.get(client),
                 "baselines": {name: b.score_at(client, run.variants[0]) for name, b in run.baselines.items()},
@@ -279,12 +274,6 @@ def _listed(run: Run) -> list[int]:
 def _steps(values: list[int], most: int) -> list[int]:
     """Return at most so many values, at equal steps."""
     return values if len(values) <= most else [values[i * len(values) // most] for i in range(most)]
-
-
-def _interval(row: MetricsRow, run: Run) -> str | None:
-    """Write the 95 % interval of a client's score; None where the number of its test samples is unknown."""
-    found = row_interval(row, run.variants[0])
-    return None if found is None else run.metric.range(found.low, found.high)
 
 
 def _worth(run: Run) -> list[dict[str, Any]]:

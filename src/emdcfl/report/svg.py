@@ -141,15 +141,5 @@ def number(value: float | None) -> str:
     """
     if value is None or math.isnan(value):
         return "–"
-    size = abs(value)
-    return (
-        f"{value:.4f}"
-        if size < 0.1
-        else f"{value:.3f}"
-        if size < 1
-        else f"{value:.2f}"
-        if size < 10
-        else f"{value:.1f}"
-        if size < 100
-        else f"{value:.0f}"
-    )
+    digits = next((digits for digits, below in ((4, 0.1), (3, 1), (2, 10), (1, 100)) if abs(value) < below), 0)
+    return f"{value:.{digits}f}"

@@ -26,28 +26,6 @@ from emdcfl.core.checks import NONE, check_options
 from emdcfl.core.errors import ConfigError, nearest
 from emdcfl.trust.policy import TRUST_RANGES, Trust
 
-__all__ = [
-    "Choice",
-    "Config",
-    "EngineConfig",
-    "PersonalizeConfig",
-    "RunConfig",
-    "TrainingConfig",
-    "Trust",
-    "as_dict",
-    "check_options",
-    "config_hash",
-    "dump",
-    "from_dict",
-    "load",
-    "loads",
-    "override",
-    "own_files",
-    "parse_settings",
-    "template",
-]
-
-
 OWN_FILES, AT_NODES = "folder", "nodes"
 """Scenarios of people's own files: on this machine, and at the nodes of a federation."""
 

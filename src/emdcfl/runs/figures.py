@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from emdcfl.core.optional import require
 from emdcfl.core.units import plot_text
 from emdcfl.methods.base import Distances
 
@@ -18,9 +19,15 @@ ANNOTATED = 16
 LABELLED = 60
 
 
-def heatmap(distances: Distances, clients: Sequence[str], clusters: Sequence[int]) -> bytes:
-    """Return the heat map of ``heatmap_figure`` as PNG bytes."""
-    return png(heatmap_figure(distances, clients, clusters))
+def new_figure(width: float, height: float) -> Any:
+    """Return a figure without a window."""
+    require("matplotlib", "plots", "to draw")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained", dpi=110)
+    FigureCanvasAgg(figure)
+    return figure
 
 
 def png(figure: Any) -> bytes:
@@ -30,15 +37,15 @@ def png(figure: Any) -> bytes:
     return buffer.getvalue()
 
 
-def heatmap_figure(distances: Distances, clients: Sequence[str], clusters: Sequence[int]) -> Any:
+def heatmap(distances: Distances, clients: Sequence[str], clusters: Sequence[int]) -> Any:
     """Draw W as a heat map, clients ordered and framed by cluster; return the figure.
 
     Colour is W over its tolerance, so that 1 is the border between accepted (blue) and refused (red) whatever the units. Entries that
     were only bounded carry a ``≥`` or ``≤``; a pair that was never compared is grey.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    size = float(np.clip(0.55 * len(clients) + 2.2, 5.0, 14.0))
+    figure = new_figure(size + 1.2, size)
     from matplotlib.colors import TwoSlopeNorm
-    from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
     order = sorted(range(len(clients)), key=lambda i: (clusters[i], i))
@@ -46,9 +53,6 @@ def heatmap_figure(distances: Distances, clients: Sequence[str], clusters: Seque
     with np.errstate(divide="ignore", invalid="ignore"):  # a tolerance of zero: all or nothing
         ratio = np.clip(w / distances.epsilon[np.ix_(order, order)], -6.0, 1e6)
     kind = distances.kind[np.ix_(order, order)]
-    size = float(np.clip(0.55 * len(clients) + 2.2, 5.0, 14.0))
-    figure = Figure(figsize=(size + 1.2, size), layout="constrained", dpi=110)
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     axes.set_facecolor("0.85")
     top = float(np.nanmax(ratio)) if np.isfinite(ratio).any() else 2.0
@@ -57,9 +61,8 @@ def heatmap_figure(distances: Distances, clients: Sequence[str], clusters: Seque
     image = axes.imshow(ratio, cmap="RdBu_r", norm=norm, interpolation="nearest")
     names = [plot_text(clients[i]) for i in order]
     if len(names) <= LABELLED:
-        axes.set_xticks(
-            range(len(names)), names, rotation=90 if len(names) > ANNOTATED else 45, ha="center" if len(names) > ANNOTATED else "right"
-        )
+        upright = {"rotation": 90, "ha": "center"} if len(names) > ANNOTATED else {"rotation": 45, "ha": "right"}
+        axes.set_xticks(range(len(names)), names, **upright)
         axes.set_yticks(range(len(names)), names)
     if len(names) <= ANNOTATED:
         _annotate(axes, w, ratio, kind)
@@ -83,9 +86,6 @@ def margin_plot(distances: Distances, clients: Sequence[str], clusters: Sequence
     A pair counts with the direction that decides, max(W, Wᵀ), in multiples of its tolerance where clients have their own. Counts are
     logarithmic, so that one stray pair is seen. Pairs that were only bounded are drawn at their bound, hatched.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     epsilon = distances.epsilon[np.isfinite(distances.epsilon)]
     calibrated = bool(epsilon.size and epsilon.max() > epsilon.min())
     values = distances.W / distances.epsilon if calibrated else distances.W
@@ -94,8 +94,7 @@ def margin_plot(distances: Distances, clients: Sequence[str], clusters: Sequence
     both = np.maximum(values[i, j], values[j, i])
     decides = np.where(values[i, j] >= values[j, i], distances.kind[i, j], distances.kind[j, i])
     same = np.asarray(clusters)[i] == np.asarray(clusters)[j]
-    figure = Figure(figsize=(7.5, 4.2), layout="constrained", dpi=110)
-    FigureCanvasAgg(figure)
+    figure = new_figure(7.5, 4.2)
     axes = figure.add_subplot()
     known = both[np.isfinite(both)]
     quantity = "max(W, Wᵀ) / tolerance" if calibrated else "max(W, Wᵀ)"

@@ -19,26 +19,13 @@ from emdcfl.core.params import make_layout
 from emdcfl.methods.base import Distances, Serving
 from emdcfl.methods.emdcfl.interpret import read
 from emdcfl.models import BUILDERS, ModelRecipe
-from emdcfl.runs.figures import heatmap, margin_plot
+from emdcfl.runs.figures import heatmap, margin_plot, png
 from emdcfl.runs.scoring import model_names
 from emdcfl.runs.served import ModelInfo, Served, served
-from emdcfl.runs.store.files import (
-    json_text,
-    make_folder,
-    read_arrays,
-    read_tensors,
-    refuse_links,
-    remove,
-    sealed,
-    unsealed,
-    write_arrays,
-    write_file,
-    write_tensors,
-)
+from emdcfl.runs.store import files
 from emdcfl.runs.verdict.what_differs import pictures
 
 if TYPE_CHECKING:
-    from emdcfl.data.types import Scenario
     from emdcfl.runs.result import Result
     from emdcfl.runs.verdict.trained_with import Origin
 
@@ -62,21 +49,16 @@ def write_outputs(path: Path, result: Result) -> None:
     if finished or serving.models.numel() <= OFTEN:
         _write_models(path, result.about, serving, clients, result.summary.get("trained_with"))
     else:
-        remove(path / INDEX)  # models of an earlier round are not this one's
+        files.remove(path / INDEX)  # models of an earlier round are not this one's
     if "personalized" in result.summary:
         _write_personal(path, result)
     if serving.distances is not None and serving.clusters is not None:
         _write_distances(path, serving.distances, clients, serving.clusters.tolist(), finished=finished)
     write_summary(path, result.summary)
-    if finished and result.summary.get("what_differs") and result.config.engine.name != "flower" and result.scenario is not None:
-        _write_pictures(path, result.scenario, result.summary["what_differs"])
-
-
-def _write_pictures(path: Path, scenario: Scenario, described: list[dict[str, Any]]) -> None:
-    """Write the mean image of each group, made where all samples are."""
-    found = pictures(scenario, described)
-    for i, one in enumerate(described if found else ()):
-        write_file(path / picture_name(i), [found[one["who"]]])
+    described = result.summary.get("what_differs") if finished and result.config.engine.name != "flower" else None
+    found = pictures(result.scenario, described) if described and result.scenario is not None else {}  # where all samples are
+    for i, one in enumerate(described if described and found else ()):
+        files.write_file(path / picture_name(i), [found[one["who"]]])
 
 
 def picture_name(number: int) -> str:
@@ -85,21 +67,17 @@ def picture_name(number: int) -> str:
 
 
 def write_summary(path: Path, summary: Mapping[str, Any]) -> None:
-    _write_json(path / "summary.json", summary)
+    files.write_json(path / "summary.json", summary)
 
 
 def _write_distances(path: Path, d: Distances, clients: list[str], clusters: list[int], *, finished: bool) -> None:
     arrays = {"W": d.W, "tau": d.tau, "epsilon": d.epsilon, "kind": d.kind, "noise_factor": np.array(d.noise_factor)}
-    write_arrays(path / "distances.npz", arrays if d.sample is None else {**arrays, "sample": d.sample})
-    _write_json(path / READING, read(d, clients, clusters).as_dict())
+    files.write_arrays(path / "distances.npz", arrays if d.sample is None else {**arrays, "sample": d.sample})
+    files.write_json(path / READING, read(d, clients, clusters).as_dict())
     if finished and find_spec("matplotlib") is not None:  # drawing takes longer than a small network's training
-        write_file(path / "heatmap.png", [heatmap(d, d.shown(clients), d.shown(clusters))])
+        files.write_file(path / "heatmap.png", [png(heatmap(d, d.shown(clients), d.shown(clusters)))])
         if d.splits is None:
-            write_file(path / "margins.png", [margin_plot(d, clients, clusters)])
-
-
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    write_file(path, [json_text(sealed(value, path.name), path.name, indent=2).encode() + b"\n"])
+            files.write_file(path / "margins.png", [margin_plot(d, clients, clusters)])
 
 
 def _write_models(path: Path, about: ModelInfo, serving: Serving, clients: list[str], trained_with: list[Origin] | None) -> None:
@@ -109,7 +87,7 @@ def _write_models(path: Path, about: ModelInfo, serving: Serving, clients: list[
     for i, client in enumerate(clients):
         chosen = torch.nonzero(serving.weights[i] > 0).flatten().tolist()
         who[client] = {names[k]: float(serving.weights[i, k]) for k in chosen}
-    _write_json(path / INDEX, {"mix": serving.mix, "models": names, "clients": who})
+    files.write_json(path / INDEX, {"mix": serving.mix, "models": names, "clients": who})
 
 
 def _write_personal(path: Path, result: Result) -> None:
@@ -120,20 +98,20 @@ def _write_personal(path: Path, result: Result) -> None:
     whose = {c: one["sites"] for one in result.summary.get("trained_with") or [] for c in one["serves"]}
     sites = [sorted({*whose[c], c}) for c in states] if whose else None
     _write_states(path / "personal", result.about, names, states.values(), sites)
-    _write_json(path / PERSONAL, {"clients": dict(zip(states, names, strict=True))})
+    files.write_json(path / PERSONAL, {"clients": dict(zip(states, names, strict=True))})
 
 
 def _write_states(
     folder: Path, about: ModelInfo, names: list[str], states: Iterable[torch.Tensor], sites: Sequence[Sequence[str]] | None
 ) -> None:
     """Write one file per state, with the sites whose updates it holds where that is known, and remove the files of others."""
-    make_folder(folder)
+    files.make_folder(folder)
     for i, (name, theta) in enumerate(zip(names, states, strict=True)):
         whose = {} if sites is None else {"trained_with": json.dumps(list(sites[i]), ensure_ascii=False)}
-        write_tensors(folder / f"{name}.safetensors", about.network.state_dict(theta), about.as_metadata() | whose, seal=True)
+        files.write_tensors(folder / f"{name}.safetensors", about.network.state_dict(theta), about.as_metadata() | whose, seal=True)
     for old in folder.glob("*.safetensors"):
         if old.stem not in names:
-            remove(old)
+            files.remove(old)
 
 
 def file_names(names: list[str]) -> list[str]:
@@ -174,7 +152,7 @@ def _read_json(path: Path, otherwise: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise StoreError(f"{path}: expected an object, got {type(value).__name__}; {AGAIN}")
     try:
-        return unsealed(value, str(path))
+        return files.unsealed(value, str(path))
     except StoreError as error:
         raise StoreError(f"{error}; {AGAIN}") from error
 
@@ -193,7 +171,7 @@ class Parts:
 
 
 def load_parts(run: Path, *, trust_model: bool = False) -> Parts:
-    refuse_links(run)
+    files.refuse_links(run)
     summary, index = read_summary(run), _read_index(run)
     about = _from_models(run, lambda: _read_model(run, index["models"][0], trust_model)[0])
     return Parts(summary, about, partial(_load_serving, run, summary, index, about), partial(_load_personal, run, about))
@@ -201,7 +179,7 @@ def load_parts(run: Path, *, trust_model: bool = False) -> Parts:
 
 def load_served(run: Path, client: str, *, plain: bool = False, trust_model: bool = False) -> Served:
     """Read the model that one client of a run should use, and no other: its fine-tuned one if it kept one, unless ``plain``."""
-    refuse_links(run)
+    files.refuse_links(run)
     index = _read_index(run)
     if client not in index["clients"]:
         raise DataError(f"{run} has no client {client!r}: {nearest(client, index['clients'])}")
@@ -233,13 +211,13 @@ def _personal_names(run: Path) -> dict[str, str]:
 
 def _load_personal(run: Path, about: ModelInfo, client: str) -> torch.Tensor | None:
     name = _personal_names(run).get(client)
-    return None if name is None else _from_models(run, lambda: about.flat(read_tensors(_model_path(run, name, "personal"))[0]))
+    return None if name is None else _from_models(run, lambda: about.flat(files.read_tensors(_model_path(run, name, "personal"))[0]))
 
 
 def _load_serving(run: Path, summary: Mapping[str, Any], index: Mapping[str, Any], about: ModelInfo) -> Serving:
     def read_models() -> Serving:
         names = list(index["models"])
-        models = torch.stack([about.flat(read_tensors(_model_path(run, name))[0]) for name in names])
+        models = torch.stack([about.flat(files.read_tensors(_model_path(run, name))[0]) for name in names])
         weights = torch.zeros(len(summary["clients"]), len(names))
         for i, client in enumerate(summary["clients"]):
             for name, weight in index["clients"][client].items():
@@ -255,7 +233,7 @@ def load_distances(run: Path) -> Distances | None:
     path = run / "distances.npz"
     if not path.exists():
         return None
-    arrays = read_arrays(path)
+    arrays = files.read_arrays(path)
     try:
         splits = (read_reading(run) or {}).get("splits")
         return Distances(arrays["W"], arrays["tau"], arrays["epsilon"], arrays["kind"], float(arrays["noise_factor"]), splits)
@@ -265,7 +243,7 @@ def load_distances(run: Path) -> Distances | None:
 
 def _read_model(run: Path, name: str, trust_model: bool, folder: str = "models") -> tuple[ModelInfo, dict[str, torch.Tensor]]:
     path = _model_path(run, name, folder)
-    tensors, metadata = read_tensors(path)
+    tensors, metadata = files.read_tensors(path)
     about = ModelInfo.from_metadata(metadata, path, trust_model=trust_model)
     _check_network(about.recipe, sum(tensor.numel() for tensor in tensors.values()), path)
     return about, tensors

@@ -23,8 +23,8 @@ from emdcfl.core.tasks import Training
 from emdcfl.core.units import plural
 from emdcfl.methods.base import Serving
 from emdcfl.runs.config import PersonalizeConfig
-from emdcfl.runs.scoring import MetricsRow, outcomes
-from emdcfl.runs.served import states_of
+from emdcfl.runs.scoring import MetricsRow, is_tested, outcomes
+from emdcfl.runs.served import served_to
 from emdcfl.runs.verdict.intervals import SiteScores, difference
 
 FINE_TUNED = "+ft"
@@ -55,13 +55,9 @@ def personalize(
 ) -> Personal:
     """Let every client fine-tune what it is served, and test the models that were kept; ``plain`` are the rows of the last round."""
     assert settings.lr is not None
-    inputs = {}
-    for i, client in enumerate(fed.clients):
-        models, weights = states_of(serving, i)
-        inputs[client] = {"models": models, "weights": weights}
-    tuning = replace(training, local_epochs=settings.epochs, lr=settings.lr)
-    always = settings.mode == "on"
-    replies = fed.run(tasks.personalize, inputs, verify=_verify, training=tuning.as_dict(), always=always)
+    tuning = replace(training, local_epochs=settings.epochs, lr=settings.lr).as_dict()
+    inputs = served_to(serving, fed.clients)
+    replies = fed.run(tasks.personalize, inputs, verify=_verify, training=tuning, always=settings.mode == "on")
     states = {client: reply["theta"] for client, reply in replies.valid.items() if reply["kept"]}
     found = outcomes(fed, {c: {"models": theta[None], "weights": torch.ones(1)} for c, theta in states.items()}, variants)
     return Personal(states, [{**row, **found[row["client"]]} if row["client"] in states else dict(row) for row in plain])
@@ -74,15 +70,9 @@ def _verify(client: str, reply: Reply) -> None:
 
 def gain(personal: Sequence[MetricsRow], plain: Sequence[MetricsRow], variant: str, scored: Sequence[str] | None) -> float | None:
     """Return the mean difference in accuracy (or R²) over the clients that were tested with both models."""
-    after, before = ({r["client"]: score_of(r)[variant] for r in rows if _counts(r, variant, scored)} for rows in (personal, plain))
-    gains = [after[client] - before[client] for client in after if client in before]
+    after, before = ({r["client"]: score_of(r)[variant] for r in rows if is_tested(r, variant)} for rows in (personal, plain))
+    gains = [after[c] - before[c] for c in after if c in before and (scored is None or c in scored)]
     return float(np.mean(gains)) if gains else None
-
-
-def _counts(row: MetricsRow, variant: str, scored: Sequence[str] | None) -> bool:
-    score = score_of(row)
-    known = score and variant in score and row["test_samples"][variant] > 0
-    return bool(known) and (scored is None or row["client"] in scored)
 
 
 def with_personal(summary: Mapping[str, Any], rows: Sequence[MetricsRow]) -> tuple[dict[str, Any], list[MetricsRow]]:

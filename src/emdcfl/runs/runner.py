@@ -286,9 +286,7 @@ def scores_of(rows: list[MetricsRow], scenario: Scenario) -> dict[str, dict[str,
     std = None if scenario.target is None else scenario.target.std
     scores = {v: site_scores(rows, v, scenario.scored, std) for v in variants}
     main = scores[variants[0]]
-    overall = {
-        key: value for key, value in main.items() if key not in ("sites", "errors", "tested")
-    }  # the sites' own stay with the variant
+    overall = {key: value for key, value in main.items() if key not in ("sites", "errors", "tested")}  # sites' own are the variant's
     metric = Metric.ACCURACY if scenario.target is None else Metric.R2
     return {metric.value: {**overall, "samples": sum(main["tested"]), "interval": KIND, "variants": scores}}
 

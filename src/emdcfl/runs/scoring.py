@@ -18,7 +18,7 @@ from emdcfl.core.learning.balance import SCORES, possible
 from emdcfl.core.metric import Metric, metric_of, score_of
 from emdcfl.core.schema import Reply
 from emdcfl.methods.base import Serving
-from emdcfl.runs.served import states_of
+from emdcfl.runs.served import served_to
 from emdcfl.runs.verdict.intervals import SiteScores, new_sites, these_sites
 
 MetricsRow = dict[str, Any]
@@ -65,10 +65,7 @@ class RoundTest:
 
     def __init__(self, fed: Federation, serving: Serving, about: Untested, variants: Mapping[str, Collection[str]] | None = None) -> None:
         self.fed, self.serving, self.about, self.variants = fed, serving, about, variants
-        self._inputs: dict[str, dict[str, Any]] = {}
-        for i, client in enumerate(fed.clients):
-            models, weights = states_of(serving, i)
-            self._inputs[client] = {"models": models, "weights": weights}
+        self._inputs = served_to(serving, fed.clients)
 
     def piggyback(self) -> bool:
         """Have the engine send the test along with its next requests, if it does so; ``rows`` is then to be called after these."""
@@ -135,7 +132,7 @@ def site_scores(rows: Sequence[MetricsRow], variant: str, scored: Sequence[str] 
     None.
     """
     wanted = None if scored is None else set(scored)
-    counts = [_is_tested(row, variant) and (wanted is None or row["client"] in wanted) for row in rows]
+    counts = [is_tested(row, variant) and (wanted is None or row["client"] in wanted) for row in rows]
     tested = tuple(int(row["test_samples"][variant]) if counted else 0 for row, counted in zip(rows, counts, strict=True))
     numbers = any(metric_of(row) is Metric.R2 for row in rows)
 
@@ -191,7 +188,8 @@ def rests_on(summary: Mapping[str, Any], score: Mapping[str, Any]) -> str:
     return "" if "tested" not in score or found == wanted else f"tested on {found} of {wanted}"
 
 
-def _is_tested(row: MetricsRow, variant: str) -> bool:
+def is_tested(row: MetricsRow, variant: str) -> bool:
+    """Whether a row has a score of a test variant that samples stand behind."""
     score = score_of(row)
     return bool(score and variant in score and row["test_samples"][variant] > 0)
 

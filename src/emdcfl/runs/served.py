@@ -125,9 +125,10 @@ def mixed(models: Tensor, weights: Tensor, mix: str) -> tuple[Tensor, Tensor]:
     return average([models[k] for k in chosen], [float(weights[k]) for k in chosen])[None], torch.ones(1)
 
 
-def states_of(serving: Serving, client: int) -> tuple[Tensor, Tensor]:
-    """Return the states client number ``client`` is served with, and their weights in the mixture of predictions."""
-    return mixed(serving.models, serving.weights[client], serving.mix)
+def served_to(serving: Serving, clients: Sequence[str]) -> dict[str, dict[str, Tensor]]:
+    """Client → the ``models`` it is served with, and their ``weights`` in the mixture of predictions."""
+    rows = (mixed(serving.models, row, serving.mix) for row in serving.weights)
+    return {client: {"models": models, "weights": weights} for client, (models, weights) in zip(clients, rows, strict=True)}
 
 
 def served(about: ModelInfo, models: Tensor, weights: Tensor | Sequence[float], mix: str) -> Served:

@@ -11,7 +11,7 @@ import json
 import logging
 import time
 import traceback
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -39,9 +39,9 @@ ORDER = (
 """Methods in the order of the paper's tables."""
 
 
-def methods_in_order() -> list[str]:
-    """Every method: the paper's in its order, then others by name."""
-    return sorted(METHODS, key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name))
+def paper_place(method: str) -> tuple[int, str]:
+    """Return what sorts methods: the paper's in the order of its tables, then others by name."""
+    return ORDER.index(method) if method in ORDER else len(ORDER), method
 
 
 def parse_methods(text: str) -> list[Choice]:
@@ -58,7 +58,7 @@ def parse_methods(text: str) -> list[Choice]:
     for part in (p.strip() for p in text.split(",")):
         name, *settings = part.split(":")
         if name.removesuffix(FINE_TUNED) == "all" and not settings:
-            found += [Choice(method + name.removeprefix("all")) for method in methods_in_order()]
+            found += [Choice(method + name.removeprefix("all")) for method in sorted(METHODS, key=paper_place)]
             continue
         find(name.removesuffix(FINE_TUNED))
         wanted = []
@@ -251,7 +251,7 @@ def compare(
         timely = _timely([job for job in missing.values() if job.key not in with_others], results, started, time_limit)
         if watch is not None:
             timely = _told(timely, watch, outcome.found, len(queue))
-        ended = parallel(timely, jobs, keep) if jobs > 1 else _serial(timely, keep, watch)
+        ended = parallel(timely, jobs, keep) if jobs > 1 else (attempt(job, keep, watch) for job in timely)
         with closing(ended):
             for done in ended:
                 if done.row is not None:
@@ -273,11 +273,6 @@ def _queue(wanted: Sequence[Config]) -> list[Job]:
         key = plan(config, shared_scenario(config)).key
         jobs.setdefault(key, Job(config, key, plain_key(config)))
     return list(jobs.values())
-
-
-def _serial(jobs: Iterator[Job], keep: Path | None, observer: Observer | None) -> Generator[Done, None, None]:
-    for job in jobs:
-        yield attempt(job, keep, observer)
 
 
 def attempt(job: Job, keep: Path | None, observer: Observer | None = None) -> Done:

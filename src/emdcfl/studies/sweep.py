@@ -18,19 +18,8 @@ from emdcfl.core.errors import ConfigError, nearest
 from emdcfl.methods.emdcfl import EMDCFL
 from emdcfl.runs.store.files import read_arrays, write_arrays, write_file
 from emdcfl.studies.snapshot import Snapshot, SnapshotRow
-from emdcfl.transport import (
-    COSTS,
-    SOLVERS,
-    SolverPool,
-    cost_matrix,
-    dual_variance,
-    exact,
-    projected_width,
-    projection,
-    quantile,
-    solve,
-    tolerance,
-)
+from emdcfl.transport import COSTS, SOLVERS, SolverPool, cost_matrix, dual_variance, exact, projected_width, projection, solve
+from emdcfl.transport.calibration import quantile, tolerance
 
 Array = np.ndarray[Any, Any]
 

@@ -19,7 +19,7 @@ from emdcfl.methods.base import preset_of
 from emdcfl.runs.new_sites.unseen import mean_scores
 from emdcfl.runs.store.identity import flat
 from emdcfl.runs.verdict.intervals import Interval, SiteScores, difference, over_seeds
-from emdcfl.studies.compare import ORDER
+from emdcfl.studies.compare import paper_place
 from emdcfl.studies.paper_values import Value, measured_value, paper_value
 from emdcfl.studies.results import ResultRow
 
@@ -138,7 +138,7 @@ def build(results: Sequence[ResultRow]) -> Table:
                 cell = _cell(members, metric)
                 if cell is not None:
                     cells[label, key, metric] = cell
-    order = sorted(methods, key=lambda label: (ORDER.index(methods[label]) if methods[label] in ORDER else len(ORDER), label))
+    order = sorted(methods, key=lambda label: (paper_place(methods[label])[0], label))
     table = Table(tuple(columns), tuple(order), cells, methods)
     leaders = {column.key: (column.metrics[0], runs[leader, column.key]) for column in columns if (leader := table.leader(column))}
     compared = {place: found for place, rows in runs.items() if (found := _against(rows, *leaders.get(place[1], ("", [])))) is not None}

@@ -27,7 +27,7 @@ def bind(folder: Path, options: Mapping[str, Any], sites: Mapping[str, str]) -> 
         return
     place = Path(path).resolve()
     record = {"given": path, "path": str(place), "relative": os.path.relpath(place, folder.resolve()), "sites": dict(sites)}
-    files.write_file(folder / DATA, [(files.json_text(files.sealed(record, DATA), DATA, indent=2) + "\n").encode()])
+    files.write_json(folder / DATA, record)
 
 
 def check(folder: Path | None, sites: Mapping[str, str]) -> bool:

@@ -153,6 +153,11 @@ def unsealed(value: Mapping[str, Any], where: str) -> dict[str, Any]:
     return plain
 
 
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a sealed object, for people too."""
+    write_file(path, [json_text(sealed(value, path.name), path.name, indent=2).encode() + b"\n"])
+
+
 def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())

@@ -16,10 +16,8 @@ from emdcfl.runs.result import Result
 from emdcfl.runs.runner import run, scores_of
 from emdcfl.runs.store import RunStore
 from emdcfl.runs.store.files import make_folder
-from emdcfl.runs.verdict.advice import BASELINES, LINEAR, LOGISTIC
+from emdcfl.runs.verdict.advice import LINEAR, LOGISTIC
 from emdcfl.runs.verdict.per_site import is_table, regression_rows
-
-__all__ = ["BASELINES", "one_for_all", "run_baselines"]
 
 
 def one_for_all(config: Config) -> Config:
