@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from emdcfl.core import params
 from emdcfl.core.errors import ModelError
-from emdcfl.core.params import Average, Network, average, cosines, find_head, gram, make_layout, squared_distances, stack
+from emdcfl.core.params import Average, Network, average, cosines, find_head, gram, make_layout, squared_distances
 
 
 class Convolutional(nn.Module):
@@ -258,4 +258,3 @@ def test_cosines_and_distances_from_a_gram_matrix() -> None:
     assert cos[1].tolist() == [0.0, 1.0, 0.0]
     assert cos[0, 2].item() == pytest.approx(torch.cosine_similarity(theta[0].double(), theta[2].double(), dim=0).item())
     torch.testing.assert_close(squared_distances(g).sqrt(), torch.cdist(theta.double(), theta.double()), rtol=1e-6, atol=1e-6)
-    assert stack(list(theta)).shape == (3, 1000)

@@ -60,20 +60,9 @@ class PrivateState:
 class Client:
     """One site: its data, a network to compute with, its private state and its keyed generators.
 
-    Parameters
-    ----------
-    site : Site
-    network : Network
-        May be shared by the clients of one process: tasks load what they need.
-    preprocess : Preprocess
-    seed : int
-        The run's seed, known to everybody.
-    secret : NodeSecret
-        Known to this node alone.
-    run : str
-        Name of the run; separates what the node derives from its secret in different runs.
-    precision : "fp32" or "bf16"
-        ``"bf16"`` computes forward and backward passes under autocast; states stay float32.
+    The network may be shared by the clients of one process: tasks load what they need. The seed is the run's, known to everybody; the
+    secret is known to this node alone, and ``run``, the run's name, separates what it derives from it. ``"bf16"`` computes forward and
+    backward passes under autocast; states stay float32.
     """
 
     def __init__(

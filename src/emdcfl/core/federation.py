@@ -66,17 +66,14 @@ class ByClient(dict[str, Any]):
 
 
 class Federation(ABC):
-    """The clients of a run, reached by requests only.
+    """The clients of a run, reached by requests only; their names are in the order in which results are reported.
 
     Parameters
     ----------
-    clients : sequence of str
-        Names, in the order results are reported.
     factory : callable
         Builds the network; the server uses it for the layout and the initial models only.
     training : Training
         Local SGD settings sent with every ``train`` request.
-    seed : int
     number : int or None
         Participants per round; ``None`` means all.
     on_failure : "stop" or "continue"
@@ -85,8 +82,6 @@ class Federation(ABC):
         Smallest share of the asked clients that must return a valid ``train`` reply.
     truth : mapping, optional
         True group of every client, for Oracle and for scoring. No other method looks at it.
-    trust : Trust, optional
-        How much a single client is believed.
     """
 
     device: torch.device = torch.device("cpu")

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -315,11 +315,6 @@ def chunks(length: int, size: int | None = None) -> Iterator[slice]:
         yield slice(start, min(start + size, length))
 
 
-def stack(thetas: Sequence[Tensor]) -> Tensor:
-    """Stack states into Θ, ``(C, P)``."""
-    return torch.stack(list(thetas))
-
-
 def cosines(gram_matrix: Tensor) -> Tensor:
     r"""Return :math:`\cos_{ij} = G_{ij} / \sqrt{G_{ii}G_{jj}}`; a zero vector is orthogonal to everything but itself."""
     norms = gram_matrix.diagonal().clamp_min(0).sqrt()
@@ -335,8 +330,3 @@ def squared_distances(gram_matrix: Tensor) -> Tensor:
     out = (d[:, None] + d[None, :] - 2 * gram_matrix).clamp_min(0)
     out.fill_diagonal_(0.0)
     return out
-
-
-def describe(value: Any) -> str:
-    """Describe a value for messages: dtype and shape of a tensor, else its type."""
-    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

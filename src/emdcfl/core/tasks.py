@@ -133,22 +133,12 @@ def local_sgd(
 ) -> Reply:
     r"""Minimise :math:`\frac1{|b|}\sum_{s\in b} w_s\,\ell(\theta; x_s, y_s) + \text{terms}` by SGD with momentum.
 
-    Parameters
-    ----------
-    prox : {"anchor": state, "mu": float, "kind": "squared" or "layer_norm"}, optional
-        The anchor is the start state if left out, here and in ``cosine``.
-        Adds :math:`\frac\mu2\|P(\theta) - P(a)\|^2`, or with ``"layer_norm"`` :math:`\mu\sum_l\|\theta_l - a_l\|` over tensors.
-    cosine : {"anchor": state, "mu": float}, optional
-        Adds :math:`-\mu\cos(P(\theta), P(a))`.
-    sample_weights : (n,) tensor, optional
-        :math:`w_s` by train index; 1 by default. The sum is divided by the batch size, not by the weights.
-    purpose : str
-        Key of the order of batches: two trainings of one round do not share it.
+    ``prox`` adds :math:`\frac\mu2\|P(\theta) - P(a)\|^2`, or with the kind ``"layer_norm"`` :math:`\mu\sum_l\|\theta_l - a_l\|` over
+    tensors; ``cosine`` adds :math:`-\mu\cos(P(\theta), P(a))`. Each is a dict with ``mu`` and the ``anchor`` a, by default the start state.
+    The weights :math:`w_s` are by train index, 1 by default; the sum is divided by the batch size, not by them. ``purpose`` is the key of
+    the order of batches: two trainings of one round do not share it.
 
-    Returns
-    -------
-    dict
-        ``theta`` after training, ``n`` samples, mean ``loss`` of the last epoch, number of ``steps``.
+    Returns ``theta`` after training, ``n`` samples, mean ``loss`` of the last epoch, number of ``steps``.
     """
     net, data = client.network, client.split("train")
     if len(data) == 0:

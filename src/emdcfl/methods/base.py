@@ -238,16 +238,9 @@ def average_sets(
 ) -> AnyClustered:
     r"""Return the state with every cluster's model :math:`\theta_k = \sum_{c\in S_k} n_c\theta_c / \sum_{c\in S_k} n_c`.
 
-    Parameters
-    ----------
-    local : mapping
-        This round's local states; together with ``state.latest`` they cover every member seen.
-    keep : bool
-        Whether to keep the local states for rounds in which a member is absent.
-    members : "latest" or "participants"
-        Average over every member's latest state, or over this round's only (a cluster without any keeps its model).
-    guard : Guard, optional
-        The federation's: it looks at this round's updates, averages under its policy, and leaves out whoever is quarantined for the run.
+    ``local`` are this round's states; together with ``state.latest``, which ``keep`` updates, they cover every member seen. With
+    ``members`` "participants" only this round's states are averaged, and a cluster without any keeps its model. The federation's ``guard``
+    looks at this round's updates, averages under its policy, and leaves out whoever is quarantined for the run.
     """
     guard = guard or Guard()
     local = guard.clip_updates(local, {c: state.start(c) for c in local}, [sets[labels[c]] for c in local])

@@ -130,13 +130,10 @@ class FlexCFL:
 
 
 def inter_group(layout: Layout, models: Tensor, eta: float, inter: Literal["normalised", "raw"], scope: VectorScope) -> Tensor:
-    r"""Pull every group model towards the directions of the others.
+    """Pull every group model towards the directions of the others.
 
-    Parameters
-    ----------
-    models : (K, P + 1) tensor
-        Intra-group averages, each followed by the value of its BatchNorm counters, which take part in the pull and, for the scope
-        ``"state"``, in the norm.
+    ``models`` (K, P + 1) are intra-group averages, each followed by the value of its BatchNorm counters, which take part in the pull and,
+    for the scope ``"state"``, in the norm.
     """
     if eta == 0 or len(models) == 1:
         return models

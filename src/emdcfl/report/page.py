@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import logging
 from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,6 @@ from emdcfl.runs.verdict.intervals import row_interval
 from emdcfl.runs.verdict.what_differs import difference_in_words
 from emdcfl.studies.results import RESULTS
 
-log = logging.getLogger("emdcfl")
 NAME = "report.html"
 LONGEST = 400
 """Characters of a sentence on the page."""

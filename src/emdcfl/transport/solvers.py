@@ -150,19 +150,9 @@ def sinkhorn(cost: Any, *, reg: float = 0.1, tol: float = 1e-6, max_iter: int = 
     The value is the transport cost :math:`\langle C, P\rangle` of the regularised plan, without the entropy. It is never below the exact
     value, and at :math:`\lambda = 0.1` on cosine costs up to about 0.1 above it: compare it only with values of the same kind (tau too).
 
-    Potentials are kept in the log domain. Between two log-domain steps the kernel is fixed and the marginals are matched by
-    scaling vectors (matrix-vector products instead of exponentials), which are absorbed before they grow large.
-
-    Parameters
-    ----------
-    cost : (n, m) array_like
-        Ground costs.
-    reg : float
-        Regularisation :math:`\lambda > 0`, in units of the cost.
-    tol : float
-        Largest L1 error of the column masses (which sum to one).
-    max_iter : int
-        Iterations after which :class:`EmdcflError` is raised.
+    Potentials are kept in the log domain. Between two log-domain steps the kernel is fixed and the marginals are matched by scaling vectors
+    (matrix-vector products instead of exponentials), which are absorbed before they grow large. ``reg`` is :math:`\lambda`, in units of the
+    cost; ``tol`` the largest L1 error of the column masses (which sum to one); too many iterations are an error.
 
     Examples
     --------

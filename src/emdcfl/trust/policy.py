@@ -14,35 +14,24 @@ Aggregate = Literal["mean", "trimmed-mean", "median"]
 
 @dataclass(frozen=True)
 class Trust:
-    r"""Limits on what a single client can do.
-
-    Parameters
-    ----------
-    max_faults : int
-        Rounds with a rejected reply after which a client is excluded from the rest of the run.
-    max_n : int
-        Largest number of samples a client may report; validation rejects more.
-    max_share : float
-        Largest share of an average that one client may have, whatever n it reports. 1 keeps the reported n; a share below 1/k means
-        equal weights among k members.
-    aggregate : "mean", "trimmed-mean" or "median"
-        How the states of a cluster are combined: mean weighted by n, or trimmed mean or median of each coordinate, which ignore n.
-    trim : float
-        Share of the members that ``"trimmed-mean"`` drops at each end, rounded up; the middle always stays.
-    clip : float or None
-        Clip updates to this many times the median norm of their cluster.
-    flag : float
-        Robust z-score (median and MAD of the logarithm) above which an update's norm, a reference distance or a variance is flagged, if
-        it is also several times the median. 0 flags nothing.
-    """
+    """Limits on what a single client can do."""
 
     max_faults: int = 3
+    """Rounds with a rejected reply after which a client is excluded from the rest of the run."""
     max_n: int = 100_000_000
+    """Largest number of samples a client may report; validation rejects more."""
     max_share: float = 1.0
+    """Largest share of an average that one client may have, whatever n it reports. 1 keeps the reported n; a share below 1/k means equal
+    weights among k members."""
     aggregate: Aggregate = "mean"
+    """How the states of a cluster are combined: mean weighted by n, or trimmed mean or median of each coordinate, which ignore n."""
     trim: float = 0.2
+    """Share of the members that ``"trimmed-mean"`` drops at each end, rounded up; the middle always stays."""
     clip: float | None = None
+    """Clip updates to this many times the median norm of their cluster."""
     flag: float = 6.0
+    """Robust z-score (median and MAD of the logarithm) above which an update's norm, a reference distance or a variance is flagged, if it
+    is also several times the median. 0 flags nothing."""
 
     @property
     def plain(self) -> bool:

@@ -42,28 +42,12 @@ def load_folder(
 ) -> Scenario:
     """Read the user's own data.
 
-    Parameters
-    ----------
-    path : path
-        One sub-folder per client with class sub-folders of images (optionally below train/val/test), one CSV/TSV/Parquet file per
-        client, or one such file with a client column.
-    label, client : str, optional
-        Columns of tables: the label (default: the first of label, target, class, y) and the client.
-    seed : int
-        Seed of the splits, made per client and class.
-    model : str or ModelRecipe, optional
-        Default: an MLP for tables, a CNN for images.
-    size : int, optional
-        Height and width of images. Default: the most frequent size if it is square and at most 64, else 64 (224 for pretrained networks).
-    rule : SplitRule
-        Split by time, by a column, or with repeated measurements kept together; default: at random, class by class.
-    cleaning : Cleaning
-        Repairs of labels, and columns to leave out; default: none.
+    ``path`` has one sub-folder per client with class sub-folders of images (optionally below train/val/test), or one CSV/TSV/Parquet file
+    per client; or it is one such file with a client column. The label column is by default the first of label, target, class, y; the
+    network an MLP for tables, a CNN for images. Images have by default their most frequent size if it is square and at most 64, else 64
+    (224 for pretrained networks). ``seed`` is that of the splits, made per client and class unless ``rule`` says otherwise.
 
-    Returns
-    -------
-    Scenario
-        ``notes`` lists what was left out or looks doubtful; ``encoding`` says how files are read.
+    In the scenario, ``notes`` lists what was left out or looks doubtful; ``encoding`` says how files are read.
     """
     reading = read_folder(Path(path), label=label, client=client, model=model, size=size, rule=rule, cleaning=cleaning)
     scenario, divided = build_scenario(reading, seed=seed, model=model)

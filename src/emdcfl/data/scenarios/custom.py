@@ -59,22 +59,11 @@ def custom(
     data_seed: int = 0,
     data_root: str | None = None,
 ) -> Scenario:
-    """Build a custom scenario.
+    """Build a custom scenario from digits, mnist, cifar10 or pacs, with so many ``clients`` per group.
 
-    Parameters
-    ----------
-    source : str
-        digits, mnist, cifar10 or pacs.
-    partition : list of dict
-        Shifts in the order they are applied, and at most one division.
-    clients : int
-        Clients per group.
-    share_samples : bool
-        Every group gets all samples, shuffled independently (as in the paper); otherwise groups divide them.
-    samples : int, optional
-        Use at most this many samples of the source, drawn with the seed.
-    model : str, optional
-        Default: by the size of the images.
+    ``partition`` lists shifts in the order they are applied, and at most one division. With ``share_samples`` every group gets all samples,
+    shuffled independently (as in the paper); otherwise groups divide them. ``samples`` is the most that are used of the source. The network
+    is by default chosen by the size of the images.
     """
     origin = sources.load(source, data_root=data_root)
     rows = keys.generator(data_seed, source, 0, "draw").permutation(len(origin))[: samples or len(origin)]

@@ -27,14 +27,7 @@ PREPROCESS = Preprocess(mean=(0.3053,), std=(0.3761,), scale=1 / 255)
 def rotated_digits(*, groups: int = 4, clients_per_group: int = 2, data_seed: int = 0) -> Scenario:
     """Build the scenario: every rotation group is an independent shuffle of all 1,797 digits, dealt to its clients.
 
-    Parameters
-    ----------
-    groups : int
-        How many of the rotations 0°, 90°, 180°, 270° to use.
-    clients_per_group : int
-        Sites per rotation; each splits its share 60/20/20 into train, validation and test.
-    data_seed : int
-        Seed of the shuffles.
+    The rotations are the first ``groups`` of 0°, 90°, 180°, 270°. Each site splits its share 60/20/20 into train, validation and test.
     """
     if not 1 <= groups <= len(ANGLES):
         raise ConfigError(f"rotated-digits: groups must be between 1 and {len(ANGLES)}, got {groups}")
@@ -74,18 +67,10 @@ def digit_sites(
     clients_per_group: int | Sequence[int] = 2,
     data_seed: int = 0,
 ) -> Scenario:
-    """Build the scenario: all sites divide the 1,797 digits among them; a group is an angle and a label shift.
+    """Build the scenario: all sites divide the 1,797 digits among them; a group is an angle (degrees, canvas kept) and a label shift.
 
-    Parameters
-    ----------
-    angles : list of float
-        Rotation of each group in degrees (nearest neighbour, canvas kept).
-    label_shifts : list of int
-        Concept shift: every angle comes once with the labels ``(y + shift) mod 10`` of each shift.
-    clients_per_group : int or list of int
-        Sites of every group, or of each group in turn. Groups of one site each have no truth to score.
-    data_seed : int
-        Seed of the shuffles.
+    Every angle comes once with the labels ``(y + shift) mod 10`` of each shift: concept shift. ``clients_per_group`` is one number for all
+    groups, or one for each in turn; groups of one site each have no truth to score.
     """
     settings = list(product(angles, label_shifts))
     counts = [clients_per_group] * len(settings) if isinstance(clients_per_group, int) else list(clients_per_group)

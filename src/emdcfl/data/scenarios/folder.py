@@ -32,40 +32,10 @@ def folder(
     size: int | None = None,
     model: str | None = None,
 ) -> Scenario:
-    """Read a folder; see ``emdcfl.data.own.load_folder``.
+    """Read a folder or a table of one's own files; see ``emdcfl.data.own.load_folder``.
 
-    Parameters
-    ----------
-    path : str
-        Folder or table.
-    label, client : str, optional
-        Columns of tables.
-    split : str, optional
-        ``random`` (the default) or ``time:COLUMN``: the oldest rows of a site train, the newest test.
-    split_column : str, optional
-        Column of tables that says train, val or test.
-    group : str, optional
-        Column whose equal values stay in one split; for images a regular expression of file names.
-    merge_labels : bool, optional
-        Labels that differ only in capitals and spaces become one.
-    label_map : str, optional
-        Labels to rename: ``OLD=NEW,…``.
-    drop, only : list of str, optional
-        Columns of tables to leave out, or the only ones to use; the label stays.
-    date : list of str, optional
-        Columns of tables to read as dates: ``COLUMN`` or ``COLUMN:FORMAT``; a date is the number of days since 1970.
-    missing : list of str, optional
-        Marks of missing values in tables, besides the usual ones.
-    gaps : str, optional
-        ``mean`` (the default): a missing number becomes the pooled mean, with a column that says so; ``drop-rows``: its row is left out.
-    task : str, optional
-        ``classification`` or ``regression``: whether labels are classes (the default, unless they look like measurements) or numbers.
-    data_seed : int
-        Seed of the splits.
-    size : int, optional
-        Height and width of images.
-    model : str, optional
-        Name of the network, which may decide the size of images.
+    The options have the names and meanings of the command line's (``emdcfl run --help``); lists may be texts with commas. ``data_seed`` is
+    the seed of the splits; ``model``, the name of the network, may decide the size of images.
     """
     rule, cleaning = SplitRule.of(split, split_column, group), Cleaning.of(**locals())
     return load_folder(path, label=label, client=client, seed=data_seed, size=size, model=model, rule=rule, cleaning=cleaning)

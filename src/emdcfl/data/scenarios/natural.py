@@ -54,10 +54,7 @@ def by_time(start: NDArray[np.int64], length: NDArray[np.int64], width: int, cut
 def watch(*, train_rows: int | None = None, data_seed: int = 0, data_root: str | None = None) -> Scenario:
     """Build ``watch``: of every series the first half trains, the third quarter validates, the rest tests. The wrist is a true group.
 
-    Parameters
-    ----------
-    train_rows : int, optional
-        Keep this many training windows of a site, drawn class by class with ``data_seed``.
+    ``train_rows`` keeps so many training windows of a site, drawn class by class with ``data_seed``.
     """
     table = natural_table("watch", data_root)
     who = np.array([f"{p}-{w}" for p, w in zip(*(table.column(c).to_pylist() for c in ("person", "wrist")), strict=True)])
@@ -72,10 +69,7 @@ def watch(*, train_rows: int | None = None, data_seed: int = 0, data_root: str |
 def hapt(*, later: bool, train_rows: int | None = None, data_seed: int = 0, data_root: str | None = None) -> Scenario:
     """Build ``hapt``: segments are cut as in ``watch``; ``hapt-later`` cuts recording 1 at two thirds and tests on later recordings.
 
-    Parameters
-    ----------
-    train_rows : int, optional
-        Keep this many training windows of a site, drawn class by class with ``data_seed``.
+    ``train_rows`` keeps so many training windows of a site, drawn class by class with ``data_seed``.
     """
     table = natural_table("hapt", data_root)
     who = np.array(table.column("person").to_pylist())
@@ -93,10 +87,7 @@ def hapt(*, later: bool, train_rows: int | None = None, data_seed: int = 0, data
 def chem97(*, train_rows: int | None = None, data_seed: int = 0, data_root: str | None = None) -> Scenario:
     """Build ``chem97``: pupils do not repeat, so each authority's are split 60/20/20 at random, class by class.
 
-    Parameters
-    ----------
-    train_rows : int, optional
-        Keep this many training pupils of a site, drawn class by class with ``data_seed``.
+    ``train_rows`` keeps so many training pupils of a site, drawn class by class with ``data_seed``.
     """
     table = natural_table("chem97", data_root)
     who = np.array(table.column("authority").to_pylist())

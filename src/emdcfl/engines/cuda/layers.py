@@ -178,11 +178,7 @@ def keep_permuted(module: nn.Module) -> dict[str, int]:
 class PixelOrder:
     """The order of θ in which the weights after a ``PixelFlatten`` go pixel by pixel.
 
-    Parameters
-    ----------
-    layout : Layout
-    channels : mapping
-        From the names of these weights to the channels of the images that they multiply.
+    ``channels`` maps the names of these weights to the channels of the images that they multiply.
     """
 
     def __init__(self, layout: Layout, channels: Mapping[str, int]) -> None:

@@ -80,16 +80,9 @@ def refine(
 ) -> Generator[tuple[Tensor, Tensor], Tensor | None, None]:
     """Lower and upper bounds of each problem, (P,) float64, one pair per stage, each at least as tight as the one before.
 
-    A tensor of positions that is sent back leaves only these problems to the later stages, in that order.
-
-    Parameters
-    ----------
-    c : (P, n, m) tensor
-        Non-negative float32 costs.
-    low : (P,) tensor
-        ``minima(c)``; sets the scale of the regularisation.
-    upper : bool
-        Also bound from above, from the second stage on: a plan of the first is too blurred to be of use.
+    A tensor of positions that is sent back leaves only these problems to the later stages, in that order. The costs ``c`` (P, n, m) are
+    non-negative float32; ``low`` is ``minima(c)``, which sets the scale of the regularisation. With ``upper``, bounds are also from above,
+    from the second stage on: a plan of the first is too blurred to be of use.
     """
     low, high = low.clone(), torch.full_like(low, torch.inf)
     # With identical samples the minima vanish; the regularisation must not.

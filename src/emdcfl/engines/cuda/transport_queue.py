@@ -29,14 +29,7 @@ Shape = tuple[int, int, int, int]
 
 
 class DeviceBounds:
-    """Bounds transport problems on a device.
-
-    Parameters
-    ----------
-    device : torch.device or str
-        The CPU works too, for tests; ``transport.bounds`` on threads is faster there.
-    options : TransportOptions
-    """
+    """Bounds transport problems on a device; the CPU works too, for tests, where ``transport.bounds`` on threads is faster."""
 
     def __init__(self, device: torch.device | str, options: TransportOptions) -> None:
         self.device, self.options = torch.device(device), options

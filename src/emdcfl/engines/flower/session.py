@@ -25,12 +25,7 @@ if TYPE_CHECKING:
 class Session:
     """The connection of a ``ServerApp`` to its nodes, and the federations that used it.
 
-    Parameters
-    ----------
-    grid, settings, keys
-        What reaches the nodes, how requests are sent, which key is whose.
-    state : Path, optional
-        Folder ``state`` of the run directory; a survey that is stored there is not made again.
+    A survey that is stored in ``state``, a folder of the run directory, is not made again.
     """
 
     def __init__(self, grid: Grid, settings: MessageSettings, keys: KeyList, state: Path | None = None) -> None:
@@ -79,16 +74,8 @@ def connect(
 ) -> FlowerFederation:
     """Return the federation of the nodes that hold a scenario's sites.
 
-    Parameters
-    ----------
-    scenario : Scenario
-        What the server knows: names, network, preprocessing. Its samples, if it has any, are not used.
-    source : (name, options)
-        How a node finds its data: the scenario's name and options.
-    run, threads, precision, seed
-        What every client needs to know.
-    **options
-        Those of ``Federation``.
+    The server knows names, network and preprocessing of the scenario; its samples, if it has any, are not used. ``source``, the scenario's
+    name and options, is how a node finds its data. ``options`` are those of ``Federation``.
     """
     here = current()
     job = {

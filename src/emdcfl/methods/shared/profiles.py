@@ -52,25 +52,18 @@ class Fresh:
 
 @dataclass(frozen=True)
 class ProfileUpdate:
-    r"""What one round does to the profiles.
-
-    Parameters
-    ----------
-    vectors, steps : mapping
-        Block → client → :math:`G_c`, and the same running mean of the number of steps.
-    fresh : dict
-        Block → client → new update; emptied by ``apply``.
-    beta : float
-        :math:`\beta`, the weight of the new update.
-    from_zero : bool
-        Whether a client's first update in a block is weighed by :math:`\beta` too (the block was zero before), or taken whole.
-    """
+    """What one round does to the profiles."""
 
     vectors: Vectors
+    """Block → client → :math:`G_c`."""
     steps: Numbers
+    """The same running mean of the number of steps."""
     fresh: dict[str, dict[str, Fresh]]
+    """Block → client → new update; emptied by ``apply``."""
     beta: float
+    """Weight of the new update."""
     from_zero: bool = False
+    """Whether a client's first update in a block is weighed by beta too (the block was zero before), or taken whole."""
 
     @property
     def blocks(self) -> list[str]:

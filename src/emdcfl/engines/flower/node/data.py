@@ -52,26 +52,11 @@ def read_site(
     rule: SplitRule = RANDOM,
     cleaning: Cleaning = AS_THEY_ARE,
 ) -> Site:
-    """Return the site of a node.
+    """Return the site of a node: its share of a scenario (``source`` "scenario"), or own files at ``path``.
 
-    Parameters
-    ----------
-    name : str
-        The client's.
-    source : str
-        ``"scenario"``, or anything else for files at ``path``.
-    data : mapping
-        Of the job: a scenario's name and options, or encoding, classes and seed of own files.
-    label : str or None
-        Label column, if this site calls it by another name.
-    cache : Path
-        Folder to keep the site in, inside the node's state.
-    policy : Policy
-        Which columns may be read as words.
-    rule : SplitRule
-        How own files are split.
-    cleaning : Cleaning
-        How own files are repaired.
+    ``data`` is the job's: a scenario's name and options, or encoding, classes and seed of own files. ``label`` is the label column, if this
+    site calls it by another name. The site is kept in ``cache``, inside the node's state. ``policy`` says which columns may be read as
+    words.
     """
     if source == SCENARIO and "scenario" not in data:
         raise DataError(f"node {name!r} serves a share of a scenario, but the run asks for own files; set data in its node.toml")

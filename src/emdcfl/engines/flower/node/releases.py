@@ -33,15 +33,7 @@ DAY = 86400.0
 
 
 class Releases:
-    """The counts of one run, and those of all runs.
-
-    Parameters
-    ----------
-    state : Path
-        The folder ``state`` of the node's home.
-    run : str
-        Name of the run, of the server's choice.
-    """
+    """The counts of one run, whose name the server chose, and those of all runs, in the folder ``state`` of the node's home."""
 
     def __init__(self, state: Path, run: str) -> None:
         self.state, self.run = state, run

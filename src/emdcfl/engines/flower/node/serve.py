@@ -130,10 +130,7 @@ def check_relayed(node: Node, info: TaskInfo, inputs: Mapping[str, Any]) -> dict
 def make_app(open_node: Open, **more: Answer) -> ClientApp:
     """Return a ``ClientApp`` that answers ``hello``, ``ping``, every registered task, and ``more``, each as ``query.<name>``.
 
-    Parameters
-    ----------
-    open_node : callable
-        From Flower's ``Context`` (it has the node's config) to the node.
+    ``open_node`` makes the node from Flower's ``Context``, which has the node's config.
     """
     from flwr.clientapp import ClientApp
 
