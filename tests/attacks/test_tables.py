@@ -14,7 +14,8 @@ import pytest
 from emdcfl.core.errors import DataError
 from emdcfl.data.own import check_folder
 from emdcfl.data.own.formats import readers
-from emdcfl.data.own.formats.readers import label_column, read_file
+from emdcfl.data.own.formats.client_tables import label_column
+from emdcfl.data.own.formats.readers import read_file
 from emdcfl.data.own.tables import Numeric, TableEncoding, column_kinds, pool, summarise
 
 

@@ -247,7 +247,7 @@ def report(config: NodeConfig, home: Path) -> Iterator[str]:
     yield ""
     yield "The server receives, if it asks:"
     if config.data != "scenario":
-        yield "  survey          classes, image sizes or column names, mean and spread of numbers, words of text columns (200 at most)"
+        yield "  survey          classes, image sizes or column names; units, mean and spread of numbers; words of text (200 at most)"
     for task in TASKS:
         if task in policy.answered:
             yield f"  {task:<15} {_release(task, config)}"

@@ -77,8 +77,8 @@ def test_any_picture_comes_out_in_the_shape_asked_for(width: int, height: int, m
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        (b"\xc1,label\n1,x\n", "a column name is not UTF-8"),
-        (b"a,label\n\xff\xfe,x\n1,y\n", "column 'a' holds bytes that are not UTF-8 text"),
+        (b"\x81,label\n1,x\n", "neither UTF-8 nor Windows-1252"),
+        (b"a,label\nK\x94ln,x\nBonn,y\n", "neither UTF-8 nor Windows-1252"),
         (b"a,a,label\n1,2,x\n", "two columns named 'a'"),
         (b"", "cannot read the table"),
     ],

@@ -173,7 +173,7 @@ def table(path: Path, shift: float) -> None:
     rows = ["age,ward,label"]
     for i in range(60):
         label = i % 2
-        rows.append(f"{'' if i == 7 else round(40 + 5 * label + shift + rng.normal(), 3)},{'north' if i % 3 else 'south'},{label}")
+        rows.append(f"{'' if i == 7 else f'{40 + 5 * label + shift + rng.normal():.3f} y'},{'north' if i % 3 else 'south'},{label}")
     path.write_text("\n".join(rows), encoding="utf-8")
 
 
@@ -195,6 +195,7 @@ def test_nodes_with_their_own_files_agree_with_one_folder_read_in_one_place(tmp_
         surveyed = scenarios.build("nodes", clients=["a", "b", "c"])
         assert surveyed.classes == whole.classes
         assert surveyed.encoding == whole.encoding
+        assert kind == "images" or surveyed.encoding["columns"][0]["unit"] == "y"
         assert surveyed.model == whole.model
         assert np.allclose(surveyed.preprocess.mean, whole.preprocess.mean)
         assert np.allclose(surveyed.preprocess.std, whole.preprocess.std)

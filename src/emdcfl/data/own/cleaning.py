@@ -63,7 +63,7 @@ class Cleaning:
         if read_task(task) == REGRESSION and (merge_labels or pairs):
             raise ConfigError("--merge-labels and --label-map are for classes, got --task regression; leave them out")
         renamed = tuple((old.strip(), new.strip()) for old, _, new in pairs)
-        cells = CellRules(_listed(missing, "missing"), read_dates(date))
+        cells = CellRules(_listed(missing, "missing"), read_dates(date), task == REGRESSION)
         return cls(bool(merge_labels), renamed, _listed(drop, "drop"), _listed(only, "only"), cells, gaps or "mean", task)
 
     def in_words(self) -> list[str]:
@@ -99,8 +99,11 @@ class Cleaning:
         def cut(part: Part) -> Part:
             return replace(part, x=part.x.select([name for name in part.x.column_names if name in keep or name == label]))
 
-        cleaned = [replace(raw, parts={split: cut(part) for split, part in raw.parts.items()}) for raw in raws]
-        return [self.full_rows(raw, sorted(keep), notes) for raw in cleaned], notes
+        def cleaned(raw: Raw) -> Raw:
+            units = {name: unit for name, unit in raw.units.items() if name in keep or name == label}
+            return replace(raw, parts={split: cut(part) for split, part in raw.parts.items()}, units=units)
+
+        return [self.full_rows(cleaned(raw), sorted(keep), notes) for raw in raws], notes
 
     def full_rows(self, raw: Raw, columns: Sequence[str], notes: list[Note]) -> Raw:
         """Return a client's rows without missing values in some columns, where such rows are left out; appends a note."""
@@ -123,7 +126,7 @@ class Cleaning:
         flag = f"--{'drop' if self.drop else 'only'} {','.join(wanted)}"
         if wanted and label is None:
             raise DataError(f"{flag} is for columns of tables, but these are images; leave it out")
-        if label is None and (self.cells, self.gaps) != (AS_WRITTEN, "mean"):
+        if label is None and (self.cells.missing or self.cells.dates or self.gaps != "mean"):
             raise DataError("--date, --missing and --gaps are for tables, but these are images; leave them out")
         unknown = next((name for name in wanted if name not in known or name == label), None)
         if unknown is not None:

@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 from emdcfl.core import keys
 from emdcfl.core.errors import DataError
 from emdcfl.data.own import defaults
-from emdcfl.data.own.checking.columns import DATES, ColumnProfile, check_categories, column_notes
+from emdcfl.data.own.checking.columns import DATES, ColumnProfile, check_categories, column_notes, unit_notes
 from emdcfl.data.own.checking.leaks import leaks, repeats
 from emdcfl.data.own.checking.profiling import profile_columns
 from emdcfl.data.own.cleaning import AS_THEY_ARE, REGRESSION, Cleaning, variant_notes
+from emdcfl.data.own.formats.client_tables import read_client_tables, read_shared_table
 from emdcfl.data.own.formats.images import common_shape, list_images, read_client, read_headers
 from emdcfl.data.own.formats.layout import ClientFiles, Layout, client_folder, discover
-from emdcfl.data.own.formats.readers import read_client_tables, read_shared_table
+from emdcfl.data.own.formats.quantities import common_units
 from emdcfl.data.own.parts import MIXED, SPLITS, Divided, Note, Raw, find_target, prepare, to_site, write_notes
 from emdcfl.data.own.splitting import RANDOM, SplitRule
 from emdcfl.data.own.tables import AS_WRITTEN, CellRules, TableEncoding, column_bytes, column_kinds, pool, summarise
@@ -128,7 +129,7 @@ def clean_reading(path: Path, raws: Sequence[Raw], details: dict[str, Any], note
     kept, more = cleaning.select(cleaned, details.get("label"), str(path))
     found = [*notes, *more, *variant_notes(str(path), kept)]
     reading = Reading(path, kept, labels, details, found, columns, cleaning, {raw.name: _fingerprint(raw) for raw in kept})
-    reading.notes.extend(column_notes(str(path), kept, reading.features))
+    reading.notes.extend([*unit_notes(str(path), kept), *column_notes(str(path), kept, reading.features)])
     return reading
 
 
@@ -138,10 +139,11 @@ def build_scenario(reading: Reading, *, seed: int = 0, model: defaults.Model = N
     ``alone``: this is one client of several that are elsewhere.
     """
     path, raws = reading.path, reading.raws
+    units = common_units({raw.name: raw.units for raw in raws})
     divided, classes, more = prepare(str(path), raws, seed, alone=alone)
     target = find_target(divided)
     many = check_categories(reading.features)
-    arrays, encoding, preprocess, mixed = _encode(divided, {raw.name: raw.origin for raw in raws}, reading, model)
+    arrays, encoding, preprocess, mixed = _encode(divided, {raw.name: raw.origin for raw in raws}, reading, model, units)
     shape = arrays[raws[0].name]["train"].shape[1:]
     scenario = Scenario(
         name=path.stem if path.is_file() else path.resolve().name,
@@ -204,13 +206,13 @@ def _read(
 
 
 def _encode(
-    divided: Divided, origins: Mapping[str, str], reading: Reading, model: defaults.Model
+    divided: Divided, origins: Mapping[str, str], reading: Reading, model: defaults.Model, units: Mapping[str, str]
 ) -> tuple[Arrays, dict[str, Any], Preprocess, list[str]]:
     if reading.details["kind"] == "images":
         arrays: Arrays = {name: {split: parts[split].x for split in SPLITS} for name, parts in divided.items()}
         encoded_as = {"kind": "images", "shape": reading.details["shape"]}
         return arrays, encoded_as, defaults.image_preprocess([splits["train"] for splits in arrays.values()], model), []
-    encoding, notes = table_encoding(divided, origins, reading.details["label"], reading.cleaning.cells)
+    encoding, notes = table_encoding(divided, origins, reading.details["label"], reading.cleaning.cells, units)
     encoding = replace(encoding, gaps=reading.cleaning.gaps)
     encoded: Arrays = {name: {split: encoding.encode(parts[split].x, origins[name]) for split in SPLITS} for name, parts in divided.items()}
     # The encoding has standardised already, in double precision, so nothing is left for the device.
@@ -218,9 +220,9 @@ def _encode(
 
 
 def table_encoding(
-    divided: Divided, origins: Mapping[str, str], label: str, cells: CellRules = AS_WRITTEN
+    divided: Divided, origins: Mapping[str, str], label: str, cells: CellRules = AS_WRITTEN, units: Mapping[str, str] | None = None
 ) -> tuple[TableEncoding, list[str]]:
     """Pool what the clients report about their training rows; returns the encoding and notes."""
     every = [(f"client {name!r} ({origins[name]})", part.x) for name, parts in divided.items() for part in parts.values()]
     numeric, categorical, notes = column_kinds(every, leave_out=[label])
-    return pool([summarise(parts["train"].x, numeric, categorical) for parts in divided.values()], label, cells), notes
+    return pool([summarise(parts["train"].x, numeric, categorical) for parts in divided.values()], label, cells, units), notes

@@ -19,11 +19,13 @@ from emdcfl.data.own.arrays import true_groups
 from emdcfl.data.own.checking.leaks import leaks, repeats
 from emdcfl.data.own.cleaning import Cleaning
 from emdcfl.data.own.folder import build_scenario, clean_reading
-from emdcfl.data.own.formats.readers import LABEL_NAMES, label_column, labelled, shared_table
+from emdcfl.data.own.formats.client_tables import LABEL_NAMES, label_column, label_to_leave, labelled, shared_table
+from emdcfl.data.own.formats.quantities import check_units, common_units
+from emdcfl.data.own.formats.readers import read_units
 from emdcfl.data.own.parts import MIXED, Note, Part, Raw
 from emdcfl.data.own.site import new_site
 from emdcfl.data.own.splitting import RANDOM, SPLIT_NAMES, SplitRule
-from emdcfl.data.own.tables import TableEncoding
+from emdcfl.data.own.tables import CellRules, TableEncoding
 from emdcfl.data.types import Scenario, Site, Target
 
 if TYPE_CHECKING:
@@ -99,9 +101,9 @@ def from_tables(
     if is_table(clients):
         if column is None:
             raise DataError("expected one frame per site, or one frame and the name of its site column, got one frame; name it with site=")
-        raws, label, notes = _shared(clients, label, column, rule)
+        raws, label, notes = _shared(clients, label, column, rule, cleaning.cells)
     else:
-        raws, label, notes = _each(clients, label, rule)
+        raws, label, notes = _each(clients, label, rule, cleaning.cells)
     reading = clean_reading(WHERE, raws, {"kind": "table", "label": label}, notes, cleaning)
     scenario, divided = build_scenario(reading, seed=seed, model=model)
     more = [*repeats(scenario).notes(str(WHERE)), *(leaks(scenario, divided, rule, hints=False) if rule == RANDOM else [])]
@@ -110,43 +112,48 @@ def from_tables(
     return replace(scenario, notes=(*scenario.notes, *more), groups=truth, k=k, fingerprints={})
 
 
-def _shared(clients: Any, label: str | None, column: str, rule: SplitRule) -> tuple[list[Raw], str, list[Note]]:
+def _shared(clients: Any, label: str | None, column: str, rule: SplitRule, cells: CellRules) -> tuple[list[Raw], str, list[Note]]:
     """Divide one table, or one table per split, by the site column."""
     if not isinstance(clients, Mapping):
-        return shared_table(as_table(clients, label), "the frame", label, column, rule)
+        return shared_table(as_table(clients, label), "the frame", label, column, rule, cells)
     parts: dict[str, dict[str, Part]] = {}
+    units: dict[str, dict[str, str]] = {}
     notes: list[Note] = []
     for split, value in clients.items():
-        raws, label, more = shared_table(as_table(value, label), f"split {split!r}", label, column, RANDOM)
+        raws, label, more = shared_table(as_table(value, label), f"split {split!r}", label, column, RANDOM, cells)
         notes += more
         for raw in raws:
+            units[raw.name] = common_units({"the other splits": units.get(raw.name, {}), f"split {split!r}": raw.units})
             parts.setdefault(raw.name, {})[SPLIT_NAMES[split]] = raw.parts[MIXED]
     assert label is not None
-    return [Raw(name, f"{column} = {name}", found, label=label) for name, found in parts.items()], label, notes
+    raws = [Raw(name, f"{column} = {name}", found, label=label, units=units[name]) for name, found in parts.items()]
+    return raws, label, notes
 
 
-def _each(clients: Any, label: str | None, rule: SplitRule) -> tuple[list[Raw], str, list[Note]]:
+def _each(clients: Any, label: str | None, rule: SplitRule, cells: CellRules) -> tuple[list[Raw], str, list[Note]]:
     named = dict(clients) if isinstance(clients, Mapping) else {f"client-{i}": entry for i, entry in enumerate(clients, start=1)}
     raws: list[Raw] = []
     notes: list[Note] = []
     for name, entry in named.items():
-        raw, label, more = _raw(str(name), entry, label, rule)
+        raw, label, more = _raw(str(name), entry, label, rule, cells)
         raws.append(raw)
         notes += more
     return raws, label or "", notes
 
 
-def _raw(name: str, entry: Any, label: str | None, rule: SplitRule) -> tuple[Raw, str, list[Note]]:
+def _raw(name: str, entry: Any, label: str | None, rule: SplitRule, cells: CellRules) -> tuple[Raw, str, list[Note]]:
     if not is_table(entry):
         raise DataError(f"client {name!r}: expected a frame as at the other sites, got {type(entry).__name__}; give all sites alike")
     whole = not isinstance(entry, Mapping)
-    parts, notes = {}, []
+    parts, notes, units = {}, [], dict[str, str]()
     for split, value in ({MIXED: entry} if whole else {SPLIT_NAMES[split]: part for split, part in entry.items()}).items():
         table = as_table(value, label)
         label = label_column(table, label, f"client {name!r}")
+        table, own = read_units(table, label_to_leave(table, label, cells))
+        units = common_units({"the other splits": units, f"split {split!r}": own})
         parts[split], more = labelled(table, label, name, "frame", rule if whole else RANDOM)
         notes += more
-    return Raw(name, "frame", parts, rule if whole else RANDOM, label or ""), label or "", notes
+    return Raw(name, "frame", parts, rule if whole else RANDOM, label or "", units), label or "", notes
 
 
 def site_from_table(
@@ -161,14 +168,17 @@ def site_from_table(
 ) -> tuple[Site, tuple[str, ...]]:
     """Build one more site for a run on tables, from a frame."""
     _check_kind(encoding)
-    raw, _, notes = _raw(name, entry, encoding["label"], SplitRule.of(**options))
-    return new_site(raw, encoding, classes, notes, target=target, seed=seed, cleaning=Cleaning.of(**options))
+    cleaning = Cleaning.of(**options)
+    raw, _, notes = _raw(name, entry, encoding["label"], SplitRule.of(**options), cleaning.cells)
+    return new_site(raw, encoding, classes, notes, target=target, seed=seed, cleaning=cleaning)
 
 
 def encode(value: Any, encoding: Mapping[str, Any]) -> torch.Tensor:
     """Return the rows of a frame as a run on tables stores them; a label column is ignored."""
     _check_kind(encoding)
-    reader, table = TableEncoding.from_dict(encoding), as_table(value)
+    reader = TableEncoding.from_dict(encoding)
+    table, units = read_units(as_table(value), [encoding["label"]])
+    check_units(units, reader.units, "the frame")
     gaps = np.flatnonzero(~reader.usable(table)).tolist()
     if gaps:
         raise DataError(f"the run left out rows with missing values (gaps = drop-rows), got one in row {gaps[0] + 1}; leave it out, too")

@@ -64,6 +64,8 @@ class Raw:
     parts: Mapping[str, Part]
     rule: SplitRule = RANDOM
     label: str = ""
+    units: Mapping[str, str] = field(default_factory=dict)
+    """Column of numbers with a unit → the unit, as its cells have it."""
 
     @property
     def total(self) -> int:

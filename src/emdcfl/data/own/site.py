@@ -16,9 +16,11 @@ from torch import Tensor
 from emdcfl.core.errors import DataError
 from emdcfl.data.own.cleaning import AS_THEY_ARE, Cleaning
 from emdcfl.data.own.formats import dicom
+from emdcfl.data.own.formats.client_tables import encoding_notes, read_client_tables
 from emdcfl.data.own.formats.images import list_images, read_client, read_image
 from emdcfl.data.own.formats.layout import IMAGE_SUFFIXES, TABLE_SUFFIXES, ClientFiles, client_folder
-from emdcfl.data.own.formats.readers import read_client_tables, read_file
+from emdcfl.data.own.formats.quantities import check_units
+from emdcfl.data.own.formats.readers import read_file, read_units
 from emdcfl.data.own.parts import MIXED, SPLITS, Note, Raw, divide, known_only, to_site, warnings, write_notes
 from emdcfl.data.own.splitting import RANDOM, SplitRule
 from emdcfl.data.own.tables import TableEncoding
@@ -90,6 +92,7 @@ def new_site(
         arrays = {split: divided[split].x for split in SPLITS}
     else:
         reader = TableEncoding.from_dict(encoding)
+        check_units(raw.units, reader.units, raw.origin)
         arrays = {split: reader.encode(divided[split].x, raw.origin) for split in SPLITS}
     return to_site(raw.name, arrays, divided, classes, target), tuple(write_notes(notes))
 
@@ -116,7 +119,10 @@ def read_inputs(files: Sequence[str | Path], *, encoding: Mapping[str, Any]) -> 
             if file.suffix.lower() not in TABLE_SUFFIXES:
                 raise DataError(f"{file} is not a table ({', '.join(sorted(TABLE_SUFFIXES))}); the run was trained on tables")
             reader = TableEncoding.from_dict(encoding)
-            table = read_file(file, reader.cells)
+            table, units = read_units(read_file(file, reader.cells), [encoding["label"]])
+            check_units(units, reader.units, str(file))
+            for note in encoding_notes(table, "", str(file)):
+                log.warning("%s: %s", note.origin, note.text)
             rows = np.flatnonzero(reader.usable(table))
             if len(rows) < table.num_rows:
                 log.warning(

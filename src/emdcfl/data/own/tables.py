@@ -49,6 +49,8 @@ class CellRules:
     """Marks of missing values, in any column, besides the usual ones."""
     dates: tuple[tuple[str, str], ...] = ()
     """Columns to read as dates, each with a format of ``strptime`` or ``auto``."""
+    numbers: bool = False
+    """Whether labels are numbers to predict, which may have a unit."""
 
 
 AS_WRITTEN = CellRules()
@@ -82,6 +84,8 @@ class Numeric:
     gaps: bool
     date: str = ""
     """Where the column is read as dates: their format, or ``auto``."""
+    unit: str = ""
+    """Where cells are numbers with a unit: the unit."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +116,11 @@ class TableEncoding:
     def cells(self) -> CellRules:
         """How new files are read."""
         return CellRules(self.missing, tuple((c.name, c.date) for c in self.columns if isinstance(c, Numeric) and c.date))
+
+    @property
+    def units(self) -> dict[str, str]:
+        """Column → unit, where its cells have one."""
+        return {c.name: c.unit for c in self.columns if isinstance(c, Numeric) and c.unit}
 
     @property
     def width(self) -> int:
@@ -158,20 +167,20 @@ class TableEncoding:
         columns: list[dict[str, Any]] = []
         for column in self.columns:
             if isinstance(column, Numeric):
-                date = {"date": column.date} if column.date else {}
-                columns.append({"name": column.name, "mean": column.mean, "std": column.std, "gaps": column.gaps, **date})
+                more = {key: value for key, value in (("date", column.date), ("unit", column.unit)) if value}
+                columns.append({"name": column.name, "mean": column.mean, "std": column.std, "gaps": column.gaps, **more})
             else:
                 columns.append({"name": column.name, "words": list(column.words)})
-        more: dict[str, Any] = {"missing": list(self.missing)} if self.missing else {}
-        more |= {"gaps": self.gaps} if self.gaps == DROP_ROWS else {}
-        return {"kind": "table", "label": self.label, "columns": columns, **more}
+        rules: dict[str, Any] = {"missing": list(self.missing)} if self.missing else {}
+        rules |= {"gaps": self.gaps} if self.gaps == DROP_ROWS else {}
+        return {"kind": "table", "label": self.label, "columns": columns, **rules}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TableEncoding:
         columns = tuple(
             Categorical(c["name"], tuple(c["words"]))
             if "words" in c
-            else Numeric(c["name"], c["mean"], c["std"], c["gaps"], str(c.get("date", "")))
+            else Numeric(c["name"], c["mean"], c["std"], c["gaps"], str(c.get("date", "")), str(c.get("unit", "")))
             for c in values["columns"]
         )
         return cls(values["label"], columns, tuple(map(str, values.get("missing", ()))), str(values.get("gaps", "mean")))
@@ -201,12 +210,12 @@ def _frequent(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted(sorted(counts, key=lambda word: (-counts[word], word))[:MAX_WORDS]))
 
 
-def pool(summaries: Sequence[Summary], label: str, cells: CellRules = AS_WRITTEN) -> TableEncoding:
+def pool(summaries: Sequence[Summary], label: str, cells: CellRules = AS_WRITTEN, units: Mapping[str, str] | None = None) -> TableEncoding:
     """Pool the clients' summaries into one encoding.
 
     A column without any value is left out; a constant one becomes zero. Of more than 200 words, those that most clients have are encoded.
     """
-    dates = dict(cells.dates)
+    dates, known = dict(cells.dates), units or {}
     columns: list[Numeric | Categorical] = []
     for name in summaries[0].numeric:
         moments = [summary.numeric[name] for summary in summaries]
@@ -217,7 +226,9 @@ def pool(summaries: Sequence[Summary], label: str, cells: CellRules = AS_WRITTEN
         variance = math.fsum(m.deviation + m.count * (m.mean - mean) ** 2 for m in moments) / count
         std = math.sqrt(variance)
         constant = std <= 1e-12 * max(1.0, abs(mean))
-        columns.append(Numeric(name, mean, 1.0 if constant else std, any(m.missing for m in moments), dates.get(name, "")))
+        columns.append(
+            Numeric(name, mean, 1.0 if constant else std, any(m.missing for m in moments), dates.get(name, ""), known.get(name, ""))
+        )
     for name in summaries[0].words:
         at = Counter(word for summary in summaries for word in summary.words[name])
         words = sorted(sorted(at, key=lambda word: (-at[word], word))[:MAX_WORDS])

@@ -27,6 +27,7 @@ from emdcfl.core.units import names
 from emdcfl.data.own import defaults
 from emdcfl.data.own.cleaning import AS_THEY_ARE, Cleaning, label_variants
 from emdcfl.data.own.formats.images import LARGEST_DEFAULT
+from emdcfl.data.own.formats.quantities import common_units
 from emdcfl.data.own.parts import sort_words
 from emdcfl.data.own.tables import Moments, Summary, pool
 from emdcfl.data.types import Preprocess, Scenario, Site, Split
@@ -235,5 +236,6 @@ def _tables(ask: _Survey, described: Mapping[str, Answer], options: Mapping[str,
         )
         for answer in ask(question).values()
     ]
-    encoding = pool(summaries, label)
+    units = common_units({client: {n: unit for n, unit in answer["units"].items() if n in numeric} for client, answer in described.items()})
+    encoding = pool(summaries, label, units=units)
     return encoding.as_dict(), Preprocess(), (encoding.width,)

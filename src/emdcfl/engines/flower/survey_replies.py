@@ -10,6 +10,7 @@ from torch import Tensor, float64
 from emdcfl.core.errors import ClientError
 from emdcfl.core.replies import brief
 from emdcfl.core.schema import Field, check
+from emdcfl.data.own.formats.quantities import LONGEST as LONGEST_UNIT
 from emdcfl.data.own.formats.readers import LARGEST
 from emdcfl.data.own.tables import LONGEST_WORD, MAX_WORDS
 from emdcfl.engines.flower.node.survey import DESCRIBE, Answer
@@ -21,7 +22,7 @@ MOST_PIXELS = 1 << 44
 BRIGHTEST = 255.0
 
 IMAGES = {"kind", "labels", "colour", "sizes"}
-TABLE = {"kind", "labels", "label", "columns"}
+TABLE = {"kind", "labels", "label", "columns", "units"}
 MOMENTS = {
     "count": Field(int, low=0, high=MOST_ROWS),
     "mean": Field(float, low=-LARGEST, high=LARGEST),
@@ -55,6 +56,11 @@ def _described(reply: Answer) -> None:
             _word("a column", name, longest=1024)
             if not isinstance(numeric, bool):
                 raise ClientError(f"expected columns to map names to true or false, got {type(numeric).__name__}")
+        units = reply["units"]
+        if not isinstance(units, dict) or not set(units) <= {name for name, numeric in columns.items() if numeric}:
+            raise ClientError(f"expected units as a dict of columns of numbers, got {_shown(units)}")
+        for unit in units.values():
+            _word("a unit", unit, longest=LONGEST_UNIT)
         return
     if not isinstance(reply["colour"], bool):
         raise ClientError(f"expected colour as true or false, got {type(reply['colour']).__name__}")

@@ -101,10 +101,20 @@ TABLES: dict[str, Mistake] = {
     "Parquet that is CSV": (lambda d: data(d).rename(d / "west.parquet"), {}, ("west.parquet", "not a table")),
     "UTF-16": (with_bytes("utf-16"), {}, ("west.csv", "UTF-8")),
     "Latin-1 head": (with_bytes("latin-1"), {}, ("west.csv", "UTF-8")),
-    "Latin-1 cells": (
-        lambda d: data(d).write_bytes(data(d).read_text().replace(",a,", ",ä,").encode("latin-1")),
+    "Windows cells": (
+        lambda d: data(d).write_bytes(data(d).read_text().replace(",a,", ",ä,").encode("cp1252")),
         {},
-        ("west.csv", "'ward'", "UTF-8"),
+        ("west.csv", "read as Windows-1252"),
+    ),
+    "DOS cells": (
+        lambda d: data(d).write_bytes(data(d).read_text().replace(",a,", ",Köln,").encode("cp850")),
+        {},
+        ("west.csv", "save it as UTF-8"),
+    ),
+    "other units": (
+        everywhere(1, lambda i, cell, s: f"{cell} {'g' if s == 'west' else 'mg'}" if i else cell),
+        {},
+        ("'dose'", "mg at north, south", "g at west", "--drop dose"),
     ),
     "a file twice": (lambda d: shutil.copy(data(d), d / "west.tsv"), {}, ("west", "two tables")),
     "a folder among tables": (lambda d: (d / "old" / "more").mkdir(parents=True), {}, ("old", "both tables", "sub-folders")),

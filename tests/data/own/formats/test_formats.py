@@ -1,4 +1,4 @@
-"""Excel workbooks and DICOM images, written by openpyxl and pydicom, are read like CSV and PNG."""
+"""Excel workbooks, DICOM images, text in Windows-1252 and numbers with units are read like CSV, PNG, UTF-8 and plain numbers."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from pydicom.uid import DeflatedExplicitVRLittleEndian, ExplicitVRLittleEndian, 
 from emdcfl.core import optional
 from emdcfl.core.errors import ConfigError, DataError
 from emdcfl.data.own import check_folder, load_folder, read_inputs
+from emdcfl.data.own.cleaning import Cleaning
 from emdcfl.data.own.formats import spreadsheet
 from emdcfl.data.own.formats.dicom import read_pixels
-from emdcfl.data.own.formats.readers import read_file
+from emdcfl.data.own.formats.readers import read_file, read_units
 
 ROWS: list[list[Any]] = [
     [
@@ -168,3 +169,68 @@ def test_without_the_package_one_line_names_file_and_extra(
 def test_the_library_that_wrote_the_files_reads_them_back(tmp_path: Path) -> None:
     pixels = np.arange(64, dtype=np.uint8).reshape(8, 8)
     assert np.array_equal(pydicom.dcmread(dicom(tmp_path / "a.dcm", pixels)).pixel_array, pixels)
+
+
+CITIES = ("Köln", "Nîmes", "Málaga")
+
+
+def clinic(path: Path, encoding: str, dose: str = "{} mg", n: int = 60) -> Path:
+    rows = [f"{20 + i % 50};{CITIES[i % 3]};{dose.format(f'{i / 8:.2f}'.replace('.', ','))};{'ja' if i % 2 else 'nein'}" for i in range(n)]
+    path.write_bytes("\n".join(["Größe;Stadt;Dosis;label", *rows]).encode(encoding))
+    return path
+
+
+def test_windows_text_gives_the_categories_of_utf8(tmp_path: Path) -> None:
+    for name, encoding in {"a": "utf-8", "b": "cp1252", "c": "utf-8-sig"}.items():
+        clinic(tmp_path / f"{name}.csv", encoding)
+    scenario = load_folder(tmp_path)
+    (city,) = [column for column in scenario.encoding["columns"] if "words" in column]
+    assert city["words"] == sorted(CITIES)
+    assert [note for note in scenario.notes if "b.csv" in note and "Windows-1252" in note]
+    x, _ = read_inputs([tmp_path / "a.csv", tmp_path / "b.csv"], encoding=scenario.encoding)
+    assert np.array_equal(x[:60], x[60:])
+
+
+def test_numbers_with_a_unit_are_numbers_and_another_unit_is_refused(tmp_path: Path) -> None:
+    for name, dose in {"a": "{} mg", "b": "{}mg", "c": "{} MG"}.items():
+        clinic(tmp_path / f"{name}.csv", "utf-8", dose)
+    scenario = load_folder(tmp_path)
+    dosis = scenario.encoding["columns"][1]
+    assert (dosis["name"], dosis["unit"]) == ("Dosis", "mg") and 3.5 < dosis["mean"] < 3.9
+    assert any("'Dosis' (mg" in note for note in scenario.notes)
+    clinic(tmp_path / "new.csv", "utf-8", "{} g")
+    with pytest.raises(DataError, match=r"'Dosis' of .*new\.csv is in g, in training in mg; convert it"):
+        read_inputs([tmp_path / "new.csv"], encoding=scenario.encoding)
+    clinic(tmp_path / "c.csv", "utf-8", "{}")
+    (tmp_path / "new.csv").unlink()
+    plain = load_folder(tmp_path)
+    assert plain.encoding == scenario.encoding and any("none at c" in doubt for doubt in plain.doubts)
+
+
+@pytest.mark.parametrize(
+    ("cells", "found"),
+    [
+        (["€ 1,200", "€ 950", "€ 12,300"], [1200.0, 950.0, 12300.0]),
+        (["1.200 €", "950 €", "12.300 €"], [1200.0, 950.0, 12300.0]),
+        (["1.200,50 €", "950,00 €", "n/a"], [1200.5, 950.0, None]),
+        (["37,2 °C", "36.9 °C", "38,1 °C"], ["37,2", "36.9", "38,1"]),
+        (["85%", "7%", "12"], [85.0, 7.0, 12.0]),
+        (["1,234 mg", "0.5 mg", "2 mg"], [1234.0, 0.5, 2.0]),
+        (["12a", "13a", "14a"], ["12a", "13a", "14a"]),
+        (["007 B", "008 B", "012 B"], ["007 B", "008 B", "012 B"]),
+        (["5 mg", "2 g", "3 ml"], ["5 mg", "2 g", "3 ml"]),
+        (["5 mg"] * 9 + ["<1 mg"], ["5"] * 9 + ["<1 mg"]),
+    ],
+)
+def test_what_is_a_number_with_a_unit(tmp_path: Path, cells: list[str], found: list[float | str | None]) -> None:
+    (tmp_path / "t.csv").write_text("\n".join(["x\tlabel", *(f"{cell}\ta" for cell in cells)]), encoding="utf-8")
+    assert read_units(read_file(tmp_path / "t.csv"))[0].column("x").to_pylist() == found
+
+
+def test_classes_keep_their_units_and_numbers_to_predict_lose_them(tmp_path: Path) -> None:
+    for name in "ab":
+        rows = [f"{i};{i % 3 * 5 + 5} mg;{i * 7} €" for i in range(40)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["x;dose;price", *rows]), encoding="utf-8")
+    assert load_folder(tmp_path, label="dose").classes == ("10 mg", "15 mg", "5 mg")
+    prices = load_folder(tmp_path, label="price", cleaning=Cleaning.of(task="regression"))
+    assert prices.target is not None and 100 < prices.target.mean < 170

@@ -16,9 +16,9 @@ from emdcfl.data.own.checking.columns import ColumnProfile
 from emdcfl.data.own.checking.leaks import Repeats, leaks, repeats
 from emdcfl.data.own.cleaning import AS_THEY_ARE, REGRESSION, Cleaning
 from emdcfl.data.own.folder import Reading, build_scenario, read_folder, read_site_alone
+from emdcfl.data.own.formats.client_tables import read_client_tables
 from emdcfl.data.own.formats.images import common_shape, list_images, read_client, read_headers
 from emdcfl.data.own.formats.layout import ClientFiles, client_folder, discover, visible
-from emdcfl.data.own.formats.readers import read_client_tables
 from emdcfl.data.own.parts import Raw, write_notes
 from emdcfl.data.own.splitting import RANDOM, SplitRule
 from emdcfl.data.types import Scenario

@@ -204,6 +204,24 @@ def column_notes(where: str, raws: Sequence[Raw], columns: Collection[ColumnProf
     return notes
 
 
+def unit_notes(where: str, raws: Sequence[Raw]) -> list[Note]:
+    """Say which columns are read as numbers with a unit, and at which sites they have none."""
+    found: dict[str, dict[str, str]] = {}
+    for raw in raws:
+        for name, unit in raw.units.items():
+            found.setdefault(name, {})[raw.name] = unit
+    notes = []
+    if found:
+        units = [f"{name!r} ({', '.join(dict.fromkeys(own.values()))})" for name, own in found.items()]
+        notes.append(Note("", where, "numbers with a unit, read as numbers: {words}", words=tuple(units)))
+    for name, own in found.items():
+        if without := [raw.name for raw in raws if raw.name not in own]:
+            text = f"column {name!r} has a unit at {names(list(own))} ({', '.join(dict.fromkeys(own.values()))}) and none at {{words}}: "
+            text += f"if that is another, convert it, or use --drop {shlex.quote(name)}"
+            notes.append(Note("", where, text, words=(names(without),), doubt=True))
+    return notes
+
+
 def odd_words(words: Mapping[str, int]) -> Counter[str]:
     """Words that are neither numbers nor marks of missing values, in the order they appear."""
     return Counter({word: n for word, n in words.items() if not NUMBER.fullmatch(word.replace(",", ".")) and word.lower() not in GAPS})

@@ -210,7 +210,7 @@ def _reveals(report: FolderReport) -> Iterator[str]:
         words = f"; the words in {some(told)}" if told else ""
         yield (
             f"{before}; {plural(len(features), 'column name')}; how many values each of the {len(features) - len(textual):,} columns of "
-            f"numbers has, their mean and spread{words}."
+            f"numbers has, their mean, spread and unit{words}."
         )
         if kept:
             yield f"A node would refuse to list the words in {some(kept)}, which look like names or free text, and take no part; drop them."

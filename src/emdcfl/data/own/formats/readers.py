@@ -1,22 +1,21 @@
-"""Read table files into Arrow tables, and split off the labels as text."""
+"""Read table files into Arrow tables: text as it is spelled and encoded, numbers with marks of thousands, units or gaps."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from emdcfl.core.errors import DataError, nearest
+from emdcfl.core.errors import DataError
 from emdcfl.core.optional import arrow
 from emdcfl.data.own.formats.dates import as_dates
-from emdcfl.data.own.formats.layout import EXCEL_SUFFIXES, ClientFiles
+from emdcfl.data.own.formats.layout import EXCEL_SUFFIXES
+from emdcfl.data.own.formats.quantities import find_unit, is_money, split_unit, without_unit
 from emdcfl.data.own.formats.spreadsheet import read_workbook
-from emdcfl.data.own.parts import MIXED, Note, Part, Raw, Text
-from emdcfl.data.own.splitting import RANDOM, SplitRule, table_keys
 from emdcfl.data.own.tables import AS_WRITTEN, CellRules
 
 if TYPE_CHECKING:
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 else:
     pa, pc, pcsv, pq = arrow(), arrow("compute"), arrow("csv"), arrow("parquet")
-
-LABEL_NAMES = ("label", "target", "class", "y")
 
 LARGEST = 1e30
 """Largest number of a table, either sign."""
@@ -63,6 +60,13 @@ NO_CSV = {
 }
 """What a file with the suffix of a CSV may be instead, by its first bytes, and the remedy."""
 
+WINDOWS = "Windows-1252"
+NO_TEXT = f"it is neither UTF-8 nor {WINDOWS} text; save it as UTF-8 (Excel: CSV UTF-8)"
+IN_DOS = re.compile(rb"[A-Za-z][\x82\x84\x87-\x89\x8b\x93\x94][A-Za-z]")
+"""Bytes that are letters in the encodings of DOS, and in Windows-1252 marks that do not stand inside a word."""
+DECIMAL, ENCODING = "decimal", "encoding"
+"""How a file is written, kept with its table: its decimal point, and its encoding where that is not UTF-8."""
+
 HEAD = 1000
 """Rows in which a column's name is looked for."""
 
@@ -71,31 +75,56 @@ def read_file(path: Path, cells: CellRules = AS_WRITTEN) -> pa.Table:
     """Read a CSV, TSV, Parquet or Excel file."""
     try:
         if path.suffix.lower() in EXCEL_SUFFIXES:
-            table = _with_gaps(read_workbook(path), cells.missing, ".")
+            table = read_workbook(path)
+            how = {DECIMAL: _decimal_of(table)}
+            table = _with_gaps(table, cells.missing, how[DECIMAL])
         elif path.suffix.lower() == ".parquet":
             table = _read_parquet(path)
+            how = {DECIMAL: _decimal_of(table)}
             if cells.missing:
                 table = pa.table([_without(column, cells.missing, ".") for column in table.columns], table.column_names)
         else:
-            table = _read_csv(path, cells.missing)
+            table, how = _read_csv(path, cells.missing)
         names = table.column_names  # a name that is not UTF-8 shows itself only here
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"cannot read the table {path}: a column name is not UTF-8 text; save the file as UTF-8 (Excel: CSV UTF-8)"
-        ) from error
+        raise DataError(f"cannot read the table {path}: {NO_TEXT}") from error
     except (OSError, ValueError, pa.ArrowException) as error:
         raise DataError(f"cannot read the table {path}: {_reason(path, error)}") from error
     table = _as_utf8(table, path)
-    if 2 * _like_data(table) >= len(names) > 0:
+    if 2 * like_data(table) >= len(names) > 0:
         raise DataError(f"{path}: its first line looks like data, not like column names; add a line with names above it")
     twice = next((name for name, times in Counter(names).items() if times > 1), None)
     if twice is not None:
-        raise DataError(f"{path} has two columns {'of the same name' if _like_data(table) else f'named {twice!r}'}: rename one")
+        raise DataError(f"{path} has two columns {'of the same name' if like_data(table) else f'named {twice!r}'}: rename one")
     _check_range(table, path)
     for name, form in cells.dates:
         if name in names:
             table = table.set_column(names.index(name), name, as_dates(table.column(name), form, f"{path}: column {name!r}"))
-    return table
+    return table.replace_schema_metadata(how)
+
+
+def read_units(table: pa.Table, leave: Collection[str] = ()) -> tuple[pa.Table, dict[str, str]]:
+    """Read columns of numbers with one unit as numbers, but for those to leave; returns the table, and the unit of each such column.
+
+    Cells that hold something else stay text, and so does their column.
+    """
+    decimal = (table.schema.metadata or {}).get(DECIMAL.encode(), b"").decode() or _decimal_of(table)
+    units: dict[str, str] = {}
+    for i, (name, column) in enumerate(zip(table.column_names, table.columns, strict=True)):
+        if name in leave or not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+            continue
+        words = Counter(word for cell in column.to_pylist() if cell is not None and (word := cell.strip()).lower() not in GAPS)
+        unit = find_unit(words, [word for word in words if NUMBER.fullmatch(_in_points(word, decimal))])
+        if unit is not None:
+            units[name] = unit
+            table = table.set_column(i, name, _numbers(without_unit(column, unit), decimal))
+    return table, units
+
+
+def _decimal_of(table: pa.Table) -> str:
+    """Return the decimal point of the text in a table that is no text file: a comma where a cell tells."""
+    texts = [column for column in table.columns if pa.types.is_string(column.type)]
+    return _decimal_point([str(word).strip() for column in texts for word in pc.unique(column.slice(0, HEAD)).to_pylist() if word], ",")
 
 
 def _read_parquet(path: Path) -> pa.Table:
@@ -132,7 +161,7 @@ def _check_size(path: Path, size: int) -> None:
         raise DataError(f"{path}: unpacks to {size / 2**30:.1f} GB, at most {UNPACKED / 2**30:g} are read; leave out rows or columns")
 
 
-def _like_data(table: pa.Table) -> int:
+def like_data(table: pa.Table) -> int:
     """Count the column names that look like cells: numbers that do not count the columns, and words found below them.
 
     Names are quoted in errors, which may reach a server; the first row of a file without names must not be.
@@ -149,12 +178,8 @@ def _like_data(table: pa.Table) -> int:
     return found
 
 
-def _names_of(table: pa.Table) -> list[str]:
-    """Column names for an error message; none where they may be cells."""
-    return [] if _like_data(table) else list(table.column_names)
-
-
-def _read_csv(path: Path, missing: Sequence[str] = (), *, threads: bool = True) -> pa.Table:
+def _read_csv(path: Path, missing: Sequence[str] = (), *, threads: bool = True) -> tuple[pa.Table, dict[str, str]]:
+    """Return the table, and how the file writes it."""
     delimiter, decimal = _dialect(path)
     parse = pcsv.ParseOptions(delimiter=delimiter)
     # Empty text counts as missing too, as an empty number does.
@@ -162,12 +187,26 @@ def _read_csv(path: Path, missing: Sequence[str] = (), *, threads: bool = True) 
     # one block and one thread, if the file is not large: both cost time for every column, and there may be thousands
     size = path.stat().st_size
     read = pcsv.ReadOptions(use_threads=threads and size > LARGEST_BLOCK, block_size=min(max(size, 1 << 20), LARGEST_BLOCK))
-    table = pcsv.read_csv(path, read, parse, convert)
+    table, how = pcsv.read_csv(path, read, parse, convert), {DECIMAL: decimal}
+    if not _is_utf8(table):
+        with path.open("rb") as file:
+            if IN_DOS.search(file.read(LARGEST_BLOCK)):
+                raise DataError(f"cannot read the table {path}: {NO_TEXT}")
+        read.encoding = "cp1252"
+        table, how[ENCODING] = pcsv.read_csv(path, read, parse, convert), WINDOWS
     if not table.num_columns:
-        return table
+        return table, how
     # a column without a name is called as pandas calls it, and can be left out by that name
     names = [name.strip() or f"Unnamed: {i}" for i, name in enumerate(table.column_names)]
-    return _with_gaps(table.rename_columns(names), missing, decimal)
+    return _with_gaps(table.rename_columns(names), missing, decimal), how
+
+
+def _is_utf8(table: pa.Table) -> bool:
+    """Whether a CSV was UTF-8: other text comes as bytes, and a name of it cannot be asked for."""
+    try:
+        return bool(table.column_names is not None) and not any(map(pa.types.is_binary, table.schema.types))
+    except UnicodeDecodeError:
+        return False
 
 
 def _with_gaps(table: pa.Table, missing: Sequence[str], decimal: str) -> pa.Table:
@@ -184,10 +223,10 @@ def _dialect(path: Path) -> tuple[str, str]:
     kind = next((kind for mark, kind in NO_CSV.items() if start.startswith(mark)), None)
     if kind is not None:
         raise DataError(f"cannot read the table {path}: it is not a CSV but {kind}")
-    text = start.decode("latin-1")
+    text = _peeked(start)
     quoted = r'"[^"]*"' if text.count('"') % 2 == 0 else r'"[^"\r\n]*"'  # a cell in quotes may hold lines, an odd quote may be inches
     lines = [line for line in re.split(r"[\r\n]+", re.sub(quoted, "", text)) if line.strip()]  # splitlines would also split at Å
-    lines = lines[:-1] if len(text) == PEEK else lines
+    lines = lines[:-1] if len(start) == PEEK else lines
     counts = {mark: {line.count(mark) for line in lines[:20]} for mark in (usual, ";", "\t", "|", ",")}
     even = {mark: max(found) for mark, found in counts.items() if len(found) == 1 and 0 not in found}
     delimiter = max(even, key=lambda mark: even[mark], default=usual)
@@ -195,20 +234,39 @@ def _dialect(path: Path) -> tuple[str, str]:
     return delimiter, _decimal_point([cell.strip() for cell in cells], delimiter)
 
 
+def _peeked(start: bytes) -> str:
+    """Decode the beginning of a file, which may end within a letter."""
+    try:
+        return start.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        whole = error.start > len(start) - 4
+        return start[: error.start].decode("utf-8-sig") if whole else start.decode("cp1252", errors="replace")
+
+
 def _decimal_point(cells: Sequence[str], delimiter: str) -> str:
     """Return what most fractions are written with; 1.234 may be a thousand and counts only where no other cell tells.
+
+    Numbers may have units. Money has no three decimals: € 1.234 is more than a thousand.
 
     Examples
     --------
     >>> _decimal_point(["0,5", "1.020", "12,75", "12.30"], ";"), _decimal_point(["1,020", "0.5"], ",")
     (',', '.')
     """
-    if not any("," in cell for cell in cells):
+    marked = [cell for cell in cells if "," in cell or "." in cell]
+    split = {cell: split_unit(cell) or (cell, "") for cell in set(marked)}
+    if not any("," in cell or is_money(split[cell][1]) for cell in marked):
         return "."
-    marks = {cell: found[1] for cell in cells if (found := FRACTION.fullmatch(cell))}
-    clear = [cell for cell in cells if cell in marks and not THOUSANDS.fullmatch(cell if marks[cell] == "," else cell.translate(SWAPPED))]
-    told = clear or [cell for cell in cells if cell in marks and delimiter != ","]
-    return "," if 2 * sum(marks[cell] == "," for cell in told) > len(told) else "."
+    marks = {cell: found[1] for cell, (number, _) in split.items() if (found := FRACTION.fullmatch(number))}
+    thousands = {cell for cell, mark in marks.items() if THOUSANDS.fullmatch(_as_thousands(split[cell][0], mark))}
+    money = {cell: "," if marks[cell] == "." else "." for cell in thousands if is_money(split[cell][1])}
+    clear = [(marks | money)[cell] for cell in marked if cell in marks and (cell not in thousands or cell in money)]
+    told = clear or [marks[cell] for cell in marked if cell in marks and delimiter != ","]
+    return "," if 2 * told.count(",") > len(told) else "."
+
+
+def _as_thousands(number: str, mark: str) -> str:
+    return number if mark == "," else number.translate(SWAPPED)
 
 
 def _without(column: pa.ChunkedArray, missing: Sequence[str], decimal: str) -> pa.ChunkedArray:
@@ -276,7 +334,7 @@ def _check_range(table: pa.Table, path: Path) -> None:
 
 
 def _as_utf8(table: pa.Table, path: Path) -> pa.Table:
-    """Columns of bytes as text: a CSV in another encoding has them, and Parquet files of some writers."""
+    """Columns of bytes as text: Parquet files of some writers have them."""
     t = pa.types
     columns = []
     for field, column in zip(table.schema, table.columns, strict=True):
@@ -284,96 +342,6 @@ def _as_utf8(table: pa.Table, path: Path) -> pa.Table:
             try:
                 column = pc.cast(pc.cast(column, pa.binary()), pa.string())
             except pa.ArrowException as error:
-                raise DataError(
-                    f"{path}: column {field.name!r} holds bytes that are not UTF-8 text; save the file as UTF-8 (Excel: CSV UTF-8)"
-                ) from error
+                raise DataError(f"{path}: column {field.name!r} holds bytes that are not UTF-8 text; save the file as UTF-8") from error
         columns.append(column)
     return pa.table(columns, names=table.column_names) if columns else table
-
-
-def label_column(table: pa.Table, label: str | None, origin: str) -> str:
-    """Return the name of the label column: the one asked for, or the first of label, target, class, y."""
-    if label is not None:
-        if label not in table.column_names:
-            if not (names := _names_of(table)):
-                raise DataError(f"{origin} has no label column {label!r}, and its first line looks like data: add a line with column names")
-            raise DataError(f"{origin} has no label column {label!r}: {nearest(label, names)}")
-        return label
-    for name in LABEL_NAMES:
-        if name in table.column_names:
-            return name
-    shown = ", ".join(_names_of(table)) or "no line with column names"
-    raise DataError(f"{origin}: name the label column (--label COLUMN); it has {shown}")
-
-
-def labelled(table: pa.Table, label: str, name: str, origin: str, rule: SplitRule = RANDOM) -> tuple[Part, list[Note]]:
-    """Split off the labels as text, and what the rows are split by; rows without one are left out, with a note."""
-    column = table.column(label)
-    keep = np.flatnonzero(~column.is_null().to_numpy(zero_copy_only=False))
-    notes = []
-    if not len(keep) and table.num_rows:
-        raise DataError(f"client {name!r} ({origin}): all {table.num_rows} rows are without a label in {label!r}; fill them in")
-    if len(keep) < table.num_rows:
-        notes.append(Note(name, origin, "rows without a label left out: {n}", table.num_rows - len(keep), left_out=True))
-        table = table.take(keep)
-    labels = _as_text(table.column(label))
-    table, by, present = table_keys(table, rule, label, f"client {name!r} ({origin})")
-    part = Part(table, labels, by)
-    if present.all():
-        return part, notes
-    words = tuple(rule.columns.values())
-    notes.append(
-        Note(name, origin, "rows without {words}, by which they are split, left out: {n}", int((~present).sum()), words, left_out=True)
-    )
-    return part.take(np.flatnonzero(present)), notes
-
-
-def read_client_tables(
-    client: ClientFiles, label: str | None, rule: SplitRule = RANDOM, cells: CellRules = AS_WRITTEN
-) -> tuple[Raw, str, list[Note]]:
-    """Read the table or tables of one client; return samples, the label column and notes."""
-    parts: dict[str, Part] = {}
-    notes: list[Note] = []
-    column = origin = ""
-    if rule.column and MIXED not in client.parts:
-        raise DataError(f"client {client.name!r} has train, val or test tables already, so --split-column has nothing to do; leave it out")
-    for split, path in client.parts.items():
-        table = read_file(path, cells)
-        origin = origin or str(path)
-        column = label_column(table, label, f"client {client.name!r}: {path}")
-        part, more = labelled(table, column, client.name, str(path), rule)
-        parts[split] = part
-        notes += more
-    return Raw(client.name, origin, parts, rule, column), column, notes
-
-
-def read_shared_table(
-    path: Path, label: str | None, client: str, rule: SplitRule = RANDOM, cells: CellRules = AS_WRITTEN
-) -> tuple[list[Raw], str, list[Note]]:
-    """Read one table and divide it by its client column; that column is dropped."""
-    return shared_table(read_file(path, cells), str(path), label, client, rule)
-
-
-def shared_table(table: pa.Table, origin: str, label: str | None, client: str, rule: SplitRule) -> tuple[list[Raw], str, list[Note]]:
-    """Divide a table by its client column."""
-    if client not in table.column_names:
-        raise DataError(f"{origin} has no client column {client!r}: {nearest(client, table.column_names)}")
-    column = label_column(table, label, origin)
-    if column == client:
-        raise DataError(f"{origin}: the label and the client column are both {client!r}; name another with --label or --client")
-    who = _as_text(pc.fill_null(pc.cast(table.column(client), pa.string()), ""))
-    notes = [Note("", origin, "rows without a client left out: {n}", int((who == "").sum()), left_out=True)] if (who == "").any() else []
-    table = table.drop_columns([client])
-    raws = []
-    for name in sorted(set(who.tolist()) - {""}):
-        part, more = labelled(table.take(np.flatnonzero(who == name)), column, name, origin, rule)
-        raws.append(Raw(name, f"{origin}, {client} = {name}", {MIXED: part}, rule, column))
-        notes += more
-    return raws, column, notes
-
-
-def _as_text(column: pa.ChunkedArray) -> Text:
-    values = column.to_pylist()
-    if pa.types.is_floating(column.type) and all(float(value).is_integer() for value in values):
-        values = [int(value) for value in values]  # a gap elsewhere turns a CSV's integers into floats
-    return np.array([str(value).strip() for value in values], dtype=str)

@@ -25,9 +25,9 @@ from emdcfl.core.errors import DataError, nearest
 from emdcfl.core.keys import digest
 from emdcfl.data.own import load_site
 from emdcfl.data.own.cleaning import AS_THEY_ARE, Cleaning
+from emdcfl.data.own.formats.client_tables import read_client_tables
 from emdcfl.data.own.formats.images import Listed, list_images
 from emdcfl.data.own.formats.layout import ClientFiles, client_folder
-from emdcfl.data.own.formats.readers import read_client_tables
 from emdcfl.data.own.parts import MIXED, Note, Part, Raw, Text, divide
 from emdcfl.data.own.site import new_site
 from emdcfl.data.own.splitting import RANDOM, SplitRule, file_keys

@@ -1,0 +1,142 @@
+"""A client's tables: which column is the label, samples and labels apart, one table for all divided by its client column."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from emdcfl.core.errors import DataError, nearest
+from emdcfl.core.optional import arrow
+from emdcfl.data.own.formats.layout import ClientFiles
+from emdcfl.data.own.formats.quantities import common_units
+from emdcfl.data.own.formats.readers import ENCODING, WINDOWS, like_data, read_file, read_units
+from emdcfl.data.own.parts import MIXED, Note, Part, Raw, Text
+from emdcfl.data.own.splitting import RANDOM, SplitRule, table_keys
+from emdcfl.data.own.tables import AS_WRITTEN, CellRules
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+else:
+    pa, pc = arrow(), arrow("compute")
+
+LABEL_NAMES = ("label", "target", "class", "y")
+
+MOST_CLASSES_WITH_UNIT = 20
+"""Different labels up to which numbers with a unit are the names of classes."""
+
+
+def _names_of(table: pa.Table) -> list[str]:
+    """Column names for an error message; none where they may be cells."""
+    return [] if like_data(table) else list(table.column_names)
+
+
+def label_column(table: pa.Table, label: str | None, origin: str) -> str:
+    """Return the name of the label column: the one asked for, or the first of label, target, class, y."""
+    if label is not None:
+        if label not in table.column_names:
+            if not (names := _names_of(table)):
+                raise DataError(f"{origin} has no label column {label!r}, and its first line looks like data: add a line with column names")
+            raise DataError(f"{origin} has no label column {label!r}: {nearest(label, names)}")
+        return label
+    for name in LABEL_NAMES:
+        if name in table.column_names:
+            return name
+    shown = ", ".join(_names_of(table)) or "no line with column names"
+    raise DataError(f"{origin}: name the label column (--label COLUMN); it has {shown}")
+
+
+def labelled(table: pa.Table, label: str, name: str, origin: str, rule: SplitRule = RANDOM) -> tuple[Part, list[Note]]:
+    """Split off the labels as text, and what the rows are split by; rows without one are left out, with a note."""
+    column = table.column(label)
+    keep = np.flatnonzero(~column.is_null().to_numpy(zero_copy_only=False))
+    notes = []
+    if not len(keep) and table.num_rows:
+        raise DataError(f"client {name!r} ({origin}): all {table.num_rows} rows are without a label in {label!r}; fill them in")
+    if len(keep) < table.num_rows:
+        notes.append(Note(name, origin, "rows without a label left out: {n}", table.num_rows - len(keep), left_out=True))
+        table = table.take(keep)
+    labels = _as_text(table.column(label))
+    table, by, present = table_keys(table, rule, label, f"client {name!r} ({origin})")
+    part = Part(table, labels, by)
+    if present.all():
+        return part, notes
+    words = tuple(rule.columns.values())
+    notes.append(
+        Note(name, origin, "rows without {words}, by which they are split, left out: {n}", int((~present).sum()), words, left_out=True)
+    )
+    return part.take(np.flatnonzero(present)), notes
+
+
+def read_client_tables(
+    client: ClientFiles, label: str | None, rule: SplitRule = RANDOM, cells: CellRules = AS_WRITTEN
+) -> tuple[Raw, str, list[Note]]:
+    """Read the table or tables of one client; return samples, the label column and notes."""
+    parts: dict[str, Part] = {}
+    notes: list[Note] = []
+    column = origin = ""
+    if rule.column and MIXED not in client.parts:
+        raise DataError(f"client {client.name!r} has train, val or test tables already, so --split-column has nothing to do; leave it out")
+    units: dict[str, str] = {}
+    for split, path in client.parts.items():
+        table = read_file(path, cells)
+        origin = origin or str(path)
+        column = label_column(table, label, f"client {client.name!r}: {path}")
+        notes += encoding_notes(table, client.name, str(path))
+        table, own = read_units(table, label_to_leave(table, column, cells))
+        units = common_units({"the other splits": units, f"client {client.name!r} ({path})": own})
+        part, more = labelled(table, column, client.name, str(path), rule)
+        parts[split] = part
+        notes += more
+    return Raw(client.name, origin, parts, rule, column, units), column, notes
+
+
+def encoding_notes(table: pa.Table, name: str, origin: str) -> list[Note]:
+    """Say that a file is no UTF-8."""
+    other = (table.schema.metadata or {}).get(ENCODING.encode())
+    text = f"read as {WINDOWS}, because it is not UTF-8; if letters look wrong, save it as UTF-8"
+    return [Note(name, origin, text)] if other else []
+
+
+def label_to_leave(table: pa.Table, label: str, cells: CellRules) -> list[str]:
+    """Return the label where its words are classes, also such as '5 mg' and '10 mg'; none where it holds numbers with a unit."""
+    return [] if cells.numbers or len(pc.unique(table.column(label))) > MOST_CLASSES_WITH_UNIT else [label]
+
+
+def read_shared_table(
+    path: Path, label: str | None, client: str, rule: SplitRule = RANDOM, cells: CellRules = AS_WRITTEN
+) -> tuple[list[Raw], str, list[Note]]:
+    """Read one table and divide it by its client column; that column is dropped."""
+    table = read_file(path, cells)
+    raws, column, notes = shared_table(table, str(path), label, client, rule, cells)
+    return raws, column, [*encoding_notes(table, "", str(path)), *notes]
+
+
+def shared_table(
+    table: pa.Table, origin: str, label: str | None, client: str, rule: SplitRule, cells: CellRules = AS_WRITTEN
+) -> tuple[list[Raw], str, list[Note]]:
+    """Divide a table by its client column."""
+    if client not in table.column_names:
+        raise DataError(f"{origin} has no client column {client!r}: {nearest(client, table.column_names)}")
+    column = label_column(table, label, origin)
+    if column == client:
+        raise DataError(f"{origin}: the label and the client column are both {client!r}; name another with --label or --client")
+    who = _as_text(pc.fill_null(pc.cast(table.column(client), pa.string()), ""))
+    notes = [Note("", origin, "rows without a client left out: {n}", int((who == "").sum()), left_out=True)] if (who == "").any() else []
+    table, leave = table.drop_columns([client]), label_to_leave(table, column, cells)
+    raws = []
+    for name in sorted(set(who.tolist()) - {""}):
+        own, units = read_units(table.take(np.flatnonzero(who == name)), leave)
+        part, more = labelled(own, column, name, origin, rule)
+        raws.append(Raw(name, f"{origin}, {client} = {name}", {MIXED: part}, rule, column, units))
+        notes += more
+    return raws, column, notes
+
+
+def _as_text(column: pa.ChunkedArray) -> Text:
+    values = column.to_pylist()
+    if pa.types.is_floating(column.type) and all(float(value).is_integer() for value in values):
+        values = [int(value) for value in values]  # a gap elsewhere turns a CSV's integers into floats
+    return np.array([str(value).strip() for value in values], dtype=str)
