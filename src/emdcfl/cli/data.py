@@ -92,15 +92,13 @@ def check(
 
         recipe = own_files(folder)
         place, options = Path(recipe.pop("path")), recipe | own
-    console = terminal()
     report = check_options(place, options)
-    if as_json:
-        answer(report.as_dict(), [], as_json=True)
-        raise typer.Exit(0 if report.ok else 2)
+    if as_json or fix is None:
+        show_report(report, html, as_json=as_json)
+        return
+    console = terminal()
     show_data_page(console, data_page(report))
-    if fix is not None:
-        report = _fix(console, place, options, fix)
-    _finish(console, report, html, f", with the repairs in {fix}" if fix else "")
+    _finish(console, _fix(console, place, options, fix), html, f", with the repairs in {fix}")
 
 
 def show_data_page(console: Console, page: DataPage) -> None:

@@ -127,7 +127,7 @@ def run(
     logging.getLogger("emdcfl.doubts").setLevel(logging.ERROR)  # the result says them
     console = terminal()
     with nullcontext() if quiet or as_json else Live(console) as live, _tracked(track or [], place, chosen) as watch:
-        say = console.print if live else _nothing
+        say: Callable[..., None] = console.print if live else lambda *_, **__: None
         start: Callable[..., Result] = runner.run
         if remote:
             from emdcfl.cli.federation import runner_over
@@ -260,7 +260,3 @@ def _tracked(names: Sequence[str], place: Path, config: Config) -> Iterator[Call
             return observer
 
         yield watch
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    """Say nothing."""

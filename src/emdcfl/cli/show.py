@@ -38,9 +38,8 @@ def draw_table(heads: Sequence[str], rows: Iterable[Sequence[str | Text]], *, le
         text = head in (left or heads)
         words = [str(row[i]) for row in cells]
         cut = text or any(" " in word for word in words)  # a number that is cut is another number
-        table.add_column(
-            head, justify="left" if text else "right", overflow="fold", min_width=None if cut else max(map(len, words), default=0)
-        )
+        width = None if cut else max(map(len, words), default=0)
+        table.add_column(head, justify="left" if text else "right", overflow="fold", min_width=width)
     for row in cells:
         table.add_row(*row)
     return table
@@ -69,7 +68,10 @@ def show_result(
     if others:
         _show_worth(console, summary, reading, others)
     if reading is not None:
-        _show_distances(console, reading)
+        for sentence in reading["sentences"]:
+            tell(console, f"  {sentence}")
+        _list(console, [f"  cluster {k}: {about}" for k, about in reading["clusters"].items() if about], "clusters", "reading.json")
+        _doubt(console, reading["doubts"])
     _list(console, [f"differs: {said}" for said in what_differs(summary)], "groups")
     _list(console, [f"trained with: {said}" for said in trained_with(summary)], "models")
     tell(console, _times(summary, others or {}))
@@ -111,13 +113,6 @@ def _scores(summary: Mapping[str, Any]) -> Text:
         ari = f"ARI = {summary['ari']:.2f}" if summary["ari"] is not None else "no true groups to compare with"
         parts.append(Text(f"K = {summary['k']}, {ari}"))
     return Text("; ").join(parts)
-
-
-def _show_distances(console: Console, reading: Mapping[str, Any]) -> None:
-    for sentence in reading["sentences"]:
-        tell(console, f"  {sentence}")
-    _list(console, [f"  cluster {k}: {about}" for k, about in reading["clusters"].items() if about], "clusters", "reading.json")
-    _doubt(console, reading["doubts"])
 
 
 def _doubt(console: Console, doubts: Sequence[str]) -> None:

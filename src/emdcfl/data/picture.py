@@ -65,7 +65,8 @@ def _rows(scenario: Scenario) -> list[tuple[str, str, list[Site], str]]:
     for group in dict.fromkeys(groups.values()):
         members = [site for site in scenario.sites if groups[site.name] == group]
         spread = sorted({int(i) for i in np.linspace(0, len(members) - 1, min(CLIENTS, len(members)))})
-        rows.append((_wrap(group), _sizes(members), [members[i] for i in spread], "train"))
+        title = "\n".join(textwrap.wrap(group.replace("+", " "), 14))
+        rows.append((title, _sizes(members), [members[i] for i in spread], "train"))
     scored = [site for site in scenario.sites if scenario.scored is None or site.name in scenario.scored]
     for variant in list(scored[0].tests)[1:]:
         sizes = f"{len(scored)} sites scored\nsame labels, other cue"
@@ -108,7 +109,3 @@ def _of_different_classes(labels: NDArray[np.int64], count: int) -> list[int]:
     chosen = [int(i) for i in first[:count]]
     rest = (i for i in range(len(labels)) if i not in chosen)
     return chosen + [i for i, _ in zip(rest, range(count - len(chosen)), strict=False)]
-
-
-def _wrap(name: str) -> str:
-    return "\n".join(textwrap.wrap(name.replace("+", " "), 14))

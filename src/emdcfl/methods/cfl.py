@@ -125,7 +125,8 @@ class CFL:
         mean, top = float(G.sum().clamp_min(0).sqrt()) / len(members), float(G.diagonal().max().sqrt())
         largest = max(largest, mean)
         parts = [members]
-        if len(members) > 2 and round.index >= self._first_split(round):
+        first = (round.total or 4) // 4 + 1 if isinstance(self.first_split, str) else self.first_split
+        if len(members) > 2 and round.index >= first:
             alike = cosines(G).numpy()
             side = bipartition(1 - alike, "complete")
             apart = self._disagree(mean, top, largest) and (self.thresholds != "cosines" or separation(alike, side) > self.separation)
@@ -137,9 +138,6 @@ class CFL:
             else:
                 tree.split_off(f"{path}{which}", model, {c: local[c] for c in part}, [steps[c] for c in part])
         return largest
-
-    def _first_split(self, round: Round) -> int:
-        return (round.total or 4) // 4 + 1 if isinstance(self.first_split, str) else self.first_split
 
     def _disagree(self, mean: float, top: float, largest: float) -> bool:
         if self.thresholds == "cosines":

@@ -10,7 +10,7 @@ McMahan, Moore, Ramage, Hampson, Agüera y Arcas. *Communication-Efficient Learn
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -20,7 +20,6 @@ from torch import Tensor
 from emdcfl.core.federation import Federation, Round
 from emdcfl.core.schema import Reply
 from emdcfl.methods.base import Family, Serving, register
-from emdcfl.trust.guard import TrustedMean
 
 
 @dataclass(frozen=True)
@@ -31,9 +30,16 @@ class GlobalState:
     theta: Tensor
     reached: list[str] = field(default_factory=list)
 
-    def after(self, mean: TrustedMean, folded: Sequence[str]) -> GlobalState:
-        """Return the state after a round in which these clients' states were averaged."""
-        return GlobalState(self.clients, mean.result(), sorted({*self.reached, *folded}, key=self.clients.index))
+
+def train_and_average(fed: Federation, state: GlobalState, round: Round, **terms: Any) -> GlobalState:
+    """Let the participants train from the global model, with loss terms if any are given, and average what they send."""
+    mean = fed.average()
+
+    def fold(client: str, reply: Reply) -> None:
+        mean.add(reply["theta"], reply["n"], client=client, start=state.theta)
+
+    replies = fed.train(dict.fromkeys(round.participants, state.theta), fold=fold, **terms)
+    return GlobalState(state.clients, mean.result(), sorted({*state.reached, *replies.valid}, key=state.clients.index))
 
 
 @register
@@ -54,13 +60,7 @@ class FedAvg:
         return GlobalState(list(fed.clients), fed.initial())
 
     def step(self, fed: Federation, state: GlobalState, round: Round) -> GlobalState:
-        mean = fed.average()
-
-        def fold(client: str, reply: Reply) -> None:
-            mean.add(reply["theta"], reply["n"], client=client, start=state.theta)
-
-        replies = fed.train(dict.fromkeys(round.participants, state.theta), fold=fold)
-        return state.after(mean, list(replies.valid))
+        return train_and_average(fed, state, round)
 
     def serve(self, state: GlobalState) -> Serving:
         reached = torch.tensor([[c in state.reached for c in state.clients]])

@@ -17,9 +17,8 @@ from typing import Any, ClassVar, Literal
 
 from emdcfl.core.errors import ConfigError
 from emdcfl.core.federation import Federation, Round
-from emdcfl.core.schema import Reply
 from emdcfl.methods.base import Family, Serving, register
-from emdcfl.methods.fedavg import FedAvg, GlobalState
+from emdcfl.methods.fedavg import FedAvg, GlobalState, train_and_average
 
 
 @register
@@ -55,14 +54,8 @@ class FedProx:
         return GlobalState(list(fed.clients), fed.initial())
 
     def step(self, fed: Federation, state: GlobalState, round: Round) -> GlobalState:
-        mean = fed.average()
-
-        def fold(client: str, reply: Reply) -> None:
-            mean.add(reply["theta"], reply["n"], client=client, start=state.theta)
-
-        # The anchor is where training starts, so it need not be sent.
-        replies = fed.train(dict.fromkeys(round.participants, state.theta), fold=fold, prox={"mu": self.mu, "kind": self.prox})
-        return state.after(mean, list(replies.valid))
+        prox = {"mu": self.mu, "kind": self.prox}  # the anchor is where training starts, so it need not be sent
+        return train_and_average(fed, state, round, prox=prox)
 
     def serve(self, state: GlobalState) -> Serving:
         return FedAvg().serve(state)

@@ -21,7 +21,6 @@ from emdcfl.paper.reproduce import Context, find
 from emdcfl.runs.config import Config
 from emdcfl.studies import sweep, table_files, tables
 from emdcfl.studies.compare import compare, configs, describe_failures, shared_scenario
-from emdcfl.studies.paper_values import Value
 from emdcfl.studies.paper_values import tables as paper_tables
 from emdcfl.studies.results import RESULTS, ResultRow, read_results
 from emdcfl.studies.snapshot import Request, Snapshot, take
@@ -167,20 +166,14 @@ def parameters(context: Context) -> int:
         numbers: list[float | None] = []
         for gram in (snapshot.linear, snapshot.state):
             numbers += [*inside_and_overall(_l2(gram), labels)]
-        cells = [c for own, theirs in zip(numbers, paper, strict=True) for c in (_number(own), _paper(theirs))]
-        lines.append([scenario, *cells])
+        line = [scenario]
+        for own, theirs in zip(numbers, paper, strict=True):
+            line += ["–" if own is None else f"{own:.2f}", "–" if theirs is None else theirs.text()]
+        lines.append(line)
     context.note("hypothesis: the linear layers, two of the CNN, one of ResNet18; full model: with BatchNorm's statistics")
     context.note(f"distances after the first local training; clusters at the paper's tolerance of {PAPER_EPSILON}")
     _write_table(context, heads, lines)
     return 0
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"
-
-
-def _paper(value: Value | None) -> str:
-    return "–" if value is None else value.text()
 
 
 def inside_and_overall(distances: Array, labels: Array) -> tuple[float | None, float]:

@@ -105,14 +105,12 @@ def write_quick_merging(result: Result) -> None:
         clusters = set(result.summary["clusters"] or ())
         simulated = result.summary["finished"] and result.summary["groups"] is not None
         quick = 2 <= len(clusters) <= QUICK_CLUSTERS and 4 * result.about.network.layout.size <= QUICK_BYTES
-        if simulated and quick and not _is_newer(result.folder / FILE, result.folder / "summary.json"):
+        file, summary = result.folder / FILE, result.folder / "summary.json"
+        done = file.exists() and file.stat().st_mtime_ns >= summary.stat().st_mtime_ns
+        if simulated and quick and not done:
             write_merging(result)
     except EmdcflError as error:
         log.info("what merging clusters could cost is left out: %s", error)
-
-
-def _is_newer(path: Path, than: Path) -> bool:
-    return path.exists() and path.stat().st_mtime_ns >= than.stat().st_mtime_ns
 
 
 def merging_line(run: Path) -> str | None:

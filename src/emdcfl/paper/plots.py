@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -43,19 +44,14 @@ def matrices(panels: Sequence[Panel], *, label: str, title: str) -> bytes:
         axis.set_title(plot_text(panel.title), fontsize=9)
         axis.set_xticks([])
         axis.set_yticks([])
-        for border in _borders(panel.groups):
-            axis.axhline(border, color="black", linewidth=0.8)
-            axis.axvline(border, color="black", linewidth=0.8)
+        for i, (one, other) in enumerate(pairwise(panel.groups or ())):
+            if one != other:
+                axis.axhline(i + 0.5, color="black", linewidth=0.8)
+                axis.axvline(i + 0.5, color="black", linewidth=0.8)
         bar = figure.colorbar(image, ax=axis, shrink=0.75)
         bar.ax.tick_params(labelsize=6)
     figure.suptitle(f"{title}\n{label}", fontsize=10)
     return png(figure)
-
-
-def _borders(groups: Sequence[str] | None) -> list[float]:
-    if groups is None:
-        return []
-    return [i - 0.5 for i in range(1, len(groups)) if groups[i] != groups[i - 1]]
 
 
 def ari_maps(maps: Sequence[tuple[str, Sequence[dict[str, Any]]]], *, title: str, columns: int = 2) -> bytes:

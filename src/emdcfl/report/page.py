@@ -119,7 +119,7 @@ def run_context(run: Run) -> dict[str, Any]:
         "splits": split_rows(splits),
         "tree": split_tree(run, splits) if splits else [],
         "table": _table(run),
-        "worth": _worth(run),
+        "worth": [{"what": what, "score": score, "gain": gain} for what, score, gain in worth_rows(s, others)] if others else [],
         "gains": charts.gain_rows(run),
         "unseen": _unseen(s),
         "cost": _cost(s),
@@ -272,12 +272,6 @@ def _listed(run: Run) -> list[int]:
 def _steps(values: list[int], most: int) -> list[int]:
     """Return at most so many values, at equal steps."""
     return values if len(values) <= most else [values[i * len(values) // most] for i in range(most)]
-
-
-def _worth(run: Run) -> list[dict[str, Any]]:
-    """One row per training: this run, then its baselines, with what this run is better."""
-    rows = worth_rows(run.summary, {name: other.summary for name, other in run.baselines.items()})
-    return [{"what": what, "score": score, "gain": gain} for what, score, gain in rows] if run.baselines else []
 
 
 def _cost(summary: dict[str, Any]) -> dict[str, Any]:

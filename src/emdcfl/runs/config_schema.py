@@ -24,6 +24,8 @@ def config_schema() -> Schema:
     hints = typing.get_type_hints(Config)
     tables = {f.name: _table(hints[f.name]) for f in dataclasses.fields(Config) if f.name not in CHOICES}
     preset = {"enum": list(PRESETS)}
+    own = _options(METHODS["emdcfl"])
+    privacy = {name.removeprefix(f"{PRIVACY}_"): schema for name, schema in own.items() if name.startswith(f"{PRIVACY}_")}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "emdcfl run config",
@@ -34,7 +36,7 @@ def config_schema() -> Schema:
             "scenario": _choice({name: _scenario(name) for name in sorted(scenarios.names()) if scenarios.is_built_in(name)}),
             "method": _choice({name: {**_options(cls), "preset": preset} for name, cls in sorted(METHODS.items()) if _ours(cls)}),
             "model": _choice({name: _options(builder) for name, builder in sorted(BUILDERS.items()) if _ours(builder)}, closed=False),
-            PRIVACY: {"type": "object", "properties": _privacy(), "additionalProperties": False},
+            PRIVACY: {"type": "object", "properties": privacy, "additionalProperties": False},
         },
     }
 
@@ -71,11 +73,6 @@ def _options(target: Callable[..., Any]) -> dict[str, Schema]:
         return {f.name: _default(_type(hints[f.name]), f.default) for f in dataclasses.fields(target) if f.init}
     named = (p for p in inspect.signature(target).parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD)
     return {p.name: _default(_type(hints.get(p.name, Any)), p.default) for p in named}
-
-
-def _privacy() -> dict[str, Schema]:
-    own = _options(METHODS["emdcfl"])
-    return {name.removeprefix(f"{PRIVACY}_"): schema for name, schema in own.items() if name.startswith(f"{PRIVACY}_")}
 
 
 def _default(schema: Schema, value: Any) -> Schema:

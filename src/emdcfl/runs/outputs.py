@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -157,24 +156,13 @@ def _read_json(path: Path, otherwise: str) -> dict[str, Any]:
         raise StoreError(f"{error}; {AGAIN}") from error
 
 
-@dataclass(frozen=True)
-class Parts:
-    """What a run directory holds beside its config and metrics.
-
-    ``serving`` reads the models when called, and ``personal`` the fine-tuned one of a client, ``None`` where it kept none.
-    """
-
-    summary: dict[str, Any]
-    about: ModelInfo
-    serving: Callable[[], Serving]
-    personal: Callable[[str], torch.Tensor | None]
-
-
-def load_parts(run: Path, *, trust_model: bool = False) -> Parts:
+def load_outputs(run: Path, *, trust_model: bool = False) -> dict[str, Any]:
+    """Return the fields of a ``Result`` that a run directory holds beside its config and metrics; models are read when asked for."""
     files.refuse_links(run)
     summary, index = read_summary(run), _read_index(run)
     about = _from_models(run, lambda: _read_model(run, index["models"][0], trust_model)[0])
-    return Parts(summary, about, partial(_load_serving, run, summary, index, about), partial(_load_personal, run, about))
+    models = {"source": partial(_load_serving, run, summary, index, about), "personal": partial(_load_personal, run, about)}
+    return {"summary": summary, "about": about, **models}
 
 
 def load_served(run: Path, client: str, *, plain: bool = False, trust_model: bool = False) -> Served:

@@ -20,7 +20,7 @@ from emdcfl.data.own import frames
 from emdcfl.data.types import Scenario
 from emdcfl.methods.base import Serving
 from emdcfl.runs.config import Config
-from emdcfl.runs.outputs import load_parts, write_outputs
+from emdcfl.runs.outputs import load_outputs, write_outputs
 from emdcfl.runs.scoring import MetricsRow
 from emdcfl.runs.served import ModelInfo, Served, served
 from emdcfl.runs.store import RunStore, data_record
@@ -248,14 +248,7 @@ class Result:
 def load(folder: str | Path, *, trust_model: bool = False) -> Result:
     """Read a run directory; see ``emdcfl.load``, which can also be given data in memory."""
     path = Path(folder)
-    parts = load_parts(path, trust_model=trust_model)
+    outputs = load_outputs(path, trust_model=trust_model)
     store = RunStore.read(path)
-    return Result(
-        config=store.config() if trust_model else store.foreign_config(),
-        summary=parts.summary,
-        history=store.read_metrics(),
-        about=parts.about,
-        source=parts.serving,
-        personal=parts.personal,
-        folder=path,
-    )
+    config = store.config() if trust_model else store.foreign_config()
+    return Result(config=config, history=store.read_metrics(), folder=path, **outputs)

@@ -56,15 +56,11 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     _Pending.received = number
     if _Pending.depth:
         _Pending.waiting = True
-    elif _importing(frame) and hasattr(signal, "setitimer"):  # Windows has none
+    elif frame is not None and frame.f_code.co_filename.startswith(IMPORTING) and hasattr(signal, "setitimer"):  # Windows has none
         signal.signal(signal.SIGALRM, lambda _, later: _interrupt(number, later))
         signal.setitimer(signal.ITIMER_REAL, AGAIN)
     else:
         raise KeyboardInterrupt
-
-
-def _importing(frame: FrameType | None) -> bool:
-    return frame is not None and frame.f_code.co_filename.startswith(IMPORTING)
 
 
 @contextmanager

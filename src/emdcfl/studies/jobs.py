@@ -37,7 +37,10 @@ def parallel(jobs: Iterator[Job], number: int, keep: Path | None) -> Generator[D
             job = next(jobs, None)  # asked for only now: whether its time is enough shows when it begins
             if job is None:
                 break
-            _give(_idle(workers, keep), job)
+            worker = _idle(workers, keep)
+            worker.job = job
+            with contextlib.suppress(OSError):  # a dead worker is noticed when its answer is awaited
+                worker.pipe.send((as_dict(job.config), job.key))
         while any(w.job is not None for w in workers):
             yield _next(workers)
     finally:
@@ -60,12 +63,6 @@ def _start(keep: Path | None) -> _Worker:
     process.start()
     theirs.close()
     return _Worker(process, ours)
-
-
-def _give(worker: _Worker, job: Job) -> None:
-    worker.job = job
-    with contextlib.suppress(OSError):  # a dead worker is noticed when its answer is awaited
-        worker.pipe.send((as_dict(job.config), job.key))
 
 
 def _next(workers: list[_Worker]) -> Done:

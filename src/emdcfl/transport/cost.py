@@ -56,7 +56,7 @@ def cost_matrix(
         raise DataError(
             f"expected two samples of one embedding width, got {x.shape[1]} and {y.shape[1]}; use one model and one projection for both"
         )
-    c = _euclidean(x, y) if cost == "euclidean" else _cosine(x, y)
+    c = _euclidean(x, y) if cost == "euclidean" else cosine_of_units(unit(x), unit(y))
     if cost == "label-aware":
         c += np.float32(label_weight) * _different(labels_a, labels_b, c.shape)
     return c
@@ -95,10 +95,6 @@ def cosine_of_units(x: Array, y: Array, *, out: Array | None = None) -> Array:
     if zero_x.any() and zero_y.any():
         c[np.ix_(zero_x, zero_y)] = 0.0
     return np.asarray(c)
-
-
-def _cosine(x: Array, y: Array) -> Array:
-    return cosine_of_units(unit(x), unit(y))
 
 
 def _euclidean(x: Array, y: Array) -> Array:

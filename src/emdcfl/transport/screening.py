@@ -9,7 +9,7 @@ Columns may arrive one by one, in any order. Work begins when they arrive, and t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -187,20 +187,16 @@ class Screen:
         index = {c: i for i, c in enumerate(order)}
         if unknown := named - set(index):
             raise EmdcflError(f"expected every added client among those to finish with, got others: {sorted(map(repr, unknown))}")
-        return _decision(order, index, *self._queue.finish())
+        entries, solves = self._queue.finish()
+        w, kind = np.full((len(order), len(order)), np.nan), np.zeros((len(order), len(order)), dtype=np.int8)
+        for (row, column), entry in entries.items():
+            w[index[row], index[column]], kind[index[row], index[column]] = entry.value, entry.kind
+        return Decision(order, w, kind, solves, len(entries))
 
 
 def _check(client: Client, tau: float, epsilon: float) -> None:
     if not (np.isfinite(tau) and np.isfinite(epsilon)):
         raise EmdcflError(f"expected a finite tau and tolerance from client {client!r}, got tau={tau} and epsilon={epsilon}")
-
-
-def _decision(order: tuple[Client, ...], index: Mapping[Client, int], entries: Mapping[Key, PairOutcome], solves: int) -> Decision:
-    w, kind = np.full((len(order), len(order)), np.nan), np.zeros((len(order), len(order)), dtype=np.int8)
-    for (row, column), entry in entries.items():
-        i, j = index[row], index[column]
-        w[i, j], kind[i, j] = entry.value, entry.kind
-    return Decision(order, w, kind, solves, len(entries))
 
 
 def in_order(key: Key) -> Key:

@@ -160,7 +160,8 @@ def sinkhorn(cost: Any, *, reg: float = 0.1, tol: float = 1e-6, max_iter: int = 
     >>> round(sinkhorn(c, reg=1.0).value, 4)  # 1 / (1 + e)
     0.2689
     """
-    _check_reg(reg)
+    if not (reg > 0 and np.isfinite(reg)):
+        raise ConfigError(f"expected a Sinkhorn regularisation > 0, got {reg}; the paper uses 0.1")
     c = _checked(cost).astype(np.float64)
     f, g = np.zeros(c.shape[0]), np.zeros(c.shape[1])
     left = max_iter
@@ -206,11 +207,6 @@ def _scale(kernel: Array, tol: float, limit: int) -> tuple[Array, Array, int, bo
         u, v = (1.0 / n) / rows, v_next
         columns = u @ kernel
     return u, v, limit, False
-
-
-def _check_reg(reg: float) -> None:
-    if not (reg > 0 and np.isfinite(reg)):
-        raise ConfigError(f"expected a Sinkhorn regularisation > 0, got {reg}; the paper uses 0.1")
 
 
 def warm_up() -> Thread:

@@ -111,7 +111,8 @@ def _part(name: str, entry: Any, task: str | None) -> Part:
         pairs = [entry[i] for i in range(len(entry))]  # type: ignore[arg-type]
         if not pairs:
             raise DataError(f"client {name!r}: the data set is empty")
-        entry = (np.stack([_array(x) for x, _ in pairs]), np.array([_label(y) for _, y in pairs]))
+        found = [y.item() if isinstance(y, (torch.Tensor, np.generic)) else y for _, y in pairs]
+        entry = (np.stack([_array(x) for x, _ in pairs]), np.array(found))
     if not isinstance(entry, (tuple, list)) or len(entry) not in (2, 3):
         raise DataError(f"client {name!r}: expected (X, y), (X, y, group) or a torch Dataset, got {type(entry).__name__}")
     x, y = _samples(name, _array(entry[0])), _array(entry[1])
@@ -180,7 +181,3 @@ def true_groups(groups: Mapping[str, str] | Sequence[str] | None, names: Sequenc
 
 def _array(value: Any) -> NDArray[Any]:
     return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
-
-
-def _label(value: Any) -> Any:
-    return value.item() if isinstance(value, (torch.Tensor, np.generic)) else value

@@ -25,14 +25,9 @@ SMALL = 16
 Model = str | ModelRecipe | None
 
 
-def model_name(model: Model) -> str | None:
-    """Return the name of the network asked for, if one was."""
-    return model.name if isinstance(model, ModelRecipe) else model
-
-
 def is_pretrained(model: Model) -> bool:
     """Whether the network takes ImageNet weights, and hence RGB at 224×224."""
-    name = model_name(model)
+    name = model.name if isinstance(model, ModelRecipe) else model
     return name in BUILDERS and "weights" in inspect.signature(BUILDERS[name]).parameters
 
 

@@ -52,12 +52,10 @@ def load_folder(
     """
     reading = read_folder(Path(path), label=label, client=client, model=model, size=size, rule=rule, cleaning=cleaning)
     scenario, divided = build_scenario(reading, seed=seed, model=model)
-    more = (*repeats(scenario).notes(str(path)), *_leaks(scenario, divided, rule))
+    more = repeats(scenario).notes(str(path))
+    if rule == RANDOM and scenario.encoding["kind"] == "table":
+        more += leaks(scenario, divided, rule, hints=False)
     return replace(scenario, notes=(*scenario.notes, *more), doubts=(*scenario.doubts, *more))
-
-
-def _leaks(scenario: Scenario, divided: Divided, rule: SplitRule) -> list[str]:
-    return leaks(scenario, divided, rule, hints=False) if rule == RANDOM and scenario.encoding["kind"] == "table" else []
 
 
 @dataclass(frozen=True)

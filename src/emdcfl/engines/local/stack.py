@@ -56,7 +56,8 @@ class Stack:
         entries, device = network.layout.entries, network.device
         tensors = [buffers(e.name, len(states), *e.shape, device=device) for e in entries]
         shared = all(state is states[0] for state in states)
-        rows = states[0].to(device)[None] if shared else torch.stack(list(states), out=_matrix(states, buffers)).to(device)
+        stacked = None if shared else buffers("theta", len(states), len(states[0]), device=states[0].device)
+        rows = states[0].to(device)[None] if shared else torch.stack(list(states), out=stacked).to(device)
         for e, tensor in zip(entries, tensors, strict=True):
             tensor.copy_(rows[:, e.slice].view(-1, *e.shape))
         velocity = [buffers(f"velocity {e.name}", len(states), *e.shape, device=device) for e in entries if e.trainable]
@@ -112,10 +113,6 @@ class Stack:
     def flat(self) -> Tensor:
         """Return Θ ``(F, P)`` in memory of its own, on the CPU: its rows are the replies."""
         return torch.cat([t.flatten(1) for t in self.tensors], 1).to("cpu")
-
-
-def _matrix(states: Sequence[Tensor], buffers: Buffers) -> Tensor:
-    return buffers("theta", len(states), len(states[0]), device=states[0].device)
 
 
 @dataclass(frozen=True)

@@ -27,15 +27,6 @@ def floating(scope: VectorScope) -> Scope:
     return "F" if scope == "state" else scope
 
 
-def counter_gram(layout: Layout, steps: Sequence[float], scope: VectorScope) -> Tensor:
-    r"""Return what BatchNorm's counters add to a Gram matrix: :math:`B\,s_is_j` for B layers, zero unless the scope is ``"state"``.
-
-    Every step adds one to each of the B counters, so client i's block is :math:`s_i(1, …, 1)`.
-    """
-    s = torch.tensor(list(steps), dtype=torch.float64)
-    return torch.outer(s, s) * (len(layout.counters) if scope == "state" else 0)
-
-
 def update_gram(
     layout: Layout,
     thetas: Tensor | Sequence[Tensor],
@@ -52,7 +43,8 @@ def update_gram(
     if scope == "state" and layout.counters:
         if steps is None:
             raise ValueError("expected steps with the scope 'state', got None")
-        out += counter_gram(layout, steps, scope)
+        moved = torch.tensor(list(steps), dtype=torch.float64)  # every step adds one to each counter
+        out += len(layout.counters) * torch.outer(moved, moved)
     return out
 
 

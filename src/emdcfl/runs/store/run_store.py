@@ -25,8 +25,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from torch import Tensor
-
 from emdcfl.core.errors import ConfigError, StoreError
 from emdcfl.models.recipe import refuse_code
 from emdcfl.runs import signals
@@ -151,7 +149,8 @@ class RunStore:
         self._wait()
         packed = pack_state(state, extra or {})
         save = partial(self._rounds.save, round, packed, self._metrics.mark())
-        if beside and _is_large(packed.tensors):
+        large = sum(t.numel() * t.element_size() for t in packed.tensors) >= LARGE
+        if beside and large and all(t.device.type == "cpu" for t in packed.tensors):  # a copy from a GPU would delay its work
             self._writing = self._writer.submit(save)
         else:
             with signals.defer_signals():
@@ -182,11 +181,6 @@ class RunStore:
         if writing is not None:
             with signals.defer_signals():
                 writing.result()
-
-
-def _is_large(tensors: list[Tensor]) -> bool:
-    """Whether tensors take long to write and lie in the host's memory: a copy from a GPU would get in the way of what runs there."""
-    return sum(t.numel() * t.element_size() for t in tensors) >= LARGE and all(t.device.type == "cpu" for t in tensors)
 
 
 def _refuse_foreign(folder: Path) -> None:

@@ -155,11 +155,6 @@ def used(summary: Summary) -> Summary:
     return {**summary, metric_of(summary).value: score_of(summary["personalized"])} if "personalized" in summary else summary
 
 
-def run_title(summary: Summary) -> str:
-    """Name this run in a table beside its baselines."""
-    return f"{plural(int(summary.get('k') or 0), 'group')} ({summary['method']}){_tuned(summary)}"
-
-
 def _tuned(summary: Summary) -> str:
     """Say that models are fine-tuned, where a client kept one that is."""
     return ", fine-tuned at home" if summary.get("personalized", {}).get("kept") else ""
@@ -335,14 +330,10 @@ def _disagreement(summary: Summary, alone: Summary | None) -> list[str]:
         members = [i for i, label in enumerate(clusters) if label == k]
         gain = difference(own.only(members), other.only(members)) if len(members) > 1 else None
         if gain is not None and gain.high < 0 and gain.mean <= -DISAGREE:
-            who = (
-                "the sites"
-                if len(members) == len(clusters)
-                else f"the sites of cluster {k} ({names([summary['clients'][i] for i in members])})"
-            )
+            part = "" if len(members) == len(clusters) else f" of cluster {k} ({names([summary['clients'][i] for i in members])})"
             found.append(
-                f"{who} look alike but do not seem to agree on labels: one model costs {(-gain).points('')} against each alone; check "
-                + _remedy(metric_of(summary))
+                f"the sites{part} look alike but do not seem to agree on labels: one model costs {(-gain).points('')} against each alone; "
+                f"check {_remedy(metric_of(summary))}"
             )
     return found
 
@@ -371,7 +362,8 @@ def worth_rows(summary: Summary, baselines: Mapping[str, Summary]) -> list[tuple
     """Return one row per training: what it is called, its accuracy, and what this run gains over it in points."""
     found = {name: gain.points(unit=False) for name, gain in rivals(summary, baselines).items()}
     rows = [(BASELINES.get(name, name), score_of(other), found.get(name, "–")) for name, other in baselines.items()]
-    return [(run_title(summary), score_of(used(summary)), ""), *rows]
+    title = f"{plural(int(summary.get('k') or 0), 'group')} ({summary['method']}){_tuned(summary)}"
+    return [(title, score_of(used(summary)), ""), *rows]
 
 
 def worth(clustered: Summary, baselines: Mapping[str, Summary]) -> str:

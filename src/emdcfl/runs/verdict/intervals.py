@@ -45,6 +45,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 from typing import Any
 
 from emdcfl.core.metric import Metric, score_of
@@ -150,7 +151,7 @@ def wilson(share: float, n: float, level: float = LEVEL) -> Interval:
     >>> round(found.low, 3), round(found.high, 3)
     (0.596, 0.982)
     """
-    z2 = _normal(level) ** 2 / n
+    z2 = NormalDist().inv_cdf((1 + level) / 2) ** 2 / n
     middle, half = share + z2 / 2, math.sqrt(z2 * (share * (1 - share) + z2 / 4))
     low, high = (middle - half) / (1 + z2), (middle + half) / (1 + z2)
     return Interval(share, max(min(low, share), 0.0), min(max(high, share), 1.0))  # rounding may cut off a share of 0 or 1
@@ -267,9 +268,3 @@ def _student(values: Sequence[float], level: float, least: float = 0.0, metric: 
     error = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values))
     half = float(stdtrit(len(values) - 1, (1 + level) / 2)) * max(error, least)
     return Interval(mean, mean - half, mean + half, metric)
-
-
-def _normal(level: float) -> float:
-    from statistics import NormalDist
-
-    return NormalDist().inv_cdf((1 + level) / 2)

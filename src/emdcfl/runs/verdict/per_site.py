@@ -83,16 +83,15 @@ def _fitted(scenario: Scenario, site: Site, seed: int) -> Any:
             warnings.simplefilter("ignore", ConvergenceWarning)  # a fit that needs more steps is still a fit
             one = Ridge(alpha=1 / strength) if numbers else LogisticRegression(C=strength, max_iter=300)
             model = one.fit(inputs, y.numpy())
-        loss = _validation_loss(model, scenario, site.val) if len(site.val) else 0.0
+        if not len(site.val):
+            loss = 0.0
+        elif numbers:
+            loss = float(_squared_errors(model, scenario, site.val).mean())
+        else:
+            loss = _loss(_probabilities(model, scenario, site.val.x), site.val.y)
         if loss < least:
             best, least = model, loss
     return best
-
-
-def _validation_loss(model: Any, scenario: Scenario, val: Split) -> float:
-    if scenario.target is not None:
-        return float(_squared_errors(model, scenario, val).mean())
-    return _loss(_probabilities(model, scenario, val.x), val.y)
 
 
 def _inputs(scenario: Scenario, x: Tensor) -> NDArray[np.float32]:

@@ -116,12 +116,8 @@ class Pace:
     def __str__(self) -> str:
         if not self.first:
             return "before round 1"
-        return f"round {self.index}/{self.total}, {self.phase} {len(self.answered)} of {self.participants} clients{self.to_go}"
-
-    @property
-    def to_go(self) -> str:
-        """Say what is left, where that is known and worth saying."""
-        return f", about {seconds(self.left)} to go" if self.left is not None and self.left >= 1 else ""
+        to_go = f", about {seconds(self.left)} to go" if self.left is not None and self.left >= 1 else ""
+        return f"round {self.index}/{self.total}, {self.phase} {len(self.answered)} of {self.participants} clients{to_go}"
 
 
 class Live:

@@ -196,17 +196,17 @@ def _each_client(path: Path, label: str | None, client: str | None) -> list[str]
     """Try every client by itself; return the problems of all of them."""
     if client is not None or not path.is_dir():
         return []
+    errors: list[str] = []
     try:
         found = discover(path).clients
     except DataError:
-        found, errors = [], list[str]()
+        found = []
         for folder in (entry for entry in visible(path) if entry.is_dir()):
             try:
                 found.append(client_folder(folder)[1])
             except DataError as error:
                 errors.append(str(error))
-        return errors + _once([(files, error) for files in found for error in _one_client(files, label)])
-    return _once([(files, error) for files in found for error in _one_client(files, label)])
+    return errors + _once([(files, error) for files in found for error in _one_client(files, label)])
 
 
 def _once(errors: Sequence[tuple[ClientFiles, str]]) -> list[str]:

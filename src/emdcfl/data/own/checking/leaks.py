@@ -57,7 +57,8 @@ class Near:
 
 def leaks(scenario: Scenario, divided: Divided, rule: SplitRule, *, hints: bool = True) -> list[str]:
     """Return notes on rows that are almost the same in training and in test, with the remedy; ``hints``: and on columns that look so."""
-    found = [near for site, other in zip(scenario.sites, _others(scenario.sites), strict=True) if (near := near_duplicates(site, other))]
+    others = [*scenario.sites[1:], scenario.sites[0]]
+    found = [near for site, other in zip(scenario.sites, others, strict=True) if (near := near_duplicates(site, other))]
     kind = scenario.encoding.get("kind")
     tables = kind == "table"
     other = "--group EXPRESSION (by file name)" if kind else "a third array beside X and y: who or what was measured"
@@ -220,10 +221,6 @@ def _hints(divided: Divided, mentioned: str) -> list[str]:
                 f"column {field.name!r} holds dates: if newer rows are to be predicted from older ones, use --split time:{field.name}"
             )
     return notes
-
-
-def _others(sites: Sequence[Site]) -> list[Site]:
-    return [*sites[1:], sites[0]]
 
 
 def _rows(x: NDArray[np.generic]) -> Rows:
