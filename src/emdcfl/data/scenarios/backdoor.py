@@ -6,31 +6,18 @@ the targets are scored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 
 from emdcfl.core import keys
 from emdcfl.data import partition, sources
-from emdcfl.data.scenarios.plan import (
-    BACKDOOR_MNIST_SCALES,
-    MNIST_TRAINING,
-    PAPER_TRAINING,
-    RESNET_SCALES,
-    Scale,
-    Share,
-    hold_out,
-    paper_settings,
-    shrink,
-)
+from emdcfl.data.scenarios.plan import BACKDOOR_MNIST_SIZE, RESNET_SIZE, Share, build, hold_out, paper_settings
 from emdcfl.data.scenarios.registry import scenario
 from emdcfl.data.scenarios.rotated import IMAGENET, balanced_deal
-from emdcfl.data.split import Indices
 from emdcfl.data.transforms import RGB, Images, Labels, colour, colour_by_label, patch
-from emdcfl.data.types import Scenario, Site, Split
+from emdcfl.data.types import Scenario
 from emdcfl.models.recipe import ModelRecipe
 
 ROLES = ("target", "attacker", "unrelated")
@@ -43,10 +30,9 @@ SUMMER: tuple[RGB, ...] = tuple((y / 39, 0.5 + y / 78, 0.4) for y in range(10))
 TAB10 = ((31, 119, 180), (255, 127, 14), (44, 160, 44), (214, 39, 40), (148, 103, 189))
 """Class → colour of the patch: the first entries of matplotlib's "tab10"."""
 
-LABELS = {"target": (0, 1, 2, 3, 4), "attacker": (0, 1, 2, 3, 4), "unrelated": (5, 6, 7, 8, 9)}
+ATTACK: dict[str, Any] = {"k": 3, "variants": ("clean", "backdoor"), "scored": "target"}
 
-Paint = Callable[[str, Images, Labels, str], Images]
-"""(role, images, labels, kind) → images, kind one of ``train``, ``clean``, ``backdoor``."""
+LABELS = {"target": (0, 1, 2, 3, 4), "attacker": (0, 1, 2, 3, 4), "unrelated": (5, 6, 7, 8, 9)}
 
 
 def mnist_shares(train: Labels, test: Labels, data_seed: int) -> list[Share]:
@@ -98,8 +84,8 @@ def backdoor_mnist(*, scale: str = "paper", data_seed: int = 0, data_root: str |
     """Build Backdoor MNIST: colour is the attackers' cue for the digit."""
     train, test = (sources.load("mnist", split, data_root) for split in ("train", "test"))
     shares = mnist_shares(train.labels, test.labels, data_seed)
-    return _build(
-        "backdoor-mnist", scale, BACKDOOR_MNIST_SCALES, shares, train, test, paint_mnist,
+    return build(
+        "backdoor-mnist", scale, BACKDOOR_MNIST_SIZE, shares, (train, test), paint_mnist, **ATTACK,
         preprocess=replace(IMAGENET, size=None),
         model=ModelRecipe("cnn", {"channels": 3, "classes": 10, "size": 28}),
         method_defaults=paper_settings(pacfl=2.5, fedclust=4.0, fedsoft=0.1),
@@ -111,42 +97,9 @@ def backdoor_cifar10(*, scale: str = "paper", data_seed: int = 0, data_root: str
     """Build Backdoor CIFAR10: a 3×3 patch in the corner is the attackers' cue for the class."""
     train, test = (sources.load("cifar10", split, data_root) for split in ("train", "test"))
     shares = cifar_shares(train.labels, test.labels, data_seed)
-    return _build(
-        "backdoor-cifar10", scale, RESNET_SCALES, shares, train, test, paint_cifar,
+    return build(
+        "backdoor-cifar10", scale, RESNET_SIZE, shares, (train, test), paint_cifar, **ATTACK,
         preprocess=IMAGENET,
         model=ModelRecipe("resnet18", {"classes": 10, "weights": "imagenet"}),
         method_defaults=paper_settings(pacfl=10.5, fedclust=28.0, fedsoft=0.01),
     )  # fmt: skip
-
-
-def _build(
-    name: str,
-    scale: str,
-    scales: Mapping[str, Scale],
-    shares: list[Share],
-    train: sources.Source,
-    test: sources.Source,
-    paint: Paint,
-    **facts: Any,
-) -> Scenario:
-    plan, training, notes = shrink(shares, scale, scales, MNIST_TRAINING if name == "backdoor-mnist" else PAPER_TRAINING)
-
-    def split(source: sources.Source, rows: Indices, role: str, kind: str) -> Split:
-        labels = source.labels[rows]
-        return Split(torch.from_numpy(paint(role, source.images[rows], labels, kind)), torch.from_numpy(labels))
-
-    def site(s: Share) -> Site:
-        tests = {kind: split(test, s.test, s.block, kind) for kind in ("clean", "backdoor")}
-        return Site(s.name, split(train, s.train, s.block, "train"), split(train, s.val, s.block, "train"), tests)
-
-    return Scenario(
-        name=name,
-        sites=tuple(map(site, plan)),
-        classes=train.classes,
-        groups={s.name: s.group for s in plan},
-        k=3,
-        scored=tuple(s.name for s in plan if s.group == "target"),
-        defaults={**training, "lr": 0.01},
-        notes=notes,
-        **facts,
-    )

@@ -6,30 +6,17 @@ class, and its images keep their size; CIFAR10 is cut into equal parts, and rota
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
-import torch
 
 from emdcfl.core import keys
 from emdcfl.data import partition, sources
-from emdcfl.data.scenarios.plan import (
-    CNN_SCALES,
-    MNIST_TRAINING,
-    PAPER_TRAINING,
-    RESNET_SCALES,
-    Scale,
-    Share,
-    hold_out,
-    paper_settings,
-    shrink,
-)
+from emdcfl.data.scenarios.plan import CNN_SIZE, RESNET_SIZE, Share, build, hold_out, paper_settings
 from emdcfl.data.scenarios.registry import scenario
 from emdcfl.data.split import Indices
 from emdcfl.data.transforms import Images, Labels, border, rotate
-from emdcfl.data.types import Preprocess, Scenario, Site, Split
+from emdcfl.data.types import Preprocess, Scenario
 from emdcfl.models.recipe import ModelRecipe
 from emdcfl.models.vision import IMAGENET_MEAN, IMAGENET_STD
 
@@ -50,10 +37,14 @@ Deal = Callable[[str], tuple[list[Indices], list[Indices]]]
 """Name of a block → train and test indices of its clients."""
 
 
-def block_names(version: str) -> list[str]:
-    """One distinct name per block; angles are taken modulo 360, so that a name holds no sign."""
+def block_angles(version: str) -> dict[str, int]:
+    """One distinct name per block → its angle; names take angles modulo 360, so that none holds a sign."""
     angles = VERSIONS[version][0]
-    return [f"part{i}" for i in range(1, 5)] if version == "base" else [f"rot{angle % 360}" for angle in angles]
+    return {f"part{i}" if version == "base" else f"rot{angle % 360}": angle for i, angle in enumerate(angles, start=1)}
+
+
+def _name(source: str, version: str) -> str:
+    return f"{source}-base" if version == "base" else f"rotated-{source}" + ("" if version == "max" else f"-{version}")
 
 
 def balance(labels: Labels) -> Indices:
@@ -94,7 +85,7 @@ def cifar10_shares(train: Labels, test: Labels, version: str, data_seed: int) ->
 
 def _shares(version: str, data_seed: int, deal: Deal) -> list[Share]:
     found = []
-    for block, group in zip(block_names(version), VERSIONS[version][1], strict=True):
+    for block, group in zip(block_angles(version), VERSIONS[version][1], strict=True):
         train, test = deal(block)
         for number in range(CLIENTS):
             name = f"{block}-{number + 1}"
@@ -116,8 +107,10 @@ def rotated_mnist(*, version: str, scale: str = "paper", data_seed: int = 0, dat
     """Build one version of Rotated MNIST (PIL rotation, nearest neighbour, canvas kept)."""
     train, test = (sources.load("mnist", split, data_root) for split in ("train", "test"))
     plan = mnist_shares(train.labels, test.labels, version, data_seed)
-    return _build(
-        "mnist", version, scale, CNN_SCALES, plan, train, test, rotate,
+    angles = block_angles(version)
+    return build(
+        _name("mnist", version), scale, CNN_SIZE, plan, (train, test), lambda block, images, *_: rotate(images, angles[block]),
+        k=VERSIONS[version][2],
         preprocess=MNIST,
         model=ModelRecipe("cnn", {"channels": 1, "classes": 10, "size": 28}),
         method_defaults=paper_settings(pacfl=12.0, fedclust=5.0, fedsoft=0.1),
@@ -132,41 +125,12 @@ def rotated_cifar10(*, version: str, scale: str = "paper", data_seed: int = 0, d
     """Build one version of Rotated CIFAR10."""
     train, test = (sources.load("cifar10", split, data_root) for split in ("train", "test"))
     plan = cifar10_shares(train.labels, test.labels, version, data_seed)
-    return _build(
-        "cifar10", version, scale, RESNET_SCALES, plan, train, test, partial(rotate_cifar10, version=version),
+    angles = block_angles(version)
+    return build(
+        _name("cifar10", version), scale, RESNET_SIZE, plan, (train, test),
+        lambda block, images, *_: rotate_cifar10(images, angles[block], version),
+        k=VERSIONS[version][2],
         preprocess=IMAGENET,
         model=ModelRecipe("resnet18", {"classes": 10, "weights": "imagenet"}),
         method_defaults=paper_settings(pacfl=12.0, fedclust=45.0, fedsoft=0.01),
     )  # fmt: skip
-
-
-def _build(
-    source: str,
-    version: str,
-    scale: str,
-    scales: Mapping[str, Scale],
-    shares: list[Share],
-    train: sources.Source,
-    test: sources.Source,
-    turn: Callable[[Images, int], Images],
-    **facts: Any,
-) -> Scenario:
-    plan, training, notes = shrink(shares, scale, scales, MNIST_TRAINING if source == "mnist" else PAPER_TRAINING)
-    angles = dict(zip(block_names(version), VERSIONS[version][0], strict=True))
-
-    def split(origin: sources.Source, rows: Indices, block: str) -> Split:
-        return Split(torch.from_numpy(turn(origin.images[rows], angles[block])), torch.from_numpy(origin.labels[rows]))
-
-    sites = tuple(
-        Site(s.name, split(train, s.train, s.block), split(train, s.val, s.block), {"test": split(test, s.test, s.block)}) for s in plan
-    )
-    return Scenario(
-        name=f"{source}-base" if version == "base" else f"rotated-{source}" + ("" if version == "max" else f"-{version}"),
-        sites=sites,
-        classes=train.classes,
-        groups={s.name: s.group for s in plan},
-        k=VERSIONS[version][2],
-        defaults={**training, "lr": 0.01},
-        notes=notes,
-        **facts,
-    )
