@@ -10,7 +10,7 @@ from tests.tiny import federation, same_bits
 
 from emdcfl.core.errors import ConfigError
 from emdcfl.methods import METHODS, find, make
-from emdcfl.methods.base import PRESETS, Clustered, average_sets, clusters_wanted, preset_of, serve_clusters
+from emdcfl.methods.base import PRESETS, Clustered, average_sets, clusters_wanted, preset_of, preset_values, serve_clusters
 from emdcfl.trust import Guard
 from emdcfl.trust.policy import Trust
 
@@ -33,7 +33,7 @@ def test_every_method_says_what_it_is() -> None:
         assert cls.name == name and cls.citation and cls.family in ("global", "hard", "soft", "personal", "alone")
         assert dataclasses.is_dataclass(cls) and dataclasses.is_dataclass(cls.State)
         assert all(f.default is not dataclasses.MISSING or f.default_factory is not dataclasses.MISSING for f in dataclasses.fields(cls))
-        assert {*cls.reference, *cls.original} <= {f.name for f in dataclasses.fields(cls)}
+        assert {*preset_values(cls, "reference"), *preset_values(cls, "original")} <= {f.name for f in dataclasses.fields(cls)}
         with pytest.raises(dataclasses.FrozenInstanceError):
             cls().name = "x"  # type: ignore[misc]
 
@@ -48,7 +48,7 @@ def test_the_reference_preset_turns_the_switches_and_own_options_win() -> None:
 def test_a_preset_is_recognised_by_its_settings(name: str, preset: str) -> None:
     settings = dataclasses.asdict(make(name, preset=preset))  # type: ignore[call-overload]
     kept = {key: value for key, value in settings.items() if value is not None}  # as in a complete config
-    assert preset_of(name, kept) == (preset if getattr(METHODS[name], preset) else None)
+    assert preset_of(name, kept) == (preset if preset_values(METHODS[name], preset) else None)
     assert preset_of(name, {}) is None
 
 

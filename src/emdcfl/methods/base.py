@@ -69,18 +69,15 @@ class Serving:
 class Method(Protocol):
     """A clustered-learning algorithm. ``State`` is its dataclass of tensors, numbers, strings, and lists and dicts of them.
 
-    A method may also declare ``node_needs`` (``NodeNeeds``), and ``late_updates = True`` if a training that comes after its round may count
-    in a later one, moved to the model of that round and with less weight (``engine.phase_deadline``).
+    A method may also declare ``node_needs`` (``NodeNeeds``); ``late_updates = True`` if a training that comes after its round may count
+    in a later one, moved to the model of that round and with less weight (``engine.phase_deadline``); and field values of its presets:
+    ``original``, of its own paper and code, and ``reference``, of the EMD-CFL authors' public comparison code.
     """
 
     name: ClassVar[str]
     family: ClassVar[Family]
     needs_k: ClassVar[bool]
     citation: ClassVar[str]
-    original: ClassVar[Mapping[str, Any]]
-    """Field values of the method's own paper and code (``preset="original"``); empty where the defaults are that."""
-    reference: ClassVar[Mapping[str, Any]]
-    """Field values of the EMD-CFL authors' public comparison code (``preset="reference"``)."""
     State: ClassVar[type]
 
     def init(self, fed: Federation, round: Round) -> Any:

@@ -10,7 +10,6 @@ McMahan, Moore, Ramage, Hampson, Agüera y Arcas. *Communication-Efficient Learn
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -51,8 +50,6 @@ class FedAvg:
     family: ClassVar[Family] = "global"
     needs_k: ClassVar[bool] = False
     citation: ClassVar[str] = "McMahan et al., AISTATS 2017"
-    original: ClassVar[Mapping[str, Any]] = {}
-    reference: ClassVar[Mapping[str, Any]] = {}
     late_updates: ClassVar[bool] = True
     State: ClassVar[type] = GlobalState
 

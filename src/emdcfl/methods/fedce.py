@@ -28,9 +28,9 @@ import torch
 from torch import Tensor
 
 from emdcfl.core.client import LOSS_BATCH, NodeNeeds
-from emdcfl.core.errors import ConfigError
 from emdcfl.core.federation import Federation, Round
 from emdcfl.methods.base import Clustered, Family, Serving, clusters_wanted, register, serve_clusters
+from emdcfl.methods.shared.vectors import expect, sets_of
 from emdcfl.trust import Guard
 
 
@@ -69,14 +69,12 @@ class FedCE:
     family: ClassVar[Family] = "soft"
     needs_k: ClassVar[bool] = True
     citation: ClassVar[str] = "Cai et al., ACM Multimedia 2023"
-    original: ClassVar[Mapping[str, Any]] = {}
     reference: ClassVar[Mapping[str, Any]] = {"loss_mean": "batch", "increment": "running"}
     State: ClassVar[type] = FedCEState
 
     def init(self, fed: Federation, round: Round) -> FedCEState:
         K = clusters_wanted(self.k, fed, self.name)
-        if not self.delta >= 0:
-            raise ConfigError(f"expected method.delta of at least 0, got {self.delta}")
+        expect(self.delta >= 0, "delta", "of at least 0", self.delta)
         return FedCEState(list(fed.clients), fed.initial(), models=torch.stack([fed.initial(i) for i in range(K)]))
 
     def step(self, fed: Federation, state: FedCEState, round: Round) -> FedCEState:
@@ -88,7 +86,7 @@ class FedCE:
 
         h = {**state.h, **{c: state.h.get(c, 0) + credits[c][1] for c in replies.clients}}
         labels = {**state.labels, **{c: credits[c][0] for c in replies.clients}}
-        sets = [[c for c in state.clients if labels.get(c) == k] for k in range(len(state.models))]
+        sets = sets_of(state.clients, labels, len(state.models))
         starts = {c: state.models[credits[c][0]] for c in replies.clients}
         local = fed.guard.clip_updates(replies.column("theta"), starts, [replies.clients])
         models = self._ensembles(local, h, fed.guard)

@@ -86,15 +86,15 @@ class FedClust:
         if founded and self.aggregate == "first-round":
             local = {c: theta for c, theta in local.items() if labels[c] >= len(state.sets)}
         models = average_present(state, sets, local, state.models, fed.guard) if sets else state.models
-        return self._remember(replace(state, labels=labels, sets=sets, models=models), newcomers, replies)
+        first, steps = self._first(state, newcomers, replies) if len(labels) < len(state.clients) else ({}, {})
+        return replace(state, labels=labels, sets=sets, models=models, first=first, first_steps=steps)
 
     def serve(self, state: FedClustState) -> Serving:
         return serve_clusters(state)
 
     def _place(self, fed: Federation, state: FedClustState, newcomers: list[str], replies: Replies) -> dict[str, int]:
         """Cut the dendrogram of the first participants; later ones join the nearest cluster within λ, or found one."""
-        first = {**state.first, **{c: replies[c]["theta"] for c in newcomers}}
-        steps = {**state.first_steps, **{c: replies[c]["steps"] for c in newcomers}}
+        first, steps = self._first(state, newcomers, replies)
         who = list(first)
         G = update_gram(fed.layout, list(first.values()), state.theta0, [steps[c] for c in who], self.vector_scope)
         D = squared_distances(G).sqrt()
@@ -110,8 +110,7 @@ class FedClust:
             labels[c] = nearest if float(apart[nearest]) <= threshold else len(sets)
         return labels
 
-    def _remember(self, state: FedClustState, newcomers: list[str], replies: Replies) -> FedClustState:
-        if len(state.labels) == len(state.clients):
-            return replace(state, first={}, first_steps={})
-        first = {**state.first, **{c: replies[c]["theta"] for c in newcomers}}
-        return replace(state, first=first, first_steps={**state.first_steps, **{c: replies[c]["steps"] for c in newcomers}})
+    def _first(self, state: FedClustState, newcomers: list[str], replies: Replies) -> tuple[dict[str, Tensor], dict[str, int]]:
+        """Return what every client sent first, and how many steps that took."""
+        first, steps = ({c: replies[c][name] for c in newcomers} for name in ("theta", "steps"))
+        return {**state.first, **first}, {**state.first_steps, **steps}

@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from emdcfl.core.errors import ConfigError
 from emdcfl.core.federation import Federation, Round
 from emdcfl.methods.base import Family, Serving, register
 from emdcfl.methods.fedavg import FedAvg, GlobalState, train_and_average
+from emdcfl.methods.shared.vectors import expect
 
 
 @register
@@ -43,14 +43,12 @@ class FedProx:
     family: ClassVar[Family] = "global"
     needs_k: ClassVar[bool] = False
     citation: ClassVar[str] = "Li et al., MLSys 2020"
-    original: ClassVar[Mapping[str, Any]] = {}
     reference: ClassVar[Mapping[str, Any]] = {"prox": "layer_norm"}
     late_updates: ClassVar[bool] = True
     State: ClassVar[type] = GlobalState
 
     def init(self, fed: Federation, round: Round) -> GlobalState:
-        if not self.mu >= 0:
-            raise ConfigError(f"expected method.mu of at least 0, got {self.mu}")
+        expect(self.mu >= 0, "mu", "of at least 0", self.mu)
         return GlobalState(list(fed.clients), fed.initial())
 
     def step(self, fed: Federation, state: GlobalState, round: Round) -> GlobalState:

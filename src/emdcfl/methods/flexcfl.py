@@ -73,7 +73,6 @@ class FlexCFL:
     family: ClassVar[Family] = "hard"
     needs_k: ClassVar[bool] = True
     citation: ClassVar[str] = "Duan et al., IEEE TPDS 2022"
-    original: ClassVar[Mapping[str, Any]] = {}
     reference: ClassVar[Mapping[str, Any]] = {"eta_g": 5.0, "inter": "raw", "vector_scope": "state"}
     State: ClassVar[type] = FlexCFLState
 

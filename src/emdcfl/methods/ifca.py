@@ -26,10 +26,10 @@ import torch
 from torch import Tensor
 
 from emdcfl.core.client import NodeNeeds
-from emdcfl.core.errors import ConfigError
 from emdcfl.core.federation import Federation, Replies, Round
 from emdcfl.core.schema import Reply
 from emdcfl.methods.base import Clustered, Family, Serving, clusters_wanted, register, serve_clusters
+from emdcfl.methods.shared.vectors import expect, sets_of
 
 log = logging.getLogger("emdcfl")
 
@@ -74,10 +74,8 @@ class IFCA:
 
     def init(self, fed: Federation, round: Round) -> Clustered:
         K = clusters_wanted(self.k, fed, self.name)
-        if not 0 <= self.min_share * K <= 1:
-            raise ConfigError(f"expected method.min_share between 0 and 1/{K} (one share per model), got {self.min_share}")
-        if self.max_restarts < 0:
-            raise ConfigError(f"expected method.max_restarts of at least 0, got {self.max_restarts}")
+        expect(0 <= self.min_share * K <= 1, "min_share", f"between 0 and 1/{K} (one share per model)", self.min_share)
+        expect(self.max_restarts >= 0, "max_restarts", "of at least 0", self.max_restarts)
         models = torch.stack([fed.initial(i) for i in range(K)])
         if self.min_share > 0:
             models = self._restart(fed, round, models)
@@ -98,7 +96,7 @@ class IFCA:
         fed.check_quorum(replies, len(round.participants))
         models = torch.stack([mean.result() if mean.total else old for mean, old in zip(means, state.models, strict=True)])
         labels = {**state.labels, **{c: chosen[c] for c in replies.clients}}
-        sets = [[c for c in state.clients if labels.get(c) == k] for k in range(len(models))]
+        sets = sets_of(state.clients, labels, len(models))
         return replace(state, sets=sets, labels=labels, models=models, n={**state.n, **n})
 
     def serve(self, state: Clustered) -> Serving:

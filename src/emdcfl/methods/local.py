@@ -8,9 +8,8 @@ nothing about the others. Each client is served its own model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -37,8 +36,6 @@ class Local:
     family: ClassVar[Family] = "alone"
     needs_k: ClassVar[bool] = False
     citation: ClassVar[str] = "no federation"
-    original: ClassVar[Mapping[str, Any]] = {}
-    reference: ClassVar[Mapping[str, Any]] = {}
     State: ClassVar[type] = LocalState
 
     def init(self, fed: Federation, round: Round) -> LocalState:

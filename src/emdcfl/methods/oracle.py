@@ -9,9 +9,8 @@ learn their group's model, with which they are served.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from emdcfl.core.errors import ConfigError
 from emdcfl.core.federation import Federation, Round
@@ -35,8 +34,6 @@ class Oracle:
     family: ClassVar[Family] = "hard"
     needs_k: ClassVar[bool] = False
     citation: ClassVar[str] = "known groups; an upper bound"
-    original: ClassVar[Mapping[str, Any]] = {}
-    reference: ClassVar[Mapping[str, Any]] = {}
     State: ClassVar[type] = Clustered
 
     def init(self, fed: Federation, round: Round) -> Clustered:
