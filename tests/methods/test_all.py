@@ -29,9 +29,6 @@ PROPER: dict[str, dict[str, Any]] = {
 """Hyper-parameters for the toy where the paper's are meant for larger networks."""
 
 
-ORIGINAL = {name: ("original",) for name in NAMES if preset_values(METHODS[name], "original")}
-
-
 def options(name: str) -> dict[str, Any]:
     return PROPER.get(name, {})
 
@@ -98,7 +95,10 @@ def test_every_option_is_documented_and_the_presets_exist(name):
         assert {option: getattr(method, option) for option in wanted} == wanted
 
 
-@pytest.mark.parametrize(("name", "preset"), [(name, preset) for name in NAMES for preset in (None, *ORIGINAL.get(name, ()))])
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [(name, preset) for name in NAMES for preset in (None, *PRESETS) if not preset or preset_values(METHODS[name], preset)],
+)
 def test_a_state_is_all_a_round_needs(name, preset):
     """Two runs are equal; a step leaves the old state alone; fresh clients go on from a state as the old ones would have."""
     method: Method = make(name, preset=preset, **options(name))

@@ -11,7 +11,7 @@ from tests.methods.toy import CLASSES, accuracies, federation, play, run, toy
 from emdcfl.core.errors import ConfigError
 from emdcfl.core.tasks import Training, sample_losses
 from emdcfl.methods import make
-from emdcfl.methods.fedrc import FedRCState, marginals, outputs
+from emdcfl.methods.fedrc import marginals, outputs
 from emdcfl.methods.shared.em import responsibilities
 
 BRIEF = Training(local_epochs=1, batch_size=16, lr=0.05)
@@ -94,13 +94,6 @@ def test_reference_scores_the_last_component_as_trained_at_home() -> None:
     assert torch.equal(reference.models, torch.stack([state.last[c] for c in fed.clients]))
     assert all(not torch.equal(row, state.models[-1]) for row in reference.models)
     assert accuracies(fed, reference).tolist() != accuracies(fed, make("fedrc").serve(state)).tolist()
-
-
-def test_a_missing_reply_and_two_equal_runs() -> None:
-    options = {"rounds": 3, "on_failure": "continue", "fails": {"site-3": 2}, "training": BRIEF}
-    a, b = run("fedrc", **options)[2], run("fedrc", **options)[2]
-    assert isinstance(a, FedRCState) and torch.equal(a.models, b.models) and torch.equal(a.rho, b.rho)
-    assert set(a.pi) == set(a.clients)
 
 
 def test_a_floor_of_zero_is_refused() -> None:

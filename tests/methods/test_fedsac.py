@@ -151,24 +151,6 @@ def test_training_mode_embeddings_differ_and_do_not_leak_into_the_state() -> Non
     assert not torch.equal(a.stack("basis"), b.stack("basis"))
 
 
-def test_partial_participation_and_a_missing_reply() -> None:
-    fed, _, state, serving = run("fedsac", rounds=3, participants=4, on_failure="continue", fails={"site-0": (1, 2, 3)}, training=BRIEF)
-    seen = {c for index in (1, 2, 3) for c in fed.begin(index).participants} - {"site-0"}
-    assert set(state.batches) == seen
-    for i, c in enumerate(fed.clients):
-        assert torch.equal(serving.models[i], fed.initial()) == (c not in seen)
-
-
-@pytest.mark.parametrize("options", [{}, {"preset": "reference"}], ids=["default", "reference"])
-def test_runs_are_equal_and_a_round_can_be_repeated(options: dict[str, Any]) -> None:
-    fed = federation(training=BRIEF)
-    method = make("fedsac", **options)
-    state, _ = play(fed, method, 2)
-    first, again = method.step(fed, state, fed.begin(3)), method.step(fed, state, fed.begin(3))
-    assert torch.equal(first.models, again.models)
-    assert torch.equal(first.models, play(federation(training=BRIEF), method, 3)[0].models)
-
-
 def test_settings_out_of_range_are_refused() -> None:
     with pytest.raises(ConfigError, match="components"):
         run("fedsac", rounds=1, components=0)

@@ -112,11 +112,9 @@ def test_a_cluster_without_weight_keeps_its_model():
     assert torch.equal(state.models[1], twins[1]) and not torch.equal(state.models[0], twins[0])
 
 
-def test_missing_reply_partial_participation_determinism():
+def test_who_never_answered_holds_theta0():
     fed, _, state, serving = run("fedsoft", rounds=3, on_failure="continue", fails={"site-2": (1, 2, 3), "site-3": 2})
     assert "site-2" not in state.own and torch.equal(serving.models[2], fed.initial())
-    a, b = (run("fedsoft", rounds=2, participants=4)[3] for _ in range(2))
-    assert torch.equal(a.models, b.models)
 
 
 def test_settings_out_of_range_are_refused():

@@ -1,17 +1,14 @@
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from tests.methods.scripted import Scripted, at
 from tests.methods.toy import accuracies, federation, run
 
-from emdcfl.clustering import edc
 from emdcfl.core.errors import ConfigError
 from emdcfl.core.params import average
 from emdcfl.methods import make
 from emdcfl.methods.flexcfl import inter_group
-from emdcfl.methods.shared.vectors import update_gram
 
 
 def updates():
@@ -19,15 +16,6 @@ def updates():
     start = fed.initial()
     fed.begin(1)
     return fed, start, fed.train(dict.fromkeys(fed.clients, start))
-
-
-def test_gram_features_are_cosines_with_the_singular_directions():
-    fed, start, replies = updates()
-    X = (replies.stack("theta") - start)[:, fed.layout.trainable].double().numpy()
-    directions = np.linalg.svd(X, full_matrices=False)[2][:3]
-    expected = X @ directions.T / np.linalg.norm(X, axis=1, keepdims=True)
-    found = edc(update_gram(fed.layout, list(replies.column("theta").values()), start).numpy(), 3)
-    np.testing.assert_allclose(np.abs(found), np.abs(expected), atol=1e-5)
 
 
 def test_first_group_models_are_plain_means_and_groups_stay():

@@ -98,24 +98,6 @@ def test_missing_reply_keeps_the_old_label_and_the_unseen_hold_theta0():
     assert (serving.clusters == serving.clusters[0]).sum() == 1
 
 
-def test_partial_participation_averages_who_came():
-    fed, _, state, serving = run("ifca", rounds=3, participants=4)
-    assert serving.weights.shape[0] == 9 and torch.equal(serving.weights.sum(1), torch.ones(9))
-    assert set(state.labels) < set(fed.clients)
-
-
-def test_two_runs_are_equal_and_steps_do_not_change_old_states():
-    a, b = (run("ifca", rounds=2, seed=3, min_share=0.2)[2] for _ in range(2))
-    assert torch.equal(a.models, b.models) and a.labels == b.labels
-    fed = federation()
-    method = make("ifca")
-    state = method.init(fed, fed.begin(0))
-    models = state.models.clone()
-    once, twice = method.step(fed, state, fed.begin(1)), method.step(fed, state, fed.begin(1))
-    assert torch.equal(state.models, models) and state.labels == {}
-    assert torch.equal(once.models, twice.models)
-
-
 def test_settings_out_of_range_are_refused():
     with pytest.raises(ConfigError, match="min_share"):
         run("ifca", min_share=0.5)

@@ -28,11 +28,6 @@ def test_each_true_group_is_fedavg_of_its_own() -> None:
         assert same_bits(state.models[group], play(part, 3, "fedavg").theta)
 
 
-def test_one_group_is_fedavg() -> None:
-    scenario = tiny(groups=1, clients_per_group=3)
-    assert same_bits(play(federation(scenario), 3).models[0], play(federation(scenario), 3, "fedavg").theta)
-
-
 def test_the_unseen_stay_alone_with_theta0_and_count() -> None:
     fed = federation(tiny(clients_per_group=4), participants=4)
     state = play(fed, 1)

@@ -6,45 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.methods.toy import accuracies, federation, play, run, toy, truth
 
-from emdcfl.clustering import adjusted_rand, cut
+from emdcfl.clustering import adjusted_rand
 from emdcfl.core.errors import ClientError, ConfigError
 from emdcfl.core.params import average
 from emdcfl.data.types import Preprocess, Scenario, Site, Split
 from emdcfl.methods import make
 from emdcfl.methods.shared.subspaces import data_subspace, leading_vectors, smallest_angle
 from emdcfl.models.recipe import ModelRecipe
-
-
-def merge_loop(A: np.ndarray[Any, Any], threshold: float) -> list[int]:
-    """PACFL's own loop: merge the closest pair while it is near enough; a merged row is the plain mean of the two."""
-    A = A.astype(float).copy()
-    np.fill_diagonal(A, np.inf)
-    members = [[i] for i in range(len(A))]
-    while len(members) > 1:
-        i, j = sorted(np.unravel_index(int(A.argmin()), A.shape))
-        if A[i, j] > threshold:
-            break
-        A[i] = A[:, i] = (A[i] + A[j]) / 2
-        A[i, i] = np.inf
-        A = np.delete(np.delete(A, j, 0), j, 1)
-        members[i] += members.pop(j)
-    labels = [0] * sum(map(len, members))
-    for k, cluster in enumerate(members):
-        for i in cluster:
-            labels[i] = k
-    return labels
-
-
-@given(st.integers(2, 12), st.integers(0, 10_000), st.floats(0, 90))
-def test_the_merge_loop_is_a_wpgma_cut(clients, seed, threshold):
-    rng = np.random.default_rng(seed)
-    A = rng.uniform(0, 90, (clients, clients))
-    A = (A + A.T) / 2
-    assert adjusted_rand(merge_loop(A, threshold), cut(A, threshold, linkage="weighted")) == 1.0
 
 
 def images(n: int, seed: int, size: int = 6) -> Split:
@@ -149,16 +119,6 @@ def test_a_cluster_whose_members_are_absent_keeps_its_model():
     k = first.labels["site-3"]
     assert first.sets[k] == ["site-3"]
     assert torch.equal(second.models[k], first.models[k]) and not torch.equal(second.models[0], first.models[0])
-
-
-def test_the_unseen_hold_theta0_and_runs_repeat():
-    fed, _, a, serving = run("pacfl", rounds=2, participants=3)
-    assert torch.equal(a.models, run("pacfl", rounds=2, participants=3)[2].models)
-    unseen = [i for i, c in enumerate(fed.clients) if c not in a.labels]
-    assert unseen
-    for i in unseen:
-        assert torch.equal(serving.models[int(serving.weights[i].argmax())], fed.initial())
-        assert int((serving.clusters == serving.clusters[i]).sum()) == 1
 
 
 def test_what_cannot_work_says_so():

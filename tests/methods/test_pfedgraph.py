@@ -220,18 +220,6 @@ def test_one_client_keeps_its_own_model_bit_for_bit() -> None:
     assert torch.equal(personal.models, run("local", scenario, rounds=3)[3].models)
 
 
-@pytest.mark.parametrize("options", [{}, {"preset": "reference"}], ids=["default", "reference"])
-def test_runs_are_equal_and_a_round_can_be_repeated(options: dict[str, Any]) -> None:
-    fed = federation(training=BRIEF, participants=5)
-    method = make("pfedgraph", **options)
-    state, _ = play(fed, method, 2)
-    models, graph = state.models.clone(), state.graph.clone()
-    first, again = method.step(fed, state, fed.begin(3)), method.step(fed, state, fed.begin(3))
-    assert torch.equal(state.models, models) and torch.equal(state.graph, graph)
-    assert torch.equal(first.models, again.models) and first.batches == again.batches
-    assert torch.equal(first.models, play(federation(training=BRIEF, participants=5), method, 3)[0].models)
-
-
 @pytest.mark.parametrize("options", [{"alpha": 0.0}, {"mu": -1.0}, {"snap": 2.0}], ids=str)
 def test_settings_out_of_range_are_refused(options: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=next(iter(options))):

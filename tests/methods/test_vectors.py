@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from tests.methods.scripted import Scripted, direct, same
-from tests.methods.toy import accuracies, federation, play, run, toy, truth
+from tests.methods.toy import federation, run, toy, truth
 
 from emdcfl.clustering import adjusted_rand, cut
 from emdcfl.core.params import squared_distances
@@ -93,27 +93,6 @@ def test_same_seed_same_bits_and_old_states_stay_as_they_were(case):
         runs.append(states)
         assert same(method.step(fed, states[3], fed.begin(4)), states[4])
     assert same(*runs)
-
-
-@pytest.mark.slow
-@every_method
-def test_a_client_lost_for_a_round(case):
-    fed, _, state, serving = run(name(case), rounds=8, on_failure="continue", fails={"site-4": 1, "site-8": (2, 3)}, **HARD[case])
-    assert {f.client for f in fed.failures} == {"site-4", "site-8"}
-    assert len(state.labels) == 9
-    assert accuracies(fed, serving).min() > 0.6
-
-
-@every_method
-def test_clients_never_seen_hold_the_initial_model_alone(case):
-    fed = federation(toy(per_group=4), participants=4)
-    state, serving = play(fed, make(name(case), **HARD[case]), 2)
-    unseen = [i for i, c in enumerate(fed.clients) if c not in state.n]
-    assert unseen
-    assert set(state.labels) == set(state.n)
-    for i in unseen:
-        assert torch.equal(serving.models[serving.weights[i].bool()][0], state.theta0)
-        assert int((serving.clusters == serving.clusters[i]).sum()) == 1
 
 
 @every_method
