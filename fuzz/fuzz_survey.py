@@ -17,7 +17,14 @@ ASKED: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"question": "describe"}, {"kind": "images", "labels": ["cat", "dog"], "colour": False, "sizes": [[12, 12, 40], [8, 9, 2]]}),
     (
         {"question": "describe"},
-        {"kind": "table", "labels": ["0", "1"], "label": "y", "columns": {"age": True, "ward": False}, "units": {"age": "y"}},
+        {
+            "kind": "table",
+            "labels": ["0", "1"],
+            "label": "y",
+            "label_kind": "int",
+            "columns": {"age": True, "ward": False},
+            "units": {"age": "y"},
+        },
     ),
     (
         {"question": "measure", "shape": [3, 8, 8]},

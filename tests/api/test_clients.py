@@ -16,6 +16,7 @@ from emdcfl.data.own.frames import encode
 from emdcfl.data.types import Scenario, Site
 from emdcfl.runs.config import Choice, Config
 from emdcfl.runs.plan import plan
+from emdcfl.runs.served import ModelInfo
 
 pd = pytest.importorskip("pandas", reason="the extra emdcfl[tables] is not installed")
 QUICK: dict[str, Any] = {"rounds": 1, "local_epochs": 1}
@@ -61,6 +62,36 @@ def test_a_frame_with_rows_that_training_left_out_is_refused_by_row() -> None:
     assert len(encode(frame()[4:], found.encoding)) == 116
     with pytest.raises(DataError, match=r"drop-rows.*row 4;"):
         encode(frame(), found.encoding)
+
+
+@pytest.mark.parametrize(
+    ("labels", "found"),
+    [
+        ((0, 1), [0, 1]),
+        ((2.5, 3.5), [2.5, 3.5]),
+        ((True, False), [False, True]),
+        (("0", "1"), ["0", "1"]),
+    ],
+)
+def test_labels_come_back_as_they_were(labels: tuple[Any, Any], found: list[Any]) -> None:
+    table = frame()
+    table["outcome"] = pd.Series([labels[0] if word == "ill" else labels[1] for word in table["outcome"]])
+    in_frames = ModelInfo.of(scenario_of(table, label="outcome", client="hospital", task="classification"))
+    stored = ModelInfo.from_metadata(in_frames.as_metadata(), "a model")
+    for about in (in_frames, stored):
+        assert about.labels == found and [type(one) for one in about.labels] == [type(one) for one in found]
+    if not isinstance(labels[0], float):  # classes in arrays are whole
+        arrays = {name: (rows[["age"]].to_numpy(), rows["outcome"].to_numpy()) for name, rows in table.groupby("hospital")}
+        assert ModelInfo.of(scenario_of(arrays)).labels == found
+    lying = ModelInfo.from_metadata({**in_frames.as_metadata(), "labels": "int", "classes": '["a", "b"]'}, "a model")
+    assert lying.labels == ["a", "b"]
+
+
+def test_one_site_with_text_makes_labels_text_and_new_names_are_names() -> None:
+    apart = {name: rows.drop(columns="hospital").assign(outcome=rows["age"] > 0) for name, rows in frame().groupby("hospital")}
+    renamed = scenario_of(apart, label="outcome", label_map="True=ill,False=well")
+    apart["a"] = apart["a"].assign(outcome=apart["a"]["outcome"].astype(str))
+    assert ModelInfo.of(scenario_of(apart, label="outcome")).labels == ["False", "True"] and ModelInfo.of(renamed).labels == ["ill", "well"]
 
 
 def test_a_run_on_a_frame_predicts_places_and_comes_back(tmp_path: Path) -> None:

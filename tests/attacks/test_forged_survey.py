@@ -32,7 +32,14 @@ HONEST: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "images": (DESCRIBE, {"kind": "images", "labels": ["cat", "dog"], "colour": False, "sizes": [[12, 12, 40]]}),
     "table": (
         DESCRIBE,
-        {"kind": "table", "labels": ["0", "1"], "label": "y", "columns": {"age": True, "ward": False}, "units": {"age": "y"}},
+        {
+            "kind": "table",
+            "labels": ["0", "1"],
+            "label": "y",
+            "label_kind": "int",
+            "columns": {"age": True, "ward": False},
+            "units": {"age": "y"},
+        },
     ),
     "pixels": (MEASURE_IMAGES, {"count": 64, "sums": torch.tensor([640.0]).double(), "squares": torch.tensor([6400.0]).double()}),
     "moments": (

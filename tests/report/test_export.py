@@ -113,7 +113,7 @@ def test_the_script_of_an_export_reads_tables_as_emdcfl_does(tmp_path: Path, cap
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     theirs = [line.split("\t") for line in done.stdout.splitlines()]
-    assert [row[1:] for row in theirs] == [[row["class"], f"{max(row['probabilities'].values()):.1%}"] for row in ours]
+    assert [row[1:] for row in theirs] == [[str(row["class"]), f"{max(row['probabilities'].values()):.1%}"] for row in ours]
 
 
 @pytest.mark.slow

@@ -41,16 +41,16 @@ def predict(
         lines = [f"{escaped(str(one['input']))}\t{one['value']:.6g}" for one in found]
         typer.echo(json.dumps(found, indent=2, ensure_ascii=False) if as_json else "\n".join(lines))
         return
-    best, classes = p.argmax(1).tolist(), served.about.classes
+    best, classes = p.argmax(1).tolist(), served.about.labels
     if as_json:
         rows = [
-            {"input": n, "class": classes[k], "probabilities": dict(zip(classes, row, strict=True))}
+            {"input": n, "class": classes[k], "probabilities": dict(zip(map(str, classes), row, strict=True))}
             for n, k, row in zip(names, best, p.tolist(), strict=True)
         ]
         typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
         return
     for n, k, row in zip(names, best, p.tolist(), strict=True):
-        typer.echo(f"{escaped(n)}\t{escaped(classes[k])}\t{row[k]:.1%}")
+        typer.echo(f"{escaped(n)}\t{escaped(str(classes[k]))}\t{row[k]:.1%}")
 
 
 @app.command()

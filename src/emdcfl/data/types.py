@@ -5,7 +5,7 @@ Images stay uint8 in memory and become network inputs in batches, on the device 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
@@ -16,6 +16,9 @@ from torch import Tensor
 
 from emdcfl.core.errors import DataError
 from emdcfl.models.recipe import ModelRecipe
+
+LABEL_KINDS: Mapping[str, Callable[[str], Any]] = {"text": str, "int": int, "float": float, "bool": lambda word: word == "True"}
+"""What labels were in the user's data → how the name of a class becomes one again."""
 
 
 @dataclass(frozen=True)
@@ -141,5 +144,7 @@ class Scenario:
     """Site → hash of its samples as they were read from the user's own files, before anything pooled over sites went into them."""
     target: Target | None = None
     """Of regression; ``classes`` is then empty."""
+    label_kind: str = "text"
+    """What labels were in the user's data, one of ``LABEL_KINDS``; ``classes`` are their names."""
     source: tuple[str, Mapping[str, Any]] | None = field(default=None, init=False, compare=False)
     """Name and options that build it again, set by the registry; a scenario changed with ``dataclasses.replace`` has none."""

@@ -128,7 +128,7 @@ def _write(where: Path, result: Result, one: Export) -> None:
     write_tensors(where / "model.safetensors", state, {"format": "pt"})
     _write_program(where / "model.pt2", Standalone(network, about.preprocess, about.target).eval(), _sample(result))
     config = {
-        **({"classes": list(about.classes)} if about.target is None else {"target": asdict(about.target)}),
+        **({"classes": about.labels} if about.target is None else {"target": asdict(about.target)}),
         "clients": list(one.clients),
         "input": {"shape": list(about.shape), "dtype": str(_sample(result).dtype).removeprefix("torch.")},
         "preprocess": about.preprocess.as_dict(),

@@ -158,12 +158,16 @@ class Result:
         all_ = self.serving
         return served(self.about, all_.models, all_.weights[self.clients.index(client)], all_.mix)
 
-    def predict(self, client: str, x: Any, *, plain: bool = False) -> list[str] | list[float]:
-        """Return the class names, or the numbers, that the client's model (see ``model_of``) predicts for ``x``, given as to ``fit``."""
+    def predict(self, client: str, x: Any, *, plain: bool = False) -> list[Any]:
+        """Return what the client's model (see ``model_of``) predicts for ``x``, given as to ``fit``.
+
+        Classes have the type that they had in the training data of all clients (int, float or bool), else they are text.
+        """
         if self.about.target is not None:
             numbers: list[float] = self.model_of(client, plain=plain).probabilities(self.inputs(x))[:, 0].tolist()
             return numbers
-        return [self.about.classes[i] for i in self.predict_proba(client, x, plain=plain).argmax(1).tolist()]
+        labels = self.about.labels
+        return [labels[i] for i in self.predict_proba(client, x, plain=plain).argmax(1).tolist()]
 
     def predict_proba(self, client: str, x: Any, *, plain: bool = False) -> Tensor:
         """Return class probabilities, one column per entry of ``about.classes``; ``x`` as given to ``fit``, a frame for a run on tables."""

@@ -15,7 +15,8 @@ from emdcfl.core.errors import DataError
 from emdcfl.core.keys import global_seed
 from emdcfl.core.params import Network, average
 from emdcfl.data.own import encoding_of
-from emdcfl.data.types import Preprocess, Scenario, Target
+from emdcfl.data.own.parts import label_kind
+from emdcfl.data.types import LABEL_KINDS, Preprocess, Scenario, Target
 from emdcfl.methods.base import Serving
 from emdcfl.models import ModelRecipe
 from emdcfl.models.recipe import refuse_code
@@ -36,12 +37,21 @@ class ModelInfo:
     """How a file becomes a stored sample (``Scenario.encoding``)."""
     target: Target | None = None
     """Of regression: what brings outputs back to the units of the data."""
+    label_kind: str = "text"
+    """What labels were in the user's data (``Scenario.label_kind``)."""
 
     @classmethod
     def of(cls, scenario: Scenario) -> ModelInfo:
         """Return what the models of a scenario need."""
         shape = tuple(scenario.sites[0].train.x.shape[1:])
-        return cls(scenario.classes, scenario.preprocess, scenario.model, shape, encoding_of(scenario), scenario.target)
+        return cls(
+            scenario.classes, scenario.preprocess, scenario.model, shape, encoding_of(scenario), scenario.target, scenario.label_kind
+        )
+
+    @property
+    def labels(self) -> list[Any]:
+        """The classes as they were in the user's data: numbers, truth values or text."""
+        return list(map(LABEL_KINDS[self.label_kind], self.classes))
 
     @cached_property
     def network(self) -> Network:
@@ -61,6 +71,7 @@ class ModelInfo:
             "input": json.dumps(list(self.shape)),
             "encoding": json.dumps(self.encoding, ensure_ascii=False, sort_keys=True),
             **({} if self.target is None else {"target": json.dumps([self.target.mean, self.target.std])}),
+            **({} if self.label_kind == "text" else {"labels": self.label_kind}),
         }
 
     @classmethod
@@ -69,13 +80,15 @@ class ModelInfo:
         recipe = ModelRecipe.from_dict(json.loads(stored["model"]))
         if not trust_model:
             refuse_code(recipe.name, where)
+        classes = tuple(json.loads(stored["classes"]))
         return cls(
-            classes=tuple(json.loads(stored["classes"])),
+            classes=classes,
             preprocess=Preprocess.from_dict(json.loads(stored["preprocess"])),
             recipe=recipe,
             shape=tuple(json.loads(stored["input"])),
             encoding=json.loads(stored["encoding"]),
             target=Target(*map(float, json.loads(stored["target"]))) if "target" in stored else None,
+            label_kind=label_kind([stored.get("labels", "text")], classes),
         )
 
     def flat(self, state: Mapping[str, Tensor]) -> Tensor:

@@ -194,7 +194,7 @@ def test_nodes_with_their_own_files_agree_with_one_folder_read_in_one_place(tmp_
     with session(Session(grid, QUICK, KeyList())):
         surveyed = scenarios.build("nodes", clients=["a", "b", "c"])
         assert surveyed.classes == whole.classes
-        assert surveyed.encoding == whole.encoding
+        assert surveyed.encoding == whole.encoding and surveyed.label_kind == whole.label_kind == ("text" if kind == "images" else "int")
         assert kind == "images" or surveyed.encoding["columns"][0]["unit"] == "y"
         assert surveyed.model == whole.model
         assert np.allclose(surveyed.preprocess.mean, whole.preprocess.mean)

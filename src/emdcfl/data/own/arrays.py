@@ -24,6 +24,7 @@ from emdcfl.data.own.parts import (
     known_only,
     prepare,
     to_site,
+    train_kind,
     warnings,
     write_notes,
 )
@@ -68,6 +69,7 @@ def from_arrays(
         defaults=defaults.training(model) | defaults.FINE_TUNING,
         method_defaults=defaults.method_defaults(target),
         target=target,
+        label_kind=train_kind(divided, classes),
         notes=tuple(write_notes(notes)),
     )
     random = len(shape) == 1 and all(MIXED in raw.parts and not raw.parts[MIXED].by for raw in raws)
@@ -118,6 +120,7 @@ def _part(name: str, entry: Any, task: str | None) -> Part:
     x, y = _samples(name, _array(entry[0])), _array(entry[1])
     if y.ndim != 1 or len(y) != len(x):
         raise DataError(f"client {name!r}: expected one label per sample, got X of shape {x.shape} and y of shape {y.shape}")
+    kind = type(y[0].item()).__name__ if len(y) and y.dtype.kind in "biuf" else "text"
     numeric = np.issubdtype(y.dtype, np.number)
     if task == REGRESSION and not (numeric and np.isfinite(y).all()):
         raise DataError(f"client {name!r}: expected one finite number per sample to predict, got gaps, infinities or {y.dtype}")
@@ -134,7 +137,7 @@ def _part(name: str, entry: Any, task: str | None) -> Part:
     if any(len(values) != len(x) for values in by.values()):
         raise DataError(f"client {name!r}: expected one group per sample, got {len(x)} samples and {len(by[GROUP])} groups")
     labels = y.astype(np.float64) if task == REGRESSION else np.array([str(label) for label in y.tolist()], dtype=str)
-    return Part(x, labels, by)
+    return Part(x, labels, by, kind)
 
 
 def _samples(name: str, x: NDArray[Any]) -> NDArray[Any]:

@@ -22,7 +22,7 @@ from emdcfl.data.own.formats.client_tables import read_client_tables, read_share
 from emdcfl.data.own.formats.images import common_shape, list_images, read_client, read_headers
 from emdcfl.data.own.formats.layout import ClientFiles, Layout, client_folder, discover
 from emdcfl.data.own.formats.quantities import common_units
-from emdcfl.data.own.parts import MIXED, SPLITS, Divided, Note, Raw, find_target, prepare, to_site, write_notes
+from emdcfl.data.own.parts import MIXED, SPLITS, Divided, Note, Raw, find_target, prepare, to_site, train_kind, write_notes
 from emdcfl.data.own.splitting import RANDOM, SplitRule
 from emdcfl.data.own.tables import AS_WRITTEN, CellRules, TableEncoding, column_bytes, column_kinds, pool, summarise
 from emdcfl.data.types import Preprocess, Scenario
@@ -152,6 +152,7 @@ def build_scenario(reading: Reading, *, seed: int = 0, model: defaults.Model = N
         defaults=defaults.training(model) | defaults.FINE_TUNING,
         method_defaults=defaults.method_defaults(target),
         target=target,
+        label_kind=train_kind(divided, classes),
         notes=(*write_notes([*reading.notes, *more]), *mixed, *many),
         doubts=(*write_notes(note for note in reading.notes if note.doubt), *mixed, *many),
         encoding=encoding,

@@ -6,8 +6,8 @@ Labels are text, which names classes, or float64 where numbers are to be predict
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -46,13 +46,15 @@ class Part:
     x: Any
     labels: Labels
     by: Keys = field(default_factory=dict)
+    kind: str = "text"
+    """What the labels were before they became text, one of ``LABEL_KINDS``."""
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def take(self, rows: NDArray[np.int64]) -> Part:
         x = self.x[rows] if isinstance(self.x, np.ndarray) else self.x.take(rows)
-        return Part(x, self.labels[rows], {meaning: values[rows] for meaning, values in self.by.items()})
+        return replace(self, x=x, labels=self.labels[rows], by={meaning: values[rows] for meaning, values in self.by.items()})
 
 
 @dataclass(frozen=True)
@@ -205,6 +207,35 @@ def class_names(divided: Mapping[str, Mapping[str, Part]], *, least: int = 2) ->
     if len(words) < least:
         raise DataError(f"all training samples have the same label {next(iter(words), '')!r}: at least two classes are needed")
     return tuple(sort_words(words))
+
+
+def label_kind(kinds: Iterable[str], classes: Sequence[str]) -> str:
+    """Return what the labels of all clients were; whole numbers are integers where they were at any client.
+
+    Examples
+    --------
+    >>> label_kind(["int", "float"], ["0", "1"]), label_kind(["int", "float"], ["0", "0.5"]), label_kind(["int", "text"], ["0", "1"])
+    ('int', 'float', 'text')
+    """
+    found = set(kinds)
+    if found == {"bool"} and set(classes) <= {"True", "False"}:
+        return "bool"
+    if not found <= {"int", "float"} or not found or not all(_reads(float, word) for word in classes):  # renamed classes are words
+        return "text"
+    return "int" if "int" in found and all(_reads(int, word) for word in classes) else "float"
+
+
+def _reads(kind: Callable[[str], Any], word: str) -> bool:
+    try:
+        kind(word)
+    except ValueError:
+        return False
+    return True
+
+
+def train_kind(divided: Divided, classes: Sequence[str]) -> str:
+    """Return what the training labels of all clients were."""
+    return label_kind([parts["train"].kind for parts in divided.values()], classes)
 
 
 def sort_words(words: set[str]) -> list[str]:

@@ -28,7 +28,7 @@ from emdcfl.data.own import defaults
 from emdcfl.data.own.cleaning import AS_THEY_ARE, Cleaning, label_variants
 from emdcfl.data.own.formats.images import LARGEST_DEFAULT
 from emdcfl.data.own.formats.quantities import common_units
-from emdcfl.data.own.parts import sort_words
+from emdcfl.data.own.parts import label_kind, sort_words
 from emdcfl.data.own.tables import Moments, Summary, pool
 from emdcfl.data.types import Preprocess, Scenario, Site, Split
 from emdcfl.engines.flower import codec
@@ -62,6 +62,8 @@ class Survey:
     shape: tuple[int, ...]
     """Of a sample."""
     notes: tuple[str, ...]
+    label_kind: str = "text"
+    """What labels are at the nodes (``Scenario.label_kind``)."""
 
     def scenario(self, name: str, model: str | None) -> Scenario:
         """Return the scenario, whose sites have names and no samples."""
@@ -77,6 +79,7 @@ class Survey:
             method_defaults=defaults.BY_BENEFIT,
             notes=self.notes,
             encoding=self.encoding,
+            label_kind=self.label_kind,
         )
 
     def write(self, path: Path) -> None:
@@ -89,7 +92,8 @@ class Survey:
         try:
             raw = json.loads(path.read_text(encoding="utf-8"))
             lists = {name: tuple(raw[name]) for name in ("clients", "classes", "shape", "notes")}
-            return cls(encoding=dict(raw["encoding"]), preprocess=Preprocess.from_dict(raw["preprocess"]), **lists)
+            kind = label_kind([raw["label_kind"]], lists["classes"])
+            return cls(encoding=dict(raw["encoding"]), preprocess=Preprocess.from_dict(raw["preprocess"]), label_kind=kind, **lists)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(f"{path}: the survey of this run is damaged ({error}); restore it, or start a new run") from error
 
@@ -128,7 +132,8 @@ def survey_nodes(
     )
     missing = [c for c in ask.clients if c not in described]
     notes = (*([f"not surveyed, because they did not answer: {names(missing)}"] if missing else []), *doubtful)
-    return Survey(tuple(ask.clients), classes, encoding, preprocess, shape, notes)
+    kind = label_kind([answer.get("label_kind", "text") for answer in described.values()], classes)
+    return Survey(tuple(ask.clients), classes, encoding, preprocess, shape, notes, kind)
 
 
 def _key(sentence: str) -> str:

@@ -13,6 +13,7 @@ from emdcfl.core.schema import Field, check
 from emdcfl.data.own.formats.quantities import LONGEST as LONGEST_UNIT
 from emdcfl.data.own.formats.readers import LARGEST
 from emdcfl.data.own.tables import LONGEST_WORD, MAX_WORDS
+from emdcfl.data.types import LABEL_KINDS
 from emdcfl.engines.flower.node.survey import DESCRIBE, Answer
 
 MOST_COLUMNS = 100_000
@@ -22,7 +23,7 @@ MOST_PIXELS = 1 << 44
 BRIGHTEST = 255.0
 
 IMAGES = {"kind", "labels", "colour", "sizes"}
-TABLE = {"kind", "labels", "label", "columns", "units"}
+TABLE = {"kind", "labels", "label", "label_kind", "columns", "units"}
 MOMENTS = {
     "count": Field(int, low=0, high=MOST_ROWS),
     "mean": Field(float, low=-LARGEST, high=LARGEST),
@@ -49,6 +50,8 @@ def _described(reply: Answer) -> None:
     _words("labels", reply["labels"], least=1)
     if fields is TABLE:
         _word("label", reply["label"], longest=1024)
+        if reply["label_kind"] not in (*LABEL_KINDS,):
+            raise ClientError(f"expected label_kind {', '.join(LABEL_KINDS)}, got {brief(repr(reply['label_kind']), 40)}")
         columns = reply["columns"]
         if not isinstance(columns, dict) or len(columns) > MOST_COLUMNS:
             raise ClientError(f"expected columns as a dict of at most {MOST_COLUMNS} names, got {_shown(columns)}")

@@ -53,6 +53,8 @@ def table(file: Path, columns: list[dict[str, Any]], *, gaps: bool) -> np.ndarra
             if "words" in column:
                 values += [float(text == word) for word in column["words"]]
                 continue
+            unit = column.get("unit", "")
+            text = text.removeprefix(unit).removesuffix(unit).strip()
             try:
                 values.append(0.0 if gap else (float(text) - column["mean"]) / column["std"])
             except ValueError:

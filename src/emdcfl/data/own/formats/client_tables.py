@@ -58,9 +58,9 @@ def labelled(table: pa.Table, label: str, name: str, origin: str, rule: SplitRul
     if len(keep) < table.num_rows:
         notes.append(Note(name, origin, "rows without a label left out: {n}", table.num_rows - len(keep), left_out=True))
         table = table.take(keep)
-    labels = _as_text(table.column(label))
+    labels, kind = _as_text(table.column(label)), _label_kind(table.column(label).type)
     table, by, present = table_keys(table, rule, label, f"client {name!r} ({origin})")
-    part = Part(table, labels, by)
+    part = Part(table, labels, by, kind)
     if present.all():
         return part, notes
     words = tuple(rule.columns.values())
@@ -133,6 +133,13 @@ def shared_table(
         raws.append(Raw(name, f"{origin}, {client} = {name}", {MIXED: part}, rule, column, units))
         notes += more
     return raws, column, notes
+
+
+def _label_kind(kind: pa.DataType) -> str:
+    """Return what labels of a column are, one of ``LABEL_KINDS``."""
+    t = pa.types
+    kind = kind.value_type if t.is_dictionary(kind) else kind
+    return next((name for name, test in (("int", t.is_integer), ("float", t.is_floating), ("bool", t.is_boolean)) if test(kind)), "text")
 
 
 def _as_text(column: pa.ChunkedArray) -> Text:

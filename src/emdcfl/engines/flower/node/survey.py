@@ -84,7 +84,8 @@ def _describe_table(raw: Raw, seed: int, column: str, policy: Policy) -> Answer:
     told = [name for name in train.x.column_names if name != column and (not policy.columns or name in policy.columns)]
     columns = {name: bool(is_numeric(train.x.schema.field(name).type)) for name in told}
     units = {name: unit for name, unit in raw.units.items() if columns.get(name)}
-    return {"kind": "table", "labels": sorted(set(train.labels.tolist())), "label": column, "columns": columns, "units": units}
+    labels = {"labels": sorted(set(train.labels.tolist())), "label": column, "label_kind": train.kind}
+    return {"kind": "table", **labels, "columns": columns, "units": units}
 
 
 def _measure_table(raw: Raw, seed: int, column: str, request: Mapping[str, Any], policy: Policy) -> Answer:
