@@ -142,15 +142,6 @@ def test_a_finished_run_is_written_again_from_its_state(finished: Path, tmp_path
     assert summary["seconds"] == json.loads((finished / "summary.json").read_text())["seconds"]
 
 
-def test_another_config_is_refused_and_the_difference_is_named(finished: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    shutil.copytree(finished, out)
-    before = contents(out)
-    with pytest.raises(StoreError, match=r"another config, differing in method.tolerance \(0.08 there, 0.05 here\)"):
-        run(config(tolerance=0.05), out, resume=True)
-    assert contents(out) == before
-
-
 def test_a_truncated_state_goes_back_one_round_or_is_an_error(finished: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     shutil.copytree(finished, out)
