@@ -147,20 +147,8 @@ def nodes(
 ) -> Scenario:
     """Ask the connected nodes about their files.
 
-    Parameters
-    ----------
-    clients : list of str, optional
-        Names of the clients of the run; by default those on the server's list of keys or, if it is empty, all that are connected.
-    label : str, optional
-        Label column of tables.
-    drop, only : list of str, optional
-        Columns of tables that are no features, or the only ones that are.
-    data_seed : int
-        Seed of the splits.
-    size : int, optional
-        Height and width of images.
-    model : str, optional
-        Name of the network.
+    The clients are by default those on the server's list of keys or, if it is empty, all that are connected. ``drop`` and ``only`` are
+    columns of tables that are no features, or the only ones that are.
     """
     options: dict[str, Any] = {"data_seed": data_seed, "size": size, "model": model, "cleaning": Cleaning.of(drop=drop, only=only)}
     here = current()

@@ -53,15 +53,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class Gate:
-    """Refuses requests before Flower reads them (an ASGI middleware).
-
-    Parameters
-    ----------
-    app : ASGI application
-        What answers requests that pass.
-    folder : Path
-        The operator's folder.
-    """
+    """Refuses requests before Flower reads them (an ASGI middleware); ``folder`` is the operator's."""
 
     def __init__(self, app: App, folder: Path) -> None:
         self.app, self.folder = app, folder

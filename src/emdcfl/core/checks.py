@@ -67,6 +67,12 @@ def _checked(value: Any, hint: Any, where: str) -> Any:
     return result
 
 
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a value has the type of a hint as it is; a whole number is a float, a bool is no number."""
+    found, coerced = _fit(value, hint)
+    return found and bool(coerced == value)
+
+
 def _fit(value: Any, hint: Any) -> tuple[bool, Any]:
     """Whether the value fits the hint, and the value coerced to it."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)

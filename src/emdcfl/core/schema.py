@@ -125,12 +125,8 @@ def _sum_of_squares(value: Tensor) -> float:
 
 
 def _fits(shape: torch.Size, field: Field, dims: Mapping[str, int]) -> bool:
-    if len(shape) != len(field.shape):
-        return False
-    for want, have in zip(field.shape, shape, strict=True):
-        if want is not None and have != (dims[want] if isinstance(want, str) else want):
-            return False
-    return True
+    wanted = [dims[want] if isinstance(want, str) else want for want in field.shape]
+    return len(shape) == len(wanted) and all(want in (None, have) for want, have in zip(wanted, shape, strict=True))
 
 
 def _check_range(name: str, smallest: float, largest: float, field: Field, dims: Mapping[str, int]) -> None:

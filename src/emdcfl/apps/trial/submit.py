@@ -48,13 +48,7 @@ def submit(
     keep_baselines: bool = False,
     watch: Callable[[Event], None] | None = None,
 ) -> dict[str, Any]:
-    """Run a config over the federation; return its outcome (``ok``, ``error``, ``traffic``).
-
-    Raises
-    ------
-    EmdcflError
-        The run ended with an error, which is the message.
-    """
+    """Run a config over the federation; return its outcome (``ok``, ``error``, ``traffic``), or raise the error with which it ended."""
     from emdcfl.apps.options import Options  # not for every command: they load torch
     from emdcfl.runs.config import dump
     from emdcfl.runs.store.identity import is_run

@@ -126,10 +126,7 @@ class Embedded:
 class Embedder:
     """Embeds on a stream of its own, with the network that all clients of an engine share.
 
-    Attributes
-    ----------
-    wanted : bool
-        A task will need embeddings soon, and there was no warm-up yet.
+    ``wanted`` says that a task will need embeddings soon, and there was no warm-up yet.
     """
 
     def __init__(self, device: torch.device) -> None:

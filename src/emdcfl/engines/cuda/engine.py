@@ -62,17 +62,9 @@ FALLBACKS = (NOT_COMPILED, ONE_AFTER_THE_OTHER, EMBEDDED_ALONE, SCORED_ALONE)
 class CudaFederation(StagedFederation):
     """Every client on one GPU.
 
-    Parameters
-    ----------
-    streams : int, optional
-        Clients trained at the same time, each with its own network and CUDA stream. By default, the size of the network decides.
-    deterministic : bool
-        Fix the algorithms, so that runs are bit-identical; ``False`` lets cuDNN choose the fastest.
-    compile : "auto", "yes" or "no"
-        Compile the step. ``"auto"`` compiles if the run has enough steps to save more time than compiling takes.
-    rounds : int
-        Rounds of the run, for ``"auto"``.
-    precision : "fp32", "tf32" or "bf16"
+    So many ``streams`` train at the same time, each with its own network and CUDA stream; by default, the size of the network decides.
+    ``deterministic`` fixes the algorithms, so that runs are bit-identical; without it cuDNN chooses the fastest. ``compile`` "auto"
+    compiles the step if the ``rounds`` of the run have enough steps to save more time than compiling takes.
     """
 
     held = 1 << 28

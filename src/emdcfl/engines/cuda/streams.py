@@ -58,29 +58,10 @@ class Plan:
 
 
 class StreamTrainer:
-    """A stream, a network, and the graphs of its SGD step.
+    """A stream, a network of its own (on the GPU, convolutions in channels-last order), and the graphs of its SGD step.
 
-    Parameters
-    ----------
-    module : Module
-        This stream's own network, on the GPU, convolutions in channels-last order.
-    layout : Layout
-        Where its tensors lie in θ.
-    samples : Samples
-        Shared by all streams.
-    steps, width : int
-        Most steps of a training, and its widest batch.
-    low : bool
-        Forward and backward passes in bfloat16.
-    compiled : bool
-        Compile the step of a full batch.
-
-    Attributes
-    ----------
-    steps : int
-        Steps of the training that was begun.
-    ahead : list of int
-        Batch widths of the steps still to launch, the next one last.
+    All streams share ``samples``. A training has at most ``steps`` steps of batches up to ``width``; with ``low``, forward and backward
+    passes are in bfloat16, and ``compiled`` compiles the step of a full batch.
     """
 
     def __init__(
@@ -110,8 +91,8 @@ class StreamTrainer:
         self.terms: dict[object, Terms] = {}
         self.graphs: dict[object, torch.cuda.CUDAGraph] = {}
         self._memory: Any = None
-        self.steps = 0
-        self.ahead: list[int] = []
+        self.steps = 0  # of the training that was begun
+        self.ahead: list[int] = []  # batch widths of the steps still to launch, the next one last
         self.key: tuple[object, Training] = (None, Training())
 
     @torch.no_grad()

@@ -46,32 +46,16 @@ def _series(version: str) -> list[str]:
 
 
 class ConnectedNodes:
-    """Client name → node id, kept up to date.
-
-    Parameters
-    ----------
-    messenger : Messenger
-    keys : KeyList
-        Which key may use which name.
-
-    Attributes
-    ----------
-    messenger, keys
-        As given.
-    refused : dict
-        Client name → why the last node that used it was refused.
-    asked : dict
-        What nodes are asked together with ``hello``; ``answers`` holds what they said beside their name, by client.
-    """
+    """Client name → node id, kept up to date; ``keys`` says which key may use which name."""
 
     def __init__(self, messenger: Messenger, keys: KeyList) -> None:
         self.messenger, self.keys = messenger, keys
         self._names: dict[int, str] = {}  # node id → client; "" for a node that was refused or replaced
         self._refreshes = 0
         self._silent: dict[int, tuple[int, int]] = {}  # node → refreshes to pause, refresh at which to ask again
-        self.refused: dict[str, str] = {}
-        self.asked: dict[str, Any] = {}
-        self.answers: dict[str, dict[str, Any]] = {}
+        self.refused: dict[str, str] = {}  # client → why the last node that used its name was refused
+        self.asked: dict[str, Any] = {}  # what nodes are asked together with ``hello``
+        self.answers: dict[str, dict[str, Any]] = {}  # client → what it said to that
         self._left: dict[str, str] = {}  # client → when its node was first seen to be gone
 
     def absence(self, client: str) -> str:

@@ -53,24 +53,16 @@ class Postponed:
 
 
 class FlowerFederation(Federation):
-    """Clients that are nodes of Flower.
+    """Clients that are nodes of Flower, connected or not.
 
     Parameters
     ----------
-    connected : ConnectedNodes
-        Sends messages, and knows which node is which client.
-    clients : sequence of str
-        Names of all clients that may take part, connected or not.
-    factory : callable
-        Builds the network.
     job : mapping
         What a node needs to know about the run, sent with every request (see ``node.py``).
     phase_deadline : float, optional
         Seconds to wait in a phase; who has not answered then is late. By default, a phase lasts as long as a request is valid.
     late_updates : bool
         Whether the method takes a training that comes late for one of a later round (``stale``); else it is dropped.
-    **options
-        Those of ``Federation``.
     """
 
     def __init__(

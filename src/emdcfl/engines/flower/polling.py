@@ -110,12 +110,7 @@ class _Work(threading.Thread):
 class _Fetch(_Work):
     """Fetches one reply that a poll has found. Flower's own code does it, and takes this object for the link to the SuperLink.
 
-    Attributes
-    ----------
-    settled : Event
-        Set when the reply has been fetched, or a part of it is missing at the SuperLink.
-    dropped : Event
-        To be set when nobody waits for the reply any more.
+    ``settled`` is set when the reply has been fetched, or a part of it is missing at the SuperLink; ``dropped`` when nobody waits any more.
     """
 
     def __init__(self, grid: Grid, found: Any, slots: threading.Semaphore) -> None:

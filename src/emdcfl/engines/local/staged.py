@@ -87,15 +87,10 @@ class RunningTask:
 
 
 class StagedFederation(SequentialFederation):
-    """Every client in this process; ``_compute`` does the works of many clients at once.
-
-    Attributes
-    ----------
-    held : int
-        Most numbers of model state computed before the caller gets their replies, which bounds memory.
-    """
+    """Every client in this process; ``_compute`` does the works of many clients at once."""
 
     held = 1 << 25
+    """Most numbers of model state computed before the caller gets their replies, which bounds memory."""
 
     @abstractmethod
     def _compute(self, works: Sequence[tuple[Client, Work]]) -> Sequence[Result]:

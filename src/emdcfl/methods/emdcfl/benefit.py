@@ -83,12 +83,7 @@ class Gain:
 class Votes:
     """The members' validation losses under the averages they belong to, as arrays over all voters.
 
-    Parameters
-    ----------
-    replies : mapping
-        Client → its ``loss_moments`` reply; whoever is missing has no vote.
-    cells : sequence
-        The sets whose averages were scored; a client scored those it is in, in this order.
+    Whoever is missing in the ``loss_moments`` replies has no vote. A client scored the averages of the cells it is in, in their order.
     """
 
     def __init__(self, replies: Mapping[str, Reply], cells: Sequence[Cell]) -> None:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from typing import Any, Literal, get_args, get_type_hints
 
+from emdcfl.core.checks import fits
 from emdcfl.core.client import Client
 from emdcfl.core.errors import ClientError, ConfigError
 from emdcfl.privacy.noise import DELTA, gaussian_sigma
@@ -365,16 +366,6 @@ def _fault(settings: Options | CompareSettings) -> str | None:
     for name in (f.name for f in fields(settings)):
         hint, value = hints[name], getattr(settings, name)
         fine, expected = RANGES.get(name, (lambda v: True, " or ".join(map(repr, get_args(hint))) or "true or false"))
-        if not (_fits(value, hint) and fine(value)):
+        if not (fits(value, hint) and fine(value)):
             return f"{name} {expected}, got {value}"
     return None
-
-
-def _fits(value: object, hint: Any) -> bool:
-    """Whether a value has a field's type; a whole number is a float, a bool is no number."""
-    if hint in (bool, type(None)):
-        return isinstance(value, hint)
-    if hint in (int, float):
-        return isinstance(value, (int, float) if hint is float else int) and not isinstance(value, bool)
-    options = get_args(hint)
-    return any(value == option if isinstance(option, str) else _fits(value, option) for option in options)
