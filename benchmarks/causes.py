@@ -5,13 +5,15 @@
     EMDCFL_DATA=… python benchmarks/causes.py graph --scenario pacs --scale small --rounds 2
     python benchmarks/causes.py thresholds --models mlp,small_cnn,cnn --seeds 3
     EMDCFL_DATA=… python benchmarks/causes.py jpeg --scenario rotated-cifar10 --rounds 2 --device cuda
+    EMDCFL_DATA=… python benchmarks/causes.py batches --scenario pacs --sizes 128,64,32 --device cuda
 
 ``apart``: how far two clients' models are from θ⁰ and from each other after local training, FedClust's and CFL's measure; the same from a
 loop over ``torch.optim.SGD``, epoch by epoch. ``angles``: PACFL's groups with and without the signs of singular vectors, for
 ``data_seed`` 0 to N − 1; for Backdoor MNIST also with the split of the paper's public notebook. ``graph``: FedSaC's cosines,
 likenesses and weights round by round, averaged over the client itself, its group and the others. ``thresholds``: the groups of FedClust
 (whole state, last layer) and PACFL on rotated digits, at the paper's thresholds and at ``"auto"``. ``jpeg``: FedAvg among the sites of the
-first group, with images as they are and encoded once more, shifted by 5 pixels so that blocks are others.
+first group, with images as they are and encoded once more, shifted by 5 pixels so that blocks are others. ``batches``: how far apart local
+models are after round 1, by batch size, as in the paper's table of parameter distances, and the accuracy of their averages.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from torch.nn.utils import parameters_to_vector
 
 from bare import sgd
 from emdcfl.clustering import cut, first_gap
-from emdcfl.core.params import Network, squared_distances
+from emdcfl.core.params import Network, gram, squared_distances
 from emdcfl.core.tasks import Training
 from emdcfl.data import sources
 from emdcfl.data.scenarios.backdoor import ROLES, paint_mnist
@@ -48,9 +50,11 @@ from emdcfl.methods import fedsac
 from emdcfl.methods.pacfl import PACFL
 from emdcfl.methods.shared.subspaces import data_subspace, smallest_angle
 from emdcfl.methods.shared.vectors import update_gram
+from emdcfl.paper.elements import inside_and_overall
 from emdcfl.runs.config import Choice, Config, override
 from emdcfl.runs.plan import RunPlan, plan
 from emdcfl.runs.runner import run
+from emdcfl.studies.snapshot import linear_layers
 
 Finding = dict[str, Any]
 
@@ -219,22 +223,42 @@ def _encoded(split: Split, quality: int, shift: int = 5) -> Split:
     return Split(torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous(), split.y)
 
 
+def batches(chosen: RunPlan, sizes: Sequence[int]) -> Iterator[Finding]:
+    """Train every client for one round with each batch size; distances within true groups and overall, accuracy of averages."""
+    groups = chosen.scenario.groups or {}
+    for size in sizes:
+        with plan(override(chosen.config, {"training.batch_size": size}), chosen.scenario).federation() as fed:
+            names, theta0 = list(fed.clients), fed.initial()
+            labels = np.unique([groups[c] for c in names], return_inverse=True)[1]
+            fed.begin(1)
+            trained = list(fed.train(dict.fromkeys(names, theta0)).column("theta").values())
+            linear = torch.stack([gram(trained, where, origin=theta0) for where in linear_layers(fed.layout)]).sum(0)
+            parts = {"hypothesis": linear, "full model": update_gram(fed.layout, trained, theta0, scope="F")}
+            apart = {name: inside_and_overall(squared_distances(G).sqrt().numpy(), labels) for name, G in parts.items()}
+            means = [torch.stack([trained[c] for c in np.flatnonzero(labels == k)]).mean(0) for k in range(labels.max() + 1)]
+            states = torch.stack([*means, torch.stack(trained).mean(0)])
+            scores = fed.evaluate(names, states, split=f"test:{next(iter(chosen.scenario.sites[0].tests))}").stack("accuracy").numpy()
+        grouped = scores[np.arange(len(names)), labels].mean()
+        yield {"batch_size": size, **apart, "accuracy in groups": float(grouped), "accuracy of one model": float(scores[:, -1].mean())}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("finding", choices=("apart", "angles", "graph", "thresholds", "jpeg"))
+    parser.add_argument("finding", choices=("apart", "angles", "graph", "thresholds", "jpeg", "batches"))
     parser.add_argument("--scenario", default="rotated-digits")
     parser.add_argument("--scale", default="paper")
     parser.add_argument("--draws", type=int, default=1, help="with angles: how many values of data_seed")
     parser.add_argument("--clients", default="0,1", help="with apart: numbers of the clients")
     parser.add_argument("--rounds", type=int, default=1, help="with graph and jpeg: rounds to play")
-    parser.add_argument("--device", default="cpu", help="with jpeg: cpu or cuda")
+    parser.add_argument("--device", default="cpu", help="with jpeg and batches: cpu or cuda")
+    parser.add_argument("--sizes", default="128,64,32", help="with batches: batch sizes")
     parser.add_argument("--models", default="mlp", help="with thresholds: networks")
     parser.add_argument("--seeds", type=int, default=1, help="with thresholds: how many seeds")
     args = parser.parse_args()
     method = {"angles": "pacfl", "graph": "fedsac"}.get(args.finding, "fedavg")
     options = {} if args.scenario == "rotated-digits" else {"scale": args.scale}
     config = Config(scenario=Choice(args.scenario, options), method=Choice(method))
-    cuda = {"engine.name": "cuda", "engine.precision": "bf16", "engine.compile": "yes"}
+    cuda = {"engine.name": "cuda", "engine.precision": "bf16", "engine.compile": "yes" if args.finding == "jpeg" else "no"}
     engine = {**(cuda if args.device == "cuda" else {"engine.name": "sequential"}), "engine.device": args.device}
     chosen = plan(override(config, {**engine, **({"run.rounds": args.rounds} if args.finding == "jpeg" else {})}))
     findings: dict[str, Callable[[], Iterator[Finding]]] = {
@@ -243,6 +267,7 @@ def main() -> None:
         "graph": lambda: graph(chosen, args.rounds),
         "thresholds": lambda: thresholds(args.models.split(","), args.seeds),
         "jpeg": lambda: jpeg(chosen),
+        "batches": lambda: batches(chosen, [int(size) for size in args.sizes.split(",")]),
     }
     for found in findings[args.finding]():
         print(json.dumps({"scenario": args.scenario, "scale": args.scale, **found}), flush=True)
