@@ -226,7 +226,7 @@ def test_scales_keep_the_construction(name: str, root: str, own_cache: None) -> 
         build(name, data_root=root, scale="smal")
 
 
-def test_small_backdoor_mnist_trains_in_smaller_batches_and_keeps_the_proportions(paper_plans: dict[str, list[Share]]) -> None:
+def test_small_scales_may_train_in_smaller_batches_and_keep_the_proportions(paper_plans: dict[str, list[Share]]) -> None:
     kept, training, notes = shrink(paper_plans["backdoor-mnist"], "small", BACKDOOR_MNIST_SCALES, MNIST_TRAINING)
     assert {s.block: (len(s.train), len(s.val), len(s.test)) for s in kept} == {
         "target": (1200, 256, 512),
@@ -238,6 +238,9 @@ def test_small_backdoor_mnist_trains_in_smaller_batches_and_keeps_the_proportion
     _, training, notes = shrink(paper_plans["rotated-mnist"], "small", CNN_SCALES, MNIST_TRAINING)
     assert training["batch_size"] == 64
     _, training, notes = shrink(paper_plans["pacs"], "small", RESNET_SCALES, PAPER_TRAINING)
+    assert training["batch_size"] == 16
+    assert "in batches of 16 (paper scale: 64)" in notes[0]
+    _, training, notes = shrink(paper_plans["pacs"], "smoke", RESNET_SCALES, PAPER_TRAINING)
     assert training["batch_size"] == 64
     assert "batches" not in notes[0]
 
