@@ -18,7 +18,7 @@ from emdcfl.core.learning.objective import r_squared, r_squared_error
 from emdcfl.data.own import from_arrays
 from emdcfl.methods import METHODS
 from emdcfl.runs.config import Choice, Config
-from emdcfl.runs.loop import Silent
+from emdcfl.runs.loop import NoOpObserver
 from emdcfl.runs.plan import IN_MEMORY, NEED_CLASSES, plan
 from emdcfl.runs.verdict.intervals import SiteScores, these_sites
 from emdcfl.sklearn import FederatedRegressor
@@ -72,7 +72,7 @@ def test_a_killed_run_goes_on_to_the_same_models(tmp_path: Path) -> None:
     class Stop(Exception):
         pass
 
-    class Stopping(Silent):
+    class Stopping(NoOpObserver):
         def begin(self, index: int, total: int, participants: tuple[str, ...]) -> None:
             if index == 2:
                 raise Stop

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from emdcfl.cli.compare import Screen
+from emdcfl.cli.compare import ComparisonProgress
 from emdcfl.runs.config import Choice, Config
 from emdcfl.runs.watching import progress
 from emdcfl.runs.watching.forecast import Forecast
@@ -82,7 +82,7 @@ def test_pace_begins_anew_with_the_next_run(clock: SimpleNamespace) -> None:
 @pytest.mark.parametrize("quiet", [False, True])
 def test_a_long_comparison_speaks_once_a_minute(clock: SimpleNamespace, quiet: bool) -> None:
     text = io.StringIO()
-    with Screen(Console(file=text, width=200), quiet=quiet) as screen:
+    with ComparisonProgress(Console(file=text, width=200), quiet=quiet) as screen:
         screen.launch(JOB, 3, 6)
         screen.begin(1, 2, SITES)
         for site in SITES:
@@ -112,7 +112,7 @@ def test_a_long_run_speaks_once_a_minute(clock: SimpleNamespace) -> None:
 
 def test_on_a_terminal_the_picture_names_who_runs(clock: SimpleNamespace) -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=200)
-    screen = Screen(console)
+    screen = ComparisonProgress(console)
     screen.launch(JOB, 1, 2)
     assert str(screen._picture().renderables[-1]) == "fedavg on rotated-digits, seed 0"
     screen.begin(1, 2, SITES)

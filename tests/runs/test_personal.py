@@ -21,9 +21,9 @@ from emdcfl.engines.local.batched import BatchedFederation
 from emdcfl.methods.base import Serving
 from emdcfl.runs import runner
 from emdcfl.runs.config import Config, PersonalizeConfig
-from emdcfl.runs.loop import Silent
+from emdcfl.runs.loop import NoOpObserver
 from emdcfl.runs.outputs import load_served
-from emdcfl.runs.personal import Personal, personalize
+from emdcfl.runs.personal import FineTuned, personalize
 from emdcfl.runs.result import load
 from emdcfl.runs.runner import run
 from emdcfl.runs.verdict.advice import BASELINES
@@ -33,7 +33,7 @@ ON = PersonalizeConfig("on", epochs=2, lr=0.02)
 ONE = torch.ones(1)
 
 
-def personal(fed: Federation, settings: PersonalizeConfig = ON) -> Personal:
+def personal(fed: Federation, settings: PersonalizeConfig = ON) -> FineTuned:
     """Fine-tune one untrained model at every client."""
     fed.begin(1)
     serving = Serving(fed.initial()[None], torch.ones(len(fed.clients), 1))
@@ -41,18 +41,18 @@ def personal(fed: Federation, settings: PersonalizeConfig = ON) -> Personal:
 
 
 @pytest.fixture(scope="module")
-def reference() -> Personal:
+def reference() -> FineTuned:
     return personal(federation())
 
 
-def test_flower_gives_the_bits_of_the_sequential_engine(reference: Personal) -> None:
+def test_flower_gives_the_bits_of_the_sequential_engine(reference: FineTuned) -> None:
     other = personal(loopback.federation(tiny(), training=TRAINING))
     assert list(other.states) == list(reference.states) == ["site-0", "site-1", "site-2", "site-3"]
     assert all(same_bits(other.states[c], reference.states[c]) for c in reference.states)
     assert other.rows == reference.rows
 
 
-def test_the_batched_engine_agrees_within_rounding(reference: Personal) -> None:
+def test_the_batched_engine_agrees_within_rounding(reference: FineTuned) -> None:
     first, again = (personal(BatchedFederation(tiny(), training=TRAINING, device="cpu")) for _ in range(2))
     for c, theta in reference.states.items():
         torch.testing.assert_close(first.states[c], theta, rtol=1e-4, atol=1e-5)
@@ -110,7 +110,7 @@ def test_of_a_mixture_the_heaviest_component_is_tuned_and_the_mixture_is_the_mar
         lambda reply: {**reply, "kept": 7},
     ],
 )
-def test_a_lying_reply_is_refused_and_its_sender_keeps_the_plain_model(reference: Personal, lie: Callable[[Any], Any]) -> None:
+def test_a_lying_reply_is_refused_and_its_sender_keeps_the_plain_model(reference: FineTuned, lie: Callable[[Any], Any]) -> None:
     def change(fed: Any, task: str, asked: Any, reply: dict[str, Any]) -> dict[str, Any]:
         found: dict[str, Any] = lie(reply) if task == "personalize" else reply
         return found
@@ -182,7 +182,7 @@ def test_a_kill_after_the_last_round_resumes_to_the_same_bytes(
     assert contents(tmp_path / "run") == contents(finished)
 
 
-class After(Silent):
+class After(NoOpObserver):
     """Stops a run when a round has begun."""
 
     def __init__(self, index: int) -> None:

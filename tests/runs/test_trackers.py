@@ -14,7 +14,7 @@ import emdcfl
 from emdcfl.core.errors import ConfigError
 from emdcfl.runs import runner
 from emdcfl.runs.config import Choice, Config, RunConfig, TrainingConfig
-from emdcfl.runs.loop import Silent
+from emdcfl.runs.loop import NoOpObserver
 from emdcfl.runs.watching.trackers import Tracking, open_tracker
 
 CONFIG = Config(
@@ -38,7 +38,7 @@ class Kept:
         """Nothing to close."""
 
 
-class Counting(Silent):
+class Counting(NoOpObserver):
     def __init__(self) -> None:
         self.ended = 0
 

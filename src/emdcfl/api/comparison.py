@@ -21,7 +21,7 @@ from emdcfl.core.optional import require
 from emdcfl.core.units import quantity
 from emdcfl.methods.base import Method
 from emdcfl.runs.config import Choice, config_keys
-from emdcfl.runs.loop import Silent
+from emdcfl.runs.loop import NoOpObserver
 from emdcfl.runs.watching.progress import terminal
 from emdcfl.studies import compare as studies
 from emdcfl.studies.results import ResultRow, Results, read_results
@@ -209,7 +209,7 @@ class Comparison:
         return markdown(self.table)
 
 
-class _Lines(Silent):
+class _Lines(NoOpObserver):
     """Print a line per finished run."""
 
     def launch(self, job: studies.Job, number: int, total: int) -> None:

@@ -26,13 +26,13 @@ from emdcfl.core.metric import metric_of, score_of
 from emdcfl.core.schema import Reply
 from emdcfl.core.units import percent
 from emdcfl.runs.config import config_keys
-from emdcfl.runs.loop import Silent
+from emdcfl.runs.loop import NoOpObserver
 from emdcfl.runs.new_sites.unseen import UNSEEN
 from emdcfl.runs.watching.progress import Pace, terminal
 from emdcfl.studies.compare import (
+    ComparisonOutcome,
     Done,
     Job,
-    Outcome,
     compare,
     configs,
     describe_failures,
@@ -107,12 +107,12 @@ def compare_(
                 why = "one model fine-tuned at home is what grouping has to beat"
                 tell(console, f"{chosen[-1].name} is added: {why}; --personalize off leaves it out{others}")
     logging.getLogger("emdcfl").setLevel(logging.WARNING if quiet or as_json else logging.INFO)
-    with Screen(console, quiet=quiet or as_json) as screen:
+    with ComparisonProgress(console, quiet=quiet or as_json) as screen:
         outcome = compare(wanted, out, jobs=jobs, time_limit=time_limit, keep_runs=keep_runs, merge=merge or [], watch=screen)
     conclude(console, out, outcome, as_json=as_json)
 
 
-def conclude(console: Console, out: Path, outcome: Outcome, *, as_json: bool = False) -> None:
+def conclude(console: Console, out: Path, outcome: ComparisonOutcome, *, as_json: bool = False) -> None:
     """Write the tables and the page, print the tables or all numbers as JSON, and say what is missing."""
     from emdcfl.report import write_report
 
@@ -138,7 +138,7 @@ def conclude(console: Console, out: Path, outcome: Outcome, *, as_json: bool = F
         raise ClientError(describe_failures(outcome.failed))
 
 
-class Screen(Silent):
+class ComparisonProgress(NoOpObserver):
     """The table as it fills and the runs on their way, on a terminal; elsewhere a line per finished run, and per minute of a long one."""
 
     def __init__(self, console: Console, *, quiet: bool = False) -> None:
@@ -149,7 +149,7 @@ class Screen(Silent):
         shown = console.is_terminal and not quiet
         self.live = Live(get_renderable=self._picture, console=console, transient=True, refresh_per_second=2) if shown else None
 
-    def __enter__(self) -> Screen:
+    def __enter__(self) -> ComparisonProgress:
         if self.live is not None:
             self.live.start()
         return self

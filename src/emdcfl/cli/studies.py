@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from emdcfl.cli.app import AsJson, answer, app
-from emdcfl.cli.compare import Screen, print_tables
+from emdcfl.cli.compare import ComparisonProgress, print_tables
 from emdcfl.cli.run import build_config
 from emdcfl.cli.show import draw_table
 from emdcfl.core.errors import ClientError, ConfigError, EmdcflError, nearest
@@ -55,7 +55,7 @@ def reproduce_(
     made = []
     failed: dict[str, str] = {}
     for spec in chosen(names):
-        with Screen(console, quiet=quiet or as_json) as screen:
+        with ComparisonProgress(console, quiet=quiet or as_json) as screen:
             context = Context(spec, SCALES[scale], out, numbers, engine, jobs, time_limit, random_weights, watch=screen)
             context.say = (lambda text: None) if quiet or as_json else (lambda text: console.print(text, soft_wrap=True))
             try:

@@ -27,12 +27,12 @@ def require(name: str, extra: str, why: str) -> Any:
         raise ConfigError(f"expected {package} {why}, but it is not installed; pip install 'emdcfl[{extra}]'") from error
 
 
-class Later(ModuleType):
+class LazyModule(ModuleType):
     """A module that is imported when something of it is first used.
 
     Examples
     --------
-    >>> Later("math", "none", "to compute").sqrt(4.0)
+    >>> LazyModule("math", "none", "to compute").sqrt(4.0)
     2.0
     """
 
@@ -49,4 +49,4 @@ class Later(ModuleType):
 
 def arrow(part: str = "") -> Any:
     """Return pyarrow, or a part of it, to be imported when a table is first read."""
-    return Later(f"pyarrow.{part}" if part else "pyarrow", "tables", "to read tables")
+    return LazyModule(f"pyarrow.{part}" if part else "pyarrow", "tables", "to read tables")

@@ -37,7 +37,7 @@ class SamplePool:
 
 
 @dataclass(frozen=True)
-class Setting:
+class ShiftSetting:
     """One new group: its suffix, the change to the samples, and whether the change selects samples."""
 
     suffix: str
@@ -45,36 +45,36 @@ class Setting:
     chooses: bool = False
 
 
-def rotation(*, angles: Sequence[float], expand: bool = False) -> list[Setting]:
+def rotation(*, angles: Sequence[float], expand: bool = False) -> list[ShiftSetting]:
     """Feature shift: turn by each angle (degrees, counter-clockwise)."""
-    return [Setting(f"rot{angle % 360:g}", _on_images(partial(transforms.rotate, angle=angle, expand=expand))) for angle in angles]
+    return [ShiftSetting(f"rot{angle % 360:g}", _on_images(partial(transforms.rotate, angle=angle, expand=expand))) for angle in angles]
 
 
-def colour(*, colours: Sequence[Sequence[float]]) -> list[Setting]:
+def colour(*, colours: Sequence[Sequence[float]]) -> list[ShiftSetting]:
     """Feature shift: colour grey images, each entry red, green, blue between 0 and 1."""
     for rgb in colours:
         if len(rgb) != 3 or not all(0 <= value <= 1 for value in rgb):
             raise ConfigError(f"colour: expected three numbers between 0 and 1, got {list(rgb)}")
     tints = [(float(red), float(green), float(blue)) for red, green, blue in colours]
-    return [Setting(f"colour{i}", _on_images(partial(transforms.colour, rgb=rgb))) for i, rgb in enumerate(tints, start=1)]
+    return [ShiftSetting(f"colour{i}", _on_images(partial(transforms.colour, rgb=rgb))) for i, rgb in enumerate(tints, start=1)]
 
 
-def blur(*, radii: Sequence[float]) -> list[Setting]:
+def blur(*, radii: Sequence[float]) -> list[ShiftSetting]:
     """Feature shift: Gaussian blur of each radius in pixels; 0 leaves the images as they are."""
-    return [Setting(f"blur{radius:g}", _on_images(partial(transforms.blur, radius=radius))) for radius in radii]
+    return [ShiftSetting(f"blur{radius:g}", _on_images(partial(transforms.blur, radius=radius))) for radius in radii]
 
 
-def noise(*, sigmas: Sequence[float], data_seed: int) -> list[Setting]:
+def noise(*, sigmas: Sequence[float], data_seed: int) -> list[ShiftSetting]:
     """Feature shift: Gaussian noise of each strength, as a share of full brightness."""
 
     def change(pool: SamplePool, sigma: float) -> SamplePool:
         rng = keys.generator(data_seed, f"{pool.name} {sigma:g}", 0, "noise")
         return replace(pool, images=transforms.noise(pool.images, sigma, rng))
 
-    return [Setting(f"noise{sigma:g}", partial(change, sigma=sigma)) for sigma in sigmas]
+    return [ShiftSetting(f"noise{sigma:g}", partial(change, sigma=sigma)) for sigma in sigmas]
 
 
-def domain(*, column: str = "domain", values: Sequence[str], vocabulary: Sequence[str]) -> list[Setting]:
+def domain(*, column: str = "domain", values: Sequence[str], vocabulary: Sequence[str]) -> list[ShiftSetting]:
     """Feature shift: the values of a column of the source, such as PACS' domain."""
     for value in values:
         if value not in vocabulary:
@@ -83,19 +83,19 @@ def domain(*, column: str = "domain", values: Sequence[str], vocabulary: Sequenc
     def change(pool: SamplePool, code: int) -> SamplePool:
         return pool.where(pool.columns[column] == code)
 
-    return [Setting(value, partial(change, code=list(vocabulary).index(value)), chooses=True) for value in values]
+    return [ShiftSetting(value, partial(change, code=list(vocabulary).index(value)), chooses=True) for value in values]
 
 
-def classes(*, groups: Sequence[Sequence[int]]) -> list[Setting]:
+def classes(*, groups: Sequence[Sequence[int]]) -> list[ShiftSetting]:
     """Label shift: each group sees only these classes."""
 
     def change(pool: SamplePool, labels: tuple[int, ...]) -> SamplePool:
         return pool.where(np.isin(pool.labels, labels))
 
-    return [Setting("classes" + "".join(map(str, labels)), partial(change, labels=tuple(labels)), chooses=True) for labels in groups]
+    return [ShiftSetting("classes" + "".join(map(str, labels)), partial(change, labels=tuple(labels)), chooses=True) for labels in groups]
 
 
-def permutation(*, count: int, number_of_classes: int, data_seed: int) -> list[Setting]:
+def permutation(*, count: int, number_of_classes: int, data_seed: int) -> list[ShiftSetting]:
     """Concept shift: ``count`` groups with different labels for the same classes; the first keeps the labels, the others permute them."""
     orders = [np.arange(number_of_classes)]
     rng = keys.generator(data_seed, "labels", 0, "permutation")
@@ -104,10 +104,10 @@ def permutation(*, count: int, number_of_classes: int, data_seed: int) -> list[S
     def change(pool: SamplePool, order: Labels) -> SamplePool:
         return replace(pool, labels=order[pool.labels])
 
-    return [Setting(f"labels{i}", partial(change, order=order)) for i, order in enumerate(orders, start=1)]
+    return [ShiftSetting(f"labels{i}", partial(change, order=order)) for i, order in enumerate(orders, start=1)]
 
 
-SHIFTS: dict[str, Callable[..., list[Setting]]] = {
+SHIFTS: dict[str, Callable[..., list[ShiftSetting]]] = {
     "rotation": rotation,
     "colour": colour,
     "blur": blur,

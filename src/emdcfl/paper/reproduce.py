@@ -20,7 +20,7 @@ from emdcfl.engines.local.sequential import pick_device
 from emdcfl.runs.config import Choice, Config, EngineConfig
 from emdcfl.runs.runner import versions
 from emdcfl.runs.store.files import write_file
-from emdcfl.studies.compare import Spectator, parse_methods
+from emdcfl.studies.compare import ComparisonObserver, parse_methods
 from emdcfl.studies.results import commit, hardware
 from emdcfl.studies.snapshot import Request, Snapshot, take
 
@@ -75,7 +75,7 @@ def find(name: str) -> Spec:
 
 
 @dataclass(frozen=True)
-class Scale:
+class PaperScale:
     """How much of the paper's size."""
 
     name: str
@@ -87,9 +87,11 @@ class Scale:
 
 SMOKE = "smoke test only: a tiny network, 2 rounds of 1 epoch and a few samples show that the code runs; its numbers mean nothing"
 SCALES = {
-    "smoke": Scale("smoke", (0,), 24, (0.5, 0.9), SMOKE),
-    "small": Scale("small", (0,), 128, (0.1, 0.5, 0.9), "a small part of the paper's data and training; its numbers are of the full size"),
-    "paper": Scale("paper", (0, 1, 2), 512, (0.1, 0.25, 0.5, 0.75, 0.9)),
+    "smoke": PaperScale("smoke", (0,), 24, (0.5, 0.9), SMOKE),
+    "small": PaperScale(
+        "small", (0,), 128, (0.1, 0.5, 0.9), "a small part of the paper's data and training; its numbers are of the full size"
+    ),
+    "paper": PaperScale("paper", (0, 1, 2), 512, (0.1, 0.25, 0.5, 0.75, 0.9)),
 }
 
 
@@ -98,7 +100,7 @@ class Context:
     """Where and how a table or figure is made; handlers add notes."""
 
     spec: Spec
-    scale: Scale
+    scale: PaperScale
     out: Path
     seeds: tuple[int, ...]
     engine: EngineConfig
@@ -106,7 +108,7 @@ class Context:
     time_limit: float | None = None
     random_weights: bool = False
     say: Callable[[str], None] = print
-    watch: Spectator | None = None
+    watch: ComparisonObserver | None = None
     notes: list[str] = field(default_factory=list)
     reused: float = 0.0
     """Seconds that runs and snapshots took which were there already: this table or figure costs them too."""

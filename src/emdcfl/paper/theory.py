@@ -74,7 +74,7 @@ class Head:
 
 
 @dataclass(frozen=True)
-class Mixture:
+class Ensemble:
     r"""The ensemble :math:`h_e = \alpha h_i + (1-\alpha) h_j`."""
 
     first: Head
@@ -95,7 +95,7 @@ class Mixture:
         return self.first.classes
 
 
-Hypothesis = Head | Mixture
+Hypothesis = Head | Ensemble
 
 
 def disagreement(h: Hypothesis, other: Hypothesis, z: Array) -> float:
@@ -162,7 +162,7 @@ def ensemble_bound(first: Head, second: Head, i: Sample, j: Sample, alpha: float
     one = merging_bound(first, i, j, alpha, ideals, distance)
     two = merging_bound(second, i, j, alpha, ideals, distance)
     terms = {name: alpha * one.terms[name] + (1 - alpha) * two.terms[name] for name in one.terms}
-    ensemble = Mixture(first, second, alpha)
+    ensemble = Ensemble(first, second, alpha)
     return Bound(alpha * error(ensemble, i) + (1 - alpha) * error(ensemble, j), sum(terms.values()), terms)
 
 

@@ -28,15 +28,15 @@ from typing import TYPE_CHECKING
 
 from emdcfl.core.errors import ClientError, ConfigError
 from emdcfl.core.keys import NodeSecret, digest
-from emdcfl.core.optional import Later
+from emdcfl.core.optional import LazyModule
 from emdcfl.privacy import simulated
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import x25519
     from cryptography.hazmat.primitives.ciphers import aead
 else:
-    x25519 = Later("cryptography.hazmat.primitives.asymmetric.x25519", "flower", "for the keys of real nodes")
-    aead = Later("cryptography.hazmat.primitives.ciphers.aead", "flower", "for the keys of real nodes")
+    x25519 = LazyModule("cryptography.hazmat.primitives.asymmetric.x25519", "flower", "for the keys of real nodes")
+    aead = LazyModule("cryptography.hazmat.primitives.ciphers.aead", "flower", "for the keys of real nodes")
 
 NONCE = 12
 KEY = 32

@@ -12,7 +12,7 @@ from emdcfl.clustering.pairs import LOWER, SIGNS, UPPER, Edge, PairRatios
 from emdcfl.core.metric import Metric
 from emdcfl.core.units import plural
 from emdcfl.report.load_run import Run
-from emdcfl.report.svg import Array, Scale, bent, chart, mark, number, shape_path, tag, ticks, visible
+from emdcfl.report.svg import Array, Axis, bent, chart, mark, number, shape_path, tag, ticks, visible
 from emdcfl.runs.personal import FINE_TUNED
 from emdcfl.runs.verdict.advice import BASELINES, LINEAR, LOGISTIC, rivals
 from emdcfl.runs.verdict.what_differs import value_in_words
@@ -159,11 +159,11 @@ def _place_clusters(run: Run, x: list[float], y: list[float]) -> list[Markup]:
     return parts
 
 
-def _ratio_axis(pairs: PairRatios, start: float, y: float, top: float) -> tuple[Scale, list[Markup]]:
+def _ratio_axis(pairs: PairRatios, start: float, y: float, top: float) -> tuple[Axis, list[Markup]]:
     """Axis in units of the tolerance, with the tolerance marked."""
     known = pairs.deciding[~np.isnan(pairs.deciding)]
     low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 2.0)
-    scale = Scale(min(low * 1.05, 0.0), max(high * 1.05, 1.5), start, WIDTH - 10, bent)
+    scale = Axis(min(low * 1.05, 0.0), max(high * 1.05, 1.5), start, WIDTH - 10, bent)
     parts, last = [], -1e9
     at = scale(1.0)
     for value in (0, 0.25, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500):
@@ -222,7 +222,7 @@ def margin_rows(run: Run) -> tuple[Markup, int]:
     return chart(WIDTH, bottom + 20, "Margins of the clients closest to the tolerance", *parts), len(tight)
 
 
-def _edge_mark(run: Run, edge: Edge, client: int, scale: Scale, y: float, what: str, class_: str) -> Markup:
+def _edge_mark(run: Run, edge: Edge, client: int, scale: Axis, y: float, what: str, class_: str) -> Markup:
     """Draw a dot for a value, and for a bound a triangle that points to where the value lies."""
     x, r = scale(edge.ratio), 4.2
     side = {LOWER: 1, UPPER: -1}.get(edge.kind)
@@ -238,7 +238,7 @@ def two_values(found: Mapping[str, Any]) -> Markup:
     """Draw a group's mean and the others', each with a standard deviation inside sites to both sides."""
     here, there, sd = (float(found[key]) for key in ("here", "there", "sd"))
     low, high = min(here, there) - sd, max(here, there) + sd
-    scale = Scale(low, high, 8.0, 212.0)
+    scale = Axis(low, high, 8.0, 212.0)
     parts = []
     for y, value, who, style in ((8.0, here, "here", "inside"), (22.0, there, "the others", "other")):
         tip = f"{who}: {value_in_words(found, 'here' if style == 'inside' else 'there')}"
@@ -282,8 +282,8 @@ def _draw_lines(lines: list[tuple[str, str, dict[int, float]]], label: str, metr
     rounds = sorted({t for _, _, found in lines for t in found})
     least = LOWEST_R2 if metric is Metric.R2 else 0.0
     low = max(least, min(values) - max(0.02, 0.08 * (max(values) - min(values))))
-    y = Scale(low, min(1.0, max(values) + 0.01), height - 24, 10.0)
-    x = Scale(rounds[0], rounds[-1], 46.0, WIDTH - 14)
+    y = Axis(low, min(1.0, max(values) + 0.01), height - 24, 10.0)
+    x = Axis(rounds[0], rounds[-1], 46.0, WIDTH - 14)
     parts: list[Markup] = []
     for value in ticks(low, y.high, 5):
         parts.append(tag("line", x1=40, x2=WIDTH - 8, y1=y(value), y2=y(value), class_="grid"))
@@ -311,7 +311,7 @@ def gain_rows(run: Run) -> Markup | None:
     scale, unit = run.metric.scale, run.metric.unit
     low, high = scale * min(g.low for g in found.values()), scale * max(g.high for g in found.values())
     room = 0.06 * max(high - low, 0.01 * scale)
-    x = Scale(min(low, 0.0) - room, max(high, 0.0) + room, 132.0, WIDTH - 12)
+    x = Axis(min(low, 0.0) - room, max(high, 0.0) + room, 132.0, WIDTH - 12)
     parts: list[Markup] = []
     for value in ticks(x.low, x.high, 5):
         parts.append(tag("line", x1=x(value), x2=x(value), y1=4, y2=bottom, class_="tolerance" if value == 0 else "grid"))

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from emdcfl.core.errors import StoreError
 from emdcfl.core.metric import Metric, metric_of, score_of
 from emdcfl.core.units import percent, plural
-from emdcfl.report.svg import Scale, chart, mark, shape_path, tag, ticks, visible
+from emdcfl.report.svg import Axis, chart, mark, shape_path, tag, ticks, visible
 from emdcfl.runs.new_sites.unseen import UNSEEN
 from emdcfl.studies.results import RESULTS, ResultRow
 from emdcfl.studies.table_files import against_text
@@ -211,7 +211,7 @@ def _dots(table: Table, column: Column, labels: list[str], metrics: list[str], u
     full = 100.0 if unit else 1.0
     room = 0.05 * max(high - low, 0.1 * full)
     bottom = 10 + 18.0 * len(labels)
-    x = Scale(low - room if unit else min(low, 0.0), min(high + room, full) if high <= full else high + room, 124.0, WIDTH - 16)
+    x = Axis(low - room if unit else min(low, 0.0), min(high + room, full) if high <= full else high + room, 124.0, WIDTH - 16)
     parts: list[Markup] = []
     for value in ticks(x.low, x.high, 5):
         parts.append(tag("line", x1=x(value), x2=x(value), y1=4, y2=bottom, class_="grid"))

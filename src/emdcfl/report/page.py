@@ -50,7 +50,7 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
     A run directory also gets its model card, ``README.md``.
     """
     found = run_context(read_run(folder)) if (folder / "summary.json").is_file() else None
-    text = render(folder) if found is None else fill("run.html", found)
+    text = render(folder) if found is None else render_template("run.html", found)
     place = folder / NAME if out is None else out / NAME if out.is_dir() else out
     if not place.parent.is_dir():
         raise StoreError(f"{place}: the folder {place.parent} does not exist; make it first, or choose another --out")
@@ -65,11 +65,11 @@ def render(folder: Path) -> str:
     if not folder.is_dir():
         raise StoreError(f"{folder}: no such folder; give one that 'emdcfl run --out' or 'emdcfl compare --out' wrote")
     if (folder / RESULTS).is_file() and not (folder / "summary.json").is_file():
-        return fill("comparison.html", comparison_context(folder))
-    return fill("run.html", run_context(read_run(folder)))
+        return render_template("comparison.html", comparison_context(folder))
+    return render_template("run.html", run_context(read_run(folder)))
 
 
-def fill(template: str, context: dict[str, Any]) -> str:
+def render_template(template: str, context: dict[str, Any]) -> str:
     environment = Environment(
         loader=PackageLoader("emdcfl.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )

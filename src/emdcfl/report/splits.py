@@ -14,7 +14,7 @@ from markupsafe import Markup
 from emdcfl.core.errors import StoreError
 from emdcfl.core.units import names
 from emdcfl.report.load_run import Run
-from emdcfl.report.svg import Scale, mark, shape_path, tag
+from emdcfl.report.svg import Axis, mark, shape_path, tag
 
 BAR, HEIGHT = 150.0, 16.0
 """Size of the drawing of one interval."""
@@ -123,7 +123,7 @@ def split_tree(run: Run, splits: Sequence[Split]) -> list[dict[str, Any]]:
     return rows
 
 
-def _node(run: Run, node: Node, members: frozenset[str], split: Split | None, x: Scale) -> dict[str, Any]:
+def _node(run: Run, node: Node, members: frozenset[str], split: Split | None, x: Axis) -> dict[str, Any]:
     return {
         "cluster": node if isinstance(node, int) else None,
         "colour": run.colours[node] if isinstance(node, int) else None,
@@ -141,13 +141,13 @@ def _last_word(kept: Mapping[frozenset[str], Split], members: frozenset[str]) ->
     return max(inside, key=lambda s: (len(s.members), s.round), default=None)
 
 
-def _scale(splits: Sequence[Split]) -> Scale:
+def _scale(splits: Sequence[Split]) -> Axis:
     ends = [end for s in splits for end in s.ends] + [0.0]
     room = 0.06 * max(max(ends) - min(ends), 1e-6)
-    return Scale(min(ends) - room, max(ends) + room, 2.0, BAR - 2)
+    return Axis(min(ends) - room, max(ends) + room, 2.0, BAR - 2)
 
 
-def _bar(split: Split, x: Scale) -> Markup:
+def _bar(split: Split, x: Axis) -> Markup:
     """Draw the change of loss with its interval; left of the dashed zero is better."""
     low, high = split.ends
     style = "inside" if split.pays else "weak-dot"

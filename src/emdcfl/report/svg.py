@@ -94,7 +94,7 @@ def shape_path(shape: str, x: float, y: float, r: float) -> str:
 
 
 @dataclass(frozen=True)
-class Scale:
+class Axis:
     """Map values to units of a chart along one axis."""
 
     low: float

@@ -29,7 +29,7 @@ class Observer(Protocol):
         """Note that a round is finished; ``rows`` are those of tests that came in with it: the last round's, its own, both or none."""
 
 
-class Silent:
+class NoOpObserver:
     """An observer that does nothing."""
 
     def begin(self, index: int, total: int, participants: tuple[str, ...]) -> None:
@@ -74,7 +74,7 @@ def play(
     An engine may send a round's test along with the next round's requests. The rows come with that round, and say what they would have
     said; only a client that is quarantined for the run because of its answer to the test is so one round later.
     """
-    watch = observer or Silent()
+    watch = observer or NoOpObserver()
     losses: dict[str, float] = {}
 
     def note(task: str, client: str, reply: Reply) -> None:

@@ -32,7 +32,7 @@ FINE_TUNED = "+ft"
 
 
 @dataclass(frozen=True)
-class Personal:
+class FineTuned:
     """What fine-tuning brought."""
 
     states: Mapping[str, Tensor]
@@ -52,7 +52,7 @@ def personalize(
     settings: PersonalizeConfig,
     training: Training,
     variants: Mapping[str, Collection[str]] | None = None,
-) -> Personal:
+) -> FineTuned:
     """Let every client fine-tune what it is served, and test the models that were kept; ``plain`` are the rows of the last round."""
     assert settings.lr is not None
     tuning = replace(training, local_epochs=settings.epochs, lr=settings.lr).as_dict()
@@ -60,7 +60,7 @@ def personalize(
     replies = fed.run(tasks.personalize, inputs, verify=_verify, training=tuning, always=settings.mode == "on")
     states = {client: reply["theta"] for client, reply in replies.valid.items() if reply["kept"]}
     found = outcomes(fed, {c: {"models": theta[None], "weights": torch.ones(1)} for c, theta in states.items()}, variants)
-    return Personal(states, [{**row, **found[row["client"]]} if row["client"] in states else dict(row) for row in plain])
+    return FineTuned(states, [{**row, **found[row["client"]]} if row["client"] in states else dict(row) for row in plain])
 
 
 def _verify(client: str, reply: Reply) -> None:

@@ -27,9 +27,9 @@ from emdcfl.data.types import Scenario
 from emdcfl.methods.base import Serving
 from emdcfl.runs import signals
 from emdcfl.runs.config import Config
-from emdcfl.runs.loop import Finished, Observer, Silent, play
+from emdcfl.runs.loop import Finished, NoOpObserver, Observer, play
 from emdcfl.runs.outputs import write_outputs
-from emdcfl.runs.personal import Personal, gain, personalize
+from emdcfl.runs.personal import FineTuned, gain, personalize
 from emdcfl.runs.plan import RunPlan, plan
 from emdcfl.runs.result import Result
 from emdcfl.runs.scoring import MetricsRow, Untested, agreement, check_rows, model_names, site_scores
@@ -113,7 +113,7 @@ class _Account:
     last: list[MetricsRow] = field(default_factory=list)
     failures: list[dict[str, Any]] = field(default_factory=list)
     before: dict[str, float] = field(default_factory=dict)
-    personal: Personal | None = None
+    personal: FineTuned | None = None
     differs: list[dict[str, Any]] | None = None
     untested: Untested | None = None
 
@@ -138,7 +138,7 @@ class _Account:
         try:
             extra = check_options(_Extra, extra, "its account")
             failures = [asdict(Failure(**check_options(Failure, failure, "a failure"))) for failure in extra.get("failures", [])]
-            self.personal = Personal(**extra["personal"]) if "personal" in extra else None
+            self.personal = FineTuned(**extra["personal"]) if "personal" in extra else None
             self.differs = extra.get("differs")
             if "untested" in extra:
                 self.untested = Untested(**check_options(Untested, extra["untested"], "the round to be tested"))
@@ -162,7 +162,7 @@ class _Account:
     def personalize(self, finished: Finished, observer: Observer | None) -> Result:
         """Let clients fine-tune what the last round serves, and commit that round again with what they kept."""
         planned, fed = self.plan, self.fed
-        fed.observer = (observer or Silent()).reply
+        fed.observer = (observer or NoOpObserver()).reply
         fed.begin(finished.index)
         self.personal = personalize(fed, finished.serving, self.last, planned.config.personalize, planned.training, self.variants)
         return self._save(finished, [])
@@ -243,7 +243,7 @@ def summarise(
     rows: list[MetricsRow],
     seconds: Mapping[str, float],
     failures: list[dict[str, Any]],
-    personal: Personal | None = None,
+    personal: FineTuned | None = None,
 ) -> dict[str, Any]:
     """Return what ``summary.json`` holds."""
     scenario, clusters = planned.scenario, serving.clusters
@@ -291,7 +291,7 @@ def scores_of(rows: list[MetricsRow], scenario: Scenario) -> dict[str, dict[str,
     return {metric.value: {**overall, "samples": sum(main["tested"]), "interval": KIND, "variants": scores}}
 
 
-def _personalized(planned: RunPlan, rows: list[MetricsRow], personal: Personal) -> dict[str, Any]:
+def _personalized(planned: RunPlan, rows: list[MetricsRow], personal: FineTuned) -> dict[str, Any]:
     """Return who kept a fine-tuned model, and scores with the model that each client should use."""
     scenario = planned.scenario
     return {

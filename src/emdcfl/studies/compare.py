@@ -195,7 +195,7 @@ class Done:
 
 
 @dataclass
-class Outcome:
+class ComparisonOutcome:
     """What a comparison did: runs found finished, run now, failed, and left for the next time; and the keys of all that were wanted."""
 
     found: int = 0
@@ -205,7 +205,7 @@ class Outcome:
     keys: list[str] = field(default_factory=list)
 
 
-class Spectator(Observer, Protocol):
+class ComparisonObserver(Observer, Protocol):
     """Whoever wants to see a comparison progress."""
 
     def launch(self, job: Job, number: int, total: int) -> None:
@@ -223,8 +223,8 @@ def compare(
     time_limit: float | None = None,
     keep_runs: bool = False,
     merge: Sequence[Path] = (),
-    watch: Spectator | None = None,
-) -> Outcome:
+    watch: ComparisonObserver | None = None,
+) -> ComparisonOutcome:
     """Run what is missing in ``out/results.jsonl``, ``jobs`` runs at a time, each in a process of its own.
 
     Parameters
@@ -235,7 +235,7 @@ def compare(
         Keep a run directory for every run (under ``out/runs``), from which an interrupted run goes on.
     merge : sequence of Path
         Further results to take in first.
-    watch : Spectator, optional
+    watch : ComparisonObserver, optional
         Told of every run that begins and ends and, unless it runs in a process of its own, of its rounds.
     """
     from emdcfl.studies.jobs import parallel
@@ -246,7 +246,7 @@ def compare(
         queue = _queue(wanted)
         missing = {job.key: job for job in queue if job.key not in results.known()}
         with_others = {job.plain for job in missing.values()}
-        outcome = Outcome(found=len(queue) - len(missing), keys=[job.key for job in queue])
+        outcome = ComparisonOutcome(found=len(queue) - len(missing), keys=[job.key for job in queue])
         keep = out / "runs" if keep_runs else None
         timely = _timely([job for job in missing.values() if job.key not in with_others], results, started, time_limit)
         if watch is not None:
@@ -316,7 +316,7 @@ def _timely(jobs: Sequence[Job], results: Results, started: float, limit: float 
         yield job
 
 
-def _told(jobs: Iterator[Job], watch: Spectator, found: int, total: int) -> Iterator[Job]:
+def _told(jobs: Iterator[Job], watch: ComparisonObserver, found: int, total: int) -> Iterator[Job]:
     for number, job in enumerate(jobs, found + 1):
         watch.launch(job, number, total)
         yield job

@@ -23,7 +23,7 @@ from emdcfl.methods.emdcfl import EMDCFL
 from emdcfl.methods.emdcfl.comparison import Comparison
 from emdcfl.models.recipe import ModelRecipe
 from emdcfl.runs.config import Choice, Config, EngineConfig, RunConfig
-from emdcfl.runs.loop import Silent
+from emdcfl.runs.loop import NoOpObserver
 from emdcfl.runs.runner import run
 
 SIZES = [96, 80, 77, 96, 33, 50, 96, 96, 12]
@@ -126,7 +126,7 @@ class Stop(Exception):
     """Raised in the middle of a run."""
 
 
-class Impatient(Silent):
+class Impatient(NoOpObserver):
     """Stops a run before its third round."""
 
     def begin(self, index: int, total: int, participants: tuple[str, ...]) -> None:

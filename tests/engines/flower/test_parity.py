@@ -20,7 +20,7 @@ from emdcfl.engines.flower.node.policy import Policy
 from emdcfl.methods import METHODS, make
 from emdcfl.report import render
 from emdcfl.runs.config import EngineConfig, PersonalizeConfig
-from emdcfl.runs.loop import Silent, play
+from emdcfl.runs.loop import NoOpObserver, play
 from emdcfl.runs.plan import RunPlan
 from emdcfl.runs.runner import run
 
@@ -173,7 +173,7 @@ def test_a_run_stopped_after_any_round_goes_on_with_the_test_that_was_on_its_way
     run(chosen, tmp_path / "local")
     monkeypatch.setattr(RunPlan, "federation", lambda planned: loopback.federation(planned.scenario, training=planned.training))
 
-    class Stop(Silent):
+    class Stop(NoOpObserver):
         def begin(self, index: int, total: int, participants: tuple[str, ...]) -> None:
             if index == stopped + 1:
                 raise KeyboardInterrupt

@@ -34,7 +34,7 @@ from emdcfl.data import sources
 from emdcfl.data.own import defaults
 from emdcfl.data.own.parts import FRACTIONS, MIN_SAMPLES
 from emdcfl.data.scenarios.registry import scenario
-from emdcfl.data.shift import SHIFTS, SamplePool, Setting
+from emdcfl.data.shift import SHIFTS, SamplePool, ShiftSetting
 from emdcfl.data.split import Indices, split_indices
 from emdcfl.data.types import Scenario, Site, Split
 
@@ -137,7 +137,7 @@ def _site(name: str, group: SamplePool, members: Indices, data_seed: int) -> Sit
     return Site(name, train, val, {"test": test})
 
 
-def _settings(spec: Mapping[str, Any], origin: sources.Source, data_seed: int) -> list[Setting]:
+def _settings(spec: Mapping[str, Any], origin: sources.Source, data_seed: int) -> list[ShiftSetting]:
     kind = _kind(spec)
     options = {key: value for key, value in spec.items() if key != "kind"}
     given: dict[str, Any] = {}

@@ -68,7 +68,7 @@ def unlabelled(site: Site) -> Site:
 
 
 @dataclass(frozen=True)
-class Fit:
+class ClusterFit:
     """How well a cluster fits a site without labels, see ``fits``; the smallest ``misfit`` is the nearest."""
 
     distance: float
@@ -76,7 +76,7 @@ class Fit:
     misfit: float
 
 
-def fits(groups: Groups, fed: Federation, new: Sequence[str]) -> dict[str, dict[int, Fit]]:
+def fits(groups: Groups, fed: Federation, new: Sequence[str]) -> dict[str, dict[int, ClusterFit]]:
     r"""How well every cluster fits sites without labels.
 
     Under the cluster's model, which embeds all samples,
@@ -102,11 +102,11 @@ def fits(groups: Groups, fed: Federation, new: Sequence[str]) -> dict[str, dict[
     return {c: relative(values) for c, values in found.items()}
 
 
-def relative(values: Mapping[int, tuple[float, float, float]]) -> dict[int, Fit]:
+def relative(values: Mapping[int, tuple[float, float, float]]) -> dict[int, ClusterFit]:
     if not values:
         return {}
     w, _, h = (max(float(mean), 1e-12) for mean in np.mean(list(values.values()), axis=0))
-    return {k: Fit(d, entropy, d / w + entropy / h) for k, (_, d, entropy) in values.items()}
+    return {k: ClusterFit(d, entropy, d / w + entropy / h) for k, (_, d, entropy) in values.items()}
 
 
 def _transport(a: Reply, b: Reply) -> float:
@@ -127,7 +127,7 @@ class NearestCluster:
     """Where a site without labels belongs: clusters with their members and fit, the nearest first."""
 
     site: str
-    candidates: list[tuple[int, list[str], Fit]]
+    candidates: list[tuple[int, list[str], ClusterFit]]
 
     @property
     def cluster(self) -> int:

@@ -26,7 +26,7 @@ from emdcfl.core.optional import require
 from emdcfl.core.schema import Reply
 from emdcfl.methods.base import Serving
 from emdcfl.runs.config import Config, as_dict
-from emdcfl.runs.loop import Observer, Silent
+from emdcfl.runs.loop import NoOpObserver, Observer
 from emdcfl.runs.scoring import MetricsRow
 from emdcfl.runs.store.identity import flat
 
@@ -45,7 +45,7 @@ class Tracking:
     """An observer that passes a run's numbers on to a tracker, and everything to a second observer."""
 
     def __init__(self, tracker: Tracker, then: Observer | None = None) -> None:
-        self.tracker, self.then = tracker, then or Silent()
+        self.tracker, self.then = tracker, then or NoOpObserver()
         self.losses: list[float] = []
 
     def begin(self, index: int, total: int, participants: tuple[str, ...]) -> None:
