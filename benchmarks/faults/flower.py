@@ -72,10 +72,7 @@ def _undisturbed(there: trial.Trial, work: Path) -> float:
 
 
 def wait_online(there: trial.Trial, patience: float = 300.0) -> None:
-    """Start what is not running, as a supervisor would, and wait until all nodes are online and stay so.
-
-    For a minute after a kill the SuperLink takes the node for online, and refuses the one in its place.
-    """
+    """Start what is not running, as a supervisor would, and wait until all nodes are online and stay so."""
     end = time.monotonic() + patience
     looks = 0
     while time.monotonic() < end:

@@ -19,6 +19,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs the extra emdcfl[flower]")
 
+import httpx
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
@@ -114,6 +115,43 @@ def test_folders_with_spaces_and_quotes_reach_the_nodes(tmp_path: Path) -> None:
     given = arguments(there.home("north"), "north", there.address, 9094)
     assert parse_config_args([given[-1]]) == {"name": "north", "home": str(there.home("north"))}
     assert {"--trusted-entities", "--auth-supernode-private-key", "--root-certificates"} <= set(given) and "--insecure" not in given
+
+
+def test_a_node_is_served_once_and_takes_the_place_of_one_that_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only on the machine where that one ran: elsewhere a copy of the folder would push out a node that lives."""
+    from flwr.proto.fleet_pb2 import ActivateNodeResponse
+
+    from emdcfl.apps import supernode
+
+    online: set[int] = set()
+
+    def start() -> int:
+        class Client:
+            def ActivateNode(self, request: Any) -> Any:
+                if 7 in online:
+                    refused = httpx.Request("POST", "https://link/v1")
+                    raise httpx.HTTPStatusError("no", request=refused, response=httpx.Response(400, request=refused))
+                online.add(7)
+                return ActivateNodeResponse(node_id=7)
+
+            def DeactivateNode(self, request: Any) -> None:
+                online.remove(request.node_id)
+
+        with supernode._lock(tmp_path) as place:
+            with pytest.raises(ConfigError, match="another process serves this node"):
+                supernode._lock(tmp_path)
+            supernode.take_place(Client, place)
+            return int(Client().ActivateNode(None).node_id)
+
+    online.add(7)
+    with pytest.raises(httpx.HTTPStatusError):
+        start()
+    online.clear()
+    assert [start(), start()] == [7, 7], "the second in the place of the first"
+    (tmp_path / "boot").write_text("another machine")
+    monkeypatch.setattr(supernode, "BOOT", tmp_path / "boot")
+    with pytest.raises(httpx.HTTPStatusError):
+        start()
 
 
 def test_mistakes_are_told(four: trial.Trial, tmp_path: Path) -> None:

@@ -87,6 +87,7 @@ def test_a_late_training_that_is_lost_is_asked_for_again_at_once() -> None:
     grid, fed = slow()
     train(fed, 1)
     release(grid, error(3))
+    fed._phase = 60.0
     assert train(fed, 2).clients == fed.clients and fed.late == [] and trainings(grid, LIAR) == 2
 
 

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ from tests.apps.trial_runs import SOURCE, config, over_flower
 
 from emdcfl.apps import trial
 from emdcfl.apps.trial.processes import identity, start
+from emdcfl.runs import runner
 from emdcfl.runs.config import Config
 
 VICTIM = "rot90-2"
 LONG = 30
-"""Rounds that outlast the minute for which a killed node is refused."""
+"""Rounds that outlast the minute after which the SuperLink takes a silent node for gone, and a restart."""
 Event = dict[str, Any]
 
 
@@ -57,7 +59,7 @@ def end(there: trial.Trial, name: str) -> None:
 
 
 def bring_back(there: trial.Trial, name: str) -> None:
-    """What a supervisor (systemd) does: start the node until it stays up. After a hard kill it is refused for about a minute."""
+    """What a supervisor (systemd) does: start the node until it stays up."""
     end = time.monotonic() + 240
     while time.monotonic() < end:
         if identity(there, name) is None:
@@ -119,6 +121,14 @@ def came_back(there: trial.Trial, out: Path, rounds: int) -> dict[str, Any]:
     tested = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [r["client"] for r in tested if r["round"] == rounds and r["accuracy"]] == summary["clients"]
     return summary
+
+
+def same_as_local(given: Config, out: Path) -> None:
+    """Check that models and metrics are those of a local run, byte for byte."""
+    local = out.parent / "local"
+    runner.run(replace(given, engine=replace(given.engine, name="sequential", on_failure="stop")), local)
+    for path in [local / "metrics.jsonl", *(local / "models").glob("*.safetensors")]:
+        assert path.read_bytes() == (out / path.relative_to(local)).read_bytes(), path.name
 
 
 def when(test: Callable[[Event], bool], act: Callable[[], None]) -> Callable[[Event], None]:

@@ -17,7 +17,21 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs the extra emdcfl[flower]")
 
-from tests.faults.cases import LONG, VICTIM, Event, account, bring_back, came_back, end, send, short, start_changed, wait_online, when
+from tests.faults.cases import (
+    LONG,
+    VICTIM,
+    Event,
+    account,
+    bring_back,
+    came_back,
+    end,
+    same_as_local,
+    send,
+    short,
+    start_changed,
+    wait_online,
+    when,
+)
 
 import emdcfl
 from emdcfl.apps import trial
@@ -25,7 +39,6 @@ from emdcfl.apps.trial import control
 from emdcfl.apps.trial.certificates import make_node_key, put_aside
 from emdcfl.apps.trial.processes import LINK, identity, start
 from emdcfl.core.errors import EmdcflError
-from emdcfl.runs import runner
 
 pytestmark = [
     pytest.mark.faults,
@@ -41,8 +54,9 @@ MOMENTS: dict[str, Callable[[Event], bool]] = {
 
 @pytest.mark.parametrize("moment", sorted(MOMENTS))
 def test_a_node_killed_during(there: trial.Trial, tmp_path: Path, moment: str) -> None:
+    """It is asked again when it is back, and nothing is lost."""
     wait_online(there)
-    before = identity(there, VICTIM)
+    before, given = identity(there, VICTIM), short(4)
 
     def act() -> None:
         if moment == "training":
@@ -50,10 +64,34 @@ def test_a_node_killed_during(there: trial.Trial, tmp_path: Path, moment: str) -
         send(there, VICTIM, signal.SIGKILL)
         bring_back(there, VICTIM)
 
-    trial.submit(there, short(LONG), tmp_path / "run", watch=when(MOMENTS[moment], act))
-    summary = came_back(there, tmp_path / "run", LONG)
+    trial.submit(there, given, tmp_path / "run", watch=when(MOMENTS[moment], act))
+    assert came_back(there, tmp_path / "run", 4)["failures"] == []
     assert identity(there, VICTIM) not in (None, before), "it was killed, and another process took its place"
-    assert summary["failures"], "Flower takes a minute to notice, and the node as long to be accepted again"
+    same_as_local(given, tmp_path / "run")
+
+
+def test_a_node_killed_and_not_started_again(there: trial.Trial, tmp_path: Path) -> None:
+    """It is missing as soon as Flower notices, before the deadline."""
+    wait_online(there)
+    trial.submit(there, short(3), tmp_path / "run", watch=when(MOMENTS["between rounds"], lambda: send(there, VICTIM, signal.SIGKILL)))
+    trained = [failure for failure in account(there, tmp_path / "run")["failures"] if failure["task"] == "train"]
+    assert [failure["round"] for failure in trained] == [2, 3]
+    assert all("its node was connected and is gone since" in failure["reason"] for failure in trained)
+
+
+def test_a_node_killed_while_it_sends_its_answer(there: trial.Trial, tmp_path: Path) -> None:
+    """The first part of its training of round 2 reaches the SuperLink; the rest comes from the process that takes its place."""
+    given = short(3, name="fedavg")
+
+    def act() -> None:
+        time.sleep(10)
+        send(there, VICTIM, signal.SIGKILL)
+        bring_back(there, VICTIM)
+
+    with changed(there, CUT="3"):
+        trial.submit(there, given, tmp_path / "run", watch=when(MOMENTS["training"], act))
+        assert account(there, tmp_path / "run")["failures"] == []
+    same_as_local(given, tmp_path / "run")
 
 
 def test_a_node_stopped_past_the_deadline(there: trial.Trial, tmp_path: Path) -> None:
@@ -247,7 +285,4 @@ def test_the_superlink_killed_and_restarted_resumes_from_the_last_complete_round
     trial.submit(there, given, tmp_path / "run", resume=True)
     summary = account(there, tmp_path / "run")
     assert summary["rounds"] == 3 and summary["failures"] == []
-    local = replace(given, engine=replace(given.engine, name="sequential", on_failure="stop"))
-    runner.run(local, tmp_path / "local")
-    for path in [tmp_path / "local" / "metrics.jsonl", *(tmp_path / "local" / "models").glob("*.safetensors")]:
-        assert path.read_bytes() == (tmp_path / "run" / path.relative_to(tmp_path / "local")).read_bytes()
+    same_as_local(given, tmp_path / "run")

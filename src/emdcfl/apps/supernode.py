@@ -8,11 +8,15 @@ share one copy of the libraries::
     answer       one per message, forked from the launcher: opens the node's folder, asks the policy, runs the task, ends
 
 The launcher takes tasks from the SuperNode with a secret drawn at each start, so no other program of this machine can take them.
+
+A node that is killed does not take its leave, and the SuperLink would refuse the next process with its key for about a minute. That process
+therefore takes leave for it. It may: it holds the key, and the lock on the node's folder says that the one before it has ended.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import json
 import logging
@@ -29,7 +33,7 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from emdcfl.core.errors import ConfigError
 
@@ -50,6 +54,11 @@ FILES = {
 BUSY, IDLE, RECENT = 0.25, 3.0, 120.0
 """Seconds between questions to the SuperLink: ``BUSY`` for ``RECENT`` seconds after a message, ``IDLE`` otherwise."""
 
+PLACE = "place"
+"""File in the node's folder ``flwr``, locked while it is served: Flower's number of the node, and the boot id of the machine."""
+
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+
 WATCH = 1.0
 """Seconds after which the launcher looks around even if nothing woke it."""
 
@@ -68,13 +77,14 @@ def serve(home: Path, *, name: str, superlink: str) -> int:
         if not (home / file).exists():
             raise ConfigError(f"{home / file} is missing ({whose}); see docs/guide/deploy.md")
     os.environ.update(QUIET, FLWR_HOME=str(home / "flwr"))  # before Flower is imported
+    place = _lock(home)  # forks hold it too
     _import_everything()
     log_with_times()
     secret, port = secrets.token_bytes(32), free_port()  # after the imports: in their seconds another program could take the port
     wake, waker = os.pipe()
     os.set_blocking(waker, False)
     launcher = os.getpid()
-    supernode = _fork(lambda: _run_supernode(arguments(home, name, superlink, port), secret, waker, launcher))
+    supernode = _fork(lambda: _run_supernode(arguments(home, name, superlink, port), secret, waker, launcher, place))
     os.close(waker)
     return _Launcher(f"{HOST}:{port}", secret, supernode, wake).loop()
 
@@ -94,6 +104,17 @@ def free_port() -> int:
             s.bind((HOST, port))
             return port
     raise ConfigError(f"no port between {PORTS[0]} and {PORTS[-1]} of {HOST} is free")
+
+
+def _lock(home: Path) -> IO[str]:
+    """Keep other processes from serving the same node."""
+    (home / "flwr").mkdir(mode=0o700, exist_ok=True)
+    place = (home / "flwr" / PLACE).open("a+", encoding="ascii")
+    try:
+        fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ConfigError(f"{home}: another process serves this node; stop it first") from None
+    return place
 
 
 def _import_everything() -> None:
@@ -158,7 +179,36 @@ def _fork(run: Callable[[], None]) -> int:
         os._exit(status)
 
 
-def _run_supernode(arguments: list[str], secret: bytes, waker: int, launcher: int) -> None:
+def take_place(client: Any, place: IO[str]) -> None:
+    """Have a class of Flower's clients take leave for a process that was killed on this machine since it booted, if it is refused."""
+    import httpx
+    from flwr.proto.fleet_pb2 import DeactivateNodeRequest
+
+    activate, boot = client.ActivateNode, ""
+    with contextlib.suppress(OSError):
+        boot = BOOT.read_text(encoding="ascii").strip()
+
+    def activate_node(self: Any, request: Any) -> Any:
+        try:
+            answer = activate(self, request)
+        except httpx.HTTPStatusError:
+            place.seek(0)
+            number, _, where = place.read().partition(" ")
+            if not boot or where != boot:  # a copy of the folder: the node may be served elsewhere
+                raise
+            with contextlib.suppress(httpx.HTTPStatusError):
+                self.DeactivateNode(DeactivateNodeRequest(node_id=int(number)))
+            answer = activate(self, request)
+        with contextlib.suppress(OSError):  # the disk is full: the next process is refused for a minute
+            place.truncate(0)
+            place.write(f"{answer.node_id} {boot}")
+            place.flush()
+        return answer
+
+    client.ActivateNode = activate_node
+
+
+def _run_supernode(arguments: list[str], secret: bytes, waker: int, launcher: int, place: IO[str]) -> None:
     """Be Flower's SuperNode, with shorter pauses and a launcher that is told of each message."""
     from flwr.supercore.app_utils import start_parent_process_monitor
 
@@ -168,6 +218,7 @@ def _run_supernode(arguments: list[str], secret: bytes, waker: int, launcher: in
     for number in (signal.SIGTERM, signal.SIGINT):  # Flower handles the first; what it restores for the second must not end it half-way
         signal.signal(number, signal.SIG_IGN)
     start_parent_process_monitor(launcher)
+    take_place(import_module("flwr.supernode.fleet_http_client").FleetHttpClient, place)
     parse, push = program._parse_supernode_lifespan_config, loop._push_messages
     pauses = _Pauses()
 

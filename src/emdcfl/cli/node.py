@@ -24,74 +24,6 @@ def group() -> None:
     """A site's node in a federation."""
 
 
-RELEASES = {
-    "describe": "how many train and validation samples it has; its public key",
-    "train": "a model trained on its data in batches of {batch_size} or more, the loss, the number of samples",
-    "test": "accuracy (balanced accuracy and AUC where classes are unbalanced) and loss of a model on its test data, the number of samples",
-    "personalize": "the model it is served, fine-tuned on its data, if its validation loss improved by it",
-    "evaluate": "accuracy and losses of up to {models_at_once} models at once, as {reductions}",
-    "profile": "mean and spread of every column, or of seven features of its images; the share of each class; no noise",
-    "loss_moments": "means and covariances of the losses and hits of up to {averages_at_once} models, over blocks of validation samples",
-    "reference": "up to {samples} embeddings of train samples{noise}, projected to {projection_ratio:g} of their width; distances",
-    "recalibrate": "distances within its own data, at the class counts it has in common with partners; how many samples these are",
-    "project": "up to {samples} embeddings of its samples under each partner's model{noise}, projected in the same way",
-    "em_step": "models, their shares of its data, label shares (FedEM, FedRC)",
-    "soft_train": "a model, and how many samples fit each cluster best (FedSoft)",
-    "train_and_basis": "a model, and main directions of its embeddings, not projected (FedSaC)",
-    "data_subspace": "main directions of its raw samples, by class (PACFL)",
-    "embed": "RAW EMBEDDINGS of its samples, not projected",
-    "deposit": "RAW SAMPLES",
-}
-"""What the answer to each task tells the server."""
-
-
-@node.command()
-def check(
-    home: Annotated[Path, typer.Argument(help="The node's home folder, with node.toml.", show_default=False)], as_json: AsJson = False
-) -> None:
-    """Print what the node would release to a server, and what it refuses."""
-    if not home.is_dir():
-        raise ConfigError(f"{home}: no such folder; give the node's home, which holds node.toml")
-    config = _config(home)
-    answer(_released(config), report(config, home), as_json=as_json)
-
-
-def _released(config: NodeConfig) -> dict[str, Any]:
-    """Return the node's settings, and each task with what its answer tells the server, or nothing where it is refused."""
-    from dataclasses import asdict
-
-    from emdcfl.core.client import TASKS
-
-    tasks = {task: _release(task, config) if task in config.policy.answered else None for task in TASKS}
-    return {**asdict(config), "releases": tasks, "warnings": list(_warnings(config.policy, set(TASKS)))}
-
-
-def _config(home: Path) -> NodeConfig:
-    import emdcfl.methods  # noqa: F401  registers tasks, and what a method that the policy names needs
-    from emdcfl.engines.flower.node.home import read_config
-
-    return read_config(home / "node.toml")
-
-
-@node.command()
-def data(
-    home: Annotated[Path, typer.Argument(help="The node's home folder, with node.toml.", show_default=False)],
-    html: Annotated[Path | None, typer.Option(help="Also write the page as HTML, to print and sign.", show_default=False)] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Check the node's own files, as its node.toml reads them: the page of 'emdcfl data check'. Nothing is sent."""
-    from emdcfl.cli.data import show_report
-    from emdcfl.data.own.checking.check import check_site
-
-    own = _config(home)
-    if not home.is_dir() or own.data == "scenario":
-        raise ConfigError(
-            f"{home}: expected the home of a node with files of its own (data in node.toml), got none; see 'emdcfl node init'"
-        )
-    how: dict[str, Any] = {"label": own.label, "seed": own.policy.split_seed, "rule": own.rule, "cleaning": own.cleaning}
-    show_report(check_site(home / own.data, home.name, **how), html, as_json=as_json)
-
-
 @node.command()
 def init(
     home: Annotated[Path, typer.Argument(help="The node's home folder, to be made.", show_default=False)],
@@ -190,6 +122,74 @@ def _tell_keys(home: Path, *then: str, as_json: bool) -> None:
     found = _fingerprint(home)
     lines = [f"public key    {home}/auth.pub, for the operator", f"fingerprint   {found}, for the operator and all partners", *then]
     answer({"home": str(home), "public_key": str(home / "auth.pub"), "fingerprint": found}, lines, as_json=as_json)
+
+
+RELEASES = {
+    "describe": "how many train and validation samples it has; its public key",
+    "train": "a model trained on its data in batches of {batch_size} or more, the loss, the number of samples",
+    "test": "accuracy (balanced accuracy and AUC where classes are unbalanced) and loss of a model on its test data, the number of samples",
+    "personalize": "the model it is served, fine-tuned on its data, if its validation loss improved by it",
+    "evaluate": "accuracy and losses of up to {models_at_once} models at once, as {reductions}",
+    "profile": "mean and spread of every column, or of seven features of its images; the share of each class; no noise",
+    "loss_moments": "means and covariances of the losses and hits of up to {averages_at_once} models, over blocks of validation samples",
+    "reference": "up to {samples} embeddings of train samples{noise}, projected to {projection_ratio:g} of their width; distances",
+    "recalibrate": "distances within its own data, at the class counts it has in common with partners; how many samples these are",
+    "project": "up to {samples} embeddings of its samples under each partner's model{noise}, projected in the same way",
+    "em_step": "models, their shares of its data, label shares (FedEM, FedRC)",
+    "soft_train": "a model, and how many samples fit each cluster best (FedSoft)",
+    "train_and_basis": "a model, and main directions of its embeddings, not projected (FedSaC)",
+    "data_subspace": "main directions of its raw samples, by class (PACFL)",
+    "embed": "RAW EMBEDDINGS of its samples, not projected",
+    "deposit": "RAW SAMPLES",
+}
+"""What the answer to each task tells the server."""
+
+
+@node.command()
+def check(
+    home: Annotated[Path, typer.Argument(help="The node's home folder, with node.toml.", show_default=False)], as_json: AsJson = False
+) -> None:
+    """Print what the node would release to a server, and what it refuses."""
+    if not home.is_dir():
+        raise ConfigError(f"{home}: no such folder; give the node's home, which holds node.toml")
+    config = _config(home)
+    answer(_released(config), report(config, home), as_json=as_json)
+
+
+def _released(config: NodeConfig) -> dict[str, Any]:
+    """Return the node's settings, and each task with what its answer tells the server, or nothing where it is refused."""
+    from dataclasses import asdict
+
+    from emdcfl.core.client import TASKS
+
+    tasks = {task: _release(task, config) if task in config.policy.answered else None for task in TASKS}
+    return {**asdict(config), "releases": tasks, "warnings": list(_warnings(config.policy, set(TASKS)))}
+
+
+def _config(home: Path) -> NodeConfig:
+    import emdcfl.methods  # noqa: F401  registers tasks, and what a method that the policy names needs
+    from emdcfl.engines.flower.node.home import read_config
+
+    return read_config(home / "node.toml")
+
+
+@node.command()
+def data(
+    home: Annotated[Path, typer.Argument(help="The node's home folder, with node.toml.", show_default=False)],
+    html: Annotated[Path | None, typer.Option(help="Also write the page as HTML, to print and sign.", show_default=False)] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check the node's own files, as its node.toml reads them: the page of 'emdcfl data check'. Nothing is sent."""
+    from emdcfl.cli.data import show_report
+    from emdcfl.data.own.checking.check import check_site
+
+    own = _config(home)
+    if not home.is_dir() or own.data == "scenario":
+        raise ConfigError(
+            f"{home}: expected the home of a node with files of its own (data in node.toml), got none; see 'emdcfl node init'"
+        )
+    how: dict[str, Any] = {"label": own.label, "seed": own.policy.split_seed, "rule": own.rule, "cleaning": own.cleaning}
+    show_report(check_site(home / own.data, home.name, **how), html, as_json=as_json)
 
 
 @node.command()

@@ -18,7 +18,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest, PullObjectResponse
-from flwr.proto.node_pb2 import Node
+from flwr.proto.node_pb2 import Node, NodeInfo
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
@@ -41,7 +41,7 @@ from emdcfl.privacy.keylist import KeyList
 TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
 
 RUN = "run"
-QUICK = MessageSettings(deadline=5.0, poll=0.001, wait=0.0)
+QUICK = MessageSettings(deadline=5.0, poll=0.001, wait=0.0, look=0.01, grace=0.05)
 
 
 @dataclass
@@ -108,6 +108,7 @@ class LoopbackGrid(Grid):
     def __init__(self, nodes: Mapping[int, MemoryNode]) -> None:
         self.nodes = dict(nodes)
         self.online = set(nodes)
+        self.since: dict[int, str] = {}
         self.tamper: dict[int, Handle] = {}
         self.log: list[tuple[Message, Message | None]] = []
         self._apps: dict[int, ClientApp] = {}
@@ -127,6 +128,9 @@ class LoopbackGrid(Grid):
 
     def get_node_ids(self) -> Iterable[int]:
         return sorted(self.online)
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        return [NodeInfo(node_id=node, last_activated_at=self.since.get(node, "")) for node in self.get_node_ids()]
 
     def _answer(self, message: Message) -> Message:
         node = message.metadata.dst_node_id

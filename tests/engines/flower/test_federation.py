@@ -33,7 +33,7 @@ from emdcfl.runs.loop import play
 
 SCENARIO = toy.toy(groups=2, per_group=2, n=48)
 TRAINING = toy.Training(local_epochs=1, batch_size=16, lr=0.05)
-SHORT = MessageSettings(deadline=0.3, poll=0.01, wait=0.0)
+SHORT = MessageSettings(deadline=0.3, poll=0.01, wait=0.0, look=0.01, grace=0.05)
 
 
 def fed_of(grid: LoopbackGrid, **options: Any) -> FlowerFederation:
@@ -223,6 +223,8 @@ def test_a_node_lost_near_the_deadline_and_back_has_a_deadline_of_its_own() -> N
     lifetimes: list[float] = []
 
     def late_then_gone(message: Message, answer: Callable[[Message], Message]) -> Message | None:
+        if message.metadata.message_type != "query.train":
+            return answer(message)
         lifetimes.append(message.metadata.ttl)
         if len(lifetimes) > 1:
             return answer(message)
@@ -245,8 +247,13 @@ def test_a_node_that_is_gone_is_missing_and_one_that_joins_later_takes_part() ->
     assert "is gone since" in train(fed, 3).failures["site-3"].reason
 
 
-def test_a_node_of_another_version_is_refused_with_both_versions() -> None:
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_node_of_another_version_is_refused_with_both_versions(restarted: bool) -> None:
     grid = loopback.loopback(SCENARIO)
+    fed = fed_of(grid)
+    if restarted:
+        assert not train(fed).failures
+        grid.since[103] = "later"
 
     def older(message: Message, answer: Callable[[Message], Message]) -> Message:
         reply = answer(message)
@@ -255,7 +262,7 @@ def test_a_node_of_another_version_is_refused_with_both_versions() -> None:
         return Message(content=codec.encode({**codec.decode(reply.content), "version": "0.0.9"}), reply_to=message)
 
     grid.tamper[103] = older
-    assert re.search(r"expected a node with emdcfl \d+\.\d+, got '0\.0\.9'", train(fed_of(grid)).failures["site-3"].reason)
+    assert re.search(r"expected a node with emdcfl \d+\.\d+, got '0\.0\.9'", train(fed, 2).failures["site-3"].reason)
 
 
 def test_an_old_id_that_has_not_expired_yields_to_the_new_one() -> None:

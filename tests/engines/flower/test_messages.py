@@ -94,6 +94,71 @@ def test_a_busy_node_answers_in_order_and_loses_nothing() -> None:
     assert kinds(grid, 103)[before:] == ["query.train", *["query.ping"] * 3]
 
 
+@pytest.mark.parametrize("cut_off", [False, True])
+def test_a_node_that_was_killed_and_is_back_is_asked_again_and_one_that_was_cut_off_is_not(cut_off: bool) -> None:
+    """Both have left and come back; the one that was cut off is still at work, and answers before the question whether it is there."""
+    grid = loopback.loopback(SCENARIO)
+    fed = met(grid, patience=1000.0)
+    held: list[tuple[str, Message]] = []
+
+    def leave(message: Message, answer: Answer) -> Message | None:
+        if message.metadata.message_type == "query.train" and not held:
+            held.append((message.metadata.message_id, answer(message)))
+            grid.since[103] = "later"
+            return None
+        if message.metadata.message_type == "query.ping" and cut_off:
+            grid._replies[held[0][0]] = held[0][1]
+        return answer(message)
+
+    grid.tamper[103], before = leave, len(kinds(grid, 103))
+    replies = train(fed, 2)
+    assert kinds(grid, 103)[before:] == ["query.train", "query.ping", *([] if cut_off else ["query.hello", "query.train"])]
+    assert replies.clients == fed.clients and not fed.failures
+    assert torch.equal(replies["site-3"]["theta"], codec.decode(held[0][1].content)["reply"]["theta"])
+    assert fed.task_traffic["train"][2] == 4 + (not cut_off)
+
+
+@pytest.mark.parametrize("returns", [False, True])
+def test_a_node_that_is_gone_is_waited_for_a_while_and_not_until_the_deadline(returns: bool) -> None:
+    grid = loopback.loopback(SCENARIO)
+    fed = met(grid, patience=1000.0, grace=60.0 if returns else 0.05)
+    online = grid.get_node_ids
+
+    def die(message: Message, answer: Answer) -> Message | None:
+        del grid.tamper[103]
+        grid.online.remove(103)
+        return None
+
+    def look() -> Any:
+        found = online()
+        if returns and 103 not in found:
+            grid.online.add(103)
+            grid.since[103] = "later"
+        return found
+
+    grid.tamper[103], grid.get_node_ids = die, look  # type: ignore[method-assign]
+    before = len(kinds(grid, 103))
+    reasons = [failure.reason for failure in train(fed, 2).failures.values()]
+    assert not reasons if returns else "is gone since" in reasons[0]
+    again = ["query.ping", "query.hello", "query.train"] if returns else []
+    assert kinds(grid, 103)[before:] == ["query.train", *again]
+
+
+def test_a_node_that_dies_of_every_request_is_asked_twice() -> None:
+    grid = loopback.loopback(SCENARIO)
+    fed = met(grid, patience=1000.0)
+
+    def die(message: Message, answer: Answer) -> Message | None:
+        if message.metadata.message_type != "query.train":
+            return answer(message)
+        grid.since[103] = message.metadata.message_id
+        return None
+
+    grid.tamper[103], before = die, len(kinds(grid, 103))
+    assert list(train(fed, 2).failures) == ["site-3"]
+    assert kinds(grid, 103)[before:].count("query.train") == 2
+
+
 def test_a_node_that_answers_nothing_is_late() -> None:
     grid = loopback.loopback(SCENARIO)
     fed = met(grid, deadline=0.3)
@@ -162,7 +227,7 @@ def slow() -> Iterator[SlowGrid]:
 
 
 def test_a_reply_that_does_not_end_holds_up_nobody_and_is_asked_for_again(slow: SlowGrid, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(polling, "INCOMPLETE", 0.2)
+    monkeypatch.setattr(messages, "STUCK", 0.2)
     fed = met(slow)
     before = len(kinds(slow, 103))
     assert train(fed, 2).clients == fed.clients and not fed.failures

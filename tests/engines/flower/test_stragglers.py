@@ -42,7 +42,9 @@ def trainings(grid: LoopbackGrid, node: int) -> int:
     return sum((m.metadata.dst_node_id, m.metadata.message_type) == (node, "query.train") for m, _ in grid.log)
 
 
-def test_a_late_training_counts_in_the_round_in_which_it_comes() -> None:
+@pytest.mark.parametrize("cut_off", [False, True])
+def test_a_late_training_counts_in_the_round_in_which_it_comes(cut_off: bool) -> None:
+    """Also if its node has left and is back, at work on it all the time."""
     grid = SlowGrid(loopback.loopback(SCENARIO).nodes)
     fed = fed_of(grid, settings=replace(SHORT, deadline=60.0), phase_deadline=0.5, late_updates=True)
     seen: list[tuple[int, str, Any]] = []
@@ -51,6 +53,9 @@ def test_a_late_training_counts_in_the_round_in_which_it_comes() -> None:
         seen += [(f.round, f.client, f.reason) for f in fed.failures]
         fed.failures.clear()
         states.append(done.state.theta)
+        if done.index == 1 and cut_off:
+            grid.since[103] = "later"
+            grid.tamper[103] = lambda message, answer: None if message.metadata.message_type == "query.ping" else answer(message)
         if done.index == 2:
             grid.release()
     assert [(t, c) for t, c, _ in seen] == [(1, "site-3"), (2, "site-3")] and all(reason.startswith("late: ") for *_, reason in seen)

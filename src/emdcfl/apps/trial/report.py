@@ -18,7 +18,7 @@ from emdcfl.apps.trial.processes import LINK, process_ids, seconds_running
 from emdcfl.apps.trial.submit import STOPPED, Job, jobs
 
 ACCEPTED = 300.0
-"""Seconds the nodes may take to be accepted: after a hard kill the SuperLink refuses a key for about a minute."""
+"""Seconds the nodes may take to be accepted: after a hard kill and a reboot the SuperLink refuses a key for about a minute."""
 
 ENDED = "ended by itself"
 

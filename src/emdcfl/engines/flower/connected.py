@@ -17,7 +17,6 @@ from emdcfl.core.replies import brief
 from emdcfl.engines.flower import codec
 from emdcfl.engines.flower.codec import LIMITS
 from emdcfl.engines.flower.messages import Messenger
-from emdcfl.engines.flower.polling import retry_when_busy
 from emdcfl.privacy.exchange import Challenge, node_key
 from emdcfl.privacy.keylist import KeyList
 
@@ -51,6 +50,7 @@ class ConnectedNodes:
     def __init__(self, messenger: Messenger, keys: KeyList) -> None:
         self.messenger, self.keys = messenger, keys
         self._names: dict[int, str] = {}  # node id → client; "" for a node that was refused or replaced
+        self._online: dict[int, str] = {}  # node id → since when
         self._refreshes = 0
         self._silent: dict[int, tuple[int, int]] = {}  # node → refreshes to pause, refresh at which to ask again
         self.refused: dict[str, str] = {}  # client → why the last node that used its name was refused
@@ -72,15 +72,16 @@ class ConnectedNodes:
         return {name: node for node, name in self._names.items() if name}
 
     def refresh(self) -> None:
-        """Ask Flower which nodes are connected, and ask new ones who they are."""
-        online = retry_when_busy(lambda: list(self.messenger.grid.get_node_ids()))
+        """Ask Flower which nodes are connected, and ask new ones who they are. One that has left and is back may be another program."""
+        before, self._online = self._online, self.messenger.online()
+        online, same = self._online, {node for node, since in self._online.items() if since == before.get(node)}
         self._refreshes += 1
-        self._silent = {node: entry for node, entry in self._silent.items() if node in online}
-        for node in [node for node in self._names if node not in online]:
+        self._silent = {node: entry for node, entry in self._silent.items() if node in same}
+        for node in [node for node in self._names if node not in same]:
             name = self._names.pop(node)
             if name:
                 self._left[name] = time.strftime("%H:%M:%S UTC", time.gmtime())
-                log.warning("client %r: its node %d is no longer connected", name, node)
+                log.warning("client %r: its node %d %s", name, node, "has left and is back" if node in online else "is no longer connected")
         new = [node for node in online if node not in self._names and self._silent.get(node, (0, 0))[1] <= self._refreshes]
         if new:
             self._greet(new)

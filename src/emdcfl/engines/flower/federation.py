@@ -28,7 +28,7 @@ from emdcfl.core.units import names
 from emdcfl.engines.flower import codec
 from emdcfl.engines.flower.codec import MEGABYTE
 from emdcfl.engines.flower.connected import ALONG, ConnectedNodes
-from emdcfl.engines.flower.messages import LateError, LostError, RefusedError, Standing, StragglerError
+from emdcfl.engines.flower.messages import LateError, LostError, RefusedError, Retry, Standing, StragglerError
 from emdcfl.engines.flower.parts import join, merge_inputs, parts
 from emdcfl.engines.flower.stragglers import Straggler, stale, staleness
 
@@ -145,14 +145,21 @@ class FlowerFederation(Federation):
             return self._failure(client, info, str(error), violation=True)
 
     def _ask(self, info: TaskInfo, requests: Mapping[str, Inputs]) -> Iterator[tuple[str, Reply | Failure]]:
-        """Yield outcomes as they arrive; send a request again, with a new deadline, if its node or reply was lost."""
+        """Yield outcomes as they arrive; ask clients that were not connected once more when the others have answered."""
         encoder, waiting = codec.Encoder(), dict(requests)
-        for attempt in range(self.settings.attempts):
-            self.connected.refresh()
-            nodes = self.connected.nodes
-            last = attempt == self.settings.attempts - 1
-            lost: dict[str, str] = {}
-            messages: dict[str, tuple[int, RecordDict]] = {}
+
+        def write(client: str) -> RecordDict:
+            if client in standing:  # its late answer was lost
+                self._stragglers.pop(client, None)
+            request = {"task": info.name, "round": self.index, "client": client, "job": self.job, "inputs": requests[client]}
+            if along := self._postponed.get(client):
+                request[ALONG] = [asked.as_dict() for asked in along]
+            return encoder.encode(request)
+
+        for last in (False, True):
+            nodes = self._find()
+            absent: list[str] = []
+            fresh: list[str] = []
             standing: dict[str, Standing] = {}
             for client, own in waiting.items():
                 if (answer := self._answered_early(info, client, own)) is not None:
@@ -160,33 +167,35 @@ class FlowerFederation(Federation):
                 elif client in self._unanswered:
                     yield client, self._failure(client, info, "it did not answer an earlier request of this round")
                 elif client not in nodes:
-                    lost[client] = self.connected.absence(client)
+                    absent.append(client)
                 elif (late := self._still_asked(client, info, nodes[client])) is not None:
                     standing[client] = late
                 else:
-                    request = {"task": info.name, "round": self.index, "client": client, "job": self.job, "inputs": own}
-                    if along := self._postponed.get(client):
-                        request[ALONG] = [asked.as_dict() for asked in along]
-                    messages[client] = nodes[client], encoder.encode(request)
-            for client, outcome in self._exchange(info, messages, standing):
+                    fresh.append(client)
+            for client, outcome in self._exchange(info, {client: nodes[client] for client in fresh}, standing, write):
                 if isinstance(outcome, StragglerError):
                     yield client, self._straggle(client, info, requests[client], outcome)
                     continue
-                late_one = self._stragglers.pop(client) if client in standing else None  # whatever came, nothing else will
-                if isinstance(outcome, LostError) and not last:
-                    lost[client] = str(outcome)
+                late_one = self._stragglers.pop(client, None) if client in standing else None  # whatever came, nothing else will
+                if isinstance(outcome, LostError):
+                    gone = client not in self.connected.nodes
+                    yield client, self._failure(client, info, self.connected.absence(client) if gone else str(outcome))
                 elif late_one is not None:
                     yield client, self._stale(client, info, requests[client], outcome, late_one)
                 else:
                     self._take_along(client, outcome)
                     yield client, self._open(client, info, outcome)
-            if not lost:
+            if last or not absent or not (fresh or standing):  # nobody was asked: refreshing at once would change nothing
+                for client in absent:
+                    yield client, self._failure(client, info, self.connected.absence(client))
                 return
-            if last or not (messages or standing):  # nobody was asked: refreshing at once would change nothing
-                for client, reason in lost.items():
-                    yield client, self._failure(client, info, reason)
-                return
-            waiting = {client: requests[client] for client in lost}
+            waiting = {client: requests[client] for client in absent}
+
+    def _find(self) -> dict[str, int]:
+        """Return the node of every client that is connected now."""
+        self.connected.refresh()
+        self._messenger.take_received()  # what nodes said of themselves is not part of a task
+        return self.connected.nodes
 
     def _still_asked(self, client: str, info: TaskInfo, node: int) -> Standing | None:
         """Return a request of an earlier round that this client is still at work on, if its answer would be taken now."""
@@ -195,7 +204,7 @@ class FlowerFederation(Federation):
             return None
         if late.standing.node == node and time.monotonic() < late.standing.end:
             return late.standing
-        self._messenger.abandon(self._stragglers.pop(client).standing)
+        self._messenger.drop({self._stragglers.pop(client).standing.identity})
         return None
 
     def _counts_late(self, info: TaskInfo) -> bool:
@@ -204,10 +213,10 @@ class FlowerFederation(Federation):
     def _straggle(self, client: str, info: TaskInfo, asked: Inputs, late: StragglerError) -> Failure:
         """Go on without a client; wait for its answer in later rounds if the method takes it."""
         before = self._stragglers.get(client)
-        if before is not None and before.standing == late.standing:
+        if before is not None and before.standing.identity == late.standing.identity:
             return self._failure(client, info, f"{late}; it is still at work on round {before.round}")
         if not self._counts_late(info) or "theta" not in asked:
-            self._messenger.abandon(late.standing)
+            self._messenger.drop({late.standing.identity})
             return self._failure(client, info, f"{late}; a late answer is not used")
         self._postponed.pop(client, None)
         self._stragglers[client] = Straggler(late.standing, info.name, self.index, asked["theta"])
@@ -233,15 +242,20 @@ class FlowerFederation(Federation):
         super()._fail(failure, replies)
 
     def _exchange(
-        self, info: TaskInfo, messages: Mapping[str, tuple[int, RecordDict]], standing: Mapping[str, Standing]
+        self, info: TaskInfo, nodes: Mapping[str, int], standing: Mapping[str, Standing], write: Callable[[str], RecordDict]
     ) -> Iterator[tuple[str, Any]]:
         count = self.task_traffic.setdefault(info.name, [0, 0, 0])
-        count[0] += sum(codec.size(record) for _, record in messages.values())
-        count[2] += len(messages)
+
+        def counted(client: str) -> RecordDict:
+            record = write(client)
+            count[0] += codec.size(record)
+            count[2] += 1
+            return record
+
         kind, group = f"query.{info.name}", str(self.index)
-        self._messenger.take_received()  # of other messages: a hello, a survey
+        messages = {client: (node, counted(client)) for client, node in nodes.items()}
         how: dict[str, Any] = {"group": group, "deadline": self.settings.deadline, "phase": self._phase, "standing": standing}
-        for client, outcome in self._messenger.exchange(kind, messages, **how):
+        for client, outcome in self._messenger.exchange(kind, messages, retry=Retry(self._find, counted), **how):
             if isinstance(outcome, LateError):
                 self._unanswered.add(client)
             count[1] += self._messenger.take_received()

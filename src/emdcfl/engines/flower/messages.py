@@ -3,13 +3,18 @@
 Flower drops a reply that the SuperLink cannot store at that moment (its database is busy, say): the node deletes it, and the server would
 wait until the deadline. A node answers messages in order, so one that answers a later message but not an earlier one has lost that reply.
 After a while without any reply, the server therefore sends a ``ping`` to every node it waits for.
+
+A node that is killed takes the message with it. The server looks every few seconds whether the nodes it waits for are connected, and since
+when. One that is gone is waited for a short while. One that has left and is back is pinged at once: if it is another process now, it
+answers the ping and not the message, which is then sent again; if only its connection was cut, it answers the message first.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Set
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +33,12 @@ PING = "ping"
 
 LOST = (3, 4, 5, 8)
 """Flower's error codes for a message, reply, node or client process that is gone: worth another try if the client is back."""
+
+AWAY = 5
+"""The one of these that says that the node is not connected; the message waits for it."""
+
+STUCK = 30.0
+"""Seconds to fetch a reply whose node has answered a later message; Flower looks at least every ten seconds for a part that is missing."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +59,10 @@ class MessageSettings:
     """Seconds to wait for missing clients before round 1."""
     patience: float = 60.0
     """Seconds without any reply after which the nodes still missing are pinged."""
+    look: float = 5.0
+    """Seconds between looks whether the nodes still missing are connected."""
+    grace: float = 30.0
+    """Seconds that a node which is gone has to come back: systemd starts it again after 5, which takes some on a busy machine."""
 
     @property
     def hello_deadline(self) -> float:
@@ -59,17 +74,22 @@ class LostError(ClientError):
     """The node, the message or the reply is gone."""
 
 
+class AwayError(LostError):
+    """The node is not connected."""
+
+
 class LateError(ClientError):
     """No reply within the deadline."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """A request that was not answered in its phase and is still valid, until ``end`` on the monotonic clock."""
+    """A request that was not answered yet and is valid until ``end`` on the monotonic clock, of a node connected ``since`` then."""
 
     identity: str
     node: int
     end: float
+    since: str = ""
 
 
 class StragglerError(LateError):
@@ -84,6 +104,14 @@ class RefusedError(ClientError):
     """A reply that is not a message of this program, or exceeds the limits."""
 
 
+@dataclass(frozen=True)
+class Retry:
+    """How to send a lost request again: ``find`` says which keys have a node now, ``write`` what to send for one."""
+
+    find: Callable[[], Mapping[Any, int]]
+    write: Callable[[Any], RecordDict]
+
+
 class Messenger:
     """Sends records to nodes and collects the decoded replies."""
 
@@ -91,20 +119,24 @@ class Messenger:
         self.grid, self.settings = grid, settings
         self._received = 0
         self._abandoned: set[str] = set()
-        self._poll = ReplyPoller(grid)
+        self._since: dict[int, str] = {}
+        self.poll = ReplyPoller(grid)
 
     def take_received(self) -> int:
         """Return the bytes received since the last call."""
         received, self._received = self._received, 0
         return received
 
-    def abandon(self, standing: Standing) -> None:
-        """Wait for a request no longer."""
-        self._abandon({standing.identity})
-
-    def _abandon(self, identities: Set[str]) -> None:
+    def drop(self, identities: Set[str]) -> None:
+        """Wait for the replies to these messages no longer."""
         self._abandoned |= identities
-        self._poll.drop(identities)
+        self.poll.drop(identities)
+
+    def online(self) -> dict[int, str]:
+        """Return the connected nodes, and since when: one that has left and is back has another time."""
+        found = retry_when_busy(lambda: list(self.grid.get_nodes()))
+        self._since = {node.node_id: node.last_activated_at for node in found}
+        return self._since
 
     def exchange(
         self,
@@ -115,50 +147,15 @@ class Messenger:
         deadline: float,
         phase: float | None = None,
         standing: Mapping[Any, Standing] | None = None,
+        retry: Retry | None = None,
     ) -> Iterator[tuple[Any, Any]]:
         """Yield ``(key, value or ClientError)`` for every request as replies arrive; the rest when the deadline has passed.
 
         A ``phase`` that is shorter ends the wait before, and leaves requests ``standing``: a later call can wait for them again, or
-        ``abandon`` ends that.
+        ``drop`` ends that. With ``retry``, a request whose node or reply is lost is sent again, with a deadline of its own.
         """
-        end = time.monotonic() + (deadline if phase is None else min(deadline, phase))
-        asked = {one.identity: one for one in (standing or {}).values()}
-        waiting: dict[str, Any] = {one.identity: key for key, one in (standing or {}).items()}
         self._discard()
-        for key, (node, record) in requests.items():
-            identity = self._send(node, record, kind, group=group, lifetime=max(1.0, deadline))
-            if identity is None:
-                yield key, ClientError("Flower did not accept the request; see the SuperLink's log")
-            else:
-                waiting[identity] = key
-                asked[identity] = Standing(identity, node, time.monotonic() + deadline)
-        pings: dict[str, str] = {}  # message id of a ping → that of the request it is about
-        heard = time.monotonic()
-        while waiting:
-            replies = {reply.metadata.reply_to_message_id: reply for reply in self._poll([*waiting, *pings])}
-            self._abandon({identity for identity, reply in replies.items() if reply.has_error()})
-            for identity in [identity for identity in waiting if identity in replies]:
-                yield waiting.pop(identity), self._read(replies[identity])
-                heard = time.monotonic()
-            for ping, identity in pings.items():  # after the replies that came with them: a node answers in order
-                if identity in waiting and ping in replies and not replies[ping].has_error() and not self._poll.fetches(identity):
-                    self._abandon({identity})
-                    yield waiting.pop(identity), LostError("its node has answered, but the answer was lost on its way")
-            now = time.monotonic()
-            if now >= end:
-                break
-            if waiting and now - heard >= self.settings.patience:
-                self._abandon(pings.keys())
-                heard, pings = now, self._ping({identity: asked[identity].node for identity in waiting}, group)
-            if waiting:
-                time.sleep(self.settings.poll)
-        self._abandon(pings.keys())
-        for identity, key in waiting.items():
-            if phase is not None and phase < deadline and time.monotonic() < asked[identity].end:
-                yield key, StragglerError(f"late: no answer within {phase:.0f} s", asked[identity])
-            else:
-                self._abandon({identity})
-                yield key, LateError(f"no answer within {deadline:.0f} s")
+        return _Exchange(self, kind, group, deadline, phase, retry).run(requests, standing or {})
 
     def _discard(self) -> None:
         """Have the SuperLink delete what nobody waits for any more, beside the requests that follow.
@@ -169,13 +166,14 @@ class Messenger:
         if old:
             threading.Thread(target=delete, args=(self.grid, old), daemon=True, name="delete old messages").start()
 
-    def _ping(self, waiting: Mapping[str, int], group: str) -> dict[str, str]:
+    def ping(self, waiting: Mapping[str, int], group: str) -> dict[str, str]:
         """Ping the nodes of unanswered requests; a ping expires when the next one is sent, so that none pile up at a busy node."""
         record, lifetime = codec.encode({}), max(1.0, self.settings.patience)
-        pings = {self._send(node, record, f"query.{PING}", group=group, lifetime=lifetime): about for about, node in waiting.items()}
-        return {ping: about for ping, about in pings.items() if ping is not None}
+        pings = {self.send(node, record, f"query.{PING}", group=group, lifetime=lifetime): about for about, node in waiting.items()}
+        return {sent.identity: about for sent, about in pings.items() if sent is not None}
 
-    def _send(self, node: int, record: RecordDict, kind: str, *, group: str, lifetime: float) -> str | None:
+    def send(self, node: int, record: RecordDict, kind: str, *, group: str, lifetime: float) -> Standing | None:
+        """Send a message; ``None`` if Flower does not accept it."""
         from flwr.app import Message
 
         def push() -> str | None:  # a new message each time: Flower takes none twice
@@ -183,15 +181,137 @@ class Messenger:
             (identity,) = self.grid.push_messages([message]) or (None,)
             return identity
 
-        return retry_when_busy(push)
+        identity = retry_when_busy(push)
+        return None if identity is None else Standing(identity, node, time.monotonic() + lifetime, self._since.get(node, ""))
 
-    def _read(self, message: Message) -> Any:
+    def read(self, message: Message) -> Any:
+        """Return what a reply says, or the error that it is."""
         if message.has_error():
             reason = brief(str(message.error.reason or "no reason given"))
             text = f"Flower reports error {message.error.code}: {reason}"
-            return LostError(text) if message.error.code in LOST else ClientError(text)
+            return AwayError(text) if message.error.code == AWAY else LostError(text) if message.error.code in LOST else ClientError(text)
         self._received += codec.size(message.content)
         try:
             return codec.decode(message.content, limits=replace(LIMITS, size=int(self.settings.reply_mb * MEGABYTE)))
         except ClientError as error:
             return RefusedError(str(error))
+
+
+class _Exchange:
+    """Requests that wait for their replies."""
+
+    def __init__(self, messenger: Messenger, kind: str, group: str, deadline: float, phase: float | None, retry: Retry | None) -> None:
+        self._messenger, self._settings, self._retry = messenger, messenger.settings, retry
+        self._kind, self._group, self._deadline = kind, group, deadline
+        self._phase = phase if phase is not None and phase < deadline else None
+        self._waiting: dict[str, Any] = {}  # message id → key
+        self._asked: dict[str, Standing] = {}  # by message id
+        self._sent: Counter[Any] = Counter()  # key → how often
+        self._away: dict[str, float] = {}  # message id → when its node was seen to be gone
+        self._pings: dict[str, str] = {}  # message id of a ping → that of the request it is about
+        self._passed: dict[str, float] = {}  # message id → when its node answered a later ping
+
+    def run(self, requests: Mapping[Any, tuple[int, RecordDict]], standing: Mapping[Any, Standing]) -> Iterator[tuple[Any, Any]]:
+        """See ``Messenger.exchange``."""
+        began = self._heard = looked = time.monotonic()
+        for key, one in standing.items():
+            self._wait_for(key, one)
+        for key, (node, record) in requests.items():
+            yield from self._send(key, node, record)
+        while self._waiting:
+            yield from self._collect()
+            if time.monotonic() - looked >= self._settings.look:
+                self._look()
+                looked = time.monotonic()
+            yield from self._end(phase_over=self._phase is not None and time.monotonic() - began >= self._phase)
+            if self._waiting and time.monotonic() - self._heard >= self._settings.patience:
+                self._messenger.drop(self._pings.keys())
+                self._pings, self._heard = {}, time.monotonic()
+                self._ping(self._waiting.keys() - self._away.keys())
+            if self._waiting:
+                time.sleep(self._settings.poll)
+
+    def _send(self, key: Any, node: int, record: RecordDict) -> Iterator[tuple[Any, Any]]:
+        sent = self._messenger.send(node, record, self._kind, group=self._group, lifetime=max(1.0, self._deadline))
+        if sent is None:
+            yield key, ClientError("Flower did not accept the request; see the SuperLink's log")
+        else:
+            self._wait_for(key, sent)
+
+    def _wait_for(self, key: Any, sent: Standing) -> None:
+        self._waiting[sent.identity], self._asked[sent.identity] = key, sent
+        self._sent[key] += 1
+
+    def _leave(self, identity: str, *, drop: bool = True) -> Any:
+        """Wait for a message no longer; returns its key."""
+        pings = {ping for ping, about in self._pings.items() if about == identity}
+        for ping in pings:
+            del self._pings[ping]
+        self._messenger.drop(pings | {identity} if drop else pings)
+        return self._waiting.pop(identity)
+
+    def _ping(self, identities: Iterable[str]) -> None:
+        self._pings |= self._messenger.ping({identity: self._asked[identity].node for identity in identities}, self._group)
+
+    def _collect(self) -> Iterator[tuple[Any, Any]]:
+        """Yield what has come, and see what was lost."""
+        polled = [identity for identity in self._waiting if identity not in self._away]
+        replies = {reply.metadata.reply_to_message_id: reply for reply in self._messenger.poll([*polled, *self._pings])}
+        lost: dict[str, LostError] = {}
+        for identity in [identity for identity in polled if identity in replies]:
+            value, self._heard = self._messenger.read(replies[identity]), time.monotonic()
+            if isinstance(value, AwayError) and self._retry is not None:
+                self._away[identity] = time.monotonic()
+            elif isinstance(value, LostError):
+                lost[identity] = value
+            else:
+                yield self._leave(identity, drop=isinstance(value, ClientError)), value
+        for ping in [ping for ping in replies if ping in self._pings]:  # after the replies that came with them: a node answers in order
+            about = self._pings.pop(ping)
+            if replies[ping].has_error():
+                self._messenger.drop({ping})
+            else:
+                self._passed.setdefault(about, time.monotonic())
+        for identity, moment in self._passed.items():
+            if identity in self._waiting and not (self._messenger.poll.fetches(identity) and time.monotonic() - moment < STUCK):
+                lost.setdefault(identity, LostError("its node has answered, but the answer was lost on its way"))
+        yield from self._again(lost)
+
+    def _look(self) -> None:
+        """See whose node is gone, and ping those that have left and are back."""
+        online = self._messenger.online()
+        back = []
+        for identity in self._waiting:
+            since, asked = online.get(self._asked[identity].node), self._asked[identity]
+            if since is None:
+                self._away.setdefault(identity, time.monotonic())
+            elif self._away.pop(identity, None) is not None or since != asked.since:
+                self._asked[identity] = replace(asked, since=since)
+                back.append(identity)
+        self._ping(back)
+
+    def _end(self, *, phase_over: bool) -> Iterator[tuple[Any, Any]]:
+        """Yield who does not come back, and who is late."""
+        now, grace = time.monotonic(), self._settings.grace if self._retry is not None else 0.0
+        gone = {identity for identity, moment in self._away.items() if identity in self._waiting and now - moment >= grace}
+        yield from self._again({identity: AwayError("its node was connected and is gone") for identity in gone}, send=not phase_over)
+        for identity, asked in [(identity, self._asked[identity]) for identity in self._waiting]:
+            if now < asked.end and not phase_over:
+                continue
+            if identity in self._away:
+                yield self._leave(identity), AwayError("its node was connected and is gone")
+            elif now < asked.end and self._phase is not None:
+                yield self._leave(identity, drop=False), StragglerError(f"late: no answer within {self._phase:.0f} s", asked)
+            else:
+                yield self._leave(identity), LateError(f"no answer within {self._deadline:.0f} s")
+
+    def _again(self, lost: Mapping[str, LostError], *, send: bool = True) -> Iterator[tuple[Any, Any]]:
+        """Send lost requests again to the nodes that their clients have now."""
+        errors = {self._leave(identity): error for identity, error in lost.items()}
+        allowed = {key for key in errors if send and self._sent[key] < self._settings.attempts}
+        nodes = self._retry.find() if self._retry is not None and allowed else {}
+        for key, error in errors.items():
+            if self._retry is not None and key in allowed and key in nodes:
+                yield from self._send(key, nodes[key], self._retry.write(key))
+            else:
+                yield key, error

@@ -21,9 +21,6 @@ log = logging.getLogger("emdcfl")
 POLL_TIMEOUT = 15.0
 """Seconds to wait for the SuperLink in a poll for replies, before the deadlines are looked at."""
 
-INCOMPLETE = 200.0
-"""Seconds after which a reply that is still being fetched counts as lost: Flower gives up on one whose rest never arrives after 180."""
-
 MAX_FETCHES = 8
 """Replies that are fetched at the same time, beside those of which a part has yet to reach the SuperLink."""
 
@@ -55,8 +52,8 @@ class ReplyPoller:
         self._dropped: set[str] = set()  # while a poll is under way
 
     def fetches(self, identity: str) -> bool:
-        """Whether the reply to a message is on its way: it is not lost yet."""
-        return identity in self._fetches and time.monotonic() - self._fetches[identity].began < INCOMPLETE
+        """Whether the reply to a message has been announced, and is not complete."""
+        return identity in self._fetches
 
     def drop(self, identities: Set[str]) -> None:
         """Fetch these replies no longer."""
@@ -116,7 +113,6 @@ class _Fetch(_Work):
     def __init__(self, grid: Grid, found: Any, slots: threading.Semaphore) -> None:
         self._grid, self._link, self._announced, self._slots = cast(Any, grid), _link(grid), found, slots
         self.settled, self.dropped, self._first = threading.Event(), threading.Event(), threading.Lock()
-        self.began = time.monotonic()
         super().__init__(self._fetch)
 
     def run(self) -> None:
