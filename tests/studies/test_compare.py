@@ -102,6 +102,7 @@ def test_kept_runs_are_run_directories_with_the_same_numbers(tmp_path: Path) -> 
     kept, plain = read_results(tmp_path / "kept")[0], read_results(tmp_path / "not")[0]
     assert kept["accuracy"] == plain["accuracy"]
     assert (tmp_path / "kept" / "runs" / kept["directory"] / "summary.json").exists()
+    assert [*checked([kept], "results")] == [kept]
 
 
 def test_one_run_gives_the_rows_with_and_without_fine_tuning(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from emdcfl.core.learning.balance import SCORES, balance, unbalanced
 from emdcfl.core.learning.profile import profile  # noqa: F401  registers the task
 from emdcfl.core.learning.terms import loss_terms
 from emdcfl.core.schema import Field, Reply, finite
-from emdcfl.privacy.crafted import FEWEST, suspicion
+from emdcfl.privacy.crafted import MIN_SAMPLES, suspicion
 from emdcfl.privacy.exchange import KEY, announced_key
 
 
@@ -100,7 +100,7 @@ class Embed:
 
     def _suspicion(self, client: Client, z: Tensor) -> str | None:
         split, indices = self.split, self.indices
-        if len(indices) < FEWEST:  # so few tell nothing: look at more of the site's samples, which are not sent
+        if len(indices) < MIN_SAMPLES:  # so few tell nothing: look at more of the site's samples, which are not sent
             split, indices = "all", torch.arange(min(LOOKED_AT, len(client.site.val) + len(client.site.train)))
             z = client.embeddings(self.state, split, indices)
         return suspicion(z.cpu().numpy(), client.rows(split, indices).cpu().numpy())

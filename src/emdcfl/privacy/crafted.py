@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-FEWEST = 16
+MIN_SAMPLES = 16
 """Samples below which nothing is concluded."""
 
 GRID = 1e-4
@@ -39,7 +39,7 @@ def suspicion(z: Array, x: Array) -> str | None:
     True
     """
     z = np.asarray(z, dtype=np.float64)
-    if len(z) < FEWEST or not np.isfinite(z).all():
+    if len(z) < MIN_SAMPLES or not np.isfinite(z).all():
         return None  # too few to tell; what is not finite is refused where replies are checked
     length = np.linalg.norm(z, axis=1, keepdims=True)
     unit = z / np.where(length > 0, length, 1.0)

@@ -303,6 +303,7 @@ OPTIONAL: Mapping[str, Test] = {
     "history": _listed(_record({"round": _COUNT, "k": _COUNT, "ari": _ARI, "mean": _REAL})),
     "commit": _or_none(_text),
     "hardware": _text,
+    "directory": _text,
 }
 
 

@@ -31,7 +31,7 @@ BASELINES = {
 DISAGREE = 0.05
 """Loss of a group against its sites alone from which on differing labels are the likely reason."""
 
-TELLING = 0.02
+DETECTABLE = 0.02
 """Difference that test data should be able to show; where an interval is wider, a comparison is undecided."""
 
 
@@ -286,7 +286,7 @@ def _undecided(summary: Summary, found: Mapping[str, Interval]) -> str:
     """Say what to do where no difference can be seen: the simplest, and why."""
     simplest = _what(summary) if summary["k"] == 1 or "fedavg" not in found else "Train one model for all"
     widest = max(max(-gain.low, gain.high) for gain in found.values())
-    if widest > TELLING:
+    if widest > DETECTABLE:
         return f"Undecided, for now {simplest[:1].lower()}{simplest[1:]}: {_needed(summary, found)}"
     return f"{simplest}, the simplest choice: nothing else differs by more than {_in_units(summary, widest)}"
 
@@ -294,10 +294,10 @@ def _undecided(summary: Summary, found: Mapping[str, Interval]) -> str:
 def _needed(summary: Summary, found: Mapping[str, Interval]) -> str:
     """Say how many more test samples would show a difference worth knowing."""
     half, samples = max((gain.high - gain.low) / 2 for gain in found.values()), sum(scores_of_sites(summary).samples)
-    least = "0.02 R²" if metric_of(summary) is Metric.R2 else f"{100 * TELLING:.0f} points"
-    if half <= TELLING:
+    least = "0.02 R²" if metric_of(summary) is Metric.R2 else f"{100 * DETECTABLE:.0f} points"
+    if half <= DETECTABLE:
         return f"{plural(samples, 'test sample')} would show a difference of {least}, and there may be a smaller one"
-    more = float(f"{samples * ((half / TELLING) ** 2 - 1):.1g}")
+    more = float(f"{samples * ((half / DETECTABLE) ** 2 - 1):.1g}")
     return f"{plural(samples, 'test sample')} cannot show a difference of {least}, about {max(more, 1):.0f} more would"
 
 
