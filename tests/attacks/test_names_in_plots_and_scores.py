@@ -20,7 +20,7 @@ from emdcfl.data.picture import grid
 from emdcfl.methods import make
 from emdcfl.methods.base import Distances
 from emdcfl.paper.plots import Panel, matrices, overview
-from emdcfl.runs.figures import heatmap, margin_plot
+from emdcfl.runs.figures import heatmap, margin_plot, png
 from emdcfl.runs.loop import play
 
 NAMES = ["$^$", "$x", "\\$\\frac$", "a\x1b[2J\ud800\x00b", "$" * 500]
@@ -45,7 +45,7 @@ def distances(n: int) -> Distances:
 
 def test_a_run_is_drawn_whatever_its_clients_are_called() -> None:
     for draw in (heatmap, margin_plot):
-        assert draw(distances(len(NAMES)), NAMES, [0, 0, 1, 1, 1]).startswith(b"\x89PNG")
+        assert png(draw(distances(len(NAMES)), NAMES, [0, 0, 1, 1, 1])).startswith(b"\x89PNG")
 
 
 def test_figures_of_the_paper_are_drawn_whatever_names_are() -> None:

@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import random
 import re
 import tomllib
-from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
 import tests.tiny
-from tests.e2e.shell import Ended, called, emdcfl
+from tests.e2e.shell import Ended, emdcfl
 
 from emdcfl import __version__, fit, load
 from emdcfl.runs import runner
-
-
-@pytest.fixture
-def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[object]:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
-    yield partial(called, capfd)
-    log = logging.getLogger("emdcfl")
-    log.handlers.clear()
-    log.setLevel(logging.NOTSET)
 
 
 def refused(ended: Ended, *words: str) -> None:

@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 import typer.main
-from tests.e2e.shell import called
 
 from emdcfl.cli import compare, data, federation, node, run, start, studies, use  # noqa: F401  each adds its commands
 from emdcfl.cli.app import app
 
 UNTIL_STOPPED = {"federation serve", "federation metrics", "federation attach", "node serve"}
 TINY = ["--set", "training.local_epochs=1", "--set", "scenario.clients_per_group=1"]
-
-
-@pytest.fixture
-def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[object]:
-    monkeypatch.chdir(tmp_path)
-    yield partial(called, capfd)
-    log = logging.getLogger("emdcfl")
-    log.handlers.clear()
-    log.setLevel(logging.NOTSET)
 
 
 def commands(group: Any, path: str = "") -> Iterator[tuple[str, click.Command]]:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.methods.scripted import Scripted, at, batch_norm_toy
-from tests.methods.toy import MORE_STEPS, run, toy, truth
+from tests.methods.toy import MORE_STEPS, history, run, toy, truth
 
 from emdcfl.clustering import adjusted_rand
 from emdcfl.core.errors import ConfigError
@@ -25,16 +25,9 @@ def three_ways(client, round, theta):
     return at(PROBE, 0.0 if moved else x, y)
 
 
-def step_through(fed, method, rounds):
-    states = [method.init(fed, fed.begin(0))]
-    for index in range(1, rounds + 1):
-        states.append(method.step(fed, states[-1], fed.begin(index)))
-    return states
-
-
 def test_splits_twice_and_maps_second_level_members_to_clients():
     fed = Scripted(CLIENTS, three_ways)
-    states = step_through(fed, make("cfl", epsilon1=1.5, epsilon2=1.6), 3)
+    states = history(fed, make("cfl", epsilon1=1.5, epsilon2=1.6), 3)
     assert states[1].sets == [CLIENTS]
     assert sorted(map(sorted, states[2].sets)) == [["a1", "a2", "a3"], ["b1", "b2", "b3", "c1", "c2", "c3"]]
     assert sorted(map(sorted, states[3].sets)) == [["a1", "a2", "a3"], ["b1", "b2", "b3"], ["c1", "c2", "c3"]]
@@ -46,7 +39,7 @@ def test_splits_twice_and_maps_second_level_members_to_clients():
 def test_models_are_weighted_by_size_after_a_split():
     n = {c: 5 + 7 * i for i, c in enumerate(CLIENTS)}
     fed = Scripted(CLIENTS, three_ways, n=n)
-    states = step_through(fed, make("cfl", epsilon1=1.5, epsilon2=1.6), 2)
+    states = history(fed, make("cfl", epsilon1=1.5, epsilon2=1.6), 2)
     start = states[1].models[0]
     for members, model in zip(states[2].sets, states[2].models, strict=True):
         assert torch.equal(model, average([start + three_ways(c, 2, start) for c in members], [n[c] for c in members]))
@@ -63,7 +56,7 @@ def test_cosines_decide_whatever_the_length_of_updates():
     for scale in (1e-3, 10.0):
         for sign, clusters in ((1.0, 1), (-1.0, 2)):
             fed = Scripted("abcd", lambda c, r, t, s=scale, g=sign: s * ((g if c == "d" else 1.0) * mean + noise["abcd".index(c)]))
-            assert len(step_through(fed, make("cfl"), 2)[-1].sets) == clusters
+            assert len(history(fed, make("cfl"), 2)[-1].sets) == clusters
 
 
 @pytest.mark.parametrize(
@@ -78,7 +71,7 @@ def test_cosines_decide_whatever_the_length_of_updates():
 def test_thresholds_are_norms_of_the_plain_mean_and_of_the_longest_update(options, splits):
     moves = {"a": (3.0,), "b": (3.0,), "c": (-3.0,)}  # sizes would move the mean elsewhere
     fed = Scripted("abc", lambda c, r, theta: at(PROBE, *moves[c]), n={"a": 1, "b": 1, "c": 100})
-    state = step_through(fed, make("cfl", **options), 2)[-1]
+    state = history(fed, make("cfl", **options), 2)[-1]
     assert len(state.sets) == (2 if splits else 1)
     if splits:
         assert state.sets == [["a", "b"], ["c"]]
@@ -86,25 +79,25 @@ def test_thresholds_are_norms_of_the_plain_mean_and_of_the_longest_update(option
 
 def test_two_members_are_never_split():
     fed = Scripted("ab", lambda c, r, theta: at(PROBE, 3.0 if c == "a" else -3.0))
-    assert len(step_through(fed, make("cfl"), 3)[-1].sets) == 1
+    assert len(history(fed, make("cfl"), 3)[-1].sets) == 1
 
 
 def test_relative_thresholds_follow_the_largest_mean_update():
     moves = {1: {"a": 8.0, "b": 8.0, "c": 8.0}, 2: {"a": 3.0, "b": 3.0, "c": -3.0}}  # means 8, then 1
     for scale in (1e-3, 1.0, 10.0):
         fed = Scripted("abc", lambda c, r, theta, scale=scale: at(PROBE, scale * moves[r][c]))
-        states = step_through(fed, make("cfl", thresholds="relative", relative1=0.13, relative2=0.37), 2)
+        states = history(fed, make("cfl", thresholds="relative", relative1=0.13, relative2=0.37), 2)
         assert states[2].largest == pytest.approx(8.0 * scale, rel=1e-3)
         assert len(states[2].sets) == 2
         tight = make("cfl", thresholds="relative", relative1=0.12)
-        assert len(step_through(fed, tight, 2)[-1].sets) == 1
+        assert len(history(fed, tight, 2)[-1].sets) == 1
     fed, _, _, serving = run("cfl", rounds=6, thresholds="relative", relative1=0.8, relative2=1.0, training=MORE_STEPS)
     assert adjusted_rand(truth(fed), serving.clusters) == 1.0
 
 
 def test_absent_at_the_split_goes_down_the_tree_when_it_returns():
     fed = Scripted(CLIENTS, three_ways, absent={1: "c3", 2: "a1c3", 3: "a1"})
-    states = step_through(fed, make("cfl", epsilon1=1.5, epsilon2=1.6), 4)
+    states = history(fed, make("cfl", epsilon1=1.5, epsilon2=1.6), 4)
     assert states[2].labels["a1"] == states[2].paths.index("")  # keeps the model from before the split
     assert torch.equal(states[2].models[states[2].labels["a1"]], states[1].models[0])
     assert "c3" not in states[2].labels  # never seen: it will start at the root
@@ -119,11 +112,11 @@ def test_absent_at_the_split_goes_down_the_tree_when_it_returns():
 def test_a_zero_step_update_has_norm_zero_on_batch_norm_and_counters_forbid_splits():
     fed = Scripted(CLIENTS, three_ways, steps=dict.fromkeys(CLIENTS, 710))
     right, public = make("cfl", epsilon1=1.5, epsilon2=1.6), make("cfl", preset="reference", epsilon1=1.5, epsilon2=1.6)
-    assert len(step_through(fed, right, 3)[-1].sets) == 3
-    state = step_through(fed, public, 3)[-1]
+    assert len(history(fed, right, 3)[-1].sets) == 3
+    state = history(fed, public, 3)[-1]
     assert len(state.sets) == 1 and state.largest >= 710
     still = Scripted("abc", lambda c, r, theta: torch.zeros_like(theta), steps=dict.fromkeys("abc", 710))
-    assert step_through(still, right, 2)[-1].largest == 0.0
+    assert history(still, right, 2)[-1].largest == 0.0
 
 
 @pytest.mark.slow

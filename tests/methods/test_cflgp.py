@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from tests.methods.scripted import Scripted, at, direct
-from tests.methods.toy import federation, run, truth
+from tests.methods.toy import federation, history, run, truth
 
 from emdcfl.clustering import adjusted_rand, gram_features
 from emdcfl.methods import make
@@ -12,13 +12,6 @@ from emdcfl.methods.shared.profiles import Fresh, ProfileUpdate, profile_coordin
 
 PROBE = Scripted("z", lambda c, r, theta: theta)
 SIDES = {"a": 1.0, "b": 1.2, "c": -1.0, "d": -1.3}
-
-
-def play(fed, method, rounds):
-    states = [method.init(fed, fed.begin(0))]
-    for index in range(1, rounds + 1):
-        states.append(method.step(fed, states[-1], fed.begin(index)))
-    return states
 
 
 def apart(client, round, theta):
@@ -51,7 +44,7 @@ def test_gram_of_a_profile_update_is_that_of_the_profiles_written_out():
 def test_features_are_those_of_a_direct_svd(scope):
     fed = Scripted("abcd", lambda c, r, theta: 0.1 * torch.randn(theta.shape, generator=torch.Generator().manual_seed(ord(c))), k=2,
                    steps={"a": 1, "b": 2, "c": 3, "d": 4})  # fmt: skip
-    state = play(fed, make("cflgp", vector_scope=scope), 1)[-1]
+    state = history(fed, make("cflgp", vector_scope=scope), 1)[-1]
     moves = [fed.move(c, 1, state.theta0).float() for c in "abcd"]
     G = np.stack([direct(fed, (state.theta0 + m) - state.theta0, s, scope) for m, s in zip(moves, (1, 2, 3, 4), strict=True)], axis=1)
     left = np.linalg.svd(G, full_matrices=False)[0][:, :2]
@@ -62,7 +55,7 @@ def test_features_are_those_of_a_direct_svd(scope):
 
 def test_the_weight_of_the_new_update_follows_the_round():
     fed = Scripted("abcd", apart, k=2)
-    second = [float(s.profile["shared"]["a"][1]) for s in play(fed, make("cflgp"), 5)[1:]]
+    second = [float(s.profile["shared"]["a"][1]) for s in history(fed, make("cflgp"), 5)[1:]]
     expected, value = [], 0.0
     for t in range(1, 6):
         beta = 1 / (t // 2 + 1)
@@ -73,14 +66,14 @@ def test_the_weight_of_the_new_update_follows_the_round():
 
 def test_blocks_lie_where_the_profile_says():
     fed = Scripted("abcd", apart, k=2)
-    own, shared = play(fed, make("cflgp", profile="own_block"), 3)[-1], play(fed, make("cflgp"), 3)[-1]
+    own, shared = history(fed, make("cflgp", profile="own_block"), 3)[-1], history(fed, make("cflgp"), 3)[-1]
     assert set(shared.profile) == {"shared"} and set(shared.profile["shared"]) == set("abcd")
     assert {b: "".join(m) for b, m in own.profile.items()} == {"0": "abcd", "1": "cd"}  # everybody began in cluster 0
 
 
 def test_criterion_asks_everybody_on_one_model_in_turn():
     fed = Scripted("abcd", apart, k=2)
-    states = play(fed, make("cflgp", profile="criterion"), 4)
+    states = history(fed, make("cflgp", profile="criterion"), 4)
     assert [len(s.profile) for s in states] == [0, 1, 2, 2, 2]
     for t in (2, 3, 4):
         criterion = states[t - 1].models[(t - 1) % 2]
@@ -95,8 +88,8 @@ def test_mistakes_can_be_repaired_in_one_shared_block_only():
         return at(PROBE, first[client]) if round == 1 else at(PROBE, 0.0, SIDES[client])
 
     labels = lambda s: [s.labels[c] for c in "abcd"]  # noqa: E731
-    shared = play(Scripted("abcd", turns, k=2), make("cflgp"), 4)
-    locked = play(Scripted("abcd", turns, k=2), make("cflgp", preset="reference"), 4)
+    shared = history(Scripted("abcd", turns, k=2), make("cflgp"), 4)
+    locked = history(Scripted("abcd", turns, k=2), make("cflgp", preset="reference"), 4)
     assert adjusted_rand([0, 1, 0, 1], labels(shared[1])) == 1.0
     assert adjusted_rand([0, 0, 1, 1], labels(shared[4])) == 1.0
     assert adjusted_rand([0, 0, 1, 1], labels(locked[4])) < 1.0
@@ -104,20 +97,20 @@ def test_mistakes_can_be_repaired_in_one_shared_block_only():
 
 def test_an_empty_cluster_keeps_its_model():
     fed = Scripted("abcd", apart, absent={2: "cd"}, k=2)
-    states = play(fed, make("cflgp"), 2)
+    states = history(fed, make("cflgp"), 2)
     assert states[2].sets == states[1].sets == [["a", "b"], ["c", "d"]]
     assert torch.equal(states[2].models[1], states[1].models[1])
-    few = play(Scripted("abcd", apart, absent={1: "bd"}, k=3), make("cflgp"), 1)[-1]
+    few = history(Scripted("abcd", apart, absent={1: "bd"}, k=3), make("cflgp"), 1)[-1]
     assert few.sets == [["a"], ["c"], []] and torch.equal(few.models[2], fed.initial(2))
 
 
 def test_between_clusterings_only_newcomers_are_placed():
     fed = Scripted("abcd", apart, absent={1: "d", 2: "d"}, k=2)
-    states = play(fed, make("cflgp", last_clustering=1), 3)
+    states = history(fed, make("cflgp", last_clustering=1), 3)
     assert states[2].labels == states[1].labels and states[2].profile
     assert states[3].labels == {**states[1].labels, "d": states[1].labels["c"]}
     assert not states[3].profile  # everybody is placed for good
-    period = play(Scripted("abcd", apart, k=2), make("cflgp", period=2), 2)
+    period = history(Scripted("abcd", apart, k=2), make("cflgp", period=2), 2)
     assert period[1].labels == dict.fromkeys("abcd", 0)
     assert sorted(map(len, period[2].sets)) == [2, 2]
 
@@ -130,7 +123,7 @@ def test_clusters_are_found_in_the_first_half_of_the_rounds_unless_told_otherwis
         state = method.step(fed, state, fed.begin(index, 4))
         held.append(bool(state.profile))
     assert held == [True, False, False, False]  # from round 2 on nothing is needed to cluster again
-    assert play(Scripted("abcd", apart, k=2), make("cflgp", last_clustering="never"), 4)[-1].profile
+    assert history(Scripted("abcd", apart, k=2), make("cflgp", last_clustering="never"), 4)[-1].profile
 
 
 def test_profiles_are_thinned_before_they_fill_the_memory(monkeypatch):

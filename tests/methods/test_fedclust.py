@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from tests.methods.scripted import Scripted, at
-from tests.methods.toy import accuracies, federation, run, toy
+from tests.methods.toy import accuracies, federation, history, run, toy
 
 from emdcfl.clustering import cut
 from emdcfl.core.params import average
@@ -16,13 +16,6 @@ PLACES = {"a": (0.0,), "b": (1.0,), "c": (10.0,), "d": (10.5,), "e": (30.0,), "f
 def scripted(absent=None, clients="abcdefg"):
     layout = Scripted("z", lambda c, r, t: t)
     return Scripted(clients, lambda c, r, theta: at(layout, *PLACES[c]) if r else theta, absent=absent)
-
-
-def play(fed, method, rounds):
-    states = [method.init(fed, fed.begin(0))]
-    for index in range(1, rounds + 1):
-        states.append(method.step(fed, states[-1], fed.begin(index)))
-    return states
 
 
 @pytest.mark.slow
@@ -45,7 +38,7 @@ def test_one_complete_linkage_cut_of_the_states():
 
 def test_later_clients_join_within_the_threshold_or_found_a_cluster():
     fed = scripted(absent={1: "fg"})
-    states = play(fed, make("fedclust", threshold=2.0), 3)
+    states = history(fed, make("fedclust", threshold=2.0), 3)
     assert states[1].sets == [["a", "b"], ["c", "d"], ["e"]] and set(states[1].first) == set("abcde")
     assert states[2].sets == [["a", "b", "f"], ["c", "d"], ["e"], ["g"]] and not states[2].first
     assert states[3].sets == states[2].sets
@@ -53,19 +46,19 @@ def test_later_clients_join_within_the_threshold_or_found_a_cluster():
 
 
 def test_a_new_member_must_be_near_every_old_one():
-    states = play(scripted(absent={1: "fg"}), make("fedclust", threshold=1.2), 2)
+    states = history(scripted(absent={1: "fg"}), make("fedclust", threshold=1.2), 2)
     assert states[2].sets == [["a", "b"], ["c", "d"], ["e"], ["f"], ["g"]]  # f is 0.5 from b and 1.5 from a
 
 
 def test_a_cluster_nobody_answers_for_keeps_its_model():
-    states = play(scripted(absent={2: "cd"}), make("fedclust", threshold=2.0), 2)
+    states = history(scripted(absent={2: "cd"}), make("fedclust", threshold=2.0), 2)
     assert torch.equal(states[2].models[1], states[1].models[1])
     assert not torch.equal(states[2].models[0], states[1].models[0])
 
 
 @pytest.mark.parametrize("scope", ["P", "F", "H", "state"])
 def test_equal_counters_cancel_and_the_head_may_be_compared_alone(scope):
-    states = play(scripted(), make("fedclust", threshold=2.0, vector_scope=scope), 1)
+    states = history(scripted(), make("fedclust", threshold=2.0, vector_scope=scope), 1)
     assert len(states[1].sets) == (1 if scope == "H" else 4)  # only the first layer differs
 
 

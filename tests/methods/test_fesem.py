@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from tests.methods.scripted import Scripted, at
-from tests.methods.toy import accuracies, federation, run, truth
+from tests.methods.toy import accuracies, federation, history, run, truth
 
 from emdcfl.clustering import adjusted_rand
 from emdcfl.core.params import average
@@ -16,13 +16,6 @@ PROBE = Scripted("z", lambda c, r, theta: theta)
 PLACES = {"a": 0.0, "b": 1.0, "c": 10.0, "d": 11.0, "e": 2.0}
 
 
-def play(fed, method, rounds):
-    states = [method.init(fed, fed.begin(0))]
-    for index in range(1, rounds + 1):
-        states.append(method.step(fed, states[-1], fed.begin(index)))
-    return states
-
-
 def goes_home(client, round, theta):
     """Training brings a client to its own place wherever it starts."""
     return PROBE.initial() + at(PROBE, PLACES[client]) - theta
@@ -30,7 +23,7 @@ def goes_home(client, round, theta):
 
 def test_warm_up_then_nearest_model_then_mean():
     n = {"a": 1, "b": 3, "c": 5, "d": 5}
-    states = play(Scripted("abcd", goes_home, n=n, k=2), make("fesem", mu=0.0), 2)
+    states = history(Scripted("abcd", goes_home, n=n, k=2), make("fesem", mu=0.0), 2)
     assert states[1].sets == [["a", "b"], ["c", "d"]]
     torch.testing.assert_close(states[1].models[0], PROBE.initial() + at(PROBE, 0.75))
     assert states[2].sets == states[1].sets
@@ -56,7 +49,7 @@ def test_the_e_step_takes_the_nearest_of_the_models_there_were():
 def test_an_empty_cluster_keeps_its_model_and_ties_go_to_the_first():
     fed = Scripted("abcd", goes_home, k=2)
     method = make("fesem", mu=0.0)
-    state = play(fed, method, 1)[-1]
+    state = history(fed, method, 1)[-1]
     far = PROBE.initial() + at(PROBE, 1e4)
     crowded = method.step(fed, replace(state, models=torch.stack([far, state.models[0]])), fed.begin(2))
     assert crowded.sets == [[], ["a", "b", "c", "d"]] and torch.equal(crowded.models[0], far)
@@ -66,7 +59,7 @@ def test_an_empty_cluster_keeps_its_model_and_ties_go_to_the_first():
 
 def test_a_later_client_trains_from_the_start_without_a_pull_and_is_placed():
     fed = Scripted("abcde", goes_home, absent={1: "e", 2: "cd"}, k=2)
-    states = play(fed, make("fesem"), 2)
+    states = history(fed, make("fesem"), 2)
     assert "e" not in states[1].labels
     assert states[2].sets == [["a", "b", "e"], ["c", "d"]]
     assert torch.equal(states[2].models[1], states[1].models[1])
@@ -96,7 +89,7 @@ def test_the_public_code_starts_from_rounding_and_wastes_the_last_round():
     one = run("fesem", rounds=1, preset="reference")[2]
     assert len(set(one.labels.values())) == 3 and max(map(len, one.sets)) > 3  # an arbitrary split of equal models
     assert torch.equal(one.start("site-0"), one.theta0)  # a round was trained, and the models are the initial one
-    states = play(federation(), make("fesem", preset="reference"), 2)
+    states = history(federation(), make("fesem", preset="reference"), 2)
     for members, model in zip(states[2].sets, states[2].models, strict=True):
         if members:  # what round 1 trained; what round 2 trained is in nobody's model
             assert torch.equal(model, average([states[1].latest[c] for c in members], [states[1].n[c] for c in members]))
@@ -107,6 +100,6 @@ def test_a_stale_counter_keeps_everybody_out_of_an_empty_cluster():
     near = torch.stack([PROBE.initial() + at(PROBE, 5.0), PROBE.initial() + at(PROBE, 10.5)])
     for scope, expected in (("P", [0, 0, 1, 1]), ("state", [0, 0, 0, 0])):
         method = make("fesem", mu=0.0, vector_scope=scope)
-        state = replace(play(fed, method, 1)[-1], models=near, labels=dict.fromkeys("abcd", 0), counters=[710.0, 0.0])
+        state = replace(history(fed, method, 1)[-1], models=near, labels=dict.fromkeys("abcd", 0), counters=[710.0, 0.0])
         found = method.step(fed, state, fed.begin(2))
         assert [found.labels[c] for c in "abcd"] == expected

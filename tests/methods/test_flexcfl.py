@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.methods.scripted import Scripted, at
-from tests.methods.toy import accuracies, federation, run
+from tests.methods.toy import accuracies, federation, history, run
 
 from emdcfl.core.errors import ConfigError
 from emdcfl.core.params import average
@@ -60,10 +60,7 @@ def test_counters_hide_the_inflation():
 
     def grown(steps):
         fed = Scripted("abcd", lambda c, r, theta: at(layout, 1.0 if c in "ab" else -1.0), steps=dict.fromkeys("abcd", steps), k=2)
-        method = make("flexcfl", preset="reference")
-        state = method.init(fed, fed.begin(0))
-        for index in (1, 2, 3):
-            state = method.step(fed, state, fed.begin(index))
+        state = history(fed, make("flexcfl", preset="reference"), 3)[-1]
         return float(state.models.norm(dim=1).max())
 
     assert grown(1) > 10 > grown(710)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import torch
+from tests.methods.toy import history
 from tests.tiny import federation, same_bits, tiny
 
 from emdcfl.methods import make
@@ -10,9 +11,7 @@ def test_nobody_learns_from_anybody() -> None:
     scenario = tiny()
     method = make("local")
     fed = federation(scenario)
-    state = method.init(fed, fed.begin(0))
-    for index in (1, 2):
-        state = method.step(fed, state, fed.begin(index))
+    state = history(fed, method, 2)[-1]
     theta = fed.initial()
     for index in (1, 2):
         fed.begin(index)

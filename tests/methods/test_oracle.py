@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.methods.toy import history
 from tests.tiny import federation, same_bits, tiny
 
 from emdcfl.core.errors import ConfigError
@@ -13,11 +14,7 @@ from emdcfl.runs.scoring import agreement
 
 
 def play(fed: Any, rounds: int, name: str = "oracle") -> Any:
-    method = make(name)
-    state = method.init(fed, fed.begin(0))
-    for index in range(1, rounds + 1):
-        state = method.step(fed, state, fed.begin(index))
-    return state
+    return history(fed, make(name), rounds)[-1]
 
 
 def test_each_true_group_is_fedavg_of_its_own() -> None:

@@ -15,7 +15,7 @@ import torch
 
 from emdcfl.core import tasks
 from emdcfl.core.client import TaskInfo
-from emdcfl.core.federation import Failure, Inputs
+from emdcfl.core.federation import Failure, Federation, Inputs
 from emdcfl.core.keys import generator
 from emdcfl.core.schema import Reply
 from emdcfl.core.tasks import Training
@@ -101,11 +101,17 @@ def federation(
     return SequentialFederation(scenario, **options) if fails is None else FlakyFederation(scenario, fails=fails, **options)
 
 
+def history(fed: Federation, method: Method, rounds: int) -> list[Any]:
+    """Run a method for some rounds and return its states, that of ``init`` first."""
+    states = [method.init(fed, fed.begin(0))]
+    for index in range(1, rounds + 1):
+        states.append(method.step(fed, states[-1], fed.begin(index)))
+    return states
+
+
 def play(fed: SequentialFederation, method: Method, rounds: int) -> tuple[Any, Serving]:
     """Run a method for some rounds."""
-    state = method.init(fed, fed.begin(0))
-    for index in range(1, rounds + 1):
-        state = method.step(fed, state, fed.begin(index))
+    state = history(fed, method, rounds)[-1]
     return state, method.serve(state)
 
 

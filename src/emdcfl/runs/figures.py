@@ -80,8 +80,8 @@ def heatmap(distances: Distances, clients: Sequence[str], clusters: Sequence[int
     return figure
 
 
-def margin_plot(distances: Distances, clients: Sequence[str], clusters: Sequence[int]) -> bytes:
-    """Draw how many pairs lie how far apart, inside clusters and between them, with the tolerance; return PNG bytes.
+def margin_plot(distances: Distances, clients: Sequence[str], clusters: Sequence[int]) -> Any:
+    """Draw how many pairs lie how far apart, inside clusters and between them, with the tolerance; return the figure.
 
     A pair counts with the direction that decides, max(W, Wᵀ), in multiples of its tolerance where clients have their own. Counts are
     logarithmic, so that one stray pair is seen. Pairs that were only bounded are drawn at their bound, hatched.
@@ -120,7 +120,7 @@ def margin_plot(distances: Distances, clients: Sequence[str], clusters: Sequence
     axes.set_ylabel("pairs of clients")
     axes.set_title("How clearly clusters are separated")
     figure.legend(loc="outside lower center", ncols=5, fontsize=8, frameon=False)
-    return png(figure)
+    return figure
 
 
 def _annotate(axes: Any, w: Array, ratio: Array, kind: Array) -> None:

@@ -76,7 +76,7 @@ def _write_distances(path: Path, d: Distances, clients: list[str], clusters: lis
     if finished and find_spec("matplotlib") is not None:  # drawing takes longer than a small network's training
         files.write_file(path / "heatmap.png", [png(heatmap(d, d.shown(clients), d.shown(clusters)))])
         if d.splits is None:
-            files.write_file(path / "margins.png", [margin_plot(d, clients, clusters)])
+            files.write_file(path / "margins.png", [png(margin_plot(d, clients, clusters))])
 
 
 def _write_models(path: Path, about: ModelInfo, serving: Serving, clients: list[str], trained_with: list[Origin] | None) -> None:

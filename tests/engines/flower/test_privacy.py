@@ -35,9 +35,7 @@ def record(projection_mode: str) -> tuple[loopback.LoopbackGrid, list[tuple[str,
     grid = loopback.loopback(SCENARIO)
     fed = loopback.federation(SCENARIO, grid, training=TRAINING)
     method = make("emdcfl", projection=projection_mode, distances="all")
-    state = method.init(fed, fed.begin(0))
-    for index in (1, 2):
-        state = method.step(fed, state, fed.begin(index))
+    toy.history(fed, method, 2)
     received, raw = [], []
     for message, reply in grid.log:
         assert reply is not None

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.methods.toy import history
 from tests.tiny import TRAINING, same_bits, tiny
 from torch import Tensor, nn
 
@@ -80,10 +81,7 @@ def leaves(value: Any) -> list[Any]:
 
 def play(fed: Any, name: str, rounds: int, **options: Any) -> tuple[Any, Any, dict[str, Tensor]]:
     """Return the last state, test scores of its first model, and that model fine-tuned at every client."""
-    method = make(name, **options)
-    state = method.init(fed, fed.begin(0))
-    for index in range(1, rounds + 1):
-        state = method.step(fed, state, fed.begin(index))
+    state = history(fed, make(name, **options), rounds)[-1]
     everybody: dict[str, dict[str, Any]] = {c: {} for c in fed.clients}
     served = {"models": state.models[:1], "weights": torch.ones(1)}
     tuned = fed.run(tasks.personalize, everybody, training=TRAINING.as_dict(), always=True, **served)

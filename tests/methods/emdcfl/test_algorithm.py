@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.methods.toy import FlakyFederation
+from tests.methods.toy import FlakyFederation, history
 from tests.tiny import TRAINING, federation, same_bits, score, tiny
 from torch import Tensor
 
@@ -29,11 +29,7 @@ GROUPS = [0, 0, 1, 1]
 
 
 def play(fed: SequentialFederation, rounds: int = 1, name: str = "emdcfl", **options: Any) -> Any:
-    method = make(name, **options)
-    state = method.init(fed, fed.begin(0))
-    for index in range(1, rounds + 1):
-        state = method.step(fed, state, fed.begin(index))
-    return state
+    return history(fed, make(name, **options), rounds)[-1]
 
 
 def labels(state: Any) -> list[int]:

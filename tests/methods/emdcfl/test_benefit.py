@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.methods.toy import FlakyFederation
+from tests.methods.toy import FlakyFederation, history
 from tests.tiny import TRAINING, federation, tiny
 from tests.trust.liars import LyingFederation
 
@@ -27,11 +27,7 @@ from emdcfl.methods.emdcfl.interpret import read
 
 
 def play(fed: Any, rounds: int, **options: Any) -> list[Any]:
-    method = make("emdcfl", grouping="benefit", **options)
-    states = [method.init(fed, fed.begin(0))]
-    for index in range(1, rounds + 1):
-        states.append(method.step(fed, states[-1], fed.begin(index)))
-    return states
+    return history(fed, make("emdcfl", grouping="benefit", **options), rounds)
 
 
 def groups(state: Any) -> set[frozenset[str]]:

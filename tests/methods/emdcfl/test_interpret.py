@@ -7,7 +7,7 @@ import pytest
 
 from emdcfl.methods.base import Distances
 from emdcfl.methods.emdcfl.interpret import LOW_POWER, doubts, read
-from emdcfl.runs.figures import heatmap, margin_plot
+from emdcfl.runs.figures import heatmap, margin_plot, png
 
 NAMES = ["a", "b", "c", "d"]
 CLUSTERS = [0, 0, 1, 1]
@@ -106,9 +106,9 @@ def test_pictures_are_png_and_the_same_every_time(epsilon: float | None, unset: 
     if unset:
         d.W[:] = np.nan
     for draw in (margin_plot, heatmap):
-        first = draw(d, NAMES, CLUSTERS)
+        first = png(draw(d, NAMES, CLUSTERS))
         assert first[:8] == b"\x89PNG\r\n\x1a\n"
-        assert first == draw(d, NAMES, CLUSTERS)
+        assert first == png(draw(d, NAMES, CLUSTERS))
 
 
 def test_where_nobody_was_compared_no_tolerance_is_praised() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.methods.toy import FlakyFederation
+from tests.methods.toy import FlakyFederation, history
 from tests.tiny import TRAINING, federation, tiny
 
 from emdcfl.clustering import joined, neighbourhoods
@@ -46,11 +46,7 @@ def test_existing_labels_stay_even_where_links_say_otherwise() -> None:
 
 
 def play(fed: Any, rounds: int, **options: Any) -> list[Any]:
-    method = make("emdcfl", **options)
-    states = [method.init(fed, fed.begin(0))]
-    for index in range(1, rounds + 1):
-        states.append(method.step(fed, states[-1], fed.begin(index)))
-    return states
+    return history(fed, make("emdcfl", **options), rounds)
 
 
 def test_clients_seen_later_train_from_theta0_join_and_leave_the_labels_of_the_others() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tests.methods.emdcfl.test_tolerance import every_pair, trained
+from tests.methods.toy import history
 from tests.tiny import federation, tiny
 
 from emdcfl.clustering import completed
@@ -246,7 +247,5 @@ def test_under_the_null_hypothesis_values_are_standardised_and_noise_is_small() 
 def test_clients_may_come_later() -> None:
     fed = federation(tiny(n=(210,), val=(70,)), number=2)
     method = make("emdcfl", tolerance="auto")
-    state = method.init(fed, fed.begin(0))
-    for index in range(1, 6):
-        state = method.step(fed, state, fed.begin(index))
+    state = history(fed, method, 5)[-1]
     assert method.serve(state).clusters.tolist() == [0, 0, 1, 1]  # type: ignore[union-attr]

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.methods.toy import history
 from tests.tiny import federation, tiny
 
 from emdcfl.clustering import neighbourhoods
@@ -158,9 +159,7 @@ def test_a_client_that_does_not_answer_is_left_out_and_nobody_else(silent: str) 
 def run(scenario: Any, rounds: int = 1, participants: int | None = None, **options: Any) -> Any:
     fed = federation(scenario, number=participants) if participants else federation(scenario)
     method = make("emdcfl", **options)
-    state = method.init(fed, fed.begin(0))
-    for index in range(1, rounds + 1):
-        state = method.step(fed, state, fed.begin(index))
+    state = history(fed, method, rounds)[-1]
     return method.serve(state), state
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.methods.toy import history
 from tests.tiny import federation, tiny
 
 from emdcfl.core.errors import ClientError, ConfigError
@@ -165,9 +166,7 @@ def test_server_samples_need_fewer_bytes_and_are_checked() -> None:
 
 def played(fed: SequentialFederation, rounds: int = 1, **options: Any) -> list[int]:
     method = make("emdcfl", **options)
-    state = method.init(fed, fed.begin(0))
-    for t in range(rounds):
-        state = method.step(fed, state, fed.begin(t + 1))
+    state = history(fed, method, rounds)[-1]
     clusters = method.serve(state).clusters
     assert clusters is not None
     return clusters.tolist()
