@@ -65,7 +65,7 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     'expected one of emdcfl, fedavg'
     """
     names = sorted(valid)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     if close and len(names) > FEW:  # a table may have thousands of columns
         return f"did you mean {close[0]!r}?"
     known = ", ".join(names[:MANY]) + (f" and {len(names) - MANY} more" if len(names) > MANY else "")

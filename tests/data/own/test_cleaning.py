@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -356,3 +357,12 @@ def test_copies_across_splits_and_sites_are_counted(tmp_path: Path) -> None:
     assert report.repeats is not None and report.repeats.across == {("a", "c"): 5} and report.repeats.held["a"] > 2
     assert about(report.notes, "samples at two sites: 5 of c at a") and about(report.notes, "equal a training sample")
     assert about(load_folder(tmp_path).notes, "samples at two sites")
+
+
+def test_rows_that_coincide_by_chance_are_no_copies(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    for site in "abcd":
+        rows = [f"{rng.gauss(60, 10):.0f},{rng.gauss(1, 0.3):.2f},{rng.choice('xy')},{i % 2}" for i in range(400)]
+        (tmp_path / f"{site}.csv").write_text("\n".join(["age,dose,ward,label", *rows]))
+    report = check_folder(tmp_path)
+    assert report.repeats is not None and max(report.repeats.across.values()) > 8 and not about(report.notes, "samples at two sites")

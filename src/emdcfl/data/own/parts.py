@@ -68,6 +68,8 @@ class Raw:
     label: str = ""
     units: Mapping[str, str] = field(default_factory=dict)
     """Column of numbers with a unit → the unit, as its cells have it."""
+    codes: frozenset[str] = frozenset()
+    """Columns of numbers that begin with 0 in the file."""
 
     @property
     def total(self) -> int:

@@ -82,7 +82,8 @@ def _what_pays(summary: Summary, splits: Sequence[Summary]) -> str:
     """Say what groups gain that validation losses decided."""
     first = max((s for s in splits if s["pays"]), key=lambda s: len(s["members"]), default=None)
     some = first is None or len(first["members"]) < len(summary["clients"])
-    if first is None or some or metric_of(summary) is Metric.R2:  # what some of the clients gain is not what all gain
+    none = first is None or some or round(float(first["points"]), 1) <= 0  # what some of the clients gain is not what all gain
+    if first is None or none or metric_of(summary) is Metric.R2:
         return "their validation losses are lower than with fewer groups"
     return f"the split of round {first['round']} pays by {float(first['points']):.1f} points on validation data"
 

@@ -89,6 +89,7 @@ TABLES: dict[str, Mistake] = {
     "one site": (lambda d: [data(d, s).unlink() for s in ("north", "south")], {}, ("'west'", "two clients")),
     "spaces only": (lambda d: data(d).write_text(" \n \n"), {}, ("west.csv",)),
     "a row with a cell too many": (lambda d: append(data(d), "1,2,a,sick,5"), {}, ("west.csv", "expected 4", "got 5", "line 62")),
+    "a title above the names": (lambda d: data(d).write_text("Export of 2024\n" + text(rows(2))), {}, ("west.csv", "lines above")),
     "a row cut off": (lambda d: append(data(d), "1,2"), {}, ("west.csv", "expected 4", "got 2", "line 62")),
     "a spreadsheet": (lambda d: data(d).rename(d / "west.xlsx"), {}, ("west.xlsx", "CSV")),
     "a spreadsheet called CSV": (
@@ -144,7 +145,15 @@ TABLES: dict[str, Mistake] = {
     "one class at a site": (lambda d: change(data(d), 3, lambda i, v: "sick" if i else v), {}, ("west", "same label")),
     "one class everywhere": (everywhere(3, lambda i, v, s: "sick" if i else v), {}, ("'sick'", "two classes")),
     "a class seen once": (lambda d: change(data(d), 3, lambda i, v: "sik" if i == 4 else v), {}, ("west", "sik")),
+    "no label column at a site": (
+        lambda d: change(data(d), 3, lambda i, v: v if i else "note"),
+        {"label": "label"},
+        ("west", "'label'", "--unlabelled"),
+    ),
     # columns
+    "case numbers": (everywhere(0, lambda i, v, s: str(4000 + 7 * i) if i else "Aufnahme"), {}, ("'Aufnahme' (identifiers)", "--drop")),
+    "codes with a 0 ahead": (everywhere(0, lambda i, v, s: f"0{i * 37 % 61 + 100}" if i else "Ort"), {}, ("'Ort' (identifiers)", "--drop")),
+    "words in several spellings": (everywhere(2, lambda i, v, s: v.upper() if i % 3 == 1 else v), {}, ("'A', 'a'", "write them alike")),
     "a column missing at a site": (lambda d: change(data(d), 1, lambda i, v: v if i else "weight"), {}, ("west", "'dose'", "--drop")),
     "a column name typo": (lambda d: change(data(d), 1, lambda i, v: v if i else "Dosee"), {}, ("west", "'Dosee'", "rename")),
     "two columns of one name": (lambda d: change(data(d), 1, lambda i, v: v if i else "age"), {}, ("west.csv", "'age'", "rename")),

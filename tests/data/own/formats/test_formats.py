@@ -55,6 +55,20 @@ def test_a_workbook_is_the_table_that_a_csv_would_be(tmp_path: Path) -> None:
     assert np.array_equal(x[:40], x[40:]) and x[:, scenario.encoding["columns"].index(scenario.encoding["columns"][3]) + 1].sum() == 4
 
 
+def test_titles_above_the_names_are_passed_over_and_no_column_is_lost(tmp_path: Path) -> None:
+    book = openpyxl.Workbook()
+    for row in [
+        ["Export of 3/2024"],
+        [],
+        ["age", None, "label"],
+        *([i, i / 2, "ab"[i % 2], "late" if i == 3 else None] for i in range(12)),
+    ]:
+        book.active.append(row)
+    book.save(tmp_path / "t.xlsx")
+    table = read_file(tmp_path / "t.xlsx")
+    assert table.column_names == ["age", "Unnamed: 1", "label", "Unnamed: 3"] and table.num_rows == 12
+
+
 @pytest.mark.parametrize(
     ("make", "told"),
     [

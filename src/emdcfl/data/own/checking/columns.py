@@ -17,7 +17,7 @@ from emdcfl.core.optional import arrow
 from emdcfl.core.units import names
 from emdcfl.data.own.formats.readers import GAPS, NUMBER
 from emdcfl.data.own.parts import Note, Raw, some
-from emdcfl.data.own.tables import MAX_WORDS
+from emdcfl.data.own.tables import MAX_WORDS, is_numeric
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -152,10 +152,11 @@ def check_categories(columns: Collection[ColumnProfile]) -> list[str]:
         if len(words) <= MAX_WORDS or column.kind not in ("category", "mixed", "date"):
             continue
         if column.doubt in (IDS, FREE_TEXT, DATES):
-            as_date = f", read it with --date {shlex.quote(column.name)}" if column.doubt == DATES else ""
+            as_date = f", or read it with --date {shlex.quote(column.name)}"
+            other = as_date if column.doubt == DATES else ", or use --group if its rows belong together"
             raise DataError(
                 f"column {column.name!r} has {len(words)} different texts: it looks like {column.doubt}; at most {MAX_WORDS} categories "
-                f"are encoded; leave it out (--drop {shlex.quote(column.name)}){as_date}, or use --group if its rows belong together"
+                f"are encoded; leave it out (--drop {shlex.quote(column.name)}){other}"
             )
         notes.append(
             f"column {column.name!r} has {len(words)} different texts: {MAX_WORDS} that are at most sites and in most rows are encoded, "
@@ -192,6 +193,14 @@ def column_notes(where: str, raws: Sequence[Raw], columns: Collection[ColumnProf
             lies = some([f"{site} {column.range_at(site)}" for site in sorted(column.sites, key=lambda site: site not in column.odd)], "; ")
             text = f"column {column.name!r} at {{words}} lies apart from the other sites ({lies}): if the units differ, convert it, or use "
             notes.append(Note("", where, f"{text}--drop {shlex.quote(column.name)}", words=column.odd, doubt=True))
+    for column in columns:
+        words = {word for one in column.sites.values() for word in one.words} if column.kind == "category" and not column.doubt else set()
+        spellings: dict[str, list[str]] = {}
+        for word in sorted(words):
+            spellings.setdefault(" ".join(word.casefold().split()), []).append(word)
+        if several := [", ".join(map(repr, same)) for same in spellings.values() if len(same) > 1]:
+            text = f"column {column.name!r} has words in several spellings, which count as different: {{words}}; write them alike"
+            notes.append(Note("", where, text, words=tuple(several)))
     origins = {raw.name: raw.origin for raw in raws}
     for column in columns:
         if column.doubt == TEXT_AMONG_NUMBERS:
@@ -209,7 +218,8 @@ def unit_notes(where: str, raws: Sequence[Raw]) -> list[Note]:
     found: dict[str, dict[str, str]] = {}
     for raw in raws:
         for name, unit in raw.units.items():
-            found.setdefault(name, {})[raw.name] = unit
+            if all(is_numeric(part.x.schema.field(name).type) for part in raw.parts.values()):  # else text among numbers
+                found.setdefault(name, {})[raw.name] = unit
     notes = []
     if found:
         units = [f"{name!r} ({', '.join(dict.fromkeys(own.values()))})" for name, own in found.items()]

@@ -12,9 +12,11 @@ Levina, Bickel (2004). Maximum Likelihood Estimation of Intrinsic Dimension. Neu
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median_low
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -42,6 +44,8 @@ SHARE = 0.05
 MANY_COPIES, SHARE_OF_COPIES = 3, 0.02
 """Equal samples of a site, and their share, from which they are named."""
 MOSTLY_DIFFERENT = 0.5
+BEYOND_CHANCE = 3.0
+"""Times as many equal samples at two sites as chance would give, from which they are named."""
 
 Rows = NDArray[np.float64]
 
@@ -86,6 +90,8 @@ class Repeats:
     """Site → samples."""
     by_chance: bool
     """Whether most samples repeat inside their site, as rows of a few categories do."""
+    equal_pairs: float = 0.0
+    """Share of equal pairs of samples inside the median site, at most (two standard errors): as many coincide by chance between sites."""
 
     def sentences(self) -> list[str]:
         """What was found, in words."""
@@ -100,7 +106,7 @@ class Repeats:
         if self.by_chance:
             return []
         held = [f"{n} at {site}" for site, n in self.held.items() if n >= max(MANY_COPIES, SHARE_OF_COPIES * self.samples[site])]
-        across = [f"{n} of {b} at {a}" for (a, b), n in self.across.items() if n >= max(MANY_COPIES, SHARE_OF_COPIES * self.samples[b])]
+        across = [f"{n} of {b} at {a}" for (a, b), n in self.across.items() if n >= self._many(a, b)]
         notes = []
         if held:
             notes.append(
@@ -110,11 +116,16 @@ class Repeats:
             notes.append(f"{where}: samples at two sites: {some(across)}; remove the copies, or say why they are there")
         return notes
 
+    def _many(self, a: str, b: str) -> float:
+        """From how many equal samples on two sites share more than chance has them share."""
+        by_chance = self.equal_pairs * self.samples[a] * self.samples[b]
+        return max(MANY_COPIES, SHARE_OF_COPIES * self.samples[b], BEYOND_CHANCE * by_chance)
+
 
 def repeats(scenario: Scenario) -> Repeats:
     """Compare all samples of all sites, as a network would see them."""
     seen: dict[str, Counter[bytes]] = {}
-    held, inside = {}, []
+    held, inside, pairs = {}, [], []
     labels: dict[bytes, set[float]] = {}
     where: list[bytes] = []
     for site in scenario.sites:
@@ -127,6 +138,8 @@ def repeats(scenario: Scenario) -> Repeats:
             labels.setdefault(mark, set()).add(label)
         seen[site.name] = Counter(every)
         inside.append(len(seen[site.name]) / max(len(every), 1))
+        equal = sum(n * (n - 1) / 2 for n in seen[site.name].values())
+        pairs.append((equal + 2 * math.sqrt(equal)) / max(len(every) * (len(every) - 1) / 2, 1))
         where += every
     across = {}
     named = list(seen)
@@ -135,7 +148,8 @@ def repeats(scenario: Scenario) -> Repeats:
             if n := sum(count for mark, count in seen[b].items() if mark in seen[a]):
                 across[a, b] = n
     disagree = sum(len(labels[mark]) > 1 for mark in where)
-    return Repeats(held, across, disagree, {name: sum(found.values()) for name, found in seen.items()}, max(inside) < MOSTLY_DIFFERENT)
+    samples = {name: sum(found.values()) for name, found in seen.items()}
+    return Repeats(held, across, disagree, samples, max(inside) < MOSTLY_DIFFERENT, median_low(pairs))
 
 
 def near_duplicates(site: Site, other: Site) -> Near | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import inf, lgamma, log
@@ -50,7 +50,9 @@ if TYPE_CHECKING:
 else:
     pa = arrow()
 
-NUMBER_NAME = re.compile(r"(^|[_\W])(mrn|ssn|uuid|guid|key|record|case|index|row|unnamed|number|name)([_\W]|id|no|nr|$)", re.I)
+NUMBER_NAME = re.compile(
+    r"(^|[_\W])(mrn|ssn|uuid|guid|key|record|case|index|row|unnamed|number|name|\w*nummer|zip|plz)([_\W]|id|no|nr|$)", re.I
+)
 MISSING_CODES = (-9, -99, -999, -9999, 99, 999, 9999, 99999)
 """Numbers that stand for a missing value in many studies."""
 CHANCE = 1e-3
@@ -71,6 +73,10 @@ class _Facts:
     low: float = np.nan
     high: float = np.nan
     counts: bool = False
+    rises: bool = False
+    """Whether whole numbers rise from row to row, as numbers do that are given in order."""
+    coded: bool = False
+    """Whether numbers begin with 0, as codes do."""
     separated: bool = False
     words: Counter[str] = field(default_factory=Counter)
     values: pa.ChunkedArray | None = None
@@ -79,9 +85,10 @@ class _Facts:
 def profile_columns(raws: Sequence[Raw], label: str) -> dict[str, ColumnProfile]:
     """Describe all columns but the label, in the order of the tables."""
     parts = [(raw.name, part) for raw in raws for part in raw.parts.values() if len(part)]
+    codes = {raw.name: raw.codes for raw in raws}
     facts: dict[str, list[_Facts]] = {}
     for site, part in parts:
-        for name, piece in _facts(site, part, label).items():
+        for name, piece in _facts(site, part, label, codes[site]).items():
             facts.setdefault(name, []).append(piece)
     labels = [_alike(part.labels) for _, part in parts]
     chance = sum(_log_chance(one) for one in labels)
@@ -116,7 +123,7 @@ def _with_units(column: ColumnProfile) -> ColumnProfile:
     return replace(column, doubt=UNITS, odd=tuple(apart)) if apart else column
 
 
-def _facts(site: str, part: Part, label: str) -> dict[str, _Facts]:
+def _facts(site: str, part: Part, label: str, codes: Collection[str]) -> dict[str, _Facts]:
     table: pa.Table = part.x
     kinds = {name: kind for name, kind in zip(table.column_names, table.schema.types, strict=True) if name != label}
     found: dict[str, _Facts] = {}
@@ -124,15 +131,19 @@ def _facts(site: str, part: Part, label: str) -> dict[str, _Facts]:
     numbers = number_matrix(table, numeric)
     missing = np.isnan(numbers).sum(axis=0)
     low, high = np.fmin.reduce(numbers, axis=0), np.fmax.reduce(numbers, axis=0)
-    counts = (np.diff(numbers, axis=0) == 1).all(axis=0) & (len(numbers) > 1)
+    steps = np.diff(numbers, axis=0)
+    counts = (steps == 1).all(axis=0) & (len(numbers) > 1)
+    rises = np.asarray((steps > 0).all(axis=0) | (steps < 0).all(axis=0)) & (len(numbers) > FEW)
     separated = _separated(numbers, _alike(part.labels))
-    of_numbers = zip(numeric, missing.tolist(), low.tolist(), high.tolist(), counts.tolist(), separated.tolist(), strict=True)
+    facts = (missing, low, high, counts, rises, separated)
+    of_numbers = zip(numeric, *(one.tolist() for one in facts), strict=True)
     described = {name: values for name, *values in of_numbers}
     for name, kind in kinds.items():
         if name in described:
-            gaps, least, most, numbered, apart = described[name]
+            gaps, least, most, numbered, rising, apart = described[name]
             whole = pa.types.is_integer(kind)
-            found[name] = _Facts(site, kind, len(part), gaps, least, most, numbered and whole, apart, values=table.column(name))
+            told = {"counts": numbered and whole, "rises": rising and whole, "coded": name in codes and whole, "separated": apart}
+            found[name] = _Facts(site, kind, len(part), gaps, least, most, **told, values=table.column(name))
         else:
             words = text_values(table.column(name))
             found[name] = _Facts(site, kind, len(part), words.count(""), words=Counter(filter(None, words)), values=table.column(name))
@@ -249,7 +260,7 @@ def _doubt(name: str, pieces: Sequence[_Facts]) -> tuple[str | None, tuple[str, 
         return CODE, (f"{code:g}",)
     if not words and not pa.types.is_integer(kind):
         return None, ()
-    named = ID_NAME.search(name) or NUMBER_NAME.search(name)
+    named = ID_NAME.search(name) or NUMBER_NAME.search(name) or all(p.rises for p in full) or any(p.coded for p in full)
     if not words and not named:
         return None, ()
     distinct = [len(piece.words) if words else len(piece.values.unique()) for piece in full]  # type: ignore[union-attr]

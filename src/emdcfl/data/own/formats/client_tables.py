@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from emdcfl.core.errors import DataError, nearest
 from emdcfl.core.optional import arrow
 from emdcfl.data.own.formats.layout import ClientFiles
 from emdcfl.data.own.formats.quantities import common_units
-from emdcfl.data.own.formats.readers import ENCODING, WINDOWS, like_data, read_file, read_units
+from emdcfl.data.own.formats.readers import CODES, ENCODING, WINDOWS, like_data, read_file, read_units
 from emdcfl.data.own.parts import MIXED, Note, Part, Raw, Text
 from emdcfl.data.own.splitting import RANDOM, SplitRule, table_keys
 from emdcfl.data.own.tables import AS_WRITTEN, CellRules
@@ -39,7 +40,9 @@ def label_column(table: pa.Table, label: str | None, origin: str) -> str:
         if label not in table.column_names:
             if not (names := _names_of(table)):
                 raise DataError(f"{origin} has no label column {label!r}, and its first line looks like data: add a line with column names")
-            raise DataError(f"{origin} has no label column {label!r}: {nearest(label, names)}")
+            known = nearest(label, names)
+            remedy = "" if "did you mean" in known else "; a site without labels can join a run later: emdcfl place RUN FILE --unlabelled"
+            raise DataError(f"{origin} has no label column {label!r}: {known}{remedy}")
         return label
     for name in LABEL_NAMES:
         if name in table.column_names:
@@ -80,17 +83,19 @@ def read_client_tables(
     if rule.column and MIXED not in client.parts:
         raise DataError(f"client {client.name!r} has train, val or test tables already, so --split-column has nothing to do; leave it out")
     units: dict[str, str] = {}
+    codes: frozenset[str] = frozenset()
     for split, path in client.parts.items():
         table = read_file(path, cells)
         origin = origin or str(path)
         column = label_column(table, label, f"client {client.name!r}: {path}")
         notes += encoding_notes(table, client.name, str(path))
+        codes |= codes_of(table)
         table, own = read_units(table, label_to_leave(table, column, cells))
         units = common_units({"the other splits": units, f"client {client.name!r} ({path})": own})
         part, more = labelled(table, column, client.name, str(path), rule)
         parts[split] = part
         notes += more
-    return Raw(client.name, origin, parts, rule, column, units), column, notes
+    return Raw(client.name, origin, parts, rule, column, units, codes), column, notes
 
 
 def encoding_notes(table: pa.Table, name: str, origin: str) -> list[Note]:
@@ -98,6 +103,11 @@ def encoding_notes(table: pa.Table, name: str, origin: str) -> list[Note]:
     other = (table.schema.metadata or {}).get(ENCODING.encode())
     text = f"read as {WINDOWS}, because it is not UTF-8; if letters look wrong, save it as UTF-8"
     return [Note(name, origin, text)] if other else []
+
+
+def codes_of(table: pa.Table) -> frozenset[str]:
+    """Return the columns of numbers that begin with 0 in the file."""
+    return frozenset(json.loads((table.schema.metadata or {}).get(CODES.encode(), b"[]")))
 
 
 def label_to_leave(table: pa.Table, label: str, cells: CellRules) -> list[str]:
@@ -125,12 +135,12 @@ def shared_table(
         raise DataError(f"{origin}: the label and the client column are both {client!r}; name another with --label or --client")
     who = _as_text(pc.fill_null(pc.cast(table.column(client), pa.string()), ""))
     notes = [Note("", origin, "rows without a client left out: {n}", int((who == "").sum()), left_out=True)] if (who == "").any() else []
-    table, leave = table.drop_columns([client]), label_to_leave(table, column, cells)
+    table, leave, codes = table.drop_columns([client]), label_to_leave(table, column, cells), codes_of(table)
     raws = []
     for name in sorted(set(who.tolist()) - {""}):
         own, units = read_units(table.take(np.flatnonzero(who == name)), leave)
         part, more = labelled(own, column, name, origin, rule)
-        raws.append(Raw(name, f"{origin}, {client} = {name}", {MIXED: part}, rule, column, units))
+        raws.append(Raw(name, f"{origin}, {client} = {name}", {MIXED: part}, rule, column, units, codes))
         notes += more
     return raws, column, notes
 

@@ -142,7 +142,8 @@ def _try(file: Path, shape: Shape) -> NDArray[np.uint8] | str:
                 ImageOps.exif_transpose(image, in_place=True)  # cameras store how they were held beside the pixels
             return _fit(image, shape)
     except Exception as error:  # every decoder has its own ways to fail on a damaged file: struct.error, IndexError, EOFError, …
-        return str(error).splitlines()[0] if str(error).strip() else type(error).__name__
+        said = str(error).strip().partition("\n")[0].replace(repr(str(file)), "").strip()
+        return said or type(error).__name__
 
 
 def _fit(image: Image.Image, shape: Shape) -> NDArray[np.uint8]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -64,8 +65,8 @@ WINDOWS = "Windows-1252"
 NO_TEXT = f"it is neither UTF-8 nor {WINDOWS} text; save it as UTF-8 (Excel: CSV UTF-8)"
 IN_DOS = re.compile(rb"[A-Za-z][\x82\x84\x87-\x89\x8b\x93\x94][A-Za-z]")
 """Bytes that are letters in the encodings of DOS, and in Windows-1252 marks that do not stand inside a word."""
-DECIMAL, ENCODING = "decimal", "encoding"
-"""How a file is written, kept with its table: its decimal point, and its encoding where that is not UTF-8."""
+DECIMAL, ENCODING, CODES = "decimal", "encoding", "codes"
+"""How a file is written, kept with its table: its decimal point, its encoding if not UTF-8, and columns of numbers with a 0 ahead."""
 
 HEAD = 1000
 """Rows in which a column's name is looked for."""
@@ -180,7 +181,7 @@ def like_data(table: pa.Table) -> int:
 
 def _read_csv(path: Path, missing: Sequence[str] = (), *, threads: bool = True) -> tuple[pa.Table, dict[str, str]]:
     """Return the table, and how the file writes it."""
-    delimiter, decimal = _dialect(path)
+    delimiter, decimal, coded = _dialect(path)
     parse = pcsv.ParseOptions(delimiter=delimiter)
     # Empty text counts as missing too, as an empty number does.
     convert = pcsv.ConvertOptions(strings_can_be_null=True, decimal_point=decimal)
@@ -198,6 +199,7 @@ def _read_csv(path: Path, missing: Sequence[str] = (), *, threads: bool = True) 
         return table, how
     # a column without a name is called as pandas calls it, and can be left out by that name
     names = [name.strip() or f"Unnamed: {i}" for i, name in enumerate(table.column_names)]
+    how[CODES] = json.dumps([name for i, name in enumerate(names) if i in coded])
     return _with_gaps(table.rename_columns(names), missing, decimal), how
 
 
@@ -215,8 +217,11 @@ def _with_gaps(table: pa.Table, missing: Sequence[str], decimal: str) -> pa.Tabl
     return pa.table([_numbers(column, decimal) for column in columns], names=table.column_names)
 
 
-def _dialect(path: Path) -> tuple[str, str]:
-    """Return what separates the cells (what all of the first lines have equally often, and most often) and the decimal point."""
+def _dialect(path: Path) -> tuple[str, str, set[int]]:
+    """Return what separates the cells, the decimal point, and which columns hold numbers that begin with 0.
+
+    All of the first lines have the mark that separates cells equally often, and most often.
+    """
     usual = "\t" if path.suffix.lower() == ".tsv" else ","
     with path.open("rb") as file:
         start = file.read(PEEK)
@@ -231,7 +236,8 @@ def _dialect(path: Path) -> tuple[str, str]:
     even = {mark: max(found) for mark, found in counts.items() if len(found) == 1 and 0 not in found}
     delimiter = max(even, key=lambda mark: even[mark], default=usual)
     cells = [*re.findall(r'"([^"]*)"', text), *(cell for line in lines[1:] for cell in line.split(delimiter))]
-    return delimiter, _decimal_point([cell.strip() for cell in cells], delimiter)
+    coded = {i for line in lines[1:] for i, cell in enumerate(line.split(delimiter)) if re.fullmatch(r"0\d+", cell.strip())}
+    return delimiter, _decimal_point([cell.strip() for cell in cells], delimiter), coded
 
 
 def _peeked(start: bytes) -> str:
@@ -307,7 +313,8 @@ def _reason(path: Path, error: Exception) -> str:
         return error.strerror
     ragged = re.search(r"Expected (\d+) columns, got (\d+)", str(error))
     if ragged:
-        return f"expected {ragged[1]} columns, got {ragged[2]}{_line(path)}; correct the file"
+        title = "delete the lines above the column names" if ragged[1] == "1" else "correct the file"
+        return f"expected {ragged[1]} columns, got {ragged[2]}{_line(path)}; {title}"
     if "Empty CSV" in str(error):
         return "it is empty; add rows, or move the file elsewhere"
     return f"it is damaged, or not a table ({type(error).__name__}); save it again as CSV or Parquet"

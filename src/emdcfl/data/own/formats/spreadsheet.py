@@ -20,10 +20,12 @@ UNPACKED = 1 << 28
 """Bytes that a workbook may unpack to: its cells take far more in memory."""
 MOST_ROWS, MOST_COLUMNS = 1 << 20, 1 << 14
 """Of a sheet, as Excel has them."""
+HEAD = 20
+"""Rows in which the names of columns are looked for."""
 
 
 def read_workbook(path: Path) -> pa.Table:
-    """Return the cells below the first row, which holds the names."""
+    """Return the cells below the row of names: the first with more than one cell."""
     try:
         openpyxl = require("openpyxl", "excel", f"to read {path}")
     except ConfigError as error:
@@ -36,11 +38,11 @@ def read_workbook(path: Path) -> pa.Table:
         book = openpyxl.load_workbook(path, read_only=True, data_only=True)
         try:
             sheet = _only_sheet(book, path)
-            names, rows = _cells(sheet)
+            names, rows, first = _cells(sheet)
         finally:
             book.close()
         if any(cell is None for row in rows for cell in row):
-            _refuse_formulas(openpyxl, path, sheet.title, len(names), rows)
+            _refuse_formulas(openpyxl, path, sheet.title, len(names), rows, first)
     except (OSError, DataError):
         raise
     except Exception as error:  # openpyxl has its own ways to fail on a damaged file: KeyError, BadZipFile, ParseError, …
@@ -65,18 +67,21 @@ def _first_row(sheet: Any) -> tuple[Any, ...]:
     return found
 
 
-def _cells(sheet: Any) -> tuple[list[Any], list[tuple[Any, ...]]]:
-    first = list(_first_row(sheet))
-    width = max(i for i, cell in enumerate(first) if cell is not None) + 1
-    rows = sheet.iter_rows(min_row=2, max_row=MOST_ROWS, max_col=width, values_only=True)
-    return first[:width], [row for row in rows if any(cell is not None for cell in row)]
+def _cells(sheet: Any) -> tuple[list[Any], list[tuple[Any, ...]], int]:
+    """Return names, rows and the number of the first row; titles above the names, one cell each, are passed over."""
+    head = [list(row) for row in sheet.iter_rows(max_row=HEAD, max_col=MOST_COLUMNS, values_only=True)]
+    filled = [[i for i, cell in enumerate(row) if cell is not None] for row in head]
+    top = next((i for i, cells in enumerate(filled) if len(cells) > 1), next(i for i, cells in enumerate(filled) if cells))
+    width = max(cells[-1] for cells in filled[top:] if cells) + 1
+    rows = sheet.iter_rows(min_row=top + 2, max_row=MOST_ROWS, max_col=width, values_only=True)
+    return head[top][:width], [row for row in rows if any(cell is not None for cell in row)], top + 2
 
 
-def _refuse_formulas(openpyxl: Any, path: Path, title: str, width: int, rows: Sequence[tuple[Any, ...]]) -> None:
+def _refuse_formulas(openpyxl: Any, path: Path, title: str, width: int, rows: Sequence[tuple[Any, ...]], first: int) -> None:
     """Refuse formulas that no program has computed: they would be read as missing."""
     book = openpyxl.load_workbook(path, read_only=True)
     try:
-        written = book[title].iter_rows(min_row=2, max_row=MOST_ROWS, max_col=width)
+        written = book[title].iter_rows(min_row=first, max_row=MOST_ROWS, max_col=width)
         filled = [(row[0].row if row else 0, row) for row in written if any(cell.value is not None for cell in row)]
         for (_, row), values in zip(filled, rows, strict=False):
             for cell, value in zip(row, values, strict=True):
