@@ -35,7 +35,14 @@ def square(x: Any, what: str) -> Array:
 
 
 def match_labels(new: Any, old: Any, k: int) -> Labels:
-    """Renumber `new`, clusters 0..k-1, by the permutation that agrees with `old` for as many clients as possible.
+    """Renumber `new` by the permutation of 0..k-1 that agrees with `old` for as many clients as possible.
+
+    Parameters
+    ----------
+    new, old : (C,) array_like of int in 0..k-1
+        Cluster numbers now and before.
+    k : int
+        Number of clusters.
 
     Examples
     --------

@@ -22,8 +22,14 @@ Sets = list[tuple[int, ...]]
 def links(w: Any, epsilon: Any, *, force_diagonal: bool = True) -> NDArray[np.bool_]:
     """Return which pairs are linked: strictly below the tolerance in both directions.
 
-    ``W[c, c']`` is row client c's view of c'; NaN (not computed) is no link. The tolerance is one for all, per row client, or per ordered
-    pair. ``force_diagonal`` links every client to itself, whatever ``W[c, c]`` is.
+    Parameters
+    ----------
+    w : (C, C) array_like
+        ``W[c, c']``, row client c's view of c'. NaN (not computed) is no link.
+    epsilon : float, (C,) or (C, C) array_like
+        Tolerance for all, per row client, or per ordered pair.
+    force_diagonal : bool
+        Link every client to itself, whatever ``W[c, c]`` is.
 
     Examples
     --------
@@ -54,12 +60,21 @@ def per_pair(epsilon: Any, clients: int) -> NDArray[np.float64]:
 
 
 def neighbourhoods(m: Any) -> tuple[Labels, Sets]:
-    """Clusters of identical neighbourhoods, from links as of :func:`links`.
+    """Clusters of identical neighbourhoods.
 
-    Returns the cluster of each client, the number of the set that equals its neighbourhood, in order of first appearance; and the sets,
-    the members to average for each cluster. Where neighbourhoods overlap a client is in more sets than its own. Without a forced diagonal
-    a neighbourhood may lack its own client; it is kept as it is. An empty one becomes the client alone, so that every cluster has a model
-    and unlinked clients do not share one.
+    Parameters
+    ----------
+    m : (C, C) array_like of bool
+        Links, as from :func:`links`.
+
+    Returns
+    -------
+    labels : (C,) int array
+        Cluster of each client: the number of the set that equals its neighbourhood, in order of first appearance.
+    sets : list of tuple of int
+        Members to average for each cluster. Where neighbourhoods overlap a client is in more sets than its own. Without a forced
+        diagonal a neighbourhood may lack its own client; it is kept as it is. An empty one becomes the client alone, so that every
+        cluster has a model and unlinked clients do not share one.
 
     Examples
     --------
@@ -73,10 +88,17 @@ def neighbourhoods(m: Any) -> tuple[Labels, Sets]:
 
 
 def joined(m: Any, labels: Any) -> tuple[Labels, Sets]:
-    """Add newcomers (label -1) to clusters that stay as they are; links are 1 linked, 0 separate, NaN not compared.
+    """Add newcomers to clusters that stay as they are.
 
     A newcomer joins the first cluster whose every compared member it is linked with (the one where it was compared with most, if there
     are several), else it founds one, which later newcomers may join.
+
+    Parameters
+    ----------
+    m : (C, C) array_like
+        Links: 1 linked, 0 separate, NaN not compared.
+    labels : (C,) array_like of int
+        Cluster of each client that has one, -1 for newcomers.
 
     Examples
     --------
@@ -101,10 +123,15 @@ def joined(m: Any, labels: Any) -> tuple[Labels, Sets]:
 
 
 def completed(m: Any) -> NDArray[np.bool_]:
-    """Decide pairs that could not be compared (NaN; 1 is linked, 0 separate) by those that could; links are symmetric.
+    """Decide pairs that could not be compared by those that could.
 
     An open pair is linked if more clients that both were compared with are linked with both than with one alone. Pairs decided in this way
     help to decide the others, until none is left that anybody can say something about; those stay apart.
+
+    Parameters
+    ----------
+    m : (C, C) array_like
+        Links: 1 linked, 0 separate, NaN open; symmetric, the diagonal does not count.
 
     Examples
     --------

@@ -155,7 +155,10 @@ class Margins(TypedDict):
 def margins(w: Any, labels: Any, *, used: float | None = None) -> Margins:
     """Margin statistics of a distance matrix and a partition. NaN entries (not computed) are left out.
 
-    ``used`` is the tolerance behind the partition, which the interval must hold.
+    Parameters
+    ----------
+    used : float, optional
+        The tolerance behind the partition, which the interval must hold.
 
     Examples
     --------

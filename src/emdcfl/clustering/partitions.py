@@ -46,9 +46,17 @@ def kmeans(x: Any, k: int, *, seed: int, n_init: int = 10, max_iter: int = 300) 
 
 
 def cut(d: Any, threshold: float, *, linkage: str = "complete") -> Labels:
-    """Merge the closest clusters while their distance is at most `threshold`; the diagonal is ignored.
+    """Merge the closest clusters while their distance is at most `threshold`.
 
-    Linkage "weighted" is WPGMA: the distances of a merged cluster are the plain mean of its two parts', whatever their sizes.
+    "weighted" is WPGMA: the distances of a merged cluster are the plain mean of its two parts', whatever their sizes.
+
+    Parameters
+    ----------
+    d : (C, C) array_like
+        Symmetric distances; the diagonal is ignored.
+    threshold : float
+        Largest distance at which two clusters are still merged.
+    linkage : {"complete", "average", "weighted", "single"}
 
     Examples
     --------
@@ -148,10 +156,20 @@ def _tree(d: Any, linkage: str) -> Array | None:
 
 
 def gram_features(gram: Any, k: int) -> Array:
-    r"""Coordinates :math:`\sigma_j V_{ij}` on the `k` leading directions (CFLGP's reduced gradient profile), from a Gram matrix.
+    r"""Coordinates :math:`\sigma_j V_{ij}` on the `k` leading directions (CFLGP's reduced gradient profile).
 
-    The sign of a direction is free; here its entry of largest magnitude (the first of them) is positive. Beyond the number of clients the
-    features are zero.
+    The sign of a direction is free; here its entry of largest magnitude (the first of them) is positive.
+
+    Parameters
+    ----------
+    gram : (C, C) array_like
+        Inner products of the clients' vectors.
+    k : int
+        Number of directions; beyond the number of clients the features are zero.
+
+    Returns
+    -------
+    (C, k) float64 array
 
     Examples
     --------

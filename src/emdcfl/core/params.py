@@ -281,8 +281,14 @@ def _average(thetas: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
 def gram(rows: Tensor | Sequence[Tensor], columns: slice | None = None, *, origin: Tensor | Sequence[Tensor] | None = None) -> Tensor:
     r"""Return the Gram matrix :math:`G_{ij} = \langle \theta_i - o, \theta_j - o\rangle` in float64, chunk by chunk.
 
-    Rows that lie apart need not be stacked first. ``columns`` is the part of θ to use (``layout.trainable`` for P(θ)). ``origin``, one
-    state or one per row, gives the Gram matrix of updates without forming them.
+    Parameters
+    ----------
+    rows : (C, P) tensor, or its rows
+        Rows that lie apart need not be stacked first.
+    columns : slice, optional
+        Part of θ to use (``layout.trainable`` for P(θ)).
+    origin : (P,) tensor, or (C, P) tensor or its rows, optional
+        Subtracted from each row; gives the Gram matrix of updates without forming them.
     """
     C, columns = len(rows), columns or slice(0, rows[0].shape[0])
     shared = isinstance(origin, Tensor) and origin.dim() == 1

@@ -73,7 +73,12 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
 def gaussian_sigma(epsilon: float, delta: float, *, sensitivity: float = SENSITIVITY) -> float:
     r"""Smallest standard deviation of the noise that makes one release (ε, δ)-differentially private.
 
-    ``sensitivity`` :math:`\Delta` is the most a record can move what is released, in Euclidean length.
+    Parameters
+    ----------
+    epsilon, delta : float
+        Per record and release.
+    sensitivity : float
+        :math:`\Delta`, the most a record can move what is released, in Euclidean length.
 
     Examples
     --------
@@ -128,11 +133,25 @@ def unit(z: Any) -> Array:
 
 
 def released(z: Any, records: Sequence[bytes], *, sigma: float, secret: NodeSecret, query: bytes) -> Array:
-    """Return the vectors ``z`` (n, p), already projected, at unit length with Gaussian noise: what may leave the node.
+    """Return the vectors at unit length with Gaussian noise: what may leave the node.
 
-    ``records`` say whose vectors these are. ``query`` is the digest of *everything* that makes a vector from a record: the model, the
-    projection, the preprocessing. The result is rounded to a grid of about σ/1000, which hides the last bits of the floating-point sum:
-    they could tell a vector from another (Mironov 2012).
+    Parameters
+    ----------
+    z : (n, p) array_like
+        One vector per record, already projected.
+    records : sequence of bytes
+        Whose vectors these are: something that differs between records.
+    sigma : float
+        Standard deviation per entry.
+    secret : NodeSecret
+    query : bytes
+        Digest of *everything* that makes a vector from a record: the model, the projection, the preprocessing.
+
+    Returns
+    -------
+    (n, p) float32 array
+        Rounded to a grid of about σ/1000, which hides the last bits of the floating-point sum: they could tell a vector from another
+        (Mironov 2012).
     """
     u = unit(z)
     if len(records) != len(u):

@@ -82,8 +82,14 @@ def minima(cost: Array) -> float:
 def refine(cost: Array, *, upper: bool = True, low: float | None = None) -> Iterator[tuple[float, float]]:
     """Bounds (lower, upper) of the exact value, cheap ones first, each pair at least as tight as the one before.
 
-    With ``upper``, bounds are also from above (the first pair never is: minima give no plan). ``low`` is ``minima(cost)`` where it is known
-    already; that step is then left out.
+    Parameters
+    ----------
+    cost : (n, m) array
+        Non-negative ground costs; float32 is used throughout.
+    upper : bool
+        Also bound from above (the first pair never does: minima give no plan).
+    low : float, optional
+        ``minima(cost)``, where it is known already; that step is then left out.
 
     Examples
     --------

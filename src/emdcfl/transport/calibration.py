@@ -54,7 +54,12 @@ from emdcfl.core.errors import ConfigError, DataError
 
 
 def dual_variance(g: Any) -> float:
-    """Variance of the dual potential ``exact(cost, duals=True).g`` over the validation sample of the tau problem (after the c-transform).
+    """Variance of the dual potential over the validation sample of the tau problem (after the c-transform).
+
+    Parameters
+    ----------
+    g : (m,) array_like
+        Potential on the validation sample: ``exact(cost, duals=True).g`` with train rows and validation columns.
 
     Examples
     --------
@@ -72,6 +77,11 @@ def dual_variance(g: Any) -> float:
 @lru_cache(maxsize=1024)  # pairs share few degrees of freedom, and Student's quantile is an iteration
 def quantile(alpha: float, clients: int, freedom: float = math.inf) -> float:
     """One-sided quantile for a family-wise error `alpha` over the C(C-1) ordered pairs of C clients: Student's, or the normal one.
+
+    Parameters
+    ----------
+    freedom : float
+        Degrees of freedom of the variance that the quantile is multiplied with.
 
     Examples
     --------

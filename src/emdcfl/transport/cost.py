@@ -37,9 +37,24 @@ def cost_matrix(
     labels_b: Any = None,
     label_weight: float = 1.0,
 ) -> Array:
-    """Cost (n, m), float32, of moving each sample of `a` (n, d) to each sample of `b` (m, d).
+    """Cost of moving each sample of `a` to each sample of `b`.
 
-    Labels are needed by the label-aware cost and ignored by the others; a wrong one costs ``label_weight`` in units of the cosine distance.
+    Parameters
+    ----------
+    a : (n, d) array_like
+        Embeddings of the source sample.
+    b : (m, d) array_like
+        Embeddings of the target sample.
+    cost : {"cosine", "euclidean", "label-aware"}
+        Ground cost.
+    labels_a, labels_b : (n,) and (m,) array_like, optional
+        Labels, needed by the label-aware cost and ignored by the others.
+    label_weight : float
+        What a wrong label costs in units of the cosine distance.
+
+    Returns
+    -------
+    (n, m) float32 array
 
     Examples
     --------
@@ -142,10 +157,21 @@ def projected_width(ratio: float, d: int) -> int:
 
 
 def projection(seed: bytes | int, d: int, p: int) -> Array:
-    """Draw the projection (d, p) that belongs to a seed: float32 rows of unit length.
+    """Draw the projection that belongs to a seed.
 
     The generator is numpy's counter-based Philox keyed with SHA-256 of (seed, d, p). Row lengths are summed without rounding error
     (``math.fsum``), because vectorised sums round differently from one processor to the next.
+
+    Parameters
+    ----------
+    seed : bytes or int
+        What the partners share.
+    d, p : int
+        Embedding width before and after.
+
+    Returns
+    -------
+    (d, p) float32 array with rows of unit length
 
     Examples
     --------

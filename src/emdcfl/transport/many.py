@@ -26,9 +26,18 @@ AT_ONCE = 1 << 20
 
 
 def cosine_lower_bounds(x: Array, samples: Array) -> Array:
-    """Bound the transport cost between a sample and each of B samples (B, m, d) from below, under the cosine cost.
+    """Bound the transport cost between a sample and each of B samples from below, under the cosine cost.
 
-    The rows of ``x`` have unit length (``cost.unit``).
+    Parameters
+    ----------
+    x : (n, d) float32 array
+        The source, of unit length (``cost.unit``).
+    samples : (B, m, d) array
+        Targets.
+
+    Returns
+    -------
+    (B,) float64 array
 
     Examples
     --------

@@ -75,7 +75,16 @@ def _checked(cost: Any) -> Array:
 
 
 def solve(cost: Any, *, solver: str = "exact", reg: float = 0.1) -> TransportPlan:
-    """Solve a transport problem with uniform masses by :func:`exact` or :func:`sinkhorn`; the exact solver ignores ``reg``.
+    """Solve a transport problem with uniform masses.
+
+    Parameters
+    ----------
+    cost : (n, m) array_like
+        Ground costs.
+    solver : {"exact", "sinkhorn"}
+        See :func:`exact` and :func:`sinkhorn`.
+    reg : float
+        Regularisation of Sinkhorn; the exact solver ignores it.
 
     Examples
     --------
@@ -92,12 +101,27 @@ def solve(cost: Any, *, solver: str = "exact", reg: float = 0.1) -> TransportPla
 
 
 def exact(cost: Any, *, duals: bool = False) -> TransportPlan:
-    """Solve the transport problem exactly, in float64; a value that is not optimal is an error, never returned.
+    """Solve the transport problem exactly, in float64.
 
     Samples of equal size up to 1024 go to SciPy's assignment solver, because their optimum is a permutation; the others, and problems
     whose potentials are asked for, to POT's network simplex. Measured on one core with cosine costs of ReLU features, the simplex takes
-    3-8 times as long at n = 32-64, 1.7-3.2 times at 128-512, and 1.1-2.7 times at 1024. Both release Python's interpreter lock. The
-    potentials f, g are feasible, with ``f.mean() + g.mean() == value`` to 1e-6.
+    3-8 times as long at n = 32-64, 1.7-3.2 times at 128-512, and 1.1-2.7 times at 1024. Both release Python's interpreter lock.
+
+    Parameters
+    ----------
+    cost : (n, m) array_like
+        Ground costs; any finite numbers.
+    duals : bool
+        Also return the potentials f, g, feasible and with ``f.mean() + g.mean() == value`` to 1e-6.
+
+    Returns
+    -------
+    TransportPlan
+
+    Raises
+    ------
+    EmdcflError
+        The solver did not reach an optimum. A value that is not optimal is never returned.
 
     Examples
     --------
@@ -150,9 +174,19 @@ def sinkhorn(cost: Any, *, reg: float = 0.1, tol: float = 1e-6, max_iter: int = 
     The value is the transport cost :math:`\langle C, P\rangle` of the regularised plan, without the entropy. It is never below the exact
     value, and at :math:`\lambda = 0.1` on cosine costs up to about 0.1 above it: compare it only with values of the same kind (tau too).
 
-    Potentials are kept in the log domain. Between two log-domain steps the kernel is fixed and the marginals are matched by scaling vectors
-    (matrix-vector products instead of exponentials), which are absorbed before they grow large. ``reg`` is :math:`\lambda`, in units of the
-    cost; ``tol`` the largest L1 error of the column masses (which sum to one); too many iterations are an error.
+    Potentials are kept in the log domain. Between two log-domain steps the kernel is fixed and the marginals are matched by
+    scaling vectors (matrix-vector products instead of exponentials), which are absorbed before they grow large.
+
+    Parameters
+    ----------
+    cost : (n, m) array_like
+        Ground costs.
+    reg : float
+        Regularisation :math:`\lambda > 0`, in units of the cost.
+    tol : float
+        Largest L1 error of the column masses (which sum to one).
+    max_iter : int
+        Iterations after which :class:`EmdcflError` is raised.
 
     Examples
     --------

@@ -35,6 +35,13 @@ Labels = dict[str, int]
 def torn(m: Any, compared: Any, sizes: Sequence[int]) -> list[int]:
     """Clients that are linked with two others that are not linked with each other, although these were compared with more samples.
 
+    Parameters
+    ----------
+    m, compared : (C, C) arrays of bool
+        Links, and which pairs were compared.
+    sizes : sequence of int
+        Validation samples each client is compared with.
+
     Examples
     --------
     >>> linked = np.array([[1, 0, 1], [0, 1, 1], [1, 1, 1]], bool)
@@ -82,8 +89,15 @@ def unplaced(options: Options, fed: Federation, clients: Sequence[str], W: Any, 
 def place(fed: Federation, state: Clustered, local: Mapping[str, Tensor], sets: Sets, labels: Labels, who: Unplaced) -> tuple[Sets, Labels]:
     """Give clients to the group, or to the model for all, that fits them best; torn ones only to groups most of which they are linked with.
 
-    In ``sets`` and ``labels`` they are alone; ``local`` are the latest states of all clients seen. A choice is kept while the groups stay
-    the same. A client that does not answer stays a cluster of its own, and so do all where nobody else was compared.
+    A choice is kept while the groups stay the same. A client that does not answer stays a cluster of its own, and so do all where nobody
+    else was compared.
+
+    Parameters
+    ----------
+    local : mapping
+        Latest local states of all clients seen.
+    sets, labels : list, dict
+        Clusters in which the clients to be placed are alone.
     """
     moved = [c for c in (*who.small, *who.torn) if c in labels]
     alone = {labels[c] for c in moved}

@@ -38,7 +38,14 @@ class Releases:
 
 
 def releases(options: Options, clients: int, *, everyone: bool = True) -> Releases:
-    """Count the releases of a record in one comparison of all pairs of C clients (representatives: fewer), ``everyone`` in one round.
+    """Count the releases of a record in one comparison of all pairs (representatives: fewer).
+
+    Parameters
+    ----------
+    clients : int
+        C.
+    everyone : bool
+        Whether all clients are compared in one round.
 
     Examples
     --------

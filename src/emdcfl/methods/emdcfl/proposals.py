@@ -139,7 +139,12 @@ def choose(
 ) -> tuple[list[int], Array]:
     """Choose representatives of ``count`` clients, until everybody lies near one, and measure how far everybody lies from them.
 
-    ``measure`` returns distances from clients, one row each, NaN where not known. Representatives chosen ``before`` have the distances F.
+    Parameters
+    ----------
+    measure : callable
+        Positions → distances from these clients, one row each, NaN where not known.
+    before, F
+        Representatives that were chosen before, and the distances from them.
     """
     rows = list(before) or sorted(int(i) for i in rng.permutation(count)[:FIRST])
     F = measure(rows) if F is None or not before else F

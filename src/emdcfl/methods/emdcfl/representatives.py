@@ -73,9 +73,19 @@ def by_representatives(
     *,
     measured: Mapping[Pair, bool] | None = None,
 ) -> Found:
-    """Group new clients, which have not been compared with anybody, next to the known groups, with few comparisons.
+    """Group new clients, next to the known groups, with few comparisons.
 
-    ``rng`` draws representatives and checks; ``measured`` are links of pairs that were compared before.
+    Parameters
+    ----------
+    new : sequence of str
+        Clients that have not been compared with anybody.
+    known : sequence of sequences of str
+        Groups found before.
+    compare : callable
+    rng : numpy generator
+        Draws representatives and checks.
+    measured : mapping, optional
+        Links of pairs that were compared before.
 
     Examples
     --------

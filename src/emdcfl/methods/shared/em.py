@@ -44,7 +44,13 @@ def expect_rate(rate: Rate) -> None:
 def responsibilities(losses: Tensor, pi: Tensor, log_rho: Tensor | None = None) -> Tensor:
     r"""Return the E-step :math:`q_{ks} = \mathrm{softmax}_k(\log\pi_k - \ell_{ks} - \log\rho_k(y_s))` in float64.
 
-    ``losses`` are the cross-entropies (K, n) of every sample under every component; ``log_rho`` (K, n) is 0 by default.
+    Parameters
+    ----------
+    losses : (K, n) tensor
+        Cross-entropy of every sample under every component.
+    pi : (K,) tensor
+    log_rho : (K, n) tensor, optional
+        :math:`\log\rho_k(y_s)` of every sample's label; 0 by default.
 
     Examples
     --------

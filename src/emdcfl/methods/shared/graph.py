@@ -90,7 +90,17 @@ def train_personal(
 
 
 def similarities(layout: Layout, state: Personal, trained: Trained, *, since: Since, scope: VectorScope, snap: float | None) -> Tensor:
-    r"""Return :math:`s_{ij} = \cos(\Delta_i, \Delta_j)` of those who answered; the arguments are options of ``GraphOptions``."""
+    r"""Return :math:`s_{ij} = \cos(\Delta_i, \Delta_j)` of those who answered.
+
+    Parameters
+    ----------
+    since : "initial" or "round"
+        :math:`\Delta` is the difference to θ⁰, or to the model the client started the round from.
+    scope : "P", "F", "H" or "state"
+        Part of the state; ``"state"`` adds BatchNorm's counters to ``"F"``.
+    snap : float or None
+        Cosines above it become 1.
+    """
     who = [state.clients[i] for i in trained.rows]
     origin = state.theta0 if since == "initial" else [state.start(c) for c in who]
     before = [state.batches.get(c, 0.0) if since == "initial" else 0.0 for c in who]
@@ -128,10 +138,15 @@ def project_simplex(v: Any) -> np.ndarray[Any, Any]:
 
 
 def mix_rows(models: Tensor, rows: Sequence[int], x: Tensor, aggregate: Aggregate) -> None:
-    r"""Replace the chosen rows by :math:`\theta_i \leftarrow \sum_j x_{ij}\theta_j`, in place, in float64, block by block of columns.
+    r"""Replace the chosen rows by :math:`\theta_i \leftarrow \sum_j x_{ij}\theta_j`, in float64, block of columns by block of columns.
 
-    ``"snapshot"`` takes all averages from the rows as they are; ``"in-place"`` one after the other, each from what those before it have
-    become.
+    Parameters
+    ----------
+    models : (C, P) tensor
+        Changed in place.
+    rows : which rows, and which row of the (A, A) weights ``x`` belongs to which
+    aggregate : "snapshot" or "in-place"
+        All averages from the rows as they are, or one after the other, each from what those before it have become.
 
     Examples
     --------

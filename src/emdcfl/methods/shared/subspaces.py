@@ -88,8 +88,11 @@ def pca_basis(z: Tensor, r: int) -> Tensor:
 def complementarity(bases: Sequence[Tensor], angles: Angles = "principal") -> Tensor:
     r"""Return :math:`c_{ij}`, the cosine of the mean angle between subspaces; 1 on the diagonal, 0 where one of them is empty.
 
-    Bases have orthonormal rows. Principal angles come from the singular values of :math:`B_i B_j^\top`, greedy ones from directions paired
-    off by their largest cosine, signs kept.
+    Parameters
+    ----------
+    bases : (r, d) tensors with orthonormal rows
+    angles : "principal" or "greedy"
+        Angles from the singular values of :math:`B_i B_j^\top`, or between directions paired off by their largest cosine, signs kept.
 
     Examples
     --------

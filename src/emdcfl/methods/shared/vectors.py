@@ -36,7 +36,19 @@ def update_gram(
 ) -> Tensor:
     r"""Return :math:`G_{ij} = \langle v_i, v_j\rangle` with :math:`v_i` the scope's part of :math:`\theta_i - o_i`, in float64.
 
-    ``steps``, how far each row's counters have moved from the origin's, is needed by the scope ``"state"`` alone.
+    Parameters
+    ----------
+    layout : Layout
+    thetas : (C, P) tensor or its rows
+    origin : (P,) tensor, or (C, P) tensor or its rows, optional
+        Subtracted from each row.
+    steps : sequence of float
+        How far each row's counters have moved from the origin's; needed by the scope ``"state"`` alone.
+    scope : "P", "F", "H" or "state"
+
+    Returns
+    -------
+    (C, C) float64 tensor
     """
     out = gram(thetas, layout.scope(floating(scope)), origin=origin)
     out = (out + out.T) / 2  # a product may round its two halves differently, which is seen in distances between equal states

@@ -34,7 +34,12 @@ def smooth(counts: Tensor, *, smoothing: float, votes: Votes = "sample") -> Tens
 
 
 def batch_votes(table: Tensor, n: int) -> Tensor:
-    """Credit the cluster with the lowest mean loss on a batch (of 64, the last one with what is left of n) with all samples of the batch.
+    """Credit the cluster with the lowest mean loss on a batch with all samples of the batch.
+
+    Parameters
+    ----------
+    table : (K, batches) tensor
+        Mean losses on batches of 64, the last one holding what is left of n.
 
     Examples
     --------

@@ -53,7 +53,10 @@ def released(
 ) -> Tensor:
     """Return projected embeddings under ``omega`` as they leave: where privacy noise is asked for, at unit length with noise.
 
-    ``whose`` are the records the embeddings belong to (``sampling.records``); only read where there is noise.
+    Parameters
+    ----------
+    whose : sequence of bytes
+        The records the embeddings belong to (``sampling.records``); only read where there is noise.
     """
     if not settings.noisy:
         return projected

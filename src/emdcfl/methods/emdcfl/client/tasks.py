@@ -92,9 +92,18 @@ def reference(
 ) -> Stages:
     r"""Return :math:`Z_{c|c}R` (train sample), and :math:`\tau_c` with the variance of its dual potential for each validation size.
 
-    ``omega`` is the client's own embedding model; ``partners`` are their public keys, relayed by the server. Of the ``sizes`` at which τ is
-    wanted, those above what the client has are answered at what it has. With ``again`` the server has this client's sample and τ already;
-    it asks only for what new partners need.
+    Parameters
+    ----------
+    omega : tensor
+        The client's own embedding model.
+    partners : mapping
+        Partner → public key, relayed by the server.
+    sizes : list of int
+        Numbers of validation samples at which τ is wanted; those above what the client has are answered at what it has.
+    settings : mapping
+        ``CompareSettings`` as a dict.
+    again : bool
+        The server has this client's sample and τ already; it asks only for what new partners need.
     """
     use = accepted(client, settings)
     reply: Reply = {"samples": {}, "tau": {}, "variance": {}, "boxes": {}, "refused": {}}
@@ -169,8 +178,14 @@ def recalibrate(
 ) -> Stages:
     r"""Return :math:`\tau_c` and its variances at the class counts that partners offer, and how many samples these are.
 
-    ``m`` is by partner the number of validation samples at which the two are compared; ``offers`` and ``keys`` are the counts in common,
-    sealed by it, and its public key. The rest is as for ``reference``.
+    Parameters
+    ----------
+    omega, sizes, settings
+        As for ``reference``.
+    m : mapping
+        Partner → number of validation samples at which the two are compared.
+    offers, keys : mapping
+        Partner → counts in common, sealed by it, and its public key.
     """
     use = accepted(client, settings)
     if not use.match_classes:
@@ -219,11 +234,17 @@ def project(
     settings: Mapping[str, Any],
     matching: Matching | None = None,
 ) -> Stages:
-    """Return :math:`Z_{c|c'}R_{c'}` for each row client c': the client's sample embedded by the partner's model, projected.
+    r"""Return :math:`Z_{c|c'}R_{c'}` for each row client c': the client's sample embedded by the partner's model, projected.
 
-    So many samples (``size``) are taken from the validation split alone (``held_out``), or from both splits. ``matching`` draws samples
-    with each row's class counts instead. ``matched`` in the reply then says how many blocks there are; 0 where classes are short: there is
-    no sample then, but the counts in common under ``offers``, sealed, or nothing where these are too few.
+    Parameters
+    ----------
+    size : int
+        Samples wanted.
+    held_out : bool
+        Take them from the validation split alone, or from both splits.
+    matching : Matching, optional
+        Draw samples with each row's class counts instead. ``matched`` in the reply says how many blocks there are; 0 where classes
+        are short: there is no sample then, but the counts in common under ``offers``, sealed, or nothing where these are too few.
     """
     use = accepted(client, settings)
     if matching is not None and not use.match_classes:
