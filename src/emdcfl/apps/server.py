@@ -76,7 +76,6 @@ class Journal(logging.Handler):
     def end(self, index: int, total: int, rows: list[MetricsRow], serving: Serving) -> None:
         clusters = None if serving.clusters is None else serving.clusters.tolist()
         self.write(event="end", round=index, total=total, rows=rows, clusters=clusters)
-        log.info("round %d of %d is complete", index, total)
 
     def outcome(self, **result: Any) -> None:
         """Write how the run ended; the file appears in one step."""

@@ -294,7 +294,8 @@ def show_event(event: dict[str, Any], observer: Any) -> None:
     if kind == "log":
         log.log(logging.getLevelName(event["level"]), "%s", event["text"])
     elif observer is None:
-        return
+        if kind == "end":
+            log.info("round %d of %d is complete", event["round"], event["total"])
     elif kind == "begin":
         observer.begin(event["round"], event["total"], tuple(event["participants"]))
     elif kind == "reply":
