@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -164,6 +165,25 @@ def test_a_node_that_answers_nothing_is_late() -> None:
     fed = met(grid, deadline=0.3)
     grid.tamper[103] = lambda message, answer: None
     assert train(fed, 2).failures["site-3"].reason == "no answer within 0 s"
+
+
+def test_a_request_that_expires_is_late_and_not_lost() -> None:
+    """Flower answers in the place of a node whose time is over."""
+    grid = loopback.loopback(SCENARIO)
+    fed = met(grid, deadline=1.0, patience=1000.0)
+    asked: list[Message] = []
+
+    class Link(LoopbackLink):
+        def PullMessages(self, request: Any) -> Any:
+            for message in asked:
+                if time.time() - message.metadata.created_at > message.metadata.ttl:
+                    self.replies[message.metadata.message_id] = Message(Error(code=3, reason="not found"), reply_to=message)
+            return super().PullMessages(request)
+
+    grid._runtime_client = Link(grid._replies)
+    grid.tamper[103] = lambda message, answer: asked.append(message)
+    assert train(fed, 2).failures["site-3"].reason == "no answer within 1 s"
+    assert len(asked) == 1
 
 
 def test_a_request_that_nobody_fetched_is_deleted_with_the_next_exchange() -> None:

@@ -181,8 +181,9 @@ class Messenger:
             (identity,) = self.grid.push_messages([message]) or (None,)
             return identity
 
+        end = time.monotonic() + lifetime  # before Flower's: what expires there is late, not lost
         identity = retry_when_busy(push)
-        return None if identity is None else Standing(identity, node, time.monotonic() + lifetime, self._since.get(node, ""))
+        return None if identity is None else Standing(identity, node, end, self._since.get(node, ""))
 
     def read(self, message: Message) -> Any:
         """Return what a reply says, or the error that it is."""
@@ -263,7 +264,8 @@ class _Exchange:
             if isinstance(value, AwayError) and self._retry is not None:
                 self._away[identity] = time.monotonic()
             elif isinstance(value, LostError):
-                lost[identity] = value
+                if time.monotonic() < self._asked[identity].end:
+                    lost[identity] = value
             else:
                 yield self._leave(identity, drop=isinstance(value, ClientError)), value
         for ping in [ping for ping in replies if ping in self._pings]:  # after the replies that came with them: a node answers in order
