@@ -64,9 +64,9 @@ def test_the_paired_differences_decide(
 @pytest.mark.parametrize(
     ("own", "alone", "choice", "words"),
     [
-        ((0.5, 0.51), (0.5, 0.5), "none", "No model is of use yet: one model for all is no better than chance"),
+        ((0.5, 0.51), (0.5, 0.5), "none", "No model is of use yet: one model for all is not known to be better than chance"),
         ((0.5, 0.8), (0.5, 0.7), "none", "No model is of use yet: one model for all hardly ever predicts a rare class"),
-        ((0.5, 0.51), (0.8, 0.9), "local", "Train every site alone: one model for all is no better than chance"),
+        ((0.5, 0.51), (0.8, 0.9), "local", "Train every site alone: one model for all is not known to be better than chance"),
         ((0.8, 0.9), (0.8, 0.9), "undecided", "Train all 6 sites together, the simplest choice"),
     ],
 )
@@ -87,6 +87,14 @@ def test_groups_by_benefit_are_called_what_was_tested() -> None:
     told = structure(summary(0.9, GROUPS), {**READING, "splits": [split]})
     assert "12.3 points" in told and "separated" not in told
     assert structure(summary(0.9, GROUPS), READING).endswith("clearly separated")
+
+
+def test_more_samples_are_asked_of_the_sites_that_have_too_few() -> None:
+    run = summary(0.9, GROUPS)
+    few = {**run["accuracy"]["variants"]["test"], "tested": [3, 12, 900, 900, 900, 900]}
+    unequal = {**run, "accuracy": {**run["accuracy"], "variants": {"test": few}}}
+    found = advice(unequal, {"fedavg": unequal})
+    assert found is not None and "more at a, b would" in found.headline
 
 
 def test_the_verdict_names_the_row_it_compares() -> None:

@@ -186,7 +186,7 @@ def _sentences(run: Run) -> list[tuple[str, str]]:
 def _facts(run: Run) -> list[tuple[str, str]]:
     s = used(run.summary)
     several = len(run.variants) > 1
-    facts = [("groups" if run.clusters is not None else "models", str(s.get("k", "–")))]
+    facts = [(("group" if run.clusters is not None else "model") + ("" if s.get("k") == 1 else "s"), str(s.get("k", "–")))]
     for variant in run.variants:
         score, name = score_of(s)["variants"][variant], f"{variant} " if several else ""
         interval = f", {run.metric.range(score['low'], score['high'])}" if score.get("low") is not None else ""

@@ -14,7 +14,7 @@ from emdcfl.core.metric import Metric, metric_of, score_of
 from emdcfl.core.units import names, plural
 from emdcfl.methods import METHODS
 from emdcfl.runs.verdict.chance import Guessing, guessing
-from emdcfl.runs.verdict.intervals import Interval, SiteScores, difference
+from emdcfl.runs.verdict.intervals import Interval, SiteScores, difference, more_samples
 
 LOGISTIC, LINEAR = "logistic", "linear"
 """Regressions per site that stand beside networks: of classes, and of numbers."""
@@ -298,8 +298,14 @@ def _needed(summary: Summary, found: Mapping[str, Interval]) -> str:
     least = "0.02 R²" if metric_of(summary) is Metric.R2 else f"{100 * DETECTABLE:.0f} points"
     if half <= DETECTABLE:
         return f"{plural(samples, 'test sample')} would show a difference of {least}, and there may be a smaller one"
-    more = float(f"{samples * ((half / DETECTABLE) ** 2 - 1):.1g}")
-    return f"{plural(samples, 'test sample')} cannot show a difference of {least}, about {max(more, 1):.0f} more would"
+    own = scores_of_sites(summary)
+    if len(own.samples) != len(summary["clients"]):
+        more, where = samples * ((half / DETECTABLE) ** 2 - 1), ""
+    else:
+        added = more_samples(dict(zip(summary["clients"], own.samples, strict=True)), (DETECTABLE / half) ** 2)
+        more, where = sum(added.values()), f" at {names(list(added))}" if len(added) < len(own.counted) else ""
+    told = max(float(f"{more:.1g}"), 1)
+    return f"{plural(samples, 'test sample')} cannot show a difference of {least}, about {told:.0f} more{where} would"
 
 
 def _in_units(summary: Summary, value: float, sign: str = "") -> str:

@@ -13,6 +13,9 @@ from typing import Any
 from emdcfl.core.metric import Metric, metric_of, score_of
 from emdcfl.core.units import percent, percent_range
 
+HARDLY = 0.05
+"""Balanced accuracy above chance up to which models leave rare classes out, even if they rank samples well."""
+
 
 @dataclass(frozen=True)
 class Guessing:
@@ -31,16 +34,16 @@ def guessing(summary: Mapping[str, Any]) -> Guessing | None:
     if score.get("low") is None:
         return None
     if metric_of(summary) is Metric.R2:
-        told = f"is no better than the mean of the numbers (R² {Metric.R2.range(score['low'], score['high'])})"
+        told = f"is not known to be better than the mean of the numbers (R² {Metric.R2.range(score['low'], score['high'])})"
         return None if score["low"] > 0 else Guessing(told, "other features or more samples")
     if 2 * score.get("balanced", {}).get("sites", 0) <= len(summary["clients"]):
-        told = f"is no better than chance (accuracy {percent_range(score['low'], score['high'])} of {classes} classes)"
+        told = f"is not known to be better than chance (accuracy {percent_range(score['low'], score['high'])}, {classes} classes)"
         return None if not classes or score["low"] > 1 / classes else Guessing(told, "other features or more samples")
     balanced, auc = score["balanced"], score["auc"]
     if auc["low"] <= 0.5:
         numbers = f"balanced accuracy {percent(balanced['mean'])}, AUC {auc['low']:.2f}–{auc['high']:.2f}"
-        return Guessing(f"is no better than chance ({numbers})", "more samples of the rare classes, or other features")
-    if classes and balanced["low"] <= 1 / classes:
+        return Guessing(f"is not known to be better than chance ({numbers})", "more samples of the rare classes or other features")
+    if classes and balanced["mean"] <= 1 / classes + HARDLY:
         told = f"hardly ever predicts a rare class (balanced accuracy {percent(balanced['mean'])}, as by chance; AUC {auc['mean']:.2f})"
-        return Guessing(told, "more samples of the rare classes, or a threshold of your own on the probabilities")
+        return Guessing(told, "more samples of the rare classes or a threshold of your own on the probabilities")
     return None

@@ -238,6 +238,26 @@ def difference(one: SiteScores, other: SiteScores) -> Interval | None:
     return Interval(mean, low, high, one.metric).inside(-1.0)
 
 
+def more_samples(tested: Mapping[str, int], share: float) -> dict[str, float]:
+    r"""Return the fewest test samples to add, by site, so that the variance of the mean over sites falls to this share.
+
+    The variance is taken as :math:`\\sum_s 1/n_s`: it falls fastest where the smallest sites are filled up to one level.
+
+    Examples
+    --------
+    >>> more_samples({"a": 10, "b": 10}, 0.5), more_samples({"a": 10, "b": 1000}, 0.5)
+    ({'a': 10.0, 'b': 10.0}, {'a': 10.2})
+    """
+    known = sorted((n, site) for site, n in tested.items() if n > 0)
+    wanted = share * math.fsum(1 / n for n, _ in known)
+    for k in range(1, len(known) + 1):
+        rest = wanted - math.fsum(1 / n for n, _ in known[k:])
+        level = k / rest if rest > 0 else math.inf
+        if k == len(known) or level <= known[k][0]:
+            return {site: round(level - n, 1) for n, site in known[:k]}
+    return {}
+
+
 def over_seeds(found: Sequence[Interval]) -> Interval | None:
     """Mean over runs that differ in their seed only.
 
