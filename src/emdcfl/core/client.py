@@ -30,6 +30,9 @@ from emdcfl.data.types import Preprocess, Site, Split
 EVALUATION_BATCH = 256
 LOSS_BATCH = 64
 
+CACHED_BATCH = 32
+"""Images that a CPU evaluates at once: its caches hold their activations. With 256, the CNNs take 1.6 to 2.4 times as long."""
+
 
 @dataclass
 class PrivateState:
@@ -145,6 +148,12 @@ class Client:
             self._drawn[name] = draw()
         return self._drawn[name]
 
+    @property
+    def evaluation_batch(self) -> int:
+        """Samples of one forward pass where nothing is learnt."""
+        images = self.site.train.x.dim() > 2
+        return CACHED_BATCH if images and self.network.device.type == "cpu" else EVALUATION_BATCH
+
     @torch.no_grad()
     def embeddings(self, state: Tensor, split: str, indices: Tensor, *, mode: Literal["eval", "train"] = "eval") -> Tensor:
         """Return g(x) for the chosen samples (see ``rows``) under ``state`` (or just its ω), on the CPU.
@@ -154,7 +163,7 @@ class Client:
         net = self.network
         net.load(state)
         statistics = net.theta.clone() if mode == "train" else None
-        size = LOSS_BATCH if mode == "train" else EVALUATION_BATCH
+        size = LOSS_BATCH if mode == "train" else self.evaluation_batch
         batches = list(indices.split(size))
         if mode == "train" and net.layout.batch_statistics and len(batches) > 1 and len(batches[-1]) == 1:
             batches[-2:] = [torch.cat(batches[-2:])]  # as in training: BatchNorm fails on a batch of one

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emdcfl.core.client import EVALUATION_BATCH, LOSS_BATCH, Client, Stages, staged_task, task
+from emdcfl.core.client import LOSS_BATCH, Client, Stages, staged_task, task
 from emdcfl.core.errors import ClientError, DataError, EmdcflError
 from emdcfl.core.learning import objective
 from emdcfl.core.learning.balance import SCORES, balance, unbalanced
@@ -201,7 +201,7 @@ def sample_losses(client: Client, theta: Tensor, split: str) -> tuple[Tensor, Te
     net.load(theta)
     losses, correct = [], []
     with client.mode(training=False):
-        for index in torch.arange(len(data), device=net.device).split(EVALUATION_BATCH):
+        for index in torch.arange(len(data), device=net.device).split(client.evaluation_batch):
             logits = net.module(client.preprocess(data.x[index]))
             losses.append(objective.losses(logits, data.y[index]))
             correct.append(logits.argmax(1) == data.y[index])
@@ -303,7 +303,7 @@ def mixture(client: Client, models: Tensor, weights: Tensor, split: str) -> tupl
     for theta, weight in zip(models, weights.tolist(), strict=True):
         net.load(theta)
         with client.mode(training=False):
-            parts = [objective.predictions(net.module(client.preprocess(x)), data.y) for x in data.x.split(EVALUATION_BATCH)]
+            parts = [objective.predictions(net.module(client.preprocess(x)), data.y) for x in data.x.split(client.evaluation_batch)]
         p = torch.cat(parts).float().cpu() * weight if parts else torch.zeros(0, 1)
         total = p if total is None else total + p
     assert total is not None
