@@ -6,7 +6,8 @@
 The baseline is one thread over ``ot.dist`` (cosine) and ``ot.emd2`` for every ordered pair, with BLAS held at one thread too: left to
 itself on a small machine it more than doubles the loop's time. Both sides get the same samples and reference distances, are run in turn
 (median of three), and their adjacency is compared. ``speedup`` is wall time with all cores on our side; ``cpu_speedup`` is CPU time, which
-other processes on the machine do not change much, and shows what is saved rather than spread.
+other processes on the machine do not change much, and shows what is saved rather than spread. ``all`` solves every pair, as grouping by
+benefit does: CPU seconds by reduced costs (ours) and without them, and whether every value is the same.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -34,7 +36,7 @@ from emdcfl.clustering import adjusted_rand, links, neighbourhoods
 from emdcfl.methods.emdcfl import EMDCFL
 from emdcfl.methods.emdcfl.representatives import Pair, by_representatives
 from emdcfl.methods.emdcfl.tolerance import within_classes
-from emdcfl.transport import Decision, QueueFactory, Screen, SolverPool, cost_matrix, exact, quantile, tolerance
+from emdcfl.transport import Decision, QueueFactory, Screen, SolverPool, cost_matrix, exact, quantile, solvers, tolerance
 from emdcfl.transport.pool import one_blas_thread
 
 EPSILON = 0.025
@@ -60,8 +62,8 @@ def plain(case: Case) -> np.ndarray[Any, Any]:
     return w
 
 
-def ours(case: Case, epsilon: float | dict[int, float], pool: SolverPool, device: str | None = None) -> Decision:
-    screen = Screen(pool, queue=None if device is None else on_device(device))
+def ours(case: Case, epsilon: float | dict[int, float], pool: SolverPool, device: str | None = None, distances: str = "needed") -> Decision:
+    screen = Screen(pool, distances=distances, queue=None if device is None else on_device(device))
     for client, a in case.rows.items():
         screen.row(client, a, tau=case.tau[client], epsilon=epsilon[client] if isinstance(epsilon, dict) else epsilon)
     for (row, column), b in case.columns.items():
@@ -103,6 +105,9 @@ def race(case: Case, repeats: int = REPEATS, device: str | None = None) -> dict[
             seconds["calibrated"].append(t)
             if device:
                 seconds["threads"].append(timed(ours, case, EPSILON, pool)[0])
+        (_, reduced), every = timed(ours, case, EPSILON, pool, None, "all")
+        with mock.patch.object(solvers, "REDUCED_FROM", np.inf):
+            (_, unreduced), same = timed(ours, case, EPSILON, pool, None, "all")
     middle = {name: statistics.median(wall for wall, _ in values) for name, values in seconds.items() if values}
     cpu = {name: statistics.median(used for _, used in values) for name, values in seconds.items() if values}
     epsilon = np.array([calibrated[c] for c in range(clients)])
@@ -126,6 +131,11 @@ def race(case: Case, repeats: int = REPEATS, device: str | None = None) -> dict[
             "exact_solves": auto.exact_solves,
             "same_adjacency": bool(np.array_equal(auto_linked, links(w, epsilon))),
             "ari": adjusted_rand(case.truth, neighbourhoods(auto_linked)[0]),
+        },
+        "all": {
+            "cpu_s": round(reduced, 1),
+            "unreduced_cpu_s": round(unreduced, 1),
+            "same": bool(np.array_equal(every.w, same.w, equal_nan=True)),
         },
         **({"device": device, "threads_s": round(middle["threads"], 3)} if device else {}),
         "workers": pool.workers,

