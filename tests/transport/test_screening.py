@@ -167,6 +167,7 @@ def test_groups_that_are_clear_need_no_exact_solve() -> None:
     case = federation(0, 6, equal=True, size=100, apart=8.0)
     with SolverPool(2) as pool:
         found, everything = decide(case, 0.1, pool), decide(case, 0.1, pool, distances="all")
+        assert same(everything, decide(case, 0.1, pool, distances="precise"))
     assert np.array_equal(links(found.w, 0.1), np.add.outer(np.arange(6), np.arange(6)) % 2 == 0)
     assert np.array_equal(links(found.w, 0.1), links(everything.w, 0.1))
     assert found.exact_solves < everything.exact_solves / 3

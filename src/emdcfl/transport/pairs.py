@@ -21,10 +21,16 @@ Client = int | str
 # What an entry of W is: not measured, an exact value, or a bound.
 UNKNOWN, EXACT, LOWER, UPPER = 0, 1, 2, 3
 
+PRECISE, LARGE = 0.05, 2**15
+"""With ``distances="precise"``, bounds that know W to this share of it replace its value, in problems of more costs than this."""
+
 
 @dataclass(frozen=True)
 class PairOutcome:
-    """One entry of W: its value or the bound that settled it, which of these it is, and whether the row client accepts the column."""
+    """One entry of W: its value or the bound that settled it, which of these it is, and whether the row client accepts the column.
+
+    With ``distances="precise"``, ``accepts`` says whether the entry is settled: True, or None.
+    """
 
     value: float
     kind: int
@@ -79,6 +85,11 @@ class Problem:
     def epsilon(self) -> float:
         return self.row.epsilon
 
+    @property
+    def large(self) -> bool:
+        """Whether the solver takes much longer than bounds."""
+        return len(self.row.source.a) * (len(self.b) // self.blocks) > LARGE
+
     def check(self, options: TransportOptions) -> None:
         """Raise ``DataError`` if no cost can be computed from the samples, before they are batched with others."""
         self._blocks(self.b)
@@ -123,13 +134,13 @@ class Problem:
 
 @dataclass(frozen=True)
 class TransportOptions:
-    """What is the same for all pairs; `all` asks for exact values everywhere."""
+    """What is the same for all pairs; `distances` as in ``Screen``."""
 
     cost: str
     solver: str
     reg: float
     label_weight: float
-    all: bool
+    distances: str
 
 
 @dataclass
@@ -152,7 +163,7 @@ class Outcome:
 
 def first_bounds(problem: Problem, options: TransportOptions) -> FirstBounds:
     """Bound a problem by row and column minima, which is enough for most pairs of different groups."""
-    if options.all:
+    if options.distances != "needed":  # bounds as precise as those of a GPU take threads as long as the solver
         return FirstBounds(_solved(problem, options), None, solved=problem.blocks)
     lows, margin = [], COSINE_SLACK
     enough = problem.row.tau + problem.epsilon + margin if problem.blocks == 1 else np.inf
@@ -162,7 +173,7 @@ def first_bounds(problem: Problem, options: TransportOptions) -> FirstBounds:
         for cost in problem.costs(options):
             margin = max(margin, slack(cost))
             lows.append(minima(cost))
-    entry = judge(float(np.mean(lows)), np.inf, margin, problem)
+    entry = judge(float(np.mean(lows)), np.inf, margin, problem, options)
     return FirstBounds(entry, None if entry.accepts is False else problem, tuple(lows))
 
 
@@ -172,7 +183,7 @@ def settle(key: tuple[Client, Client], one: Future[FirstBounds], other: Future[F
     problems = {direction: seen.problem for direction, seen in first.items() if seen.problem is not None}
     for seen in first.values():
         seen.problem = None
-    if options.all or any(seen.entry.accepts is False for seen in first.values()):
+    if any(seen.entry.accepts is False for seen in first.values()):
         return Outcome()
     entries: dict[tuple[Client, Client], PairOutcome] = {}
     for direction, problem in problems.items():
@@ -185,7 +196,7 @@ def settle(key: tuple[Client, Client], one: Future[FirstBounds], other: Future[F
 def conclude(
     entries: dict[tuple[Client, Client], PairOutcome], problems: Mapping[tuple[Client, Client], Problem], options: TransportOptions
 ) -> Outcome:
-    """Solve what bounds left open, one direction after the other, until one rejects the link."""
+    """Solve what bounds left open, one direction after the other, until one rejects the link where only links are wanted."""
     solves = 0
     for direction, problem in problems.items():
         if entries[direction].accepts is None:
@@ -205,10 +216,10 @@ def _bounded(problem: Problem, lows: tuple[float, ...], options: TransportOption
     else:
         costs = [cost.copy() for cost in problem.costs(options)]
     margin = max(map(slack, costs))
-    entry = judge(float(np.mean(lows)), np.inf, margin, problem)
+    entry = judge(float(np.mean(lows)), np.inf, margin, problem, options)
     for bounds in _together([refine(cost, upper=upper, low=low) for cost, low in zip(costs, lows, strict=True)], lows):
         low, high = np.mean(bounds, axis=0).tolist()
-        entry = judge(low, high, margin, problem)
+        entry = judge(low, high, margin, problem, options)
         if entry.accepts is not None:
             break
     return entry
@@ -225,9 +236,16 @@ def _together(iterators: list[Iterator[tuple[float, float]]], lows: tuple[float,
         yield list(last)
 
 
-def judge(low: float, high: float, margin: float, problem: Problem) -> PairOutcome:
-    """Compare bounds of the transport value with the tolerance; undecided where rounding might change the answer."""
+def judge(low: float, high: float, margin: float, problem: Problem, options: TransportOptions) -> PairOutcome:
+    """Compare bounds of the transport value with the tolerance; undecided where rounding might change the answer.
+
+    With ``distances="precise"``, with each other: a lower bound of W is settled where the upper one lies near it.
+    """
     tau = problem.row.tau
+    if options.distances == "precise":
+        w = low - margin - tau
+        near = problem.large and high + margin - tau <= (1 + PRECISE) * w
+        return PairOutcome(w, LOWER, True if near else None)
     if low - margin - tau >= problem.epsilon:
         return PairOutcome(low - margin - tau, LOWER, False)
     if high + margin - tau < problem.epsilon:
@@ -238,4 +256,4 @@ def judge(low: float, high: float, margin: float, problem: Problem) -> PairOutco
 def _solved(problem: Problem, options: TransportOptions) -> PairOutcome:
     values = [solve(cost, solver=options.solver, reg=options.reg).value for cost in problem.costs(options)]
     w = (values[0] if len(values) == 1 else float(np.mean(values))) - problem.row.tau
-    return PairOutcome(w, EXACT, bool(w < problem.epsilon))
+    return PairOutcome(w, EXACT, options.distances == "precise" or bool(w < problem.epsilon))

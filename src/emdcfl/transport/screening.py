@@ -37,6 +37,8 @@ from emdcfl.transport.solvers import SOLVERS
 Key = tuple[Client, Client]
 Entries = dict[Key, PairOutcome]
 
+DISTANCES = ("needed", "precise", "all")
+
 
 class Queue(Protocol):
     """Decides problems as they come."""
@@ -106,8 +108,10 @@ class Screen:
     """Decide links as samples come in.
 
     With Sinkhorn only lower bounds are used: its value is never below the exact one, but may lie above an upper bound of it. Distances
-    "all" solves every problem that is added, for figures of W without bounds; the links are the same. ``queue`` makes what decides
-    problems, given pool and options: an engine with a GPU has one, by default the pool's threads decide, and "all" always uses these.
+    "all" solves every problem that is added, for figures of W without bounds; the links are the same. "precise" is for trees over the
+    clients: a queue with a GPU may leave lower bounds that W exceeds by at most ``PRECISE``, and threads solve every problem. ``queue``
+    makes what decides problems, given pool and options: an engine with a GPU has one, by default the pool's threads decide, and "all"
+    always uses these.
 
     Examples
     --------
@@ -134,11 +138,11 @@ class Screen:
         distances: str = "needed",
         queue: QueueFactory | None = None,
     ) -> None:
-        for what, name, valid in (("cost", cost, COSTS), ("solver", solver, SOLVERS), ("distances", distances, ("needed", "all"))):
+        for what, name, valid in (("cost", cost, COSTS), ("solver", solver, SOLVERS), ("distances", distances, DISTANCES)):
             if name not in valid:
                 raise ConfigError(f"unknown transport {what} {name!r}; {nearest(name, valid)}")
-        options = TransportOptions(cost, solver, reg, label_weight, distances == "all")
-        self._queue: Queue = ThreadQueue(pool, options) if queue is None or options.all else queue(pool, options)
+        options = TransportOptions(cost, solver, reg, label_weight, distances)
+        self._queue: Queue = ThreadQueue(pool, options) if queue is None or distances == "all" else queue(pool, options)
         self._rows: dict[Client, RowSample] = {}
         self._added: set[Key] = set()
 

@@ -16,7 +16,7 @@ from emdcfl.clustering import links
 from emdcfl.core.errors import DataError
 from emdcfl.engines.cuda import transport_bounds, transport_queue
 from emdcfl.engines.cuda.transport_queue import DeviceQueue
-from emdcfl.transport import EXACT, LOWER, UPPER, QueueFactory, Screen, SolverPool, bounds, cost_matrix, exact
+from emdcfl.transport import EXACT, LOWER, UPPER, QueueFactory, Screen, SolverPool, bounds, cost_matrix, exact, pairs
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"))]
 
@@ -121,7 +121,23 @@ def test_blocks_and_labels(device: str, cost: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("distances", ["needed", "all"])
+def test_precise_entries_are_values_or_bounds_near_them(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, off = federation(0, 6, equal=True, size=100, apart=8.0), ~np.eye(6, dtype=bool)
+    with SolverPool(2) as pool:
+        w = decide(case, 0.1, pool, distances="all").w
+        small = decide(case, 0.1, pool, distances="precise", queue=on(device))
+        monkeypatch.setattr(pairs, "LARGE", 0)
+        found = decide(case, 0.1, pool, distances="precise", queue=on(device))
+    np.testing.assert_array_equal(small.w[off], w[off])
+    bound = found.kind == LOWER
+    assert 0 < found.exact_solves == (found.kind == EXACT).sum() == off.sum() - bound.sum() < off.sum()
+    np.testing.assert_array_equal(found.w[off & ~bound], w[off & ~bound])
+    assert (found.w[bound] <= w[bound]).all()
+    assert (w[bound] <= (1 + pairs.PRECISE) * found.w[bound]).all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("distances", ["needed", "precise", "all"])
 def test_samples_that_lie_on_the_device_give_the_same(device: str, distances: str) -> None:
     rows, columns, tau = federation(1, 5, equal=False)
     with SolverPool(2) as pool:

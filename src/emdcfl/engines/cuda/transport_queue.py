@@ -53,7 +53,7 @@ class DeviceBounds:
             blocks = problems[where[0]].blocks
             lows = transport_bounds.minima(c).view(-1, blocks).tolist()
             for i, low, slack in zip(where, lows, margin, strict=True):
-                entry = judge(float(np.mean(low)), np.inf, slack, problems[i])
+                entry = judge(float(np.mean(low)), np.inf, slack, problems[i], self.options)
                 found[i] = FirstBounds(entry, None if entry.accepts is False else _copied(problems[i]), tuple(low))
         return [found[i] for i in range(len(problems))]
 
@@ -69,7 +69,7 @@ class DeviceBounds:
                 while open_:
                     ends = [end.view(-1, blocks).mean(1) for end in stages.send(kept)]
                     for (i, slack), (down, up) in zip(open_, torch.stack(ends, 1).tolist(), strict=True):
-                        entries[i] = judge(down, up, slack, problems[i][0])
+                        entries[i] = judge(down, up, slack, problems[i][0], self.options)
                     still = [k for k, (i, _) in enumerate(open_) if entries[i].accepts is None]
                     kept = None if len(still) == len(open_) else self._positions(still, blocks)
                     open_ = [open_[k] for k in still]

@@ -14,7 +14,7 @@ side must also gain ``LEAST_SHARE`` of its loss. Of the two trees' partitions th
 coarser one holds, unless the finer one beats it in the same way. Clusters are examined in rounds 1, 2, 4, 8, …, and only get finer.
 
 Models that trained apart from random weights may average badly although their data agree, and in round 1 leaving some of them out then
-pays. So sides that the calibrated tolerance does not tell apart (most pairs across are linked) are not divided there, and nobody scores
+pays. So sides that the paper's tolerance does not tell apart (most pairs across are linked) are not divided there, and nobody scores
 what lies below; round 2, in which all start from one trained model, decides.
 
 One client cannot tear others apart: without any single member the split must still pay, unless it does not separate the others. A client

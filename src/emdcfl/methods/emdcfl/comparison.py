@@ -122,9 +122,8 @@ class Comparison:
         use = self.settings
         with SolverPool() as pool:
             problem: dict[str, Any] = {"cost": use.cost, "solver": use.solver, "reg": use.sinkhorn_reg, "label_weight": use.label_weight}
-            screen = Screen(
-                pool, distances="all" if self.options.by_benefit else self.options.distances, queue=self.fed.transport_queue(), **problem
-            )
+            wanted = "precise" if self.options.by_benefit and self.options.distances == "needed" else self.options.distances
+            screen = Screen(pool, distances=wanted, queue=self.fed.transport_queue(), **problem)
             for row in answered:
                 problems.enter(screen, row)
 

@@ -98,7 +98,8 @@ class Options:
     aggregate : "latest" or "participants"
         Under partial participation: average every member's latest local state, or only this round's.
     distances : "needed" or "all"
-        Solve only what bounds leave open (the links are bit-identical; entries that were only bounded are marked), or every pair.
+        Solve only what bounds leave open (the links are bit-identical; entries that were only bounded are marked), or every pair. By
+        benefit ``"needed"`` solves every pair too, but on a GPU large ones stay lower bounds where these are within 5 % of W.
     embedding_mode : "eval" or "train"
         Mode of the network while embedding. ``"train"`` (batch statistics, dropout) is what the authors' public code does.
     privacy_epsilon, privacy_delta : float
