@@ -17,7 +17,7 @@ from emdcfl.core.federation import ByClient
 from emdcfl.core.tasks import Training
 from emdcfl.data.types import Scenario
 from emdcfl.methods import make
-from emdcfl.methods.shared.graph import Personal, Trained, mix_rows, project_simplex, similarities, train_personal
+from emdcfl.methods.shared.graph import PersonalModels, Trained, mix_rows, project_simplex, similarities, train_personal
 from emdcfl.models.recipe import ModelRecipe
 
 BRIEF = Training(local_epochs=1, batch_size=16, lr=0.05)
@@ -41,11 +41,11 @@ def with_batchnorm(scenario: Scenario) -> Scenario:
     return replace(scenario, model=ModelRecipe(f"{__name__}:normalised_mlp"))
 
 
-def by_name(state: Personal) -> dict[str, torch.Tensor]:
+def by_name(state: PersonalModels) -> dict[str, torch.Tensor]:
     return dict(zip(state.clients, state.models, strict=True))
 
 
-def largest_difference(a: Personal, b: Personal) -> float:
+def largest_difference(a: PersonalModels, b: PersonalModels) -> float:
     one, other = by_name(a), by_name(b)
     return max(float((one[c] - other[c]).abs().max()) for c in one)
 
@@ -181,7 +181,7 @@ def test_the_cosine_term_waits_for_a_personal_model() -> None:
     fed = federation(training=BRIEF)
     start = make("pfedgraph").init(fed, fed.begin(0))
 
-    def local(mu: float, first: bool, state: Personal, index: int) -> Trained:
+    def local(mu: float, first: bool, state: PersonalModels, index: int) -> Trained:
         return train_personal(fed, state, fed.begin(index), mu=mu, first_round_term=first)
 
     assert torch.equal(local(0.5, False, start, 1).models, local(0.0, False, start, 1).models)

@@ -131,7 +131,6 @@ def fingerprint(scenario: Scenario) -> str:
     """Return a short hash of the samples, labels, classes and names of a scenario's sites."""
     parts: list[Any] = [*scenario.classes, repr(scenario.preprocess.as_dict())]
     for site in scenario.sites:
-        splits = {"train": site.train, "val": site.val, **{f"test:{name}": split for name, split in site.tests.items()}}
-        for name, split in splits.items():
+        for name, split in site.splits.items():
             parts += [site.name, name, repr(tuple(split.x.shape)), split.x.contiguous().numpy().tobytes(), split.y.numpy().tobytes()]
     return keys.digest(*parts).hex()[:16]

@@ -103,7 +103,7 @@ class Client:
     def split(self, name: str) -> Split:
         """Return ``"train"``, ``"val"`` or a test variant, on the network's device."""
         if name not in self._resident:
-            found = {"train": self.site.train, "val": self.site.val, **{f"test:{v}": s for v, s in self.site.tests.items()}}
+            found = self.site.splits
             if name not in found:
                 raise DataError(f"client {self.name!r} has no split {name!r}; it has {', '.join(found)}")
             split = found[name]

@@ -56,6 +56,17 @@ class Site:
     val: Split
     tests: dict[str, Split]
 
+    @property
+    def splits(self) -> dict[str, Split]:
+        """All splits by name: ``"train"``, ``"val"`` and, for each variant, ``"test:NAME"``."""
+        return {"train": self.train, "val": self.val, **{f"test:{name}": split for name, split in self.tests.items()}}
+
+    @classmethod
+    def from_splits(cls, name: str, splits: Mapping[str, Split]) -> Site:
+        """Return the site that has these ``splits``."""
+        tests = {key.removeprefix("test:"): split for key, split in splits.items() if key.startswith("test:")}
+        return cls(name, splits["train"], splits["val"], tests)
+
 
 @dataclass(frozen=True)
 class Preprocess:

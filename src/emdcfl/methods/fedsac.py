@@ -32,7 +32,7 @@ from emdcfl.core.federation import Federation, Round
 from emdcfl.core.schema import Field, Reply
 from emdcfl.core.tasks import TRAINED, Fit, Training
 from emdcfl.methods.base import register
-from emdcfl.methods.shared.graph import GraphOptions, Personal, personalise, project_simplex, similarities, train_personal
+from emdcfl.methods.shared.graph import GraphOptions, PersonalModels, personalise, project_simplex, similarities, train_personal
 from emdcfl.methods.shared.subspaces import LARGEST_ENTRY, Angles, complementarity, pca_basis
 from emdcfl.methods.shared.vectors import expect
 
@@ -85,11 +85,11 @@ class FedSaC(GraphOptions):
     original: ClassVar[Mapping[str, Any]] = {**GraphOptions.original, "angles": "greedy"}
     reference: ClassVar[Mapping[str, Any]] = {**GraphOptions.reference, "mu": 1.0, "angles": "greedy", "embedding_mode": "train"}
 
-    def init(self, fed: Federation, round: Round) -> Personal:
+    def init(self, fed: Federation, round: Round) -> PersonalModels:
         expect(self.components >= 1, "components", ">= 1", self.components)
         return super().init(fed, round)
 
-    def step(self, fed: Federation, state: Personal, round: Round) -> Personal:
+    def step(self, fed: Federation, state: PersonalModels, round: Round) -> PersonalModels:
         def verify(client: str, reply: Reply) -> None:
             if len(reply["basis"]) > self.components:
                 raise ClientError(f"expected at most {self.components} principal directions, got {len(reply['basis'])}")

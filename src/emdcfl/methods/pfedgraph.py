@@ -26,7 +26,7 @@ import torch
 
 from emdcfl.core.federation import Federation, Round
 from emdcfl.methods.base import register
-from emdcfl.methods.shared.graph import GraphOptions, Personal, personalise, project_simplex, similarities, train_personal
+from emdcfl.methods.shared.graph import GraphOptions, PersonalModels, personalise, project_simplex, similarities, train_personal
 from emdcfl.methods.shared.vectors import expect
 
 
@@ -46,11 +46,11 @@ class PFedGraph(GraphOptions):
     name: ClassVar[str] = "pfedgraph"
     citation: ClassVar[str] = "Ye et al., ICML 2023"
 
-    def init(self, fed: Federation, round: Round) -> Personal:
+    def init(self, fed: Federation, round: Round) -> PersonalModels:
         expect(self.alpha > 0, "alpha", "> 0", self.alpha)
         return super().init(fed, round)
 
-    def step(self, fed: Federation, state: Personal, round: Round) -> Personal:
+    def step(self, fed: Federation, state: PersonalModels, round: Round) -> PersonalModels:
         trained = train_personal(fed, state, round, mu=self.mu, first_round_term=self.first_round_term)
         if not trained.rows:
             return state

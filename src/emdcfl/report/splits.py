@@ -24,7 +24,7 @@ Node = frozenset[str] | int
 
 
 @dataclass(frozen=True)
-class Split:
+class ClusterSplit:
     """What dividing some clients does, as weighed in one round: ``loss`` and its standard error are per validation sample."""
 
     round: int
@@ -52,7 +52,7 @@ class Split:
         return f"{self.loss:+.3f} ± {2 * self.error:.3f}"
 
 
-def read_splits(run: Run) -> list[Split]:
+def read_splits(run: Run) -> list[ClusterSplit]:
     """Return the splits that a run weighed, in its order; none where links decided."""
     try:
         return [_split(entry) for entry in (run.reading or {}).get("splits") or []]
@@ -62,8 +62,8 @@ def read_splits(run: Run) -> list[Split]:
         ) from error
 
 
-def _split(entry: Mapping[str, Any]) -> Split:
-    return Split(
+def _split(entry: Mapping[str, Any]) -> ClusterSplit:
+    return ClusterSplit(
         int(entry["round"]),
         frozenset(str(c) for c in entry["members"]),
         len(entry["cells"]),
@@ -77,20 +77,20 @@ def _split(entry: Mapping[str, Any]) -> Split:
     )
 
 
-def split_rows(splits: Sequence[Split]) -> list[dict[str, Any]]:
+def split_rows(splits: Sequence[ClusterSplit]) -> list[dict[str, Any]]:
     """Return every split weighed, for a table."""
     return [{"split": s, "who": names(sorted(s.members)), "by": ", ".join(s.by)} for s in splits]
 
 
-def split_tree(run: Run, splits: Sequence[Split]) -> list[dict[str, Any]]:
+def split_tree(run: Run, splits: Sequence[ClusterSplit]) -> list[dict[str, Any]]:
     """Return the tree from all clients down to the clusters, a row per node, each below its parent.
 
     Examples
     --------
     >>> from types import SimpleNamespace
     >>> run = SimpleNamespace(clients=["a", "b", "c"], clusters=[0, 0, 1], colours={0: "k0", 1: "k1"})
-    >>> whole = Split(1, frozenset("abc"), 2, -0.3, 0.02, 9.0, 1.0, True, ["c"])
-    >>> for row in split_tree(run, [whole, Split(2, frozenset("ab"), 2, 0.1, 0.1, -1.0, 1.0, False, [])]):
+    >>> whole = ClusterSplit(1, frozenset("abc"), 2, -0.3, 0.02, 9.0, 1.0, True, ["c"])
+    >>> for row in split_tree(run, [whole, ClusterSplit(2, frozenset("ab"), 2, 0.1, 0.1, -1.0, 1.0, False, [])]):
     ...     print("  " * row["depth"] + row["who"], row["said"])
     a, b, c divided into 2
       a, b kept together
@@ -123,7 +123,7 @@ def split_tree(run: Run, splits: Sequence[Split]) -> list[dict[str, Any]]:
     return rows
 
 
-def _node(run: Run, node: Node, members: frozenset[str], split: Split | None, x: Axis) -> dict[str, Any]:
+def _node(run: Run, node: Node, members: frozenset[str], split: ClusterSplit | None, x: Axis) -> dict[str, Any]:
     return {
         "cluster": node if isinstance(node, int) else None,
         "colour": run.colours[node] if isinstance(node, int) else None,
@@ -135,19 +135,19 @@ def _node(run: Run, node: Node, members: frozenset[str], split: Split | None, x:
     }
 
 
-def _last_word(kept: Mapping[frozenset[str], Split], members: frozenset[str]) -> Split | None:
+def _last_word(kept: Mapping[frozenset[str], ClusterSplit], members: frozenset[str]) -> ClusterSplit | None:
     """Return the last split weighed and refused that covers most of a cluster: some members may have been absent."""
     inside = [s for m, s in kept.items() if m <= members]
     return max(inside, key=lambda s: (len(s.members), s.round), default=None)
 
 
-def _scale(splits: Sequence[Split]) -> Axis:
+def _scale(splits: Sequence[ClusterSplit]) -> Axis:
     ends = [end for s in splits for end in s.ends] + [0.0]
     room = 0.06 * max(max(ends) - min(ends), 1e-6)
     return Axis(min(ends) - room, max(ends) + room, 2.0, BAR - 2)
 
 
-def _bar(split: Split, x: Axis) -> Markup:
+def _bar(split: ClusterSplit, x: Axis) -> Markup:
     """Draw the change of loss with its interval; left of the dashed zero is better."""
     low, high = split.ends
     style = "inside" if split.pays else "weak-dot"

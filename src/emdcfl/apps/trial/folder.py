@@ -111,7 +111,7 @@ def create(path: str | Path, *, nodes: int | None = None, data: str | Path | Non
         sources = dict.fromkeys(names, "scenario")
     else:
         layout = discover(Path(data))
-        sources = {client.name: str(_source(layout.kind, client.parts).resolve()) for client in layout.clients}
+        sources = {client.name: str(_source(client.parts).resolve()) for client in layout.clients}
         names = list(sources)
         if nodes not in (None, len(names)):
             raise ConfigError(f"{data} holds {len(names)} clients, got --nodes {nodes}; leave it out")
@@ -221,7 +221,7 @@ def _digits(nodes: int) -> dict[str, int]:
     return {"groups": groups, "clients_per_group": nodes // groups}
 
 
-def _source(kind: str, parts: Mapping[str, Path]) -> Path:
+def _source(parts: Mapping[str, Path]) -> Path:
     """A client's folder or table, from its parts."""
     first = next(iter(parts.values()))
     return first if len(parts) == 1 else first.parent

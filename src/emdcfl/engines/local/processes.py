@@ -62,14 +62,11 @@ class _Array:
 
 def _pack(site: Site) -> tuple[str, Any]:
     """Return a site as arrays; tensors would go through shared memory, of which containers have little."""
-    splits = {"train": site.train, "val": site.val, **{f"test:{name}": split for name, split in site.tests.items()}}
-    return site.name, to_wire({name: [split.x, split.y] for name, split in splits.items()})
+    return site.name, to_wire({name: [split.x, split.y] for name, split in site.splits.items()})
 
 
 def _unpack(name: str, wire: Any) -> Site:
-    splits = {key: Split(*pair) for key, pair in from_wire(wire).items()}
-    tests = {key.removeprefix("test:"): split for key, split in splits.items() if key.startswith("test:")}
-    return Site(name, splits["train"], splits["val"], tests)
+    return Site.from_splits(name, {key: Split(*pair) for key, pair in from_wire(wire).items()})
 
 
 def _serve(pipe: Connection, threads: int) -> None:

@@ -284,7 +284,7 @@ def _sigma(epsilon: float, delta: float) -> float:
     return gaussian_sigma(epsilon, delta)
 
 
-class Choice:
+class OneOf:
     """A setting with one of some values."""
 
     def __init__(self, name: str, *values: object, words: str = "") -> None:
@@ -303,8 +303,8 @@ class Choice:
 class Rule:
     """Two choices that do not go together, and why."""
 
-    first: Choice
-    second: Choice
+    first: OneOf
+    second: OneOf
     reason: str
 
     def broken(self, settings: object) -> bool:
@@ -316,17 +316,17 @@ class Rule:
         return f"{self.second.name} to go with {self.first.said(settings)}, got {self.second.said(settings)}: {self.reason}"
 
 
-MATCHING = Choice("match_classes", True)
-BLOCKS = Choice("average_blocks", True)
-NOISE = Choice("noisy", True, words="privacy noise")
-LABELS = Choice("cost", "label-aware")
-DEPOSITS = Choice("exchange", "server-samples")
-BATCHES = Choice("embedding_mode", "train")
-REPRESENTATIVES = Choice("pairing", "representatives")
-REPEATED = Choice("recompute", "every-round", "if-partial")
+MATCHING = OneOf("match_classes", True)
+BLOCKS = OneOf("average_blocks", True)
+NOISE = OneOf("noisy", True, words="privacy noise")
+LABELS = OneOf("cost", "label-aware")
+DEPOSITS = OneOf("exchange", "server-samples")
+BATCHES = OneOf("embedding_mode", "train")
+REPRESENTATIVES = OneOf("pairing", "representatives")
+REPEATED = OneOf("recompute", "every-round", "if-partial")
 
 SWITCHED_OFF = (
-    Rule(MATCHING, Choice("projection", "pair", "paper", "fresh"), "class counts travel with the seed of a row's projection"),
+    Rule(MATCHING, OneOf("projection", "pair", "paper", "fresh"), "class counts travel with the seed of a row's projection"),
     Rule(MATCHING, LABELS, "the server sees labels, and would see the class counts"),
     Rule(MATCHING, DEPOSITS, "one deposited sample serves all partners"),
     Rule(MATCHING, REPEATED, "the models have then seen the partners' train data"),
@@ -338,10 +338,10 @@ SWITCHED_OFF = (
 REFUSED = (
     Rule(NOISE, LABELS, "labels travel without noise"),
     Rule(NOISE, DEPOSITS, "the server sees raw samples"),
-    Rule(NOISE, Choice("projection", "paper"), "τ would be computed from embeddings without noise"),
+    Rule(NOISE, OneOf("projection", "paper"), "τ would be computed from embeddings without noise"),
     Rule(NOISE, BATCHES, "a record changes the embeddings of its whole batch"),
     Rule(DEPOSITS, BATCHES, "the server embeds deposited samples in eval mode"),
-    Rule(REPRESENTATIVES, Choice("force_diagonal", False), "a client must be linked with itself"),
+    Rule(REPRESENTATIVES, OneOf("force_diagonal", False), "a client must be linked with itself"),
     Rule(REPRESENTATIVES, REPEATED, "links that were inferred are not measured again"),
 )
 """Server and client refuse both choices together."""

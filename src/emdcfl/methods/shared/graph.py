@@ -30,7 +30,7 @@ Aggregate = Literal["snapshot", "in-place"]
 
 
 @dataclass(frozen=True)
-class Personal:
+class PersonalModels:
     """A model for every client."""
 
     clients: list[str]
@@ -52,7 +52,7 @@ class Personal:
         return self.models[self.clients.index(client)] if len(self.models) else self.theta0
 
 
-AnyPersonal = TypeVar("AnyPersonal", bound=Personal)
+AnyPersonal = TypeVar("AnyPersonal", bound=PersonalModels)
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Trained:
 
 
 def train_personal(
-    fed: Federation, state: Personal, round: Round, *, mu: float, first_round_term: bool, task: Task = tasks.train, **options: Any
+    fed: Federation, state: PersonalModels, round: Round, *, mu: float, first_round_term: bool, task: Task = tasks.train, **options: Any
 ) -> Trained:
     r"""Train the participants from their own models with the term :math:`-\mu\cos(P(\theta), P(a_c))` towards them."""
     starts = {c: state.start(c) for c in round.participants}
@@ -89,7 +89,9 @@ def train_personal(
     return Trained(models, [index[c] for c in replies], list(replies.values()))
 
 
-def similarities(layout: Layout, state: Personal, trained: Trained, *, since: Since, scope: VectorScope, snap: float | None) -> Tensor:
+def similarities(
+    layout: Layout, state: PersonalModels, trained: Trained, *, since: Since, scope: VectorScope, snap: float | None
+) -> Tensor:
     r"""Return :math:`s_{ij} = \cos(\Delta_i, \Delta_j)` of those who answered.
 
     Parameters
@@ -225,16 +227,16 @@ class GraphOptions:
         "first_round_term": True,
     }
     node_needs: ClassVar[NodeNeeds] = NodeNeeds(("evaluate",), ("mean",))
-    State: ClassVar[type] = Personal
+    State: ClassVar[type] = PersonalModels
 
-    def init(self, fed: Federation, round: Round) -> Personal:
+    def init(self, fed: Federation, round: Round) -> PersonalModels:
         """Every client holds θ⁰."""
         expect(self.mu >= 0, "mu", ">= 0", self.mu)
         expect(self.snap is None or -1.0 <= self.snap <= 1.0, "snap", "to be a cosine between -1 and 1, or None", self.snap)
         C = len(fed.clients)
-        return Personal(list(fed.clients), fed.initial(), graph=torch.zeros(C, C, dtype=torch.float64))
+        return PersonalModels(list(fed.clients), fed.initial(), graph=torch.zeros(C, C, dtype=torch.float64))
 
-    def remembered(self, fed: Federation, state: Personal, trained: Trained) -> Personal:
+    def remembered(self, fed: Federation, state: PersonalModels, trained: Trained) -> PersonalModels:
         """Return the state with each client's best model so far, where these are wanted; before ``trained.models`` are averaged."""
         if self.scored == "aggregated":
             return state
@@ -252,7 +254,7 @@ class GraphOptions:
                     best[i], accuracy[i] = model, reached
         return replace(state, best=best, best_accuracy=accuracy)
 
-    def serve(self, state: Personal) -> Serving:
+    def serve(self, state: PersonalModels) -> Serving:
         """Every client is served its personal model, θ⁰ before it is first seen."""
         C = len(state.clients)
         if len(state.best):

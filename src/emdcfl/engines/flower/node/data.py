@@ -172,17 +172,16 @@ def _cached(name: str, path: Path) -> Site | None:
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         log.warning("%s: the cached copy of this site's data is damaged (%s); reading the files again", path, error)
         return None
-    return Site(name, splits["train"], splits["val"], {variant.removeprefix("test:"): splits[variant] for variant in variants})
+    return Site.from_splits(name, splits)
 
 
 def _keep(site: Site, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    splits = {"train": site.train, "val": site.val, **{f"test:{variant}": split for variant, split in site.tests.items()}}
-    tensors = {f"{part}/{axis}": getattr(split, axis).contiguous() for part, split in splits.items() for axis in ("x", "y")}
+    tensors = {f"{part}/{axis}": getattr(split, axis).contiguous() for part, split in site.splits.items() for axis in ("x", "y")}
     if len({t.data_ptr() for t in tensors.values() if t.numel()}) < len([t for t in tensors.values() if t.numel()]):
         tensors = {key: torch.clone(t) for key, t in tensors.items()}  # two variants may share memory, which the format does not allow
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    save_file(tensors, temporary, {"tests": json.dumps([part for part in splits if part.startswith("test:")])})
+    save_file(tensors, temporary, {"tests": json.dumps([f"test:{variant}" for variant in site.tests])})
     temporary.chmod(0o600)
     temporary.replace(path)
     for old in path.parent.glob("*.safetensors"):
