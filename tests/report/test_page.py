@@ -265,11 +265,11 @@ def test_bytes_where_known(tmp_path: Path) -> None:
 
 
 def test_a_comparison(tmp_path: Path) -> None:
-    old = {"method": "pacfl", "seed": 0, "scenario": "rotated-mnist", "accuracy": {"mean": 0.9, "worst": 0.8}, "seconds": 3}
-    folder = make_comparison(tmp_path / "cmp", ["{cut off", "[]", json.dumps(old)])
+    forged = {**result("pacfl", 0, 0.9, None), "seed": "0"}
+    folder = make_comparison(tmp_path / "cmp", ["{cut off", "[]", json.dumps(forged)])
     text = Page(render(folder)).text
-    assert "EMD-CFL leads on" in text and "98.10 ± 0.20" in text and "PACFL" in text
-    assert "2 lines of results.jsonl could not be read" in text
+    assert "EMD-CFL leads on" in text and "98.10 ± 0.20" in text and "PACFL" not in text
+    assert "3 lines of results.jsonl could not be read" in text
 
 
 def test_a_comparison_over_scenarios_and_an_empty_one(tmp_path: Path) -> None:

@@ -11,11 +11,12 @@ from typing import Any
 from markupsafe import Markup
 
 from emdcfl.core.errors import StoreError
-from emdcfl.core.metric import Metric, metric_of, score_of
+from emdcfl.core.metric import Metric
 from emdcfl.core.units import percent, plural
 from emdcfl.report.svg import Axis, chart, mark, shape_path, tag, ticks, visible
 from emdcfl.runs.new_sites.unseen import UNSEEN
-from emdcfl.studies.results import RESULTS, ResultRow
+from emdcfl.runs.store.files import unsealed
+from emdcfl.studies.results import RESULTS, ResultRow, checked
 from emdcfl.studies.table_files import against_text
 from emdcfl.studies.tables import METRICS, Cell, Column, Table, build, unseen_rows
 
@@ -25,7 +26,7 @@ STYLES = {"worst": "weak-dot", "backdoor": "weak-dot", "worst_r2": "weak-dot"}
 
 
 def read_rows(folder: Path) -> tuple[list[ResultRow], int]:
-    """Return the rows of ``results.jsonl``, each config once, and the number of lines that could not be used."""
+    """Return the rows of ``results.jsonl``, each config once, and the number of lines that ``emdcfl compare`` did not write so."""
     try:
         lines = (folder / RESULTS).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as error:
@@ -33,41 +34,12 @@ def read_rows(folder: Path) -> tuple[list[ResultRow], int]:
     found: dict[str, ResultRow] = {}
     unusable = 0
     for line in filter(str.strip, lines):
-        row = _usable(line)
-        if row is None:
+        try:
+            (row,) = checked([unsealed(json.loads(line), RESULTS)], RESULTS)
+            found.setdefault(row["config"], row)
+        except (ValueError, TypeError, AttributeError, RecursionError, StoreError):
             unusable += 1
-        else:
-            found.setdefault(str(row["config"]), row)
     return list(found.values()), unusable
-
-
-def _usable(line: str) -> ResultRow | None:
-    """Read a row and fill in what it lacks; ``None`` if it is no result."""
-    try:
-        row = json.loads(line)
-        method, metric, score = str(row["method"]), metric_of(row).value, dict(score_of(row))
-        seconds, settings = row.get("seconds"), dict(row.get("settings") or {})
-        scenario, seed = str(row.get("scenario", "scenario")), int(row.get("seed", 0))
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return None
-    known = settings.get("run") or {}
-    return {
-        **row,
-        "method": method,
-        "scenario": scenario,
-        "seed": seed,
-        "config": row.get("config") or f"{scenario} {method} {seed} {json.dumps(settings, sort_keys=True)}",
-        "ari": row.get("ari"),
-        metric: {"mean": None, "worst": None, "variants": {}, **score},
-        "seconds": {"total": math.nan, **(seconds if isinstance(seconds, dict) else {} if seconds is None else {"total": seconds})},
-        "settings": {
-            **settings,
-            "scenario": settings.get("scenario") or {"name": scenario},
-            "method": settings.get("method") or {"name": method},
-            "training": settings.get("training") or {},
-            "run": {**known, "rounds": known.get("rounds", row.get("rounds"))},
-        },
-    }
 
 
 def comparison_context(folder: Path) -> dict[str, Any]:
@@ -76,8 +48,7 @@ def comparison_context(folder: Path) -> dict[str, Any]:
     table = build(rows)
     blocks = [_block(table, column) for column in table.columns]
     methods, seeds = {r["method"] for r in rows}, {r["seed"] for r in rows}
-    versions = list(dict.fromkeys(json.dumps(r["versions"], sort_keys=True) for r in rows if isinstance(r.get("versions"), dict)))
-    total = sum(t for r in rows if math.isfinite(t := float(r["seconds"]["total"])))
+    versions = list(dict.fromkeys(json.dumps(r["versions"], sort_keys=True) for r in rows if "versions" in r))
     return {
         "title": "Comparison of methods",
         "headline": _headline(table, len(methods)),
@@ -89,25 +60,22 @@ def comparison_context(folder: Path) -> dict[str, Any]:
         ],
         "blocks": blocks,
         "unseen": _unseen(rows),
-        "total": total,
+        "total": sum(r["seconds"]["total"] for r in rows),
         "unusable": unusable,
-        "hardware": sorted({str(r["hardware"]) for r in rows if r.get("hardware")}),
-        "commits": sorted({str(r["commit"]) for r in rows if r.get("commit")}),
+        "hardware": sorted({r["hardware"] for r in rows if r.get("hardware")}),
+        "commits": sorted({r["commit"] for r in rows if r.get("commit")}),
         "versions": [json.loads(v) for v in versions],
         "failures": [(r["scenario"], r["method"], r["seed"], r["failures"]) for r in rows if r.get("failures")],
     }
 
 
 def _unseen(rows: list[ResultRow]) -> dict[str, Any] | None:
-    """Return the table of sites that were held out; None where there are none, or rows do not hold what they should."""
-    try:
-        found = unseen_rows(rows)
-        cells = [
-            (r["scenario"], r["method"], r["tested"], [*(r["metric"].text(r[key]) for key in UNSEEN), percent(r["right"])]) for r in found
-        ]
-        return {"heads": [*UNSEEN.values(), "right true group"], "rows": cells} if cells else None
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return None
+    """Return the table of sites that were held out, if any were."""
+    cells = [
+        (r["scenario"], r["method"], r["tested"], [*(r["metric"].text(r[key]) for key in UNSEEN), percent(r["right"])])
+        for r in unseen_rows(rows)
+    ]
+    return {"heads": [*UNSEEN.values(), "right true group"], "rows": cells} if cells else None
 
 
 def _headline(table: Table, methods: int) -> str:
