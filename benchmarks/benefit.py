@@ -7,6 +7,7 @@ Natural sites (watch, hapt, chem97) and digits whose groups are known, or absent
 The defaults were chosen with seeds 0 to 2 and 10 to 13; digits get more seeds because a site tests on 18 to 45 images.
 Rows go to ``results.jsonl`` of ``--out``; runs whose row is there are not repeated. ``--publish`` writes what ``benchmarks/results.py``
 makes the tables from: rows without rounds, bytes and single sites, and without settings that are their defaults.
+``--place`` trains without some sites and places them, with their labels and without.
 """
 
 from __future__ import annotations
@@ -14,15 +15,27 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.calibration import Case, sites
+
+from emdcfl.api.fitting import configure
+from emdcfl.data.types import Scenario
 from emdcfl.methods import find
 from emdcfl.runs.config import Choice, Config, override
+from emdcfl.runs.new_sites.nearest import fits, groups_of, unlabelled, with_site
+from emdcfl.runs.new_sites.place import place_site
+from emdcfl.runs.plan import plan
+from emdcfl.runs.runner import run
 from emdcfl.studies.compare import compare, configs, parse_methods, parse_seeds
-from emdcfl.studies.results import read_results
+from emdcfl.studies.results import commit, hardware, read_results
 
 SIMPLE = "local,fedavg+ft"
 EMDCFL = "emdcfl:tolerance=0.025,emdcfl:grouping=neighbourhoods,emdcfl+ft"
@@ -47,6 +60,18 @@ CASES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 
 DRAWN = ("digit-sites", "chem97")
 """Scenarios whose division into train, validation and test is drawn."""
+
+
+STRANGERS = "4 rotations × 3 sites, one rotation left out"
+PLACED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "4 rotations × 3 sites": CASES["4 rotations × 3 sites"],
+    STRANGERS: CASES["4 rotations × 3 sites"],
+    "tables, two laws and a stranger": ("tables", {"rotate": True}),
+    "tables, labels permuted and a stranger": ("tables", {"permute": True}),
+    "watch": ("watch", {}),
+    "hapt": ("hapt", {}),
+}
+"""Cases whose sites are placed → scenario and options, or those of ``calibration.Case``."""
 
 
 def wanted(case: str, methods: str, seeds: Sequence[int]) -> list[Config]:
@@ -78,6 +103,63 @@ def slim(row: Mapping[str, Any]) -> dict[str, Any]:
     return kept | {"accuracy": {"mean": round(row["accuracy"]["mean"], 6)}, "seconds": seconds, "settings": settings}
 
 
+def left_out(case: str, seed: int) -> Iterator[tuple[Config, Scenario, list[str]]]:
+    """Yield configs with their sites, and those of them that take no part in training."""
+    name, options = PLACED[case]
+    if name == "tables":
+        drawn = Case([400] * 9, [0, 0, 0, 1, 1, 1, 0, 1, 2], **options)
+        config, scenario = configure(sites(drawn, seed), None, "emdcfl", {"run.seed": seed, "method.grouping": "benefit"})
+        assert scenario is not None
+        yield config, scenario, [site.name for site in scenario.sites[6:]]
+        return
+    drawn_by = {"data_seed": seed} if name in DRAWN else {}
+    config = override(replace(Config(), scenario=Choice(name, {**options, **drawn_by})), {"run.seed": seed, "method.grouping": "benefit"})
+    whole = plan(config).scenario
+    names = [site.name for site in whole.sites]
+    if case == STRANGERS:
+        folds = [names[i : i + 3] for i in range(0, len(names), 3)]
+    elif name == "watch":
+        folds = [names[i : i + 2] for i in range(0, len(names), 2)]
+    else:
+        folds = [names[i :: 3 if name == "digit-sites" else 10] for i in range(3 if name == "digit-sites" else 10)]
+    for held in folds:
+        yield config, whole, held
+
+
+def placements(case: str, seed: int) -> Iterator[dict[str, Any]]:
+    """Yield where each site that took no part is placed, and how well the models serve it."""
+    for config, whole, held in left_out(case, seed):
+        rest = replace(whole, sites=tuple(site for site in whole.sites if site.name not in held), groups=None)
+        found = plan(override(config, {"engine.threads": 1, "personalize.mode": "off"}), rest)
+        result, truth = run(found), whole.groups or {}
+        groups = groups_of(result.serving, result.clients)
+        for site in (site for site in whole.sites if site.name in held):
+            placed = place_site(found, site, result.serving)
+            with with_site(found, unlabelled(site)).federation() as fed:
+                fed.begin(1)
+                near = fits(groups, fed, [site.name])[site.name]
+            chosen = min(near, key=lambda k: near[k].misfit)
+            scores = {c.cluster: c.score for c in placed.candidates}
+            shares = {k: mean([truth[c] == truth[site.name] for c in members]) if truth else None for k, (_, members) in groups.items()}
+            yield {
+                "case": case,
+                "seed": seed,
+                "site": site.name,
+                "known": not truth or any(shares.values()),
+                "alone": placed.alone,
+                "best": max(scores.values()),
+                "cluster": placed.cluster,
+                "linked": any(c.ratio < 1 for c in placed.candidates),
+                "score": scores.get(placed.cluster),
+                "share": shares.get(placed.cluster),
+                "nearest": scores[chosen],
+                "nearest_share": shares[chosen],
+                "unsure": round(near[chosen].unsure, 2),
+                "commit": commit(),
+                "hardware": hardware("cpu"),
+            }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/benefit"))
@@ -90,7 +172,18 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, help="begin no run after so long")
     parser.add_argument("--publish", type=Path, metavar="FILE", help="write the finished rows, and run nothing")
     parser.add_argument("--list", action="store_true", help="say what would run, and do nothing")
+    parser.add_argument("--place", type=Path, metavar="FILE", help="write where sites that take no part are placed, and run nothing else")
+    parser.add_argument("--place-cases", nargs="*", default=list(PLACED), choices=list(PLACED))
+    parser.add_argument("--place-seeds", default="0-2")
     args = parser.parse_args()
+    if args.place:
+        with args.place.open("a", encoding="utf-8") as lines:
+            for case in args.place_cases:
+                for seed in parse_seeds(args.place_seeds):
+                    for row in placements(case, seed):
+                        lines.write(json.dumps(row, separators=(",", ":")) + "\n")
+                        lines.flush()
+        return
     seeds = {case: parse_seeds(args.digit_seeds if CASES[case][0] == "digit-sites" else args.seeds) for case in args.cases}
     runs = [run for case in args.cases for run in wanted(case, f"{SIMPLE},{EMDCFL}", seeds[case])]
     for case in args.cases:

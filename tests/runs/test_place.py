@@ -49,15 +49,15 @@ def test_a_site_in_no_group_is_told_what_to_do() -> None:
     assert "train it alone" in choose("new", [Candidate(0, ["a"], 3.1, 0, 0.4)], guess, ()).verdict()
 
 
-def test_groups_by_benefit_take_a_site_that_their_model_serves_as_well_as_a_member() -> None:
+def test_groups_by_benefit_take_a_site_that_does_no_better_alone() -> None:
     """Links made no group of such a run, so that none need make the site one of its members."""
     far, guess = [Candidate(0, ["a"], 3.1, 0, 0.7), Candidate(1, ["b"], 4.0, 0, 0.9)], Guess(0.5, 2, 40)
-    fits = choose("new", far, guess, (), {0: 0.6, 1: 0.95})
+    fits = choose("new", far, guess, (), 0.95)
     assert fits.cluster == 1 and fits.verdict().startswith("new fits cluster 1: its model is right for 90.0%")
-    assert choose("new", far, guess, (), {0: 0.6, 1: 0.99}).cluster == 0
-    assert choose("new", far, guess, (), {0: 0.9, 1: 0.99}).cluster is None
-    assert choose("new", far, Guess(0.99, 2, 4000), (), {0: 0.6, 1: 0.85}).cluster is None  # always guessing does better
-    assert choose("new", far, Guess(0.0, 0, 40), (), {0: 0.6, 1: 0.95}).cluster == 0  # of R² there is no interval
+    better = choose("new", far, guess, (), 0.99)
+    assert better.cluster is None and "alone is right for 99.0%" in better.verdict() and "cluster 1's: 90.0%" in better.verdict()
+    assert choose("new", far, Guess(0.99, 2, 4000), (), 0.4).cluster is None  # always guessing does better
+    assert choose("new", far, Guess(0.0, 0, 40), (), 0.95).cluster is None  # of R² there is no interval
 
 
 def test_a_tolerance_of_zero_is_all_or_nothing() -> None:

@@ -20,7 +20,7 @@ from emdcfl.data import scenarios
 from emdcfl.data.types import Scenario, Site, Split
 from emdcfl.report.page import render
 from emdcfl.runs.config import Config, RunConfig, loads, override
-from emdcfl.runs.new_sites.nearest import relative, unlabelled
+from emdcfl.runs.new_sites.nearest import NearestCluster, relative, unlabelled
 from emdcfl.runs.new_sites.unseen import mean_scores, unseen_sentence
 from emdcfl.runs.plan import plan
 from emdcfl.runs.verdict.baselines import run_baselines
@@ -181,7 +181,9 @@ def test_leave_one_out_tests_every_site_once(tmp_path: Path) -> None:
 
 
 def test_misfits_add_what_each_measure_says() -> None:
-    near = relative({0: (0.1, 0.02, 0.5), 1: (0.3, 0.2, 1.5)})
+    near = relative({0: (0.1, 0.02, 0.5, 1.0), 1: (0.3, 0.2, 1.5, 3.0)})
     assert near[0].misfit == pytest.approx(0.02 / 0.2 + 0.5)
     assert near[1].misfit == pytest.approx(0.2 / 0.2 + 1.5)
     assert relative({}) == {}
+    doubted = [NearestCluster("new", [(k, ["a"], near[k])]).verdict() for k in near]
+    assert ["3.0 times as unsure" in said for said in doubted] == [False, True]

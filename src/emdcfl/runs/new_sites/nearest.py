@@ -33,6 +33,10 @@ from emdcfl.transport import cost_matrix, exact
 PLACED_WITH = 400
 """Samples of a site that are compared, at most."""
 
+UNSURE, SURE = 2.0, 0.05
+"""A model doubts a site if its predictions there have so many times the entropy of those for its members' unseen data. Entropies (in nats)
+below the second number count as that: such models are sure of everything they know."""
+
 Groups = Mapping[int, tuple[Tensor, list[str]]]
 """Cluster → its model and its members."""
 
@@ -74,6 +78,8 @@ class ClusterFit:
     distance: float
     entropy: float
     misfit: float
+    unsure: float
+    """Entropy in units of that at the members' validation data."""
 
 
 def fits(groups: Groups, fed: Federation, new: Sequence[str]) -> dict[str, dict[int, ClusterFit]]:
@@ -88,7 +94,7 @@ def fits(groups: Groups, fed: Federation, new: Sequence[str]) -> dict[str, dict[
     :math:`d_k / \bar W + H_k / \bar H`, each in units of its mean over clusters (of :math:`W_1` for the first, as d may be near zero).
     Embeddings are not projected: this runs where the data of all sites are.
     """
-    found: dict[str, dict[int, tuple[float, float, float]]] = {c: {} for c in new}
+    found: dict[str, dict[int, tuple[float, float, float, float]]] = {c: {} for c in new}
     net = fed.network()
     for k, (theta, members) in groups.items():
         wanted: dict[str, Any] = {"theta": theta, "cap": PLACED_WITH}
@@ -96,17 +102,19 @@ def fits(groups: Groups, fed: Federation, new: Sequence[str]) -> dict[str, dict[
         val = fed.run(tasks.embed, {c: {} for c in members}, split="val", **wanted)
         own = float(np.mean([_transport(train[c], val[c]) for c in members]))
         net.load(theta)
+        usual = max(float(np.mean([_entropy(net, val[c]) for c in members])), SURE)
         for c in new:
             w = float(np.mean([_transport(train[member], train[c]) for member in members]))
-            found[c][k] = (w, w - own, _entropy(net, train[c]))
+            entropy = _entropy(net, train[c])
+            found[c][k] = (w, w - own, entropy, entropy / usual)
     return {c: relative(values) for c, values in found.items()}
 
 
-def relative(values: Mapping[int, tuple[float, float, float]]) -> dict[int, ClusterFit]:
+def relative(values: Mapping[int, tuple[float, float, float, float]]) -> dict[int, ClusterFit]:
     if not values:
         return {}
-    w, _, h = (max(float(mean), 1e-12) for mean in np.mean(list(values.values()), axis=0))
-    return {k: ClusterFit(d, entropy, d / w + entropy / h) for k, (_, d, entropy) in values.items()}
+    w, _, h, _ = (max(float(mean), 1e-12) for mean in np.mean(list(values.values()), axis=0))
+    return {k: ClusterFit(d, entropy, d / w + entropy / h, unsure) for k, (_, d, entropy, unsure) in values.items()}
 
 
 def _transport(a: Reply, b: Reply) -> float:
@@ -136,9 +144,11 @@ class NearestCluster:
     def verdict(self) -> str:
         (cluster, _, fit), *others = self.candidates
         then = f"; the next, cluster {others[0][0]}, has {others[0][2].misfit:.2f}" if others else ""
-        return (
-            f"{self.site} is nearest to cluster {cluster}, with misfit {fit.misfit:.2f}{then}; only labels can show whether its model fits"
-        )
+        nearest = f"{self.site} is nearest to cluster {cluster}, with misfit {fit.misfit:.2f}{then}; "
+        if fit.unsure > UNSURE:
+            doubt = f"its model is {fit.unsure:.1f} times as unsure here as at its members: it may fit badly"
+            return f"{nearest}{doubt}; test it with some labels before use"
+        return f"{nearest}only labels can show whether its model fits"
 
     def as_dict(self) -> dict[str, Any]:
         found = [{"cluster": k, "members": members, **asdict(fit)} for k, members, fit in self.candidates]

@@ -3,16 +3,15 @@ r"""Which group does a new site belong to, and how clearly?
 The site trains once from θ⁰, as any first-time client does, and is compared with every client of the finished run in both directions:
 its own model judges their validation samples, and each cluster's model judges its. It belongs to a cluster if it is linked with all
 members that can be compared, exactly as if it had joined. Where validation losses made the groups (``grouping="benefit"``), links did not:
-then a site that is not linked belongs to the group whose model is best at it, if it does as well there as at its members, up to chance.
+then a site that is not linked belongs to the group whose model is best at it, unless the site does clearly better alone: with a model that
+it trains for as many rounds as the run had.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from math import inf, isfinite
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import torch
@@ -20,12 +19,14 @@ from torch import Tensor
 
 from emdcfl.core import tasks
 from emdcfl.core.errors import DataError
+from emdcfl.core.federation import Federation
 from emdcfl.core.learning.objective import is_regression
 from emdcfl.core.metric import Metric, score_of
 from emdcfl.core.units import percent
 from emdcfl.data.own import encoding_of, frames, load_site, site_from_arrays
 from emdcfl.data.own.cleaning import Cleaning
 from emdcfl.data.own.splitting import SplitRule
+from emdcfl.data.types import Site
 from emdcfl.methods.base import Serving
 from emdcfl.methods.emdcfl import EMDCFL
 from emdcfl.methods.emdcfl.comparison import Measured, PairDistance, comparable, measure
@@ -33,8 +34,9 @@ from emdcfl.runs.config import OWN_FILES
 from emdcfl.runs.new_sites.nearest import groups_of, plan_again, with_site
 from emdcfl.runs.plan import RunPlan
 from emdcfl.runs.result import Result
-from emdcfl.runs.verdict.advice import scores_of_sites
 from emdcfl.runs.verdict.intervals import wilson
+
+AGAIN = "run again with its files among the others to decide it"
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,8 @@ class Guess:
 class Placement:
     """Where a new site belongs; ``cluster`` is ``None`` where it would found a group of its own.
 
-    ``refused`` is a cluster whose data look like the site's, but whose model fails on the site's own labels: never recommended.
+    ``refused`` is a cluster whose data look like the site's, but whose model fails on the site's own labels: never recommended. ``alone``
+    is the score of the model that the site trained alone, where that decided.
     """
 
     site: str
@@ -101,6 +104,7 @@ class Placement:
     notes: tuple[str, ...]
     guess: Guess | None = None
     refused: int | None = None
+    alone: float | None = None
 
     @property
     def metric(self) -> Metric:
@@ -118,13 +122,18 @@ class Placement:
                 f"(always answering {usual}): do not use it; check {check}, or train it alone"
             )
         best, *others = self.candidates if self.cluster is None else sorted(self.candidates, key=lambda c: c.cluster != self.cluster)
+        if self.cluster is None and self.alone is not None and self.guess is not None:
+            most = max(self.candidates, key=lambda c: c.score)
+            own = f"the model that it trains alone {self.guess.right(self.alone)}"
+            best_of = f"the best of the groups', cluster {most.cluster}'s: {self.metric.text(most.score)}"
+            return f"{self.site} belongs to no group: {own} ({best_of}); train it alone, or {AGAIN}"
         if self.cluster is None:
             how = f"the farthest member of the nearest, cluster {best.cluster}, is at {best.ratio:.1f} times the tolerance"
             return f"{self.site} belongs to no group: {how if isfinite(best.ratio) else 'no member could be compared'}; {self._meanwhile()}"
         if best.ratio >= 1 and self.guess is not None:
             far = f"; its farthest member is at {best.ratio:.1f} times the tolerance" if isfinite(best.ratio) else ""
-            how = f"its model {self.guess.right(best.score)}, not clearly worse than at its members"
-            return f"{self.site} fits cluster {self.cluster}: {how}{far}"
+            alone = "" if self.alone is None else f", and alone it reaches {self.metric.text(self.alone)}"
+            return f"{self.site} fits cluster {self.cluster}: its model {self.guess.right(best.score)}{alone}{far}"
         near = [c for c in others if isfinite(c.ratio)]
         clear = f"; the next, cluster {near[0].cluster}, is at {near[0].ratio:.1f} times" if near else ""
         return f"{self.site} belongs to cluster {self.cluster}: at {best.ratio:.2f} times the tolerance{clear}"
@@ -132,10 +141,9 @@ class Placement:
     def _meanwhile(self) -> str:
         """Say what to do with a site in no group: the model that its own labels speak for, if there is one."""
         best = max(self.candidates, key=lambda c: c.score)
-        again = "run again with its files among the others to decide it"
         if self.guess is None or self.guess.beats(best.score):
-            return f"train it alone, or {again}"
-        return f"cluster {best.cluster}'s model {self.guess.right(best.score)}: use that for now, and {again}"
+            return f"train it alone, or {AGAIN}"
+        return f"cluster {best.cluster}'s model {self.guess.right(best.score)}: use that for now, and {AGAIN}"
 
 
 def place(result: Result, site: Any, *, name: str | None = None, label: str | None = None) -> Placement:
@@ -157,37 +165,31 @@ def place(result: Result, site: Any, *, name: str | None = None, label: str | No
         new, notes = frames.site_from_table(name or "new", site, found.config.scenario.options, **about)
     else:
         new, notes = site_from_arrays(name or "new", site, like=scenario, seed=seed)
-    candidates = _compare(with_site(found, new), result.serving)
-    usual = _mean_scores(result) if isinstance(found.method, EMDCFL) and found.method.by_benefit else {}
-    return choose(new.name, candidates, Guess.of(next(iter(new.tests.values())).y), notes, usual)
+    return place_site(found, new, result.serving, notes)
 
 
-def choose(
-    site: str, candidates: list[Candidate], guess: Guess | None, notes: tuple[str, ...], usual: Mapping[int, float] | None = None
-) -> Placement:
+def place_site(found: RunPlan, new: Site, serving: Serving, notes: tuple[str, ...] = ()) -> Placement:
+    """Place a site that is there already."""
+    candidates, alone = _compare(with_site(found, new), serving)
+    return choose(new.name, candidates, Guess.of(next(iter(new.tests.values())).y), notes, alone)
+
+
+def choose(site: str, candidates: list[Candidate], guess: Guess | None, notes: tuple[str, ...], alone: float | None = None) -> Placement:
     """Join the nearest cluster that is linked and whose model does not fail on the site's labels; else, by benefit, the one that fits.
 
-    ``usual`` maps the clusters of a run that grouped by benefit to the mean score of their members.
+    ``alone`` is the score of a model that the site trained alone, where groups were made by benefit and none is linked.
     """
     failing = [c for c in candidates if guess is not None and guess.beats(c.score)]
     linked = [c for c in candidates if c.ratio < 1]
     joined = next((c.cluster for c in linked if c not in failing), None)
-    if usual and not linked and guess is not None:
-        fitting = [c for c in candidates if c not in failing and guess.at_most(c.score) >= usual.get(c.cluster, inf)]
+    if alone is not None and not linked and guess is not None:
+        fitting = [c for c in candidates if c not in failing and guess.at_most(c.score) >= alone]
         joined = max(fitting, key=lambda c: c.score).cluster if fitting else None
-    return Placement(site, joined, candidates, notes, guess, next((c.cluster for c in linked if c in failing), None))
+    return Placement(site, joined, candidates, notes, guess, next((c.cluster for c in linked if c in failing), None), alone)
 
 
-def _mean_scores(result: Result) -> dict[int, float]:
-    """Cluster → mean score of its members; empty where one has none."""
-    scores, clusters = scores_of_sites(result.summary).values, result.summary["clusters"]
-    if len(scores) != len(clusters):
-        return {}
-    return {k: fmean(s for s, label in zip(scores, clusters, strict=True) if label == k) for k in set(clusters)}
-
-
-def _compare(found: RunPlan, serving: Serving) -> list[Candidate]:
-    """Measure the last site of the scenario against every cluster, the nearest first."""
+def _compare(found: RunPlan, serving: Serving) -> tuple[list[Candidate], float | None]:
+    """Measure the last site of the scenario against every cluster, the nearest first; by benefit, without a link, score it alone too."""
     judge = found.method if isinstance(found.method, EMDCFL) else EMDCFL()
     judge = replace(judge, distances="all", force_diagonal=True)
     with found.federation() as fed:
@@ -200,12 +202,19 @@ def _compare(found: RunPlan, serving: Serving) -> list[Candidate]:
         if new not in comparable(judge, fed, [new]):
             raise DataError(f"{new} has too few validation samples to be placed; give it more, or let a run with a fixed tolerance judge")
         measured = measure(judge, fed, pairs, {**served, new: theta})
-        candidates = []
-        for k, (model, members) in groups.items():
-            tested = fed.run(tasks.test, {new: {"models": model[None], "weights": torch.ones(1)}})
-            score = next(iter(score_of(tested[new]).values()))
-            candidates.append(candidate_of(k, members, new, measured, score))
-    return sorted(candidates, key=lambda c: c.ratio)
+        candidates = [candidate_of(k, members, new, measured, _score(fed, new, model)) for k, (model, members) in groups.items()]
+        if not judge.by_benefit or any(c.ratio < 1 for c in candidates):
+            return sorted(candidates, key=lambda c: c.ratio), None
+        for number in range(2, found.rounds + 1):
+            fed.begin(number)
+            theta = fed.train({new: theta})[new]["theta"]
+        return sorted(candidates, key=lambda c: c.ratio), _score(fed, new, theta)
+
+
+def _score(fed: Federation, site: str, model: Tensor) -> float:
+    """Accuracy (or R²) of a model on a site's test samples."""
+    tested = fed.run(tasks.test, {site: {"models": model[None], "weights": torch.ones(1)}})
+    return float(next(iter(score_of(tested[site]).values())))
 
 
 def candidate_of(cluster: int, members: list[str], new: str, measured: Measured, score: float) -> Candidate:
@@ -229,6 +238,7 @@ def as_dict(placement: Placement) -> dict[str, Any]:
         "cluster": placement.cluster,
         "refused": placement.refused,
         "guess": None if placement.guess is None else placement.guess.share,
+        "alone": placement.alone,
         "verdict": placement.verdict(),
         "candidates": candidates,
     }
