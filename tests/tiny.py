@@ -8,14 +8,16 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 from tests.methods.toy import CLASSES, FEATURES, samples
 from torch import Tensor, nn
 
 from emdcfl.core.client import Client
+from emdcfl.core.codec import raw
 from emdcfl.core.federation import Federation
 from emdcfl.core.keys import NodeSecret, generator, global_seed
 from emdcfl.core.params import Network
@@ -117,7 +119,22 @@ def score(fed: Federation, serving: Serving, losses: Mapping[str, float] | None 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors agree in type, shape and every bit."""
-    return a.dtype == b.dtype and a.shape == b.shape and a.reshape(-1).view(torch.uint8).equal(b.reshape(-1).view(torch.uint8))
+    return a.dtype == b.dtype and a.shape == b.shape and raw(a) == raw(b)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two values agree in type, structure and every bit."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, Tensor):
+        return same_bits(a, b)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    if is_dataclass(a):
+        return all(same(getattr(a, field.name), getattr(b, field.name)) for field in fields(a))
+    return bool(a.tobytes() == b.tobytes()) if isinstance(a, np.ndarray) else repr(a) == repr(b)
 
 
 def contents(run: Path) -> dict[str, Any]:

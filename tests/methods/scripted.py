@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -81,16 +81,3 @@ def direct(fed: Federation, theta: Tensor, steps: float, scope: str) -> np.ndarr
     part = fed.layout.scope("F" if scope == "state" else scope)  # type: ignore[arg-type]
     counters = [steps] * len(fed.layout.counters) if scope == "state" else []
     return np.concatenate([theta[part].double().numpy(), counters])
-
-
-def same(a: Any, b: Any) -> bool:
-    """Whether two states are equal bit for bit."""
-    if isinstance(a, Tensor):
-        return torch.equal(a, b)
-    if is_dataclass(a) and not isinstance(a, type):
-        return all(same(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
-    if isinstance(a, dict):
-        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, list):
-        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
-    return bool(a == b)

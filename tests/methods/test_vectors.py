@@ -5,8 +5,9 @@ import copy
 import numpy as np
 import pytest
 import torch
-from tests.methods.scripted import Scripted, direct, same
+from tests.methods.scripted import Scripted, direct
 from tests.methods.toy import federation, run, toy, truth
+from tests.tiny import same
 
 from emdcfl.clustering import adjusted_rand, cut
 from emdcfl.core.params import squared_distances

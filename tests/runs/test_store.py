@@ -1,14 +1,9 @@
 from __future__ import annotations
 
-import multiprocessing
 import os
-import select
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.tiny import same
 from torch import Tensor
 
-from emdcfl.core.codec import DTYPES, raw
+from emdcfl.core.codec import DTYPES
 from emdcfl.core.errors import StoreError
 from emdcfl.runs.config import Choice, Config, RunConfig, load
 from emdcfl.runs.store import RunStore, files
@@ -49,21 +45,6 @@ def memory(seed: int) -> Memory:
         blob=b"\x00\xff",
         note="x",
     )
-
-
-def same(a: Any, b: Any) -> bool:
-    """Equal in type, structure and bits."""
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, Tensor):
-        return a.dtype == b.dtype and a.shape == b.shape and raw(a) == raw(b)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(same, a, b))
-    if isinstance(a, dict):
-        return list(a) == list(b) and all(same(a[k], b[k]) for k in a)
-    if is_dataclass(a):
-        return all(same(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
-    return repr(a) == repr(b)
 
 
 @pytest.fixture
@@ -353,81 +334,6 @@ def test_a_foreign_folder_is_refused(tmp_path: Path, resume: bool) -> None:
         RunStore.open(tmp_path / "config.toml", Config(), resume=resume)
     with pytest.raises(StoreError, match="not a run directory"):
         RunStore.read(tmp_path)
-
-
-@pytest.mark.slow
-def test_two_runs_cannot_share_a_directory(store: RunStore) -> None:
-    with pytest.raises(StoreError, match=rf"in use by another emdcfl run \(process {os.getpid()}\)"):
-        RunStore.open(store.path, Config(), resume=True)
-    script = "from emdcfl.runs.store.run_store import *; import sys; RunStore.open(sys.argv[1], Config(), resume=True)"
-    result = subprocess.run(
-        [sys.executable, "-c", script, str(store.path)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": "src"},
-    )
-    assert "in use by another emdcfl run" in result.stderr
-    reopen(store).close()
-
-
-KILLED_PARENT = """
-import multiprocessing, os, signal, sys
-from emdcfl.runs.store import RunStore
-from emdcfl.runs.config import Config
-
-def work(ready):
-    ready.set()
-    sys.stdin = open(0)
-    sys.stdin.read()  # until the test ends
-
-fork = multiprocessing.get_context("fork")
-store = RunStore.open(sys.argv[1], Config())
-ready = fork.Event()
-fork.Process(target=work, args=(ready,)).start()
-ready.wait()
-print("worker is up", flush=True)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-@pytest.mark.slow
-def test_a_worker_that_outlives_its_killed_parent_does_not_keep_the_lock(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", KILLED_PARENT, str(tmp_path / "run")],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": "src"},
-    )
-    assert process.stdin is not None and process.stdout is not None
-    try:
-        assert process.stdout.readline() == b"worker is up\n"
-        assert process.wait() == -signal.SIGKILL
-        RunStore.open(tmp_path / "run", Config(), resume=True).close()
-        assert select.select([process.stdout], [], [], 0)[0] == []  # no end of file: the worker was alive all the while
-    finally:
-        process.stdin.close()
-        process.stdout.close()
-
-
-def _wait(ready: Any, finish: Any) -> None:
-    ready.set()
-    finish.wait()
-
-
-def test_forking_a_worker_does_not_give_the_lock_away(store: RunStore) -> None:
-    fork = multiprocessing.get_context("fork")
-    ready, finish = fork.Event(), fork.Event()
-    worker = fork.Process(target=_wait, args=(ready, finish))
-    worker.start()
-    try:
-        ready.wait()
-        with pytest.raises(StoreError, match="in use by another emdcfl run"):
-            RunStore.open(store.path, Config(), resume=True)
-        reopen(store).close()
-    finally:
-        finish.set()
-        worker.join()
 
 
 def test_a_reader_needs_no_lock_and_cannot_write(store: RunStore) -> None:

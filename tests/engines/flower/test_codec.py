@@ -10,9 +10,10 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
+from tests.tiny import same
 from torch import Tensor
 
-from emdcfl.core.codec import DTYPES, from_raw, raw
+from emdcfl.core.codec import DTYPES, from_raw
 from emdcfl.core.errors import ClientError
 from emdcfl.engines.flower.codec import LIMITS, Encoder, Limits, decode, encode, size
 
@@ -33,18 +34,6 @@ scalars = st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 63) - 1) | s
 values = st.recursive(
     scalars | tensors(), lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4), max_leaves=12
 )
-
-
-def same(a: object, b: object) -> bool:
-    if isinstance(a, Tensor):
-        return isinstance(b, Tensor) and a.dtype == b.dtype and a.shape == b.shape and raw(a) == raw(b)
-    if isinstance(a, dict):
-        return isinstance(b, dict) and list(a) == list(b) and all(same(a[k], b[k]) for k in a)
-    if isinstance(a, (list, tuple)):
-        return isinstance(b, list) and len(a) == len(b) and all(map(same, a, b))
-    if isinstance(a, float):
-        return isinstance(b, float) and (math.isnan(b) if math.isnan(a) else a == b and math.copysign(1, a) == math.copysign(1, b))
-    return type(a) is type(b) and a == b
 
 
 @settings(max_examples=150, deadline=None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,8 @@ import torch
 from tests import tiny
 from tests.engines.flower import loopback
 from tests.methods import toy
-from torch import Tensor
+from tests.tiny import same
 
-from emdcfl.core.codec import raw
 from emdcfl.data.types import Scenario, Split
 from emdcfl.engines.flower.messages import MessageSettings
 from emdcfl.engines.flower.node.policy import Policy
@@ -26,20 +25,6 @@ from emdcfl.runs.runner import run
 
 SCENARIO = toy.toy(groups=2, per_group=2, n=48)
 TRAINING = toy.Training(local_epochs=1, batch_size=16, lr=0.05)
-
-
-def identical(a: Any, b: Any) -> bool:
-    if isinstance(a, Tensor):
-        return isinstance(b, Tensor) and a.dtype == b.dtype and a.shape == b.shape and raw(a) == raw(b)
-    if is_dataclass(a) and not isinstance(a, type):
-        return type(a) is type(b) and all(identical(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
-    if isinstance(a, dict):
-        return list(a) == list(b) and all(identical(a[k], b[k]) for k in a)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(identical, a, b))
-    if hasattr(a, "tobytes"):
-        return bool(a.tobytes() == b.tobytes())
-    return type(a) is type(b) and (a == b or (a != a and b != b))
 
 
 def both(
@@ -55,7 +40,7 @@ def both(
     local = toy.federation(scenario, training=TRAINING, participants=participants)
     flower = loopback.federation(scenario, training=TRAINING, number=participants, settings=settings)
     first, second = (toy.play(fed, method, rounds) for fed in (local, flower))
-    assert identical(first, second)
+    assert same(first, second)
     assert torch.equal(first[1].models, second[1].models)
 
 
@@ -122,7 +107,7 @@ def rows_of(fed: Any, name: str, rounds: int, every: int = 1, **options: Any) ->
 def test_tests_that_travel_with_the_next_round_give_the_same_rows(name: str, participants: int | None, every: int) -> None:
     local = toy.federation(SCENARIO, training=TRAINING, participants=participants)
     flower = loopback.federation(SCENARIO, training=TRAINING, number=participants)
-    assert identical(*(rows_of(fed, name, 4, every) for fed in (local, flower)))
+    assert same(*(rows_of(fed, name, 4, every) for fed in (local, flower)))
     assert flower.traffic.bytes == local.traffic.bytes
 
 
