@@ -124,6 +124,11 @@ TABLES: dict[str, Mistake] = {
         {},
         ("all", "3", "itself"),
     ),
+    "splits instead of sites": (
+        lambda d: [data(d).unlink(), data(d, "north").rename(d / "train.csv"), data(d, "south").rename(d / "Test.csv")],
+        {},
+        ("train", "Test", "splits of one data set", "SITE/train"),
+    ),
     "no such folder": (lambda d: d.rename(d.with_name("e")), {}, ("/d", "no such")),
     "an empty folder": (lambda d: [data(d, s).unlink() for s in ("north", "south", "west")], {}, ("/d", "no clients")),
     # labels
@@ -153,6 +158,7 @@ TABLES: dict[str, Mistake] = {
     # columns
     "case numbers": (everywhere(0, lambda i, v, s: str(4000 + 7 * i) if i else "Aufnahme"), {}, ("'Aufnahme' (identifiers)", "--drop")),
     "codes with a 0 ahead": (everywhere(0, lambda i, v, s: f"0{i * 37 % 61 + 100}" if i else "Ort"), {}, ("'Ort' (identifiers)", "--drop")),
+    "two numbers in a cell": (everywhere(0, lambda i, v, s: f"{90 + i}/{i % 7 + 60}" if i else "RR"), {}, ("'RR' (two", "two columns")),
     "words in several spellings": (everywhere(2, lambda i, v, s: v.upper() if i % 3 == 1 else v), {}, ("'A', 'a'", "write them alike")),
     "a column missing at a site": (lambda d: change(data(d), 1, lambda i, v: v if i else "weight"), {}, ("west", "'dose'", "--drop")),
     "a column name typo": (lambda d: change(data(d), 1, lambda i, v: v if i else "Dosee"), {}, ("west", "'Dosee'", "rename")),

@@ -40,8 +40,8 @@ DATES, ONE_VALUE, PER_SITE, ROWS, IDS, FREE_TEXT = (
     *("dates", "one value", "one value per site", "row numbers", "identifiers", "identifiers or free text"),
 )
 LABEL_COPY, SOME_SITES, TEXT_AMONG_NUMBERS, CODE = "copies the label", "only at some sites", "text among numbers", "code for missing?"
-UNITS, CASES, RANGES = "other units?", "one class per value", "one range per site"
-NO_FEATURES = (LABEL_COPY, CASES, IDS, ROWS, PER_SITE, RANGES, FREE_TEXT, DATES, ONE_VALUE)
+UNITS, CASES, RANGES, PAIRS = "other units?", "one class per value", "one range per site", "two numbers in a cell"
+NO_FEATURES = (LABEL_COPY, CASES, IDS, ROWS, PER_SITE, RANGES, FREE_TEXT, PAIRS, DATES, ONE_VALUE)
 """Doubts for which a column may be no feature, the gravest first."""
 DOUBTS = (*NO_FEATURES, CODE, UNITS, TEXT_AMONG_NUMBERS, SOME_SITES)
 
@@ -151,9 +151,10 @@ def check_categories(columns: Collection[ColumnProfile]) -> list[str]:
         words = {word for one in column.sites.values() for word in one.words}
         if len(words) <= MAX_WORDS or column.kind not in ("category", "mixed", "date"):
             continue
-        if column.doubt in (IDS, FREE_TEXT, DATES):
+        if column.doubt in (IDS, FREE_TEXT, PAIRS, DATES):
             as_date = f", or read it with --date {shlex.quote(column.name)}"
-            other = as_date if column.doubt == DATES else ", or use --group if its rows belong together"
+            together = ", or use --group if its rows belong together"
+            other = {DATES: as_date, PAIRS: ", or write them into two columns"}.get(column.doubt, together)
             raise DataError(
                 f"column {column.name!r} has {len(words)} different texts: it looks like {column.doubt}; at most {MAX_WORDS} categories "
                 f"are encoded; leave it out (--drop {shlex.quote(column.name)}){other}"
@@ -176,6 +177,7 @@ def column_notes(where: str, raws: Sequence[Raw], columns: Collection[ColumnProf
         as_dates = f", or read dates with --date {shlex.quote(dates)}" if dates else ""
         cases = next((column.name for column in doubtful if column.doubt == CASES), None)
         together = f"; if rows with one value belong together, use --group {shlex.quote(cases)}" if cases else ""
+        together += "; write two numbers into two columns" if any(column.doubt == PAIRS for column in doubtful) else ""
         text = f"columns that may be no features: {{words}}; leave them out with --drop {listed}{as_dates}{together}"
         notes.append(Note("", where, text, words=(shown,), doubt=True))
     empty = {column.name: [site for site, one in column.sites.items() if one.missing == one.rows] for column in columns}

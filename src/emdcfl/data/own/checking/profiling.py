@@ -30,6 +30,7 @@ from emdcfl.data.own.checking.columns import (
     IDS,
     LABEL_COPY,
     ONE_VALUE,
+    PAIRS,
     PER_SITE,
     RANGES,
     ROWS,
@@ -53,6 +54,8 @@ else:
 NUMBER_NAME = re.compile(
     r"(^|[_\W])(mrn|ssn|uuid|guid|key|record|case|index|row|unnamed|number|name|\w*nummer|zip|plz)([_\W]|id|no|nr|$)", re.I
 )
+PAIR = re.compile(r"\d+(\.\d+)?\s*/\s*\d+(\.\d+)?")
+"""Two numbers in a cell, as of blood pressure."""
 MISSING_CODES = (-9, -99, -999, -9999, 99, 999, 9999, 99999)
 """Numbers that stand for a missing value in many studies."""
 CHANCE = 1e-3
@@ -268,6 +271,8 @@ def _doubt(name: str, pieces: Sequence[_Facts]) -> tuple[str | None, tuple[str, 
         return None, ()
     if named:
         return IDS, ()
+    if words and all(PAIR.fullmatch(word) for word in words):
+        return PAIRS, ()
     return (FREE_TEXT if all(2 * n > piece.rows - piece.missing for n, piece in zip(distinct, full, strict=True)) else None), ()
 
 

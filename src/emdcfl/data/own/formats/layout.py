@@ -72,9 +72,11 @@ def discover(path: Path, *, client_column: str | None = None) -> Layout:
         return Layout("table", table=tables[0], ignored=ignored)
     if tables:
         _distinct([table.stem for table in tables], path)
+        _refuse_splits([table.stem for table in tables], path)
         return Layout("tables", [ClientFiles(table.stem, {MIXED: table}) for table in tables], ignored=ignored)
     if not folders:
         raise DataError(f"{path} holds no clients: expected one sub-folder or one table ({', '.join(sorted(TABLE_SUFFIXES))}) per client")
+    _refuse_splits([folder.name for folder in folders], path)
     clients = [client_folder(folder) for folder in folders]
     kinds = {kind for kind, _ in clients}
     if len(kinds) > 1:
@@ -128,6 +130,16 @@ def _holds_runs(folder: Path) -> bool:
 
 def _is_run(folder: Path) -> bool:
     return (folder / "config.toml").is_file() and (folder / "state").is_dir()
+
+
+def _refuse_splits(names: list[str], path: Path) -> None:
+    """Refuse the splits of one data set, which would be taken for sites."""
+    splits = {SPLIT_NAMES.get(name.lower()) for name in names}
+    if len(names) > 1 and None not in splits and "train" in splits:
+        raise DataError(
+            f"{path} holds {' and '.join(sorted(names))}, which look like splits of one data set: expected sites; put each site's into a "
+            "folder of its own (SITE/train, SITE/test), or use one table with a site column (--client COLUMN)"
+        )
 
 
 def _distinct(names: list[str], path: Path) -> None:
