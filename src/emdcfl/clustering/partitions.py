@@ -115,15 +115,15 @@ def bipartition(dissimilarity: Any, linkage: str = "complete") -> Labels:
     return first_appearance(right.tolist())
 
 
-def merges(d: Any, linkage: str = "average") -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """The two sides of every merge of an agglomerative clustering, in the order in which they are merged; the last one is the root.
+def merges(d: Any) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """The two sides of every merge of a clustering by average linkage, in the order in which they are merged; the last one is the root.
 
     Examples
     --------
     >>> merges([[0, 1, 9], [1, 0, 9], [9, 9, 0]])
     [((0,), (1,)), ((2,), (0, 1))]
     """
-    tree = _tree(d, linkage)
+    tree = _tree(d, "average")
     if tree is None:
         return []
     nodes: list[tuple[int, ...]] = [(i,) for i in range(len(tree) + 1)]

@@ -68,10 +68,10 @@ def colour_by_label(images: Images, labels: Labels, palette: Sequence[RGB]) -> I
     return out
 
 
-def patch(images: Images, labels: Labels, palette: Sequence[tuple[int, int, int]], *, size: int = 3) -> Images:
-    """Paint the top-left ``size × size`` pixels with the palette entry of each label."""
+def patch(images: Images, labels: Labels, palette: Sequence[tuple[int, int, int]]) -> Images:
+    """Paint the top-left 3 × 3 pixels with the palette entry of each label."""
     out = images.copy()
-    out[:, :, :size, :size] = np.asarray(palette, dtype=np.uint8)[labels][:, :, None, None]
+    out[:, :, :3, :3] = np.asarray(palette, dtype=np.uint8)[labels][:, :, None, None]
     return out
 
 
