@@ -56,8 +56,13 @@ def test_groups_by_benefit_take_a_site_that_does_no_better_alone() -> None:
     assert fits.cluster == 1 and fits.verdict().startswith("new fits cluster 1: its model is right for 90.0%")
     better = choose("new", far, guess, (), 0.99)
     assert better.cluster is None and "alone is right for 99.0%" in better.verdict() and "cluster 1's: 90.0%" in better.verdict()
+    near = [Candidate(0, ["a"], 0.5, 1, 0.7), far[1]]
+    assert choose("new", near, guess, (), 0.8).cluster == 0  # the intervals overlap
+    assert [choose("new", near[:1], guess, (), alone).cluster for alone in (0.9, 0.99)] == [0, None]
+    assert choose("new", near, guess, (), 0.95).cluster == 1
     assert choose("new", far, Guess(0.99, 2, 4000), (), 0.4).cluster is None  # always guessing does better
     assert choose("new", far, Guess(0.0, 0, 40), (), 0.95).cluster is None  # of R² there is no interval
+    assert choose("new", near, Guess(0.0, 0, 40), (), 0.95).cluster == 0
 
 
 def test_a_tolerance_of_zero_is_all_or_nothing() -> None:

@@ -3,8 +3,9 @@ r"""Which group does a new site belong to, and how clearly?
 The site trains once from θ⁰, as any first-time client does, and is compared with every client of the finished run in both directions:
 its own model judges their validation samples, and each cluster's model judges its. It belongs to a cluster if it is linked with all
 members that can be compared, exactly as if it had joined. Where validation losses made the groups (``grouping="benefit"``), links did not:
-then a site that is not linked belongs to the group whose model is best at it, unless the site does clearly better alone: with a model that
-it trains for as many rounds as the run had.
+then a site that is not linked belongs to the group whose model is best at it. In such a run it belongs to no group if it does clearly
+better alone, with a model that it trains for as many rounds as the run had; of a group that it is linked with, the intervals of both must
+be apart for that.
 """
 
 from __future__ import annotations
@@ -82,6 +83,10 @@ class Guess:
     def at_most(self, score: float) -> float:
         """The upper end of the accuracy's 95% interval; of numbers, the R² itself."""
         return wilson(score, self.samples).high if self.classes else score
+
+    def at_least(self, score: float) -> float:
+        """The lower end of the accuracy's 95% interval; an R² may be as low as can be."""
+        return wilson(score, self.samples).low if self.classes else -inf
 
     def right(self, score: float) -> str:
         """Say how well a model does here."""
@@ -177,19 +182,22 @@ def place_site(found: RunPlan, new: Site, serving: Serving, notes: tuple[str, ..
 def choose(site: str, candidates: list[Candidate], guess: Guess | None, notes: tuple[str, ...], alone: float | None = None) -> Placement:
     """Join the nearest cluster that is linked and whose model does not fail on the site's labels; else, by benefit, the one that fits.
 
-    ``alone`` is the score of a model that the site trained alone, where groups were made by benefit and none is linked.
+    ``alone`` is the score of a model that the site trained alone, where groups were made by benefit.
     """
     failing = [c for c in candidates if guess is not None and guess.beats(c.score)]
     linked = [c for c in candidates if c.ratio < 1]
     joined = next((c.cluster for c in linked if c not in failing), None)
-    if alone is not None and not linked and guess is not None:
-        fitting = [c for c in candidates if c not in failing and guess.at_most(c.score) >= alone]
-        joined = max(fitting, key=lambda c: c.score).cluster if fitting else None
+    if alone is not None and guess is not None:
+        limits = {True: guess.at_least(alone), False: alone}
+        fitting = [c for c in candidates if c not in failing and guess.at_most(c.score) >= limits[c in linked]]
+        joined = next((c.cluster for c in fitting if c in linked), None)
+        if joined is None and fitting:
+            joined = max(fitting, key=lambda c: c.score).cluster
     return Placement(site, joined, candidates, notes, guess, next((c.cluster for c in linked if c in failing), None), alone)
 
 
 def _compare(found: RunPlan, serving: Serving) -> tuple[list[Candidate], float | None]:
-    """Measure the last site of the scenario against every cluster, the nearest first; by benefit, without a link, score it alone too."""
+    """Measure the last site of the scenario against every cluster, the nearest first; by benefit, score it alone too."""
     judge = found.method if isinstance(found.method, EMDCFL) else EMDCFL()
     judge = replace(judge, distances="all", force_diagonal=True)
     with found.federation() as fed:
@@ -203,7 +211,7 @@ def _compare(found: RunPlan, serving: Serving) -> tuple[list[Candidate], float |
             raise DataError(f"{new} has too few validation samples to be placed; give it more, or let a run with a fixed tolerance judge")
         measured = measure(judge, fed, pairs, {**served, new: theta})
         candidates = [candidate_of(k, members, new, measured, _score(fed, new, model)) for k, (model, members) in groups.items()]
-        if not judge.by_benefit or any(c.ratio < 1 for c in candidates):
+        if not judge.by_benefit:
             return sorted(candidates, key=lambda c: c.ratio), None
         for number in range(2, found.rounds + 1):
             fed.begin(number)
