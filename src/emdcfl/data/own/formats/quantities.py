@@ -103,8 +103,8 @@ def common_units(found: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
                 at.setdefault(same_unit(own[name]), []).append(client)
                 spelled.setdefault(same_unit(own[name]), own[name])
         if len(at) > 1:
-            where = ", ".join(f"{spelled[unit]} at {names(clients)}" for unit, clients in at.items())
-            raise DataError(f"column {name!r} has different units: {where}; convert it to one, or leave it out with --drop {quote(name)}")
+            where = "; ".join(f"{spelled[unit]} at {names(clients)}" for unit, clients in at.items())
+            raise DataError(f"column {name!r} has different units ({where}): convert it to one, or leave it out with --drop {quote(name)}")
         units[name] = next(iter(spelled.values()))
     return units
 

@@ -114,7 +114,10 @@ def read_units(table: pa.Table, leave: Collection[str] = ()) -> tuple[pa.Table, 
     for i, (name, column) in enumerate(zip(table.column_names, table.columns, strict=True)):
         if name in leave or not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
             continue
-        words = Counter(word for cell in column.to_pylist() if cell is not None and (word := cell.strip()).lower() not in GAPS)
+        words: Counter[str] = Counter()
+        for found in pc.value_counts(column.drop_null()).to_pylist():
+            if (word := found["values"].strip()).lower() not in GAPS:
+                words[word] += found["counts"]
         unit = find_unit(words, [word for word in words if NUMBER.fullmatch(_in_points(word, decimal))])
         if unit is not None:
             units[name] = unit
