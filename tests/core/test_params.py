@@ -258,3 +258,30 @@ def test_cosines_and_distances_from_a_gram_matrix() -> None:
     assert cos[1].tolist() == [0.0, 1.0, 0.0]
     assert cos[0, 2].item() == pytest.approx(torch.cosine_similarity(theta[0].double(), theta[2].double(), dim=0).item())
     torch.testing.assert_close(squared_distances(g).sqrt(), torch.cdist(theta.double(), theta.double()), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_only_modules_that_say_so_get_images_with_channels_last(channels: int) -> None:
+    class Careless(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.head = nn.Conv2d(channels, 4, 3), nn.Linear(4 * 16, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            z = self.conv(x)
+            out: Tensor = self.head(z.view(len(z), -1))  # of channels-last images there is no such view
+            return out
+
+    class Careful(Careless):
+        channels_last = True
+
+        def forward(self, x: Tensor) -> Tensor:
+            assert x.stride() == (channels * 36, 1, channels * 6, channels)
+            out: Tensor = self.head(self.conv(x).flatten(1))
+            return out
+
+    x, careless, careful = torch.randn(5, channels, 6, 6), Network(Careless), Network(Careful)
+    careful.load(careless.theta)
+    torch.testing.assert_close(careful(x), careless(x))
+    torch.testing.assert_close(careful.embed(x), careless.embed(x))
+    torch.testing.assert_close(careless(x), careless.module(x), rtol=0, atol=0)

@@ -159,7 +159,8 @@ def _counters(module: nn.Module) -> Iterator[str]:
 class Network:
     """A live module whose parameters and statistics are views of one flat vector ``theta``.
 
-    Loading a state is one copy; reading it back is none.
+    Loading a state is one copy; reading it back is none. On the CPU, a module with a true attribute ``channels_last`` gets images whose
+    channels lie side by side.
 
     Examples
     --------
@@ -182,6 +183,12 @@ class Network:
             if e.trainable:
                 tensors[e.name].grad = self.grad[e.start - offset : e.stop - offset].view(e.shape)
         self._head = find_head(self.module)
+        self._arrange = self.device.type == "cpu" and getattr(self.module, "channels_last", False)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the module's output."""
+        out: Tensor = self.module(channels_last(x) if self._arrange else x)
+        return out
 
     def load(self, theta: Tensor) -> None:
         """Copy a state, or only its embedding part ω, into the module."""
@@ -194,6 +201,7 @@ class Network:
 
     def embed(self, x: Tensor) -> Tensor:
         """Return g(x), the input of the final linear layer, as ``(N, dim Z)``."""
+        x = channels_last(x) if self._arrange else x
         embed = getattr(self.module, "embed", None)
         if callable(embed):
             z = cast(Tensor, embed(x))
@@ -215,6 +223,23 @@ class Network:
         """Return θ as an ordinary state dict, integer buffers with the values and dtypes of the architecture."""
         self.load(theta)
         return {name: t.detach().cpu().clone().contiguous() for name, t in self.module.state_dict().items()}
+
+
+def channels_last(images: Tensor) -> Tensor:
+    """Return images with the channels of a pixel side by side; on the CPU, convolutions read them faster so.
+
+    Examples
+    --------
+    >>> channels_last(torch.zeros(8, 1, 5, 5)).stride(), channels_last(torch.zeros(8, 3, 5, 5)).stride()
+    ((25, 1, 5, 1), (75, 1, 15, 3))
+    """
+    if images.dim() != 4:
+        return images
+    channels, height, width = images.shape[1:]
+    if channels > 1:
+        return images.contiguous(memory_format=torch.channels_last)
+    # torch takes a single channel to be in either order, and would go on in its own
+    return images.contiguous().as_strided(images.shape, (height * width, 1, width, 1))
 
 
 class Average:

@@ -157,7 +157,7 @@ def local_sgd(
             loss_sum.zero_()
             for batch in batches(rng.permutation(len(data)), training.batch_size, needs_two=net.layout.batch_statistics, client=client):
                 index = torch.from_numpy(batch).to(device)
-                losses = objective.losses(net.module(client.preprocess(data.x[index])), data.y[index])
+                losses = objective.losses(net(client.preprocess(data.x[index])), data.y[index])
                 net.grad.zero_()
                 ((losses * w[index]).sum() / len(batch)).backward()
                 with torch.no_grad():
@@ -202,7 +202,7 @@ def sample_losses(client: Client, theta: Tensor, split: str) -> tuple[Tensor, Te
     losses, correct = [], []
     with client.mode(training=False):
         for index in torch.arange(len(data), device=net.device).split(client.evaluation_batch):
-            logits = net.module(client.preprocess(data.x[index]))
+            logits = net(client.preprocess(data.x[index]))
             losses.append(objective.losses(logits, data.y[index]))
             correct.append(logits.argmax(1) == data.y[index])
     return torch.cat(losses).float().cpu(), torch.cat(correct).cpu()
@@ -303,7 +303,7 @@ def mixture(client: Client, models: Tensor, weights: Tensor, split: str) -> tupl
     for theta, weight in zip(models, weights.tolist(), strict=True):
         net.load(theta)
         with client.mode(training=False):
-            parts = [objective.predictions(net.module(client.preprocess(x)), data.y) for x in data.x.split(client.evaluation_batch)]
+            parts = [objective.predictions(net(client.preprocess(x)), data.y) for x in data.x.split(client.evaluation_batch)]
         p = torch.cat(parts).float().cpu() * weight if parts else torch.zeros(0, 1)
         total = p if total is None else total + p
     assert total is not None

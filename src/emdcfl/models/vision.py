@@ -45,6 +45,8 @@ class Backbone(Classifier):
     ``exact`` is the only input size the network takes (vision transformers), if there is one.
     """
 
+    channels_last = True
+
     def __init__(self, body: nn.Module, width: int, classes: int, *, exact: int | None = None) -> None:
         super().__init__()
         self.body = body

@@ -110,12 +110,13 @@ class Served:
         if tuple(x.shape[1:]) != self.about.shape:
             raise DataError(f"expected inputs of shape {self.about.shape}, got {tuple(x.shape[1:])}")
         target = self.about.target
-        total, module = torch.zeros(len(x), len(self.about.classes) or 1), self.about.network.module.eval()
+        total, network = torch.zeros(len(x), len(self.about.classes) or 1), self.about.network
+        network.module.eval()
         for state, weight in zip(self.states, self.weights, strict=True):
-            self.about.network.load(state)
+            network.load(state)
             for start in range(0, len(x), BATCH):
                 part = slice(start, start + BATCH)
-                outputs = module(self.about.preprocess(x[part]))
+                outputs = network(self.about.preprocess(x[part]))
                 total[part] += weight * (outputs.softmax(1) if target is None else outputs)
         return total if target is None else total * target.std + target.mean
 
