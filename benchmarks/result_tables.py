@@ -16,6 +16,7 @@ from benchmarks.calibration import CASES
 from benchmarks.faults.table import write_table
 
 from benchmarks import privacy, trust
+from emdcfl.runs.new_sites.nearest import UNSURE
 from emdcfl.runs.new_sites.unseen import UNSEEN, mean_scores
 from emdcfl.runs.verdict.advice import BASELINES
 
@@ -262,7 +263,29 @@ def unseen(folder: Path) -> str:
             counts = [sum(share > 0.5 for share in alike), sum(share == 0.5 for share in alike), sum(share < 0.5 for share in alike)]
             shares = [f"{100 * value:.1f}" for value in mean_scores(sites).values() if value is not None]
             lines.append([GROUPS[method], chosen[0] if len(chosen) == 1 else "all", len(sites), *shares, *counts])
-    return f"{table(head, lines)}\n\n{sources(rows)}"
+    people = section("People left out, placed without labels", f"{table(head, lines)}\n\n{sources(rows)}")
+    return f"{people}\n{placed(read(folder / 'place.jsonl'))}"
+
+
+def placed(rows: Sequence[Row]) -> str:
+    """Write where ``place`` puts new sites: with their labels, and without."""
+    with_labels, without = [], []
+    for case, known in dict.fromkeys((row["case"], row["known"]) for row in rows):
+        runs = [row for row in rows if (row["case"], row["known"]) == (case, known)]
+        who = [case if known else f"{case}: the strangers", len(runs)]
+        joined = [row for row in runs if row["cluster"] is not None]
+        own = [row for row in joined if row["share"] is None or row["share"] > 0.5]
+        worse = sum(row["alone"] is not None and row["score"] < row["alone"] - 0.05 for row in joined)
+        with_labels.append([*who, len(own), len(joined) - len(own), len(runs) - len(joined), worse])
+        doubted = [row["nearest"] for row in runs if row["unsure"] > UNSURE]
+        others = [row["nearest"] for row in runs if row["unsure"] <= UNSURE]
+        right = sum(row["nearest_share"] > 0.5 for row in runs) if runs[0]["nearest_share"] is not None else "–"
+        accuracy = [f"{100 * mean(scores):.1f}" if scores else "–" for scores in (others, doubted)]
+        without.append([*who, right, len(others), accuracy[0], len(doubted), accuracy[1]])
+    heads = ["sites", "placed", "own group", "another group", "no group", "joined, alone 5 points better"]
+    parts = [section("Placed with labels", f"{table(heads, with_labels)}\n\n{sources(rows)}")]
+    heads = ["sites", "placed", "own group", "not doubted", "their accuracy", "doubted", "their accuracy"]
+    return "\n".join([*parts, section("Placed without labels", table(heads, without))])
 
 
 def small_tables(folder: Path) -> str:
