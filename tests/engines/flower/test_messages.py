@@ -247,7 +247,7 @@ def slow() -> Iterator[SlowGrid]:
 
 
 def test_a_reply_that_does_not_end_holds_up_nobody_and_is_asked_for_again(slow: SlowGrid, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "STUCK", 0.2)
+    monkeypatch.setattr(polling, "STUCK", 0.2)
     fed = met(slow)
     before = len(kinds(slow, 103))
     assert train(fed, 2).clients == fed.clients and not fed.failures

@@ -37,9 +37,6 @@ LOST = (3, 4, 5, 8)
 AWAY = 5
 """The one of these that says that the node is not connected; the message waits for it."""
 
-STUCK = 30.0
-"""Seconds to fetch a reply whose node has answered a later message; Flower looks at least every ten seconds for a part that is missing."""
-
 
 @dataclass(frozen=True)
 class MessageSettings:
@@ -275,7 +272,7 @@ class _Exchange:
             else:
                 self._passed.setdefault(about, time.monotonic())
         for identity, moment in self._passed.items():
-            if identity in self._waiting and not (self._messenger.poll.fetches(identity) and time.monotonic() - moment < STUCK):
+            if identity in self._waiting and not self._messenger.poll.fetches(identity, sent=moment):
                 lost.setdefault(identity, LostError("its node has answered, but the answer was lost on its way"))
         yield from self._again(lost)
 

@@ -24,6 +24,9 @@ POLL_TIMEOUT = 15.0
 MAX_FETCHES = 8
 """Replies that are fetched at the same time, beside those of which a part has yet to reach the SuperLink."""
 
+STUCK = 12.0
+"""Seconds to wait for a further part of a reply that its node has sent: Flower looks for a missing one every ten seconds at least."""
+
 UPLOAD = (0.1, 0.2, 0.4)
 """Seconds to wait for a part that its node is still sending. Flower's own next try comes after 1, 2, 4, … s."""
 
@@ -51,9 +54,10 @@ class ReplyPoller:
         self._fetches: dict[str, _Fetch] = {}
         self._dropped: set[str] = set()  # while a poll is under way
 
-    def fetches(self, identity: str) -> bool:
-        """Whether the reply to a message has been announced, and is not complete."""
-        return identity in self._fetches
+    def fetches(self, identity: str, sent: float) -> bool:
+        """Whether a reply that its node had ``sent`` at a moment is on its way; if a part is missing and none comes, it was cut off."""
+        fetch = self._fetches.get(identity)
+        return fetch is not None and not (fetch.settled.is_set() and time.monotonic() - max(sent, fetch.heard) >= STUCK)
 
     def drop(self, identities: Set[str]) -> None:
         """Fetch these replies no longer."""
@@ -112,6 +116,7 @@ class _Fetch(_Work):
 
     def __init__(self, grid: Grid, found: Any, slots: threading.Semaphore) -> None:
         self._grid, self._link, self._announced, self._slots = cast(Any, grid), _link(grid), found, slots
+        self.heard = time.monotonic()  # when the last part came
         self.settled, self.dropped, self._first = threading.Event(), threading.Event(), threading.Lock()
         super().__init__(self._fetch)
 
@@ -146,6 +151,7 @@ class _Fetch(_Work):
                 raise ObjectPullError(request.object_id, "nobody waits for it")
             part = self._link.PullObject(request)
             if part.object_available or not part.object_found:
+                self.heard = time.monotonic()
                 break
             self._settle()
             self.dropped.wait(pause)
