@@ -105,7 +105,8 @@ def test_a_node_stopped_past_the_deadline(there: trial.Trial, tmp_path: Path) ->
         send(there, VICTIM, signal.SIGCONT)
 
     trial.submit(shorter, short(LONG), tmp_path / "run", watch=when(MOMENTS["training"], act))
-    assert [f for f in came_back(there, tmp_path / "run", LONG)["failures"] if (f["round"], f["task"]) == (2, "train")]
+    # on idle cores it may have answered in round 2 already
+    assert {(2, "train"), (3, "train")} & {(f["round"], f["task"]) for f in came_back(there, tmp_path / "run", LONG)["failures"]}
 
 
 def test_a_node_that_joins_in_the_middle_and_comes_back_under_another_id(there: trial.Trial, tmp_path: Path) -> None:
