@@ -5,7 +5,7 @@
     EMDCFL_DATA=… python benchmarks/causes.py graph --scenario pacs --scale small --rounds 2
     python benchmarks/causes.py thresholds --models mlp,small_cnn,cnn --seeds 3
     EMDCFL_DATA=… python benchmarks/causes.py jpeg --scenario rotated-cifar10 --rounds 2 --device cuda
-    EMDCFL_DATA=… python benchmarks/causes.py batches --scenario pacs --sizes 128,64,32 --device cuda
+    python benchmarks/causes.py batches --sizes 32,16
 
 ``apart``: how far two clients' models are from θ⁰ and from each other after local training, FedClust's and CFL's measure; the same from a
 loop over ``torch.optim.SGD``, epoch by epoch. ``angles``: PACFL's groups with and without the signs of singular vectors, for

@@ -13,19 +13,17 @@ from emdcfl.engines.flower.survey_replies import check_answer
 from fuzz.feed import Feed, any_value, changed_value, one_line
 
 MOMENTS = {"count": 9, "mean": 40.0, "deviation": 3.5, "missing": 1}
+TABLE = {
+    "kind": "table",
+    "labels": ["0", "1"],
+    "label": "y",
+    "label_kind": "int",
+    "columns": {"age": True, "ward": False},
+    "units": {"age": "y"},
+}
 ASKED: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"question": "describe"}, {"kind": "images", "labels": ["cat", "dog"], "colour": False, "sizes": [[12, 12, 40], [8, 9, 2]]}),
-    (
-        {"question": "describe"},
-        {
-            "kind": "table",
-            "labels": ["0", "1"],
-            "label": "y",
-            "label_kind": "int",
-            "columns": {"age": True, "ward": False},
-            "units": {"age": "y"},
-        },
-    ),
+    ({"question": "describe"}, TABLE),
     (
         {"question": "measure", "shape": [3, 8, 8]},
         {"count": 64, "sums": torch.full((3,), 640.0).double(), "squares": torch.full((3,), 6400.0).double()},

@@ -14,6 +14,7 @@ import torch
 pytest.importorskip("flwr", reason="needs the extra emdcfl[flower]")
 
 from flwr.app import Message
+from fuzz.fuzz_survey import TABLE
 from tests.engines.flower.loopback import QUICK
 from tests.engines.flower.test_node import HomeGrid, home, own
 
@@ -30,17 +31,7 @@ MEASURE_TABLE = {"question": "measure", "seed": 0, "label": None, "numeric": ["a
 
 HONEST: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "images": (DESCRIBE, {"kind": "images", "labels": ["cat", "dog"], "colour": False, "sizes": [[12, 12, 40]]}),
-    "table": (
-        DESCRIBE,
-        {
-            "kind": "table",
-            "labels": ["0", "1"],
-            "label": "y",
-            "label_kind": "int",
-            "columns": {"age": True, "ward": False},
-            "units": {"age": "y"},
-        },
-    ),
+    "table": (DESCRIBE, TABLE),
     "pixels": (MEASURE_IMAGES, {"count": 64, "sums": torch.tensor([640.0]).double(), "squares": torch.tensor([6400.0]).double()}),
     "moments": (
         MEASURE_TABLE,
