@@ -187,6 +187,17 @@ def test_check_names_repeated_measurements_and_the_column(tmp_path: Path) -> Non
     assert "--group" not in grouped
 
 
+def test_check_proposes_no_groups_that_are_fewer_than_the_splits(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for site in "ab":
+        columns = patients(rng)
+        sex = columns.pop("patient") % 2  # shared by all rows of a patient
+        table(tmp_path / f"{site}.parquet", {**columns, "sex": sex})
+    notes = " ".join(check_folder(tmp_path).notes)
+    assert "almost repeat a training row" in notes
+    assert "--group COLUMN" in notes and "--group sex" not in notes
+
+
 def test_check_does_not_suspect_independent_rows(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for site in "ab":

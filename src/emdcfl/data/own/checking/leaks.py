@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median_low
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from emdcfl.core import keys
 from emdcfl.core.optional import arrow
 from emdcfl.data.own.checking.columns import ID_NAME
-from emdcfl.data.own.parts import Divided, Note, some, write_notes
+from emdcfl.data.own.parts import SPLITS, Divided, Note, some, write_notes
 from emdcfl.data.own.splitting import RANDOM, SplitRule
 from emdcfl.data.types import Scenario, Site
 
@@ -208,22 +208,26 @@ def _remedy(found: Sequence[Near], divided: Divided) -> str:
     return f"--group {name}" if name != "COLUMN" else "--group COLUMN (who or what was measured) or --split time:COLUMN"
 
 
-def _identifiers(divided: Divided) -> list[str]:
-    """Columns of whole numbers or text."""
+def _identifiers(divided: Divided) -> dict[str, list[NDArray[Any]]]:
+    """Columns of whole numbers or text, and their values at every site; with fewer than three somewhere, not every split could have one."""
     schema = next(iter(divided.values()))["train"].x.schema
     t = pa.types
-    return [f.name for f in schema if t.is_integer(f.type) or t.is_string(f.type) or t.is_large_string(f.type) or t.is_null(f.type)]
+    words = [f.name for f in schema if t.is_integer(f.type) or t.is_string(f.type) or t.is_large_string(f.type) or t.is_null(f.type)]
+    found = {
+        name: [np.concatenate([part.x.column(name).to_pylist() for part in parts.values()]).astype(str) for parts in divided.values()]
+        for name in words
+    }
+    return {name: sites for name, sites in found.items() if all(len(np.unique(values)) >= len(SPLITS) for values in sites)}
 
 
 def _hints(divided: Divided, mentioned: str) -> list[str]:
     """Point to columns that look as if they named who was measured, or when."""
     notes = []
-    for column in _identifiers(divided):
+    for column, sites in _identifiers(divided).items():
         if not ID_NAME.search(column) or f"--group {column}" in mentioned:
             continue
-        rows = [np.concatenate([part.x.column(column).to_pylist() for part in parts.values()]).astype(str) for parts in divided.values()]
-        repeats = float(np.mean([len(values) / len(np.unique(values)) for values in rows]))
-        if repeats >= 1.5 and all(len(np.unique(values)) >= 3 for values in rows):
+        repeats = float(np.mean([len(values) / len(np.unique(values)) for values in sites]))
+        if repeats >= 1.5:
             notes.append(
                 f"column {column!r} has {repeats:.1f} rows per value: if it names a patient, machine or document, use --group {column}, "
                 "so that its rows stay in one split and it is no feature"
