@@ -106,8 +106,8 @@ def test_a_clear_run(tmp_path: Path) -> None:
         assert name in page.text
 
 
-def personalized(names: list[str], kept: int, value: float) -> dict[str, Any]:
-    score = {"mean": value, "worst": value}
+def personalized(names: list[str], kept: int, value: float, **of_sites: Any) -> dict[str, Any]:
+    score = {"mean": value, "worst": value, **of_sites}
     clients = {name: {"test": value} for name in names}
     return {"mode": "on", "kept": names[:kept], "accuracy": {**score, "variants": {"test": score}}, "gain": 0.0321, "clients": clients}
 
@@ -123,6 +123,10 @@ def test_accuracies_after_fine_tuning_stand_beside_the_plain_ones(tmp_path: Path
     assert [row["fine_tuned"] for row in context["table"]].count(0.987) == 5
     assert list(context["table"][0]["baselines"]) == ["fedavg", "fedavg+ft", "local"]
     assert {row["baselines"]["fedavg+ft"] for row in context["table"]} == {0.871}
+    of_sites = {"sites": [0.987] * 8, "tested": [180] * 8}
+    worse = make_run(tmp_path / "worse", names=names, accuracy=0.5, personalized=personalized(names, 8, 0.987, **of_sites))
+    make_baselines(worse, names=names)
+    assert "8 clients gained and 0 lost" in said(worse)["Worth it"]  # with the models that they should use
     assert "kept by 5 of 8 clients" in said(run)["Fine-tuning"] and "+3.2 points" in said(run)["Fine-tuning"]
     assert "one model for all, fine-tuned at home" in Page(render(run)).text
     assert "before fine-tuning" in Page(render(run)).text  # the head counts fine-tuned models, the clusters' numbers do not

@@ -29,7 +29,7 @@ from emdcfl.runs.outputs import picture_name
 from emdcfl.runs.personal import in_words
 from emdcfl.runs.scoring import rests_on
 from emdcfl.runs.store.files import write_file
-from emdcfl.runs.verdict.advice import BASELINES, headline, used, worth_rows
+from emdcfl.runs.verdict.advice import BASELINES, headline, scores_of_sites, used, worth_rows
 from emdcfl.runs.verdict.findings import in_brief, sentences
 from emdcfl.runs.verdict.intervals import row_interval
 from emdcfl.runs.verdict.what_differs import difference_in_words
@@ -166,13 +166,15 @@ def _unseen(summary: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _sentences(run: Run) -> list[tuple[str, str]]:
-    """The run's findings by topic, and how many clients gained over training alone."""
+    """The run's findings by topic, and how many clients gained over training alone, with the models that they should use."""
     found = sentences(run.summary, run.reading, {name: other.summary for name, other in run.baselines.items()})
     if (alone := run.baselines.get("local")) is not None:
-        variant = run.variants[0]
-        both = [(run.score_at(c, variant), alone.score_at(c, variant)) for c in run.clients]
-        better, worse = (sum(sign * (a - b) > 0 for a, b in both if a is not None and b is not None) for sign in (1, -1))
-        found.append(("Worth it", f"Compared with training alone, {plural(better, 'client')} gained and {worse} lost."))
+        own, other = scores_of_sites(used(run.summary)), scores_of_sites(alone.summary)
+        if len(own.values) == len(other.values) == len(run.clients):
+            pairs = zip(own.values, other.values, own.samples, other.samples, strict=True)
+            gains = [a - b for a, b, *tested in pairs if all(tested)]
+            better, worse = (sum(sign * gain > 0 for gain in gains) for sign in (1, -1))
+            found.append(("Worth it", f"Compared with training alone, {plural(better, 'client')} gained and {worse} lost."))
     if "personalized" in run.summary:
         found.append(("Fine-tuning", f"F{in_words(run.summary)[1:]}."))
     topics: dict[str, list[str]] = {}
