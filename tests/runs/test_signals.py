@@ -28,6 +28,7 @@ def installed() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     signals.install()
     yield
+    signals.install()  # forgets a signal that a test left waiting: it would interrupt the next write of whatever test comes after
     for number, handler in before.items():
         signal.signal(number, handler)
 
