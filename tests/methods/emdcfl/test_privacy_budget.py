@@ -21,7 +21,7 @@ from emdcfl.methods.emdcfl.client.sampling import records
 from emdcfl.methods.emdcfl.client.tasks import ROW, deposit, project, reference
 from emdcfl.methods.emdcfl.comparison import Comparison
 from emdcfl.methods.emdcfl.interpret import doubts
-from emdcfl.methods.emdcfl.privacy_budget import Releases, releases
+from emdcfl.methods.emdcfl.privacy_budget import ReleasesPerRecord, releases
 from emdcfl.methods.emdcfl.settings import CompareSettings
 from emdcfl.privacy.exchange import public_key
 from emdcfl.privacy.noise import gaussian_sigma, released, unit
@@ -166,17 +166,17 @@ def test_distances_inside_a_group_stay_centred_only_if_tau_has_the_same_noise() 
 @pytest.mark.parametrize(
     ("options", "found"),
     [
-        ({}, Releases(8, 8)),  # blocks of train samples too
-        ({"privacy_epsilon": 8.0}, Releases(1, 8)),  # under noise samples stay as drawn
-        ({"tolerance": 0.025}, Releases(1, 8)),
-        ({"projection": "pair"}, Releases(7, 14)),
-        ({"projection": "fresh"}, Releases(8, 8)),
-        ({"projection": "fresh", "force_diagonal": False}, Releases(9, 9)),
-        ({"force_diagonal": False, "privacy_epsilon": 8.0}, Releases(1, 8)),
-        ({"average_blocks": True, "privacy_epsilon": 8.0}, Releases(8, 8)),
+        ({}, ReleasesPerRecord(8, 8)),  # blocks of train samples too
+        ({"privacy_epsilon": 8.0}, ReleasesPerRecord(1, 8)),  # under noise samples stay as drawn
+        ({"tolerance": 0.025}, ReleasesPerRecord(1, 8)),
+        ({"projection": "pair"}, ReleasesPerRecord(7, 14)),
+        ({"projection": "fresh"}, ReleasesPerRecord(8, 8)),
+        ({"projection": "fresh", "force_diagonal": False}, ReleasesPerRecord(9, 9)),
+        ({"force_diagonal": False, "privacy_epsilon": 8.0}, ReleasesPerRecord(1, 8)),
+        ({"average_blocks": True, "privacy_epsilon": 8.0}, ReleasesPerRecord(8, 8)),
     ],
 )
-def test_releases_are_counted(options: dict[str, Any], found: Releases) -> None:
+def test_releases_are_counted(options: dict[str, Any], found: ReleasesPerRecord) -> None:
     assert releases(EMDCFL(**options), 8) == found
 
 
@@ -204,7 +204,7 @@ def test_the_count_is_what_leaves_the_nodes(monkeypatch: pytest.MonkeyPatch) -> 
             for split in ("train", "val"):
                 every = [r for c in fed._clients.values() for r in records(c, split, torch.arange(len(c.split(split))))]
                 most[split] = max(len(asked.get(record, ())) for record in every)
-            assert Releases(**most) == releases(method, 4), (projection, forced)
+            assert ReleasesPerRecord(**most) == releases(method, 4), (projection, forced)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from emdcfl.data.own.checking.profiling import profile_columns
 from emdcfl.data.own.cleaning import AS_THEY_ARE, REGRESSION, Cleaning, variant_notes
 from emdcfl.data.own.formats.client_tables import read_client_tables, read_shared_table
 from emdcfl.data.own.formats.images import common_shape, list_images, read_client, read_headers
-from emdcfl.data.own.formats.layout import ClientFiles, Layout, client_folder, discover
+from emdcfl.data.own.formats.layout import ClientFiles, FolderLayout, client_folder, discover
 from emdcfl.data.own.formats.quantities import common_units
 from emdcfl.data.own.parts import MIXED, SPLITS, Divided, Note, Raw, find_target, prepare, to_site, train_kind, write_notes
 from emdcfl.data.own.splitting import RANDOM, SplitRule
@@ -59,7 +59,7 @@ def load_folder(
 
 
 @dataclass(frozen=True)
-class Reading:
+class FolderSamples:
     """A folder's samples before they are split."""
 
     path: Path
@@ -92,7 +92,7 @@ def read_folder(
     size: int | None = None,
     rule: SplitRule = RANDOM,
     cleaning: Cleaning = AS_THEY_ARE,
-) -> Reading:
+) -> FolderSamples:
     """Read the files of all clients, clean them and describe them."""
     layout = discover(path, client_column=client)
     raws, details, notes = _read(layout, label=label, client=client, model=model, size=size, rule=rule, cells=cleaning.cells)
@@ -103,17 +103,17 @@ def read_folder(
     return clean_reading(path, raws, details, notes, cleaning)
 
 
-def read_site_alone(path: Path, name: str, label: str | None, rule: SplitRule, cleaning: Cleaning) -> Reading:
+def read_site_alone(path: Path, name: str, label: str | None, rule: SplitRule, cleaning: Cleaning) -> FolderSamples:
     """Read the files of one site whose partners are elsewhere."""
     if not path.exists():
         raise DataError(f"no such file or folder: {path}")
     kind, files = ("tables", ClientFiles(name, {MIXED: path})) if path.is_file() else client_folder(path)
-    layout = Layout(kind, [ClientFiles(name, files.parts)])
+    layout = FolderLayout(kind, [ClientFiles(name, files.parts)])
     raws, details, notes = _read(layout, label=label, client=None, model=None, size=None, rule=rule, cells=cleaning.cells)
     return clean_reading(path, raws, details, notes, cleaning)
 
 
-def clean_reading(path: Path, raws: Sequence[Raw], details: dict[str, Any], notes: list[Note], cleaning: Cleaning) -> Reading:
+def clean_reading(path: Path, raws: Sequence[Raw], details: dict[str, Any], notes: list[Note], cleaning: Cleaning) -> FolderSamples:
     """Clean what was read, and describe it with notes on what looks doubtful."""
     numbers = cleaning.task == REGRESSION
     labels = {
@@ -126,12 +126,12 @@ def clean_reading(path: Path, raws: Sequence[Raw], details: dict[str, Any], note
             columns[name] = replace(columns[name], doubt=None)  # the user said so
     kept, more = cleaning.select(cleaned, details.get("label"), str(path))
     found = [*notes, *more, *variant_notes(str(path), kept)]
-    reading = Reading(path, kept, labels, details, found, columns, cleaning, {raw.name: _fingerprint(raw) for raw in kept})
+    reading = FolderSamples(path, kept, labels, details, found, columns, cleaning, {raw.name: _fingerprint(raw) for raw in kept})
     reading.notes.extend([*unit_notes(str(path), kept), *column_notes(str(path), kept, reading.features)])
     return reading
 
 
-def build_scenario(reading: Reading, *, seed: int = 0, model: defaults.Model = None, alone: bool = False) -> tuple[Scenario, Divided]:
+def build_scenario(reading: FolderSamples, *, seed: int = 0, model: defaults.Model = None, alone: bool = False) -> tuple[Scenario, Divided]:
     """Split and encode what was read; return the scenario, and the samples before they were encoded.
 
     ``alone``: this is one client of several that are elsewhere.
@@ -171,7 +171,7 @@ def _fingerprint(raw: Raw) -> str:
 
 
 def _read(
-    layout: Layout,
+    layout: FolderLayout,
     *,
     label: str | None,
     client: str | None,
@@ -205,7 +205,7 @@ def _read(
 
 
 def _encode(
-    divided: Divided, origins: Mapping[str, str], reading: Reading, model: defaults.Model, units: Mapping[str, str]
+    divided: Divided, origins: Mapping[str, str], reading: FolderSamples, model: defaults.Model, units: Mapping[str, str]
 ) -> tuple[Arrays, dict[str, Any], Preprocess, list[str]]:
     if reading.details["kind"] == "images":
         arrays: Arrays = {name: {split: parts[split].x for split in SPLITS} for name, parts in divided.items()}

@@ -93,7 +93,7 @@ def custom(
 
 
 def _shifted(
-    pool: SamplePool, shifts: Sequence[Mapping[str, Any]], origin: sources.Source, *, share_samples: bool, data_seed: int
+    pool: SamplePool, shifts: Sequence[Mapping[str, Any]], origin: sources.LabelledImages, *, share_samples: bool, data_seed: int
 ) -> list[SamplePool]:
     """Apply every combination of the shifts' settings, to all samples or each to its own piece of them."""
     combinations = list(itertools.product(*(_settings(spec, origin, data_seed) for spec in shifts)))
@@ -137,7 +137,7 @@ def _site(name: str, group: SamplePool, members: Indices, data_seed: int) -> Sit
     return Site(name, train, val, {"test": test})
 
 
-def _settings(spec: Mapping[str, Any], origin: sources.Source, data_seed: int) -> list[ShiftSetting]:
+def _settings(spec: Mapping[str, Any], origin: sources.LabelledImages, data_seed: int) -> list[ShiftSetting]:
     kind = _kind(spec)
     options = {key: value for key, value in spec.items() if key != "kind"}
     given: dict[str, Any] = {}

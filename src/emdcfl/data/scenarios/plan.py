@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from emdcfl.core.errors import ConfigError, nearest
-from emdcfl.data.sources import Source
+from emdcfl.data.sources import LabelledImages
 from emdcfl.data.split import Indices
 from emdcfl.data.transforms import Images, Labels
 from emdcfl.data.types import Scenario, Site, Split
@@ -131,7 +131,7 @@ def build(
     scale: str,
     size: tuple[Mapping[str, Scale], Mapping[str, Any]],
     shares: Sequence[Share],
-    source: tuple[Source, Source],
+    source: tuple[LabelledImages, LabelledImages],
     paint: Paint,
     *,
     variants: Sequence[str] = ("test",),
@@ -142,7 +142,7 @@ def build(
     plan, training, notes = shrink(shares, scale, *size)
     train, test = source
 
-    def split(origin: Source, rows: Indices, block: str, kind: str) -> Split:
+    def split(origin: LabelledImages, rows: Indices, block: str, kind: str) -> Split:
         labels = origin.labels[rows]
         return Split(torch.from_numpy(paint(block, origin.images[rows], labels, kind)), torch.from_numpy(labels))
 

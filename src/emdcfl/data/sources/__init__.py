@@ -12,7 +12,7 @@ import numpy as np
 
 from emdcfl.core.errors import ConfigError, nearest
 from emdcfl.data.sources.files import parquet_files
-from emdcfl.data.sources.parquet import ImageTable, Source, read_table
+from emdcfl.data.sources.parquet import ImageTable, LabelledImages, read_table
 
 log = logging.getLogger("emdcfl")
 
@@ -53,18 +53,18 @@ def table(name: str, split: str, data_root: str | Path | None = None) -> ImageTa
     return replace(found, shape=(known.shape[0], side, side))
 
 
-def load(name: str, split: str = "train", data_root: str | Path | None = None) -> Source:
+def load(name: str, split: str = "train", data_root: str | Path | None = None) -> LabelledImages:
     """Return one split of a source by name, ``digits`` included (which has one split)."""
     if name not in NAMES:
         raise ConfigError(f"unknown source {name!r}: {nearest(name, NAMES)}")
     return digits() if name == "digits" else table(name, split, data_root).load()
 
 
-def digits() -> Source:
+def digits() -> LabelledImages:
     """Return the digits as uint8 images of shape ``(1, 8, 8)``; the 17 grey levels 0…16 become ``round(255·v/16)``."""
     table = _table()
     images = np.floor(table[:, :-1].reshape(-1, 1, 8, 8) * (255 / 16) + 0.5).astype(np.uint8)
-    return Source(images, table[:, -1].astype(np.int64), tuple(str(k) for k in range(10)))
+    return LabelledImages(images, table[:, -1].astype(np.int64), tuple(str(k) for k in range(10)))
 
 
 def _table() -> np.ndarray[Any, Any]:
@@ -79,4 +79,4 @@ def _table() -> np.ndarray[Any, Any]:
     return np.column_stack([bunch.data, bunch.target])
 
 
-__all__ = ["NAMES", "PUBLISHED", "ImageTable", "Published", "Source", "digits", "load", "table"]
+__all__ = ["NAMES", "PUBLISHED", "ImageTable", "Published", "LabelledImages", "digits", "load", "table"]

@@ -34,7 +34,7 @@ _BATCH = 512
 
 
 @dataclass(frozen=True)
-class Source:
+class LabelledImages:
     """Images with labels, before they are divided among sites."""
 
     images: NDArray[np.uint8]
@@ -81,7 +81,7 @@ class ImageTable:
             return None
         return width if width == height else None
 
-    def load(self, rows: NDArray[np.int64] | None = None) -> Source:
+    def load(self, rows: NDArray[np.int64] | None = None) -> LabelledImages:
         """Return the chosen rows, in the order given, with memory-mapped images.
 
         A site order given here makes every site a contiguous piece of one file: no copy in memory, and only what is used is decoded.
@@ -90,7 +90,7 @@ class ImageTable:
         key = fingerprint(self.files, self.shape, rows.tobytes())
         images = cached_images(self.name, key, (len(rows), *self.shape), lambda out: self._decode(rows, out))
         columns = {name: codes[rows] for name, codes in self.columns.items()}
-        return Source(images, self.labels[rows], self.classes, columns, self.vocabularies)
+        return LabelledImages(images, self.labels[rows], self.classes, columns, self.vocabularies)
 
     def _decode(self, rows: NDArray[np.int64], out: Images) -> None:
         position = np.full(len(self), -1, dtype=np.int64)

@@ -38,7 +38,7 @@ MOST_PAIRS = 4
 
 
 @dataclass(frozen=True)
-class Reading:
+class Interpretation:
     """What the distances say about the clusters."""
 
     calibrated: bool
@@ -79,7 +79,7 @@ class Reading:
         }
 
 
-def read(distances: Distances, clients: Sequence[str], clusters: Sequence[int]) -> Reading:
+def read(distances: Distances, clients: Sequence[str], clusters: Sequence[int]) -> Interpretation:
     """Interpret the distances behind a clustering.
 
     Examples
@@ -118,10 +118,10 @@ def read(distances: Distances, clients: Sequence[str], clusters: Sequence[int]) 
         sentences.append(f"not compared: {names(left)}; kept as {own}; more validation samples may help")
     unit = "×" if calibrated else ""
     about = {k: _cluster(k, found, distances, values, clients, clusters, unit) for k in dict.fromkeys(int(c) for c in clusters)}
-    return Reading(calibrated, found, borderline, alone, near_bounds, sentences, about, doubts(distances, clients, clusters))
+    return Interpretation(calibrated, found, borderline, alone, near_bounds, sentences, about, doubts(distances, clients, clusters))
 
 
-def _read_splits(distances: Distances, splits: list[dict[str, Any]], clients: Sequence[str], clusters: Sequence[int]) -> Reading:
+def _read_splits(distances: Distances, splits: list[dict[str, Any]], clients: Sequence[str], clusters: Sequence[int]) -> Interpretation:
     """Interpret clusters that validation losses decided: what the splits gain, and what one more would."""
     tops = [s for s in splits if not any(s["round"] == t["round"] and set(s["members"]) < set(t["members"]) for t in splits)]
     sentences = [
@@ -143,7 +143,7 @@ def _read_splits(distances: Distances, splits: list[dict[str, Any]], clients: Se
         what = f"borderline: {names(list(dict.fromkeys(borderline)))} (a gain near {tops[0]['evidence']:g} standard errors decides)"
         sentences.append(what)
     found = margins(distances.W, distances.shown(clusters))
-    return Reading(False, found, list(dict.fromkeys(borderline)), [], 0, sentences, about, [], splits)
+    return Interpretation(False, found, list(dict.fromkeys(borderline)), [], 0, sentences, about, [], splits)
 
 
 def _gain(split: Mapping[str, Any]) -> str:

@@ -30,14 +30,14 @@ log = logging.getLogger("emdcfl")
 
 
 @dataclass(frozen=True)
-class Releases:
+class ReleasesPerRecord:
     """How often, at most, a record of each split is released."""
 
     train: int
     val: int
 
 
-def releases(options: Options, clients: int, *, everyone: bool = True) -> Releases:
+def releases(options: Options, clients: int, *, everyone: bool = True) -> ReleasesPerRecord:
     """Count the releases of a record in one comparison of all pairs (representatives: fewer).
 
     Parameters
@@ -50,14 +50,14 @@ def releases(options: Options, clients: int, *, everyone: bool = True) -> Releas
     Examples
     --------
     >>> releases(Options(privacy_epsilon=8.0), 8), releases(Options(projection="pair", privacy_epsilon=8.0), 8)
-    (Releases(train=1, val=8), Releases(train=7, val=14))
+    (ReleasesPerRecord(train=1, val=8), ReleasesPerRecord(train=7, val=14))
     """
     partners = max(1, clients - 1)
     times = 1 if everyone else partners
     train, tau = {"row": (times, times), "pair": (partners, partners), "fresh": (partners + times, times)}[options.projection]
     itself = 0 if options.force_diagonal or options.projection == "row" else 1  # with "row" it shows what τ was computed from
     blocks = partners if options.several_blocks else 0
-    return Releases(train + itself + blocks, partners + tau + itself)
+    return ReleasesPerRecord(train + itself + blocks, partners + tau + itself)
 
 
 def say_budget(options: Options, fed: Federation) -> float:

@@ -15,7 +15,7 @@ from emdcfl.core.units import names
 from emdcfl.data.own.checking.columns import ColumnProfile
 from emdcfl.data.own.checking.leaks import Repeats, leaks, repeats
 from emdcfl.data.own.cleaning import AS_THEY_ARE, REGRESSION, Cleaning
-from emdcfl.data.own.folder import Reading, build_scenario, read_folder, read_site_alone
+from emdcfl.data.own.folder import FolderSamples, build_scenario, read_folder, read_site_alone
 from emdcfl.data.own.formats.client_tables import read_client_tables
 from emdcfl.data.own.formats.images import common_shape, list_images, read_client, read_headers
 from emdcfl.data.own.formats.layout import ClientFiles, client_folder, discover, visible
@@ -123,7 +123,7 @@ def check_site(
     return _split_and_report(reading, seed, rule, alone=True)
 
 
-def _split_and_report(reading: Reading, seed: int, rule: SplitRule, *, alone: bool = False) -> FolderReport:
+def _split_and_report(reading: FolderSamples, seed: int, rule: SplitRule, *, alone: bool = False) -> FolderReport:
     report, path = describe(reading), reading.path
     try:
         scenario, divided = build_scenario(reading, seed=seed, alone=alone)
@@ -140,7 +140,7 @@ def check_options(path: str | Path, options: Mapping[str, Any]) -> FolderReport:
     return check_folder(path, rule=SplitRule.of(**options), cleaning=Cleaning.of(**options), **about)
 
 
-def describe(reading: Reading) -> FolderReport:
+def describe(reading: FolderSamples) -> FolderReport:
     """Report what was read, before it is split."""
     details, kept = reading.details, {column.name for column in reading.features}
     spell = {word: reading.cleaning.label(word) for words in reading.labels.values() for word in words}

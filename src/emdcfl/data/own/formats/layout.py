@@ -37,7 +37,7 @@ class ClientFiles:
 
 
 @dataclass(frozen=True)
-class Layout:
+class FolderLayout:
     """``kind`` is ``"images"``, ``"tables"`` (one per client) or ``"table"`` (one for all, with a client column)."""
 
     kind: str
@@ -47,7 +47,7 @@ class Layout:
     """Files beside the clients that are not read."""
 
 
-def discover(path: Path, *, client_column: str | None = None) -> Layout:
+def discover(path: Path, *, client_column: str | None = None) -> FolderLayout:
     """Tell the layout of a folder from the names in it."""
     if not path.exists():
         raise DataError(f"no such file or folder: {path}")
@@ -57,7 +57,7 @@ def discover(path: Path, *, client_column: str | None = None) -> Layout:
             raise DataError(f"{path} is neither a folder nor a table ({', '.join(sorted(TABLE_SUFFIXES))}){remedy}")
         if client_column is None:
             raise DataError(f"{path} is one table for all clients: name the client column (--client COLUMN)")
-        return Layout("table", table=path)
+        return FolderLayout("table", table=path)
     entries = visible(path)
     tables = [entry for entry in entries if entry.suffix.lower() in TABLE_SUFFIXES and entry.is_file()]
     folders = [entry for entry in entries if entry.is_dir() and not _holds_runs(entry)]
@@ -69,11 +69,11 @@ def discover(path: Path, *, client_column: str | None = None) -> Layout:
     if client_column is not None:
         if len(tables) != 1:
             raise DataError(f"--client {client_column} needs one table, but {path} holds {len(tables)}")
-        return Layout("table", table=tables[0], ignored=ignored)
+        return FolderLayout("table", table=tables[0], ignored=ignored)
     if tables:
         _distinct([table.stem for table in tables], path)
         _refuse_splits([table.stem for table in tables], path)
-        return Layout("tables", [ClientFiles(table.stem, {MIXED: table}) for table in tables], ignored=ignored)
+        return FolderLayout("tables", [ClientFiles(table.stem, {MIXED: table}) for table in tables], ignored=ignored)
     if not folders:
         raise DataError(f"{path} holds no clients: expected one sub-folder or one table ({', '.join(sorted(TABLE_SUFFIXES))}) per client")
     _refuse_splits([folder.name for folder in folders], path)
@@ -81,7 +81,7 @@ def discover(path: Path, *, client_column: str | None = None) -> Layout:
     kinds = {kind for kind, _ in clients}
     if len(kinds) > 1:
         raise DataError(f"{path} holds clients with images and clients with tables: keep one kind")
-    return Layout(kinds.pop(), [files for _, files in clients], ignored=ignored)
+    return FolderLayout(kinds.pop(), [files for _, files in clients], ignored=ignored)
 
 
 def client_folder(folder: Path) -> tuple[str, ClientFiles]:
