@@ -259,12 +259,17 @@ def unseen(folder: Path) -> str:
         seeds = sorted({row["seed"] for row in rows if row["method"] == method})
         for chosen in [*([seed] for seed in seeds), seeds]:
             sites = [site for row in rows if row["method"] == method and row["seed"] in chosen for site in row["unseen"]]
-            alike = [site["alike"] for site in sites]
-            counts = [sum(share > 0.5 for share in alike), sum(share == 0.5 for share in alike), sum(share < 0.5 for share in alike)]
+            counts = _whose([site["alike"] for site in sites])
             shares = [f"{100 * value:.1f}" for value in mean_scores(sites).values() if value is not None]
             lines.append([GROUPS[method], chosen[0] if len(chosen) == 1 else "all", len(sites), *shares, *counts])
     people = section("People left out, placed without labels", f"{table(head, lines)}\n\n{sources(rows)}")
     return f"{people}\n{placed(read(folder / 'place.jsonl'))}"
+
+
+def _whose(shares: Sequence[float | None]) -> list[int]:
+    """Count groups by the share of members that are of the site's own kind: most (or every group is), half, fewer."""
+    own = [1.0 if share is None else share for share in shares]
+    return [sum(share > 0.5 for share in own), sum(share == 0.5 for share in own), sum(share < 0.5 for share in own)]
 
 
 def placed(rows: Sequence[Row]) -> str:
@@ -274,17 +279,15 @@ def placed(rows: Sequence[Row]) -> str:
         runs = [row for row in rows if (row["case"], row["known"]) == (case, known)]
         who = [case if known else f"{case}: the strangers", len(runs)]
         joined = [row for row in runs if row["cluster"] is not None]
-        own = [row for row in joined if row["share"] is None or row["share"] > 0.5]
         worse = sum(row["alone"] is not None and row["score"] < row["alone"] - 0.05 for row in joined)
-        with_labels.append([*who, len(own), len(joined) - len(own), len(runs) - len(joined), worse])
+        with_labels.append([*who, *_whose([row["share"] for row in joined]), len(runs) - len(joined), worse])
         doubted = [row["nearest"] for row in runs if row["unsure"] > UNSURE]
         others = [row["nearest"] for row in runs if row["unsure"] <= UNSURE]
-        right = sum(row["nearest_share"] > 0.5 for row in runs) if runs[0]["nearest_share"] is not None else "–"
         accuracy = [f"{100 * mean(scores):.1f}" if scores else "–" for scores in (others, doubted)]
-        without.append([*who, right, len(others), accuracy[0], len(doubted), accuracy[1]])
-    heads = ["sites", "placed", "own group", "another group", "no group", "joined, alone 5 points better"]
+        without.append([*who, *_whose([row["nearest_share"] for row in runs]), len(others), accuracy[0], len(doubted), accuracy[1]])
+    heads = ["sites", "placed", "own group", "half and half", "another group", "no group", "joined, alone 5 points better"]
     parts = [section("Placed with labels", f"{table(heads, with_labels)}\n\n{sources(rows)}")]
-    heads = ["sites", "placed", "own group", "not doubted", "their accuracy", "doubted", "their accuracy"]
+    heads = ["sites", "placed", "own group", "half and half", "another group", "not doubted", "their accuracy", "doubted", "their accuracy"]
     return "\n".join([*parts, section("Placed without labels", table(heads, without))])
 
 
