@@ -172,3 +172,13 @@ def test_flower_data_sets(tmp_path: Path) -> None:
     )
     result = emdcfl.fit(federated, label="outcome", method="fedavg", **QUICK)
     assert result.clients == ("partition-0", "partition-1", "partition-2")
+
+
+def test_inputs_are_read_as_fit_reads_them() -> None:
+    images = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), dtype=np.uint8)
+    result = emdcfl.fit({"a": (images, np.arange(40) % 2), "b": (images, np.arange(40) % 2)}, **QUICK)
+    assert torch.equal(result.inputs(images), torch.from_numpy(images.transpose(0, 3, 1, 2)))
+    assert torch.equal(result.inputs(images[:, ::-1]), torch.from_numpy(images.transpose(0, 3, 1, 2)).flip(2))
+    assert result.predict("a", images[:0]) == []
+    with pytest.raises(DataError, match="missing or infinite values, first in row 1"):
+        result.predict("a", np.stack([images[0], np.full_like(images[0], np.nan, dtype=np.float32)]))

@@ -10,13 +10,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
 from torch import Tensor, nn
 
 from emdcfl.core.errors import DataError, StoreError, nearest
 from emdcfl.core.metric import Metric, metric_of, score_of
 from emdcfl.data.own import frames
+from emdcfl.data.own.arrays import inputs_like
 from emdcfl.data.types import Scenario
 from emdcfl.methods.base import Serving
 from emdcfl.runs.config import Config
@@ -181,13 +180,7 @@ class Result:
             return frames.encode(x, self.about.encoding)
         if self.about.encoding["kind"] == "table":
             raise DataError(f"expected a frame with the columns that the run was trained on, got {type(x).__name__}")
-        shape = self.about.shape
-        inputs = torch.as_tensor(np.ascontiguousarray(x))
-        if not (inputs.dtype == torch.uint8 and len(shape) == 3):
-            inputs = inputs.to(torch.float32)
-        if tuple(inputs.shape[1:]) != shape and inputs.numel() == inputs.shape[0] * int(np.prod(shape)):
-            inputs = inputs.reshape(-1, *shape)  # (N, H, W) for (N, 1, H, W)
-        return inputs
+        return inputs_like(x, self.about.shape)
 
     def place(self, site: Any, *, name: str | None = None, label: str | None = None) -> Placement:
         """Say which group a new site belongs to: a folder or table, a frame, or ``(X, y)`` arrays."""

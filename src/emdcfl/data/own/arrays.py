@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -91,11 +92,13 @@ def site_from_arrays(name: str, entry: Any, *, like: Scenario, seed: int = 0) ->
     return to_site(name, {split: divided[split].x for split in SPLITS}, divided, like.classes, like.target), tuple(write_notes(notes))
 
 
-def inputs_like(x: Any, expected: torch.Tensor) -> torch.Tensor:
-    """Bring inputs without labels to the form of a run's samples."""
-    found = torch.from_numpy(_samples("new", _array(x)))
-    if found.shape[1:] != expected.shape[1:]:
-        raise DataError(f"expected samples of shape {tuple(expected.shape[1:])} as at the other sites, got {tuple(found.shape[1:])}")
+def inputs_like(x: Any, shape: Sequence[int]) -> torch.Tensor:
+    """Bring inputs without labels, given as to ``from_arrays`` or flattened, to the form of a run's samples of this shape."""
+    found = torch.from_numpy(np.ascontiguousarray(_samples("new", _array(x))))
+    if found.dim() == 2 and found.shape[1] == math.prod(shape):
+        found = found.reshape(-1, *shape)
+    if tuple(found.shape[1:]) != tuple(shape):
+        raise DataError(f"expected samples of shape {tuple(shape)} as at the other sites, got {tuple(found.shape[1:])}")
     return found
 
 
@@ -155,7 +158,7 @@ def _samples(name: str, x: NDArray[Any]) -> NDArray[Any]:
     if x.dtype == np.uint8 and x.ndim == 4:
         return x
     x = x.astype(np.float32)
-    bad = ~np.isfinite(x).reshape(len(x), -1).all(axis=1)
+    bad = ~np.isfinite(x).all(axis=tuple(range(1, x.ndim)))
     if bad.any():
         raise DataError(f"client {name!r}: X has missing or infinite values, first in row {int(np.flatnonzero(bad)[0])}: fill or drop them")
     return x

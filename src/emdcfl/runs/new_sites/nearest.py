@@ -169,7 +169,7 @@ def place_unlabelled(result: Result, site: Any, *, name: str | None = None) -> N
     elif frames.is_table(site):
         x, chosen = frames.encode(site, encoding_of(scenario)), name or "new"
     else:
-        x, chosen = inputs_like(site, scenario.sites[0].train.x), name or "new"
+        x, chosen = inputs_like(site, scenario.sites[0].train.x.shape[1:]), name or "new"
     nothing = Split(x, torch.zeros(len(x), dtype=torch.int64))
     groups = groups_of(result.serving, result.clients)
     with with_site(found, Site(chosen, nothing, nothing, {})).federation() as fed:
