@@ -50,6 +50,7 @@ def test_images(shape: tuple[int, ...], dtype: Any, stored: tuple[int, ...]) -> 
     scenario = from_arrays([(x, np.arange(30) % 3)] * 2)
     assert tuple(scenario.sites[0].train.x.shape[1:]) == stored
     assert scenario.sites[0].train.x.dtype == (torch.uint8 if dtype == np.uint8 else torch.float32)
+    assert encoding_of(scenario)["kind"] == ("images" if dtype == np.uint8 else "arrays")  # files have bytes
     assert scenario.model.name == "small_cnn"
     assert abs(float(scenario.preprocess(torch.cat([s.train.x for s in scenario.sites])).mean())) < 1e-4
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,11 +31,13 @@ log = logging.getLogger("emdcfl")
 
 
 def encoding_of(scenario: Scenario) -> dict[str, Any]:
-    """How files are read for this scenario; images of built-in scenarios at the shape they are stored in."""
+    """How files are read for this scenario; images of bytes at the shape they are stored in."""
     if scenario.encoding:
         return dict(scenario.encoding)
-    shape = list(scenario.sites[0].train.x.shape[1:])
-    return {"kind": "images", "shape": shape} if len(shape) == 3 else {"kind": "arrays", "features": shape[0]}
+    x = scenario.sites[0].train.x
+    shape = list(x.shape[1:])
+    as_files = len(shape) == 3 and x.dtype == torch.uint8  # nobody knows the range of pixels that are floats
+    return {"kind": "images", "shape": shape} if as_files else {"kind": "arrays", "features": math.prod(shape)}
 
 
 def load_site(
