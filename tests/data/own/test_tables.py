@@ -131,6 +131,13 @@ def test_parquet_tsv_and_dates(tmp_path: Path) -> None:
     assert float(scenario.sites[0].train.x.abs().max()) < 3
 
 
+def test_times_to_the_microsecond_are_days(tmp_path: Path) -> None:
+    for site in ("a", "b"):
+        write(tmp_path / f"{site}.csv", [{**row, "at": f"2024-01-{1 + i % 28:02d} 12:00:00.{i:06d}"} for i, row in enumerate(rows())])
+    at = next(c for c in load_folder(tmp_path).encoding["columns"] if c["name"] == "at")
+    assert 19723.5 < at["mean"] < 19751 and 5 < at["std"] < 10
+
+
 def test_encoding_survives_json(folder: Path) -> None:
     scenario = load_folder(folder)
     again = TableEncoding.from_dict(scenario.encoding)

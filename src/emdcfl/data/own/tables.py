@@ -293,7 +293,7 @@ def number_values(values: pa.ChunkedArray) -> NDArray[np.float64]:
     if pa.types.is_null(values.type):
         return np.full(len(values), np.nan)
     if pa.types.is_timestamp(values.type):
-        values = pc.divide(pc.cast(pc.cast(values, pa.timestamp("ms")), pa.int64()), 86_400_000.0)
+        values = pc.divide(pc.cast(pc.cast(values, pa.timestamp("ms"), safe=False), pa.int64()), 86_400_000.0)
     elif pa.types.is_temporal(values.type):
         values = pc.cast(pc.cast(values, pa.int32() if values.type.bit_width == 32 else pa.int64()), pa.float64())
     numbers = pc.cast(values, pa.float64()).to_numpy(zero_copy_only=False).astype(np.float64)
