@@ -57,6 +57,16 @@ def test_frames_are_read_as_their_files_are(tmp_path: Path) -> None:
     assert files.classes == ("ill", "well") and files.sites[0].train.x.shape[1] == 2 + 1 + 2  # one column has gaps, one is text
 
 
+@pytest.mark.parametrize("gap", [np.nan, None])
+@pytest.mark.parametrize("words", [("ill", "well"), (0.0, 1.0)])
+def test_a_gap_in_y_is_no_class(words: tuple[Any, Any], gap: Any) -> None:
+    y = [gap if i == 4 else words[i % 2] for i in range(40)]
+    x = pd.DataFrame({"x": np.arange(40.0)})
+    scenario = scenario_of({"a": (x, pd.Series(y)), "b": (x, y)})
+    assert len(scenario.classes) == 2
+    assert any("rows without a label left out: 1" in note for note in scenario.notes)
+
+
 def test_a_frame_with_rows_that_training_left_out_is_refused_by_row() -> None:
     found = scenario_of(frame(), label="outcome", client="hospital", gaps="drop-rows")
     assert len(encode(frame()[4:], found.encoding)) == 116

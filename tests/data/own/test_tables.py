@@ -138,6 +138,15 @@ def test_times_to_the_microsecond_are_days(tmp_path: Path) -> None:
     assert 19723.5 < at["mean"] < 19751 and 5 < at["std"] < 10
 
 
+def test_labels_that_are_no_number_are_gaps(tmp_path: Path) -> None:
+    labels = [float("nan") if i == 4 else float(i % 2) for i in range(60)]
+    for site in ("a", "b"):
+        pq.write_table(pa.table({"x": np.arange(60.0), "label": labels}), tmp_path / f"{site}.parquet")
+    scenario = load_folder(tmp_path)
+    assert scenario.classes == ("0", "1")
+    assert any("rows without a label left out: 1" in note for note in scenario.notes)
+
+
 def test_encoding_survives_json(folder: Path) -> None:
     scenario = load_folder(folder)
     again = TableEncoding.from_dict(scenario.encoding)

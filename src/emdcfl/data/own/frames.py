@@ -68,7 +68,8 @@ def as_table(value: Any, label: str | None = None) -> pa.Table:
         table = as_table(frame)
         if len(y) != table.num_rows:
             raise DataError(f"expected one label per row, got {table.num_rows} rows and {len(y)} labels")
-        return table.append_column(name, pa.array(np.asarray(y).tolist()))
+        labels = y if isinstance(y, list | tuple) else np.asarray(y).tolist()  # an array of a list would make a gap among words one of them
+        return table.append_column(name, pa.array(labels, from_pandas=True))
     if is_hub(value):
         table = value.with_format("arrow")[:]
         for name, feature in value.features.items():
