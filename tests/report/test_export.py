@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import subprocess
 import sys
 import zipfile
+from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from PIL import Image
 from safetensors.torch import load_file
 from tests import tiny
 from tests.data.own.test_tables import rows, write
@@ -21,6 +24,8 @@ from tests.e2e.shell import called
 from tests.report.fabricate import make_run
 
 import emdcfl
+from emdcfl.data.own import load_folder, read_inputs
+from emdcfl.data.own.cleaning import Cleaning
 from emdcfl.report import write_report
 from emdcfl.report.load_run import read_run
 from emdcfl.report.page import run_context
@@ -114,6 +119,20 @@ def test_the_script_of_an_export_reads_tables_as_emdcfl_does(tmp_path: Path, cap
     assert done.returncode == 0, done.stderr
     theirs = [line.split("\t") for line in done.stdout.splitlines()]
     assert [row[1:] for row in theirs] == [[str(row["class"]), f"{max(row['probabilities'].values()):.1%}"] for row in ours]
+
+
+def test_the_script_of_an_export_knows_marks_of_missing_values_and_turned_photos(tmp_path: Path) -> None:
+    script = runpy.run_path(str(resources("emdcfl.report") / "templates" / "predict.py"))
+    for i in range(2):
+        table = rows(seed=i)
+        table[0]["age"], table[1]["ward"], table[2]["age"] = "-999", "refused", "-999.0"
+        file = write(tmp_path / "sites" / f"site{i}.csv", table)
+    encoding = load_folder(tmp_path / "sites", cleaning=Cleaning.of(missing="-999,refused")).encoding
+    assert np.allclose(script["table"](file, encoding), read_inputs([file], encoding=encoding)[0])
+    turned, photo = Image.Exif(), tmp_path / "photo.png"
+    turned[0x0112] = 6
+    Image.fromarray(np.arange(96, dtype=np.uint8).reshape(12, 8)).save(photo, exif=turned)
+    assert np.array_equal(script["image"](photo, [1, 8, 8]), read_inputs([photo], encoding={"kind": "images", "shape": [1, 8, 8]})[0])
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ GAPS = {"", "-", "--", "–", "—", ".", "?", "na", "n/a", "n.a.", "nan", "null
 
 def image(file: Path, shape: list[int]) -> np.ndarray[Any, Any]:
     """Return an image as (1, C, H, W) bytes: the shorter side resized, the centre cut out."""
-    from PIL import Image
+    from PIL import Image, ImageOps
 
     channels, height, width = shape
     with Image.open(file) as opened:
+        with suppress(Exception):  # damaged metadata
+            ImageOps.exif_transpose(opened, in_place=True)  # as the camera was held
         deep = opened.mode.startswith("I")  # 16-bit grey
         grey = Image.fromarray((np.asarray(opened).astype(np.uint32) >> 8).astype(np.uint8)) if deep else opened
         picture = grey.convert("L" if channels == 1 else "RGB")
@@ -33,11 +36,21 @@ def image(file: Path, shape: list[int]) -> np.ndarray[Any, Any]:
     return pixels[None, None] if channels == 1 else pixels.transpose(2, 0, 1)[None]
 
 
-def table(file: Path, columns: list[dict[str, Any]], *, gaps: bool) -> np.ndarray[Any, Any]:
+def number(text: str) -> float | None:
+    """Return the number that a text is, if it is one."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def table(file: Path, encoding: dict[str, Any]) -> np.ndarray[Any, Any]:
     """Return the rows of a CSV file with commas and decimal points as the numbers the network was trained on.
 
     Where training left out rows with missing values, such a row ends the program.
     """
+    columns, gaps, marks = encoding["columns"], "gaps" not in encoding, set(encoding.get("missing", []))
+    codes = {number(mark) for mark in marks} - {None}
     with file.open(encoding="utf-8-sig", newline="") as lines:
         rows = list(csv.DictReader(lines))
     encoded: list[list[float]] = []
@@ -47,18 +60,18 @@ def table(file: Path, columns: list[dict[str, Any]], *, gaps: bool) -> np.ndarra
             if column["name"] not in row:
                 sys.exit(f"{file} lacks the column {column['name']!r}")
             text = (row[column["name"]] or "").strip()
-            gap = text == "" if "words" in column else text.lower() in GAPS
+            gap = text in marks or (text == "" if "words" in column else text.lower() in GAPS or number(text) in codes)
             if gap and not gaps:
                 sys.exit(f"{file}: row {len(encoded) + 1} lacks {column['name']!r}; training left such rows out, so leave it out, too")
             if "words" in column:
-                values += [float(text == word) for word in column["words"]]
+                values += [float(text == word and not gap) for word in column["words"]]
                 continue
             unit = column.get("unit", "")
             text = text.removeprefix(unit).removesuffix(unit).strip()
-            try:
-                values.append(0.0 if gap else (float(text) - column["mean"]) / column["std"])
-            except ValueError:
+            value = column["mean"] if gap else number(text)
+            if value is None:
                 sys.exit(f"{file}: column {column['name']!r} must hold numbers, got {text!r}")
+            values.append((value - column["mean"]) / column["std"])
             values += [float(gap)] if column["gaps"] else []
         encoded.append(values)
     return np.asarray(encoded, dtype=np.float32)
@@ -70,7 +83,7 @@ def read(file: Path, config: dict[str, Any]) -> np.ndarray[Any, Any]:
     if encoding["kind"] == "images":
         return image(file, encoding["shape"])
     if encoding["kind"] == "table":
-        return table(file, encoding["columns"], gaps="gaps" not in encoding)
+        return table(file, encoding)
     return np.asarray(np.load(file, allow_pickle=False), dtype=np.float32)
 
 
