@@ -177,6 +177,27 @@ def test_new_site_and_prediction(folder: Path, tmp_path: Path) -> None:
         read_inputs([tmp_path / "none.csv"], encoding=scenario.encoding)
 
 
+@pytest.mark.parametrize(
+    ("words", "few"),
+    [(["true", "false", "maybe"], ["true", "false"]), (["007", "012", "x1"], ["007", "012"]), (["none", "much"], ["none"])],
+)
+def test_words_that_look_like_something_else_are_words_where_others_have_them(tmp_path: Path, words: list[str], few: list[str]) -> None:
+    def table(wards: list[str]) -> list[dict[str, Any]]:
+        return [{**row, "ward": wards[i % 7 % len(wards)]} for i, row in enumerate(rows())]
+
+    for site in ("a", "b"):
+        write(tmp_path / "sites" / f"{site}.csv", table(words))
+    fewer = write(tmp_path / "sites" / "c.csv", table(few))
+    scenario = load_folder(tmp_path / "sites")
+    ward = next(c for c in scenario.encoding["columns"] if c["name"] == "ward")
+    assert ward["words"] == sorted(words)
+    assert torch.all(scenario.sites[2].train.x[:, 3:].sum(1) == 1)
+    assert not any("'ward'" in note for note in scenario.notes)
+    assert torch.all(read_inputs([fewer], encoding=scenario.encoding)[0][:, 3:].sum(1) == 1)
+    site, _ = load_site(fewer, encoding=scenario.encoding, classes=scenario.classes)
+    assert torch.all(site.train.x[:, 3:].sum(1) == 1)
+
+
 def test_missing_label_column(folder: Path) -> None:
     with pytest.raises(DataError, match=r"client 'site0': .*site0\.csv has no label column 'lable': did you mean 'label'"):
         load_folder(folder, label="lable")

@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from emdcfl.core import keys
 from emdcfl.core.errors import DataError
+from emdcfl.core.optional import arrow
 from emdcfl.data.own import defaults
 from emdcfl.data.own.checking.columns import DATES, ColumnProfile, check_categories, column_notes, unit_notes
 from emdcfl.data.own.checking.leaks import leaks, repeats
@@ -24,8 +25,23 @@ from emdcfl.data.own.formats.layout import ClientFiles, FolderLayout, client_fol
 from emdcfl.data.own.formats.quantities import common_units
 from emdcfl.data.own.parts import MIXED, SPLITS, Divided, Note, Raw, find_target, prepare, to_site, train_kind, write_notes
 from emdcfl.data.own.splitting import RANDOM, SplitRule
-from emdcfl.data.own.tables import AS_WRITTEN, CellRules, TableEncoding, column_bytes, column_kinds, pool, summarise
+from emdcfl.data.own.tables import (
+    AS_WRITTEN,
+    CellRules,
+    TableEncoding,
+    column_bytes,
+    column_kinds,
+    is_numeric,
+    pool,
+    summarise,
+    text_values,
+)
 from emdcfl.data.types import Preprocess, Scenario
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+else:
+    pa = arrow()
 
 Arrays = Mapping[str, Mapping[str, NDArray[Any]]]
 
@@ -195,13 +211,31 @@ def _read(
         assert client is not None
         raws, column, notes = read_shared_table(layout.table, label, client, rule, cells)
         return raws, {"kind": "table", "label": column}, notes
-    raws = []
-    column = ""
-    for files in layout.clients:
-        raw, column, more = read_client_tables(files, label, rule, cells)
-        raws.append(raw)
-        notes += more
-    return raws, {"kind": "table", "label": column}, notes
+    read_tables = [read_client_tables(files, label, rule, cells) for files in layout.clients]
+    words = _words([raw for raw, _, _ in read_tables])
+    for i, (raw, _, _) in enumerate(read_tables):
+        if own := tuple((name, words[name]) for name in sorted(_told_by_others(raw) & words.keys())):
+            read_tables[i] = read_client_tables(layout.clients[i], label, rule, replace(cells, words=own))
+    notes = [note for _, _, more in read_tables for note in more]
+    return [raw for raw, _, _ in read_tables], {"kind": "table", "label": read_tables[-1][1]}, notes
+
+
+def _words(raws: Sequence[Raw]) -> dict[str, tuple[str, ...]]:
+    """Return column → words at the clients where it is text, of columns that may be text although a client's are not."""
+    wanted = set().union(*map(_told_by_others, raws))
+    found: dict[str, set[str]] = {}
+    for table in (part.x for raw in raws for part in raw.parts.values()):
+        for name in wanted & set(table.column_names):
+            if not is_numeric(table.schema.field(name).type):
+                found.setdefault(name, set()).update(text_values(table.column(name).unique()))
+    return {name: tuple(sorted(words - {""})) for name, words in found.items()}
+
+
+def _told_by_others(raw: Raw) -> set[str]:
+    """Return a client's columns of truth values, of codes that begin with 0, and without values: these may be text at others."""
+    fields = [field for part in raw.parts.values() for field in part.x.schema]
+    t = pa.types
+    return {f.name for f in fields if t.is_boolean(f.type) or t.is_null(f.type) or (f.name in raw.codes and is_numeric(f.type))}
 
 
 def _encode(

@@ -178,7 +178,7 @@ def encode(value: Any, encoding: Mapping[str, Any]) -> torch.Tensor:
     """Return the rows of a frame as a run on tables stores them; a label column is ignored."""
     _check_kind(encoding)
     reader = TableEncoding.from_dict(encoding)
-    table, units = read_units(as_table(value), [encoding["label"]])
+    table, units = read_units(as_table(value), [encoding["label"], *dict(reader.cells.words)])
     check_units(units, reader.units, "the frame")
     gaps = np.flatnonzero(~reader.usable(table)).tolist()
     if gaps:

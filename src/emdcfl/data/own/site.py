@@ -67,7 +67,8 @@ def load_site(
         channels, height, width = encoding["shape"]
         raw, notes = read_client(list_images(files), (channels, height, width), rule)
     else:
-        raw, _, notes = read_client_tables(files, label or encoding["label"], rule, cleaning.cells)
+        cells = replace(cleaning.cells, words=TableEncoding.from_dict(encoding).cells.words)
+        raw, _, notes = read_client_tables(files, label or encoding["label"], rule, cells)
     return new_site(raw, encoding, classes, notes, target=target, seed=seed, cleaning=cleaning)
 
 
@@ -122,7 +123,7 @@ def read_inputs(files: Sequence[str | Path], *, encoding: Mapping[str, Any]) -> 
             if file.suffix.lower() not in TABLE_SUFFIXES:
                 raise DataError(f"{file} is not a table ({', '.join(sorted(TABLE_SUFFIXES))}); the run was trained on tables")
             reader = TableEncoding.from_dict(encoding)
-            table, units = read_units(read_file(file, reader.cells), [encoding["label"]])
+            table, units = read_units(read_file(file, reader.cells), [encoding["label"], *dict(reader.cells.words)])
             check_units(units, reader.units, str(file))
             for note in encoding_notes(table, "", str(file)):
                 log.warning("%s: %s", note.origin, note.text)

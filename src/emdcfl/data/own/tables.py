@@ -51,6 +51,9 @@ class CellRules:
     """Columns to read as dates, each with a format of ``strptime`` or ``auto``."""
     numbers: bool = False
     """Whether labels are numbers to predict, which may have a unit."""
+    words: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Columns of text, and words that they hold in other files. A file with a few of them may look as if it held truth values (true),
+    numbers (007) or no values (none)."""
 
 
 AS_WRITTEN = CellRules()
@@ -115,7 +118,8 @@ class TableEncoding:
     @property
     def cells(self) -> CellRules:
         """How new files are read."""
-        return CellRules(self.missing, tuple((c.name, c.date) for c in self.columns if isinstance(c, Numeric) and c.date))
+        dates = tuple((c.name, c.date) for c in self.columns if isinstance(c, Numeric) and c.date)
+        return CellRules(self.missing, dates, words=tuple((c.name, c.words) for c in self.columns if isinstance(c, Categorical)))
 
     @property
     def units(self) -> dict[str, str]:
@@ -325,7 +329,7 @@ def column_bytes(table: pa.Table) -> Iterator[bytes]:
         yield number_values(column).tobytes() if is_numeric(column.type) else "\0".join(text_values(column)).encode()
 
 
-def text_values(values: pa.ChunkedArray) -> list[str]:
+def text_values(values: pa.ChunkedArray | pa.Array) -> list[str]:
     """Cells as text without spaces around it; a gap is empty."""
     return ["" if word is None else str(word).strip() for word in values.to_pylist()]
 

@@ -90,7 +90,7 @@ def read_client_tables(
         column = label_column(table, label, f"client {client.name!r}: {path}")
         notes += encoding_notes(table, client.name, str(path))
         codes |= codes_of(table)
-        table, own = read_units(table, label_to_leave(table, column, cells))
+        table, own = read_units(table, [*label_to_leave(table, column, cells), *dict(cells.words)])
         units = common_units({"the other splits": units, f"client {client.name!r} ({path})": own})
         part, more = labelled(table, column, client.name, str(path), rule)
         parts[split] = part

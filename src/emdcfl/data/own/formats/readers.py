@@ -17,7 +17,7 @@ from emdcfl.data.own.formats.dates import as_dates
 from emdcfl.data.own.formats.layout import EXCEL_SUFFIXES
 from emdcfl.data.own.formats.quantities import find_unit, is_money, split_unit, without_unit
 from emdcfl.data.own.formats.spreadsheet import read_workbook
-from emdcfl.data.own.tables import AS_WRITTEN, CellRules
+from emdcfl.data.own.tables import AS_WRITTEN, CellRules, text_values
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -78,14 +78,14 @@ def read_file(path: Path, cells: CellRules = AS_WRITTEN) -> pa.Table:
         if path.suffix.lower() in EXCEL_SUFFIXES:
             table = read_workbook(path)
             how = {DECIMAL: _decimal_of(table)}
-            table = _with_gaps(table, cells.missing, how[DECIMAL])
+            table = _with_gaps(table, cells, how[DECIMAL])
         elif path.suffix.lower() == ".parquet":
             table = _read_parquet(path)
             how = {DECIMAL: _decimal_of(table)}
             if cells.missing:
                 table = pa.table([_without(column, cells.missing, ".") for column in table.columns], table.column_names)
         else:
-            table, how = _read_csv(path, cells.missing)
+            table, how = _read_csv(path, cells)
         names = table.column_names  # a name that is not UTF-8 shows itself only here
     except UnicodeDecodeError as error:
         raise DataError(f"cannot read the table {path}: {NO_TEXT}") from error
@@ -182,7 +182,7 @@ def like_data(table: pa.Table) -> int:
     return found
 
 
-def _read_csv(path: Path, missing: Sequence[str] = (), *, threads: bool = True) -> tuple[pa.Table, dict[str, str]]:
+def _read_csv(path: Path, cells: CellRules = AS_WRITTEN, *, threads: bool = True) -> tuple[pa.Table, dict[str, str]]:
     """Return the table, and how the file writes it."""
     delimiter, decimal, coded = _dialect(path)
     parse = pcsv.ParseOptions(delimiter=delimiter)
@@ -203,7 +203,12 @@ def _read_csv(path: Path, missing: Sequence[str] = (), *, threads: bool = True) 
     # a column without a name is called as pandas calls it, and can be left out by that name
     names = [name.strip() or f"Unnamed: {i}" for i, name in enumerate(table.column_names)]
     how[CODES] = json.dumps([name for i, name in enumerate(names) if i in coded])
-    return _with_gaps(table.rename_columns(names), missing, decimal), how
+    words = dict(cells.words)
+    typed = [i for i, name in enumerate(names) if name in words and not pa.types.is_string(table.schema.types[i])]
+    if odd := [table.column_names[i] for i in typed if set(text_values(table.column(i).unique())) - {"", *words[names[i]]}]:
+        convert.column_types = dict.fromkeys(odd, pa.string())
+        table = pcsv.read_csv(path, read, parse, convert)
+    return _with_gaps(table.rename_columns(names), cells, decimal), how
 
 
 def _is_utf8(table: pa.Table) -> bool:
@@ -214,10 +219,17 @@ def _is_utf8(table: pa.Table) -> bool:
         return False
 
 
-def _with_gaps(table: pa.Table, missing: Sequence[str], decimal: str) -> pa.Table:
-    """Read marks of missing values as gaps, and text of numbers and such marks as numbers."""
-    columns = [_without(column, missing, decimal) for column in table.columns] if missing else table.columns
-    return pa.table([_numbers(column, decimal) for column in columns], names=table.column_names)
+def _with_gaps(table: pa.Table, cells: CellRules, decimal: str) -> pa.Table:
+    """Read marks of missing values as gaps, and text of numbers and such marks as numbers, unless it holds words of its column."""
+    columns, words = table.columns, dict(cells.words)
+    if cells.missing:
+        columns = [_without(column, cells.missing, decimal) for column in columns]
+
+    def read(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
+        known = name in words and not set(words[name]).isdisjoint(text_values(column.unique()))
+        return column if known else _numbers(column, decimal)
+
+    return pa.table([read(name, column) for name, column in zip(table.column_names, columns, strict=True)], names=table.column_names)
 
 
 def _dialect(path: Path) -> tuple[str, str, set[int]]:
