@@ -93,12 +93,16 @@ def check(
         recipe = own_files(folder)
         place, options = Path(recipe.pop("path")), recipe | own
     report = check_options(place, options)
-    if as_json or fix is None:
+    if fix is None:
         show_report(report, html, as_json=as_json)
         return
-    console = terminal()
-    show_data_page(console, data_page(report))
-    _finish(console, _fix(console, place, options, fix), html, f", with the repairs in {fix}")
+    text, repaired = _fix(place, options, fix)
+    if as_json:
+        answer(report.as_dict() | {"fix": str(fix)}, [], as_json=True)
+    else:
+        show_data_page(terminal(), data_page(report))
+        _show_fix(terminal(), text, repaired, fix)
+    _finish(repaired, html, f", with the repairs in {fix}", as_json=as_json)
 
 
 def show_data_page(console: Console, page: DataPage) -> None:
@@ -138,29 +142,30 @@ def show_report(report: FolderReport, html: Path | None, *, as_json: bool = Fals
 
     if as_json:
         answer(report.as_dict(), [], as_json=True)
-        raise typer.Exit(0 if report.ok else 2)
-    console = terminal()
-    show_data_page(console, data_page(report))
-    _finish(console, report, html)
+    else:
+        show_data_page(terminal(), data_page(report))
+    _finish(report, html, as_json=as_json)
 
 
-def _finish(console: Console, report: FolderReport, html: Path | None, with_: str = "") -> None:
+def _finish(report: FolderReport, html: Path | None, with_: str = "", *, as_json: bool) -> None:
     from emdcfl.data.own.checking.page import headline
 
     if html is not None:
         from emdcfl.report.data_page import write_data_page
 
         write_data_page(report, html)
-        console.print(f"page: {html}", soft_wrap=True)
+        if not as_json:
+            terminal().print(f"page: {html}", soft_wrap=True)
+    if not report.ok and as_json:
+        raise typer.Exit(2)
     if not report.ok:
         raise DataError(f"{report.path}: {headline(report)}{with_}")
 
 
-def _fix(console: Console, place: Path, options: Mapping[str, Any], out: Path) -> FolderReport:
-    """Write the repairs, and say what the check finds with them."""
+def _fix(place: Path, options: Mapping[str, Any], out: Path) -> tuple[str, FolderReport]:
+    """Write the repairs; return them, and what the check finds with them."""
     from emdcfl.data.own.checking.check import check_options
     from emdcfl.data.own.checking.fix import propose, write_recipe
-    from emdcfl.data.own.checking.page import headline
 
     if out.exists():
         raise ConfigError(f"{out} exists; choose another file for --fix, or remove it")
@@ -169,6 +174,13 @@ def _fix(console: Console, place: Path, options: Mapping[str, Any], out: Path) -
     repaired, reasons, report = propose(lambda tried: check_options(place, tried), options)
     text = write_recipe(str(place.resolve()), repaired, reasons)
     out.write_text(text, encoding="utf-8")
+    return text, report
+
+
+def _show_fix(console: Console, text: str, report: FolderReport, out: Path) -> None:
+    """Print the repairs, and say what the check finds with them."""
+    from emdcfl.data.own.checking.page import headline
+
     console.print()
     console.print(Text(f"repairs in {out}", "bold"))
     console.print(text, soft_wrap=True, end="")
@@ -177,4 +189,3 @@ def _fix(console: Console, place: Path, options: Mapping[str, Any], out: Path) -
         tell(console, f"problem: {problem}")
     if report.ok:
         tell(console, f"with them: {headline(report)}; next: emdcfl data check {out}, then emdcfl run {out}")
-    return report

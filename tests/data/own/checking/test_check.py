@@ -119,6 +119,11 @@ def test_repairs_make_the_folder_ready(traps: Path, tmp_path: Path, capsys: pyte
     with pytest.raises(SystemExit):
         main(["data", "check", str(traps), "--fix", str(recipe)])
     assert "exists; choose another file" in capsys.readouterr().err
+    again, page = tmp_path / "again.toml", tmp_path / "page.html"
+    with pytest.raises(SystemExit) as done:
+        main(["data", "check", str(traps), "--fix", str(again), "--html", str(page), "--json"])
+    assert done.value.code == 0 and json.loads(capsys.readouterr().out)["fix"] == str(again)
+    assert again.read_text() == recipe.read_text() and page.is_file()
 
 
 def test_a_repair_that_only_a_person_can_make_is_asked_for(tmp_path: Path) -> None:
