@@ -12,6 +12,8 @@ import torch
 
 from emdcfl.core.errors import DataError
 from emdcfl.data.own import check_folder, load_folder, load_site, read_inputs
+from emdcfl.data.own.cleaning import Cleaning
+from emdcfl.data.own.splitting import SplitRule
 from emdcfl.data.own.tables import TableEncoding, pool, summarise
 
 
@@ -279,3 +281,9 @@ def test_check_names_everything_wrong_at_once(folder: Path) -> None:
     assert not report.ok
     assert any("site0.csv" in error for error in report.errors)
     assert any("site2" in error for error in report.errors)
+
+
+def test_check_names_every_site_that_options_do_not_fit(folder: Path) -> None:
+    for options in ({"rule": SplitRule(time="when")}, {"cleaning": Cleaning.of(date="ward")}):
+        errors = check_folder(folder, **options).errors
+        assert len(errors) == 1 and "site0.csv" in errors[0] and errors[0].endswith("the same at site1, site2")

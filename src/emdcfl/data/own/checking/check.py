@@ -21,6 +21,7 @@ from emdcfl.data.own.formats.images import common_shape, list_images, read_clien
 from emdcfl.data.own.formats.layout import ClientFiles, client_folder, discover, visible
 from emdcfl.data.own.parts import Raw, write_notes
 from emdcfl.data.own.splitting import RANDOM, SplitRule
+from emdcfl.data.own.tables import CellRules
 from emdcfl.data.types import Scenario
 
 
@@ -106,7 +107,7 @@ def check_folder(
     try:
         reading = read_folder(path, label=label, client=client, rule=rule, cleaning=cleaning)
     except DataError as first:
-        others = _each_client(path, label, client)
+        others = [] if client is not None else _each_client(path, label, rule, cleaning.cells)
         errors = [*([] if any(error.startswith(str(first)) for error in others) else [str(first)]), *others]
         return FolderReport(str(path), "unknown", errors=tuple(errors))
     return _split_and_report(reading, seed, rule)
@@ -192,9 +193,9 @@ def with_splits(report: FolderReport, scenario: Scenario) -> FolderReport:
     )
 
 
-def _each_client(path: Path, label: str | None, client: str | None) -> list[str]:
+def _each_client(path: Path, label: str | None, rule: SplitRule, cells: CellRules) -> list[str]:
     """Try every client by itself; return the problems of all of them."""
-    if client is not None or not path.is_dir():
+    if not path.is_dir():
         return []
     errors: list[str] = []
     try:
@@ -206,7 +207,7 @@ def _each_client(path: Path, label: str | None, client: str | None) -> list[str]
                 found.append(client_folder(folder)[1])
             except DataError as error:
                 errors.append(str(error))
-    return errors + _once([(files, error) for files in found for error in _one_client(files, label)])
+    return errors + _once([(files, error) for files in found for error in _one_client(files, label, rule, cells)])
 
 
 def _once(errors: Sequence[tuple[ClientFiles, str]]) -> list[str]:
@@ -220,13 +221,13 @@ def _once(errors: Sequence[tuple[ClientFiles, str]]) -> list[str]:
     return [first + (f"; the same at {names([name for name, _ in more])}" if more else "") for (_, first), *more in same.values()]
 
 
-def _one_client(files: ClientFiles, label: str | None) -> list[str]:
+def _one_client(files: ClientFiles, label: str | None, rule: SplitRule, cells: CellRules) -> list[str]:
     try:
         if any(part.is_dir() for part in files.parts.values()):
             listed = list_images(files)
-            read_client(listed, common_shape({listed.name: read_headers(listed)}))
+            read_client(listed, common_shape({listed.name: read_headers(listed)}), rule)
         else:
-            read_client_tables(files, label)
+            read_client_tables(files, label, rule, cells)
     except DataError as error:
         return [str(error)]
     return []
