@@ -55,10 +55,11 @@ def test_a_workbook_is_the_table_that_a_csv_would_be(tmp_path: Path) -> None:
     assert np.array_equal(x[:40], x[40:]) and x[:, scenario.encoding["columns"].index(scenario.encoding["columns"][3]) + 1].sum() == 4
 
 
-def test_titles_above_the_names_are_passed_over_and_no_column_is_lost(tmp_path: Path) -> None:
+@pytest.mark.parametrize("title", [["Export of 3/2024"], []])
+def test_titles_above_the_names_are_passed_over_and_no_column_is_lost(tmp_path: Path, title: list[str]) -> None:
     book = openpyxl.Workbook()
     for row in [
-        ["Export of 3/2024"],
+        title,
         [],
         ["age", None, "label"],
         *([i, i / 2, "ab"[i % 2], "late" if i == 3 else None] for i in range(12)),

@@ -53,7 +53,7 @@ def read_workbook(path: Path) -> pa.Table:
 
 
 def _only_sheet(book: Any, path: Path) -> Any:
-    filled = [sheet for sheet in book.worksheets if any(cell is not None for cell in _first_row(sheet))]
+    filled = _filled(book, 1) or _filled(book, HEAD)
     if len(filled) != 1:
         told = (
             f"{len(filled)} sheets with a first row ({', '.join(sheet.title for sheet in filled[:5])})" if filled else "no sheet with data"
@@ -62,9 +62,13 @@ def _only_sheet(book: Any, path: Path) -> Any:
     return filled[0]
 
 
-def _first_row(sheet: Any) -> tuple[Any, ...]:
-    found: tuple[Any, ...] = next(sheet.iter_rows(max_row=1, max_col=MOST_COLUMNS, values_only=True), ())
-    return found
+def _filled(book: Any, rows: int) -> list[Any]:
+    """Return the sheets with a cell in their first rows."""
+
+    def found(sheet: Any) -> bool:
+        return any(cell is not None for row in sheet.iter_rows(max_row=rows, max_col=MOST_COLUMNS, values_only=True) for cell in row)
+
+    return [sheet for sheet in book.worksheets if found(sheet)]
 
 
 def _cells(sheet: Any) -> tuple[list[Any], list[tuple[Any, ...]], int]:
