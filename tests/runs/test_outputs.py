@@ -96,7 +96,7 @@ def test_names_that_no_file_may_have(tmp_path: Path) -> None:
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"not a run directory that has finished a round: summary\.json is missing"):
         read_summary(tmp_path)
-    with pytest.raises(StoreError, match=r"has no models: index\.json is missing"):
+    with pytest.raises(StoreError, match=rf"has no models: index\.json is missing; run 'emdcfl run --out {tmp_path}' first"):
         load_served(tmp_path, "site-0")
     write_outputs(tmp_path, SCENARIO, hard(models(2)), {})
     with pytest.raises(DataError, match=r"has no client 'site-9': did you mean 'site-\d'"):

@@ -133,19 +133,20 @@ def file_names(names: list[str]) -> list[str]:
 
 
 def read_summary(run: Path) -> dict[str, Any]:
-    return _read_json(run / "summary.json", f"{run} is not a run directory that has finished a round")
+    return _read_json(run, "summary.json", f"{run} is not a run directory that has finished a round")
 
 
 def read_reading(run: Path) -> dict[str, Any] | None:
     """Read what a run's distances say about its clusters (``methods.emdcfl.interpret``); None where the method has no distances."""
-    return _read_json(run / READING, f"{run} has no reading") if (run / READING).exists() else None
+    return _read_json(run, READING, f"{run} has no reading") if (run / READING).exists() else None
 
 
-def _read_json(path: Path, otherwise: str) -> dict[str, Any]:
+def _read_json(run: Path, name: str, otherwise: str) -> dict[str, Any]:
+    path = run / name
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise StoreError(f"{otherwise}: {path.name} is missing; run 'emdcfl run --out {path.parent}' first") from error
+        raise StoreError(f"{otherwise}: {path.name} is missing; run 'emdcfl run --out {run}' first") from error
     except (OSError, ValueError, RecursionError) as error:
         raise StoreError(f"{path}: truncated or damaged: {error}; {AGAIN}") from error
     if not isinstance(value, dict):
@@ -193,7 +194,7 @@ def _personal_names(run: Path) -> dict[str, str]:
     """Client → file of the fine-tuned model that it kept; empty for a run without fine-tuning."""
     if not (run / PERSONAL).exists():
         return {}
-    names: dict[str, str] = _read_json(run / PERSONAL, f"{run} has no fine-tuned models")["clients"]
+    names: dict[str, str] = _read_json(run, PERSONAL, f"{run} has no fine-tuned models")["clients"]
     return names
 
 
@@ -255,7 +256,7 @@ def _model_path(run: Path, name: str, folder: str = "models") -> Path:
 def _read_index(run: Path) -> dict[str, Any]:
     if not (run / INDEX).exists() and (run / "summary.json").exists() and not read_summary(run).get("finished", True):
         raise StoreError(f"{run} has no models yet: as large as they are, they are written after the last round; go on with --resume")
-    return _read_json(run / INDEX, f"{run} has no models")
+    return _read_json(run, INDEX, f"{run} has no models")
 
 
 def _from_models(run: Path, make: Callable[[], Made]) -> Made:
