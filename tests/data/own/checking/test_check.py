@@ -159,6 +159,8 @@ def test_images_are_told_by_size_and_colour(tmp_path: Path) -> None:
     assert "Images as they are stored" in blocks and "Columns" not in blocks
     assert ["torn.png" in sentence for sentence in blocks["Left out"]] == [True]
     assert "torn.png" not in str(blocks["Look at this first"])
+    wanted = check_options(tmp_path, {"size": 12, "model": "pooled_cnn"})
+    assert (wanted.shape, wanted.model["name"]) == ((3, 12, 12), "pooled_cnn")
 
 
 def test_many_categories_are_cut_to_the_frequent_ones_and_identifiers_are_refused(tmp_path: Path) -> None:

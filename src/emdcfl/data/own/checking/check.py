@@ -99,18 +99,20 @@ def check_folder(
     label: str | None = None,
     client: str | None = None,
     seed: int = 0,
+    model: str | None = None,
+    size: int | None = None,
     rule: SplitRule = RANDOM,
     cleaning: Cleaning = AS_THEY_ARE,
 ) -> FolderReport:
     """Read a folder as ``load_folder`` does, and report all problems instead of stopping at the first, and what may leak."""
     path = Path(path)
     try:
-        reading = read_folder(path, label=label, client=client, rule=rule, cleaning=cleaning)
+        reading = read_folder(path, label=label, client=client, model=model, size=size, rule=rule, cleaning=cleaning)
     except DataError as first:
         others = [] if client is not None else _each_client(path, label, rule, cleaning.cells)
         errors = [*([] if any(error.startswith(str(first)) for error in others) else [str(first)]), *others]
         return FolderReport(str(path), "unknown", errors=tuple(errors))
-    return _split_and_report(reading, seed, rule)
+    return _split_and_report(reading, seed, rule, model)
 
 
 def check_site(
@@ -124,10 +126,10 @@ def check_site(
     return _split_and_report(reading, seed, rule, alone=True)
 
 
-def _split_and_report(reading: FolderSamples, seed: int, rule: SplitRule, *, alone: bool = False) -> FolderReport:
+def _split_and_report(reading: FolderSamples, seed: int, rule: SplitRule, model: str | None = None, *, alone: bool = False) -> FolderReport:
     report, path = describe(reading), reading.path
     try:
-        scenario, divided = build_scenario(reading, seed=seed, alone=alone)
+        scenario, divided = build_scenario(reading, seed=seed, model=model, alone=alone)
     except DataError as error:
         return replace(report, errors=(str(error),))
     found = repeats(scenario)
@@ -137,8 +139,8 @@ def _split_and_report(reading: FolderSamples, seed: int, rule: SplitRule, *, alo
 
 def check_options(path: str | Path, options: Mapping[str, Any]) -> FolderReport:
     """Check a folder with the options of a scenario of own files."""
-    about = {"label": options.get("label"), "client": options.get("client"), "seed": options.get("data_seed", 0)}
-    return check_folder(path, rule=SplitRule.of(**options), cleaning=Cleaning.of(**options), **about)
+    about: dict[str, Any] = {name: options.get(name) for name in ("label", "client", "model", "size")}
+    return check_folder(path, rule=SplitRule.of(**options), cleaning=Cleaning.of(**options), seed=options.get("data_seed", 0), **about)
 
 
 def describe(reading: FolderSamples) -> FolderReport:
