@@ -9,6 +9,7 @@ from torch.utils.data import TensorDataset
 
 from emdcfl.core.errors import DataError
 from emdcfl.data.own import encoding_of, from_arrays, read_inputs
+from emdcfl.data.own.parts import sort_words
 
 RNG = np.random.default_rng(0)
 
@@ -65,6 +66,7 @@ def test_torch_datasets() -> None:
 def test_numbers_sort_as_numbers() -> None:
     x = RNG.normal(size=(60, 2))
     assert from_arrays([(x, np.arange(60) % 12)] * 2).classes == tuple(str(i) for i in range(12))
+    assert sort_words({"2", "1", "01", "001", "1.0", "1.00"}) == ["001", "01", "1", "1.0", "1.00", "2"]  # whatever a set's order
 
 
 @pytest.mark.parametrize(

@@ -243,7 +243,7 @@ def train_kind(divided: Divided, classes: Sequence[str]) -> str:
 def sort_words(words: set[str]) -> list[str]:
     """Sort numerically where every word is a number, else alphabetically."""
     try:
-        return sorted(words, key=float)
+        return sorted(words, key=lambda word: (float(word), word))  # a set of 1 and 01 has another order in every process
     except ValueError:
         return sorted(words)
 
