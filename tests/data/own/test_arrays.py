@@ -78,6 +78,8 @@ def test_numbers_sort_as_numbers() -> None:
         ([table(), (np.full((20, 4), np.nan), np.arange(20) % 2)], "client 'client-2': X has missing or infinite values, first in row 0"),
         ([table(), (np.array([["a"] * 4] * 20), np.arange(20) % 2)], "client 'client-2': X must hold numbers"),
         ([table(), (np.ones((20, 4)), np.linspace(0, 1, 20))], "client 'client-2': labels must be classes"),
+        ([table(), (np.ones((20, 4)), ["a", float("nan")] * 10)], "client 'client-2': expected a label for every sample, got gaps"),
+        ([table(), (np.ones((20, 4)), np.array(["a", None] * 10))], "client 'client-2': expected a label for every sample, got gaps"),
         ([table(), 5], r"client 'client-2': expected \(X, y\).* or a torch Dataset, got int"),
         ([table(), {"training": table()}], "splits must be called train, val, test; got training"),
         ([table(), (np.ones((20, 2, 3, 4, 5)), np.arange(20) % 2)], "expected X of shape"),

@@ -123,6 +123,9 @@ def _part(name: str, entry: Any, task: str | None) -> Part:
     x, y = _samples(name, _array(entry[0])), _array(entry[1])
     if y.ndim != 1 or len(y) != len(x):
         raise DataError(f"client {name!r}: expected one label per sample, got X of shape {x.shape} and y of shape {y.shape}")
+    words = entry[1] if isinstance(entry[1], list | tuple) else y.tolist() if y.dtype == object else ()
+    if any(word is None or str(word) == "<NA>" or word != word for word in words):  # pandas' NA cannot be compared
+        raise DataError(f"client {name!r}: expected a label for every sample, got gaps; fill them in, or leave those samples out")
     kind = type(y[0].item()).__name__ if len(y) and y.dtype.kind in "biuf" else "text"
     numeric = np.issubdtype(y.dtype, np.number)
     if task == REGRESSION and not (numeric and np.isfinite(y).all()):
