@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+from datetime import date, time, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from emdcfl.core.errors import DataError
 from emdcfl.data.own import check_folder, load_folder, load_site, read_inputs
 from emdcfl.data.own.cleaning import Cleaning
 from emdcfl.data.own.splitting import SplitRule
-from emdcfl.data.own.tables import TableEncoding, pool, summarise
+from emdcfl.data.own.tables import TableEncoding, number_values, pool, summarise
 
 
 def rows(n: int = 60, shift: float = 0.0, seed: int = 0) -> list[dict[str, Any]]:
@@ -138,6 +139,18 @@ def test_times_to_the_microsecond_are_days(tmp_path: Path) -> None:
         write(tmp_path / f"{site}.csv", [{**row, "at": f"2024-01-{1 + i % 28:02d} 12:00:00.{i:06d}"} for i, row in enumerate(rows())])
     at = next(c for c in load_folder(tmp_path).encoding["columns"] if c["name"] == "at")
     assert 19723.5 < at["mean"] < 19751 and 5 < at["std"] < 10
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        *((kind, 3.0) for kind in (pa.time32("s"), pa.time32("ms"), pa.time64("us"), pa.time64("ns"), pa.duration("s"), pa.duration("ns"))),
+        *((kind, 1.0) for kind in (pa.date32(), pa.date64())),
+    ],
+)
+def test_times_are_seconds_and_dates_are_days_however_they_are_stored(kind: pa.DataType, expected: float) -> None:
+    value = date(1970, 1, 2) if pa.types.is_date(kind) else time(0, 0, 3) if pa.types.is_time(kind) else timedelta(seconds=3)
+    assert number_values(pa.chunked_array([pa.array([value, None], kind)])).tolist()[0] == expected
 
 
 def test_labels_that_are_no_number_are_gaps(tmp_path: Path) -> None:

@@ -298,8 +298,11 @@ def number_values(values: pa.ChunkedArray) -> NDArray[np.float64]:
         return np.full(len(values), np.nan)
     if pa.types.is_timestamp(values.type):
         values = pc.divide(pc.cast(pc.cast(values, pa.timestamp("ms"), safe=False), pa.int64()), 86_400_000.0)
+    elif pa.types.is_date(values.type):
+        values = pc.cast(pc.cast(values, pa.date32()), pa.int32())
     elif pa.types.is_temporal(values.type):
-        values = pc.cast(pc.cast(values, pa.int32() if values.type.bit_width == 32 else pa.int64()), pa.float64())
+        kind = pa.time64("us") if pa.types.is_time(values.type) else pa.duration("us")
+        values = pc.divide(pc.cast(pc.cast(values, kind, safe=False), pa.int64()), 1e6)
     numbers = pc.cast(values, pa.float64()).to_numpy(zero_copy_only=False).astype(np.float64)
     return np.where(np.isfinite(numbers), numbers, np.nan)
 
