@@ -57,7 +57,7 @@ def predict(
 def place(
     run: Annotated[Path, typer.Argument(help="Run directory with clusters.")],
     folder: Annotated[Path, typer.Argument(help="The new site: class sub-folders of images, or a table.")],
-    name: Annotated[str | None, typer.Option(help="Name of the new site.", show_default="the folder's")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the new site.", show_default="new:FOLDER")] = None,
     label: Annotated[str | None, typer.Option(help="Label column of a table.", show_default="the run's")] = None,
     unlabelled: Annotated[bool, typer.Option("--unlabelled", help="Use no labels: the nearest cluster by embeddings alone.")] = False,
     trust_model: TrustModel = False,

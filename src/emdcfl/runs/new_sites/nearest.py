@@ -159,7 +159,7 @@ def place_unlabelled(result: Result, site: Any, *, name: str | None = None) -> N
     """Find the nearest cluster of a finished run for a site without labels.
 
     The site is a folder of images or a table, read as the run's own files were; a frame, where it was given tables; or inputs ``X``, if
-    these were arrays. Its name is by default the folder's.
+    these were arrays. Its name is by default ``new:`` and the folder's.
     """
     found = plan_again(result)
     scenario = found.scenario

@@ -155,7 +155,7 @@ def place(result: Result, site: Any, *, name: str | None = None, label: str | No
     """Place a new site among the clusters of a finished run.
 
     The site is a folder of images or a table, read as the run's own files were; a frame, where it was given tables; or ``(X, y)``, if these
-    were arrays. Its name is by default the folder's, and ``label``, the label column of a table, the run's.
+    were arrays. Its name is by default ``new:`` and the folder's, and ``label``, the label column of a table, the run's.
     """
     found = plan_again(result)
     scenario, seed = found.scenario, found.config.run.seed
@@ -248,5 +248,6 @@ def as_dict(placement: Placement) -> dict[str, Any]:
         "guess": None if placement.guess is None else placement.guess.share,
         "alone": placement.alone,
         "verdict": placement.verdict(),
+        "notes": list(placement.notes),
         "candidates": candidates,
     }
