@@ -18,7 +18,7 @@ from emdcfl.core.errors import DataError
 from emdcfl.data.own.cleaning import AS_THEY_ARE, Cleaning
 from emdcfl.data.own.formats import dicom
 from emdcfl.data.own.formats.client_tables import encoding_notes, read_client_tables
-from emdcfl.data.own.formats.images import list_images, read_client, read_image
+from emdcfl.data.own.formats.images import files_below, list_images, read_client, read_image
 from emdcfl.data.own.formats.layout import IMAGE_SUFFIXES, TABLE_SUFFIXES, ClientFiles, client_folder
 from emdcfl.data.own.formats.quantities import check_units
 from emdcfl.data.own.formats.readers import read_file, read_units
@@ -141,7 +141,7 @@ def read_unlabelled(path: Path, *, encoding: Mapping[str, Any]) -> Tensor:
     """Read all images below a folder, whatever their folders are called, or a table without a label column."""
     _readable(path, encoding)
     suffixes = IMAGE_SUFFIXES if encoding["kind"] == "images" else TABLE_SUFFIXES
-    files = [path] if path.is_file() else [file for file in sorted(path.rglob("*")) if file.suffix.lower() in suffixes]
+    files = [path] if path.is_file() else [file for file in files_below(path) if file.suffix.lower() in suffixes]
     if not files:
         raise DataError(f"{path} holds no {'images' if encoding['kind'] == 'images' else 'tables'}, which the run was trained on")
     return read_inputs(files, encoding=encoding)[0]

@@ -10,6 +10,7 @@ from PIL import Image
 from emdcfl.core.errors import DataError
 from emdcfl.data.own import check_folder, encoding_of, load_folder, load_site, read_inputs
 from emdcfl.data.own.formats.images import read_image
+from emdcfl.data.own.site import read_unlabelled
 from emdcfl.data.scenarios import build
 
 
@@ -46,6 +47,14 @@ def test_folders_of_classes(folder: Path) -> None:
     assert abs(float(scenario.preprocess(torch.cat([s.train.x for s in scenario.sites])).mean())) < 1e-4
     assert torch.equal(load_folder(folder).sites[0].train.x, site.train.x)
     assert not torch.equal(load_folder(folder, seed=1).sites[0].train.x, site.train.x)
+
+
+def test_copies_in_hidden_folders_and_files_that_macos_adds_are_no_samples(folder: Path) -> None:
+    image(folder / "north" / "cat" / ".ipynb_checkpoints" / "000-checkpoint.png")
+    (folder / "north" / "cat" / "._000.png").write_bytes(b"Mac OS X")
+    scenario = load_folder(folder)
+    assert sum(map(len, scenario.sites[0].splits.values())) == 24 and not any("left out" in note for note in scenario.notes)
+    assert len(read_unlabelled(folder / "north", encoding=encoding_of(scenario))) == 24
 
 
 def test_train_and_test_sub_folders(tmp_path: Path) -> None:

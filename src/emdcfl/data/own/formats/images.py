@@ -55,12 +55,10 @@ def list_images(client: ClientFiles) -> Listed:
     files: dict[str, list[tuple[Path, str]]] = {}
     for split, folder in client.parts.items():
         classes = [entry for entry in visible(folder) if entry.is_dir()]
-        files[split] = [
-            (file, entry.name) for entry in classes for file in sorted(entry.rglob("*")) if file.suffix.lower() in IMAGE_SUFFIXES
-        ]
+        files[split] = [(file, entry.name) for entry in classes for file in files_below(entry) if file.suffix.lower() in IMAGE_SUFFIXES]
     listed = {file for part in files.values() for file, _ in part}
     dicom.check_installed(sorted(listed))
-    others = tuple(file for folder in client.parts.values() for file in _files_below(folder) if file not in listed)
+    others = tuple(file for folder in client.parts.values() for file in files_below(folder) if file not in listed)
     if not listed:
         unread = sorted({file.suffix.lower() for file in others} & set(UNREAD))  # a file's name may be a patient's
         remedy = f"; {', '.join(unread)} cannot be read as they are: {UNREAD[unread[0]]}" if unread else ""
@@ -68,10 +66,11 @@ def list_images(client: ClientFiles) -> Listed:
     return Listed(client.name, str(origin), files, others)
 
 
-def _files_below(folder: Path) -> Iterator[Path]:
+def files_below(folder: Path) -> Iterator[Path]:
+    """Yield all files below a folder in sorted order, without hidden ones: copies that a notebook keeps, what macOS writes beside files."""
     for entry in visible(folder):
         if entry.is_dir():
-            yield from _files_below(entry)
+            yield from files_below(entry)
         else:
             yield entry
 
