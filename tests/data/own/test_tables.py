@@ -153,13 +153,15 @@ def test_times_are_seconds_and_dates_are_days_however_they_are_stored(kind: pa.D
     assert number_values(pa.chunked_array([pa.array([value, None], kind)])).tolist()[0] == expected
 
 
-def test_labels_that_are_no_number_are_gaps(tmp_path: Path) -> None:
+def test_what_is_no_number_in_parquet_is_a_gap(tmp_path: Path) -> None:
     labels = [float("nan") if i == 4 else float(i % 2) for i in range(60)]
+    who = [float("nan") if i < 4 else float(i // 5) for i in range(60)]
     for site in ("a", "b"):
-        pq.write_table(pa.table({"x": np.arange(60.0), "label": labels}), tmp_path / f"{site}.parquet")
-    scenario = load_folder(tmp_path)
+        pq.write_table(pa.table({"x": np.arange(60.0), "who": who, "label": labels}), tmp_path / f"{site}.parquet")
+    scenario = load_folder(tmp_path, rule=SplitRule(group="who"))
     assert scenario.classes == ("0", "1")
     assert any("rows without a label left out: 1" in note for note in scenario.notes)
+    assert any("rows without who, by which they are split, left out: 4" in note for note in scenario.notes)
 
 
 def test_encoding_survives_json(folder: Path) -> None:

@@ -54,7 +54,7 @@ def label_column(table: pa.Table, label: str | None, origin: str) -> str:
 def labelled(table: pa.Table, label: str, name: str, origin: str, rule: SplitRule = RANDOM) -> tuple[Part, list[Note]]:
     """Split off the labels as text, and what the rows are split by; rows without one are left out, with a note."""
     column = table.column(label)
-    keep = np.flatnonzero(~column.is_null(nan_is_null=True).to_numpy(zero_copy_only=False))
+    keep = np.flatnonzero(~column.is_null().to_numpy(zero_copy_only=False))
     notes = []
     if not len(keep) and table.num_rows:
         raise DataError(f"client {name!r} ({origin}): all {table.num_rows} rows are without a label in {label!r}; fill them in")

@@ -145,7 +145,9 @@ def _read_parquet(path: Path) -> pa.Table:
         table = file.read()
     plain = pa.schema([schema.field(i) if field.name in words else field for i, field in enumerate(table.schema)])
     _check_size(path, sum(_text_size(chunk) for column in table.columns for chunk in column.chunks))
-    return table.cast(plain)
+    table = table.cast(plain)
+    known = [pc.if_else(pc.is_nan(c), pa.scalar(None, c.type), c) if pa.types.is_floating(c.type) else c for c in table.columns]
+    return pa.table(known, schema=plain.remove_metadata())
 
 
 def _is_text(kind: pa.DataType) -> bool:
