@@ -12,7 +12,7 @@ import torch
 import emdcfl
 from emdcfl.api.clients import read_clients
 from emdcfl.core.errors import ConfigError, DataError, ModelError, StoreError
-from emdcfl.data.own.frames import encode
+from emdcfl.data.own.frames import encode, hub_entry
 from emdcfl.data.types import Scenario, Site
 from emdcfl.runs.config import Choice, Config
 from emdcfl.runs.plan import plan
@@ -154,6 +154,26 @@ def network(classes: int, width: int = 4) -> torch.nn.Module:
 def test_a_network_by_its_import_path_is_given_what_it_takes() -> None:
     made = plan(Config(model=Choice(f"{__name__}:network", {"width": 5})), emdcfl.scenarios.build("rotated-digits"))
     assert dict(made.scenario.model.options) == {"classes": 10, "width": 5}
+
+
+class Hub:
+    """What is used of a Hugging Face data set of images, without the library."""
+
+    column_names = ("image", "label")
+
+    def __init__(self, labels: list[int]) -> None:
+        kinds = {"image": type("Image", (), {})(), "label": type("ClassLabel", (), {"names": ["cat", "dog"]})()}
+        self.features, self.columns = kinds, {"image": [np.zeros((8, 8), np.uint8)] * len(labels), "label": np.array(labels)}
+
+    def with_format(self, form: str | None) -> Any:
+        return self.columns
+
+
+def test_images_of_a_hub_without_a_label_are_not_of_the_last_class() -> None:
+    _, y = hub_entry(Hub([0, 1] * 10), None)
+    assert y.tolist() == ["cat", "dog"] * 10
+    with pytest.raises(DataError, match="expected a label for every sample, got gaps"):
+        scenario_of({"a": Hub([0, 1] * 10), "b": {"train": Hub([0, 1] * 10), "test": Hub([-1] * 10)}})
 
 
 def test_hugging_face_data_sets() -> None:

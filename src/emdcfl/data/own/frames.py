@@ -206,7 +206,9 @@ def hub_entry(value: Any, label: str | None) -> Any:
         raise DataError(f"expected a data set with one column of images or vectors and a label, got {found}; select columns, name label=")
     words = getattr(value.features[column], "names", None)
     y = np.asarray(value.with_format("numpy")[column][:])
-    return _stacked(value, arrays[0]), y if words is None else np.array([words[code] for code in y.tolist()])
+    if words is not None:  # of a sample without a label, the number is below 0
+        y = np.array([words[int(code)] if code is not None and code >= 0 else None for code in y.tolist()])
+    return _stacked(value, arrays[0]), y
 
 
 def _holds_arrays(feature: Any) -> bool:
