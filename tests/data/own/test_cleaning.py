@@ -290,7 +290,7 @@ def test_dates_become_days_and_new_files_are_read_the_same_way(tmp_path: Path) -
 def test_dates_that_may_be_read_in_two_ways_or_none_are_not_guessed(tmp_path: Path) -> None:
     for site in "ab":
         write(tmp_path / f"{site}.csv", WORDS, seen=lambda i: f"{i % 9 + 1}/3/2024", typo=lambda i: "soon" if i == 6 else "2024-03-01")
-    with pytest.raises(DataError, match=r"a\.csv: column 'seen'.* %d/%m/%Y or %m/%d/%Y; say which"):
+    with pytest.raises(DataError, match=r"a\.csv: column 'seen'.* %d/%m/%Y or %m/%d/%Y; say which.* or write YYYY-MM-DD"):
         load_folder(tmp_path, cleaning=Cleaning.of(date="seen"))
     days = load_folder(tmp_path, cleaning=Cleaning.of(date="seen:%d/%m/%Y")).encoding["columns"][2]
     assert abs(days["mean"] - 19787) < 2

@@ -41,7 +41,8 @@ def as_dates(column: pa.ChunkedArray, form: str, where: str) -> pa.ChunkedArray:
         )
     if len(fitting) > 1:
         ways = " or ".join(fitting)
-        raise DataError(f"{where}: its dates may be written as {ways}; say which, as in --date COLUMN:{next(iter(fitting))}")
+        remedy = f"say which, as in --date COLUMN:{next(iter(fitting))}, or write YYYY-MM-DD"  # predict and place have no --date
+        raise DataError(f"{where}: its dates may be written as {ways}; {remedy}")
     times = next(iter(fitting.values()))
     return pa.chunked_array([pa.array([None if cell is None else times[cell] for cell in cells], pa.timestamp("ms"))])
 
