@@ -30,8 +30,10 @@ def test_backdoor_variant_has_its_own_row(tmp_path: Path, monkeypatch: pytest.Mo
     assert ((pixels == (149, 52, 235)).all(axis=1)).any()
 
 
-def test_tables_have_no_picture(tmp_path: Path) -> None:
+def test_tables_have_no_picture_and_other_formats_are_refused(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     scenario = from_arrays([(rng.normal(size=(60, 3)), rng.integers(0, 2, 60)) for _ in range(2)])
     with pytest.raises(DataError, match="no picture"):
         grid(scenario, tmp_path / "a.png")
+    with pytest.raises(DataError, match=r"expected a picture called \.png to write"):
+        grid(build("rotated-digits"), tmp_path / "a.xyz")

@@ -29,6 +29,9 @@ def grid(scenario: Scenario, path: str | Path) -> Path:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    path = Path(path)
+    if path.suffix.lower() != ".png":
+        raise DataError(f"expected a picture called .png to write, got {path}; choose another name")
     if scenario.sites[0].train.x.dim() != 4:
         raise DataError(f"scenario {scenario.name!r} holds tables, so there is no picture of it")
     rows = _rows(scenario)
@@ -47,7 +50,6 @@ def grid(scenario: Scenario, path: str | Path) -> Path:
         axis.text(1.01, 0.5, plot_text(text), transform=axis.transAxes, ha="left", va="center", fontsize=7)
     figure.suptitle(f"{plot_text(scenario.name)}: {len(scenario.sites)} sites, {len(scenario.classes)} classes", fontsize=9)
     figure.subplots_adjust(left=1.3 / width, right=1 - 2.1 / width, top=1 - 0.32 / height, bottom=0.02, hspace=0.08)
-    path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     canvas.draw()
     picture = Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3])
