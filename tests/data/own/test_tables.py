@@ -215,6 +215,15 @@ def test_words_that_look_like_something_else_are_words_where_others_have_them(tm
     assert torch.all(site.train.x[:, 3:].sum(1) == 1)
 
 
+def test_a_new_site_with_few_labels_has_those_of_the_run(folder: Path, tmp_path: Path) -> None:
+    scenario = load_folder(folder)
+    new = write(tmp_path / "new.csv", [{**row, "label": ["true", "false"][i % 2]} for i, row in enumerate(rows())])
+    site, _ = load_site(new, encoding=scenario.encoding, classes=("false", "maybe", "true"))
+    assert set(site.train.y.tolist()) == {0, 2}
+    site, _ = load_site(new, encoding=scenario.encoding, classes=("False", "True"))  # truth values in training, too
+    assert set(site.train.y.tolist()) == {0, 1}
+
+
 def test_missing_label_column(folder: Path) -> None:
     with pytest.raises(DataError, match=r"client 'site0': .*site0\.csv has no label column 'lable': did you mean 'label'"):
         load_folder(folder, label="lable")

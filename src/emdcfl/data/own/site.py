@@ -67,8 +67,10 @@ def load_site(
         channels, height, width = encoding["shape"]
         raw, notes = read_client(list_images(files), (channels, height, width), rule)
     else:
-        cells = replace(cleaning.cells, words=TableEncoding.from_dict(encoding).cells.words)
-        raw, _, notes = read_client_tables(files, label or encoding["label"], rule, cells)
+        column = label or encoding["label"]
+        labels = ((column, tuple(classes)),) if classes else ()
+        cells = replace(cleaning.cells, words=TableEncoding.from_dict(encoding).cells.words + labels)
+        raw, _, notes = read_client_tables(files, column, rule, cells)
     return new_site(raw, encoding, classes, notes, target=target, seed=seed, cleaning=cleaning)
 
 
