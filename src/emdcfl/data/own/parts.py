@@ -254,13 +254,13 @@ def known_only(name: str, origin: str, split: str, part: Part, classes: Sequence
     if not unseen:
         return part, []
     keep = np.flatnonzero(np.isin(part.labels, list(classes)))
-    dropped = len(part) - len(keep)
+    dropped, which = len(part) - len(keep), "" if split == MIXED else f"{split} "
     if not len(keep):
         raise DataError(
-            f"client {name!r} ({origin}): none of the {split} labels ({', '.join(unseen[:5])}) occurs in training, "
+            f"client {name!r} ({origin}): none of the {which}labels ({', '.join(unseen[:5])}) occurs in training, "
             f"which has {', '.join(classes[:5])}{', …' if len(classes) > 5 else ''}; write them alike"
         )
-    text = f"{split} samples left out because training lacks their label ({{words}}): {{n}}"
+    text = f"{which}samples left out because training lacks their label ({{words}}): {{n}}"
     return part.take(keep), [Note(name, origin, text, dropped, tuple(unseen), left_out=True)]
 
 
