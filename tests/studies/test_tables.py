@@ -26,6 +26,7 @@ def row(
     tables = {
         "run": run, "scenario": {"name": scenario, **settings.pop("scenario_options", {})}, "method": options,
         "model": {"name": "resnet18"}, "training": {"lr": 0.01}, "engine": {"device": "cpu", **settings.pop("engine", {})},
+        **({"trust": settings["trust"]} if "trust" in settings else {}),
     }  # fmt: skip
     variants = settings.pop("variants", {"test": {"mean": mean, "worst": mean / 2}})
     return {
@@ -42,6 +43,12 @@ def test_mean_and_sample_standard_deviation_over_seeds() -> None:
     assert cell.n == 3
     assert cell.paper == Value(92.47, 0.32)
     assert "| EMD-CFL | **93.00 ± 3.61** | 92.47 ± 0.32 |" in markdown(table)
+
+
+def test_runs_that_average_differently_do_not_share_a_cell() -> None:
+    usual = {"aggregate": "mean", "max_share": 1.0, "min_validation": 0}  # the last is an option of another version
+    rows = [row("fedavg", 0, 0.9, trust=usual), row("fedavg", 0, 0.8, trust={**usual, "aggregate": "median"}), row("fedavg", 1, 0.9)]
+    assert build(rows).rows == ("FedAvg", "FedAvg (aggregate median)")
 
 
 def test_one_seed_has_no_deviation() -> None:

@@ -22,6 +22,7 @@ from emdcfl.runs.verdict.intervals import Interval, SiteScores, difference, over
 from emdcfl.studies.compare import paper_place
 from emdcfl.studies.paper_values import Value, measured_value, paper_value
 from emdcfl.studies.results import ResultRow
+from emdcfl.trust.policy import Trust
 
 TITLES = {
     "oracle": "Oracle", "emdcfl": "EMD-CFL", "cfl": "CFL", "pacfl": "PACFL", "fedclust": "FedClust", "ifca": "IFCA", "flexcfl": "FlexCFL",
@@ -192,7 +193,10 @@ def _column_settings(row: ResultRow) -> dict[str, Any]:
 def _row_settings(row: ResultRow) -> dict[str, Any]:
     settings = row["settings"]
     tuning = {"personalize": settings["personalize"]} if is_fine_tuned(row) else {}
-    return flat({"method": settings["method"], "training": settings["training"], "rounds": settings["run"]["rounds"], **tuning})
+    trust = {key: value for key, value in settings.get("trust", {}).items() if getattr(Trust, key, value) != value}
+    return flat(
+        {"method": settings["method"], "training": settings["training"], "rounds": settings["run"]["rounds"], "trust": trust, **tuning}
+    )
 
 
 def is_fine_tuned(row: ResultRow) -> bool:
