@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,12 @@ def test_interval_is_where_the_groups_come_out() -> None:
     assert ari(snapshot, matrix, np.nextafter(high, 1)) < 1.0
 
 
+def test_without_true_groups_no_tolerance_is_right() -> None:
+    snapshot, matrix = invented(("a", "b"), [[0, 0.02], [0.01, 0]])
+    with pytest.raises(ConfigError, match="no true groups"):
+        interval(replace(snapshot, groups=None), matrix)
+
+
 def test_interval_without_pairs_on_one_side() -> None:
     snapshot, matrix = invented(("a", "a"), [[0, 0.02], [0.01, 0]])
     assert interval(snapshot, matrix) == (0.02, np.inf)
@@ -148,4 +155,8 @@ def test_command_line(tmp_path: Path) -> None:
     assert "ARI 1 for" in done.output
     refused = CliRunner().invoke(app, ["sweep", "--ratios", "many", "--out", str(tmp_path)])
     assert isinstance(refused.exception, ConfigError)
+    alone = ["sweep", "--scenario", "digit-sites", "--set", "scenario.clients_per_group=1", "--out", str(tmp_path / "alone")]
+    untrue = CliRunner().invoke(app, alone)
+    assert isinstance(untrue.exception, ConfigError) and "true groups" in str(untrue.exception)
+    assert not (tmp_path / "alone").exists()  # nobody has trained
     assert command.right_tolerances({"low": None, "high": 0.5}) == "ε ≤ 0.5000"

@@ -19,7 +19,7 @@ from emdcfl.paper.reproduce import SCALES, Context, chosen, listing, reproduce
 from emdcfl.runs.config import Config, override
 from emdcfl.runs.store.files import write_file
 from emdcfl.runs.watching.progress import terminal
-from emdcfl.studies.compare import parse_seeds
+from emdcfl.studies.compare import parse_seeds, shared_scenario
 from emdcfl.studies.results import RESULTS, read_results
 from emdcfl.studies.snapshot import Request, take
 from emdcfl.studies.sweep import EPSILONS, RATIOS, Setting, sweep, write_sweep
@@ -129,6 +129,8 @@ def sweep_(
         for ratio in _numbers(ratios, "--ratios")
     ]
     console = terminal()
+    if shared_scenario(config).groups is None:  # said before anybody trains
+        raise ConfigError(f"{scenario}: expected a scenario with true groups, which tolerances are measured by, got one without")
     request = Request(config, samples)
     snapshot = take(request, out / "snapshots" / request.key())
     for note in () if as_json else snapshot.notes:

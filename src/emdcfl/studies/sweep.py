@@ -97,11 +97,16 @@ def _row(row: SnapshotRow, client: str, number: int, setting: Setting, pool: Sol
 
 def ari(snapshot: Snapshot, matrix: Matrix, epsilon: Any) -> float:
     """Agreement of the paper's clusters at a tolerance (a number, or one per client) with the true groups."""
+    groups = _truth(snapshot)
+    order = {g: i for i, g in enumerate(dict.fromkeys(groups))}
+    labels, _ = neighbourhoods(links(matrix.W, epsilon))
+    return float(adjusted_rand([order[g] for g in groups], labels.tolist()))
+
+
+def _truth(snapshot: Snapshot) -> tuple[str, ...]:
     if snapshot.groups is None:
         raise ConfigError(f"{snapshot.folder}: the scenario has no true groups to compare with")
-    order = {g: i for i, g in enumerate(dict.fromkeys(snapshot.groups))}
-    labels, _ = neighbourhoods(links(matrix.W, epsilon))
-    return float(adjusted_rand([order[g] for g in snapshot.groups], labels.tolist()))
+    return snapshot.groups
 
 
 def interval(snapshot: Snapshot, matrix: Matrix) -> tuple[float, float]:
@@ -110,9 +115,9 @@ def interval(snapshot: Snapshot, matrix: Matrix) -> tuple[float, float]:
     A pair is linked when both directions are below ε, so the larger of the two decides: all pairs inside groups must be below, all pairs
     across groups must not.
     """
-    assert snapshot.groups is not None
+    groups = _truth(snapshot)
     larger = np.maximum(matrix.W, matrix.W.T)
-    same = np.array([[a == b for b in snapshot.groups] for a in snapshot.groups])
+    same = np.array([[a == b for b in groups] for a in groups])
     off = ~np.eye(len(same), dtype=bool)
     low = float(larger[same & off].max()) if (same & off).any() else -np.inf
     high = float(larger[~same].min()) if (~same).any() else np.inf
