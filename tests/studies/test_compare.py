@@ -142,6 +142,28 @@ def test_scenario_is_built_once_for_all_methods(tmp_path: Path, quick: list[str]
     assert (len(built), len(quick)) == (1, 4)
 
 
+def test_own_files_that_changed_are_read_again_and_do_not_share_a_table(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+
+    def write(word: str) -> None:
+        for site in "ab":
+            (folder / f"{site}.csv").write_text("u,label\n" + "".join(f"{i},{word if i % 2 else 'no'}\n" for i in range(20)))
+
+    write("yes")
+    base = replace(BASE, scenario=Choice("folder", {"path": str(folder)}))
+    one = configs(base, parse_methods("fedavg"), [0])
+    compare.compare(one, tmp_path / "out")
+    assert compare.compare(one, tmp_path / "out").found == 1
+    (row,) = checked(read_results(tmp_path / "out"), "results")
+    write("other")
+    with pytest.raises(StoreError, match="holds runs on other data"):
+        compare.compare(one, tmp_path / "out")
+    compare.compare(one, tmp_path / "new")
+    assert read_results(tmp_path / "new")[0]["data"] != row["data"]
+    assert compare.shared_scenario(base).classes == ("no", "other")
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_interrupted_anywhere_it_ends_as_if_it_had_not_been(tmp_path: Path, quick: list[str], seed: int) -> None:
     rng = random.Random(seed)

@@ -7,6 +7,7 @@ rows it would have had. Scenarios are built once per process and shared by the r
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import logging
 import time
@@ -19,10 +20,10 @@ from typing import Protocol
 
 import numpy as np
 
-from emdcfl.core.errors import ConfigError, EmdcflError
+from emdcfl.core.errors import ConfigError, EmdcflError, StoreError
 from emdcfl.data.types import Scenario
 from emdcfl.methods import METHODS, find
-from emdcfl.runs.config import CHOICES, Choice, Config, PersonalizeConfig, as_dict, from_dict, override, parse_settings
+from emdcfl.runs.config import CHOICES, OWN_FILES, Choice, Config, PersonalizeConfig, as_dict, from_dict, override, parse_settings
 from emdcfl.runs.loop import Observer
 from emdcfl.runs.personal import FINE_TUNED
 from emdcfl.runs.plan import build_scenario, plan
@@ -155,11 +156,18 @@ def execute(config: Config, *, keep: Path | None = None, observer: Observer | No
     name = f"{planned.scenario.name}-{config.method.name}-seed{config.run.seed}-{planned.key[:8]}"
     result = run(planned, None if keep is None else keep / name, resume=keep is not None, observer=observer)
     row = as_result(result.summary, as_dict(planned.config), by_round(result.history, result.summary))
+    row |= {} if (data := _data_of(planned.whole)) is None else {"data": data}
     if "personalized" in result.summary:
         metric = result.metric.value
         row["plain"] = {"config": plain_key(config), metric: row[metric]}
         row[metric] = result.summary["personalized"][metric]
     return row if keep is None else {**row, "directory": name}
+
+
+def _data_of(scenario: Scenario) -> str | None:
+    """Return a hash over the samples of own files, which a config knows by their path only; ``None`` for other data."""
+    found = scenario.fingerprints
+    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest() if found else None
 
 
 def plain_key(config: Config) -> str | None:
@@ -171,11 +179,12 @@ def plain_key(config: Config) -> str | None:
 
 @dataclass(frozen=True)
 class Job:
-    """A run to do: its config as asked for, the hash of the complete one, and of the run without fine-tuning that comes with it."""
+    """A run to do: its config as asked for, the hashes of the complete one, of the run without tuning that comes with it, of own files."""
 
     config: Config
     key: str
     plain: str | None = None
+    data: str | None = None
 
     def __str__(self) -> str:
         options = "".join(f":{k}={v}" for k, v in self.config.method.options.items())
@@ -241,9 +250,12 @@ def compare(
     from emdcfl.studies.jobs import parallel
 
     started = time.monotonic()
+    if any(config.scenario.name == OWN_FILES for config in wanted):
+        _scenario.cache_clear()  # files may have changed since another comparison of this process
     with Results(out) as results:
         results.add([row for path in merge for row in checked(read_results(path), path)])
         queue = _queue(wanted)
+        _refuse_other_data(queue, results)
         missing = {job.key: job for job in queue if job.key not in results.known()}
         with_others = {job.plain for job in missing.values()}
         outcome = ComparisonOutcome(found=len(queue) - len(missing), keys=[job.key for job in queue])
@@ -270,9 +282,19 @@ def compare(
 def _queue(wanted: Sequence[Config]) -> list[Job]:
     jobs: dict[str, Job] = {}
     for config in wanted:
-        key = plan(config, shared_scenario(config)).key
-        jobs.setdefault(key, Job(config, key, plain_key(config)))
+        scenario = shared_scenario(config)
+        key = plan(config, scenario).key
+        jobs.setdefault(key, Job(config, key, plain_key(config), _data_of(scenario)))
     return list(jobs.values())
+
+
+def _refuse_other_data(queue: Sequence[Job], results: Results) -> None:
+    """Raise where a finished run had other samples: a config names own files by their path, and they may have changed."""
+    data = {row["config"]: row.get("data") for row in results.rows}
+    changed = next((job for job in queue if data.get(job.key) not in (None, job.data)), None)
+    if changed is not None:
+        path = changed.config.scenario.options["path"]
+        raise StoreError(f"{results.path}: holds runs on other data than {path} has now; restore the files, or choose another --out")
 
 
 def attempt(job: Job, keep: Path | None, observer: Observer | None = None) -> Done:

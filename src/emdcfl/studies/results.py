@@ -296,6 +296,7 @@ OPTIONAL: Mapping[str, Test] = {
             {"accuracy": _record(dict.fromkeys(UNSEEN, _SHARE)), "r2": _record(dict.fromkeys(UNSEEN, _REAL))},
         )
     ),
+    "data": _hash,
     "notes": _listed(_text),
     "versions": _each(_text),
     "bytes": _each(_each(_number(0))),

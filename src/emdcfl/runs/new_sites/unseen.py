@@ -28,8 +28,8 @@ from emdcfl.runs.verdict.baselines import one_for_all
 UNSEEN = {"placed": "its group's model", "one": "one model for all", "best": "best group", "worst": "worst group"}
 """What a held-out site is tested with → what tables call it."""
 
-_trained: dict[str, Tensor] = {}
-"""The last model for all by the hash of its config: the runs of a comparison on the same sites share it."""
+_trained: dict[tuple[Any, ...], Tensor] = {}
+"""The last model for all by the hash of its config and its own files: the runs of a comparison on the same sites share it."""
 
 
 def score_unseen(result: Result, planned: RunPlan, observer: Observer | None = None) -> Result:
@@ -52,12 +52,12 @@ def _one_for_all(result: Result, planned: RunPlan, observer: Observer | None) ->
         place = result.folder / "baselines" / "fedavg"
         return run(one_for_all(planned.config), place, resume=True, observer=observer, scenario=planned.whole).serving.models[0]
     baseline = plan(replace(planned.config, method=Choice("fedavg"), personalize=PersonalizeConfig("off")), planned.whole)
-    if baseline.key in _trained:
-        return _trained[baseline.key]
-    model = run(baseline, observer=observer).serving.models[0]
-    _trained.clear()
-    _trained[baseline.key] = model
-    return model
+    key = baseline.key, *planned.whole.fingerprints.items()
+    if key not in _trained:
+        model = run(baseline, observer=observer).serving.models[0]
+        _trained.clear()
+        _trained[key] = model
+    return _trained[key]
 
 
 def _test(planned: RunPlan, groups: Groups, one: Tensor) -> dict[str, Any]:
