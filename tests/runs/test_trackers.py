@@ -56,6 +56,14 @@ def test_every_round_is_tracked(tmp_path: Path) -> None:
     assert kept.seen[1]["train/loss"] > kept.seen[2]["train/loss"] > 0
 
 
+def test_the_model_for_all_beside_a_run_is_not_tracked() -> None:
+    kept, counting = Kept(), Counting()
+    held = replace(CONFIG, run=RunConfig(rounds=1, hold_out=("rot0-2",)), scenario=Choice("rotated-digits", {"groups": 2}))
+    summary = runner.run(held, observer=Tracking(kept, counting)).summary
+    assert counting.ended == 2  # with the model for all that held-out sites are tested with
+    assert kept.seen[1]["test/mean"] == pytest.approx(summary["accuracy"]["mean"]) and kept.seen[1]["clusters"] == 2.0
+
+
 def test_rounds_without_scores_have_losses_only(tmp_path: Path) -> None:
     kept = Kept()
     runner.run(replace(CONFIG, run=RunConfig(rounds=2, evaluate_every=2)), tmp_path / "run", observer=Tracking(kept))

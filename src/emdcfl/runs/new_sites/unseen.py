@@ -24,6 +24,7 @@ from emdcfl.runs.plan import RunPlan, plan
 from emdcfl.runs.result import Result
 from emdcfl.runs.runner import run
 from emdcfl.runs.verdict.baselines import one_for_all
+from emdcfl.runs.watching.trackers import Tracking
 
 UNSEEN = {"placed": "its group's model", "one": "one model for all", "best": "best group", "worst": "worst group"}
 """What a held-out site is tested with → what tables call it."""
@@ -40,6 +41,8 @@ def score_unseen(result: Result, planned: RunPlan, observer: Observer | None = N
     groups = {} if result.serving.clusters is None else groups_of(result.serving, result.clients)
     if not groups and planned.method.family != "global":
         return result
+    while isinstance(observer, Tracking):  # it follows this run, not the one for all beside it
+        observer = observer.then
     one = result.serving.models[0] if not groups else _one_for_all(result, planned, observer)
     summary = {**result.summary, "unseen": _test(planned, groups, one)}
     if result.folder is not None:
