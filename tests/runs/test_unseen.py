@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from tests import tiny
 from typer.testing import CliRunner
 
 import emdcfl
 import emdcfl.cli.use  # registers the command
 from emdcfl.cli.app import app
+from emdcfl.cli.show import show_result
 from emdcfl.core.errors import ConfigError, DataError
+from emdcfl.core.units import percent
 from emdcfl.data import scenarios
 from emdcfl.data.types import Scenario, Site, Split
 from emdcfl.report.page import render
@@ -23,7 +27,10 @@ from emdcfl.runs.config import Config, RunConfig, loads, override
 from emdcfl.runs.new_sites.nearest import NearestCluster, relative, unlabelled
 from emdcfl.runs.new_sites.unseen import mean_scores, unseen_sentence
 from emdcfl.runs.plan import plan
+from emdcfl.runs.runner import run
 from emdcfl.runs.verdict.baselines import run_baselines
+from emdcfl.runs.watching.progress import Live
+from emdcfl.runs.watching.trackers import Tracking
 from emdcfl.studies.compare import compare, configs, folds_of, parse_methods
 from emdcfl.studies.results import checked, read_results
 from emdcfl.studies.table_files import write_tables
@@ -187,3 +194,28 @@ def test_misfits_add_what_each_measure_says() -> None:
     assert relative({}) == {}
     doubted = [NearestCluster("new", [(k, ["a"], near[k])]).verdict() for k in near]
     assert ["3.0 times as unsure" in said for said in doubted] == [False, True]
+
+
+def test_a_site_without_test_samples_does_not_count_as_one_that_is_always_wrong(scenario: Scenario, tmp_path: Path) -> None:
+    silent = ("site-1", "site-2")
+    empty = {
+        name: replace(site, tests={"test": Split(site.tests["test"].x[:0], site.tests["test"].y[:0])}) for name, site in named(scenario)
+    }
+    less = replace(scenario, sites=tuple(empty[name] if name in silent else site for name, site in named(scenario)))
+    seen: dict[int, dict[str, float]] = {}
+    tracker = Tracking(SimpleNamespace(log=lambda step, values: seen.update({step: dict(values)}), close=lambda: None))
+    settings = {"run.rounds": 1, "run.hold_out": ["site-1"], "method": "oracle", "personalize.mode": "on", "personalize.epochs": 1}
+    out = tmp_path / "run"
+    result = run(plan(override(tiny.config(), settings), less), out, observer=Live(console := Console(record=True, width=200)))
+    run(plan(override(tiny.config(), settings), less), observer=tracker)
+    own = result.summary["accuracy"]
+    assert "site-2" not in {**result.plain.clients, **result.personalized.clients}
+    assert seen[1]["test/worst"] == own["worst"] > 0 and seen[1]["test/mean"] == pytest.approx(own["mean"])
+    show_result(console, result.summary, result.history, out)
+    assert f"worst {percent(own['worst'])}" in (said := console.export_text()) and " 0.0%" not in said
+    unseen = result.summary["unseen"]
+    assert set(unseen["accuracy"].values()) == set(unseen["sites"][0]["accuracy"].values()) == {None}
+
+
+def named(scenario: Scenario) -> list[tuple[str, Site]]:
+    return [(site.name, site) for site in scenario.sites]

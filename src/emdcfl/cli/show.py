@@ -16,7 +16,7 @@ from emdcfl.core.units import names, percent, quantity, seconds
 from emdcfl.runs.new_sites.unseen import UNSEEN, unseen_sentence
 from emdcfl.runs.outputs import read_reading
 from emdcfl.runs.personal import in_words
-from emdcfl.runs.scoring import MetricsRow, rests_on
+from emdcfl.runs.scoring import MetricsRow, is_tested, rests_on
 from emdcfl.runs.verdict.advice import advice, one_group_by_benefit, structure, used, worth_rows
 from emdcfl.runs.verdict.findings import in_brief, unbalanced
 from emdcfl.runs.verdict.trained_with import in_words as trained_with
@@ -133,8 +133,8 @@ def _list(console: Console, lines: Sequence[str], what: str, file: str = "summar
 
 
 def _clusters(summary: Mapping[str, Any], rows: Sequence[MetricsRow]) -> Table:
-    score = {r["client"]: next(iter(one.values())) for r in rows if (one := score_of(r))}
-    metric = metric_of(summary)
+    metric, variant = metric_of(summary), next(iter(score_of(summary)["variants"]))
+    score = {r["client"]: score_of(r)[variant] for r in rows if is_tested(r, variant)}
     known, lines = summary["groups"] is not None, []
     for k in sorted(set(summary["clusters"])):
         at = [i for i, label in enumerate(summary["clusters"]) if label == k]

@@ -20,7 +20,7 @@ from emdcfl.data.types import Scenario
 from emdcfl.methods.base import Serving
 from emdcfl.runs.config import Config
 from emdcfl.runs.outputs import load_outputs, write_outputs
-from emdcfl.runs.scoring import MetricsRow
+from emdcfl.runs.scoring import MetricsRow, is_tested
 from emdcfl.runs.served import ModelInfo, Served, served
 from emdcfl.runs.store import RunStore, data_record
 
@@ -107,7 +107,7 @@ class Result:
         """Scores (accuracy or R²) before fine-tuning at home."""
         score = score_of(self.summary)
         variant = next(iter(score["variants"]))
-        last = {row["client"]: score_of(row)[variant] for row in self.history if score_of(row)}
+        last = {row["client"]: score_of(row)[variant] for row in self.history if is_tested(row, variant)}
         own = {c: last[c] for c in self.clients if c in last}
         return Accuracy(score["mean"], score["worst"], own, score.get("low"), score.get("high"))
 
@@ -140,7 +140,7 @@ class Result:
             return None
         score = score_of(told)
         variant = next(iter(score["variants"]))
-        own = {c: found[variant] for c, found in told["clients"].items() if found}
+        own = {c: found[variant] for c, found in told["clients"].items() if found and variant in found}
         return Accuracy(score["mean"], score["worst"], own, score.get("low"), score.get("high"))
 
     def personal_state(self, client: str) -> Tensor | None:

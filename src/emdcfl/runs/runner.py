@@ -32,7 +32,7 @@ from emdcfl.runs.outputs import write_outputs
 from emdcfl.runs.personal import FineTuned, gain, personalize
 from emdcfl.runs.plan import RunPlan, plan
 from emdcfl.runs.result import Result
-from emdcfl.runs.scoring import MetricsRow, Untested, agreement, check_rows, model_names, site_scores
+from emdcfl.runs.scoring import MetricsRow, Untested, agreement, check_rows, is_tested, model_names, site_scores
 from emdcfl.runs.served import ModelInfo
 from emdcfl.runs.store import RunStore, data_record
 from emdcfl.runs.store.rounds import METRICS
@@ -299,7 +299,7 @@ def _personalized(planned: RunPlan, rows: list[MetricsRow], personal: FineTuned)
         "kept": list(personal.states),
         **scores_of(personal.rows, scenario),
         "gain": gain(personal.rows, rows, _variants(scenario)[0], scenario.scored),
-        "clients": {row["client"]: score_of(row) for row in personal.rows},
+        "clients": {row["client"]: {v: s for v, s in (score_of(row) or {}).items() if is_tested(row, v)} or None for row in personal.rows},
     }
 
 

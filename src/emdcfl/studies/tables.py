@@ -333,7 +333,7 @@ def unseen_rows(results: Sequence[ResultRow]) -> list[dict[str, Any]]:
                 {
                     "scenario": titles[key],
                     "method": label,
-                    "tested": len(sites),
+                    "tested": sum(site["samples"] > 0 for site in sites),
                     **mean_scores(sites),
                     "metric": metric_of(sites[0]),
                     "right": statistics.fmean(share > 0.5 for share in alike) if alike else None,

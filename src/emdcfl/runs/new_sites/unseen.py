@@ -15,6 +15,7 @@ from torch import Tensor
 
 from emdcfl.core import tasks
 from emdcfl.core.metric import Metric, metric_of, score_of
+from emdcfl.core.schema import Reply
 from emdcfl.core.units import plural
 from emdcfl.runs.config import Choice, PersonalizeConfig
 from emdcfl.runs.loop import Observer
@@ -73,16 +74,16 @@ def _test(planned: RunPlan, groups: Groups, one: Tensor) -> dict[str, Any]:
         near = fits(groups, fed, held)
         models: dict[int | str, Tensor] = {"one": one}
         models |= {k: theta for k, (theta, _) in groups.items()}
-        tested: dict[int | str, Mapping[str, float]] = {}
+        tested: dict[int | str, Mapping[str, float | None]] = {}
         for name, theta in models.items():
             replies = fed.run(tasks.test, {site: {"models": theta[None], "weights": torch.ones(1)} for site in held})
-            tested[name] = {site: float(next(iter(score_of(replies[site]).values()))) for site in held}
+            tested[name] = {site: _score(replies[site]) for site in held}
     found: list[dict[str, Any]] = []
     metric = (Metric.ACCURACY if planned.whole.target is None else Metric.R2).value
     for site in planned.held:
         fit = near[site.name]
         cluster = min(fit, key=lambda k: fit[k].misfit) if fit else None
-        own = [tested[k][site.name] for k in groups]
+        own = [score for k in groups if (score := tested[k][site.name]) is not None]
         found.append(
             {
                 "site": site.name,
@@ -100,6 +101,12 @@ def _test(planned: RunPlan, groups: Groups, one: Tensor) -> dict[str, Any]:
             }
         )
     return {"sites": found, metric: mean_scores(found)}
+
+
+def _score(reply: Reply) -> float | None:
+    """Return the score of a test in its main variant; None where no samples stand behind it."""
+    variant, score = next(iter(score_of(reply).items()))
+    return float(score) if reply["n"][variant] > 0 else None
 
 
 def _alike(site: str, members: Sequence[str], truth: Mapping[str, str]) -> float | None:

@@ -17,7 +17,7 @@ from emdcfl.core.metric import metric_of, score_of
 from emdcfl.core.schema import Reply
 from emdcfl.core.units import escaped, seconds
 from emdcfl.methods.base import Serving
-from emdcfl.runs.scoring import MetricsRow
+from emdcfl.runs.scoring import MetricsRow, is_tested
 from emdcfl.runs.watching.forecast import Forecast
 
 HEARTBEAT = 60.0
@@ -170,7 +170,7 @@ class Live:
         if self.losses:
             parts.append(f"train loss {np.mean(self.losses):.4f}")
         for tested, of_round in groupby(rows, key=lambda row: int(row["round"])):
-            known = [(metric_of(row), next(iter(score.values()))) for row in of_round if (score := score_of(row))]
+            known = [(metric_of(row), score[v]) for row in of_round if (score := score_of(row)) and is_tested(row, v := next(iter(score)))]
             if not known:
                 continue
             metric, scores = known[0][0], [value for _, value in known]

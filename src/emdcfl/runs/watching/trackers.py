@@ -27,7 +27,7 @@ from emdcfl.core.schema import Reply
 from emdcfl.methods.base import Serving
 from emdcfl.runs.config import Config, as_dict
 from emdcfl.runs.loop import NoOpObserver, Observer
-from emdcfl.runs.scoring import MetricsRow
+from emdcfl.runs.scoring import MetricsRow, is_tested
 from emdcfl.runs.store.identity import flat
 
 
@@ -63,9 +63,11 @@ class Tracking:
             values["clusters"] = float(len(set(serving.clusters.tolist())))
         by_round: dict[int, dict[str, float]] = {}
         for tested, of_round in groupby(rows, key=lambda row: int(row["round"])):
-            known = [score for row in of_round if (score := score_of(row))]
-            for variant in known[0] if known else ():
-                scores = [score[variant] for score in known]
+            known: dict[str, list[float]] = {}
+            for row in of_round:
+                for variant in (v for v in score_of(row) or () if is_tested(row, v)):
+                    known.setdefault(variant, []).append(score_of(row)[variant])
+            for variant, scores in known.items():
                 found = {f"{variant}/mean": float(np.mean(scores)), f"{variant}/worst": float(min(scores))}
                 by_round.setdefault(tested, {}).update(found)
         values |= by_round.pop(index, {})
