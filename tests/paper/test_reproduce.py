@@ -7,6 +7,7 @@ import os
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from PIL import Image
 from tests.data import standins
 from typer.testing import CliRunner
 
-from emdcfl.cli import studies as command  # noqa: F401  registers the command
+from emdcfl.cli import studies as command  # registers the command
 from emdcfl.cli.app import app
 from emdcfl.core.errors import ConfigError
 from emdcfl.paper import reproduce as module
@@ -112,6 +113,16 @@ def test_list_is_for_people_and_machines(tmp_path: Path) -> None:
         for took in row["took"]:
             assert took["scale"] in SCALES and took["seconds"] > 0 and took["hardware"]
     assert "tab:mnistmax_cifarmax" in CliRunner().invoke(app, ["reproduce", "--list"], env={"COLUMNS": "200"}).output
+
+
+def test_a_time_limit_is_that_of_all_tables_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, given = iter((0.0, 10.0, 70.0)), []
+    monkeypatch.setattr(command, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(
+        command, "reproduce", lambda context: given.append(context.time_limit) or {"files": [], "seconds": 0.0, "notes": []}
+    )
+    done = CliRunner().invoke(app, ["reproduce", "pacs", "pp", "--time-limit", "100", "--out", str(tmp_path)], catch_exceptions=False)
+    assert done.exit_code == 0 and given == [90.0, 30.0]
 
 
 def test_command_line_refuses_what_it_cannot_mean() -> None:

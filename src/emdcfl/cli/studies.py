@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -54,9 +55,11 @@ def reproduce_(
     engine = override(Config(), {"engine.device": device, "engine.precision": precision}).engine
     made = []
     failed: dict[str, str] = {}
+    started = time.monotonic()
     for spec in chosen(names):
+        left = None if time_limit is None else time_limit - (time.monotonic() - started)
         with ComparisonProgress(console, quiet=quiet or as_json) as screen:
-            context = Context(spec, SCALES[scale], out, numbers, engine, jobs, time_limit, random_weights, watch=screen)
+            context = Context(spec, SCALES[scale], out, numbers, engine, jobs, left, random_weights, watch=screen)
             context.say = (lambda text: None) if quiet or as_json else (lambda text: console.print(text, soft_wrap=True))
             try:
                 about = reproduce(context)
