@@ -341,6 +341,17 @@ def test_command_line(tmp_path: Path, quick: list[str]) -> None:
     assert (tmp_path / "more" / "table.md").read_text() == (tmp_path / "table.md").read_text()
 
 
+def test_a_failed_run_counts_with_the_one_that_would_have_come_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def execute(config: Config, **options: Any) -> dict[str, Any]:
+        if config.method.name == "fedavg":
+            raise ClientError("diverged")
+        return fake(config, **options)
+
+    monkeypatch.setattr(compare, "execute", execute)
+    done = cli("--scenario", "rotated-digits", "--methods", "oracle,fedavg", "--seeds", "0", "--out", str(tmp_path))
+    assert "1 of 3 runs are there" in done.output and isinstance(done.exception, ClientError)
+
+
 def test_command_line_refuses_what_it_cannot_mean(tmp_path: Path) -> None:
     for arguments, reason in (
         (["--scenario", "rotated-digits", "--set", "method.tolerance=1"], "go with its name"),

@@ -128,7 +128,7 @@ def conclude(console: Console, out: Path, outcome: ComparisonOutcome, *, as_json
             print_tables(console, table)
             if unseen:
                 console.print(rich_unseen(unseen))
-    wanted = outcome.found + outcome.ran + outcome.left + len(outcome.failed)
+    wanted = len(outcome.keys)
     there = f"{outcome.found + outcome.ran} of {wanted} runs are there ({outcome.ran} run now)"
     done = there if wanted else f"runs taken in: {len(results)}"
     left = f", {outcome.left} left by the time limit: start again to go on" if outcome.left else ""
