@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,8 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 import pytest
 import torch
 from hypothesis import settings
+
+from emdcfl.runs import signals
 
 settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("repeatable")
@@ -67,6 +70,16 @@ def own_log() -> Iterator[None]:
     log.level, log.propagate, log.disabled, log.handlers = before
     doubts.level = logging.NOTSET
     log.manager._clear_cache()  # type: ignore[attr-defined]
+
+
+@pytest.fixture(autouse=True)
+def own_signals() -> Iterator[None]:
+    """Commands take signals over, and one may be left waiting; neither must reach the next test, nor the processes that it forks."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    signals._Pending.waiting = False
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def _folder(variable: str) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -33,11 +32,7 @@ class Ended:
 
 def called(capfd: pytest.CaptureFixture[str], *arguments: object) -> Ended:
     """Run the command in this process, which does not have to import everything again."""
-    handler = signal.getsignal(signal.SIGTERM)
     capfd.readouterr()
-    try:
-        with pytest.raises(SystemExit) as ended:
-            main([str(a) for a in arguments])
-    finally:
-        signal.signal(signal.SIGTERM, handler)
+    with pytest.raises(SystemExit) as ended:
+        main([str(a) for a in arguments])
     return Ended(int(ended.value.code or 0), *capfd.readouterr())

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,13 +23,8 @@ SURROUNDINGS = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
 
 
 @pytest.fixture
-def installed() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+def installed() -> None:
     signals.install()
-    yield
-    signals.install()  # forgets a signal that a test left waiting: it would interrupt the next write of whatever test comes after
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
