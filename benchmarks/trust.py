@@ -158,7 +158,7 @@ def backdoor(kind: str, policy: str, seed: int, options: Any) -> dict[str, Any]:
         targets = {clusters[c] for c in fed.clients if groups[c] == "target"} if clusters else set()
         return {
             **{variant: site_scores(last.rows, variant, scenario.scored)["mean"] for variant in ("clean", "backdoor")},
-            "ari": agreement(last.serving, fed.clients, groups),
+            "ari": agreement(last.serving.clusters, fed.clients, groups),
             "isolated": None if clusters is None else not any(clusters[c] in targets for c in fed.clients if groups[c] == "attacker"),
             "flags": fed.guard.ledger.flagged(),
             "rounds": rounds,
