@@ -11,7 +11,7 @@ import pytest
 import torch
 from tests.tiny import tiny
 
-from emdcfl.core.errors import ConfigError
+from emdcfl.core.errors import ConfigError, StoreError
 from emdcfl.runs.config import Choice, Config, PersonalizeConfig, RunConfig, TrainingConfig
 from emdcfl.runs.plan import IN_MEMORY, RunPlan, plan
 from emdcfl.runs.runner import run
@@ -88,8 +88,12 @@ def test_models_of_baselines_are_not_kept_and_a_finished_one_is_not_run_again(tm
     again = baselines.run_baselines(result)
     assert {name: other.summary["accuracy"] for name, other in again.items()} == {n: o.summary["accuracy"] for n, o in found.items()}
     assert [row["accuracy"] for row in again["local"].history] == [row["accuracy"] for row in found["local"].history]
+    with pytest.raises(StoreError, match="has no models"):
+        again["local"].models  # not those of the groups
 
 
-def test_models_of_baselines_are_kept_where_asked(tmp_path: Path) -> None:
-    baselines.run_baselines(run(planned(rounds=1, epochs=1), tmp_path / "run"), keep=True)
+def test_models_of_baselines_are_kept_where_asked_also_if_they_were_not_before(tmp_path: Path) -> None:
+    result = run(planned(rounds=1, epochs=1), tmp_path / "run")
+    baselines.run_baselines(result)
+    baselines.run_baselines(result, keep=True)
     assert len(list((tmp_path / "run" / "baselines" / "local" / "models").glob("*.safetensors"))) == 4

@@ -12,7 +12,7 @@ from emdcfl.runs.loop import Observer
 from emdcfl.runs.outputs import read_summary, write_summary
 from emdcfl.runs.personal import FINE_TUNED, with_personal
 from emdcfl.runs.plan import plan
-from emdcfl.runs.result import Result
+from emdcfl.runs.result import Result, load
 from emdcfl.runs.runner import run, scores_of
 from emdcfl.runs.store import RunStore
 from emdcfl.runs.store.files import make_folder
@@ -40,9 +40,8 @@ def run_baselines(result: Result, *, observer: Observer | None = None, keep: boo
     found = {}
     for name, config in (("fedavg", one_for_all(result.config)), ("local", _plain(result.config, "local"))):
         place = None if result.folder is None else result.folder / "baselines" / name
-        found[name] = _finished(result, config, place) or run(
-            config, place, resume=place is not None, observer=observer, scenario=result.scenario
-        )
+        done = None if keep else _finished(result, config, place)
+        found[name] = done or run(config, place, resume=place is not None, observer=observer, scenario=result.scenario)
         if place is not None and not keep:
             _forget_models(place)
         if config.personalize.wanted:
@@ -70,7 +69,8 @@ def _finished(result: Result, config: Config, place: Path | None) -> Result | No
     planned = plan(config, result.scenario).config
     if not summary["finished"] or config_hash(planned) != summary["config"]:
         return None
-    return replace(result, config=planned, summary=summary, history=stored.read_metrics(), personal={}, folder=place)
+    scores = replace(result, config=planned, summary=summary, history=stored.read_metrics(), folder=place)
+    return replace(scores, source=lambda: load(place).serving, personal={}, state=None, extra={})  # an error says that there are no models
 
 
 def _regression(name: str, alone: Result, scenario: Scenario) -> Result:
