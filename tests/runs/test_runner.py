@@ -18,6 +18,7 @@ from tests.tiny import config, contents, tiny
 from emdcfl.core.errors import ClientError, ConfigError, StoreError
 from emdcfl.data.types import Scenario
 from emdcfl.runs import plan as plans
+from emdcfl.runs import runner
 from emdcfl.runs.config import Choice, Config, EngineConfig, TrainingConfig, load
 from emdcfl.runs.plan import plan
 from emdcfl.runs.runner import run
@@ -140,6 +141,14 @@ def test_a_finished_run_is_written_again_from_its_state(finished: Path, tmp_path
     summary = run(config(), out, resume=True).summary
     assert contents(out) == contents(finished) and summary["finished"]
     assert summary["seconds"] == json.loads((finished / "summary.json").read_text())["seconds"]
+
+
+def test_a_finished_run_keeps_the_versions_that_made_it(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = json.loads((shutil.copytree(finished, tmp_path / "run") / "summary.json").read_text())["versions"]
+    monkeypatch.setattr(runner, "versions", lambda: {"emdcfl": "a later one"})
+    assert run(load(finished / "config.toml"), tmp_path / "run", resume=True).summary["versions"] == before
+    (tmp_path / "run" / "summary.json").unlink()
+    assert run(load(finished / "config.toml"), tmp_path / "run", resume=True).summary["versions"] == {"emdcfl": "a later one"}
 
 
 def test_a_truncated_state_goes_back_one_round_or_is_an_error(finished: Path, tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import gc
 import platform
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from emdcfl.methods.base import Serving
 from emdcfl.runs import signals
 from emdcfl.runs.config import Config
 from emdcfl.runs.loop import Finished, NoOpObserver, Observer, play
-from emdcfl.runs.outputs import write_outputs
+from emdcfl.runs.outputs import read_summary, write_outputs
 from emdcfl.runs.personal import FineTuned, gain, personalize
 from emdcfl.runs.plan import RunPlan, plan
 from emdcfl.runs.result import Result
@@ -231,6 +231,9 @@ def _play(account: _Account, observer: Observer | None) -> Result:
     if result is None:  # the run was finished before
         assert account.store is not None
         result = account.result(last, account.before)
+        with suppress(StoreError):  # lost or damaged: then nobody knows what made the numbers
+            made_by = read_summary(account.store.path).get("versions", result.summary["versions"])
+            result = replace(result, summary={**result.summary, "versions": made_by})
         write_outputs(account.store.path, result)
     return result
 
