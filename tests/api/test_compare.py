@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,3 +64,14 @@ def test_pictures_of_a_run(kind: Any, tmp_path: Path) -> None:
         emdcfl.fit(sites(), method="fedavg", **QUICK).plot(kind)
     page = result.report(tmp_path / "page.html", show=False)
     assert "<!doctype html>" in page.read_text(encoding="utf-8").lower()[:100]
+
+
+def test_distances_among_representatives_are_shown_with_their_names(tmp_path: Path) -> None:
+    whole = emdcfl.fit(sites(), method="emdcfl", **QUICK)
+    d, rows = whole.serving.distances, np.array([0, 2])
+    assert d is not None
+    some = replace(d, sample=rows, tau=d.tau[rows], **{name: getattr(d, name)[np.ix_(rows, rows)] for name in ("W", "epsilon", "kind")})
+    result = replace(whole, source=replace(whole.serving, distances=some))
+    for found in (result, emdcfl.load(result.save(tmp_path / "run"))):
+        assert list(found.distances.index) == list(found.distances.columns) == [whole.clients[0], whole.clients[2]]
+        assert all(found.plot(kind)._repr_png_().startswith(b"\x89PNG") for kind in ("heatmap", "tree", "map"))

@@ -32,10 +32,13 @@ class Result(result.Result):
     def distances(self) -> pd.DataFrame:
         """Distance W from each client (row) to each other (column) as a pandas frame; NaN where a pair was not compared.
 
+        Of more than 400 clients compared with representatives, those of the representatives.
         ``serving.distances`` also holds tolerances, and which entries are bounds, as arrays.
         """
         pandas = require("pandas", "tables", "for a frame (the arrays are in result.serving.distances)")
-        return pandas.DataFrame(self._distances().W, index=list(self.clients), columns=list(self.clients))
+        found = self._distances()
+        names = found.shown(self.clients)
+        return pandas.DataFrame(found.W, index=names, columns=names)
 
     def _distances(self) -> Distances:
         found = self.serving.distances
@@ -53,8 +56,8 @@ class Result(result.Result):
         """
         if kind not in pictures.KINDS:
             raise ConfigError(f"expected kind = {' or '.join(map(repr, pictures.KINDS))}, got {kind!r}")
-        clusters = self.clusters or {}
-        return pictures.KINDS[kind](self._distances(), list(self.clients), list(clusters.values()))
+        found, clusters = self._distances(), list((self.clusters or {}).values())
+        return pictures.KINDS[kind](found, found.shown(self.clients), found.shown(clusters))
 
     def report(self, out: str | Path | None = None, *, show: bool = True) -> Path:
         """Write the page that ``emdcfl report`` writes, open it in a browser, and return its path.

@@ -225,7 +225,8 @@ def load_distances(run: Path) -> Distances | None:
     arrays = files.read_arrays(path)
     try:
         splits = (read_reading(run) or {}).get("splits")
-        return Distances(arrays["W"], arrays["tau"], arrays["epsilon"], arrays["kind"], float(arrays["noise_factor"]), splits)
+        W, tau, epsilon, kind, factor = (arrays[name] for name in ("W", "tau", "epsilon", "kind", "noise_factor"))
+        return Distances(W, tau, epsilon, kind, float(factor), splits, arrays.get("sample"))
     except KeyError as error:
         raise StoreError(f"{path}: no array {error}; {AGAIN}") from error
 
