@@ -92,6 +92,13 @@ def test_distances_are_kept(taken: Snapshot, monkeypatch: pytest.MonkeyPatch) ->
     assert (first.W == second.W).all() and first.m == second.m == 32
 
 
+def test_damaged_distances_are_measured_again(taken: Snapshot) -> None:
+    first = measure(taken, Setting(ratio=0.25))
+    (file,) = (taken.folder / "distances").glob("*-0.25-*.npz")
+    file.write_bytes(whole := file.read_bytes()[:-40])
+    assert (measure(taken, Setting(ratio=0.25)).W == first.W).all() and len(file.read_bytes()) > len(whole)
+
+
 def invented(groups: tuple[str, ...], W: list[list[float]]) -> tuple[Snapshot, Matrix]:
     empty = np.zeros((0, 0))
     found = Snapshot(Path(), tuple(f"c{i}" for i in range(len(groups))), groups, empty, empty, empty, empty, ())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +15,14 @@ import numpy as np
 
 from emdcfl.clustering import adjusted_rand, links, neighbourhoods
 from emdcfl.core import keys
-from emdcfl.core.errors import ConfigError, nearest
+from emdcfl.core.errors import ConfigError, StoreError, nearest
 from emdcfl.methods.emdcfl import EMDCFL
 from emdcfl.runs.store.files import read_arrays, write_arrays, write_file
 from emdcfl.studies.snapshot import Snapshot, SnapshotRow
 from emdcfl.transport import COSTS, SOLVERS, SolverPool, cost_matrix, dual_variance, exact, projected_width, projection, solve
 from emdcfl.transport.calibration import quantile, tolerance
+
+log = logging.getLogger("emdcfl")
 
 Array = np.ndarray[Any, Any]
 
@@ -68,9 +71,13 @@ class Matrix:
 def measure(snapshot: Snapshot, setting: Setting) -> Matrix:
     r"""Return :math:`W[c,c'] = W_1(Z_{c|c}R_c, Z_{c'|c}R_c) - \tau_c` for all pairs, one R per row client; kept beside the snapshot."""
     path = snapshot.folder / "distances" / f"{setting.name}.npz"
-    if path.exists():
-        stored = read_arrays(path)
+    try:
+        stored = read_arrays(path) if path.exists() else {}
         return Matrix(stored["W"], stored["tau"], stored["variance"], int(stored["m"]))
+    except StoreError as error:
+        log.warning("%s; measured again", error)
+    except KeyError:  # not measured yet
+        pass
     with SolverPool() as pool:
         rows = [_row(snapshot.row(i), name, i, setting, pool) for i, name in enumerate(snapshot.clients)]
     found = Matrix(np.stack([r[0] for r in rows]), np.array([r[1] for r in rows]), np.array([r[2] for r in rows]), rows[0][3])
