@@ -57,6 +57,12 @@ def test_nothing_is_named_where_nothing_differs() -> None:
     assert len(both) == 2 and all("labels" in text for text in both.values())
 
 
+def test_numbers_to_predict_have_no_classes() -> None:
+    alike = [{"who": "cluster 0", "members": ["a", "b"], "found": []}]
+    (classes,), (numbers,) = (in_words({"what_differs": alike, metric: {}}) for metric in ("accuracy", "r2"))
+    assert "class" in classes and "class" not in numbers and "labels" not in numbers
+
+
 def test_images_are_told_apart_by_brightness_and_by_how_they_are_turned() -> None:
     x = torch.rand(50, 1, 12, 12, generator=torch.Generator().manual_seed(0)) * 0.1
     x[:, :, 2:4] += 0.8

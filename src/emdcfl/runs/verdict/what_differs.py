@@ -24,6 +24,7 @@ import torch
 from emdcfl.core.errors import ClientError, EmdcflError
 from emdcfl.core.federation import Federation
 from emdcfl.core.learning.profile import IMAGE_FEATURES, profile
+from emdcfl.core.metric import Metric, metric_of
 from emdcfl.core.schema import Reply
 from emdcfl.core.units import escaped, names
 from emdcfl.data.types import Scenario
@@ -167,10 +168,11 @@ def _spread(profiles: Sequence[Reply]) -> Any:
 
 def in_words(summary: Mapping[str, Any]) -> list[str]:
     """Say what differs, a sentence for each unit."""
-    told = []
+    told, alike = [], "no mean and no class share sets it apart; what its labels mean may"
+    if metric_of(summary) is Metric.R2:
+        alike = "no mean sets it apart; how its targets depend on the features may"
     for one in summary.get("what_differs") or []:
         said = "; ".join(difference_in_words(found) for found in one["found"])
-        alike = "no mean and no class share sets it apart; what its labels mean may"
         who = f"site {one['who']}" if one["members"] == [one["who"]] else f"{one['who']} ({names(one['members'])})"
         told.append(f"{escaped(who)}: {said or alike}")
     return told
