@@ -6,6 +6,7 @@ import csv
 import json
 import sys
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,17 @@ def number(text: str) -> float | None:
         return None
 
 
+def amount(text: str, date: str) -> float | None:
+    """Return a number, or the days since 1970 of a date: written as the column's are, else as in 2024-12-31."""
+    if not date and (found := number(text)) is not None:
+        return found
+    try:
+        when = datetime.strptime(text, date) if "%" in date else datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return (when.replace(tzinfo=None) - datetime(1970, 1, 1)).total_seconds() / 86400
+
+
 def table(file: Path, encoding: dict[str, Any]) -> np.ndarray[Any, Any]:
     """Return the rows of a CSV file with commas and decimal points as the numbers the network was trained on.
 
@@ -68,9 +80,9 @@ def table(file: Path, encoding: dict[str, Any]) -> np.ndarray[Any, Any]:
                 continue
             unit = column.get("unit", "")
             text = text.removeprefix(unit).removesuffix(unit).strip()
-            value = column["mean"] if gap else number(text)
+            value = column["mean"] if gap else amount(text, column.get("date", ""))
             if value is None:
-                sys.exit(f"{file}: column {column['name']!r} must hold numbers, got {text!r}")
+                sys.exit(f"{file}: column {column['name']!r} must hold numbers, or dates as in training, got {text!r}")
             values.append((value - column["mean"]) / column["std"])
             values += [float(gap)] if column["gaps"] else []
         encoded.append(values)
