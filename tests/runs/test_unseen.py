@@ -210,6 +210,7 @@ def test_a_site_without_test_samples_does_not_count_as_one_that_is_always_wrong(
     run(plan(override(tiny.config(), settings), less), observer=tracker)
     own = result.summary["accuracy"]
     assert "site-2" not in {**result.plain.clients, **result.personalized.clients}
+    assert emdcfl.Result.of(result).accuracies()["accuracy"].isna().tolist() == [name == "site-2" for name in result.clients]
     assert seen[1]["test/worst"] == own["worst"] > 0 and seen[1]["test/mean"] == pytest.approx(own["mean"])
     show_result(console, result.summary, result.history, out)
     assert f"worst {percent(own['worst'])}" in (said := console.export_text()) and " 0.0%" not in said

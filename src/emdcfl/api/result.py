@@ -93,5 +93,7 @@ class Result(result.Result):
             variant, value = next(iter(score_of(row).items()))
             tested, interval = row["test_samples"][variant], row_interval(row, variant)
             ends = {"low": None if interval is None else interval.low, "high": None if interval is None else interval.high}
-            rows.append({"cluster": (self.clusters or {}).get(client), self.metric.value: value, **ends, "tested": tested})
+            rows.append(
+                {"cluster": (self.clusters or {}).get(client), self.metric.value: value if tested else None, **ends, "tested": tested}
+            )
         return pandas.DataFrame(rows, index=[c for c in self.clients if c in last])
