@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from emdcfl.runs.personal import in_words
 from emdcfl.runs.scoring import site_scores
 from emdcfl.runs.verdict.advice import advice, headline, structure, worth
 from emdcfl.runs.verdict.findings import how_sure, in_brief, sentences
@@ -160,6 +161,12 @@ def test_three_lines_say_what_to_use_where_to_look_and_how_sure() -> None:
     assert "better off alone" in dict(in_brief(run, READING, baselines(0.7, 0.8)))["Look at"].lower()
     borderline = dict(in_brief(summary(0.9, GROUPS), {**READING, "borderline": ["c"]}, {}))
     assert "c" in borderline["Look at"] and dict(in_brief(summary(0.9, GROUPS), READING, {}))["Look at"] == "No site stands out."
+
+
+def test_models_that_nobody_kept_gain_nothing_and_that_is_certain() -> None:
+    run = summary(0.8, ONE, n=10)
+    told = [in_words({**run, "personalized": {"kept": kept, "gain": 0.0, "accuracy": run["accuracy"]}}) for kept in ([], ["a"])]
+    assert [" points (" in said for said in told] == [False, True]
 
 
 def test_groups_that_only_fine_tuning_saves_are_named() -> None:

@@ -91,5 +91,5 @@ def in_words(summary: Mapping[str, Any]) -> str:
     metric, score = metric_of(told), score_of(told)
     gained = found.points() if found is not None else "" if told["gain"] is None else f"{metric.change(told['gain'])} {metric.unit}"
     kept = f"fine-tuned at home: kept by {len(told['kept'])} of {plural(everybody, 'client')}"
-    gained = f", {gained}" if gained else ""
+    gained = f", {gained}" if gained and told["kept"] else ""  # where nobody kept one, the models are the same, and so are the scores
     return f"{kept}, {metric.label} {metric.text(score['mean'])}{gained}, worst client {metric.text(score['worst'])}"
