@@ -213,7 +213,7 @@ def take(source: Path, folder: Path, *, replace: bool = False) -> int:
     """
     read_results(source)  # a damaged row is an error before anything is taken
     added = 0
-    for line in source.read_text(encoding="utf-8").splitlines():
+    for line in source.read_text(encoding="utf-8").split("\n")[:-1]:  # a last line that a kill cut off is no row
         row = json.loads(line)
         path = folder / f"{row['scenario']}.jsonl"
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []

@@ -45,7 +45,7 @@ def test_rows_are_taken_once_and_replace_older_ones_where_asked(tmp_path: Path) 
     new = {**old, "config": "another engine", "settings": {**old["settings"], "engine": {**old["settings"]["engine"], "precision": "fp32"}}}
     other = {**old, "config": "another seed", "seed": old["seed"] + 1}
     for name, rows in (("old", [old]), ("new", [new, other])):
-        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"config": "cut o')
     place = tmp_path / "data/pacs.jsonl"
     assert results.take(tmp_path / "old", tmp_path / "data") == 1 and results.take(tmp_path / "old", tmp_path / "data") == 0
     assert results.take(tmp_path / "new", tmp_path / "data") == 2 and len(read_results(place)) == 3
