@@ -13,6 +13,7 @@ from tests.tiny import tiny
 
 from emdcfl.core.errors import ConfigError, StoreError
 from emdcfl.runs.config import Choice, Config, PersonalizeConfig, RunConfig, TrainingConfig
+from emdcfl.runs.loop import NoOpObserver
 from emdcfl.runs.plan import IN_MEMORY, RunPlan, plan
 from emdcfl.runs.runner import run
 from emdcfl.runs.verdict import baselines
@@ -97,3 +98,16 @@ def test_models_of_baselines_are_kept_where_asked_also_if_they_were_not_before(t
     baselines.run_baselines(result)
     baselines.run_baselines(result, keep=True)
     assert len(list((tmp_path / "run" / "baselines" / "local" / "models").glob("*.safetensors"))) == 4
+
+
+def test_nobody_else_may_resume_a_run_while_its_baselines_train(tmp_path: Path) -> None:
+    own = planned(rounds=1, epochs=1)
+    result = run(own, tmp_path / "run")
+
+    class Another(NoOpObserver):
+        def begin(self, *_: object) -> None:
+            with pytest.raises(StoreError, match="in use by another emdcfl run"):
+                run(own, tmp_path / "run", resume=True)
+
+    baselines.run_baselines(result, observer=Another())
+    run(own, tmp_path / "run", resume=True)  # and then they may

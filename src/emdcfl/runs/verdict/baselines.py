@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from emdcfl.runs.plan import plan
 from emdcfl.runs.result import Result, load
 from emdcfl.runs.runner import run, scores_of
 from emdcfl.runs.store import RunStore
-from emdcfl.runs.store.files import make_folder
+from emdcfl.runs.store.files import Lock, make_folder
+from emdcfl.runs.store.run_store import LOCK
 from emdcfl.runs.verdict.advice import LINEAR, LOGISTIC
 from emdcfl.runs.verdict.per_site import is_table, regression_rows
 
@@ -37,6 +39,13 @@ def run_baselines(result: Result, *, observer: Observer | None = None, keep: boo
     or keeps what pays. Of a table whose rows are here there is also a regression at every site: logistic, or linear of numbers. Only
     scores stay on disk, unless models are to be kept.
     """
+    with ExitStack() as held:
+        if result.folder is not None:  # whose own run has ended: nobody else is to resume it meanwhile
+            held.callback(Lock(result.folder / LOCK).release)
+        return _run_all(result, observer, keep=keep)
+
+
+def _run_all(result: Result, observer: Observer | None, *, keep: bool) -> dict[str, Result]:
     found = {}
     for name, config in (("fedavg", one_for_all(result.config)), ("local", _plain(result.config, "local"))):
         place = None if result.folder is None else result.folder / "baselines" / name
