@@ -143,7 +143,7 @@ def test_scenario_is_built_once_for_all_methods(tmp_path: Path, quick: list[str]
 
 
 def test_own_files_that_changed_are_read_again_and_do_not_share_a_table(tmp_path: Path) -> None:
-    folder = tmp_path / "data"
+    folder = tmp_path / "my\u3000data"
     folder.mkdir()
 
     def write(word: str) -> None:
@@ -155,7 +155,7 @@ def test_own_files_that_changed_are_read_again_and_do_not_share_a_table(tmp_path
     one = configs(base, parse_methods("fedavg"), [0])
     compare.compare(one, tmp_path / "out")
     assert compare.compare(one, tmp_path / "out").found == 1
-    (row,) = checked(read_results(tmp_path / "out"), "results")
+    (row,) = checked(read_results(tmp_path / "out"), "results")  # also of a folder with a wide space in its name
     write("other")
     with pytest.raises(StoreError, match="holds runs on other data"):
         compare.compare(one, tmp_path / "out")

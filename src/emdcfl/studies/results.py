@@ -20,6 +20,7 @@ import torch
 
 from emdcfl.core.errors import StoreError
 from emdcfl.core.metric import metric_of
+from emdcfl.core.units import escaped
 from emdcfl.runs.config import TABLES
 from emdcfl.runs.new_sites.unseen import UNSEEN
 from emdcfl.runs.store import files
@@ -196,7 +197,7 @@ Test = Callable[[Any], bool]
 
 
 def _text(value: Any) -> bool:
-    return isinstance(value, str) and len(value) <= LONGEST_TEXT and value.isprintable()
+    return isinstance(value, str) and len(value) <= LONGEST_TEXT and escaped(value) == value  # wide spaces are no hidden characters
 
 
 def _number(low: float, high: float = math.inf, *, whole: bool = False) -> Test:
