@@ -111,6 +111,17 @@ def test_a_newcomer_starts_from_its_clusters_model():
     assert torch.equal(second.models[0], average(local.column("theta").values(), local.column("n").values()))
 
 
+def test_a_newcomers_update_is_what_it_adds_to_its_clusters_model():
+    """So a model that it alone averages holds the others' updates too, and an honest update is not flagged as a long one."""
+    fed = federation(toy(groups=1, per_group=4), on_failure="continue", fails={"site-3": (1, 2, 3), **{f"site-{i}": 4 for i in range(3)}})
+    fed.quorum = 0.1
+    _, serving = play(fed, make("pacfl", threshold=90.0), 4)
+    assert serving.shares[0].tolist() == [0, 0, 0, 1] and serving.reached.all()
+    fed = federation(toy(groups=1, per_group=6), on_failure="continue", fails={"site-5": (1, 2, 3)})
+    play(fed, make("pacfl", threshold=90.0), 4)
+    assert fed.guard.ledger.flags == {}
+
+
 def test_a_cluster_whose_members_are_absent_keeps_its_model():
     fed = federation(toy(per_group=[3, 1, 2]), on_failure="continue", fails={"site-3": 2})
     method = make("pacfl")

@@ -92,8 +92,8 @@ class PACFL:
         state, labels = self._place(state, subspaces.column("basis"))
         if fed.everyone_answers:
             state = replace(state, bases={})
-        starts = {c: state.models[k] if k < len(state.models) else state.theta0 for c, k in labels.items() if c in round.participants}
-        replies = fed.train(starts)
+        state = replace(state, labels={c: k for c, k in labels.items() if k < len(state.models)})  # newcomers too train from it
+        replies = fed.train({c: state.start(c) for c in labels if c in round.participants})
         replies.failures |= subspaces.failures
         fed.check_quorum(replies, len(round.participants))
         state = replace(state, n={**state.n, **replies.column("n")})
