@@ -256,6 +256,16 @@ def test_newcomers_are_compared_with_the_representatives_there_are(few: None) ->
     assert len(states[-1].rows) == 4
 
 
+@pytest.mark.parametrize("shown", [7, 400])
+def test_one_participant_of_many_is_a_round_with_nothing_compared(few: None, monkeypatch: pytest.MonkeyPatch, shown: int) -> None:
+    monkeypatch.setattr(pairing, "SHOWN", shown)
+    fed = federation(tiny(groups=2, clients_per_group=4), participants=1)
+    state = play(fed, 1, pairing="representatives")[-1]
+    found = state.distances()
+    assert np.isnan(found.W).all() and found.W.shape == (len(found.shown(state.clients)),) * 2
+    assert "no division of the clients was tried" in read(found, state.clients, list(range(8))).sentences[0]
+
+
 def test_of_many_clients_people_see_the_representatives(few: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pairing, "SHOWN", 7)
     state = play(federation(tiny(groups=2, clients_per_group=4)), 1, pairing="representatives")[-1]

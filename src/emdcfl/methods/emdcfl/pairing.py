@@ -52,6 +52,9 @@ class EMDCFLState(Clustered):
 
         Of many clients compared with representatives, those among the representatives alone: a sample of all pairs.
         """
+        if not len(self.W):  # nobody was compared yet, which one row says as well as all
+            unset = torch.full((1, len(self.clients)), torch.nan, dtype=torch.float64)
+            return replace(self, rows=self.clients[:1], W=unset, epsilon=unset, kind=torch.zeros(unset.shape, dtype=torch.int8)).distances()
         if self.rows:
             return self._from_rows()
         known = torch.isfinite(self.W)
