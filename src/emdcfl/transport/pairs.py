@@ -239,12 +239,13 @@ def _together(iterators: list[Iterator[tuple[float, float]]], lows: tuple[float,
 def judge(low: float, high: float, margin: float, problem: Problem, options: TransportOptions) -> PairOutcome:
     """Compare bounds of the transport value with the tolerance; undecided where rounding might change the answer.
 
-    With ``distances="precise"``, with each other: a lower bound of W is settled where the upper one lies near it.
+    With ``distances="precise"``, also with each other: a lower bound of W is settled where the upper one lies near it, on the same side of
+    the tolerance.
     """
     tau = problem.row.tau
     if options.distances == "precise":
-        w = low - margin - tau
-        near = problem.large and high + margin - tau <= (1 + PRECISE) * w
+        w, most = low - margin - tau, high + margin - tau
+        near = problem.large and most <= (1 + PRECISE) * w and (w < problem.epsilon) == (most < problem.epsilon)
         return PairOutcome(w, LOWER, True if near else None)
     if low - margin - tau >= problem.epsilon:
         return PairOutcome(low - margin - tau, LOWER, False)

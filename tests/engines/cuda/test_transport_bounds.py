@@ -137,6 +137,21 @@ def test_precise_entries_are_values_or_bounds_near_them(device: str, monkeypatch
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_precise_bounds_lie_on_the_side_of_the_tolerance_of_their_values(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Grouping by benefit compares them with it in round 1, as other engines compare values."""
+    monkeypatch.setattr(pairs, "LARGE", 0)
+    case = federation(0, 6, equal=True, size=100, apart=8.0)
+    with SolverPool(2) as pool:
+        w = decide(case, 0.1, pool, distances="all").w
+        found = decide(case, 0.1, pool, distances="precise", queue=on(device))
+        i, j = np.argwhere(found.kind == LOWER)[0]
+        between = float(found.w[i, j] + w[i, j]) / 2
+        found = decide(case, between, pool, distances="precise", queue=on(device))
+    assert (found.kind == LOWER).any()
+    assert np.array_equal(found.w < between, w < between)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("distances", ["needed", "precise", "all"])
 def test_samples_that_lie_on_the_device_give_the_same(device: str, distances: str) -> None:
     rows, columns, tau = federation(1, 5, equal=False)
