@@ -259,6 +259,19 @@ def test_a_node_sends_no_embedding_with_less_noise_than_its_operator_wants() -> 
         assert ROW in rows_of(a, omega["site-0"], **fine)["samples"]
 
 
+@pytest.mark.parametrize(
+    ("recompute", "participants", "again"),
+    [("once", 2, False), ("every-round", None, True), ("if-partial", None, False), ("if-partial", 2, True)],
+)
+def test_what_is_released_in_every_round_is_said(
+    caplog: pytest.LogCaptureFixture, recompute: Any, participants: int | None, again: bool
+) -> None:
+    fed = federation(participants=participants)
+    with caplog.at_level(logging.INFO, logger="emdcfl"):
+        EMDCFL(privacy_epsilon=8.0, recompute=recompute).init(fed, fed.begin(0))
+    assert any("again in every round" in text for text in caplog.messages) == again
+
+
 def test_the_budget_is_said_per_release_and_in_total(caplog: pytest.LogCaptureFixture) -> None:
     fed = federation()
     with caplog.at_level(logging.INFO, logger="emdcfl"):

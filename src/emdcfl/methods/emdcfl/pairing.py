@@ -92,8 +92,7 @@ def compare(options: Options, fed: Federation, state: EMDCFLState, local: Mappin
     """Measure the pairs of seen clients whose W is unset, each row under its client's latest local state."""
     if options.by_benefit and not options.all_pairs(len(fed.clients)):
         return _from_representatives(options, fed, state, local, round)
-    partial = fed.number not in (None, len(fed.clients))
-    unset = _unset(options, state, again=options.recompute == "every-round" or (options.recompute == "if-partial" and partial))
+    unset = _unset(options, state, again=options.repeated(partial=fed.number not in (None, len(fed.clients))))
     able = comparable(options, fed, [c for c in fed.clients if c in local], say=True) if unset.any() else {}
     here = [i for i, c in enumerate(state.clients) if c in able]
     if not unset[np.ix_(here, here)].any():

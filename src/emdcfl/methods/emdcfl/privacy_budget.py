@@ -12,7 +12,8 @@ projection    train record                           validation record
 ============  =====================================  ==========================================
 
 ``average_blocks`` adds C − 1 releases of train records. Under partial participation a client may be compared in several rounds, under a
-newer model each time: at worst once per partner. ``recompute="every-round"`` releases all of it again in every round.
+newer model each time: at worst once per partner. ``recompute="every-round"`` releases all of it again in every round, ``"if-partial"`` does
+so under partial participation.
 """
 
 from __future__ import annotations
@@ -69,10 +70,10 @@ def say_budget(options: Options, fed: Federation) -> float:
     found = releases(options, len(fed.clients), everyone=fed.everyone_answers)
     log.info(
         "privacy noise: (%g, %g) per record and release, σ = %.3g, %.2g times as long as an embedding; at that δ in total ε ≤ %.3g for a "
-        "train record (%d releases) and %.3g for a validation record (%d)%s; models, sizes and test results are not covered",
+        "train record (%d releases) and %.3g for a validation record (%d)%s; models, sizes, losses and test results are not covered",
         *(epsilon, delta, sigma, sigma * math.sqrt(p)),
         *(total_epsilon(epsilon, delta, found.train), found.train),
         *(total_epsilon(epsilon, delta, found.val), found.val),
-        ", again in every round" if options.recompute == "every-round" else "",
+        ", again in every round" if options.repeated(partial=fed.number not in (None, len(fed.clients))) else "",
     )
     return 1 + p * sigma**2

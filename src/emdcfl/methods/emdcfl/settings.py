@@ -155,6 +155,10 @@ class Options:
         few = clients <= (ALL_PAIRS_BY_BENEFIT if self.by_benefit else ALL_PAIRS)
         return few or self.recompute != "once" or not self.force_diagonal
 
+    def repeated(self, *, partial: bool) -> bool:
+        """Whether all known pairs are measured again in every round, under ``partial`` participation or not."""
+        return self.recompute == "every-round" or (self.recompute == "if-partial" and partial)
+
     @property
     def noisy(self) -> bool:
         """Whether embeddings are released with privacy noise; an infinite ε asks for none."""
