@@ -20,8 +20,9 @@ from emdcfl.core.schema import Reply
 from emdcfl.engines import make_federation
 from emdcfl.engines.local.sequential import simulated_clients
 from emdcfl.methods import make
+from emdcfl.methods.base import Distances
 from emdcfl.methods.emdcfl import pairing, proposals
-from emdcfl.methods.emdcfl.benefit import Cell, Votes, _joined, _portions, _verifier, examine
+from emdcfl.methods.emdcfl.benefit import Cell, Votes, _joined, _portions, _pruned, _verifier, examine
 from emdcfl.methods.emdcfl.client.tasks import LOSS_CUT, loss_moments
 from emdcfl.methods.emdcfl.interpret import read
 
@@ -85,6 +86,10 @@ def test_of_many_clients_a_split_must_be_noticed(clients: int, gain: float, pays
     sides = [names[: clients // 2], names[clients // 2 :]]
     found = votes({c: {names: 1.0, side: 1.0 - gain} for side in sides for c in side}, spread=0.001)
     assert found.pays([names], sides, evidence=3.0) == pays
+    splits = _pruned([(sides[0], sides[1])], found, {"round": 1, "evidence": 3.0}).splits
+    distances = Distances(*np.full((4, clients, clients), np.nan), splits=splits)
+    said = read(distances, names, [0] * clients)
+    assert ("to be noticed" in said.sentences[0]) == ("to be noticed" in said.clusters[0]) == (not pays)
 
 
 def test_one_member_alone_cannot_separate_the_others_but_may_leave() -> None:

@@ -119,15 +119,18 @@ class Votes:
         gained, variance = self._differences(rows, old, new)
         if not _z(gained.sum(), variance.sum()) > evidence:
             return False
-        if sum(map(len, coarse)) > SINGLE and not self._matters(fine, rows, old, gained):
+        if not self.noticed(coarse, fine):
             return False
         alone = np.isin(rows, [k for cell in fine if len(cell) == 1 for k in self._scored[cell][0]])
         tears = len(fine) - alone > 1
         return bool((_z(_without_each(gained), _without_each(variance)) > evidence)[tears].all())
 
-    def _matters(self, fine: Sequence[Cell], rows: Array, old: Array, gained: Array) -> bool:
-        """Whether some set of the finer partition lowers its members' loss by a share that is noticed."""
-        before = self._n[rows] * self._mean[self._first[rows] + old]
+    def noticed(self, coarse: Sequence[Cell], fine: Sequence[Cell]) -> bool:
+        """Whether some set of the finer partition lowers its members' loss by a share that is noticed, where many are divided."""
+        if sum(map(len, coarse)) <= SINGLE:
+            return True
+        rows, old, new = self._compared(coarse, fine)
+        gained, before = self._differences(rows, old, new)[0], self._n[rows] * self._mean[self._first[rows] + old]
         ends = np.cumsum([len(self._scored[cell][0]) for cell in fine])[:-1]
         return any(own.sum() > LEAST_SHARE * lost.sum() for own, lost in zip(np.split(gained, ends), np.split(before, ends), strict=True))
 
@@ -260,7 +263,7 @@ def _pruned(tree: Sequence[Merge], votes: Votes, about: Mapping[str, Any]) -> Ex
         gain = votes.gain([node], fine)
         below[node] = fine if pays else [node]
         numbers = {"gain": gain.mean, "error": gain.error, "points": gain.points, "points_error": gain.points_error}
-        decision = {"pays": pays, "decided_by": gain.strongest()}
+        decision = {"pays": pays, "noticed": votes.noticed([node], fine), "decided_by": gain.strongest()}
         weighed[node] = {**about, "members": list(node), "cells": [list(cell) for cell in fine], **numbers, **decision}
     cells = below[node]
     shown = [split for node, split in weighed.items() if not any(set(node) < set(cell) for cell in cells)]

@@ -156,7 +156,9 @@ def _gain(split: Mapping[str, Any]) -> str:
 def _why_not(split: Mapping[str, Any]) -> str:
     if split["gain"] <= 0:
         return "it does not pay"
-    return "it rests on one client alone" if _beyond_chance(split) else "that may be chance"
+    if not _beyond_chance(split):
+        return "that may be chance"
+    return "it rests on one client alone" if split.get("noticed", True) else "of so many clients, too little to be noticed"
 
 
 def _despite(split: Mapping[str, Any]) -> str:
