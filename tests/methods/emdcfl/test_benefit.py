@@ -271,6 +271,13 @@ def test_one_participant_of_many_is_a_round_with_nothing_compared(few: None, mon
     assert "no division of the clients was tried" in read(found, state.clients, list(range(8))).sentences[0]
 
 
+@pytest.mark.parametrize("participants", [None, 3])
+def test_where_nobody_can_be_compared_updates_alone_propose(few: None, participants: int | None) -> None:
+    fed = federation(tiny(groups=2, clients_per_group=4), participants=participants)
+    state = play(fed, 4, pairing="representatives", require_validation=1000)[-1]
+    assert not state.rows and {split["proposal"] for split in state.splits} == {"updates"}
+
+
 def test_of_many_clients_people_see_the_representatives(few: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pairing, "SHOWN", 7)
     state = play(federation(tiny(groups=2, clients_per_group=4)), 1, pairing="representatives")[-1]

@@ -69,11 +69,6 @@ class Gain:
     points_error: float
     by_client: Mapping[str, float]
 
-    @property
-    def z(self) -> float:
-        """Standard errors above zero."""
-        return self.mean / self.error if self.error > 0 else 0.0
-
     def strongest(self, count: int = 3) -> list[str]:
         """Clients that gain most, of those that gain."""
         order = sorted(self.by_client, key=lambda c: -self.by_client[c])
@@ -207,7 +202,7 @@ def examine(
 ) -> Examined:
     """Divide one cluster's members where it pays."""
     trees = _proposals(fed, state, members, local, round)
-    if round.index == 1 and not state.rows:
+    if round.index == 1 and not state.by_rows:
         put_off = _alike(state, trees)
         trees = {name: tree.cut(put_off) for name, tree in trees.items()}
     trees = {name: tree for name, tree in trees.items() if tree.merges}
@@ -235,15 +230,16 @@ def _alike(state: EMDCFLState, trees: Mapping[str, Tree]) -> set[Cell]:
 def _proposals(fed: Federation, state: EMDCFLState, members: Sequence[str], local: Mapping[str, Tensor], round: Round) -> dict[str, Tree]:
     where = {c: i for i, c in enumerate(state.clients)}
     at = [where[c] for c in members]
+    trees = {}
     if state.rows:
-        near = tree_of_columns(known(state.W[:, at].numpy()), members)
-    else:
+        trees["transport"] = tree_of_columns(known(state.W[:, at].numpy()), members)
+    elif not state.by_rows:
         W = state.W[at][:, at].numpy()
-        near = tree(known(np.maximum(np.maximum(W, W.T), 0.0)), [(c,) for c in members])
+        trees["transport"] = tree(known(np.maximum(np.maximum(W, W.T), 0.0)), [(c,) for c in members])
     rng = round.generator(f"representatives of {members[0]}'s cluster")
     start = fed.near({c: state.start(c) for c in members})
     apart, few = updates_apart(fed.layout, [local[c] for c in members], [start[c].to(local[c].device) for c in members], rng)
-    return {"transport": near, "updates": tree_of_columns(apart, members) if few else tree(apart, [(c,) for c in members])}
+    return {**trees, "updates": tree_of_columns(apart, members) if few else tree(apart, [(c,) for c in members])}
 
 
 def _cells(trees: Mapping[str, Tree]) -> list[Cell]:
@@ -370,7 +366,7 @@ def _with_absent(state: EMDCFLState, cells: Sequence[Cell], absent: Sequence[str
 
 
 def _mean_distance(state: EMDCFLState, i: int, others: Sequence[int]) -> float:
-    if state.rows:
+    if state.by_rows:
         W = (state.W[:, i, None] - state.W[:, list(others)]).abs().mean(0)
     else:
         W = torch.maximum(state.W[i, list(others)], state.W[list(others), i])

@@ -47,6 +47,11 @@ class EMDCFLState(Clustered):
     splits: list[dict[str, Any]] | None = None
     rows: list[str] = field(default_factory=list)
 
+    @property
+    def by_rows(self) -> bool:
+        """Whether everybody is compared with representatives, of whom there may be none yet, and not with everybody."""
+        return bool(self.rows) or not len(self.W)
+
     def distances(self) -> Distances:
         """Return the distances for people to read; an entry that was only inferred has no value.
 
