@@ -278,6 +278,13 @@ def test_where_nobody_can_be_compared_updates_alone_propose(few: None, participa
     assert not state.rows and {split["proposal"] for split in state.splits} == {"updates"}
 
 
+def test_representatives_with_a_projection_per_pair(few: None) -> None:
+    fed = federation(tiny(groups=2, clients_per_group=4))
+    state = play(fed, 2, pairing="representatives", projection="pair")[-1]
+    assert state.rows and torch.isfinite(state.tau[[state.clients.index(c) for c in state.rows]]).all()
+    assert groups(state) == true_groups(fed)
+
+
 def test_of_many_clients_people_see_the_representatives(few: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pairing, "SHOWN", 7)
     state = play(federation(tiny(groups=2, clients_per_group=4)), 1, pairing="representatives")[-1]

@@ -192,7 +192,7 @@ class Comparison:
         for k, row in enumerate(rows):
             if row not in answered or self.fed.exclusion_reason(row):
                 continue
-            found.W[k, at[row]], found.tau[at[row]] = 0.0, self.problems.tau(row, row)
+            found.W[k, at[row]], found.tau[at[row]] = 0.0, self.problems.own_tau(row)
             for column, T in values.get(row, {}).items():
                 found.W[k, at[column]] = T - self.problems.tau(row, column)
             found.W[k, excluded] = np.nan

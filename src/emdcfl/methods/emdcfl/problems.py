@@ -92,6 +92,11 @@ class PairProblems:
         """The row's reference distance at the pair's size."""
         return self._value("tau", row, column)
 
+    def own_tau(self, row: str) -> float:
+        """The row's reference distance at its own size; where τ belongs to a pair, that of the first."""
+        some = next(iter(self.references[row]["tau"]))
+        return self.tau(row, row if some == ROW else some)
+
     def epsilon(self, row: str, column: str, blocks: int = 1, *, matched: bool = False) -> float:
         """The tolerance for a partner's sample of some blocks; where classes are matched, their mix adds no variance."""
         if not isinstance(self.tolerance, str):
@@ -107,9 +112,8 @@ class PairProblems:
     def enter(self, screen: Screen, row: str) -> None:
         """Give the screen a row client's own sample."""
         reply = self.references[row]
-        some = next(iter(reply["samples"]))
-        tau = self.tau(row, row if some == ROW else some)
-        screen.row(row, reply["samples"][some].numpy(), tau=tau, epsilon=0.0, labels=self._labels(row))
+        some = next(iter(reply["samples"].values()))
+        screen.row(row, some.numpy(), tau=self.own_tau(row), epsilon=0.0, labels=self._labels(row))
 
     def add(self, screen: Screen, row: str, column: str, reply: Reply) -> float:
         """Give the screen a column client's sample under a row client's model; returns the tolerance it is compared with."""
