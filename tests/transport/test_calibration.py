@@ -70,6 +70,10 @@ def test_the_statistic_is_about_standard_normal_under_the_null_and_large_under_a
     assert min(shifted) > quantile(0.001, 18)
 
 
+def test_a_large_error_asks_for_two_samples_at_least() -> None:
+    assert min_samples(0.5, 1) == 2
+
+
 def test_below_the_fewest_samples_no_partner_is_large_enough() -> None:
     """A standard deviation of the potential is under the tolerance at any m' with fewer, and above it at some with as many."""
     for clients in (2, 8, 40, 640):

@@ -127,7 +127,7 @@ def min_samples(alpha: float, clients: int) -> int:
     >>> min_samples(0.005, 8), min_samples(0.005, 40)
     (22, 31)
     """
-    m = math.floor(quantile(alpha, clients) ** 2) + 1
+    m = max(2, math.floor(quantile(alpha, clients) ** 2) + 1)
     while m <= quantile(alpha, clients, m - 1) ** 2:
         m += 1
     return m
