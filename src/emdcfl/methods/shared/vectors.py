@@ -51,7 +51,6 @@ def update_gram(
     (C, C) float64 tensor
     """
     out = gram(thetas, layout.scope(floating(scope)), origin=origin)
-    out = (out + out.T) / 2  # a product may round its two halves differently, which is seen in distances between equal states
     if scope == "state" and layout.counters:
         if steps is None:
             raise ValueError("expected steps with the scope 'state', got None")
