@@ -27,6 +27,9 @@ COSTS = ("cosine", "euclidean", "label-aware")
 SAFE = (1e-30, 1e30)
 """Squared lengths between which float32 neither overflows nor loses digits."""
 
+FARTHEST = 1e30
+"""Largest Euclidean cost: beyond, float32 could overflow, and one client's numbers would end the comparison of all."""
+
 
 def cost_matrix(
     a: Any,
@@ -118,7 +121,7 @@ def _euclidean(x: Array, y: Array) -> Array:
     with one_blas_thread():
         cross = x64 @ y64.T
     squared = (x64 * x64).sum(axis=1)[:, None] + (y64 * y64).sum(axis=1)[None, :] - 2.0 * cross
-    return np.asarray(np.sqrt(np.maximum(squared, 0.0)), dtype=np.float32)
+    return np.asarray(np.sqrt(np.clip(squared, 0.0, FARTHEST**2)), dtype=np.float32)
 
 
 def _different(labels_a: Any, labels_b: Any, shape: tuple[int, ...]) -> Array:

@@ -163,6 +163,20 @@ def test_samples_that_lie_on_the_device_give_the_same(device: str, distances: st
     np.testing.assert_array_equal(found.w, here.w)
 
 
+@pytest.mark.parametrize("distances", ["needed", "precise", "all"])
+@pytest.mark.parametrize("device", [None, *DEVICES])
+def test_numbers_that_would_overflow_are_far_away_and_end_nothing(device: str | None, distances: str) -> None:
+    x = np.random.default_rng(0).standard_normal((20, 4)).astype(np.float32)
+    with SolverPool(1) as pool:
+        screen = Screen(pool, cost="euclidean", distances=distances, queue=on(device) if device else None)
+        for c in (0, 1):
+            screen.row(c, x, tau=1.0, epsilon=0.1)
+        screen.add(0, 1, np.full((15, 4), np.finfo(np.float32).max))
+        screen.add(1, 0, x)
+        found = screen.finish()
+    assert 1e29 < found.w[0, 1] < 1e31 and found.w[1, 0] < 0
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_sample_on_the_device_that_is_no_sample_is_named(device: str) -> None:
     with SolverPool(1) as pool:

@@ -15,6 +15,8 @@ from collections.abc import Generator, Sequence
 import torch
 from torch import Tensor
 
+from emdcfl.transport.cost import FARTHEST
+
 STAGES = ((0.3, 10), (0.1, 30), (0.03, 100), (0.01, 300))
 """(regularisation as a share of the first lower bound, iterations): warm-started one from the other."""
 
@@ -37,7 +39,7 @@ def costs(a: Tensor, b: Tensor, *, cost: str, labels: tuple[Tensor, Tensor] | No
     x, y = a.double(), b.double()
     if cost == "euclidean":
         squared = x.square().sum(2)[:, :, None] + y.square().sum(2)[:, None, :] - 2.0 * torch.bmm(x, y.transpose(1, 2))
-        return squared.clamp_min_(0.0).sqrt_().float()
+        return squared.clamp_(0.0, FARTHEST**2).sqrt_().float()
     x, y = _unit(x), _unit(y)
     c = torch.bmm(x, y.transpose(1, 2)).neg_().add_(1.0).clamp_min_(0.0).float()
     c.masked_fill_(~x.any(2)[:, :, None] & ~y.any(2)[:, None, :], 0.0)
