@@ -106,3 +106,11 @@ def test_a_narrower_policy_holds_for_data_that_were_read_before(tmp_path: Path) 
     with (server.home / "node.toml").open("a") as file:
         file.write("[policy]\ncolumns = ['age']\n")
     assert "policy.columns" in describe(server, encoding)["failure"]
+
+
+def test_a_scenario_beside_an_encoding_hides_neither_splits_nor_columns(tmp_path: Path) -> None:
+    encoding = {"kind": "table", "label": "label", "columns": [AGE, WARD]}
+    data = {"encoding": encoding, "classes": ["ill", "well"], "seed": 7, "scenario": "rotated-digits", "options": {}}
+    own = {"model": MLP, "data": data, "preprocess": {"mean": [0.0], "std": [1.0], "scale": 1.0, "size": None}}
+    assert "got both" in node(tmp_path, toml="[policy]\ncolumns = ['age']").refused("describe", job=own)
+    assert "got both" in HostileServer(tmp_path / "share").refused("describe", job={"data": {**data, "scenario": "nodes"}})

@@ -165,6 +165,8 @@ class Policy:
 
     def check_data(self, data: Mapping[str, Any]) -> None:
         """Refuse other splits than the node's own, and scenarios that read files or name code of the server's choice."""
+        if "scenario" in data and "encoding" in data:
+            raise PolicyError("expected a scenario or an encoding of own files, got both; check the server")
         if "scenario" not in data:
             self.check_seed(data["seed"])
             self._check_encoding(data["encoding"])
