@@ -15,9 +15,10 @@ pytest.importorskip("flwr", reason="needs the extra emdcfl[flower]")
 from tests.attacks.hostile import HostileServer, digits, digits_job, settings
 from torch import Tensor
 
-from emdcfl.core.keys import global_seed
+from emdcfl.core.keys import NodeSecret, global_seed
 from emdcfl.core.params import Network
 from emdcfl.models import ModelRecipe
+from emdcfl.privacy.exchange import announced_key, seal
 
 
 def states(number: int) -> Tensor:
@@ -114,9 +115,22 @@ def test_settings_that_are_no_table_or_missing_are_refused(server: HostileServer
     server.refused("reference", omega=omega(), partners={}, sizes=[16])
 
 
-def test_a_larger_sample_than_allowed_is_refused(server: HostileServer) -> None:
+@pytest.mark.parametrize("size", [10**6, -1])
+def test_a_larger_sample_than_allowed_is_refused(server: HostileServer, size: int) -> None:
     inputs = {"rows": [], "boxes": {}, "held_out": False, "omegas": {}, "keys": {}, "settings": settings()}
-    assert "policy.samples" in server.refused("project", size=10**6, **inputs)
+    assert "policy.samples" in server.refused("project", size=size, **inputs)
+
+
+def test_blocks_of_matched_classes_show_no_more_samples_than_allowed(server: HostileServer) -> None:
+    node, run = NodeSecret(b"p" * 32), NodeSecret(b"q" * 32)
+    counts = np.array([10, *[2] * 10], dtype="<u4").tobytes()  # ten classes, two samples of each
+    box = seal(node, server.ask("describe")["reply"]["key"], bytes(32) + counts, context=("run", "row", server.name), session=run)
+    inputs = {"rows": ["row"], "boxes": {"row": box}, "omegas": {"row": omega()}, "keys": {"row": announced_key(node, run)}}
+    matching: dict[str, Any] = {"sizes": [20], "m": {"row": 20}, "blocks": {"row": 25}, "common": {}}
+    how: dict[str, Any] = {"size": 20, "held_out": False, "settings": settings(match_classes=True)}
+    assert 100 < len(server.ask("project", matching=matching, **inputs, **how)["reply"]["samples"]["row"]) <= 500
+    for blocks in (26, 10**9, -1, 1e300, [1]):
+        assert "policy.samples" in server.refused("project", matching={**matching, "blocks": {"row": blocks}}, **inputs, **how)
 
 
 def test_weights_that_single_out_one_training_sample_are_refused(server: HostileServer) -> None:

@@ -145,7 +145,7 @@ class Policy:
         if len(inputs.get("sizes", ())) > MOST_SIZES:
             raise PolicyError(f"this node calibrates at most {MOST_SIZES} sample sizes in a request, got {len(inputs['sizes'])}")
         if "settings" in inputs:
-            self._check_settings(inputs["settings"], inputs.get("size"))
+            self._check_settings(inputs["settings"], _shown(inputs))
 
     def check_model(self, model: Mapping[str, Any]) -> None:
         """Refuse a network whose code the operator did not choose, before anything of it is imported."""
@@ -240,7 +240,7 @@ class Policy:
         if len(models) > most:
             raise _refusal(f"losses of {len(models)} models at once", key, [f"at most {most}"])
 
-    def _check_settings(self, settings: Any, size: Any) -> None:
+    def _check_settings(self, settings: Any, shown: Sequence[Any]) -> None:
         if not isinstance(settings, Mapping):
             raise PolicyError("expected the settings of a comparison as a table; check the server")
         if settings.get("exchange") != "peer" and "deposit" not in self.tasks:
@@ -253,9 +253,9 @@ class Policy:
         for name, value, most in (
             ("projection_ratio", settings.get("projection_ratio"), self.projection_ratio),
             ("samples", settings.get("max_samples"), self.samples),
-            ("samples", 0 if size is None else size, self.samples),
+            *(("samples", number, self.samples) for number in shown),
         ):
-            if not isinstance(value, (int, float)) or not value <= most:  # a NaN is refused too
+            if not isinstance(value, (int, float)) or not 0 <= value <= most:  # a NaN is refused too; -1 would be all samples but one
                 raise _refusal(f"a comparison with {name} = {value!r}", name, [f"at most {most:g}"])
 
 
@@ -268,6 +268,13 @@ def read_policy(raw: Mapping[str, Any], where: str) -> Policy:
 
 def _refusal(what: str, key: str, allowed: list[str]) -> PolicyError:
     return PolicyError(f"this node does not allow {what}; it allows {', '.join(allowed) or 'none'} (policy.{key} in node.toml)")
+
+
+def _shown(inputs: Mapping[str, Any]) -> list[Any]:
+    """Return how many samples a request may show: its size, and for each row the blocks of matched classes."""
+    matching = inputs.get("matching") or {"m": {}, "blocks": {}}
+    pairs = [(m, matching["blocks"][row]) for row, m in matching["m"].items()]
+    return [inputs.get("size") or 0, *(m * blocks if type(m) is int and type(blocks) is int else None for m, blocks in pairs)]
 
 
 def _check_job(job: Mapping[str, Any]) -> None:
