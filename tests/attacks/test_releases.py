@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("flwr", reason="needs the extra emdcfl[flower]")
 
-from tests.attacks.hostile import HostileServer, settings
+from tests.attacks.hostile import HostileServer, digits_job, settings
 from tests.attacks.test_policy import omega
 from torch import Tensor
 
@@ -56,6 +57,30 @@ def test_many_rounds_show_few_rows_of_r(server: HostileServer) -> None:
 def test_another_seed_or_setting_counts_as_another_release(server: HostileServer) -> None:
     assert "reply" in reference(server, omega())
     assert "failure" in reference(server, omega(), seed=1)
+
+
+@pytest.mark.parametrize("changed", [{"precision": "fp32 "}, {"preprocess": {**digits_job()["preprocess"], "scale": 0.9}}, {"more": 1}])
+def test_another_job_counts_as_another_release(server: HostileServer, changed: dict[str, Any]) -> None:
+    """The name of a precision alone would change the noise of every record: many answers would average it out."""
+    inputs = {"omega": omega(), "partners": {}, "sizes": [16], "settings": settings()}
+    assert "reply" in server.ask("reference", **inputs)
+    assert "policy.models_per_round" in server.refused("reference", job=changed, **inputs)
+    assert "reply" in server.ask("reference", job={"threads": 2}, **inputs)
+
+
+def test_another_run_key_of_a_partner_counts_as_another_release(server: HostileServer) -> None:
+    keys = [announced_key(NodeSecret(b"p" * 32), NodeSecret(bytes([i]) * 32)) for i in range(2)]
+    inputs = {"sizes": [16], "settings": settings(projection="pair"), "omega": omega()}
+    assert ["reply" in server.ask("reference", partners={"row": key}, **inputs) for key in (*keys, keys[0])] == [True, False, True]
+    column = {
+        "rows": ["row"],
+        "omegas": {"row": omega()},
+        "boxes": {},
+        "size": 16,
+        "held_out": True,
+        "settings": settings(projection="pair"),
+    }
+    assert ["reply" in server.ask("project", keys={"row": key}, **column) for key in (*keys, keys[0])] == [True, False, True]
 
 
 def test_runs_are_counted_one_by_one(server: HostileServer) -> None:

@@ -86,12 +86,18 @@ class Releases:
 
 
 def _wanted(task: str, job: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, str]:
-    """Under whose models a request embeds the node's data."""
-    if task == "recalibrate" or (task == "reference" and not inputs.get("again", False)):
-        return {OWN: _print(inputs["omega"], job, inputs)}
-    if task == "project":
-        return {str(row): _print(inputs["omegas"][row], job, inputs) for row in inputs["rows"]}
-    return {}
+    """Under whose models a request embeds the node's data, and how: all of the job but its name and threads decides about that.
+
+    So does a partner's key: the server could swap its run's half, and R and the noise of the pair would be others.
+    """
+    own = task == "recalibrate" or (task == "reference" and not inputs.get("again", False))
+    if not own and task != "project":
+        return {}
+    how = json.dumps([{k: v for k, v in job.items() if k not in ("run", "threads")}, dict(inputs["settings"])], sort_keys=True)
+    if not own:
+        return {str(row): _print(inputs["omegas"][row], how, inputs["keys"][row]) for row in inputs["rows"]}
+    pairs = inputs["partners"] if task == "reference" and inputs["settings"].get("projection") != "row" else {}
+    return {OWN: _print(inputs["omega"], how)} | {name: _print(inputs["omega"], how, key) for name, key in pairs.items()}
 
 
 def _add(known: dict[str, dict[str, int]], wanted: Mapping[str, str], round: int, policy: Policy) -> int:
@@ -105,7 +111,7 @@ def _add(known: dict[str, dict[str, int]], wanted: Mapping[str, str], round: int
         what, now = f"embeds its data with at most {{most}} models of {client} in", list(models.values()).count(round)
         _limit(now, f"{what} round {round}", "models_per_round", policy.models_per_round)
         _limit(len(models), f"{what} this run", "models_per_run", policy.models_per_run)
-    partners = sum(first == round for models in known.values() for first in models.values())
+    partners = sum(first == round for whose, models in known.items() if whose != OWN for first in models.values())
     what = f"embeds its data with at most {{most}} partners' models in round {round}"
     _limit(partners, what, "partners_per_round", policy.partners_per_round)
     return added
@@ -119,12 +125,11 @@ def _limit(count: int, what: str, key: str, most: int) -> None:
         )
 
 
-def _print(omega: Any, job: Mapping[str, Any], inputs: Mapping[str, Any]) -> str:
+def _print(omega: Any, how: str, key: Any = b"") -> str:
     """Digest of a model and of what decides which samples are embedded and how."""
-    if not isinstance(omega, Tensor):
-        raise PolicyError("expected an embedding model as a tensor; check the server")
-    data = omega.detach().cpu().contiguous().numpy().tobytes()
-    return digest(data, job["seed"], json.dumps(dict(inputs["settings"]), sort_keys=True, default=str)).hex()[:32]
+    if not isinstance(omega, Tensor) or not isinstance(key, bytes):
+        raise PolicyError("expected an embedding model as a tensor, and a partner's key as bytes; check the server")
+    return digest(omega.detach().cpu().contiguous().numpy().tobytes(), how, key).hex()[:32]
 
 
 @contextmanager
