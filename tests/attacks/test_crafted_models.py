@@ -61,6 +61,19 @@ def test_a_request_for_few_samples_hides_no_crafted_model(server: HostileServer,
     assert said["reply"]["samples"] == {}
 
 
+def test_a_unit_that_overflows_hides_no_crafted_model_and_shows_no_sign_of_r(server: HostileServer) -> None:
+    made = crafted("dense biases")
+    made[4800:4820] = 3e38  # weights of the first unit of the last layer
+    inputs = {"boxes": {}, "size": 64, "held_out": True, "settings": settings(projection="pair")}
+    reply = server.ask("project", rows=["row"], omegas={"row": made}, keys={"row": KEY}, **inputs)["reply"]
+    assert reply["samples"]["row"].isnan().all(), "all overflow here"
+    z = np.ones((64, 8))
+    z[::2] = np.inf
+    assert suspicion(z, X) == "they take 1 different values for 32 different samples"
+    z[15:] = np.nan
+    assert suspicion(z, X) == "7 of 64 are finite"
+
+
 def test_few_samples_under_an_honest_model_are_released(server: HostileServer) -> None:
     assert "reply" in server.ask("reference", omega=omega(), partners={}, sizes=[4], settings=settings(max_samples=4))
 

@@ -93,6 +93,8 @@ class Embed:
 
     def __call__(self, client: Client) -> Reply:
         z = client.embeddings(self.state, self.split, self.indices, mode=self.mode)
+        if client.wary:  # an infinite entry times a row of the matrix would show the signs of that row
+            z[~z.isfinite().all(1)] = torch.nan
         reply: Reply = {"z": z if self.matrix is None else z @ self.matrix}
         if client.wary and (reason := self._suspicion(client, z)) is not None:
             reply["suspicious"] = f"the embeddings under this model are not released: {reason}; it looks made to show the projection"

@@ -28,7 +28,8 @@ def suspicion(z: Array, x: Array) -> str | None:
     r"""Say why embeddings ``z`` of the samples ``x`` look made to show a projection; ``None`` if they do not.
 
     Refused are embeddings with fewer than half as many different values as the samples have; with fewer than an eighth of the units
-    varying (at least two); and with a median of :math:`\|z\|_1^2/\|z\|_2^2`, the number of units that carry a sample, below 1.5.
+    varying (at least two); and with a median of :math:`\|z\|_1^2/\|z\|_2^2`, the number of units that carry a sample, below 1.5. Samples
+    whose embedding is not finite are left out, because a crafted model makes some; too few others are suspicious.
 
     Examples
     --------
@@ -39,8 +40,12 @@ def suspicion(z: Array, x: Array) -> str | None:
     True
     """
     z = np.asarray(z, dtype=np.float64)
-    if len(z) < MIN_SAMPLES or not np.isfinite(z).all():
-        return None  # too few to tell; what is not finite is refused where replies are checked
+    usable = np.isfinite(z).all(axis=1)
+    if len(z) < MIN_SAMPLES or not usable.any():
+        return None  # too few to tell; rows that are not finite leave as NaN throughout (``tasks.Embed``)
+    if usable.sum() < MIN_SAMPLES:
+        return f"{usable.sum()} of {len(z)} are finite"
+    z, x = z[usable], np.asarray(x)[usable]
     length = np.linalg.norm(z, axis=1, keepdims=True)
     unit = z / np.where(length > 0, length, 1.0)
     values = _different(np.round(z / (GRID * max(float(np.abs(z).max()), 1e-30))))
