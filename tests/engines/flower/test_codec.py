@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -13,11 +14,18 @@ from hypothesis import given, settings
 from tests.tiny import same
 from torch import Tensor
 
+pytest.importorskip("flwr", reason="needs the extra emdcfl[flower]")
+
+from flwr import app as flwr_app
+from flwr.proto.message_pb2 import Message as MessageProto
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from tests.engines.flower import loopback
+from tests.engines.flower.loopback import LoopbackLink
+from tests.engines.flower.test_federation import SCENARIO, fed_of, train
+
 from emdcfl.core.codec import DTYPES, from_raw
 from emdcfl.core.errors import ClientError
 from emdcfl.engines.flower.codec import LIMITS, Encoder, Limits, decode, encode, size
-
-flwr_app = pytest.importorskip("flwr.app", reason="needs the extra emdcfl[flower]")
 
 
 @st.composite
@@ -205,3 +213,40 @@ def test_whatever_arrives_is_a_value_or_a_refusal_in_one_line(skeleton: object, 
     except ClientError as error:
         refusals.append(error)
     assert all(str(error).startswith("expected") and one_line(error) for error in refusals)
+
+
+FORGED = {
+    "no JSON": lambda kind, children, body: (children, b"no JSON" if kind == "Array" else body),
+    "fewer records": lambda kind, children, body: (children, b"{}" if kind == "RecordDict" else body),
+    "no content": lambda kind, children, body: ("" if kind == "Message" else children, body),
+    "another request": lambda kind, children, body: (children, _in_answer_to("another", body) if kind == "Message" else body),
+}
+
+
+def _in_answer_to(identity: str, body: bytes) -> bytes:
+    found = MessageProto.FromString(body)
+    found.metadata.reply_to_message_id = identity
+    return found.SerializeToString()
+
+
+@pytest.mark.parametrize("forged", FORGED)
+def test_a_reply_that_flower_cannot_put_together_costs_its_own_client_only(forged: str) -> None:
+    grid = loopback.loopback(SCENARIO)
+    fed = fed_of(grid)
+
+    class Link(LoopbackLink):
+        def PullMessages(self, request: Any) -> Any:
+            found = super().PullMessages(request)
+            for message, tree in zip(found.messages_list, found.message_object_trees, strict=True):
+                if (message.metadata.src_node_id, message.metadata.message_type) == (103, "query.train"):
+                    for identity in [one.object_id for one in iterate_object_tree(tree)]:
+                        head, _, body = self.parts[identity].partition(b"\x00")
+                        kind, children, _ = head.decode().split(" ")
+                        children, body = FORGED[forged](kind, children, body)
+                        self.parts[identity] = f"{kind} {children} {len(body)}".encode() + b"\x00" + body
+            return found
+
+    grid._runtime_client = Link(grid._replies)
+    replies = train(fed, 2)
+    assert list(replies.failures) == ["site-3"] and "cannot be read" in replies.failures["site-3"].reason
+    assert replies.clients == fed.clients[:3]

@@ -132,12 +132,24 @@ class _Fetch(_Work):
             self.settled.set()
 
     def _fetch(self) -> list[Message]:
+        import httpx
+        from flwr.app import RecordDict
         from flwr.superlink.grid.http_grid import HttpGrid
 
         asker: Any = SimpleNamespace(_run=self._grid._run, node=self._grid.node, _runtime_client=self)
-        found = list(retry_when_busy(lambda: HttpGrid.pull_messages(asker, ())))
+        about = self._announced.messages_list[0].metadata
+        try:
+            found = list(retry_when_busy(lambda: HttpGrid.pull_messages(asker, ())))
+            if any(one.metadata.reply_to_message_id != about.reply_to_message_id for one in found):
+                raise ValueError("it says that it answers another message")
+            if not all(one.has_error() or isinstance(one.content, RecordDict) for one in found):
+                raise TypeError("its content is no record")
+        except (httpx.HTTPError, OSError, EmdcflError):
+            raise
+        except Exception as error:  # Flower puts the parts together without a check: whatever they are, they cost their sender alone
+            found = [_malformed(about, f"the reply cannot be read ({type(error).__name__}: {error})")]
         if self.dropped.is_set():
-            _confirm(self._link, self._announced.messages_list[0].metadata.message_id)
+            _confirm(self._link, about.message_id)
         return found
 
     def PullMessages(self, request: Any) -> Any:
@@ -159,6 +171,14 @@ class _Fetch(_Work):
 
     def ConfirmMessageReceived(self, request: Any) -> None:
         self._link.ConfirmMessageReceived(request)
+
+
+def _malformed(about: Any, reason: str) -> Message:
+    from flwr.common.serde import message_from_proto
+    from flwr.proto.error_pb2 import Error
+    from flwr.proto.message_pb2 import Message
+
+    return message_from_proto(Message(metadata=about, error=Error(code=0, reason=reason)))
 
 
 def delete(grid: Grid, identities: Set[str]) -> None:
