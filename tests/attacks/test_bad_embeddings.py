@@ -11,8 +11,10 @@ import torch
 from tests.tiny import TRAINING, SequentialFederation, tiny
 
 from emdcfl.core.client import TaskInfo
+from emdcfl.core.errors import ClientError
 from emdcfl.core.federation import Failure, Inputs
 from emdcfl.core.schema import Reply
+from emdcfl.engines.flower.parts import join
 from emdcfl.methods import make
 from emdcfl.runs.loop import play
 
@@ -149,3 +151,9 @@ def test_a_sparse_state_is_refused() -> None:
     fed = Answering("train", lambda c, r: {**r, "theta": r["theta"].to_sparse()} if c == LIAR else r)
     list(play(fed, make("fedavg"), rounds=1))
     assert set(fed.guard.ledger.faults) == {LIAR}
+
+
+@pytest.mark.parametrize("field", [[torch.zeros(2)], [[torch.zeros(2)]], torch.zeros(2), 1])
+def test_parts_of_a_reply_that_cannot_be_compared_are_their_senders_fault(field: Any) -> None:
+    with pytest.raises(ClientError, match="expected labels to be the same in all parts"):
+        join([{"labels": [torch.zeros(2)]}, {"labels": field}])
