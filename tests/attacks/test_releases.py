@@ -6,16 +6,19 @@ import os
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 pytest.importorskip("flwr", reason="needs the extra emdcfl[flower]")
 
+from safetensors import SafetensorError
 from tests.attacks.hostile import HostileServer, digits_job, settings
 from tests.attacks.test_policy import omega
 from torch import Tensor
 
 from emdcfl.core.keys import NodeSecret
+from emdcfl.engines.flower.node.home import HomeNode
 from emdcfl.privacy.exchange import announced_key
 
 KEY = announced_key(NodeSecret(b"p" * 32), NodeSecret(b"q" * 32))
@@ -156,3 +159,13 @@ def test_a_run_that_nobody_used_for_long_is_over_and_its_key_is_gone(server: Hos
     assert "reply" in server.ask("describe", job={"run": "another"})
     assert not key.exists()
     assert "this run is over" in str(reference(server, omega())["failure"]), "else the same samples would be sent under another R"
+
+
+def test_a_node_whose_disk_was_full_takes_part_in_the_run_when_it_is_repaired(server: HostileServer) -> None:
+    """The key of a run that was written by half, or not at all, would be refused until somebody deletes it."""
+    server.ask("describe", job={"run": "before"})
+    for where, error in (("os.urandom", OSError(28, "full")), (f"{HomeNode.__module__}.write_state", SafetensorError("I/O error"))):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(where, Mock(side_effect=error))
+            assert "cannot read or write its files" in server.refused("describe")
+        assert "reply" in server.ask("describe")

@@ -181,10 +181,14 @@ def load_secret(path: str | Path) -> NodeSecret:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:  # another process of this node was first
         return NodeSecret(_read_secret(path))
-    with os.fdopen(handle, "w", encoding="ascii") as file:
-        file.write(os.urandom(SECRET_BYTES).hex() + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with os.fdopen(handle, "w", encoding="ascii") as file:
+            file.write(os.urandom(SECRET_BYTES).hex() + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:  # the disk is full: half a secret would be refused for ever after
+        path.unlink()
+        raise
     return NodeSecret(_read_secret(path))
 
 

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+from safetensors import SafetensorError
+
 import emdcfl
 from emdcfl.core.client import TASKS, TaskInfo
 from emdcfl.core.errors import ClientError, EmdcflError
@@ -91,8 +93,8 @@ def _failed(node: Node, reason: str) -> dict[str, Any]:
     return {"client": node.name, "failure": reason}
 
 
-def _disk(error: OSError) -> str:
-    return f"its node cannot read or write its files ({error.strerror or type(error).__name__}); free or repair its disk"
+def _disk(error: Exception) -> str:
+    return f"its node cannot read or write its files ({getattr(error, 'strerror', None) or type(error).__name__}); free or repair its disk"
 
 
 def _is_ours(traceback: str) -> bool:
@@ -177,7 +179,7 @@ def _answered(node: Node, function: Answer, kind: str, asked: Any, *, logged: Lo
     except PolicyError as error:
         log.warning("refused a request of the server (%s): %s", kind, error)
         content, refused = _failed(node, str(error)), True
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         log.exception("a request could not be answered")
         content = _failed(node, _disk(error))
     except Exception as error:  # a malformed request: a tensor where a dict belongs, a round that is infinite
