@@ -24,7 +24,7 @@ from emdcfl.apps import server
 from emdcfl.apps.options import Options
 from emdcfl.cli import main
 from emdcfl.core.client import PrivateState
-from emdcfl.core.errors import ConfigError, DataError
+from emdcfl.core.errors import ClientError, ConfigError, DataError
 from emdcfl.core.tasks import Training
 from emdcfl.data import scenarios
 from emdcfl.data.own import load_folder
@@ -145,7 +145,7 @@ def test_a_client_that_the_scenario_does_not_have_is_told(tmp_path: Path) -> Non
 
 
 def test_a_node_with_files_does_not_serve_a_scenario(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="--scenario nodes"):
+    with pytest.raises(ClientError, match="--scenario nodes"):
         HomeNode("a", home(tmp_path, data="here")).client(digits_job())
 
 

@@ -21,7 +21,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from emdcfl.core.errors import DataError, nearest
+from emdcfl.core.errors import ClientError, DataError, nearest
 from emdcfl.core.keys import digest
 from emdcfl.data.own import load_site
 from emdcfl.data.own.cleaning import AS_THEY_ARE, Cleaning
@@ -59,9 +59,9 @@ def read_site(
     words.
     """
     if source == SCENARIO and "scenario" not in data:
-        raise DataError(f"node {name!r} serves a share of a scenario, but the run asks for own files; set data in its node.toml")
+        raise ClientError(f"node {name!r} serves a share of a scenario, but the run asks for own files; set data in its node.toml")
     if source != SCENARIO and "encoding" not in data:
-        raise DataError(f"node {name!r} serves its own files, but the run asks for a scenario; run it with --scenario nodes")
+        raise ClientError(f"node {name!r} serves its own files, but the run asks for a scenario; run it with --scenario nodes")
     files = "" if source == SCENARIO else _listing(path)
     how = digest(name, label, json.dumps(data, sort_keys=True), files, repr(rule), repr(policy), repr(cleaning))
     kept = cache / f"{how.hex()[:32]}.safetensors"

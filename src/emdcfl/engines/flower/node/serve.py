@@ -80,7 +80,7 @@ def perform(node: Node, request: Any) -> dict[str, Any]:
             outcome = answer(client, info, round, request["inputs"])
             if not isinstance(outcome, Failure):
                 node.keep(client)
-    except EmdcflError as error:
+    except ClientError as error:  # others are about the node's files, and may name columns that its owner leaves out
         return _failed(node, str(error))
     if isinstance(outcome, Failure):
         log.error("%s\n%s", outcome, outcome.traceback)
