@@ -111,6 +111,13 @@ def test_columns_that_the_owner_keeps_back_are_neither_named_nor_measured(tmp_pa
     assert "policy.columns" in measure(server, categorical=["ward"])["failure"]
 
 
+def test_a_column_that_the_owner_keeps_back_is_no_label_unless_he_says_so(tmp_path: Path) -> None:
+    question, kept = {"question": "describe", "seed": 0, "label": "ward"}, "[policy]\ncolumns = ['age']"
+    assert "policy.columns" in node(tmp_path, toml=kept).send("survey", question)["failure"]
+    assert not (tmp_path / "home" / "state" / "label").exists(), "a refused column is not the first one asked for"
+    assert node(tmp_path, toml=f"label = 'ward'\n{kept}").send("survey", question)["reply"]["labels"] == ["north", "south"]
+
+
 @pytest.mark.parametrize("shape", [[3, 4096, 4096], [1, 1, 10**7], [3, 0, 8], [3, 8]])
 def test_images_are_not_measured_at_sizes_that_fill_the_memory(tmp_path: Path, shape: list[int]) -> None:
     server = images(tmp_path)

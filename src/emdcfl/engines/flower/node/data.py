@@ -25,7 +25,7 @@ from emdcfl.core.errors import ClientError, DataError, nearest
 from emdcfl.core.keys import digest
 from emdcfl.data.own import load_site
 from emdcfl.data.own.cleaning import AS_THEY_ARE, Cleaning
-from emdcfl.data.own.formats.client_tables import read_client_tables
+from emdcfl.data.own.formats.client_tables import LABEL_NAMES, read_client_tables
 from emdcfl.data.own.formats.images import Listed, list_images
 from emdcfl.data.own.formats.layout import ClientFiles, client_folder
 from emdcfl.data.own.parts import MIXED, Note, Part, Raw, Text, divide
@@ -92,7 +92,7 @@ def _own(
         site, notes = load_site(path, name=name, label=label, rule=rule, cleaning=cleaning, **about)
     else:
         raw, column, said = read_table(name, path, label or data["encoding"]["label"], rule, cleaning)
-        fixed_label(state, label, column)
+        fixed_label(state, label, column, policy)
         _check_classes(_check_table(raw, column, data, policy), data)
         site, notes = new_site(raw, notes=said, **about)
     for note in notes:
@@ -108,10 +108,15 @@ def _check_classes(labels: Text, data: Mapping[str, Any]) -> None:
         )
 
 
-def fixed_label(state: Path, configured: str | None, column: str) -> None:
-    """Refuse another label column than the first that was asked for: labels decide which rows are read and how they are divided."""
+def fixed_label(state: Path, configured: str | None, column: str, policy: Policy) -> None:
+    """Refuse another label column than the first that was asked for: labels decide which rows are read and how they are divided.
+
+    Refuse also one that the policy keeps back, unless its name says that it holds labels.
+    """
     if configured is not None:
         return
+    if policy.columns and column not in (*policy.columns, *LABEL_NAMES):
+        raise PolicyError(f"this node keeps the column {column!r} back (policy.columns); its operator may set label in node.toml")
     path = state / "label"
     if not path.exists():
         state.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -50,7 +50,7 @@ def answer_survey(node: HomeNode, request: Any) -> Answer:
         raw, column, _ = read_table(node.name, path, label, rule, cleaning)
         if not describes:
             policy.check_columns(request["numeric"] + request["categorical"])
-        fixed_label(node.home / "state", node.config.label, column)
+        fixed_label(node.home / "state", node.config.label, column, policy)
         answer = _describe_table(raw, seed, column, policy) if describes else _measure_table(raw, seed, column, request, policy)
     return {"client": node.name, "reply": answer}
 
