@@ -45,9 +45,9 @@ def init(
         raise ConfigError(f"{data}: no such file or folder; give this site's data")
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     make_node_key(home)
+    about = {"name": name, "superlink": superlink, "data": str(data.resolve())}
     lines = [
-        *(f"{key} = {json.dumps(value)}" for key, value in (("name", name), ("superlink", superlink)) if value is not None),
-        f"data = {json.dumps(str(data.resolve()), ensure_ascii=False)}",
+        *(f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in about.items() if value is not None),
         'trust = "pinned"  # fingerprints of the others in partners.toml',
     ]
     (home / "node.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -317,6 +317,13 @@ def test_a_node_that_cannot_write_its_log_releases_nothing_and_says_so(tmp_path:
     assert "client 'b' did not answer the survey: its node cannot read or write its files" in caplog.text
 
 
+def test_a_name_in_any_script_is_written_so_that_it_can_be_read(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x,label\n1,a\n", encoding="utf-8")
+    with pytest.raises(SystemExit, match="0"):
+        main(["node", "init", str(tmp_path / "home"), "--data", str(tmp_path / "a.csv"), "--name", "\U00020bb7"])
+    assert read_config(tmp_path / "home" / "node.toml").name == "\U00020bb7"
+
+
 def test_an_answer_to_the_survey_that_is_lost_is_asked_for_again(tmp_path: Path) -> None:
     data = own(tmp_path, "tables")
     grid = HomeGrid({i: (name, home(tmp_path / f"home-{name}", data=str(data / f"{name}.csv"))) for i, name in enumerate("abc", start=1)})
