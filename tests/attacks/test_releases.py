@@ -19,7 +19,7 @@ from torch import Tensor
 
 from emdcfl.core.keys import NodeSecret
 from emdcfl.engines.flower.node.home import HomeNode
-from emdcfl.privacy.exchange import announced_key
+from emdcfl.privacy.exchange import announced_key, seal
 
 KEY = announced_key(NodeSecret(b"p" * 32), NodeSecret(b"q" * 32))
 
@@ -169,3 +169,17 @@ def test_a_node_whose_disk_was_full_takes_part_in_the_run_when_it_is_repaired(se
             patch.setattr(where, Mock(side_effect=error))
             assert "cannot read or write its files" in server.refused("describe")
         assert "reply" in server.ask("describe")
+
+
+def test_another_projection_of_a_partner_in_a_run_is_refused(server: HostileServer) -> None:
+    """A partner that sides with the server seals seed after seed: each would draw the noise of the same embeddings anew."""
+    node, session = NodeSecret(b"p" * 32), NodeSecret(b"q" * 32)
+    key = server.ask("describe")["reply"]["key"]
+    rows = {"omegas": {"row": omega()}, "keys": {"row": KEY}, "size": 16, "held_out": True, "settings": settings(privacy_epsilon=64.0)}
+    said = []
+    for seed in (b"a" * 32, b"b" * 32, b"a" * 32):
+        box = seal(node, key, seed, context=("run", "row", server.name), session=session)
+        said.append(server.ask("project", rows=["row"], boxes={"row": box}, **rows)["reply"])
+    assert [list(reply["samples"]) for reply in said] == [["row"], [], ["row"]]
+    assert "one projection in a run" in said[1]["refused"]["row"]
+    assert said[0]["samples"]["row"].equal(said[2]["samples"]["row"]), "another box of the same seed, as after a lost reply"

@@ -173,7 +173,8 @@ class HomeNode:
         seed, run, precision = int(job["seed"]), str(job["run"]), str(job["precision"])
         client = Client(site, network, preprocess, seed=seed, secret=self.secret, run=run, precision=precision)
         client.state, client.most_epsilon = read_state(self._state(run)), self.config.privacy_epsilon
-        client.session, client.wary = Releases(self.home / "state", run).session(), not self.config.policy.crafted_models
+        counted = Releases(self.home / "state", run)
+        client.session, client.projections, client.wary = counted.session(), counted.projections(), not self.config.policy.crafted_models
         client.withheld = frozenset(TASKS) - set(self.config.policy.answered)
         return client
 
@@ -184,6 +185,7 @@ class HomeNode:
         return read_site(self.name, own.data, self.data, job["data"], cache=cache, **how)
 
     def keep(self, client: Client) -> None:
+        Releases(self.home / "state", client.run).keep_projections(client.projections or {})
         write_state(self._state(client.run), client.state)
 
     def _state(self, run: str) -> Path:

@@ -4,7 +4,7 @@ A model chosen for it shows a row of a projection R; as many as R has rows show 
 for all runs, across rounds, processes and restarts. Files below the node's ``state``::
 
     released.json             runs the node took part in, and models it embedded its data with, in all
-    <run>/releases.json       models of this run, by task and client; its requests
+    <run>/releases.json       models of this run, by task and client; its requests; partners' projections
     <run>/run.key             secret of this run (``privacy.exchange``); without it the run is over at this node
 """
 
@@ -79,6 +79,16 @@ class Releases:
             key = self.state / name / "run.key"
             if key.exists() and time.time() - key.stat().st_mtime > policy.run_days * DAY:
                 key.unlink(missing_ok=True)
+
+    def projections(self) -> dict[str, str]:
+        """Return a digest of the seed that each partner has sealed for this node in this run."""
+        return dict(_read(self.folder / "releases.json").get("projections", {}))
+
+    def keep_projections(self, found: Mapping[str, str]) -> None:
+        """Remember the partners' seeds, before anything is released under them."""
+        if self.projections() != found:
+            with _locked(self.state / "released.lock"):
+                _write(self.folder / "releases.json", {**_read(self.folder / "releases.json"), "projections": dict(found)})
 
     def session(self) -> NodeSecret:
         """Return the secret of this run."""

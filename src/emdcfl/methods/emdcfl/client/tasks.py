@@ -37,6 +37,7 @@ from torch import Tensor
 
 from emdcfl.core.client import Client, Divisible, Stages, staged_task, task
 from emdcfl.core.errors import LONGEST, ClientError
+from emdcfl.core.keys import digest
 from emdcfl.core.replies import brief
 from emdcfl.core.schema import Field, Reply
 from emdcfl.core.tasks import Embed, Score
@@ -310,9 +311,13 @@ def _where_possible(client: Client, names: Iterable[str], make: Callable[[str], 
 
 def _message_of(client: Client, row: str, key: bytes, boxes: Mapping[str, bytes], settings: CompareSettings) -> bytes:
     """Return the seed of a row's projection, and what came with it: from the box it sealed, or (the seed) derived by both."""
-    if settings.projection_scope == "row":
-        return open_sealed(client.secret, key, boxes[row], context=(client.run, row, client.name), session=client.session)
-    return seed_of_pair(client, row, key, row, settings)
+    if settings.projection_scope != "row":
+        return seed_of_pair(client, row, key, row, settings)
+    message = open_sealed(client.secret, key, boxes[row], context=(client.run, row, client.name), session=client.session)
+    if client.projections is not None and client.projections.setdefault(row, found := digest(message[:KEY]).hex()) != found:
+        # each further seed would draw the noise of the same embeddings anew, uncounted
+        raise ClientError(f"client {row!r} has one projection in a run, and its box holds another than before")
+    return message
 
 
 DEPOSITED = {
