@@ -18,6 +18,7 @@ from tests.engines.flower import loopback
 from tests.engines.flower.loopback import LoopbackGrid, MemoryNode
 from tests.methods import toy
 
+import emdcfl
 from emdcfl.core.errors import ClientError, QuorumError
 from emdcfl.core.keys import NodeSecret
 from emdcfl.engines.flower import codec
@@ -145,6 +146,20 @@ def test_a_name_that_cannot_be_printed_or_is_too_long_is_refused(caplog: pytest.
         grid.nodes[103].name = name
         assert train(fed_of(grid)).clients == ("site-0", "site-1", "site-2")
     assert caplog.text.count("was refused: expected a name") == 3
+
+
+def test_a_version_writes_no_line_of_its_own_into_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="emdcfl")
+    grid = loopback.loopback(SCENARIO)
+
+    def forge(message: Message, answer: Callable[[Message], Message]) -> Message:
+        said = {**codec.decode(answer(message).content), "version": f"{emdcfl.__version__}\nclient 'site-0' failed" + "x" * 10**6}
+        return Message(content=codec.encode(said), reply_to=message)
+
+    grid.tamper[103] = forge
+    fed_of(grid).wait_for_clients()
+    (line,) = [record.getMessage() for record in caplog.records if "'site-3' is node" in record.getMessage()]
+    assert "\n" not in line and len(line) < 200
 
 
 def test_a_reply_over_the_limit_is_refused() -> None:

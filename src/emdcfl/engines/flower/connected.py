@@ -130,7 +130,7 @@ class ConnectedNodes:
             self._silent.pop(node, None)
             self.refused.pop(name, None)
             self._left.pop(name, None)
-            log.info("client %r is node %d, emdcfl %s", name, node, reply["version"])
+            log.info("client %r is node %d, emdcfl %s", name, node, brief(reply["version"], 40))
 
     def _refuse(self, node: int, reply: Any, reason: str) -> None:
         self._names[node] = ""
