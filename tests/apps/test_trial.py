@@ -9,11 +9,13 @@ import re
 import ssl
 import stat
 import subprocess
+import threading
 import tomllib
 import zipfile
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -31,7 +33,7 @@ from emdcfl.apps.server import Journal, read_config
 from emdcfl.apps.trial import control
 from emdcfl.apps.trial.folder import create_operator, fingerprints
 from emdcfl.apps.trial.processes import LINK, process_ids, record, start_time
-from emdcfl.apps.trial.submit import new_events
+from emdcfl.apps.trial.submit import new_events, stop
 from emdcfl.core.errors import ConfigError, EmdcflError
 from emdcfl.data import scenarios
 from emdcfl.runs.config import dump, load
@@ -295,3 +297,15 @@ def test_the_certificate_holds_for_the_nodes_and_for_the_server_program_beside_t
     names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert set(names.get_values_for_type(x509.DNSName)) == {"fl.example.org", "localhost"}
     assert [str(address) for address in names.get_values_for_type(x509.IPAddress)] == ["127.0.0.1"]
+
+
+def test_stop_waits_for_the_server_of_a_run_also_where_a_service_runs_the_superlink(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, outcome = trial.Trial(tmp_path, 1, [], 600.0, 60.0), tmp_path / "outcome.json"
+    monkeypatch.setattr(control, "stop_run", lambda *_: threading.Timer(0.2, outcome.touch).start())
+    stop(there, tmp_path, 1)
+    assert outcome.exists(), "else --resume finds the run directory in use"
+    outcome.unlink()
+    monkeypatch.setattr(control, "stop_run", Mock(side_effect=control.ControlError("nobody answers")))
+    stop(there, tmp_path, 1)  # there is nothing to wait for

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import time
@@ -16,7 +15,7 @@ import tomli_w
 
 from emdcfl.apps.trial import control
 from emdcfl.apps.trial.folder import Trial
-from emdcfl.apps.trial.processes import LINK, identity
+from emdcfl.apps.trial.processes import LINK, identity, process_ids
 from emdcfl.core.errors import ConfigError, EmdcflError
 
 if TYPE_CHECKING:
@@ -157,10 +156,13 @@ def follow(trial: Trial, job: Path, run: int, watch: Callable[[Event], None], *,
 def stop(trial: Trial, job: Path, run: int, *, patience: float = 60.0) -> None:
     """Stop a run, and wait until its server has ended."""
     (job / STOPPED).touch()
-    with contextlib.suppress(control.ControlError):
+    service = LINK not in process_ids(trial)  # not started by 'up': whether it runs is seen from its answer
+    try:
         control.stop_run(trial, run)
+    except control.ControlError:
+        service = False
     end = time.monotonic() + patience
-    while not (job / "outcome.json").exists() and identity(trial, LINK) is not None and time.monotonic() < end:
+    while not (job / "outcome.json").exists() and (service or identity(trial, LINK) is not None) and time.monotonic() < end:
         time.sleep(POLL)
 
 
