@@ -157,3 +157,32 @@ def test_a_sparse_state_is_refused() -> None:
 def test_parts_of_a_reply_that_cannot_be_compared_are_their_senders_fault(field: Any) -> None:
     with pytest.raises(ClientError, match="expected labels to be the same in all parts"):
         join([{"labels": [torch.zeros(2)]}, {"labels": field}])
+
+
+ONE = torch.zeros(1, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("options", "task", "field", "value"),
+    [
+        ({"match_classes": False}, "project", "matched", lambda reply: dict.fromkeys(reply["samples"], 10**18)),
+        ({"grouping": "benefit"}, "project", "offers", lambda reply: {"nobody": b"box"}),
+        ({"cost": "euclidean"}, "project", "labels", lambda reply: ONE),
+        ({"tolerance": 0.3}, "project", "labels", lambda reply: ONE),
+        ({"tolerance": 0.3}, "reference", "labels", lambda reply: ONE),
+        ({"tolerance": 0.3}, "reference", "within", lambda reply: {"nobody": ONE.double()}),
+    ],
+    ids=str,
+)
+def test_fields_of_another_request_are_their_senders_fault(
+    options: dict[str, Any], task: str, field: str, value: Callable[[Reply], Any]
+) -> None:
+    fed = Answering(task, lambda name, reply: {**reply, field: value(reply)} if name == LIAR else reply)
+    list(play(fed, make("emdcfl", **options), rounds=1))
+    assert set(fed.guard.ledger.faults) == {LIAR}
+
+
+def test_an_answer_without_offers_where_none_is_needed_harms_nobody() -> None:
+    fed = Answering("project", lambda name, reply: {k: v for k, v in reply.items() if k != "offers"} if name == LIAR else reply)
+    list(play(fed, make("emdcfl"), rounds=1))
+    assert not fed.guard.ledger.faults

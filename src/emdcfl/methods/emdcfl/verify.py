@@ -39,6 +39,7 @@ def rows_verifier(asked: Mapping[str, Mapping[str, Any]], settings: CompareSetti
 
     def verify(row: str, reply: Reply) -> None:
         again, mode = asked[row]["again"], settings.projection_scope
+        _unasked(reply, *([] if settings.labelled else ["labels"]), *([] if settings.match_classes else ["within", "freedom"]))
         partners = _unrefused(reply, list(asked[row]["partners"]))
         if again:
             _names(reply["samples"], [], "samples")
@@ -84,7 +85,12 @@ def _unrefused(reply: Reply, asked: Sequence[str]) -> list[str]:
 
 def columns_verifier(columns: Mapping[str, Sequence[str]], sizes: Mapping[str, int], settings: CompareSettings) -> Verify:
     """Return a check that a column client answers for every row it was asked for, with as many samples."""
-    return lambda column, reply: _samples(reply, _unrefused(reply, columns[column]), sizes[column], settings)
+
+    def verify(column: str, reply: Reply) -> None:
+        _unasked(reply, "matched", "offers", *([] if settings.labelled else ["labels"]))
+        _samples(reply, _unrefused(reply, columns[column]), sizes[column], settings)
+
+    return verify
 
 
 def matched_verifier(columns: Mapping[str, Sequence[str]], matching: Mapping[str, Matching]) -> Verify:
@@ -94,6 +100,7 @@ def matched_verifier(columns: Mapping[str, Sequence[str]], matching: Mapping[str
     """
 
     def verify(column: str, reply: Reply) -> None:
+        _unasked(reply, "labels")
         rows, asked = _unrefused(reply, columns[column]), matching[column]
         _names(reply.get("matched", {}), rows, "matched")
         served = [row for row in rows if reply["matched"][row] > 0 or row in asked["common"]]
@@ -104,7 +111,7 @@ def matched_verifier(columns: Mapping[str, Sequence[str]], matching: Mapping[str
             if not 0 < blocks <= asked["blocks"][row] or got != blocks * m:
                 most = f"{asked['blocks'][row]} blocks of {m} samples"
                 raise ClientError(f"expected at most {most} for {row!r}, got {blocks} with {got} samples")
-        for box in reply["offers"].values():
+        for box in reply.get("offers", {}).values():
             if box and not BOX - KEY < len(box) <= LONGEST_BOX:
                 raise ClientError(f"expected offers of more than {BOX - KEY} bytes, got one of {len(box)}")
 
@@ -139,6 +146,12 @@ def deposits_verifier(sizes: Mapping[str, int], settings: CompareSettings) -> Ve
         _labels(reply, {sizes[column]}, settings)
 
     return verify
+
+
+def _unasked(reply: Reply, *fields: str) -> None:
+    """Refuse fields that another request would have: whoever reads the reply goes by what is in it."""
+    if found := [name for name in fields if name in reply]:
+        raise ClientError(f"expected no {found[0]} in the answer to this request, got some")
 
 
 def _names(values: Mapping[str, Any], wanted: Sequence[str], name: str) -> None:
