@@ -173,7 +173,8 @@ def test_a_table_without_names_puts_no_row_into_an_error(what: str, label: str |
     (tmp_path / "site.csv").write_text(HEADLESS[what])
     with pytest.raises(DataError, match="site.csv") as caught:
         label_column(read_file(tmp_path / "site.csv"), label, "site.csv")
-    assert not any(cell in str(caught.value) for cell in ("Smith", "HIV", "63", "Anna", "2e-3"))
+    said = str(caught.value).replace(str(tmp_path), "")  # a temporary folder may have any number in its name
+    assert not any(cell in said for cell in ("Smith", "HIV", "63", "Anna", "2e-3"))
 
 
 @pytest.mark.parametrize(
