@@ -25,6 +25,7 @@ from tests.engines.flower.test_federation import SCENARIO, fed_of, train
 
 from emdcfl.core.codec import DTYPES, from_raw
 from emdcfl.core.errors import ClientError
+from emdcfl.engines.flower import polling
 from emdcfl.engines.flower.codec import LIMITS, Encoder, Limits, decode, encode, size
 
 
@@ -219,8 +220,13 @@ FORGED = {
     "no JSON": lambda kind, children, body: (children, b"no JSON" if kind == "Array" else body),
     "fewer records": lambda kind, children, body: (children, b"{}" if kind == "RecordDict" else body),
     "no content": lambda kind, children, body: ("" if kind == "Message" else children, body),
+    "a bomb": lambda kind, children, body: (children, _repeated(body) if kind == "Array" else body),
     "another request": lambda kind, children, body: (children, _in_answer_to("another", body) if kind == "Message" else body),
 }
+
+
+def _repeated(body: bytes) -> bytes:
+    return json.dumps({**json.loads(body), "arraychunk_ids": [0] * 10**5}).encode()
 
 
 def _in_answer_to(identity: str, body: bytes) -> bytes:
@@ -230,7 +236,8 @@ def _in_answer_to(identity: str, body: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("forged", FORGED)
-def test_a_reply_that_flower_cannot_put_together_costs_its_own_client_only(forged: str) -> None:
+def test_a_reply_that_flower_cannot_put_together_costs_its_own_client_only(forged: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(polling, "LIMITS", replace(LIMITS, size=10**6))
     grid = loopback.loopback(SCENARIO)
     fed = fed_of(grid)
 

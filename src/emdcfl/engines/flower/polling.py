@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from emdcfl.core.errors import EmdcflError
+from emdcfl.engines.flower.codec import LIMITS
 
 if TYPE_CHECKING:
     from flwr.app import Message
@@ -118,6 +120,8 @@ class _Fetch(_Work):
         self._grid, self._link, self._announced, self._slots = cast(Any, grid), _link(grid), found, slots
         self.heard = time.monotonic()  # when the last part came
         self.settled, self.dropped, self._first = threading.Event(), threading.Event(), threading.Lock()
+        self._sizes: dict[str, int] = {}
+        self._arrays: dict[str, bytes] = {}  # which chunks each consists of, as Flower writes it
         super().__init__(self._fetch)
 
     def run(self) -> None:
@@ -164,13 +168,23 @@ class _Fetch(_Work):
             part = self._link.PullObject(request)
             if part.object_available or not part.object_found:
                 self.heard = time.monotonic()
+                self._sizes[request.object_id] = len(part.object_content)
+                if part.object_content.startswith(b"Array "):
+                    self._arrays[request.object_id] = part.object_content
                 break
             self._settle()
             self.dropped.wait(pause)
         return part
 
     def ConfirmMessageReceived(self, request: Any) -> None:
+        """Pass on that all parts are here; refuse arrays that name the same chunk so often that they would fill the memory."""
         self._link.ConfirmMessageReceived(request)
+        total = 0
+        for head, _, body in (array.partition(b"\x00") for array in self._arrays.values()):
+            chunks = head.decode().split(" ")[1].split(",")
+            total += sum(self._sizes[chunks[i]] for i in json.loads(body)["arraychunk_ids"])
+        if total > LIMITS.size:
+            raise ValueError(f"it unpacks to {total} bytes, expected at most {LIMITS.size}")
 
 
 def _malformed(about: Any, reason: str) -> Message:
