@@ -217,6 +217,27 @@ def test_only_true_chains_are_taken_for_one(model: str, is_chain: bool) -> None:
     assert (find_chain(network, torch.randn(8, FEATURES)) is not None) == is_chain
 
 
+def test_sites_with_samples_of_different_sizes_are_scored_one_after_the_other() -> None:
+    from emdcfl.methods.emdcfl.client.tasks import loss_moments
+
+    def site(name: str, side: int) -> Site:
+        split = Split(torch.randint(0, 256, (20, 1, side, side), dtype=torch.uint8), torch.arange(20) % CLASSES)
+        return Site(name, split, split, {"test": split})
+
+    world = scenario("mlp", [20] * 4)
+    recipe = ModelRecipe("mlp", {"features": 16, "classes": CLASSES})
+    sites = tuple(site(s.name, 4 + 4 * (i % 2)) for i, s in enumerate(world.sites))
+    world = replace(world, sites=sites, preprocess=Preprocess(scale=1 / 255, size=4), model=recipe)
+    found = []
+    for engine in (SequentialFederation, BatchedFederation):
+        fed = engine(world, training=TRAINING, device="cpu")
+        fed.begin(1)
+        models = torch.stack([fed.initial(i) for i in range(2)])
+        found.append(fed.run(loss_moments, {c: {"models": models} for c in fed.clients}))
+    for client in found[0].clients:
+        torch.testing.assert_close(found[1][client], found[0][client], **TIGHT)
+
+
 def test_different_settings_are_not_stacked_together() -> None:
     fed = BatchedFederation(scenario("mlp"), training=TRAINING, device="cpu")
     other = Training(local_epochs=1, batch_size=8, lr=0.1)

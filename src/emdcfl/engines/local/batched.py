@@ -124,7 +124,8 @@ class BatchedFederation(StagedFederation):
 
     def _perceptron(self) -> Chain | None:
         """Return the network as a chain of linear layers, if it is one."""
-        self._prepare()
+        with contextlib.suppress(Exception):  # sites whose samples differ in size make no stack
+            self._prepare()
         return self._chain
 
     def _prepare(self) -> TrainData:
