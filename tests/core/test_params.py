@@ -116,6 +116,19 @@ def test_gradients_land_in_one_vector() -> None:
             torch.testing.assert_close(net.grad[e.start - start : e.stop - start].view(e.shape), plain.get_parameter(e.name).grad)
 
 
+def test_a_layer_called_embed_is_not_the_embedding() -> None:
+    class Layered(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Linear(4, 3), nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.embed(x).relu())
+
+    net, x = Network(Layered), torch.randn(5, 4)
+    assert same_bits(net.embed(x), net.module.embed(x).relu())  # type: ignore[operator, union-attr]
+
+
 @pytest.mark.parametrize("with_embed", [True, False])
 def test_embedding_is_the_input_of_the_head(with_embed: bool) -> None:
     class WithEmbed(nn.Module):

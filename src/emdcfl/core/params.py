@@ -203,7 +203,7 @@ class Network:
         """Return g(x), the input of the final linear layer, as ``(N, dim Z)``."""
         x = channels_last(x) if self._arrange else x
         embed = getattr(self.module, "embed", None)
-        if callable(embed):
+        if callable(embed) and not isinstance(embed, nn.Module):  # a layer of that name is just a layer
             z = cast(Tensor, embed(x))
         else:
             seen: list[Tensor] = []
