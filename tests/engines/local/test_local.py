@@ -19,6 +19,7 @@ from emdcfl.core import tasks
 from emdcfl.core.client import Client, task
 from emdcfl.core.errors import ClientError, ConfigError
 from emdcfl.core.schema import Field, Reply
+from emdcfl.data.scenarios import build
 from emdcfl.engines import make_federation, resolve
 from emdcfl.engines.local import ProcessFederation, SequentialFederation, pooling, sequential
 from emdcfl.engines.local.processes import from_wire, to_wire
@@ -91,7 +92,7 @@ def play(fed: Any, name: str, rounds: int, **options: Any) -> tuple[Any, Any, di
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"grouping": "benefit"}])
 def test_worker_processes_give_the_same_bits(options: dict[str, Any]) -> None:
-    scenario = tiny(model="tests.tiny:tiny_bn", clients_per_group=2, n=(80, 49), val=(70, 20))
+    scenario = build("tiny", model="tests.tiny:tiny_bn", clients_per_group=2, n=(80, 49), val=(70, 20))
     with SequentialFederation(scenario, number=3, **OPTIONS) as fed:
         expected, scores, tuned = play(fed, "emdcfl", 3, **options)
     with ProcessFederation(scenario, workers=2, number=3, **OPTIONS) as fed:

@@ -12,6 +12,7 @@ import multiprocessing as mp
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -105,7 +106,7 @@ def _unknown(task: str, module: str) -> str:
 
 
 def _clients(scenario: Scenario, sites: list[tuple[str, Any]], device: torch.device, options: Mapping[str, Any]) -> dict[str, Client]:
-    whole = Scenario(**{**vars(scenario), "sites": tuple(_unpack(*site) for site in sites)})
+    whole = replace(scenario, sites=tuple(_unpack(*site) for site in sites))
     with global_seed(0):
         network = Network(whole.model, device)
     return simulated_clients(whole, [site.name for site in whole.sites], network, **options)
@@ -151,7 +152,7 @@ class ProcessFederation(Federation):
             worker = context.Process(target=_serve, args=(there, threads), daemon=True)
             worker.start()
             there.close()
-            rest = Scenario(**{**vars(scenario), "sites": ()})
+            rest = replace(scenario, sites=())
             sites = [_pack(s) for s in scenario.sites if self._worker_of[s.name] == w]
             here.send((rest, sites, chosen, {"seed": self.seed, "run": run, "precision": precision}))
             self._pipes.append(here)
