@@ -6,6 +6,7 @@ import pickle
 import signal
 import time
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from emdcfl.engines.local import ProcessFederation, SequentialFederation, poolin
 from emdcfl.engines.local.processes import from_wire, to_wire
 from emdcfl.engines.local.sequential import arithmetic, intra_op_threads, pick_device
 from emdcfl.methods import make
+from emdcfl.models.recipe import recipe_of
 
 OPTIONS: dict[str, Any] = {"training": TRAINING, "device": "cpu"}
 
@@ -143,6 +145,12 @@ def test_a_worker_that_cannot_start_says_why(capfd: pytest.CaptureFixture[str]) 
     with fed, pytest.raises(ClientError, match=message):
         fed.train({"site-0": fed.initial()})
     assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_model_that_no_worker_can_import_is_refused_before_any_starts() -> None:
+    scenario = replace(tiny(), model=recipe_of(lambda: nn.Linear(2, 3)))
+    with pytest.raises(ConfigError, match=r"expected a model that worker processes can import.*leave workers at 1"):
+        ProcessFederation(scenario, workers=2, **OPTIONS)
 
 
 def test_sequential_tasks_use_the_threads_asked_for_and_give_them_back() -> None:

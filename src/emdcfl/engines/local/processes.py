@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
@@ -143,6 +144,14 @@ class ProcessFederation(Federation):
         if workers < 1:
             raise ConfigError(f"expected workers >= 1, got {workers}")
         chosen = pick_device(device)
+        rest = replace(scenario, sites=())
+        try:
+            ForkingPickler.dumps(rest)
+        except Exception as error:  # pickling fails in many ways
+            raise ConfigError(
+                f"expected a model that worker processes can import, got one that cannot be sent to them ({one_line(error)}); "
+                "write its function in a file of its own, or leave workers at 1"
+            ) from error
         context = mp.get_context("spawn")
         self._worker_of = {name: i % min(workers, len(self.clients)) for i, name in enumerate(self.clients)}
         self._pipes: list[Connection] = []
@@ -152,7 +161,6 @@ class ProcessFederation(Federation):
             worker = context.Process(target=_serve, args=(there, threads), daemon=True)
             worker.start()
             there.close()
-            rest = replace(scenario, sites=())
             sites = [_pack(s) for s in scenario.sites if self._worker_of[s.name] == w]
             here.send((rest, sites, chosen, {"seed": self.seed, "run": run, "precision": precision}))
             self._pipes.append(here)
