@@ -90,11 +90,24 @@ def test_domain_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ([{"kind": "dirichlet", "beta": 1}], "dirichlet has no option 'beta'"),
         ([{"kind": "domain"}], "no column 'domain'"),
         ([{"kind": "colour", "colours": [[255, 0, 0]]}], "between 0 and 1"),
+        ([{"kind": "rotation", "angles": 90}], "custom: rotation.angles must be a list of float, got 90"),
+        ([{"kind": "rotation", "angles": [0, 90], "expand": "no"}], "rotation.expand must be bool"),
+        ([{"kind": "classes", "groups": [0, 1]}], "classes.groups must be a list of a list of int"),
+        ([{"kind": "dirichlet", "alpha": "0.5"}], "dirichlet.alpha must be float"),
+        ([{"kind": "shards", "per_client": 1.5}], "shards.per_client must be int"),
+        ([{"kind": "noise", "sigmas": [0, -0.1]}], "noise: sigmas must not be negative"),
+        ([{"kind": "permutation", "count": 0}], "count .* must be at least 1"),
     ],
 )
 def test_errors(partition: list[dict[str, Any]], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build("custom", source="digits", partition=partition)
+
+
+@pytest.mark.parametrize("samples", [0, -5])
+def test_no_samples(samples: int) -> None:
+    with pytest.raises(ConfigError, match="expected samples >= 1"):
+        build("custom", source="digits", samples=samples)
 
 
 def test_too_many_clients() -> None:

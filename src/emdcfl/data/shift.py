@@ -61,6 +61,7 @@ def colour(*, colours: Sequence[Sequence[float]]) -> list[ShiftSetting]:
 
 def blur(*, radii: Sequence[float]) -> list[ShiftSetting]:
     """Feature shift: Gaussian blur of each radius in pixels; 0 leaves the images as they are."""
+    _not_negative("blur: radii", radii)
     return [ShiftSetting(f"blur{radius:g}", _on_images(partial(transforms.blur, radius=radius))) for radius in radii]
 
 
@@ -71,6 +72,7 @@ def noise(*, sigmas: Sequence[float], data_seed: int) -> list[ShiftSetting]:
         rng = keys.generator(data_seed, f"{pool.name} {sigma:g}", 0, "noise")
         return replace(pool, images=transforms.noise(pool.images, sigma, rng))
 
+    _not_negative("noise: sigmas", sigmas)
     return [ShiftSetting(f"noise{sigma:g}", partial(change, sigma=sigma)) for sigma in sigmas]
 
 
@@ -97,6 +99,8 @@ def classes(*, groups: Sequence[Sequence[int]]) -> list[ShiftSetting]:
 
 def permutation(*, count: int, number_of_classes: int, data_seed: int) -> list[ShiftSetting]:
     """Concept shift: ``count`` groups with different labels for the same classes; the first keeps the labels, the others permute them."""
+    if count < 1:
+        raise ConfigError(f"permutation: count (of groups) must be at least 1, got {count}")
     orders = [np.arange(number_of_classes)]
     rng = keys.generator(data_seed, "labels", 0, "permutation")
     orders += [rng.permutation(number_of_classes) for _ in range(count - 1)]
@@ -116,6 +120,11 @@ SHIFTS: dict[str, Callable[..., list[ShiftSetting]]] = {
     "classes": classes,
     "permutation": permutation,
 }
+
+
+def _not_negative(what: str, values: Sequence[float]) -> None:
+    if not all(value >= 0 for value in values):
+        raise ConfigError(f"{what} must not be negative, got {list(values)}")
 
 
 def _on_images(transform: Callable[[Images], Images]) -> Callable[[SamplePool], SamplePool]:

@@ -28,6 +28,7 @@ import numpy as np
 import torch
 
 from emdcfl.core import keys
+from emdcfl.core.checks import check_options
 from emdcfl.core.errors import ConfigError, nearest
 from emdcfl.data import partition as division
 from emdcfl.data import sources
@@ -65,8 +66,10 @@ def custom(
     shuffled independently (as in the paper); otherwise groups divide them. ``samples`` is the most that are used of the source. The network
     is by default chosen by the size of the images.
     """
+    if samples is not None and samples < 1:
+        raise ConfigError(f"custom: expected samples >= 1, got {samples}; leave it out to use them all")
     origin = sources.load(source, data_root=data_root)
-    rows = keys.generator(data_seed, source, 0, "draw").permutation(len(origin))[: samples or len(origin)]
+    rows = keys.generator(data_seed, source, 0, "draw").permutation(len(origin))[:samples]
     pool = SamplePool("", origin.images, origin.labels, origin.columns).take(np.sort(rows))
     shifts = [spec for spec in partition if _kind(spec) in SHIFTS]
     dealing = [spec for spec in partition if _kind(spec) in DIVISIONS]
@@ -163,6 +166,7 @@ def _check_options(spec: Mapping[str, Any], function: Callable[..., Any], *, giv
     for key, parameter in parameters.items():
         if parameter.default is inspect.Parameter.empty and key not in spec and not (spec["kind"] == "domain" and key == "values"):
             raise ConfigError(f"custom: {spec['kind']} needs {key}")
+    check_options(function, {key: value for key, value in spec.items() if key != "kind"}, f"custom: {spec['kind']}")
 
 
 def _kind(spec: Mapping[str, Any]) -> str:
