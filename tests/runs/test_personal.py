@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch import Tensor
 from emdcfl.core import tasks
 from emdcfl.core.errors import ClientError
 from emdcfl.core.federation import Federation
+from emdcfl.data.types import Split
 from emdcfl.engines.local.batched import BatchedFederation
 from emdcfl.methods.base import Serving
 from emdcfl.runs import runner
@@ -86,6 +88,18 @@ def test_kept_only_where_validation_improves_by_more_than_chance() -> None:
     assert tasks.validation_gain(one, start[None], ONE, start) == 0.0
     assert ask(start, lr=1e-9) == {"kept": 0}, "a difference that is nothing is not sent"
     assert ask(start, lr=1e9) == {"kept": 0}, "a training that diverged is not either"
+
+
+def test_losses_that_overflow_are_no_gain() -> None:
+    one = client()
+    one.begin(1)
+    val = one.site.val
+    one.place("val", Split(torch.cat([val.x[1:], torch.full_like(val.x[:1], 3e38)]), val.y))
+    start = one.network.theta.detach().clone()
+    asked: dict[str, Any] = {"models": start[None], "weights": ONE, "training": replace(TRAINING, local_epochs=10).as_dict()}
+    tuned = tasks.personalize(one, **asked, always=True)["theta"]
+    assert math.isnan(tasks.validation_gain(one, start[None], ONE, tuned))
+    assert tasks.personalize(one, **asked) == {"kept": 0}
 
 
 def test_of_a_mixture_the_heaviest_component_is_tuned_and_the_mixture_is_the_mark() -> None:

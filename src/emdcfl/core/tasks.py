@@ -341,7 +341,7 @@ def personalize(client: Client, *, models: Tensor, weights: Tensor, training: Ma
         (fit,) = yield [Fit(models[int(weights.argmax())], Training(**training), purpose="personalize")]
     except EmdcflError:
         return {"kept": 0}
-    if not always and validation_gain(client, models, weights, fit["theta"]) <= LEAST_Z:
+    if not always and not validation_gain(client, models, weights, fit["theta"]) > LEAST_Z:  # NaN, of losses that overflow, is no gain
         return {"kept": 0}
     return {"kept": 1, "theta": fit["theta"]}
 
