@@ -294,6 +294,9 @@ def test_digit_sites_with_other_labels() -> None:
     assert differences == {"rot0+0": {0}, "rot0+1": {1}}
     with pytest.raises(ConfigError, match="clients_per_group for 4 groups, got 3"):
         build("digit-sites", clients_per_group=[1, 3, 12])
+    for same in ({"angles": [0, 360]}, {"label_shifts": [0, 10]}):
+        with pytest.raises(ConfigError, match="different angles and label_shifts"):
+            build("digit-sites", **same)
 
 
 @pytest.fixture

@@ -74,7 +74,7 @@ def digit_sites(
     """
     settings = list(product(angles, label_shifts))
     counts = [clients_per_group] * len(settings) if isinstance(clients_per_group, int) else list(clients_per_group)
-    if len(set(settings)) < len(settings) or not settings:
+    if len({(angle % 360, shift % 10) for angle, shift in settings}) < len(settings) or not settings:
         raise ConfigError(f"digit-sites: expected different angles and label_shifts, got {list(angles)} and {list(label_shifts)}")
     if len(counts) != len(settings):
         raise ConfigError(f"digit-sites: expected clients_per_group for {len(settings)} groups, got {len(counts)} numbers")
