@@ -27,11 +27,11 @@ def byte_count(value: float) -> str:
 
     Examples
     --------
-    >>> byte_count(512), byte_count(3_400_000)
-    ('512 B', '3.4 MB')
+    >>> byte_count(512), byte_count(3_400_000), byte_count(999_700)
+    ('512 B', '3.4 MB', '1 MB')
     """
     for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000:
+        if value < 999.5:
             return f"{value:.3g} {unit}"
         value /= 1000
     return f"{value:.3g} TB"
@@ -64,10 +64,10 @@ def quantity(value: float | None) -> str:
 
     Examples
     --------
-    >>> quantity(54.321), quantity(12345.6), quantity(None)
-    ('54.3', '12346', '–')
+    >>> quantity(54.321), quantity(12345.6), quantity(999.7), quantity(None)
+    ('54.3', '12346', '1000', '–')
     """
-    return "–" if value is None else f"{value:.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"
+    return "–" if value is None else f"{value:.0f}" if 999.5 <= abs(value) < 1e6 else f"{value:.3g}"
 
 
 def plural(n: int, what: str) -> str:
