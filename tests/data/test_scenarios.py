@@ -337,6 +337,12 @@ def test_natural_data_that_are_missing(tmp_path: Path, monkeypatch: pytest.Monke
         build("hapt", data_root=str(tmp_path))
 
 
+def test_train_rows_beyond_the_smallest_site_say_how_many_it_has(data_dir: Path) -> None:
+    smallest = min(len(s.train) for s in build("watch", data_root=str(data_dir)).sites)
+    with pytest.raises(ConfigError, match=f"between 1 and the {smallest} training rows of the smallest site, got 0"):
+        build("watch", data_root=str(data_dir), train_rows=0)
+
+
 @pytest.mark.parametrize(("name", "sites", "classes"), [("watch", 20, 7), ("hapt", 30, 6), ("hapt-later", 30, 6), ("chem97", 58, 2)])
 def test_real_natural_data(name: str, sites: int, classes: int, data_dir: Path) -> None:
     scenario = build(name, data_root=str(data_dir))

@@ -118,7 +118,11 @@ def _build(
 ) -> Scenario:
     labels = np.array(table.column(label).to_pylist())
     divided: Divided = {}
-    for site in np.unique(who).tolist():
+    names = np.unique(who).tolist()
+    most = min(int(masks["train"][who == site].sum()) for site in names)
+    if train_rows is not None and not 1 <= train_rows <= most:
+        raise ConfigError(f"train_rows must be between 1 and the {most} training rows of the smallest site, got {train_rows}")
+    for site in names:
         rows = {split: np.flatnonzero((who == site) & mask) for split, mask in masks.items()}
         if train_rows is not None:
             rows["train"] = _few(rows["train"], labels, train_rows, keys.generator(data_seed, site, 0, "few"))
@@ -142,8 +146,6 @@ def _build(
 
 def _few(rows: Indices, labels: Text, count: int, rng: np.random.Generator) -> Indices:
     """Draw ``count`` rows, one of every class in turn, so that small draws hold every class."""
-    if not 1 <= count <= len(rows):
-        raise ConfigError(f"train_rows must be between 1 and the {len(rows)} training rows of the smallest site, got {count}")
     shuffled = rng.permutation(rows)
     codes = label_codes(labels[shuffled])
     turn = np.zeros(len(rows), dtype=np.int64)
