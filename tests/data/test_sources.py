@@ -74,6 +74,12 @@ def test_hub_layout_and_other_column_names(root: Path) -> None:
     assert source.classes == tuple("abcdefghij")
 
 
+def test_one_file_beside_the_hubs_layout_is_not_read_twice(root: Path) -> None:
+    standins.cifar10(root)
+    shutil.copy(root / "cifar10" / "plain_text" / "test-00000-of-00001.parquet", root / "cifar10" / "test.parquet")
+    assert len(sources.load("cifar10", "test", root)) == 200
+
+
 def test_unreadable_image_is_named(root: Path) -> None:
     standins.write(root / "mnist" / "train.parquet", [b"no image"], np.array([0]), ["0"])
     with pytest.raises(DataError, match=r"mnist-train: row 0 of .* holds no readable image"):

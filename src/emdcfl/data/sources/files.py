@@ -54,6 +54,9 @@ def parquet_files(name: str, repo: str, split: str, data_root: str | Path | None
 def _search(folder: Path, split: str) -> Iterator[Path]:
     if not folder.is_dir():
         return
+    if (whole := folder / f"{split}.parquet").is_file():  # beside the hub's own layout, it would be the same samples twice
+        yield whole
+        return
     # Hidden folders hold the hub library's own bookkeeping, unfinished downloads among it.
     for path in sorted(folder.rglob("*.parquet")):
         if path.name.startswith(split) and not any(part.startswith(".") for part in path.relative_to(folder).parts):
