@@ -78,6 +78,12 @@ def test_each_is_placed_with_its_true_group_and_tested(result: emdcfl.Result) ->
     assert "2 sites held out" in unseen_sentence(unseen)
 
 
+def test_members_without_validation_data_do_not_end_a_finished_run(scenario: Scenario) -> None:
+    sites = tuple(replace(site, val=Split(site.val.x[:0], site.val.y[:0])) for site in scenario.sites)
+    unseen = emdcfl.fit(replace(scenario, sites=sites), method="oracle", rounds=3, hold_out=HELD).summary["unseen"]
+    assert [one["alike"] for one in unseen["sites"]] == [1.0, 1.0]
+
+
 def test_it_is_stored_with_one_model_for_all_and_shown(result: emdcfl.Result) -> None:
     assert result.folder is not None
     loaded = emdcfl.load(result.folder)

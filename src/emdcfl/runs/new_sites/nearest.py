@@ -89,9 +89,10 @@ def fits(groups: Groups, fed: Federation, new: Sequence[str]) -> dict[str, dict[
 
     .. math:: d_k(c') = \frac{1}{|S_k|}\sum_{c\in S_k} W_1(Z_c, Z_{c'}) - W_1(Z_c, Z^{val}_c)
 
-    with :math:`Z_c` the embedded train samples of a member; the second term is what the member's own unseen data cost. :math:`H_k(c')` is
-    the mean entropy of the model's predictions: models are surer of data like those they were trained on. The misfit is
-    :math:`d_k / \bar W + H_k / \bar H`, each in units of its mean over clusters (of :math:`W_1` for the first, as d may be near zero).
+    with :math:`Z_c` the embedded train samples of a member; the second term is what the member's own unseen data cost, nothing where it
+    has no validation data. :math:`H_k(c')` is the mean entropy of the model's predictions: models are surer of data like those they were
+    trained on. The misfit is :math:`d_k / \bar W + H_k / \bar H`, each in units of its mean over clusters (of :math:`W_1` for the first,
+    as d may be near zero).
     Embeddings are not projected: this runs where the data of all sites are.
     """
     found: dict[str, dict[int, tuple[float, float, float, float]]] = {c: {} for c in new}
@@ -100,9 +101,10 @@ def fits(groups: Groups, fed: Federation, new: Sequence[str]) -> dict[str, dict[
         wanted: dict[str, Any] = {"theta": theta, "cap": PLACED_WITH}
         train = fed.run(tasks.embed, {c: {} for c in (*members, *new)}, split="train", **wanted)
         val = fed.run(tasks.embed, {c: {} for c in members}, split="val", **wanted)
-        own = float(np.mean([_transport(train[c], val[c]) for c in members]))
+        kept = {c: val[c] if len(val[c]["embeddings"]) else train[c] for c in members}
+        own = float(np.mean([_transport(train[c], kept[c]) for c in members]))
         net.load(theta)
-        usual = max(float(np.mean([_entropy(net, val[c]) for c in members])), SURE)
+        usual = max(float(np.mean([_entropy(net, kept[c]) for c in members])), SURE)
         for c in new:
             w = float(np.mean([_transport(train[member], train[c]) for member in members]))
             entropy = _entropy(net, train[c])
