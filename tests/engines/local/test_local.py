@@ -22,6 +22,7 @@ from emdcfl.core.errors import ClientError, ConfigError
 from emdcfl.core.schema import Field, Reply
 from emdcfl.data.scenarios import build
 from emdcfl.engines import make_federation, resolve
+from emdcfl.engines.cuda.layers import pool_first as pool_with_bias_first
 from emdcfl.engines.local import ProcessFederation, SequentialFederation, pooling, sequential
 from emdcfl.engines.local.processes import from_wire, to_wire
 from emdcfl.engines.local.sequential import arithmetic, intra_op_threads, pick_device
@@ -201,6 +202,25 @@ def test_pooling_before_relu_changes_no_bit(low: bool, stride: int) -> None:
         assert a.grad is not None and b.grad is not None and torch.equal(a.grad, b.grad) and bool(a.grad.any())
     with torch.no_grad():
         assert torch.equal(plain(x), exchanged(x))
+
+
+def test_layers_are_left_alone_where_a_network_may_use_what_lies_between() -> None:
+    class Tapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2))
+            self.head = nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            before = self.body[:2](x)
+            y: Tensor = self.head(torch.cat([before.mean((2, 3)), self.body[2](before).mean((2, 3))], 1))
+            return y
+
+    module, x = Tapped(), torch.randn(4, 1, 6, 6)
+    expected = module(x)
+    pooling.pool_first(module)
+    assert pool_with_bias_first(module) == 0
+    assert torch.equal(module(x), expected)
 
 
 def test_what_several_clients_are_given_travels_once_and_arrives_as_it_was() -> None:

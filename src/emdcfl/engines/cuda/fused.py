@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.grad import conv2d_weight
 
 from emdcfl.engines.cuda.layers import BiasedMaxPool2d, NarrowConv2d, SkippedReLU, UnbiasedConv2d, plain
-from emdcfl.engines.local.pooling import halves
+from emdcfl.engines.local.pooling import halves, whole_chains
 
 CORNERS = 4
 """Pixels of a pool; as a place, that no pixel of it came through the ReLU."""
@@ -151,12 +151,13 @@ class SkippedPool2d(nn.MaxPool2d):
 
 
 def fuse(module: nn.Module) -> int:
-    """Fuse convolutions of a ``Sequential`` with what follows them, in place, after ``multiply_narrow``, ``pool_first`` and ``copy_low``.
+    """Fuse convolutions of a chain (``whole_chains``) with what follows them, in place, after ``multiply_narrow``, ``pool_first`` and
+    ``copy_low``.
 
     Returns how many were fused. All parameters of a fused layer must be in bfloat16.
     """
     found = 0
-    for chain in [m for m in module.modules() if isinstance(m, nn.Sequential) and type(m).forward is nn.Sequential.forward]:
+    for chain in whole_chains(module):
         layers = list(chain)
         for layer, after, pool in zip(layers, layers[1:], [*layers[2:], None], strict=False):
             low = all(p.dtype == torch.bfloat16 for p in layer.parameters(recurse=False)) and plain(layer)

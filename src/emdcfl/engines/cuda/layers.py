@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from emdcfl.core.params import Layout
-from emdcfl.engines.local.pooling import halves
+from emdcfl.engines.local.pooling import halves, whole_chains
 
 MAX_CHANNELS = 4
 """Most input channels of a narrow convolution."""
@@ -147,13 +147,13 @@ class PixelLinear(nn.Linear):
 
 
 def pool_first(module: nn.Module, *, head: nn.Module | None = None) -> int:
-    """Pool before bias and ReLU wherever these layers follow each other in a ``Sequential``, in place; returns how often.
+    """Pool before bias and ReLU wherever these layers follow each other in a chain (``whole_chains``), in place; returns how often.
 
     The input of ``head`` is the embedding, whose numbers keep their order.
     """
     uses = Counter(id(m) for _, m in module.named_modules(remove_duplicate=False))
     changed = 0
-    for chain in [m for m in module.modules() if isinstance(m, nn.Sequential) and type(m).forward is nn.Sequential.forward]:
+    for chain in whole_chains(module):
         for i in range(len(chain) - 2):
             conv, relu, pool, *rest = own = list(chain)[i : i + 5]
             if not (type(conv) is nn.Conv2d and type(relu) is nn.ReLU and type(pool) is nn.MaxPool2d):
