@@ -50,6 +50,19 @@ def frozen() -> nn.Module:
     return module
 
 
+class Scaled(nn.Module):
+    """Has a parameter that is a single number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.first, self.head = nn.Linear(FEATURES, 8), nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.scale * self.head(self.first(x).relu())
+        return y
+
+
 class Residual(nn.Module):
     """Looks like a chain of layers, and is not."""
 
@@ -95,7 +108,11 @@ TERMS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     ("model", "terms"),
     [("mlp", terms) for terms in sorted(TERMS)]
-    + [(model, terms) for model in ("norms", "untracked", "smooth", "frozen", "Residual") for terms in ("plain", "weights", "all")],
+    + [
+        (model, terms)
+        for model in ("norms", "untracked", "smooth", "frozen", "Residual", "Scaled")
+        for terms in ("plain", "weights", "all")
+    ],
 )
 def test_every_client_takes_its_own_steps(model: str, terms: str, caplog: pytest.LogCaptureFixture) -> None:
     world = scenario(model)

@@ -112,7 +112,7 @@ class Stack:
     @torch.no_grad()
     def flat(self) -> Tensor:
         """Return Θ ``(F, P)`` in memory of its own, on the CPU: its rows are the replies."""
-        return torch.cat([t.flatten(1) for t in self.tensors], 1).to("cpu")
+        return torch.cat([t.reshape(len(t), -1) for t in self.tensors], 1).to("cpu")
 
 
 @dataclass(frozen=True)

@@ -44,14 +44,14 @@ class Terms:
 def _add_cosine(w: Sequence[Tensor], g: Sequence[Tensor], a: Sequence[Tensor], mu: Tensor) -> None:
     norm_w = torch.stack([_norm(t) for t in w]).norm(dim=0).clamp_min(1e-12)
     norm_a = torch.stack([_norm(t) for t in a]).norm(dim=0).clamp_min(1e-12)
-    product = torch.stack([(t * s).flatten(1).sum(1) for t, s in zip(w, a, strict=True)]).sum(0)
+    product = torch.stack([(t * s).reshape(len(t), -1).sum(1) for t, s in zip(w, a, strict=True)]).sum(0)
     along, across = mu * product / (norm_w.pow(3) * norm_a), -mu / (norm_w * norm_a)
     for weight, gradient, anchor in zip(w, g, a, strict=True):
         gradient.addcmul_(anchor, _columns(across, weight)).addcmul_(weight, _columns(along, weight))
 
 
 def _norm(t: Tensor) -> Tensor:
-    norms: Tensor = torch.linalg.vector_norm(t.flatten(1), dim=1)
+    norms: Tensor = torch.linalg.vector_norm(t.reshape(len(t), -1), dim=1)
     return norms
 
 
