@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from emdcfl.core.keys import global_seed
 from emdcfl.core.learning import objective
 from emdcfl.core.params import Network
 from emdcfl.core.tasks import Training
@@ -169,7 +170,7 @@ class Chain:
 
 
 def find_chain(network: Network, x: Tensor) -> Chain | None:
-    """Return the network as a chain if it is one: recorded in one forward pass of ``x``, and checked against its output."""
+    """Return the network as a chain if it is one: recorded in one forward pass of ``x``, and checked against its output in both modes."""
     module, seen = network.module, list[nn.Module]()
     leaves = [m for m in module.modules() if not list(m.children())]
     if not all(isinstance(m, (nn.Linear, nn.ReLU, nn.Flatten, nn.Identity)) for m in leaves):
@@ -177,12 +178,14 @@ def find_chain(network: Network, x: Tensor) -> Chain | None:
     hooks = [m.register_forward_hook(lambda m, _i, _o: seen.append(m)) for m in leaves]
     try:
         with torch.no_grad():
-            expected = module(x)
+            evaluated = module.eval()(x)
     finally:
         for hook in hooks:
             hook.remove()
+    with torch.no_grad(), global_seed(0):  # dropout may be a function call, which no list of layers shows
+        trained = module.train()(x)
     chain = _read(network, seen)
-    return chain if chain is not None and _agrees(chain, network, x, expected) else None
+    return chain if chain is not None and all(_agrees(chain, network, x, expected) for expected in (evaluated, trained)) else None
 
 
 def _read(network: Network, seen: Sequence[nn.Module]) -> Chain | None:
