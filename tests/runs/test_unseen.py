@@ -12,6 +12,8 @@ import pytest
 import torch
 from rich.console import Console
 from tests import tiny
+from tests.methods.toy import CLASSES, FEATURES
+from torch import nn
 from typer.testing import CliRunner
 
 import emdcfl
@@ -76,6 +78,16 @@ def test_each_is_placed_with_its_true_group_and_tested(result: emdcfl.Result) ->
         assert accuracy["placed"] == pytest.approx(float((own.probabilities(data.x).argmax(1) == data.y).double().mean()))
     assert unseen["accuracy"] == mean_scores(unseen["sites"])
     assert "2 sites held out" in unseen_sentence(unseen)
+
+
+def test_one_model_for_all_is_that_of_the_run_not_of_the_last_one(scenario: Scenario) -> None:
+    for width in (8, 4):  # two functions of one name
+
+        def network(width: int = width) -> nn.Module:
+            return nn.Sequential(nn.Linear(FEATURES, width), nn.ReLU(), nn.Linear(width, CLASSES))
+
+        found = emdcfl.fit(scenario, network, method="oracle", rounds=1, hold_out=HELD)
+        assert all(site["accuracy"]["one"] is not None for site in found.summary["unseen"]["sites"])
 
 
 def test_members_without_validation_data_do_not_end_a_finished_run(scenario: Scenario) -> None:

@@ -17,6 +17,7 @@ from emdcfl.core import tasks
 from emdcfl.core.metric import Metric, metric_of, score_of
 from emdcfl.core.schema import Reply
 from emdcfl.core.units import plural
+from emdcfl.models import ModelRecipe
 from emdcfl.runs.config import Choice, PersonalizeConfig
 from emdcfl.runs.loop import Observer
 from emdcfl.runs.new_sites.nearest import Groups, fits, groups_of, unlabelled
@@ -51,7 +52,14 @@ def score_unseen(result: Result, planned: RunPlan, observer: Observer | None = N
     return replace(result, summary=summary)
 
 
+_networks: list[ModelRecipe] = []
+"""The network of the last model for all: a config names a function, and two functions may have one name."""
+
+
 def _one_for_all(result: Result, planned: RunPlan, observer: Observer | None) -> Tensor:
+    if _networks != [planned.whole.model]:
+        _trained.clear()
+        _networks[:] = [planned.whole.model]
     if result.folder is not None:  # where ``run_baselines`` looks for it, too
         place = result.folder / "baselines" / "fedavg"
         return run(one_for_all(planned.config), place, resume=True, observer=observer, scenario=planned.whole).serving.models[0]
