@@ -91,6 +91,7 @@ def test_domain_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ([{"kind": "domain"}], "no column 'domain'"),
         ([{"kind": "colour", "colours": [[255, 0, 0]]}], "between 0 and 1"),
         ([{"kind": "rotation", "angles": 90}], "custom: rotation.angles must be a list of float, got 90"),
+        ([{"kind": "rotation", "angles": [0, float("nan")]}], r"rotation.angles must be a list of float, got \[0, nan\]"),
         ([{"kind": "rotation", "angles": [0, 90], "expand": "no"}], "rotation.expand must be bool"),
         ([{"kind": "classes", "groups": [0, 1]}], "classes.groups must be a list of a list of int"),
         ([{"kind": "dirichlet", "alpha": "0.5"}], "dirichlet.alpha must be float"),

@@ -123,7 +123,7 @@ def _fit_tuple(value: Any, hints: tuple[Any, ...]) -> tuple[bool, Any]:
 
 
 def _fit_items(value: Any, hint: Any) -> tuple[bool, Any]:
-    if not isinstance(value, (list, tuple, range)):
+    if not isinstance(value, (list, tuple, range)) or any(isinstance(item, float) and not math.isfinite(item) for item in value):
         return False, value
     pairs = [_fit(item, hint) for item in value]
     return all(fits for fits, _ in pairs), [item for _, item in pairs]
