@@ -17,6 +17,7 @@ from emdcfl.core.tasks import Training
 from emdcfl.data import scenarios
 from emdcfl.engines.cuda.engine import FALLBACKS, CudaFederation, draws
 from emdcfl.engines.cuda.streams import StreamTrainer
+from emdcfl.engines.local.batched import BatchedFederation
 from emdcfl.engines.local.sequential import SequentialFederation
 from emdcfl.methods import METHODS, make
 from emdcfl.methods.emdcfl import EMDCFL
@@ -61,6 +62,16 @@ def test_every_method_gives_the_models_and_clusters_of_the_reference(name: str, 
     if fast.clusters is not None:
         assert torch.equal(fast.clusters, reference.clusters)
     assert torch.equal(fast.models, again.models)
+
+
+@needs_cuda
+def test_the_batched_engine_stacks_on_a_gpu_too(caplog: pytest.LogCaptureFixture) -> None:
+    served = [
+        play(engine(toy(n=SIZES), training=TRAINING, device="cuda"), make("fedavg"), 3)[1]
+        for engine in (SequentialFederation, BatchedFederation)
+    ]
+    torch.testing.assert_close(served[1].models, served[0].models, rtol=1e-3, atol=1e-4)
+    assert not caplog.records
 
 
 @needs_cuda

@@ -133,7 +133,8 @@ class BatchedFederation(StagedFederation):
             clients = list(self._clients.values())
             self._data = TrainData.of(clients)
             if clients[0].precision == "fp32":
-                self._chain = find_chain(clients[0].network, self._data.batch(torch.arange(min(8, len(self._data.y)))[None])[0][0])
+                some = torch.arange(min(8, len(self._data.y)), device=clients[0].network.device)
+                self._chain = find_chain(clients[0].network, self._data.batch(some[None])[0][0])
         return self._data
 
     def _stack(self, works: Sequence[tuple[Client, Work]]) -> list[Outcome]:
