@@ -21,6 +21,7 @@ import emdcfl.cli
 from emdcfl.cli.app import app
 from emdcfl.data import scenarios
 from emdcfl.methods import METHODS
+from emdcfl.privacy import noise
 from emdcfl.runs import config
 
 ROOT = Path(__file__).parents[2]
@@ -151,6 +152,17 @@ def test_numbers_of_the_readme_are_those_of_the_generated_table() -> None:
         assert len(lines) == 3
         for cell in (cell for line in lines for cell in re.findall(r"\d\d\.\d\d(?: ± \d\.\d\d)?", line)):
             assert f"| {cell} |" in table, f"{page}: {cell}"
+
+
+def test_the_table_of_noise_is_what_the_accounting_computes() -> None:
+    page = (ROOT / "docs/explanation/noise.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1:-1] for line in page.partition("\n## How much noise\n")[2].splitlines() if line.startswith("| ")]
+    epsilons, shown = [float(cell) for cell in rows[0][1:]], {row[0].strip(): [float(cell) for cell in row[1:]] for row in rows[2:5]}
+    sigmas = [noise.gaussian_sigma(epsilon, 1e-5) for epsilon in epsilons]
+    assert shown.pop("σ per entry (an embedding has length 1)") == [round(sigma, 2) for sigma in sigmas]
+    for head, totals in shown.items():
+        found = [noise.total_epsilon(epsilon, 1e-5, int(head.split()[-2])) for epsilon in epsilons]
+        assert totals == [round(total, 1 if total < 10 else None) for total in found]
 
 
 def test_hashes_are_of_the_pinned_versions() -> None:
