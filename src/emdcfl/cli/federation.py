@@ -224,7 +224,7 @@ def attach(folder: Folder) -> None:
 
 @federation.command()
 def stop(folder: Folder, as_json: AsJson = False) -> None:
-    """Stop the run that is at work, after its last complete round; 'emdcfl run --resume' continues it."""
+    """Stop the run that is at work; 'emdcfl run --resume' continues it after its last complete round."""
     there = _read(folder)
     from emdcfl.apps.trial.submit import stop as stop_run
 

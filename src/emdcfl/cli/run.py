@@ -65,7 +65,7 @@ def run(
     personalize: Annotated[
         str | None,
         typer.Option(
-            help="Fine-tune at home after the last round: off, on or if-it-pays.", show_default="if-it-pays for own data, else off"
+            help="Fine-tune at home after the last round: off, on or if-it-pays.", show_default="the scenario's; own data: if-it-pays"
         ),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Everything random follows from it.", show_default="0")] = None,
