@@ -128,7 +128,7 @@ RELEASES = {
     "describe": "how many train and validation samples it has; its public key",
     "train": "a model trained on its data in batches of {batch_size} or more, the loss, the number of samples",
     "test": "accuracy (balanced accuracy and AUC where classes are unbalanced) and loss of a model on its test data, the number of samples",
-    "personalize": "the model it is served, fine-tuned on its data, if its validation loss improved by it",
+    "personalize": "the model it is served, fine-tuned on its data; the server may ask for it only where the validation loss improved",
     "evaluate": "accuracy and losses of up to {models_at_once} models at once, as {reductions}",
     "profile": "mean and spread of every column, or of seven features of its images; the share of each class; no noise",
     "loss_moments": "means and covariances of the losses and hits of up to {averages_at_once} models, over blocks of validation samples",
@@ -247,7 +247,8 @@ def report(config: NodeConfig, home: Path) -> Iterator[str]:
     yield ""
     yield "The server receives, if it asks:"
     if config.data != "scenario":
-        yield "  survey          classes, image sizes or column names; units, mean and spread of numbers; words of text (200 at most)"
+        yield "  survey          classes; number, sizes and colour of images, sums of their pixels and squares;"
+        yield "                  or column names; unit, number, mean and spread of numbers; words of text (200 at most)"
     for task in TASKS:
         if task in policy.answered:
             yield f"  {task:<15} {_release(task, config)}"
