@@ -144,6 +144,12 @@ RELEASES = {
 }
 """What the answer to each task tells the server."""
 
+SURVEY = (
+    "classes; number, sizes and colour of images, sums of their pixels and squares; "
+    "or column names; unit, number, mean and spread of numbers; words of text (200 at most)"
+)
+"""What a node with files of its own tells before round 1."""
+
 
 @node.command()
 def check(
@@ -153,17 +159,18 @@ def check(
     if not home.is_dir():
         raise ConfigError(f"{home}: no such folder; give the node's home, which holds node.toml")
     config = _config(home)
-    answer(_released(config), report(config, home), as_json=as_json)
+    answer(released(config), report(config, home), as_json=as_json)
 
 
-def _released(config: NodeConfig) -> dict[str, Any]:
+def released(config: NodeConfig) -> dict[str, Any]:
     """Return the node's settings, and each task with what its answer tells the server, or nothing where it is refused."""
     from dataclasses import asdict
 
     from emdcfl.core.client import TASKS
 
     tasks = {task: _release(task, config) if task in config.policy.answered else None for task in TASKS}
-    return {**asdict(config), "releases": tasks, "warnings": list(_warnings(config.policy, set(TASKS)))}
+    survey = None if config.data == "scenario" else SURVEY
+    return {**asdict(config), "releases": {"survey": survey, **tasks}, "warnings": list(_warnings(config.policy, set(TASKS)))}
 
 
 def _config(home: Path) -> NodeConfig:
@@ -247,8 +254,7 @@ def report(config: NodeConfig, home: Path) -> Iterator[str]:
     yield ""
     yield "The server receives, if it asks:"
     if config.data != "scenario":
-        yield "  survey          classes; number, sizes and colour of images, sums of their pixels and squares;"
-        yield "                  or column names; unit, number, mean and spread of numbers; words of text (200 at most)"
+        yield f"  survey          {SURVEY}"
     for task in TASKS:
         if task in policy.answered:
             yield f"  {task:<15} {_release(task, config)}"
