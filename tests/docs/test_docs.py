@@ -97,6 +97,11 @@ def test_the_architecture_page_names_files_and_functions_that_exist() -> None:
             assert re.search(rf"^\s*(?:def|class) {part}\b", text, flags=re.M), f"{path} has no {part}"
 
 
+def test_the_picture_of_the_architecture_names_modules_of_core_that_exist() -> None:
+    named = re.findall(r'class="m">(\w+)<', (ROOT / "docs/img/architecture.svg").read_text(encoding="utf-8"))
+    assert named and [name for name in named if not (ROOT / f"src/emdcfl/core/{name}.py").exists()] == []
+
+
 def commands() -> Iterator[tuple[str, list[str]]]:
     """Every ``emdcfl …`` command of a block of shell code, and where it stands."""
     for page in PAGES:
