@@ -105,7 +105,7 @@ def main(files: list[str]) -> None:
     model = torch.export.load(HERE / "model.pt2").module()
     for name in files:
         with torch.no_grad():
-            p = model(torch.from_numpy(np.ascontiguousarray(read(Path(name), config))))
+            p = model(torch.from_numpy(np.array(read(Path(name), config), order="C")))  # a copy: an image's own array is read-only
         if "target" in config:
             for row, value in enumerate(p[:, 0].tolist(), start=1):
                 print(f"{name}:{row}\t{value:.6g}")
