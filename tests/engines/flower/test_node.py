@@ -305,6 +305,10 @@ def test_a_resumed_run_keeps_its_survey_whoever_is_there(tmp_path: Path) -> None
         fed.begin(1)
         trained = fed.train(dict.fromkeys(fed.clients, fed.initial()))
     assert sorted(trained.valid) == ["a", "b", "c"], "the late one takes part, its unknown ward encoded as none"
+    told = (state / "survey.json").read_text()
+    (state / "survey.json").write_text(told.replace('"mean": ', '"mean": 1', 1))
+    with pytest.raises(DataError, match="checksum does not fit"):
+        Session(HomeGrid(homes), QUICK, KeyList(), state)
 
 
 def test_a_node_that_cannot_write_its_log_releases_nothing_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from emdcfl.core.errors import ClientError, DataError
+from emdcfl.core.keys import digest
 from emdcfl.core.replies import brief
 from emdcfl.core.units import names
 from emdcfl.data.own import defaults
@@ -45,6 +46,9 @@ log = logging.getLogger("emdcfl")
 
 FILE = "survey.json"
 """Name of a stored survey, in the folder ``state`` of a run directory."""
+
+SEAL = "sha256"
+"""Key of its checksum."""
 
 Agreed = tuple[dict[str, Any], Preprocess, tuple[int, ...]]  # encoding, preprocessing, shape of a sample
 
@@ -83,19 +87,26 @@ class Survey:
         )
 
     def write(self, path: Path) -> None:
+        content = {**vars(self), "preprocess": self.preprocess.as_dict()}
         temporary = path.with_name(f".{path.name}")
-        temporary.write_text(json.dumps({**vars(self), "preprocess": self.preprocess.as_dict()}, indent=1), encoding="utf-8")
+        temporary.write_text(json.dumps({**content, SEAL: _checksum(content)}, indent=1), encoding="utf-8")
         temporary.replace(path)
 
     @classmethod
     def read(cls, path: Path) -> Survey:
         try:
             raw = json.loads(path.read_text(encoding="utf-8"))
+            if SEAL in raw and raw.pop(SEAL) != _checksum(raw):
+                raise ValueError("its checksum does not fit")
             lists = {name: tuple(raw[name]) for name in ("clients", "classes", "shape", "notes")}
             kind = label_kind([raw["label_kind"]], lists["classes"])
             return cls(encoding=dict(raw["encoding"]), preprocess=Preprocess.from_dict(raw["preprocess"]), label_kind=kind, **lists)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(f"{path}: the survey of this run is damaged ({error}); restore it, or start a new run") from error
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    return digest(json.dumps(content)).hex()
 
 
 def survey_nodes(
