@@ -183,3 +183,7 @@ def test_another_projection_of_a_partner_in_a_run_is_refused(server: HostileServ
     assert [list(reply["samples"]) for reply in said] == [["row"], [], ["row"]]
     assert "one projection in a run" in said[1]["refused"]["row"]
     assert said[0]["samples"]["row"].equal(said[2]["samples"]["row"]), "another box of the same seed, as after a lost reply"
+    rows["keys"], session = {"row": announced_key(node, NodeSecret(b"n" * 32))}, NodeSecret(b"n" * 32)  # it lost the key of the run
+    box = seal(node, key, b"c" * 32, context=("run", "row", server.name), session=session)
+    assert "models of client 'row' in round 1" in server.refused("project", rows=["row"], boxes={"row": box}, **rows), "it is counted"
+    assert "row" in server.ask("project", round=2, rows=["row"], boxes={"row": box}, **rows)["reply"]["samples"]

@@ -87,7 +87,7 @@ class Client:
         self.most_epsilon: float | None = None  # the largest ε per release its operator lets embeddings leave with; None: any, or no noise
         self.withheld: frozenset[str] = frozenset()  # tasks its operator refuses; a task that would send the same data refuses too
         self.distrusted: dict[str, str] = {}  # partners whose key, as relayed now, is not the one this node knows, and why
-        self.projections: dict[str, str] | None = None  # partner → digest of its seed, where a node holds it to one in a run
+        self.projections: dict[str, str] | None = None  # digest of a partner's key → that of its seed, where a node holds it to one
         self.round = 0
         self._resident: dict[str, Split] = {}
         self._drawn: dict[tuple[object, ...], Tensor] = {}

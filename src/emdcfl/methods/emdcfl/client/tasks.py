@@ -314,8 +314,9 @@ def _message_of(client: Client, row: str, key: bytes, boxes: Mapping[str, bytes]
     if settings.projection_scope != "row":
         return seed_of_pair(client, row, key, row, settings)
     message = open_sealed(client.secret, key, boxes[row], context=(client.run, row, client.name), session=client.session)
-    if client.projections is not None and client.projections.setdefault(row, found := digest(message[:KEY]).hex()) != found:
-        # each further seed would draw the noise of the same embeddings anew, uncounted
+    whose, found = digest(row, key).hex(), digest(message[:KEY]).hex()
+    if client.projections is not None and client.projections.setdefault(whose, found) != found:
+        # each further seed would draw the noise of the same embeddings anew, uncounted; under another key of the run it is counted
         raise ClientError(f"client {row!r} has one projection in a run, and its box holds another than before")
     return message
 
