@@ -180,3 +180,10 @@ def test_heat_map_follows_the_width(browser: Chromium, pages: dict[str, Path]) -
     browser.call("Emulation.setDeviceMetricsOverride", width=375, height=800, deviceScaleFactor=2, mobile=True)
     browser.until("(c => c.clientWidth < 340 && c.width === Math.round(2 * c.clientWidth))(document.querySelector('#heat canvas'))")
     assert browser.complaints == []
+
+
+def test_a_printed_heat_map_keeps_its_shape(browser: Chromium, pages: dict[str, Path]) -> None:
+    browser.open(pages["8"])  # paper is narrower than the window, and nothing draws the canvas again for it
+    browser.eval("document.querySelector('#heat canvas').style.width = '200px'")
+    shown, drawn = browser.eval("(c => [c.clientHeight / c.clientWidth, c.height / c.width])(document.querySelector('#heat canvas'))")
+    assert shown == pytest.approx(drawn, rel=0.02)

@@ -127,7 +127,6 @@
     left = room + 9; above = room + 9;
     cell = (width - left) / n; size = width;
     canvas.width = Math.round(width * density); canvas.height = Math.round((above + cell * n) * density);
-    canvas.style.height = above + cell * n + "px";
     pen.scale(density, density);
     pen.font = font; pen.textBaseline = "middle";
     const gap = cell > 12 ? 1 : 0;
