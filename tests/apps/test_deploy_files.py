@@ -44,9 +44,23 @@ def test_only_the_proxy_is_reached_from_outside_and_passes_the_fleet_interface_a
     services = {name: service for file, name, service in SERVICES if "superlink" in file}
     assert [name for name, service in services.items() if "ports" in service] == ["proxy"]
     assert services["superlink"]["networks"] == ["inside"]
+    assert "wget" not in services["proxy"]["healthcheck"]["test"]  # it fails on 404, and nobody but a node gets another answer
     conf = (DEPLOY / "nginx.conf").read_text(encoding="utf-8")
     assert re.findall(r"location (\S+) \{\s*(\S+)", conf) == [("/v1/fleet/", "proxy_pass"), ("/", "return")]
     assert "X-Forwarded-For" in conf and conf.count("{") == conf.count("}")
+
+
+def test_a_run_without_out_is_written_where_its_container_may_write() -> None:
+    (service,) = (service for file, name, service in SERVICES if name == "superlink")
+    assert service["working_dir"] in [volume.rpartition(":")[2] for volume in service["volumes"]]
+
+
+@pytest.mark.parametrize("path", sorted(DEPLOY.glob("compose.*.yaml")), ids=lambda path: path.name)
+def test_variables_that_must_be_set_are_set_in_the_commands_shown(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    shown = "".join(line for line in text.splitlines() if line.startswith("#"))
+    needed = re.findall(r"\$\{(\w+):\?", text)
+    assert needed and all(f"{name}=" in shown for name in needed)
 
 
 @pytest.mark.parametrize("unit", sorted(DEPLOY.glob("*.service")), ids=lambda unit: unit.stem)
