@@ -14,8 +14,9 @@ import pytest
 from tests.report.fabricate import change_distances, make_baselines, make_comparison, make_run, result
 
 from emdcfl.core.errors import StoreError
+from emdcfl.core.metric import Metric
 from emdcfl.report import render, write_report
-from emdcfl.report.charts import classical_mds, symmetric
+from emdcfl.report.charts import _draw_lines, classical_mds, symmetric
 from emdcfl.report.load_run import read_run
 from emdcfl.report.page import run_context
 from emdcfl.runs.store.files import json_text, read_arrays, sealed, write_arrays
@@ -378,3 +379,10 @@ def test_map_keeps_planar_distances() -> None:
     assert np.allclose(np.linalg.norm(found[:, None] - found[None], axis=2), d)
     assert share == pytest.approx(1)
     assert classical_mds(np.zeros((1, 1)))[0].tolist() == [[0, 0]]
+
+
+def test_lines_below_the_drawing_lie_at_its_lower_edge() -> None:
+    drawn = str(_draw_lines([("mean", "line mean", {1: -3.0, 2: -2.0})], "R² by round", Metric.R2))
+    heights = {float(y) for y in re.findall(r'cy="([^"]+)"', drawn)}
+    labels = {name: float(y) for y, name in re.findall(r'<text x="35" y="([^"]+)"[^>]*>([^<]+)', drawn)}
+    assert len(heights) == 1 and heights.pop() > labels["0"] and labels["-1"] > labels["0"]

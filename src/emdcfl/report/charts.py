@@ -282,7 +282,8 @@ def _draw_lines(lines: list[tuple[str, str, dict[int, float]]], label: str, metr
     rounds = sorted({t for _, _, found in lines for t in found})
     least = LOWEST_R2 if metric is Metric.R2 else 0.0
     low = max(least, min(values) - max(0.02, 0.08 * (max(values) - min(values))))
-    y = Axis(low, min(1.0, max(values) + 0.01), height - 24, 10.0)
+    top = min(1.0, max(values) + 0.01) if max(values) > low else 0.0  # all values may lie below the drawing
+    y = Axis(low, top, height - 24, 10.0)
     x = Axis(rounds[0], rounds[-1], 46.0, WIDTH - 14)
     parts: list[Markup] = []
     for value in ticks(low, y.high, 5):
