@@ -285,6 +285,16 @@ def test_a_comparison_over_scenarios_and_an_empty_one(tmp_path: Path) -> None:
     assert "No finished run yet" in Page(render(tmp_path / "none")).text
 
 
+def test_a_comparison_of_numbers_too_few_for_intervals_names_no_percent(tmp_path: Path) -> None:
+    row = result("emdcfl", 0, 0.62, None)
+    score = {**row.pop("accuracy")["variants"]["test"], "rmse": {"mean": 3.0, "worst": 4.0, "sites": [3.0]}}
+    rows = [{**row, "r2": {**score, "samples": 2, "variants": {"test": score}}}]
+    rows.append({**rows[0], "method": "fedavg", "config": "1" * 64, "r2": {**rows[0]["r2"], "mean": 0.4}})
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows), encoding="utf-8")
+    (headline,) = re.findall(r"<h1>(.*)</h1>", render(tmp_path))
+    assert "R² 0.62" in headline and "%" not in headline
+
+
 def test_same_run_same_page(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     assert render(run) == render(run)

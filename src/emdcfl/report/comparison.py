@@ -88,13 +88,14 @@ def _headline(table: Table, methods: int) -> str:
         column, best = leaders[0]
         named = " and ".join(best[:3]) + (f" and {len(best) - 3} more" if len(best) > 3 else "")
         cell = table.cells.get((best[0], column.key, column.metrics[0])) if best else None
+        score = f" with {_headline_score(cell, column)}" if cell else ""
         if not best:
             return column.title
         level = [label for label in table.rows if label not in best and _may_be_as_good(table, label, column)]
         doubt = (
             f"; {' and '.join(level)} may be as good" if 0 < len(level) <= 3 else f"; {len(level)} others may be as good" if level else ""
         )
-        return f"{named} {'leads' if len(best) == 1 else 'lead'} on {column.title}{f' with {_headline_score(cell)}' if cell else ''}{doubt}"
+        return f"{named} {'leads' if len(best) == 1 else 'lead'} on {column.title}{score}{doubt}"
     wins: dict[str, int] = {}
     for _, best in leaders:
         for label in best:
@@ -105,8 +106,8 @@ def _headline(table: Table, methods: int) -> str:
     return f"{top} is best, alone or with others, on {wins[top]} of {plural(len(leaders), 'scenario')}"
 
 
-def _headline_score(cell: Cell) -> str:
-    return f"{cell.mean:.1f}%" if cell.interval is None or cell.interval.metric is Metric.ACCURACY else f"R² {cell.mean:.2f}"
+def _headline_score(cell: Cell, column: Column) -> str:
+    return f"R² {cell.mean:.2f}" if "r2" in column.metrics else f"{cell.mean:.1f}%"
 
 
 def _may_be_as_good(table: Table, label: str, column: Column) -> bool:
