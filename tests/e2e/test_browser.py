@@ -187,3 +187,13 @@ def test_a_printed_heat_map_keeps_its_shape(browser: Chromium, pages: dict[str, 
     browser.eval("document.querySelector('#heat canvas').style.width = '200px'")
     shown, drawn = browser.eval("(c => [c.clientHeight / c.clientWidth, c.height / c.width])(document.querySelector('#heat canvas'))")
     assert shown == pytest.approx(drawn, rel=0.02)
+
+
+def test_the_heat_map_is_drawn_again_for_paper(browser: Chromium, pages: dict[str, Path]) -> None:
+    browser.open(pages["8"], dark=True)  # whose light names could not be seen on paper
+    size = "((c) => [c.width, Math.round(c.clientWidth * devicePixelRatio)])(document.querySelector('#heat canvas'))"
+    browser.eval(f"matchMedia('print').addEventListener('change', (e) => {{ if (e.matches) window.printed = {size}; }})")
+    before = browser.eval(size)
+    browser.call("Page.printToPDF")
+    drawn, shown = browser.eval("window.printed")
+    assert drawn == shown < before[0] and browser.eval(size) == before

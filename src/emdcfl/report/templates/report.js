@@ -202,6 +202,6 @@
     fromKey((i + step[0] + n) % n, (j + step[1] + n) % n);
   });
   new ResizeObserver(() => { if (frame.clientWidth !== size) draw(); }).observe(frame);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+  for (const media of ["(prefers-color-scheme: dark)", "print"]) matchMedia(media).addEventListener("change", draw);
   draw();
 })();
