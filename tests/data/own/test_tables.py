@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -14,6 +15,7 @@ import torch
 from emdcfl.core.errors import DataError
 from emdcfl.data.own import check_folder, load_folder, load_site, read_inputs
 from emdcfl.data.own.cleaning import Cleaning
+from emdcfl.data.own.frames import encode, site_from_table
 from emdcfl.data.own.splitting import SplitRule
 from emdcfl.data.own.tables import TableEncoding, number_values, pool, summarise
 
@@ -222,6 +224,21 @@ def test_a_new_site_with_few_labels_has_those_of_the_run(folder: Path, tmp_path:
     assert set(site.train.y.tolist()) == {0, 2}
     site, _ = load_site(new, encoding=scenario.encoding, classes=("False", "True"))  # truth values in training, too
     assert set(site.train.y.tolist()) == {0, 1}
+
+
+def test_frame_is_read_as_the_file_it_came_from(tmp_path: Path) -> None:
+    table = [{"age": -999 if i % 5 == 0 else i, "flag": ["true", "false", "maybe"][i % 7 % 3], "label": "xy"[i % 2]} for i in range(60)]
+    for site in ("a", "b"):
+        write(tmp_path / "sites" / f"{site}.csv", table)
+    encoding = load_folder(tmp_path / "sites", cleaning=Cleaning.of(missing=["-999"])).encoding
+    new = write(tmp_path / "new.csv", [row for row in table if row["flag"] != "maybe"])
+    frame = pd.read_csv(new)
+    assert frame["flag"].dtype == bool and -999 in frame["age"].tolist()
+    assert torch.equal(encode(frame, encoding), read_inputs([new], encoding=encoding)[0])
+    classes, marks = ["x", "y"], {"missing": ["-999"]}
+    of_frame, _ = site_from_table("c", frame, marks, encoding=encoding, classes=classes)
+    of_file, _ = load_site(new, encoding=encoding, classes=classes, name="c", cleaning=Cleaning.of(**marks))
+    assert torch.equal(of_frame.train.x, of_file.train.x)
 
 
 def test_missing_label_column(folder: Path) -> None:

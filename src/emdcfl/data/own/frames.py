@@ -21,7 +21,7 @@ from emdcfl.data.own.cleaning import Cleaning
 from emdcfl.data.own.folder import build_scenario, clean_reading
 from emdcfl.data.own.formats.client_tables import LABEL_NAMES, label_column, label_to_leave, labelled, shared_table
 from emdcfl.data.own.formats.quantities import check_units, common_units
-from emdcfl.data.own.formats.readers import read_units
+from emdcfl.data.own.formats.readers import read_units, without_marks
 from emdcfl.data.own.parts import MIXED, Note, Part, Raw
 from emdcfl.data.own.site import new_site
 from emdcfl.data.own.splitting import RANDOM, SPLIT_NAMES, SplitRule
@@ -148,7 +148,7 @@ def _raw(name: str, entry: Any, label: str | None, rule: SplitRule, cells: CellR
     whole = not isinstance(entry, Mapping)
     parts, notes, units = {}, [], dict[str, str]()
     for split, value in ({MIXED: entry} if whole else {SPLIT_NAMES[split]: part for split, part in entry.items()}).items():
-        table = as_table(value, label)
+        table = without_marks(as_table(value, label), cells.missing)
         label = label_column(table, label, f"client {name!r}")
         table, own = read_units(table, label_to_leave(table, label, cells))
         units = common_units({"the other splits": units, f"split {split!r}": own})
@@ -178,7 +178,7 @@ def encode(value: Any, encoding: Mapping[str, Any]) -> torch.Tensor:
     """Return the rows of a frame as a run on tables stores them; a label column is ignored."""
     _check_kind(encoding)
     reader = TableEncoding.from_dict(encoding)
-    table, units = read_units(as_table(value), [encoding["label"], *dict(reader.cells.words)])
+    table, units = read_units(without_marks(as_table(value), reader.missing), [encoding["label"], *dict(reader.cells.words)])
     check_units(units, reader.units, "the frame")
     gaps = np.flatnonzero(~reader.usable(table)).tolist()
     if gaps:

@@ -143,7 +143,10 @@ class TableEncoding:
         for start, column in zip(starts, self.columns, strict=False):
             if isinstance(column, Categorical):
                 number = {word: start + i for i, word in enumerate(column.words)}
-                for row, word in enumerate(text_values(table.column(column.name))):
+                values = table.column(column.name)
+                if pa.types.is_boolean(values.type) and number.keys().isdisjoint(("True", "False")):
+                    values = pc.cast(values, pa.string())  # true and false, as in files
+                for row, word in enumerate(text_values(values)):
                     if word in number:
                         out[row, number[word]] = 1
         return out

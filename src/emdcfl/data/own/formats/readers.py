@@ -82,8 +82,7 @@ def read_file(path: Path, cells: CellRules = AS_WRITTEN) -> pa.Table:
         elif path.suffix.lower() == ".parquet":
             table = _read_parquet(path)
             how = {DECIMAL: _decimal_of(table)}
-            if cells.missing:
-                table = pa.table([_without(column, cells.missing, ".") for column in table.columns], table.column_names)
+            table = without_marks(table, cells.missing)
         else:
             table, how = _read_csv(path, cells)
         names = table.column_names  # a name that is not UTF-8 shows itself only here
@@ -223,9 +222,7 @@ def _is_utf8(table: pa.Table) -> bool:
 
 def _with_gaps(table: pa.Table, cells: CellRules, decimal: str) -> pa.Table:
     """Read marks of missing values as gaps, and text of numbers and such marks as numbers, unless it holds words of its column."""
-    columns, words = table.columns, dict(cells.words)
-    if cells.missing:
-        columns = [_without(column, cells.missing, decimal) for column in columns]
+    columns, words = without_marks(table, cells.missing, decimal).columns, dict(cells.words)
 
     def read(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
         known = name in words and not set(words[name]).isdisjoint(text_values(column.unique()))
@@ -290,6 +287,11 @@ def _decimal_point(cells: Sequence[str], delimiter: str) -> str:
 
 def _as_thousands(number: str, mark: str) -> str:
     return number if mark == "," else number.translate(SWAPPED)
+
+
+def without_marks(table: pa.Table, missing: Sequence[str], decimal: str = ".") -> pa.Table:
+    """Replace the user's marks of missing values by gaps in all columns."""
+    return pa.table([_without(column, missing, decimal) for column in table.columns], table.column_names) if missing else table
 
 
 def _without(column: pa.ChunkedArray, missing: Sequence[str], decimal: str) -> pa.ChunkedArray:
