@@ -172,7 +172,6 @@ ONE = torch.zeros(1, dtype=torch.int64)
         ({"tolerance": 0.3}, "reference", "labels", lambda reply: ONE),
         ({"tolerance": 0.3}, "reference", "within", lambda reply: {"nobody": ONE.double()}),
     ],
-    ids=str,
 )
 def test_fields_of_another_request_are_their_senders_fault(
     options: dict[str, Any], task: str, field: str, value: Callable[[Reply], Any]
