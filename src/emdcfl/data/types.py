@@ -111,7 +111,7 @@ def _resize_and_crop(z: Tensor, size: int) -> Tensor:
     height, width = z.shape[-2:]
     ratio = size / min(height, width)
     new = (max(size, round(height * ratio)), max(size, round(width * ratio)))
-    z = F.interpolate(z, size=new, mode="bilinear", antialias=True, align_corners=False)
+    z = F.interpolate(z, size=new, mode="bilinear", antialias=ratio < 1, align_corners=False)  # nothing to smooth where pixels are spread
     top, left = (new[0] - size) // 2, (new[1] - size) // 2
     return z[..., top : top + size, left : left + size]
 

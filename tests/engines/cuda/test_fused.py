@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from emdcfl.engines.cuda.fused import PooledConv2d, conv_pool, fuse, narrow_relu
+from emdcfl.engines.cuda.fused import PooledConv2d, conv_pool, exchange_pools, fuse, narrow_relu, pool
 from emdcfl.engines.cuda.layers import copy_low, multiply_narrow, pool_first
 from emdcfl.models.recipe import ModelRecipe
 
@@ -57,12 +57,25 @@ def test_a_convolution_with_bias_pool_and_relu(device: str) -> None:
         close(mine, theirs)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_pool_of_windows_that_overlap(device: str) -> None:
+    layer = nn.MaxPool2d(3, 2, 1)
+    x = drawn(3, 32, 12, 18, device=device, order=torch.channels_last).requires_grad_()
+    expected = layer(x)
+    assert exchange_pools(layer) == 1
+    found = layer(x)
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(found, expected)
+    close(gradients(found, [x])[0], gradients(expected, [x])[0])
+
+
 @pytest.mark.slow
 def test_operators_can_be_compiled() -> None:
     x, w, b = drawn(2, 1, 8, 8, device="cpu"), drawn(16, 1, 3, 3, device="cpu"), drawn(16, device="cpu")
     torch.library.opcheck(narrow_relu, (x, w.requires_grad_(), b.requires_grad_(), 1, 1))
     last = torch.channels_last
     x, w = drawn(2, 8, 4, 4, device="cpu", order=last), drawn(8, 8, 3, 3, device="cpu", order=last)
+    torch.library.opcheck(pool, (x.clone().requires_grad_(),))
     torch.library.opcheck(conv_pool, (x.requires_grad_(), w.requires_grad_(), drawn(8, device="cpu").requires_grad_()))
 
 

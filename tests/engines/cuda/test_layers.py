@@ -11,6 +11,7 @@ from emdcfl.engines.cuda.layers import (
     NarrowConv2d,
     PixelOrder,
     copy_low,
+    fold_strided,
     is_narrow,
     keep_permuted,
     multiply_narrow,
@@ -147,6 +148,20 @@ def test_a_product_of_patches_is_the_convolution(channels: int, kernel: int, str
     assert out.is_contiguous(memory_format=torch.channels_last)
     for mine, theirs in zip(torch.autograd.grad(out, list(conv.parameters()), seed), gradients, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("channels", "kernel", "stride", "padding"), [(3, 7, 2, 3), (4, (5, 4), 3, (2, 0)), (2, 6, 2, 1)])
+def test_a_folded_convolution_is_the_convolution(channels: int, kernel: int, stride: int, padding: int) -> None:
+    torch.manual_seed(0)
+    conv = nn.Conv2d(channels, 6, kernel, stride=stride, padding=padding)
+    x = torch.randn(5, channels, 17, 14)
+    expected = conv(x)
+    seed = torch.randn_like(expected)
+    gradients = torch.autograd.grad(expected, list(conv.parameters()), seed)
+    assert fold_strided(conv) == 1
+    found = conv(x)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(torch.autograd.grad(found, list(conv.parameters()), seed), gradients, rtol=1e-4, atol=1e-4)
 
 
 def test_only_plain_convolutions_over_few_channels_are_narrow() -> None:

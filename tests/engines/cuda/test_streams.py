@@ -12,6 +12,7 @@ from emdcfl.data.types import Preprocess
 from emdcfl.engines.cuda.compiling import batch, keep_kernels, objective
 from emdcfl.engines.cuda.layers import multiply_narrow
 from emdcfl.engines.cuda.resident import Samples
+from emdcfl.engines.cuda.streams import laid_as
 from emdcfl.models.recipe import ModelRecipe
 
 
@@ -37,13 +38,21 @@ def test_one_compilation_serves_all_streams_and_the_next_run_in_the_process() ->
             module = recipe()
             assert multiply_narrow(module) == 1
             module.to(memory_format=torch.channels_last).train(True)
-            index, scale = torch.arange(16) + stream, torch.full((16,), 1 / 16)
+            index, scale, last = torch.arange(16) + stream, torch.full((16,), 1 / 16), torch.ones(16)
             x, y = batch(data, index, False)
-            value, losses = compiled(module, x, y, scale)
-            expected = objective(module, x, y, scale)
-            torch.testing.assert_close((value, losses), expected)
+            found = compiled(module, x, y, scale, last)
+            torch.testing.assert_close(found, objective(module, x, y, scale, last))
     assert counter.frame_count == 1
     torch._dynamo.reset()
+
+
+def test_a_gradient_is_copied_only_where_its_numbers_lie_in_another_order() -> None:
+    weight, last = torch.empty(4, 1, 3, 3).as_strided((4, 1, 3, 3), (9, 1, 3, 1)), torch.channels_last
+    for shape, copied in ((weight, False), (torch.empty(4, 2, 3, 3).to(memory_format=last), True)):
+        gradient = torch.randn(shape.shape)
+        found = laid_as(shape, gradient)
+        assert torch.equal(found, gradient) and found.stride() == shape.stride()
+        assert (found.data_ptr() != gradient.data_ptr()) == copied
 
 
 def test_kernels_are_kept_in_a_folder_that_only_the_user_can_enter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,13 +25,13 @@ def batch(samples: Samples, index: Tensor, low: bool) -> tuple[Tensor, Tensor]:
     return x.to(torch.bfloat16) if low else x, y
 
 
-def objective(module: nn.Module, x: Tensor, y: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the weighted loss of a batch, to be differentiated, and the loss of every sample.
+def objective(module: nn.Module, x: Tensor, y: Tensor, scale: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the loss of a batch weighted by ``scale``, to be differentiated, and by ``last``, to be reported.
 
     The caller enters autocast: torch does not keep compiled functions that enter it themselves.
     """
     losses = F.cross_entropy(module(x), y, reduction="none")
-    return (losses * scale).sum(), losses.detach()
+    return (losses * scale).sum(), (losses.detach() * last).sum()
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])

@@ -31,7 +31,7 @@ from emdcfl.core.tasks import Embed, Fit, Score, batches
 from emdcfl.data.types import Scenario, Split
 from emdcfl.engines import multiply_adds
 from emdcfl.engines.cuda.embedding import EMBEDDED_ALONE, Embedder
-from emdcfl.engines.cuda.layers import multiply_narrow, pool_first
+from emdcfl.engines.cuda.layers import SMALL_PATCH, multiply_narrow, pool_first
 from emdcfl.engines.cuda.resident import ModelCache, Samples
 from emdcfl.engines.cuda.scoring import SCORED_ALONE, score_together
 from emdcfl.engines.cuda.streams import StreamTrainer, drive
@@ -50,9 +50,6 @@ LARGE_STEP = 3.0e10
 COMPILED, COMPILED_LARGE = 100_000, 25_000
 """Least steps of a run for which compiling pays off, for a small and a large network. The first compilation of the paper's CNN takes 10 to
 20 s and saves 0.10 to 0.14 ms per step; that of ResNet18 takes 25 to 31 s and saves 1.0 to 1.1 ms."""
-
-SMALL_PATCH = 32
-"""Largest patch for which a narrow convolution is a matrix product without compilation too."""
 
 NOT_COMPILED, ONE_AFTER_THE_OTHER = "training steps are not compiled", "clients are trained one after the other"
 FALLBACKS = (NOT_COMPILED, ONE_AFTER_THE_OTHER, EMBEDDED_ALONE, SCORED_ALONE)

@@ -1,4 +1,5 @@
 """Convolutions in bfloat16 with what follows them: ReLU after one that reads few channels; bias, ReLU and a 2×2 max-pool after a 3×3 one.
+And max-pools whose windows overlap.
 
 Each is an operator that torch's compiler leaves alone, with a kernel of its own on a GPU (``kernels``) and plain torch elsewhere. Between a
 convolution and its pool, nothing is written to memory: the operator keeps the place of every maximum, a byte each.
@@ -118,6 +119,71 @@ def _pool_gradients(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | Non
 conv_pool.register_autograd(_pool_gradients, setup_context=_pool_saved)
 
 
+@torch.library.custom_op("emdcfl::pool", mutates_args=())
+def pool(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the maxima of 3×3 windows, two pixels apart, padded by one, of channels-last images, and their places in the windows."""
+    if x.is_cuda:
+        from emdcfl.engines.cuda import kernels
+
+        return kernels.pool(x)
+    maxima, index = F.max_pool2d(x, 3, 2, 1, return_indices=True)
+    row, column = index // x.shape[3], index % x.shape[3]
+    top, left = (2 * torch.arange(size, device=x.device) - 1 for size in maxima.shape[2:])
+    place = ((row - top[:, None]) * 3 + column - left).to(torch.int8)
+    return maxima.contiguous(memory_format=torch.channels_last), place.contiguous(memory_format=torch.channels_last)
+
+
+@pool.register_fake
+def _(x: Tensor) -> tuple[Tensor, Tensor]:
+    out = x.new_empty(len(x), x.shape[2] // 2, x.shape[3] // 2, x.shape[1]).permute(0, 3, 1, 2)
+    return out, torch.empty_like(out, dtype=torch.int8)
+
+
+@torch.library.custom_op("emdcfl::pool_gradient", mutates_args=())
+def pool_gradient(gradient: Tensor, place: Tensor) -> Tensor:
+    """Return the gradient of what ``pool`` pooled."""
+    if gradient.is_cuda:
+        from emdcfl.engines.cuda import kernels
+
+        return kernels.pool_backward(gradient, place)
+    n, channels, high, wide = gradient.shape
+    row, column = place // 3, place % 3
+    top, left = (2 * torch.arange(size, device=place.device) - 1 for size in (high, wide))
+    at = (row + top[:, None]) * (2 * wide) + column + left
+    of_x = gradient.new_zeros(n, channels, 4 * high * wide).scatter_add_(2, at.flatten(2), gradient.flatten(2))
+    return of_x.view(n, channels, 2 * high, 2 * wide).contiguous(memory_format=torch.channels_last)
+
+
+@pool_gradient.register_fake
+def _(gradient: Tensor, place: Tensor) -> Tensor:
+    n, channels, high, wide = gradient.shape
+    return gradient.new_empty(n, 2 * high, 2 * wide, channels).permute(0, 3, 1, 2)
+
+
+def _places_saved(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(output[1])
+
+
+def _places_gradient(ctx: Any, gradient: Tensor, _: Tensor) -> Tensor:
+    found: Tensor = pool_gradient(gradient.contiguous(memory_format=torch.channels_last), *ctx.saved_tensors)
+    return found
+
+
+pool.register_autograd(_places_gradient, setup_context=_places_saved)
+
+
+class OverlappingPool2d(nn.MaxPool2d):
+    """A max-pool of 3×3 windows that overlap: torch's compiler finds every gradient's place anew, for every pixel."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        _, channels, height, width = input.shape
+        if height % 2 or width % 2 or channels not in (16, 32, 64, 128, 256):
+            plain_out: Tensor = super().forward(input)
+            return plain_out
+        out: Tensor = pool(input.contiguous(memory_format=torch.channels_last))[0]
+        return out
+
+
 class NarrowReLUConv2d(NarrowConv2d):
     """A ``NarrowConv2d`` and the ReLU after it."""
 
@@ -168,6 +234,16 @@ def fuse(module: nn.Module) -> int:
                 layer.__class__, pool.__class__ = PooledConv2d, SkippedPool2d  # type: ignore[assignment]
                 found += 1
     return found
+
+
+def exchange_pools(module: nn.Module) -> int:
+    """Make the max-pools of a network that ``pool`` can take ``OverlappingPool2d``, in place; returns how many there were."""
+    shape = ((3, 2, 1, 1), ((3, 3), (2, 2), (1, 1), (1, 1)))
+    pools = [m for m in module.modules() if type(m) is nn.MaxPool2d and plain(m) and not (m.return_indices or m.ceil_mode)]
+    found = [m for m in pools if (m.kernel_size, m.stride, m.padding, m.dilation) in shape]
+    for layer in found:
+        layer.__class__ = OverlappingPool2d
+    return len(found)
 
 
 def _square(layer: nn.Conv2d) -> bool:

@@ -54,6 +54,26 @@ def update_copies(
 
 
 @triton.jit
+def _take(index, scale, last, counter, mine, own, ours, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    step, at = tl.load(counter), tl.arange(0, BLOCK)
+    inside, there = at < WIDTH, step * WIDTH + at
+    tl.store(mine + at, tl.load(index + there, mask=inside), mask=inside)
+    tl.store(own + at, tl.load(scale + there, mask=inside), mask=inside)
+    tl.store(ours + at, tl.load(last + there, mask=inside), mask=inside)
+    tl.debug_barrier()  # all threads have read the counter
+    tl.store(counter, step + 1)
+
+
+def take(rows: Sequence[Tensor], counter: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the row that the counter names of each of three matrices, and count."""
+    index, scale, last = rows
+    found = torch.empty_like(index[0]), torch.empty_like(scale[0]), torch.empty_like(last[0])
+    width = index.shape[1]
+    _take[(1,)](index, scale, last, counter, *found, width, triton.next_power_of_2(width), num_warps=1)
+    return found
+
+
+@triton.jit
 def _patches(x, m, M, k, H, W, OH, OW, CHANNELS: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, S: tl.constexpr, P: tl.constexpr):
     """Rows ``m`` of the matrix of patches of images ``(N, CHANNELS, H, W)``, zero outside the image."""
     n, r = m // (OH * OW), m % (OH * OW)
@@ -173,3 +193,69 @@ def conv_pool(x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     grid = triton.cdiv(n * height * width, CONV_POOL["BM"]), len(w) // CONV_POOL["BN"]
     _conv_pool[grid](x, w, b, out, place, n * height * width, height, width, channels, len(w), **CONV_POOL)
     return out.permute(0, 3, 1, 2), place.permute(0, 3, 1, 2)
+
+
+@triton.jit
+def _pool(x, out, place, M, H, W, C: tl.constexpr, BM: tl.constexpr):
+    m, c = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, C)
+    OH, OW = H // 2, W // 2
+    n, r = m // (OH * OW), m % (OH * OW)
+    y, z = (r // OW) * 2 - 1, (r % OW) * 2 - 1
+    best, which = tl.full((BM, C), float("-inf"), tl.float32), tl.zeros((BM, C), tl.int32)
+    for tap in tl.static_range(9):
+        yy, zz = y + tap // 3, z + tap % 3
+        inside = (m < M) & (yy >= 0) & (zz >= 0)  # windows of images of even size end inside
+        found = tl.load(x + (((n * H + yy) * W + zz) * C)[:, None] + c[None, :], mask=inside[:, None], other=float("-inf")).to(tl.float32)
+        better = (found > best) | (found != found)
+        best, which = tl.where(better, found, best), tl.where(better, tap, which)
+    at, inside = m[:, None] * C + c[None, :], (m < M)[:, None]
+    tl.store(out + at, best.to(out.dtype.element_ty), mask=inside)
+    tl.store(place + at, which.to(tl.int8), mask=inside)
+
+
+@triton.jit
+def _pool_backward(gradient, place, of_x, M, OH, OW, C: tl.constexpr, BM: tl.constexpr):
+    m, c = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, C)
+    y, z = m // OW % OH, m % OW
+    here = m[:, None] * C + c[None, :]
+    inside, below, right = (m < M)[:, None], ((m < M) & (y + 1 < OH))[:, None], ((m < M) & (z + 1 < OW))[:, None]
+    # the four pixels at (2y, 2z) are in this window and in those below it, to its right, and both
+    g, p = tl.load(gradient + here, mask=inside, other=0.0).to(tl.float32), tl.load(place + here, mask=inside, other=-1)
+    gr, pr = tl.load(gradient + here + C, mask=right, other=0.0).to(tl.float32), tl.load(place + here + C, mask=right, other=-1)
+    down = here + OW * C
+    gb, pb = tl.load(gradient + down, mask=below, other=0.0).to(tl.float32), tl.load(place + down, mask=below, other=-1)
+    both = below & right
+    gd, pd = tl.load(gradient + down + C, mask=both, other=0.0).to(tl.float32), tl.load(place + down + C, mask=both, other=-1)
+    n = m // (OH * OW)
+    corner = (((n * 2 * OH + 2 * y) * 2 * OW + 2 * z) * C)[:, None] + c[None, :]
+    kind = of_x.dtype.element_ty
+    first = tl.where(p == 4, g, 0.0)
+    second = tl.where(p == 5, g, 0.0) + tl.where(pr == 3, gr, 0.0)
+    third = tl.where(p == 7, g, 0.0) + tl.where(pb == 1, gb, 0.0)
+    fourth = (tl.where(p == 8, g, 0.0) + tl.where(pr == 6, gr, 0.0)) + (tl.where(pb == 2, gb, 0.0) + tl.where(pd == 0, gd, 0.0))
+    tl.store(of_x + corner, first.to(kind), mask=inside)
+    tl.store(of_x + corner + C, second.to(kind), mask=inside)
+    tl.store(of_x + corner + 2 * OW * C, third.to(kind), mask=inside)
+    tl.store(of_x + corner + 2 * OW * C + C, fourth.to(kind), mask=inside)
+
+
+POOL_BLOCK = 16
+
+
+def pool(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the maxima of 3×3 windows, two pixels apart, padded by one, and their places in the windows, all channels last."""
+    n, channels, height, width = x.shape
+    out = x.new_empty(n, height // 2, width // 2, channels)
+    place = torch.empty_like(out, dtype=torch.int8)
+    m = n * (height // 2) * (width // 2)
+    _pool[(triton.cdiv(m, POOL_BLOCK),)](x, out, place, m, height, width, channels, POOL_BLOCK, num_warps=4)
+    return out.permute(0, 3, 1, 2), place.permute(0, 3, 1, 2)
+
+
+def pool_backward(gradient: Tensor, place: Tensor) -> Tensor:
+    """Return the gradient of what was pooled."""
+    n, channels, high, wide = gradient.shape
+    of_x = gradient.new_empty(n, 2 * high, 2 * wide, channels)
+    m = n * high * wide
+    _pool_backward[(triton.cdiv(m, POOL_BLOCK),)](gradient, place, of_x, m, high, wide, channels, POOL_BLOCK, num_warps=4)
+    return of_x.permute(0, 3, 1, 2)

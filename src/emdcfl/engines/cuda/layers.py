@@ -31,6 +31,10 @@ ALIGNMENT = 8
 """Patches are padded to a multiple of this many numbers, which is 16 bytes in bfloat16."""
 
 
+SMALL_PATCH = 32
+"""Largest patch for which a narrow convolution is a matrix product without compilation too."""
+
+
 class NarrowConv2d(nn.Conv2d):
     """A ``Conv2d`` as a matrix product over patches: same parameters, same output up to rounding, channels last."""
 
@@ -57,6 +61,39 @@ def is_narrow(layer: nn.Module) -> bool:
         and layer.padding_mode == "zeros"
         and not isinstance(layer.padding, str)
     )
+
+
+class FoldedConv2d(nn.Conv2d):
+    r"""A ``Conv2d`` over few channels with stride s, as one without stride over the channels of s×s pixels: tensor cores want many.
+
+    With padded input X: :math:`Y_{ij} = \sum_{uv} W_{uv} X_{si+u,\,sj+v} = \sum_{pq} W'_{pq} X'_{i+p,\,j+q}`, where W' and X' have the
+    pixels of a square side by side as channels.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        (high, wide), (s, _), padding = self.kernel_size, self.stride, self.padding
+        assert not isinstance(padding, str)  # see ``is_narrow``
+        fill = -self.in_channels * s * s % ALIGNMENT
+
+        def after(size: int, kernel: int, pad: int) -> int:
+            outputs = (size + 2 * pad - kernel) // s + 1
+            return (outputs + -(-kernel // s) - 1) * s - size - pad
+
+        bottom, right = (after(*sizes) for sizes in zip(input.shape[2:], (high, wide), padding, strict=True))
+        squares = F.pad(input, (padding[1], right, padding[0], bottom)).unflatten(3, (-1, s)).unflatten(2, (-1, s))
+        pixels = F.pad(squares.permute(0, 2, 4, 1, 3, 5).flatten(3), (0, fill)).permute(0, 3, 1, 2)
+        taps = F.pad(self.weight, (0, -wide % s, 0, -high % s)).unflatten(3, (-1, s)).unflatten(2, (-1, s))
+        weight = F.pad(taps.permute(0, 2, 4, 1, 3, 5).flatten(3), (0, fill)).permute(0, 3, 1, 2)
+        return F.conv2d(pixels, weight, self.bias)
+
+
+def fold_strided(module: nn.Module) -> int:
+    """Fold the narrow convolutions of a network that have a stride and large patches, in place; returns how many there were."""
+    narrow = [layer for layer in module.modules() if is_narrow(layer)]
+    found = [layer for layer in narrow if layer.stride in ((2, 2), (3, 3)) and _patch(layer) > SMALL_PATCH]
+    for layer in found:
+        layer.__class__ = FoldedConv2d
+    return len(found)
 
 
 class StridedConv2d(nn.Conv2d):
@@ -201,7 +238,7 @@ class PixelOrder:
         return moved
 
 
-COPIED = (nn.Conv2d, nn.Linear, NarrowConv2d, StridedConv2d, UnbiasedConv2d)
+COPIED = (nn.Conv2d, nn.Linear, FoldedConv2d, NarrowConv2d, StridedConv2d, UnbiasedConv2d)
 """Layers that compute with bfloat16 copies of their parameters."""
 
 

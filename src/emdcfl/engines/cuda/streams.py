@@ -27,8 +27,8 @@ from emdcfl.core.schema import finite
 from emdcfl.core.tasks import Fit, Training, trained
 from emdcfl.engines.cuda.compiling import batch, objective
 from emdcfl.engines.cuda.compiling import compiled as made
-from emdcfl.engines.cuda.fused import fuse
-from emdcfl.engines.cuda.layers import PixelOrder, copy_low, keep_permuted, multiply_narrow, multiply_strided, pool_first
+from emdcfl.engines.cuda.fused import exchange_pools, fuse
+from emdcfl.engines.cuda.layers import PixelOrder, copy_low, fold_strided, keep_permuted, multiply_narrow, multiply_strided, pool_first
 from emdcfl.engines.cuda.resident import Samples
 from emdcfl.engines.local.schedule import schedule
 from emdcfl.engines.local.staged import Outcome
@@ -71,6 +71,7 @@ class StreamTrainer:
         self.module, self.layout, self.samples, self.low, self.compiled = module, layout, samples, low, compiled
         channels: dict[str, int] = {}
         if compiled:
+            fold_strided(module)
             multiply_narrow(module)
             multiply_strided(module)
             pool_first(module, head=find_head(module))
@@ -78,6 +79,8 @@ class StreamTrainer:
         self._order = PixelOrder(layout, channels)
         full = copy_low(module) if compiled and low else {}
         fuse(module)
+        if full:
+            exchange_pools(module)
         self.stream = torch.cuda.Stream(device)
         self.plan = Plan.empty(steps, width, device)
         self.counter = torch.zeros(1, dtype=torch.int64, device=device)
@@ -175,19 +178,15 @@ class StreamTrainer:
     def step(self, width: int, *, compiled: bool = False) -> None:
         """Take one SGD step, as in ``local_sgd``; graphs capture this."""
         name, training = self.key
-        index = self.plan.index.index_select(0, self.counter)[0, :width]
-        scale, last = (t.index_select(0, self.counter)[0, :width] for t in (self.plan.scale, self.plan.last))
+        index, scale, last = (row[:width] for row in self._take())
         prepare, evaluate = (made(batch), made(objective)) if compiled else (batch, objective)
         x, y = prepare(self.samples, index, self.low)
         with torch.autocast("cuda", dtype=torch.bfloat16, enabled=self.low, cache_enabled=False):
-            value, losses = evaluate(self.module, x, y, scale)
+            value, reported = evaluate(self.module, x, y, scale, last)
         gradients = torch.autograd.grad(value, self.leaves)
         with torch.no_grad():
             # the kernels need weight, gradient and velocity with the same strides
-            gradients = tuple(
-                g if g.stride() == w.stride() else torch.empty_like(w, dtype=g.dtype).copy_(g)
-                for w, g in zip(self.weights, gradients, strict=True)
-            )
+            gradients = tuple(laid_as(w, g) for w, g in zip(self.weights, gradients, strict=True))
             terms = self.terms[name]
             if self._copies and (terms.prox or terms.cosine):
                 gradients = tuple(g.float() for g in gradients)
@@ -198,8 +197,18 @@ class StreamTrainer:
                 update_copies(self.weights, gradients, self.velocity, self.leaves, training)
             else:
                 fused_sgd(self.weights, list(gradients), self.velocity, training)
-            self.total += (losses * last).sum()
-            self.counter += 1
+            self.total += reported
+
+    def _take(self) -> tuple[Tensor, ...]:
+        """Return this step's row of the plan, and count the step."""
+        rows = self.plan.index, self.plan.scale, self.plan.last
+        if self.compiled:
+            from emdcfl.engines.cuda.kernels import take  # needs triton, which machines without a GPU lack
+
+            return take(rows, self.counter)
+        found = tuple(row.index_select(0, self.counter)[0] for row in rows)
+        self.counter += 1
+        return found
 
     def capture(self) -> None:
         """Capture the step for batch widths that are frequent in this training and have no graph yet; the training state is restored."""
@@ -229,6 +238,14 @@ class StreamTrainer:
     def _full(self) -> int:
         """The batch width that is compiled: that of a full batch."""
         return self.key[1].batch_size if self.layout.batch_statistics else self.plan.index.shape[1]
+
+
+def laid_as(weight: Tensor, gradient: Tensor) -> Tensor:
+    """Return a gradient with the strides of its weight; a copy only where numbers lie in another order."""
+    strides = zip(weight.shape, weight.stride(), gradient.stride(), strict=True)
+    if all(size == 1 or mine == other for size, mine, other in strides):
+        return gradient.as_strided(weight.shape, weight.stride())
+    return torch.empty_like(weight, dtype=gradient.dtype).copy_(gradient)
 
 
 @contextmanager
