@@ -61,8 +61,6 @@ class Wanted:
         batch = 128 if "mnist" in self.scenario else 64
         trained = {"run.rounds": 10, "training.local_epochs": 10, "training.batch_size": batch, "run.participants": None}
         asked: dict[str, Any] = {**trained, **dict(self.settings)}
-        if given.get("tolerance") == "auto":
-            asked["method.match_classes"] = True  # rows without it are older, and calibrated with samples as drawn
         return {"scenario.name": self.scenario, "method.name": name, "run.seed": self.seed, **asked} | {
             f"method.{key}": _number(value) for key, value in given.items()
         }

@@ -97,14 +97,6 @@ def test_a_run_that_takes_too_long_is_stopped(tmp_path: Path, fake: list[str], m
     assert [run.seed for run in work.failed] == [0]
 
 
-def test_rows_calibrated_with_samples_as_drawn_are_run_again() -> None:
-    row = next(r for r in read_results(DATA / "pacs.jsonl") if r["settings"]["method"].get("tolerance") == "auto")
-    row["settings"]["method"].pop("match_classes", None)
-    assert not any(run.is_row(row) for run in paper.queue())
-    row["settings"]["method"]["match_classes"] = True
-    assert [run.method for run in paper.queue() if run.is_row(row)] == ["emdcfl:tolerance=auto"]
-
-
 def test_time_is_up(tmp_path: Path, fake: list[str]) -> None:
     work = paper.Queue(tmp_path, [], at_once=1, device="cpu")
     work.play(0.0)
