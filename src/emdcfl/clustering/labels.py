@@ -67,20 +67,24 @@ def match_labels(new: Any, old: Any, k: int) -> Labels:
 
 
 def adjusted_rand(truth: Any, labels: Any) -> float:
-    """Adjusted Rand index; where the truth is a single group, 1 for a single cluster and 0 otherwise.
+    r"""Adjusted Rand index (Hubert and Arabie, 1985); where the truth is a single group, 1 for a single cluster and 0 otherwise.
 
-    (The index itself is 0 or undefined there, whatever was predicted.)
+    (The index itself is 0 or undefined there, whatever was predicted.) Of the ordered pairs of clients, let a be in one group and in one
+    cluster, b and c in one of them only, and d in neither: :math:`2(ad - bc) / ((a + b)(b + d) + (a + c)(c + d))`.
 
     Examples
     --------
     >>> adjusted_rand([0, 0, 1, 1], [5, 5, 2, 2]), adjusted_rand([0, 0, 0], [0, 0, 0]), adjusted_rand([0, 0, 0], [0, 0, 1])
     (1.0, 1.0, 0.0)
     """
-    from sklearn.metrics import adjusted_rand_score
-
     t, p = first_appearance(np.asarray(truth).tolist()), first_appearance(np.asarray(labels).tolist())
     if t.shape != p.shape or t.size == 0:
         raise DataError(f"expected one true group and one cluster per client, got {t.size} and {p.size}")
     if t.max() == 0:
         return float(p.max() == 0)
-    return float(adjusted_rand_score(t, p))
+    counts = np.zeros((t.max() + 1, p.max() + 1), dtype=np.int64)
+    np.add.at(counts, (t, p), 1)
+    both, groups, clusters = (int((n**2).sum()) for n in (counts, counts.sum(1), counts.sum(0)))
+    a, b, c = both - t.size, groups - both, clusters - both
+    d = t.size**2 - both - b - c
+    return 2.0 * (a * d - b * c) / ((a + b) * (b + d) + (a + c) * (c + d)) if b or c else 1.0
