@@ -42,7 +42,7 @@ def test_a_changed_or_foreign_file_is_stale(tmp_path: Path) -> None:
 def test_rows_are_taken_once_and_replace_older_ones_where_asked(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     old = read_results(DATA / "pacs.jsonl")[0]
-    new = {**old, "config": "another engine", "settings": {**old["settings"], "engine": {**old["settings"]["engine"], "precision": "fp32"}}}
+    new = {**old, "config": "another engine", "settings": {**old["settings"], "engine": {**old["settings"]["engine"], "streams": 3}}}
     other = {**old, "config": "another seed", "seed": old["seed"] + 1}
     for name, rows in (("old", [old]), ("new", [new, other])):
         (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"config": "cut o')

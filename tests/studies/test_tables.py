@@ -107,6 +107,8 @@ def test_settings_that_differ_are_named() -> None:
     assert found.rows == ("EMD-CFL (tolerance 0.025)", "EMD-CFL (tolerance auto)", "FedAvg")
     rounds = build([row("fedavg"), row("fedavg", run={"rounds": 2})])
     assert set(rounds.rows) == {"FedAvg (rounds 10)", "FedAvg (rounds 2)"}
+    rounded = build([row("fedavg"), row("fedavg", engine={"precision": "bf16"})])
+    assert set(rounded.rows) == {"FedAvg (precision fp32)", "FedAvg (precision bf16)"}
 
 
 def test_a_preset_is_named_and_not_spelled_out() -> None:

@@ -194,9 +194,8 @@ def _row_settings(row: ResultRow) -> dict[str, Any]:
     settings = row["settings"]
     tuning = {"personalize": settings["personalize"]} if is_fine_tuned(row) else {}
     trust = {key: value for key, value in settings.get("trust", {}).items() if getattr(Trust, key, value) != value}
-    return flat(
-        {"method": settings["method"], "training": settings["training"], "rounds": settings["run"]["rounds"], "trust": trust, **tuning}
-    )
+    how = {"rounds": settings["run"]["rounds"], "precision": settings.get("engine", {}).get("precision", "fp32")}
+    return flat({"method": settings["method"], "training": settings["training"], "trust": trust, **how, **tuning})
 
 
 def is_fine_tuned(row: ResultRow) -> bool:
