@@ -154,7 +154,6 @@ def one(data: bytes) -> None:
     except EmdcflError:
         return  # no message can hold it
     here.permitted = None
-    here.held.state.begin(-1)
     message = Message(content=content, message_type=f"query.{task}", dst_node_id=1)
     said = codec.decode(app(message, Context(1, 1, {}, RecordDict(), {})).content)
     assert isinstance(said, dict) and said.get("client") == NAME, said

@@ -6,34 +6,9 @@ import torch
 from tests.tiny import client, same_bits, tiny
 
 from emdcfl.core import client as clients
-from emdcfl.core.client import TASKS, PrivateState, task
+from emdcfl.core.client import TASKS, task
 from emdcfl.core.errors import DataError
 from emdcfl.core.schema import Field
-
-
-def test_a_repeated_round_finds_what_the_first_try_found() -> None:
-    state = PrivateState()
-    state.begin(1)
-    state.put("x", "after round 1")
-    assert state.get("x") is None
-    state.begin(1)  # another task of the round, or the round again
-    assert state.get("x", "nothing") == "nothing"
-    state.begin(2)
-    assert state.get("x") == "after round 1"
-    state.put("x", "after round 2")
-    state.begin(2)
-    assert state.get("x") == "after round 1"
-    state.begin(3)
-    assert state.get("x") == "after round 2"
-
-
-def test_what_an_abandoned_later_round_left_is_dropped() -> None:
-    state = PrivateState()
-    state.begin(5)
-    state.put("x", 1)
-    state.begin(4)
-    state.begin(5)
-    assert state.get("x") is None
 
 
 def test_samples_are_drawn_once_nest_and_do_not_follow_the_order_of_the_data() -> None:

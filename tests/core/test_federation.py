@@ -38,12 +38,6 @@ def lost(reply: Any) -> Failure:
     return Failure("site-1", "train", 1, "no answer")
 
 
-@task(phase="evaluate", returns={"value": Field(int), "kept": Field(int)})
-def remember(client: Client, *, value: int) -> Reply:
-    client.state.put("value", value)
-    return {"value": value, "kept": client.state.get("value", -1)}
-
-
 @task(phase="evaluate", returns={"value": Field(int)})
 def stumble(client: Client, *, value: int) -> Reply:
     if client.name == "site-2":
@@ -198,16 +192,6 @@ def test_describe_asks_once() -> None:
     about = fed.describe(["site-1", "site-2"])
     assert asked == [("describe", f"site-{i}") for i in range(3)]
     assert {c: (r["n"], r["m"], len(r["key"])) for c, r in about.items()} == {"site-1": (80, 70, 32), "site-2": (80, 70, 32)}
-
-
-def test_private_state_is_committed_by_the_next_round() -> None:
-    fed = federation()
-    kept = []
-    for index, value in ((1, 10), (1, 11), (2, 20), (2, 21), (3, 30)):
-        fed.begin(index)
-        kept.append(fed.run(remember, {"site-0": {"value": value}})["site-0"]["kept"])
-        fed.describe(["site-0"])
-    assert kept == [-1, -1, 11, 11, 21]
 
 
 def test_initial_models_differ_by_number_and_follow_the_seed() -> None:

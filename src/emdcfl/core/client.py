@@ -1,4 +1,4 @@
-"""A client: one site's data, a network to compute with, its private state, its keyed generators; and the register of tasks.
+"""A client: one site's data, a network to compute with, its keyed generators; and the register of tasks.
 
 A task is a plain function ``f(client, **inputs) -> dict`` of tensors, numbers, text and dicts of them that runs where the data
 live. The built-in ones are in ``tasks.py``; a method adds its own with the same decorator, in its own file. Tasks know neither the
@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, ParamSpec, Protocol, TypeVar
 
 import numpy as np
@@ -34,34 +34,8 @@ CACHED_BATCH = 32
 """Images that a CPU evaluates at once: its caches hold their activations. With 256, CNNs take 1.1 to 2.2 times as long."""
 
 
-@dataclass
-class PrivateState:
-    """What a client keeps at home, committed only when a later round's request arrives.
-
-    A round that is repeated (a lost reply, a resumed server) therefore finds what the first try found.
-    """
-
-    committed: dict[str, Any] = field(default_factory=dict)
-    pending: dict[str, Any] = field(default_factory=dict)
-    round: int = -1
-
-    def begin(self, round: int) -> None:
-        if round == self.round:  # another task of this round, or the same one again
-            return
-        if round > self.round:
-            self.committed |= self.pending
-        self.pending = {}
-        self.round = round
-
-    def get(self, name: str, default: Any = None) -> Any:
-        return self.committed.get(name, default)
-
-    def put(self, name: str, value: Any) -> None:
-        self.pending[name] = value
-
-
 class Client:
-    """One site: its data, a network to compute with, its private state and its keyed generators.
+    """One site: its data, a network to compute with and its keyed generators.
 
     The network may be shared by the clients of one process: tasks load what they need. The seed is the run's, known to everybody; the
     secret is known to this node alone, and ``run``, the run's name, separates what it derives from it. ``"bf16"`` computes forward and
@@ -83,7 +57,6 @@ class Client:
         self.seed, self.secret, self.run, self.precision = seed, secret, run, precision
         self.wary = False  # whether it looks for models made to show its projection
         self.session: NodeSecret | None = None  # of this run alone, deleted after it; a simulation has none
-        self.state = PrivateState()
         self.most_epsilon: float | None = None  # the largest ε per release its operator lets embeddings leave with; None: any, or no noise
         self.withheld: frozenset[str] = frozenset()  # tasks its operator refuses; a task that would send the same data refuses too
         self.distrusted: dict[str, str] = {}  # partners whose key, as relayed now, is not the one this node knows, and why
@@ -93,9 +66,8 @@ class Client:
         self._drawn: dict[tuple[object, ...], Tensor] = {}
 
     def begin(self, round: int) -> None:
-        """Enter a round: generators and private state refer to it from here on."""
+        """Enter a round: generators refer to it from here on."""
         self.round = round
-        self.state.begin(round)
 
     def generator(self, purpose: str, *, round: int | None = None) -> np.random.Generator:
         """Return the generator for one purpose in this round (or a given one; 0 = drawn once per run)."""

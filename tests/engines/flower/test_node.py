@@ -23,7 +23,6 @@ from tests.engines.flower.loopback import LoopbackGrid
 from emdcfl.apps import server
 from emdcfl.apps.options import Options
 from emdcfl.cli import main
-from emdcfl.core.client import PrivateState
 from emdcfl.core.errors import ClientError, ConfigError, DataError
 from emdcfl.core.tasks import Training
 from emdcfl.data import scenarios
@@ -31,7 +30,7 @@ from emdcfl.data.own import load_folder
 from emdcfl.data.own.cleaning import Cleaning
 from emdcfl.engines.flower.messages import MessageSettings
 from emdcfl.engines.flower.node.data import read_site
-from emdcfl.engines.flower.node.home import HomeNode, read_config, read_state, write_state
+from emdcfl.engines.flower.node.home import HomeNode, read_config
 from emdcfl.engines.flower.node.policy import TASKS, PolicyError
 from emdcfl.engines.flower.node.serve import make_app
 from emdcfl.engines.flower.node.survey import MEASURE, answer_survey
@@ -84,32 +83,6 @@ def test_without_node_toml_the_defaults_protect(tmp_path: Path) -> None:
     config = read_config(tmp_path / "node.toml")
     assert not {"embed", "deposit", "data_subspace"} & set(config.policy.tasks)
     assert not config.details
-
-
-def test_private_state_survives_a_restart_and_a_repeated_round(tmp_path: Path) -> None:
-    path = tmp_path / "state" / "x.safetensors"
-    state = PrivateState()
-    state.begin(1)
-    state.put("own", {"theta": torch.arange(3.0), "note": b"\x00\x01", "n": 4})
-    write_state(path, state)
-    again = read_state(path)
-    again.begin(1)
-    assert again.get("own") is None
-    write_state(path, again)
-    later = read_state(path)
-    later.begin(2)
-    kept = later.get("own")
-    assert torch.equal(kept["theta"], torch.arange(3.0))
-    assert (kept["note"], kept["n"]) == (b"\x00\x01", 4)
-
-
-def test_nothing_to_keep_leaves_no_file_and_damage_is_told(tmp_path: Path) -> None:
-    path = tmp_path / "x.safetensors"
-    write_state(path, PrivateState())
-    assert not path.exists()
-    path.write_bytes(b"damaged")
-    with pytest.raises(DataError, match="damaged"):
-        read_state(path)
 
 
 JOB = {"run": "r", "seed": 0, "precision": "fp32", "threads": 1}

@@ -1,7 +1,7 @@
 """A federation whose clients are Flower nodes. A task is a ``query.<task>`` message; everything else is as in one process.
 
 Every request has its own deadline. Replies are matched by message id, never by node; every error becomes a failure that names the client.
-Repeating a task does no harm: its randomness is keyed, and a node commits its private state in the next round. So a request whose node or
+Repeating a task does no harm: its randomness is keyed, and a client keeps nothing of it. So a request whose node or
 reply was lost is sent again if the client is connected.
 
 Each message costs a node processor time and the round seconds, so requests that can wait travel along with others: the description with

@@ -1,4 +1,4 @@
-"""A node: one client's data, secret and private state on its own machine. Each message may be handled by a new process.
+"""A node: one client's data and secret on its own machine. Each message may be handled by a new process.
 
 A node's *home* is a folder::
 
@@ -6,7 +6,7 @@ A node's *home* is a folder::
     secret.key           32 random bytes, mode 600; drawn on first use, never sent
     partners.toml        fingerprints of the partners' keys (trust = "first-use" or "pinned")
     state/site/…         this site's samples as the network takes them, so that files are decoded once
-    state/<run>/…        the client's private state, the run's key, and a count of what it has released in this run
+    state/<run>/…        the run's key, and a count of what it has released in this run
     state/released.json  what it has released in all (``releases.py``)
     state/log.jsonl      what it released and refused, in words (``log.py``)
 
@@ -15,23 +15,18 @@ The *job* comes with every request: the run's name, seed and precision, the netw
 
 from __future__ import annotations
 
-import base64
-import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from emdcfl.core.checks import check_options
-from emdcfl.core.client import TASKS, Client, PrivateState
-from emdcfl.core.codec import Packed, pack, unpack
-from emdcfl.core.errors import ClientError, ConfigError, DataError
-from emdcfl.core.keys import NodeSecret, digest, global_seed
+from emdcfl.core.client import TASKS, Client
+from emdcfl.core.errors import ConfigError
+from emdcfl.core.keys import NodeSecret, global_seed
 from emdcfl.core.params import Network
 from emdcfl.data.own.cleaning import CLEANING, REGRESSION, Cleaning
 from emdcfl.data.own.splitting import SplitRule
@@ -63,7 +58,7 @@ class Node(Protocol):
         ...
 
     def keep(self, client: Client) -> None:
-        """Store the client's private state."""
+        """Store what the node must remember of the client's partners."""
         ...
 
     def note(self, kind: str, request: Any, answer: Mapping[str, Any], *, refused: bool) -> None:
@@ -166,13 +161,13 @@ class HomeNode:
         return client
 
     def _make(self, job: Mapping[str, Any]) -> Client:
-        """Build the client: its site, a network, and its private state in this run."""
+        """Build the client: its site and a network."""
         site, preprocess = self._site(job), Preprocess.from_dict(job["preprocess"])
         with global_seed(0):
             network = Network(ModelRecipe.from_dict(job["model"]), pick_device(self.config.device))
         seed, run, precision = int(job["seed"]), str(job["run"]), str(job["precision"])
         client = Client(site, network, preprocess, seed=seed, secret=self.secret, run=run, precision=precision)
-        client.state, client.most_epsilon = read_state(self._state(run)), self.config.privacy_epsilon
+        client.most_epsilon = self.config.privacy_epsilon
         counted = Releases(self.home / "state", run)
         client.session, client.projections, client.wary = counted.session(), counted.projections(), not self.config.policy.crafted_models
         client.withheld = frozenset(TASKS) - set(self.config.policy.answered)
@@ -186,10 +181,6 @@ class HomeNode:
 
     def keep(self, client: Client) -> None:
         Releases(self.home / "state", client.run).keep_projections(client.projections or {})
-        write_state(self._state(client.run), client.state)
-
-    def _state(self, run: str) -> Path:
-        return Releases(self.home / "state", run).folder / f"{digest(self.name).hex()[:16]}.safetensors"
 
 
 def read_config(path: Path) -> NodeConfig:
@@ -202,30 +193,3 @@ def read_config(path: Path) -> NodeConfig:
         raise ConfigError(f"{path}: cannot read the node's config: {error}") from error
     policy = read_policy(raw.pop("policy", {}), f"{path}: policy")
     return NodeConfig(**check_options(NodeConfig, raw, f"{path}: node"), policy=policy)
-
-
-def write_state(path: Path, state: PrivateState) -> None:
-    """Write a private state in one step; an empty one leaves no file."""
-    if not state.committed and not state.pending:
-        return
-    packed = pack({"committed": state.committed, "pending": state.pending, "round": state.round})
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    temporary = path.with_suffix(".tmp")
-    blobs = [base64.b64encode(blob).decode() for blob in packed.blobs]
-    tensors = {str(i): tensor.detach().cpu().contiguous() for i, tensor in enumerate(packed.tensors)}
-    save_file(tensors, temporary, {"skeleton": json.dumps(packed.skeleton), "blobs": json.dumps(blobs)})
-    temporary.replace(path)
-
-
-def read_state(path: Path) -> PrivateState:
-    """Read a private state back; empty if there is none."""
-    if not path.exists():
-        return PrivateState()
-    try:
-        with safe_open(path, framework="pt") as file:
-            about = file.metadata()
-            tensors = [file.get_tensor(str(i)) for i in range(len(file.keys()))]
-        value = unpack(Packed(json.loads(about["skeleton"]), tensors, [base64.b64decode(b) for b in json.loads(about["blobs"])]))
-        return PrivateState(value["committed"], value["pending"], value["round"])
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError, ClientError) as error:
-        raise DataError(f"{path}: the client's private state is damaged ({error}); delete the file to start with an empty one") from error
