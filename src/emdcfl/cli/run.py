@@ -97,11 +97,8 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON and nothing else.")] = False,
 ) -> None:
     """Run one method on one scenario and leave a run directory."""
-    from emdcfl.paper.merging import write_quick_merging
-    from emdcfl.report.load_run import read_run
     from emdcfl.runs import runner
     from emdcfl.runs.plan import refuse_numbers
-    from emdcfl.runs.store import RunStore
     from emdcfl.runs.verdict.baselines import run_baselines
 
     flags = whose_data(scenario, data, own) | config_keys(
@@ -109,14 +106,7 @@ def run(
         participants=participants, hold_out=None if hold_out is None else [name.strip() for name in hold_out.split(",")],
         scale=scale, device=device, workers=workers, engine="flower" if engine is None and federation is not None else engine,
     )  # fmt: skip
-    given = config is not None or bool(set_) or any(value is not None for key, value in flags.items() if key != "engine.name")
-    if resume and out is not None and not given:  # with the run's own config, wherever its clients are
-        store = RunStore.read(out)
-        chosen = store.config() if trust_model else store.foreign_config()
-    else:
-        if federation is not None and config is None and (federation / "run.toml").is_file():
-            config = federation / "run.toml"
-        chosen = build_config(config, flags, set_ or [])
+    chosen = _choose(config, flags, set_ or [], federation, resumed=out if resume else None, trust_model=trust_model)
     what = _called(chosen)
     place = out or Path("runs") / f"{what}-{chosen.method.name}-seed{chosen.run.seed}"
     compare = baselines and chosen.scenario.name in (OWN_FILES, AT_NODES) and chosen.method.name not in BASELINES
@@ -139,17 +129,40 @@ def run(
         if compare and not remote:  # else the federation has trained them, as far as its nodes took part
             say("for comparison: one model for all (fedavg), then every site alone (local)")
             run_baselines(result, observer=live, keep=keep_baselines)
-    if not remote:
-        write_quick_merging(result)
-    others = {name: other.summary for name, other in read_run(place).baselines.items()} if compare else {}
-    _finish(console, result, others, place, as_json=as_json)
+    _finish(console, result, place, merging=not remote, baselines=compare, as_json=as_json)
 
 
-def _finish(console: Console, result: Result, others: Mapping[str, Mapping[str, Any]], place: Path, *, as_json: bool) -> None:
-    """Write the report and show what came out."""
+def _choose(
+    config: Path | None,
+    flags: Mapping[str, Any],
+    settings: Sequence[str],
+    federation: Path | None,
+    *,
+    resumed: Path | None,
+    trust_model: bool,
+) -> Config:
+    """Return the config of the run that is resumed if nothing else was said, else what file (or the federation's) and flags say."""
+    from emdcfl.runs.store import RunStore
+
+    given = config is not None or bool(settings) or any(value is not None for key, value in flags.items() if key != "engine.name")
+    if resumed is not None and not given:  # wherever its clients are
+        store = RunStore.read(resumed)
+        return store.config() if trust_model else store.foreign_config()
+    if federation is not None and config is None and (federation / "run.toml").is_file():
+        config = federation / "run.toml"
+    return build_config(config, flags, settings)
+
+
+def _finish(console: Console, result: Result, place: Path, *, merging: bool, baselines: bool, as_json: bool) -> None:
+    """Write the report and show what came out, beside the baselines where there are some."""
+    from emdcfl.paper.merging import write_quick_merging
     from emdcfl.report import write_report
+    from emdcfl.report.load_run import read_run
     from emdcfl.runs.outputs import read_reading, write_summary
 
+    if merging:
+        write_quick_merging(result)
+    others = {name: other.summary for name, other in read_run(place).baselines.items()} if baselines else {}
     reading = read_reading(place) if result.summary["clusters"] is not None else None
     told = {topic.lower().replace(" ", "_"): said for topic, said in in_brief(result.summary, reading, others)}
     summary = {**result.summary, "answers": told}
