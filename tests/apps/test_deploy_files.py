@@ -47,6 +47,8 @@ def test_only_the_proxy_is_reached_from_outside_and_passes_the_fleet_interface_a
     assert "wget" not in services["proxy"]["healthcheck"]["test"]  # it fails on 404, and nobody but a node gets another answer
     conf = (DEPLOY / "nginx.conf").read_text(encoding="utf-8")
     assert re.findall(r"location (\S+) \{\s*(\S+)", conf) == [("/v1/fleet/", "proxy_pass"), ("/", "return")]
+    mounted = {volume.removesuffix(":ro").rpartition(":")[2] for volume in services["proxy"]["volumes"]}
+    assert mounted == {"/etc/nginx/emdcfl.conf", *re.findall(r"/certificates/[\w.]+", conf)}  # and no key of the certificate authority
     assert "X-Forwarded-For" in conf and conf.count("{") == conf.count("}")
 
 
