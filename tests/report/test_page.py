@@ -291,8 +291,11 @@ def test_a_comparison_of_numbers_too_few_for_intervals_names_no_percent(tmp_path
     rows = [{**row, "r2": {**score, "samples": 2, "variants": {"test": score}}}]
     rows.append({**rows[0], "method": "fedavg", "config": "1" * 64, "r2": {**rows[0]["r2"], "mean": 0.4}})
     (tmp_path / "results.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows), encoding="utf-8")
-    (headline,) = re.findall(r"<h1>(.*)</h1>", render(tmp_path))
+    page = render(tmp_path)
+    (headline,) = re.findall(r"<h1>(.*)</h1>", page)
     assert "R² 0.62" in headline and "%" not in headline
+    first = {head: order for order, head in re.findall(r'data-first="(\w+)"><button type="button">([^<]+)', page)}
+    assert (first["Avg R²"], first["RMSE"]) == ("descending", "ascending")  # the best on top
 
 
 def test_same_run_same_page(tmp_path: Path) -> None:
