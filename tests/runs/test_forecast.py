@@ -69,6 +69,11 @@ def test_the_speed_is_measured_without_touching_the_run() -> None:
     assert torch.equal(run(own).serving.models, without)
 
 
+def test_a_site_without_validation_data_is_measured_too() -> None:
+    found = measure_speed(plan(Config(method=Choice("fedavg")), tiny(val=(70, 0))))
+    assert min(found.train, found.forward) > 0
+
+
 def test_neither_preparations_nor_an_interruption_count(monkeypatch: pytest.MonkeyPatch) -> None:
     now, durations = [0.0], iter([0.6, 0.1, 0.1, 0.3, 5.0])
 

@@ -167,10 +167,10 @@ def _timed(work: Callable[[], Any]) -> tuple[Any, float]:
 
 
 def _small(scenario: Scenario, clients: int) -> Scenario:
-    """Return a few clients of middling size, with the first samples of each split."""
+    """Return a few clients of middling size, with the first samples of each split; who has no validation data scores training data."""
     order = sorted(scenario.sites, key=lambda site: len(site.train))
     begin = max(0, (len(order) - clients) // 2)
-    sites = tuple(replace(s, train=_first(s.train), val=_first(s.val)) for s in order[begin : begin + clients])
+    sites = tuple(replace(s, train=_first(s.train), val=_first(s.val if len(s.val) else s.train)) for s in order[begin : begin + clients])
     return replace(scenario, sites=sites, groups=None, scored=None)
 
 
