@@ -59,7 +59,7 @@ def play(scenario: str, method: str, seed: int, precision: str, device: str, rou
 
 def settle(out: Path, *wanted: Any) -> dict[str, Any]:
     """Return a run's result, from its file where it has been played already."""
-    file = out / ("-".join(str(part) for part in wanted[:4]) + ".json")
+    file = out / ("-".join(str(part) for part in wanted) + ".json")
     if not file.exists():
         result = play(*wanted)
         draft = file.with_suffix(".part")
