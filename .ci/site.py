@@ -13,7 +13,7 @@ import posixpath
 import re
 import textwrap
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
@@ -90,10 +90,15 @@ def on_post_build(config: MkDocsConfig) -> None:
     """Write the list of versions that the menu reads, and send the front page to the newest."""
     version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     built = Path(config.site_dir)
-    names = sorted((path.name for path in built.parent.iterdir() if path.is_dir()), key=lambda name: (name == LATEST, name), reverse=True)
+    names = newest_first(path.name for path in built.parent.iterdir() if path.is_dir())
     listed = [{"version": name, "title": f"{version} ({LATEST})" if name == LATEST else name, "aliases": []} for name in names]
     (built.parent / "versions.json").write_text(json.dumps(listed), encoding="utf-8")
     (built.parent / "index.html").write_text(f'<meta http-equiv="refresh" content="0; url={names[0]}/index.html">\n', encoding="utf-8")
+
+
+def newest_first(names: Iterable[str]) -> list[str]:
+    """Sort versions as numbers, so that 0.10 is above 0.9; the latest is above all."""
+    return sorted(names, key=lambda name: (name == LATEST, [int(n) for n in re.findall(r"\d+", name)], name), reverse=True)
 
 
 def relinked(text: str, source: str, place: str) -> str:

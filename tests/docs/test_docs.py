@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import pkgutil
 import re
 import shlex
@@ -217,3 +217,13 @@ def test_the_site_has_every_page_and_the_gallery_its_examples() -> None:
     there = {path.relative_to(ROOT / "docs").with_suffix("").as_posix() for path in (ROOT / "docs").rglob("*.md")}
     shown = {page for page in there if not page.startswith("results/tables/") and page != "README"}
     assert set(nav) == made | shown
+
+
+def test_the_menu_of_versions_has_the_newest_on_top() -> None:
+    for needed in ("mkdocs", "latex2mathml"):
+        pytest.importorskip(needed, reason="needs the extra emdcfl[docs]")
+    spec = importlib.util.spec_from_file_location("site_hooks", ROOT / ".ci" / "site.py")
+    assert spec is not None and spec.loader is not None
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    assert hooks.newest_first(["0.9", "latest", "0.10", "1.0"]) == ["latest", "1.0", "0.10", "0.9"]
