@@ -57,6 +57,16 @@ def test_frames_are_read_as_their_files_are(tmp_path: Path) -> None:
     assert files.classes == ("ill", "well") and files.sites[0].train.x.shape[1] == 2 + 1 + 2  # one column has gaps, one is text
 
 
+def test_dates_written_as_text_and_marks_of_gaps_in_frames_are_read_as_in_files(tmp_path: Path) -> None:
+    about: dict[str, Any] = {"label": "outcome", "date": ["seen"], "missing": ["-1"], "split": "time:day"}
+    days = pd.date_range("2024-01-01", periods=120)
+    table = frame().assign(day=days.strftime("%Y-%m-%d"), seen=days.strftime("%d.%m.%Y"), dose=-1)
+    table.to_csv(tmp_path / "all.csv", index=False)
+    files = emdcfl.scenarios.build("folder", path=str(tmp_path / "all.csv"), client="hospital", **about)
+    assert same(files, scenario_of(table, client="hospital", **{**about, "date": ["seen", "day"]}))
+    assert torch.equal(encode(table, files.encoding)[:3], encode(table.head(3), files.encoding))
+
+
 @pytest.mark.parametrize("gap", [np.nan, None])
 @pytest.mark.parametrize("words", [("ill", "well"), (0.0, 1.0)])
 def test_a_gap_in_y_is_no_class(words: tuple[Any, Any], gap: Any) -> None:

@@ -161,7 +161,7 @@ def load(folder: str | Path, *, clients: Clients | None = None, trust_model: boo
     truth = found.summary["groups"]
     groups = None if truth is None else dict(zip(found.clients, truth, strict=True))
     model = found.about.recipe.name
-    about = {name: value for name, value in found.config.scenario.options.items() if name in (*OPTIONS, "task")}
+    about = {name: value for name, value in found.config.scenario.options.items() if name in OPTIONS}
     source, scenario = read_clients(clients, groups, model if model in BUILDERS else None, found.config.run.seed, about)
     if source != found.config.scenario:
         raise DataError(f"{folder}: the run had other data than those given; give what 'fit' was given")

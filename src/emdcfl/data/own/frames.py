@@ -17,11 +17,11 @@ from emdcfl.core.errors import DataError
 from emdcfl.core.optional import arrow
 from emdcfl.data.own.arrays import true_groups
 from emdcfl.data.own.checking.leaks import leaks, repeats
-from emdcfl.data.own.cleaning import Cleaning
+from emdcfl.data.own.cleaning import CLEANING, Cleaning
 from emdcfl.data.own.folder import build_scenario, clean_reading
 from emdcfl.data.own.formats.client_tables import LABEL_NAMES, label_column, label_to_leave, labelled, shared_table
 from emdcfl.data.own.formats.quantities import check_units, common_units
-from emdcfl.data.own.formats.readers import read_units, without_marks
+from emdcfl.data.own.formats.readers import read_units, with_dates, without_marks
 from emdcfl.data.own.parts import MIXED, Note, Part, Raw
 from emdcfl.data.own.site import new_site
 from emdcfl.data.own.splitting import RANDOM, SPLIT_NAMES, SplitRule
@@ -37,7 +37,7 @@ else:
 
 WHERE = Path("frames")
 """Where the rows come from, in notes and as the scenario's name."""
-OPTIONS = ("label", "client", "split", "split_column", "group", "merge_labels", "label_map", "drop", "only", "gaps", "task")
+OPTIONS = ("label", "client", "split", "split_column", "group", *CLEANING)
 """What may be said about tables in memory, as about tables in files."""
 
 
@@ -88,6 +88,11 @@ def _with_text_names(frame: Any) -> Any:
     return frame if all(isinstance(name, str) for name in frame.columns) else frame.rename(columns=str)
 
 
+def _read(value: Any, label: str | None, cells: CellRules, origin: str) -> pa.Table:
+    """Return a table whose marks of missing values are gaps, and whose dates are dates where that was asked for."""
+    return with_dates(without_marks(as_table(value, label), cells.missing), cells, origin)
+
+
 def from_tables(
     clients: Any,
     options: Mapping[str, Any],
@@ -116,12 +121,12 @@ def from_tables(
 def _shared(clients: Any, label: str | None, column: str, rule: SplitRule, cells: CellRules) -> tuple[list[Raw], str, list[Note]]:
     """Divide one table, or one table per split, by the site column."""
     if not isinstance(clients, Mapping):
-        return shared_table(as_table(clients, label), "the frame", label, column, rule, cells)
+        return shared_table(_read(clients, label, cells, "the frame"), "the frame", label, column, rule, cells)
     parts: dict[str, dict[str, Part]] = {}
     units: dict[str, dict[str, str]] = {}
     notes: list[Note] = []
     for split, value in clients.items():
-        raws, label, more = shared_table(as_table(value, label), f"split {split!r}", label, column, RANDOM, cells)
+        raws, label, more = shared_table(_read(value, label, cells, f"split {split!r}"), f"split {split!r}", label, column, RANDOM, cells)
         notes += more
         for raw in raws:
             units[raw.name] = common_units({"the other splits": units.get(raw.name, {}), f"split {split!r}": raw.units})
@@ -148,7 +153,7 @@ def _raw(name: str, entry: Any, label: str | None, rule: SplitRule, cells: CellR
     whole = not isinstance(entry, Mapping)
     parts, notes, units = {}, [], dict[str, str]()
     for split, value in ({MIXED: entry} if whole else {SPLIT_NAMES[split]: part for split, part in entry.items()}).items():
-        table = without_marks(as_table(value, label), cells.missing)
+        table = _read(value, label, cells, f"client {name!r}")
         label = label_column(table, label, f"client {name!r}")
         table, own = read_units(table, label_to_leave(table, label, cells))
         units = common_units({"the other splits": units, f"split {split!r}": own})
@@ -178,7 +183,7 @@ def encode(value: Any, encoding: Mapping[str, Any]) -> torch.Tensor:
     """Return the rows of a frame as a run on tables stores them; a label column is ignored."""
     _check_kind(encoding)
     reader = TableEncoding.from_dict(encoding)
-    table, units = read_units(without_marks(as_table(value), reader.missing), [encoding["label"], *dict(reader.cells.words)])
+    table, units = read_units(_read(value, None, reader.cells, "the frame"), [encoding["label"], *dict(reader.cells.words)])
     check_units(units, reader.units, "the frame")
     gaps = np.flatnonzero(~reader.usable(table)).tolist()
     if gaps:

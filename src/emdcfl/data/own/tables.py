@@ -158,7 +158,8 @@ class TableEncoding:
         kinds = dict(zip(table.column_names, table.schema.types, strict=True))
         for _, column in columns:
             if not is_numeric(kinds[column.name]):
-                raise DataError(f"column {column.name!r} of {origin} must hold numbers, as in training; it holds {kinds[column.name]}")
+                expected = "must hold numbers or dates, as in training"
+                raise DataError(f"column {column.name!r} of {origin} {expected}, got {kinds[column.name]}; convert it")
         numbers = number_matrix(table, [column.name for _, column in columns])
         gaps = np.isnan(numbers)
         with np.errstate(over="ignore"):

@@ -97,10 +97,16 @@ def read_file(path: Path, cells: CellRules = AS_WRITTEN) -> pa.Table:
     if twice is not None:
         raise DataError(f"{path} has two columns {'of the same name' if like_data(table) else f'named {twice!r}'}: rename one")
     _check_range(table, path)
+    return with_dates(table, cells, str(path)).replace_schema_metadata(how)
+
+
+def with_dates(table: pa.Table, cells: CellRules, origin: str) -> pa.Table:
+    """Read the columns that are said to hold dates."""
     for name, form in cells.dates:
-        if name in names:
-            table = table.set_column(names.index(name), name, as_dates(table.column(name), form, f"{path}: column {name!r}"))
-    return table.replace_schema_metadata(how)
+        if name in table.column_names:
+            column = as_dates(table.column(name), form, f"{origin}: column {name!r}")
+            table = table.set_column(table.column_names.index(name), name, column)
+    return table
 
 
 def read_units(table: pa.Table, leave: Collection[str] = ()) -> tuple[pa.Table, dict[str, str]]:
