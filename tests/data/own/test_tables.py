@@ -173,7 +173,7 @@ def test_encoding_survives_json(folder: Path) -> None:
     assert again.width == 6
 
 
-def test_new_site_and_prediction(folder: Path, tmp_path: Path) -> None:
+def test_new_site_and_prediction(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     scenario = load_folder(folder)
     new = rows(80, seed=9)
     new[0]["ward"] = "unheard of"
@@ -183,7 +183,10 @@ def test_new_site_and_prediction(folder: Path, tmp_path: Path) -> None:
     assert site.name == "new"
     assert len(site.train) + len(site.val) + len(site.tests["test"]) == 79
     assert any("new.csv): samples left out because" in note and "(7): 1" in note for note in notes)
+    assert any("ward 'unheard of'" in note for note in notes)
     x, names = read_inputs([path], encoding=scenario.encoding)
+    (said,) = caplog.messages
+    assert str(path) in said and "ward 'unheard of'" in said
     assert x.shape == (80, 6)
     assert float(x[0, 3:].sum()) == 0
     assert names[0] == f"{path}:1"
@@ -226,7 +229,7 @@ def test_a_new_site_with_few_labels_has_those_of_the_run(folder: Path, tmp_path:
     assert set(site.train.y.tolist()) == {0, 1}
 
 
-def test_frame_is_read_as_the_file_it_came_from(tmp_path: Path) -> None:
+def test_frame_is_read_as_the_file_it_came_from(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     table = [{"age": -999 if i % 5 == 0 else i, "flag": ["true", "false", "maybe"][i % 7 % 3], "label": "xy"[i % 2]} for i in range(60)]
     for site in ("a", "b"):
         write(tmp_path / "sites" / f"{site}.csv", table)
@@ -235,6 +238,9 @@ def test_frame_is_read_as_the_file_it_came_from(tmp_path: Path) -> None:
     frame = pd.read_csv(new)
     assert frame["flag"].dtype == bool and -999 in frame["age"].tolist()
     assert torch.equal(encode(frame, encoding), read_inputs([new], encoding=encoding)[0])
+    assert not caplog.messages
+    encode(frame.assign(flag="never"), encoding)
+    assert "flag 'never'" in caplog.text
     classes, marks = ["x", "y"], {"missing": ["-999"]}
     of_frame, _ = site_from_table("c", frame, marks, encoding=encoding, classes=classes)
     of_file, _ = load_site(new, encoding=encoding, classes=classes, name="c", cleaning=Cleaning.of(**marks))

@@ -23,7 +23,7 @@ from emdcfl.data.own.formats.client_tables import LABEL_NAMES, label_column, lab
 from emdcfl.data.own.formats.quantities import check_units, common_units
 from emdcfl.data.own.formats.readers import read_units, with_dates, without_marks
 from emdcfl.data.own.parts import MIXED, Note, Part, Raw
-from emdcfl.data.own.site import new_site
+from emdcfl.data.own.site import new_site, warn_of_unknown
 from emdcfl.data.own.splitting import RANDOM, SPLIT_NAMES, SplitRule
 from emdcfl.data.own.tables import CellRules, TableEncoding
 from emdcfl.data.types import Scenario, Site, Target
@@ -188,7 +188,9 @@ def encode(value: Any, encoding: Mapping[str, Any]) -> torch.Tensor:
     gaps = np.flatnonzero(~reader.usable(table)).tolist()
     if gaps:
         raise DataError(f"the run left out rows with missing values (gaps = drop-rows), got one in row {gaps[0] + 1}; leave it out, too")
-    return torch.from_numpy(reader.encode(table, "the frame"))
+    encoded = reader.encode(table, "the frame")
+    warn_of_unknown(reader.unknown(table), "the frame")
+    return torch.from_numpy(encoded)
 
 
 def _check_kind(encoding: Mapping[str, Any]) -> None:

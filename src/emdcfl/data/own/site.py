@@ -22,12 +22,14 @@ from emdcfl.data.own.formats.images import files_below, list_images, read_client
 from emdcfl.data.own.formats.layout import IMAGE_SUFFIXES, TABLE_SUFFIXES, ClientFiles, client_folder
 from emdcfl.data.own.formats.quantities import check_units
 from emdcfl.data.own.formats.readers import read_file, read_units
-from emdcfl.data.own.parts import MIXED, SPLITS, Note, Raw, divide, known_only, to_site, warnings, write_notes
+from emdcfl.data.own.parts import MIXED, SPLITS, Note, Raw, divide, known_only, some, to_site, warnings, write_notes
 from emdcfl.data.own.splitting import RANDOM, SplitRule
 from emdcfl.data.own.tables import TableEncoding
 from emdcfl.data.types import Scenario, Site, Target
 
 log = logging.getLogger("emdcfl")
+
+UNKNOWN = "words that training did not have are read as missing: {words}"
 
 
 def encoding_of(scenario: Scenario) -> dict[str, Any]:
@@ -100,6 +102,8 @@ def new_site(
         reader = TableEncoding.from_dict(encoding)
         check_units(raw.units, reader.units, raw.origin)
         arrays = {split: reader.encode(divided[split].x, raw.origin) for split in SPLITS}
+        if words := dict.fromkeys(word for split in SPLITS for word in reader.unknown(divided[split].x)):
+            notes.append(Note(raw.name, raw.origin, UNKNOWN, words=tuple(words)))
     return to_site(raw.name, arrays, divided, classes, target), tuple(write_notes(notes))
 
 
@@ -135,8 +139,15 @@ def read_inputs(files: Sequence[str | Path], *, encoding: Mapping[str, Any]) -> 
                     "%s: rows with missing values left out, as in training (--gaps drop-rows): %d", file, table.num_rows - len(rows)
                 )
             blocks.append(reader.encode(table.take(rows), str(file)))
+            warn_of_unknown(reader.unknown(table.take(rows)), str(file))
             names += [f"{file}:{row + 1}" for row in rows.tolist()]
     return torch.from_numpy(np.concatenate(blocks)), names
+
+
+def warn_of_unknown(words: Sequence[str], origin: str) -> None:
+    """Say in one line which words of a table the models do not know."""
+    if words:
+        log.warning("%s: %s", origin, UNKNOWN.format(words=some(words)))
 
 
 def read_unlabelled(path: Path, *, encoding: Mapping[str, Any]) -> Tensor:

@@ -98,6 +98,13 @@ class Categorical:
     name: str
     words: tuple[str, ...]
 
+    def read(self, table: pa.Table) -> list[str]:
+        """Return the column's cells as text; a gap is empty."""
+        values = table.column(self.name)
+        if pa.types.is_boolean(values.type) and {"True", "False"}.isdisjoint(self.words):
+            values = pc.cast(values, pa.string())  # true and false, as in files
+        return text_values(values)
+
 
 @dataclass(frozen=True)
 class TableEncoding:
@@ -143,13 +150,15 @@ class TableEncoding:
         for start, column in zip(starts, self.columns, strict=False):
             if isinstance(column, Categorical):
                 number = {word: start + i for i, word in enumerate(column.words)}
-                values = table.column(column.name)
-                if pa.types.is_boolean(values.type) and number.keys().isdisjoint(("True", "False")):
-                    values = pc.cast(values, pa.string())  # true and false, as in files
-                for row, word in enumerate(text_values(values)):
+                for row, word in enumerate(column.read(table)):
                     if word in number:
                         out[row, number[word]] = 1
         return out
+
+    def unknown(self, table: pa.Table) -> list[str]:
+        """Return the words of a table that are encoded as none, each after its column; gaps are none."""
+        texts = [column for column in self.columns if isinstance(column, Categorical)]
+        return [f"{c.name} {word!r}" for c in texts for word in sorted({*c.read(table)} - {"", *c.words})]
 
     def _encode_numbers(self, table: pa.Table, columns: Sequence[tuple[int, Numeric]], out: NDArray[np.float32], origin: str) -> None:
         """Standardise all numeric columns at once: a table may have thousands."""
