@@ -135,13 +135,21 @@ def test_the_script_of_an_export_knows_marks_of_missing_values_and_turned_photos
     assert np.array_equal(script["image"](photo, [1, 8, 8]), read_inputs([photo], encoding={"kind": "images", "shape": [1, 8, 8]})[0])
 
 
-def test_the_script_reads_dates(tmp_path: Path) -> None:
+def test_the_script_reads_dates_times_truth_values_and_infinities(tmp_path: Path) -> None:
     for i in range(2):
         table = [{**row, "seen": f"2024-03-{k % 28 + 1:02d}", "born": f"{k % 28 + 1}.3.1950"} for k, row in enumerate(rows(seed=i))]
+        for k, row in enumerate(table):
+            row |= {
+                "ill": str(k % 3 == 0),
+                "at": f"{k % 24:02d}:30",
+                "when": f"2024-03-01T{k % 24:02d}:00:00+02:00",
+                "dose": "inf" if k == 3 else k,
+            }
         file = write(tmp_path / "sites" / f"site{i}.csv", table)
     options = {"label": "label", "date": ["born:%d.%m.%Y"]}
     encoding = emdcfl.scenarios.build("folder", path=str(tmp_path / "sites"), **options).encoding
     script = runpy.run_path(str(Path(emdcfl.__file__).parent / "report" / "templates" / "predict.py"))
+    assert {"ill", "at", "when", "dose"} <= {column["name"] for column in encoding["columns"] if "mean" in column}
     assert np.array_equal(script["read"](file, {"encoding": encoding}), read_inputs([file], encoding=encoding)[0])
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import sys
 from contextlib import suppress
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import torch
 
 HERE = Path(__file__).resolve().parent
 GAPS = {"", "-", "--", "–", "—", ".", "?", "na", "n/a", "n.a.", "nan", "null", "none", "nil", "missing", "unknown", "#n/a"}
+
+TRUTH = {"true": 1.0, "false": 0.0}
 
 
 def image(file: Path, shape: list[int]) -> np.ndarray[Any, Any]:
@@ -46,14 +49,15 @@ def number(text: str) -> float | None:
 
 
 def amount(text: str, date: str) -> float | None:
-    """Return a number, or the days since 1970 of a date: written as the column's are, else as in 2024-12-31."""
-    if not date and (found := number(text)) is not None:
+    """Return a number, true as 1, seconds of a time of day, or days since 1970 of a date: as the column's are, else as in 2024-12-31."""
+    if not date and (found := TRUTH.get(text.lower(), number(text))) is not None:
         return found
-    try:
+    with suppress(ValueError):
         when = datetime.strptime(text, date) if "%" in date else datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    return (when.replace(tzinfo=None) - datetime(1970, 1, 1)).total_seconds() / 86400
+        return (when.replace(tzinfo=when.tzinfo or UTC) - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds() / 86400
+    with suppress(ValueError):
+        return (datetime.fromisoformat(f"1970-01-01 {text}") - datetime(1970, 1, 1)).total_seconds()
+    return None
 
 
 def table(file: Path, encoding: dict[str, Any]) -> np.ndarray[Any, Any]:
@@ -62,10 +66,11 @@ def table(file: Path, encoding: dict[str, Any]) -> np.ndarray[Any, Any]:
     Where training left out rows with missing values, such a row ends the program.
     """
     columns, gaps, marks = encoding["columns"], "gaps" not in encoding, set(encoding.get("missing", []))
-    codes = {number(mark) for mark in marks} - {None}
+    codes = {number(mark) for mark in marks} - {None} | {math.inf, -math.inf}
     with file.open(encoding="utf-8-sig", newline="") as lines:
         rows = list(csv.DictReader(lines))
     encoded: list[list[float]] = []
+    unknown: dict[str, None] = {}
     for row in rows:
         values: list[float] = []
         for column in columns:
@@ -76,6 +81,7 @@ def table(file: Path, encoding: dict[str, Any]) -> np.ndarray[Any, Any]:
             if gap and not gaps:
                 sys.exit(f"{file}: row {len(encoded) + 1} lacks {column['name']!r}; training left such rows out, so leave it out, too")
             if "words" in column:
+                unknown |= {} if gap or text in column["words"] else {f"{column['name']} {text!r}": None}
                 values += [float(text == word and not gap) for word in column["words"]]
                 continue
             unit = column.get("unit", "")
@@ -86,6 +92,9 @@ def table(file: Path, encoding: dict[str, Any]) -> np.ndarray[Any, Any]:
             values.append((value - column["mean"]) / column["std"])
             values += [float(gap)] if column["gaps"] else []
         encoded.append(values)
+    if unknown:
+        few = ", ".join([*unknown][:5]) + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else "")
+        print(f"{file}: words that training did not have are read as missing: {few}", file=sys.stderr)
     return np.asarray(encoded, dtype=np.float32)
 
 
