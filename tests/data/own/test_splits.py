@@ -187,15 +187,15 @@ def test_check_names_repeated_measurements_and_the_column(tmp_path: Path) -> Non
     assert "--group" not in grouped
 
 
-def test_check_proposes_no_groups_that_are_fewer_than_the_splits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [2, 6])
+def test_check_proposes_no_category_that_rows_of_a_patient_share(tmp_path: Path, number: int) -> None:
     rng = np.random.default_rng(0)
     for site in "ab":
         columns = patients(rng)
-        sex = columns.pop("patient") % 2  # shared by all rows of a patient
-        table(tmp_path / f"{site}.parquet", {**columns, "sex": sex})
+        table(tmp_path / f"{site}.parquet", {"ward": columns.pop("patient") % number, **columns})
     notes = " ".join(check_folder(tmp_path).notes)
     assert "almost repeat a training row" in notes
-    assert "--group COLUMN" in notes and "--group sex" not in notes
+    assert "--group COLUMN" in notes and "--group ward" not in notes
 
 
 def test_check_does_not_suspect_independent_rows(tmp_path: Path) -> None:

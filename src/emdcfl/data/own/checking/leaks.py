@@ -43,6 +43,8 @@ SHARE = 0.05
 
 MANY_COPIES, SHARE_OF_COPIES = 3, 0.02
 """Equal samples of a site, and their share, from which they are named."""
+FEW_VALUES = 10
+"""Different values at a site below which a column is a category, unless its name says that it tells who was measured."""
 MOSTLY_DIFFERENT = 0.5
 BEYOND_CHANCE = 3.0
 """Times as many equal samples at two sites as chance would give, from which they are named."""
@@ -196,7 +198,9 @@ def _radius(nearest: Rows) -> float:
 def _remedy(found: Sequence[Near], divided: Divided) -> str:
     """Name the column whose value the near-duplicates share although rows in general do not."""
     best, name = 0.0, "COLUMN"
-    for column in _identifiers(divided):
+    for column, sites in _identifiers(divided).items():
+        if not ID_NAME.search(column) and min(len(np.unique(values)) for values in sites) < FEW_VALUES:
+            continue  # a category such as a ward, which one patient's rows share, too
         same, chance = [], []
         for near in found:
             values = {split: np.array(part.x.column(column).to_pylist(), dtype=str) for split, part in divided[near.site].items()}
