@@ -116,6 +116,15 @@ def test_baselines_find_that_model_again(result: emdcfl.Result) -> None:
     assert found["local"].clients == result.clients
 
 
+def test_a_finished_run_that_is_resumed_trains_no_model_for_all_again(scenario: Scenario, tmp_path: Path) -> None:
+    asked = {"clients": scenario, "method": "oracle", "rounds": 1, "hold_out": HELD, "out": tmp_path / "run"}
+    first = emdcfl.fit(**asked)
+    run_baselines(first)
+    again = emdcfl.fit(**asked, resume=True)
+    assert again.summary["unseen"] == json.loads((tmp_path / "run" / "summary.json").read_text())["unseen"] == first.summary["unseen"]
+    assert not list((tmp_path / "run" / "baselines" / "fedavg").glob("models/*"))
+
+
 def test_labels_of_a_held_out_site_are_not_used(scenario: Scenario, result: emdcfl.Result) -> None:
     def spoiled(site: Site) -> Site:
         return Site(site.name, *(Split(s.x, (s.y + 1) % 2) for s in (site.train, site.val)), site.tests)

@@ -66,7 +66,7 @@ def run(
             with RunStore.open(out, planned.config, resume=resume) as store:
                 data_record.bind(out, planned.config.scenario.options, planned.whole.fingerprints)
                 result = _play(_Account(planned, fed, started, store), observer)
-    if not planned.held:
+    if not planned.held or "unseen" in result.summary:
         return result
     from emdcfl.runs.new_sites.unseen import score_unseen  # which runs one model for all
 
@@ -232,8 +232,9 @@ def _play(account: _Account, observer: Observer | None) -> Result:
         assert account.store is not None
         result = account.result(last, account.before)
         with suppress(StoreError):  # lost or damaged: then nobody knows what made the numbers
-            made_by = read_summary(account.store.path).get("versions", result.summary["versions"])
-            result = replace(result, summary={**result.summary, "versions": made_by})
+            before = read_summary(account.store.path)
+            kept = {key: before[key] for key in ("versions", "unseen") if key in before}  # held-out sites need not be tested again
+            result = replace(result, summary={**result.summary, **kept})
         write_outputs(account.store.path, result)
     return result
 
