@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
@@ -23,8 +24,10 @@ from emdcfl.engines.flower import codec
 from emdcfl.engines.flower.node import log as node_log
 from emdcfl.engines.flower.node.policy import Policy
 from emdcfl.engines.flower.node.serve import make_app
+from emdcfl.methods.emdcfl.client.sampling import packed_offer
 from emdcfl.methods.emdcfl.settings import CompareSettings, Options
 from emdcfl.models import BUILDERS
+from emdcfl.privacy.exchange import public_key, seal
 from emdcfl.privacy.keylist import KeyList
 from fuzz.feed import Feed, any_value, changed_value
 
@@ -32,7 +35,7 @@ TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1  # fil
 
 TASKS = (
     *("train", "evaluate", "test", "describe", "reference", "project", "embed", "deposit", "data_subspace", "soft_train", "personalize"),
-    "loss_moments",
+    *("loss_moments", "recalibrate"),
 )
 NAME, PARTNER = "rot0-1", "rot90-1"
 LARGEST = 64
@@ -88,9 +91,10 @@ def node() -> tuple[OneNode, Any, dict[str, dict[str, Any]]]:
     training = Training(local_epochs=1, batch_size=32).as_dict()
     theta, models = here.theta, torch.stack([here.theta, here.theta])
     omega = theta[here.held.network.layout.embedding]
-    from emdcfl.privacy.exchange import public_key
-
-    key = public_key(NodeSecret.simulated(0, PARTNER))
+    partner = NodeSecret.simulated(0, PARTNER)
+    key, own = public_key(partner), public_key(here.secret)
+    box = seal(partner, own, bytes(range(32)), context=("run", PARTNER, NAME))
+    offer = seal(partner, own, packed_offer(np.full(10, 4)), context=("run", PARTNER, NAME, "offer"))
     asked: dict[str, dict[str, Any]] = {
         "train": {"theta": theta, "training": training},
         "personalize": {"models": models[:1], "weights": torch.ones(1), "training": training},
@@ -100,12 +104,20 @@ def node() -> tuple[OneNode, Any, dict[str, dict[str, Any]]]:
         "reference": {"omega": omega, "partners": {PARTNER: key}, "sizes": [32], "settings": settings, "again": False},
         "project": {
             "rows": [PARTNER],
-            "boxes": {PARTNER: bytes(60)},
+            "boxes": {PARTNER: box},
             "size": 32,
             "held_out": True,
             "omegas": {PARTNER: omega},
             "keys": {PARTNER: key},
             "settings": settings,
+        },
+        "recalibrate": {
+            "omega": omega,
+            "sizes": [128],
+            "m": {PARTNER: 128},
+            "offers": {PARTNER: offer},
+            "keys": {PARTNER: key},
+            "settings": {**settings, "match_classes": True},
         },
         "embed": {"theta": theta, "split": "val", "cap": 8},
         "deposit": {"size": 8, "held_out": True, "settings": {**settings, "exchange": "server-samples"}},

@@ -27,9 +27,9 @@ FOUND = {
     "survey": [bytes.fromhex("a9ff0003007f07a925ffffffffa9a9a9000000")],  # a tensor of int8
     "policy": [
         bytes.fromhex("0a03030007020203ffffffffffffff19"),  # a tensor of int8
-        bytes.fromhex("70eb940bd5335f973daad8619b91ffc911f57cced458bbbf2ce03753c9bdfa0ff0169dc9575674066676cf"),  # a tensor as request
-        bytes.fromhex("6f1afdc9b2c454142e8233882a4729e37bc3ddcb54a6e040f96c3d"),  # an infinite round
-        bytes.fromhex("d45544a2e5d555cac766fd8eb84d848f59"),  # a list of inputs
+        bytes.fromhex("04eb940bd5335f973daad8619b91ffc911f57cced458bbbf2ce03753c9bdfa0ff0169dc9575674066676cf"),  # a tensor as request
+        bytes.fromhex("031afdc9b2c454142e8233882a4729e37bc3ddcb54a6e040f96c3d"),  # an infinite round
+        bytes.fromhex("085544a2e5d555cac766fd8eb84d848f59"),  # a list of inputs
     ],
     "replies": [],
 }
@@ -73,3 +73,8 @@ def test_a_feed_never_runs_out() -> None:
 def test_a_message_of_two_lines_is_noticed() -> None:
     with pytest.raises(AssertionError, match="not one line"):
         one_line(ValueError("a\nb"))
+
+
+def test_a_node_is_asked_for_everything_that_it_answers_by_default() -> None:
+    module = target("policy")
+    assert set(module.Policy().answered) <= set(module.TASKS)  # type: ignore[attr-defined]
