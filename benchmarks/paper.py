@@ -5,7 +5,8 @@
 
 Every run is one ``emdcfl compare`` in a process and a folder of its own (``parts/``), and its row goes to ``results.jsonl`` when it ends.
 Runs whose row is there, or in a file of ``--done``, are not repeated; scenarios whose data are not below ``EMDCFL_DATA``, or whose
-weights are not below ``TORCH_HOME``, are left out (with ``--wait``: until they are). ``results.jsonl`` merges like any other.
+weights are neither in ``EMDCFL_WEIGHTS`` nor in torch's own folder, are left out (with ``--wait``: until they are). ``results.jsonl``
+merges like any other.
 
 A run that takes longer than ``--longest`` is stopped. One whose engine gives up on graphs, which costs ten times the time, is stopped too,
 and its whole scenario is left out.
@@ -24,6 +25,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from emdcfl.engines.cuda.engine import FALLBACKS, ONE_AFTER_THE_OTHER
 from emdcfl.studies.results import Results, read_results
@@ -131,8 +134,9 @@ def available(run: Wanted) -> bool:
     if source is None:
         return True
     root = Path(os.environ.get("EMDCFL_DATA", ""))
-    weights = Path(os.environ.get("TORCH_HOME", Path.home() / ".cache/torch")) / "hub/checkpoints"
-    return any((root / source).rglob("train*.parquet")) and (source == "mnist" or any(weights.glob("resnet18-*.pth")))
+    folders = [Path(torch.hub.get_dir()) / "checkpoints", *map(Path, filter(None, [os.environ.get("EMDCFL_WEIGHTS")]))]
+    weights = source == "mnist" or any(any(folder.glob("resnet18-*.pth")) for folder in folders)
+    return weights and any((root / source).rglob("train*.parquet"))
 
 
 class Queue:

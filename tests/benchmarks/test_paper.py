@@ -33,6 +33,18 @@ def test_the_queue_holds_every_method_and_knows_finished_rows() -> None:
     assert not any(run.is_row(row) for run in queue)
 
 
+def test_weights_are_looked_for_where_runs_find_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder, file in (("pacs", "train-0.parquet"), ("weights", "resnet18-f37072fd.pth")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / file).touch()
+    monkeypatch.setenv("EMDCFL_DATA", str(tmp_path))
+    monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path / "none"))
+    monkeypatch.delenv("EMDCFL_WEIGHTS", raising=False)
+    assert not paper.available(paper.Wanted("pacs", "oracle"))
+    monkeypatch.setenv("EMDCFL_WEIGHTS", str(tmp_path / "weights"))
+    assert paper.available(paper.Wanted("pacs", "oracle"))
+
+
 FAKE = """
 import json, sys, time
 from pathlib import Path
