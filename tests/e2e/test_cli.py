@@ -142,6 +142,7 @@ def test_bad_input_is_one_line_that_names_the_culprit(cli, kind: str) -> None:
 def test_folders_and_states_that_do_not_fit(cli, tmp_path: Path) -> None:
     assert cli(*QUICK, "--out", "run", "--quiet").code == 0
     refused(cli(*QUICK, "--seed", 1, "--out", "run", "--resume"), "run", "run.seed", "0 there, 1 here")
+    refused(cli("run", "--out", "run", "--resume", "--engine", "batched"), "another config", "--resume and --out alone")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "holiday.jpg").touch()
     refused(cli(*QUICK, "--out", "other"), "other", "holiday.jpg")

@@ -144,7 +144,9 @@ def _choose(
     """Return the config of the run that is resumed if nothing else was said, else what file (or the federation's) and flags say."""
     from emdcfl.runs.store import RunStore
 
-    given = config is not None or bool(settings) or any(value is not None for key, value in flags.items() if key != "engine.name")
+    implied = None if federation is None else "flower"
+    said = {key for key, value in flags.items() if value is not None and (key, value) != ("engine.name", implied)}
+    given = config is not None or bool(settings) or bool(said)
     if resumed is not None and not given:  # wherever its clients are
         store = RunStore.read(resumed)
         return store.config() if trust_model else store.foreign_config()

@@ -47,7 +47,10 @@ def read_config(folder: Path) -> str:
 def check_same(folder: Path, config: str) -> None:
     """Raise unless the run in the folder has this config."""
     if differing := _differences(read_config(folder), config):
-        raise StoreError(f"{folder}: belongs to a run of another config, differing in {differing}; choose another --out")
+        raise StoreError(
+            f"{folder}: belongs to a run of another config, differing in {differing}; "
+            "to go on with it, give --resume and --out alone, else choose another --out"
+        )
 
 
 def write_config(folder: Path, config: str) -> None:
