@@ -114,6 +114,13 @@ def test_one_site_with_text_makes_labels_text_and_new_names_are_names() -> None:
     assert ModelInfo.of(scenario_of(apart, label="outcome")).labels == ["False", "True"] and ModelInfo.of(renamed).labels == ["ill", "well"]
 
 
+def test_numbers_of_numpy_and_one_name_are_taken_as_they_are_meant() -> None:
+    clients = {name: (rows[["age", "dose"]].fillna(0).to_numpy(), rows["outcome"].to_numpy()) for name, rows in frame().groupby("hospital")}
+    clients["north"] = clients.pop("c")
+    result = emdcfl.fit(clients, rounds=np.int64(1), local_epochs=np.int32(1), lr=np.float32(0.5), seed=np.int64(3), hold_out="north")
+    assert (result.config.run.seed, result.config.training.lr, result.clients) == (3, 0.5, ("a", "b"))
+
+
 def test_a_run_on_a_frame_predicts_places_and_comes_back(tmp_path: Path) -> None:
     table = frame()
     result = emdcfl.fit(table, label="outcome", site="hospital", **QUICK)

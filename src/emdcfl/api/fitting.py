@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from torch import nn
 
 from emdcfl.api.clients import Clients, Groups, read_clients
@@ -44,7 +45,7 @@ def fit(
     lr: float | None = None,
     personalize: Literal["off", "on", "if-it-pays"] | None = None,
     participants: int | None = None,
-    hold_out: Sequence[str] | None = None,
+    hold_out: str | Sequence[str] | None = None,
     groups: Groups = None,
     device: str = "auto",
     workers: int = 1,
@@ -79,8 +80,8 @@ def fit(
     personalize : "off", "on" or "if-it-pays", optional
         Fine-tune at home after the last round: every client keeps the result, or only where its validation loss improves by more than
         one standard error. ``Result.predict`` then uses what was kept. Default: the scenario's; "if-it-pays" for data of your own.
-    hold_out : list of str, optional
-        Clients left out of training; at the end each is placed by unlabelled data and tested (``summary["unseen"]``).
+    hold_out : str or list of str, optional
+        Client or clients left out of training; at the end each is placed by unlabelled data and tested (``summary["unseen"]``).
     groups : dict or list, optional
         True groups of the clients, where known, to score the result with.
     workers : int
@@ -109,7 +110,7 @@ def fit(
     >>> result.clusters
     {'a': 0, 'b': 0, 'c': 1, 'd': 1}
     """
-    held = None if hold_out is None else list(hold_out)
+    held = None if hold_out is None else [hold_out] if isinstance(hold_out, str) else list(hold_out)
     training = config_keys(rounds=rounds, local_epochs=local_epochs, batch_size=batch_size, lr=lr, personalize=personalize)
     given = training | config_keys(seed=seed, participants=participants, hold_out=held, device=device, workers=workers)
     given |= config_keys(task=task, label=label, client=site) | dict(settings or {})
@@ -128,7 +129,7 @@ def configure(
     if isinstance(model, str) and model in METHODS:
         raise ConfigError(f"expected a model, got the method {model!r}; write method={model!r}")
     wanted = None if model is None else recipe_of(model)
-    settings = {key: value for key, value in given.items() if value is not None}
+    settings = {key: value.item() if isinstance(value, np.generic) else value for key, value in given.items() if value is not None}
     about = {name: settings.pop(f"scenario.{name}") for name in OPTIONS if f"scenario.{name}" in settings}
     source, scenario = read_clients(clients, groups, wanted, settings.get("run.seed", 0), about)
     unused = next((key for key in settings if key.startswith("scenario.") and source.name == IN_MEMORY), None)
