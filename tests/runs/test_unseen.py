@@ -144,6 +144,8 @@ def test_a_site_without_labels_is_placed_from_python(result: emdcfl.Result, scen
         result.place_unlabelled(x, name="site-0")
     with pytest.raises(DataError, match="expected samples of shape"):
         result.place_unlabelled(np.zeros((4, 1)))
+    with pytest.raises(DataError, match="samples of nobody .* got none"):
+        result.place_unlabelled(x[:0], name="nobody")
 
 
 def test_the_command_reads_a_table_without_labels(tmp_path: Path) -> None:

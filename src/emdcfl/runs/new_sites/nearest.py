@@ -172,6 +172,8 @@ def place_unlabelled(result: Result, site: Any, *, name: str | None = None) -> N
         x, chosen = frames.encode(site, encoding_of(scenario)), name or "new"
     else:
         x, chosen = inputs_like(site, scenario.sites[0].train.x.shape[1:]), name or "new"
+    if not len(x):
+        raise DataError(f"expected samples of {chosen} to place it by, got none; give at least one row or image")
     nothing = Split(x, torch.zeros(len(x), dtype=torch.int64))
     groups = groups_of(result.serving, result.clients)
     with with_site(found, Site(chosen, nothing, nothing, {})).federation() as fed:
