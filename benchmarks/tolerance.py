@@ -70,6 +70,31 @@ def build(name: str, options: argparse.Namespace, per_group: int | None, seed: i
     return scenario
 
 
+def training_of(scenario: Scenario, options: argparse.Namespace) -> Training:
+    keep = {k: scenario.defaults[k] for k in ("local_epochs", "batch_size", "lr") if k in scenario.defaults}
+    return Training(**{**keep, **({"local_epochs": options.epochs} if options.epochs else {})})
+
+
+def described(name: str, scenario: Scenario, options: argparse.Namespace, per_group: int | None, seed: int) -> dict[str, Any]:
+    """Return what a line is a result of."""
+    return {
+        "scenario": name,
+        "scale": "full" if name == "rotated-digits" else options.scale,
+        "per_group": per_group,
+        "seed": seed,
+        "training": training_of(scenario, options).as_dict(),
+        "model": scenario.model.as_dict(),
+        "precision": options.precision,
+        "alpha": options.alpha,
+    }
+
+
+def key(line: dict[str, Any]) -> str:
+    """Return what says whether a line is there already: one under other options is computed again."""
+    kinds = ("scenario", "scale", "per_group", "seed", "training", "model", "precision", "alpha")
+    return json.dumps([line[kind] for kind in kinds], sort_keys=True)
+
+
 WAYS: dict[str, dict[str, Any]] = {
     "drawn": {"match_classes": False},
     "matched": {"average_blocks": False},
@@ -77,14 +102,14 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-def row(name: str, options: argparse.Namespace, per_group: int | None, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def row(
+    name: str, scenario: Scenario, options: argparse.Namespace, per_group: int | None, seed: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Train once, measure in all ways; returns a line and the arrays behind it."""
-    scenario = build(name, options, per_group, seed)
     assert scenario.groups is not None
     order = list(dict.fromkeys(scenario.groups.values()))
     truth = [order.index(scenario.groups[s.name]) for s in scenario.sites]
-    keep = {k: scenario.defaults[k] for k in ("local_epochs", "batch_size", "lr") if k in scenario.defaults}
-    training = Training(**{**keep, **({"local_epochs": options.epochs} if options.epochs else {})})
+    training = training_of(scenario, options)
     settings = {"device": options.device, "precision": options.precision, "workers": options.workers, "engine": options.engine}
     settings["gpu"] = {"compile": options.compile}
     started = time.perf_counter()
@@ -104,20 +129,13 @@ def row(name: str, options: argparse.Namespace, per_group: int | None, seed: int
     drawn = found["drawn"]
     interval = margins(np.where(np.isnan(drawn.W), -np.inf, drawn.W), truth)["interval"]
     line = {
-        "scenario": name,
-        "scale": "full" if name == "rotated-digits" else options.scale,
-        "per_group": per_group,
-        "seed": seed,
+        **described(name, scenario, options, per_group, seed),
         "clients": len(clients),
         "groups": len(order),
         "validation": max(comparison.sizes.values()),
-        "training": training.as_dict(),
-        "model": scenario.model.as_dict(),
-        "precision": options.precision,
         "W": extremes(drawn.W, truth),
         "fixed_interval": None if interval is None else [None if not np.isfinite(x) else round(float(x), 4) for x in interval],
         "ari_at_0.025": _ari(drawn.W, 0.025, truth),
-        "alpha": options.alpha,
         "q": round(q, 2),
         "tau": round(float(drawn.tau.mean()), 4),
         "auto": {way: judged(one, truth, clients, q) for way, one in found.items()},
@@ -168,22 +186,18 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1)
     options = parser.parse_args()
     logging.basicConfig(level=logging.ERROR)
-    done, failed = set(), 0
-    if options.out.exists():
-        for line in options.out.read_text().splitlines():
-            old = json.loads(line)
-            done.add((old["scenario"], old["scale"], old["per_group"], old["seed"], old["alpha"], old["model"]["name"]))
+    lines = options.out.read_text().splitlines() if options.out.exists() else []
+    done, failed = {key(json.loads(line)) for line in lines}, 0
     for name in options.scenarios.split(","):
         sizes: list[int | None] = [int(x) for x in options.per_group.split(",")] if name == "rotated-digits" else [None]
         for per_group in sizes:
             for seed in map(int, options.seeds.split(",")):
-                scale = "full" if name == "rotated-digits" else options.scale
-                model = build(name, options, per_group, seed).model.name if done else ""
-                if (name, scale, per_group, seed, options.alpha, model) in done:
+                scenario = build(name, options, per_group, seed)
+                if key(described(name, scenario, options, per_group, seed)) in done:
                     continue
                 try:
                     with refusing_fallbacks():
-                        found, arrays = row(name, options, per_group, seed)
+                        found, arrays = row(name, scenario, options, per_group, seed)
                 except FallbackError as error:  # ten times the time, and another scenario may do better
                     print(json.dumps({"scenario": name, "seed": seed, "failed": str(error)}), flush=True)
                     failed += 1
