@@ -301,6 +301,9 @@ def test_one_client_too_few_rows_and_empty_folders(tmp_path: Path) -> None:
     write(tmp_path / "d" / "c.csv", rows(9))
     with pytest.raises(DataError, match=r"2 clients have fewer than 10 samples: b \(5\), c \(9\)"):
         load_folder(tmp_path / "d")
+    with pytest.raises(DataError, match=r"60 clients have fewer than 10 samples: .* and 55 more") as caught:
+        load_folder(write(tmp_path / "one.csv", [{"who": f"row {i}", **row} for i, row in enumerate(rows(60))]), client="who")
+    assert len(str(caught.value)) < 400
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="holds no clients"):
         load_folder(tmp_path / "empty")

@@ -30,6 +30,8 @@ FEW = 20
 MIXED = "all"
 MOST_WORDS = 5
 """Labels or files named in a note."""
+MOST_CLIENTS = 40
+"""Clients that an error lists."""
 SPLITS = ("train", "val", "test")
 
 Text = NDArray[np.str_]
@@ -140,8 +142,8 @@ def prepare(where: str, raws: Sequence[Raw], seed: int, *, alone: bool = False) 
         )
     small = [f"{raw.name} ({raw.total})" for raw in raws if raw.total < MIN_SAMPLES]
     if len(small) > 1:
-        listed = f"{len(small)} clients have fewer than {MIN_SAMPLES} samples: {', '.join(small)}"
-        raise DataError(f"{where}: {listed}; add some, or leave them out")
+        listed = some(small) if len(small) > MOST_CLIENTS else ", ".join(small)  # so many may be the values of a wrong column
+        raise DataError(f"{where}: {len(small)} clients have fewer than {MIN_SAMPLES} samples: {listed}; add some, or leave them out")
     divided = {raw.name: divide(raw, seed) for raw in raws}
     classes = () if holds_numbers(divided) else class_names(divided, least=1 if alone else 2)
     notes: list[Note] = []
