@@ -133,6 +133,9 @@ def test_the_script_of_an_export_knows_marks_of_missing_values_and_turned_photos
     turned[0x0112] = 6
     Image.fromarray(np.arange(96, dtype=np.uint8).reshape(12, 8)).save(photo, exif=turned)
     assert np.array_equal(script["image"](photo, [1, 8, 8]), read_inputs([photo], encoding={"kind": "images", "shape": [1, 8, 8]})[0])
+    Image.fromarray(np.zeros((8, 8), np.float32)).save(tmp_path / "range.tif")
+    with pytest.raises(SystemExit, match="unknown range"):
+        script["image"](tmp_path / "range.tif", [1, 8, 8])
 
 
 def test_the_script_reads_dates_times_truth_values_and_infinities(tmp_path: Path) -> None:

@@ -26,6 +26,8 @@ def image(file: Path, shape: list[int]) -> np.ndarray[Any, Any]:
 
     channels, height, width = shape
     with Image.open(file) as opened:
+        if opened.mode == "F":
+            sys.exit(f"{file}: its pixels are floating-point numbers of unknown range; save it with 8 or 16 bits")
         with suppress(Exception):  # damaged metadata
             ImageOps.exif_transpose(opened, in_place=True)  # as the camera was held
         deep = opened.mode.startswith("I")  # 16-bit grey
