@@ -106,7 +106,7 @@ def file_keys(files: list[Path], rule: SplitRule, origin: str) -> dict[str, NDAr
 
 def _times(column: pa.ChunkedArray, name: str, origin: str) -> NDArray[np.float64]:
     if not is_numeric(column.type):
-        remedy = f"write dates as YYYY-MM-DD, or read them with --date {shlex.quote(name)}"
+        remedy = f"if these are dates, read them with --date {shlex.quote(name)}"
         raise DataError(f"{origin}: column {name!r} must hold numbers or dates to split by time, got text; {remedy}")
     return number_values(column)
 
