@@ -179,7 +179,7 @@ TABLES: dict[str, Mistake] = {
     "client and label the same": (lambda d: [data(d, s).unlink() for s in ("north", "south")], {"client": "label"}, ("'label'", "both")),
     "a typo in --drop": (lambda d: None, {"cleaning": Cleaning(drop=("doze",))}, ("'doze'", "'dose'")),
     "a typo in --split": (lambda d: None, {"rule": SplitRule(time="day")}, ("'day'", "age")),
-    "text to split by time": (lambda d: None, {"rule": SplitRule(time="ward")}, ("'ward'", "YYYY-MM-DD", "--date ward")),
+    "text to split by time": (lambda d: None, {"rule": SplitRule(time="ward")}, ("'ward'", "--date ward")),
     "too few groups": (lambda d: None, {"rule": SplitRule(group="ward")}, ("'ward'", "2 different values", "3")),
 }
 
