@@ -67,6 +67,18 @@ def test_dates_written_as_text_and_marks_of_gaps_in_frames_are_read_as_in_files(
     assert torch.equal(encode(table, files.encoding)[:3], encode(table.head(3), files.encoding))
 
 
+def test_intervals_lists_and_bytes_in_frames_and_files_are_words(tmp_path: Path) -> None:
+    table = frame().assign(band=lambda t: pd.cut(t["age"], [-9, -1, 1, 9]), tags=[["x"], ["x", "y"]] * 60, code=[b"k", b"l"] * 60)
+    found = scenario_of(table, label="outcome", client="hospital").encoding["columns"]
+    words = {column["name"]: column["words"] for column in found if "words" in column}
+    assert words["band"] == ["(-1, 1]", "(-9, -1]", "(1, 9]"] and words["tags"] == ["['x', 'y']", "['x']"] and words["code"] == ["k", "l"]
+    table.drop(columns="band").to_parquet(tmp_path / "all.parquet")
+    files = emdcfl.scenarios.build("folder", path=str(tmp_path / "all.parquet"), client="hospital", label="outcome")
+    assert same(files, scenario_of(table.drop(columns="band"), label="outcome", client="hospital"))
+    with pytest.raises(DataError, match="two columns named 'age'"):
+        scenario_of(pd.concat([table, table[["age"]]], axis=1), label="outcome", client="hospital")
+
+
 @pytest.mark.parametrize("gap", [np.nan, None])
 @pytest.mark.parametrize("words", [("ill", "well"), (0.0, 1.0)])
 def test_a_gap_in_y_is_no_class(words: tuple[Any, Any], gap: Any) -> None:

@@ -49,8 +49,8 @@ def test_time_grows_with_the_columns_and_not_with_their_square(tmp_path: Path) -
 @pytest.mark.slow
 def test_columns_of_bytes_are_converted_together(tmp_path: Path) -> None:
     tables = {n: pa.table({f"c{i}": pa.array([b"x"]) for i in range(n)}) for n in (1000, 4000)}
-    assert readers._as_utf8(tables[1000], tmp_path).schema.field("c999").type == pa.string()
-    taken = {n: cost(lambda table=table: readers._as_utf8(table, tmp_path)) for n, table in tables.items()}  # type: ignore[misc]
+    assert readers.as_plain(tables[1000], tmp_path).schema.field("c999").type == pa.string()
+    taken = {n: cost(lambda table=table: readers.as_plain(table, tmp_path)) for n, table in tables.items()}  # type: ignore[misc]
     assert taken[4000] / taken[1000] < 8
 
 

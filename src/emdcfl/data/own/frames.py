@@ -21,7 +21,7 @@ from emdcfl.data.own.cleaning import CLEANING, Cleaning
 from emdcfl.data.own.folder import build_scenario, clean_reading
 from emdcfl.data.own.formats.client_tables import LABEL_NAMES, label_column, label_to_leave, labelled, shared_table
 from emdcfl.data.own.formats.quantities import check_units, common_units
-from emdcfl.data.own.formats.readers import read_units, with_dates, without_marks
+from emdcfl.data.own.formats.readers import as_plain, read_units, with_dates, without_marks
 from emdcfl.data.own.parts import MIXED, Note, Part, Raw
 from emdcfl.data.own.site import new_site, warn_of_unknown
 from emdcfl.data.own.splitting import RANDOM, SPLIT_NAMES, SplitRule
@@ -79,13 +79,21 @@ def as_table(value: Any, label: str | None = None) -> pa.Table:
                 table = table.set_column(table.column_names.index(name), name, pa.array(named, pa.string()))
         return table
     try:
-        return pa.Table.from_pandas(_with_text_names(value), preserve_index=False)
+        return as_plain(pa.Table.from_pandas(_with_text(value), preserve_index=False), "the frame")
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise DataError(f"a column of the frame holds values of several kinds: {error}; make it numbers or text") from error
 
 
-def _with_text_names(frame: Any) -> Any:
-    return frame if all(isinstance(name, str) for name in frame.columns) else frame.rename(columns=str)
+def _with_text(frame: Any) -> Any:
+    """Return a frame whose names are text, and so are its cells that are intervals (of ``cut``) or periods."""
+    if not all(isinstance(name, str) for name in frame.columns):
+        frame = frame.rename(columns=str)
+    twice = frame.columns[frame.columns.duplicated()]
+    if len(twice):
+        raise DataError(f"the frame has two columns named {twice[0]!r}: rename one")
+    kinds = {name: str(getattr(getattr(kind, "categories", None), "dtype", kind)) for name, kind in frame.dtypes.items()}
+    odd = [name for name, kind in kinds.items() if kind.startswith(("interval", "period"))]
+    return frame.assign(**{name: frame[name].map(str, na_action="ignore") for name in odd}) if odd else frame
 
 
 def _read(value: Any, label: str | None, cells: CellRules, origin: str) -> pa.Table:

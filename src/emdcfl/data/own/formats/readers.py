@@ -90,7 +90,7 @@ def read_file(path: Path, cells: CellRules = AS_WRITTEN) -> pa.Table:
         raise DataError(f"cannot read the table {path}: {NO_TEXT}") from error
     except (OSError, ValueError, pa.ArrowException) as error:
         raise DataError(f"cannot read the table {path}: {_reason(path, error)}") from error
-    table = _as_utf8(table, path)
+    table = as_plain(table, path)
     if 2 * like_data(table) >= len(names) > 0:
         raise DataError(f"{path}: its first line looks like data, not like column names; add a line with names above it")
     twice = next((name for name, times in Counter(names).items() if times > 1), None)
@@ -365,11 +365,13 @@ def _check_range(table: pa.Table, path: Path) -> None:
                 raise DataError(f"{path}: column {name!r} holds a number beyond ±{LARGEST:g}; correct it, or leave the cell empty")
 
 
-def _as_utf8(table: pa.Table, path: Path) -> pa.Table:
-    """Columns of bytes as text: Parquet files of some writers have them."""
+def as_plain(table: pa.Table, path: Path | str) -> pa.Table:
+    """Columns of bytes, which Parquet files of some writers have, and of lists or records as text."""
     t = pa.types
     columns = []
     for field, column in zip(table.schema, table.columns, strict=True):
+        if t.is_nested(field.type) or isinstance(field.type, pa.BaseExtensionType):
+            column = pa.chunked_array([pa.array([None if cell is None else str(cell) for cell in column.to_pylist()], pa.string())])
         if t.is_binary(field.type) or t.is_large_binary(field.type) or t.is_fixed_size_binary(field.type):
             try:
                 column = pc.cast(pc.cast(column, pa.binary()), pa.string())
