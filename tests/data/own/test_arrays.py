@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from emdcfl.core.errors import DataError
 from emdcfl.data.own import encoding_of, from_arrays, read_inputs
@@ -80,6 +80,8 @@ def test_numbers_sort_as_numbers() -> None:
         ([table(), (np.ones((20, 4)), np.linspace(0, 1, 20))], "client 'client-2': labels must be classes"),
         ([table(), (np.ones((20, 4)), ["a", float("nan")] * 10)], "client 'client-2': expected a label for every sample, got gaps"),
         ([table(), (np.ones((20, 4)), np.array(["a", None] * 10))], "client 'client-2': expected a label for every sample, got gaps"),
+        ([table(), (np.ma.masked_greater(np.arange(80.0).reshape(20, 4), 70), np.arange(20) % 2)], "client 'client-2'.* masked values"),
+        ([table(), Dataset()], "client 'client-2': expected a data set with a length"),
         ([table(), 5], r"client 'client-2': expected \(X, y\).* or a torch Dataset, got int"),
         ([table(), {"training": table()}], "splits must be called train, val, test; got training"),
         ([table(), (np.ones((20, 2, 3, 4, 5)), np.arange(20) % 2)], "expected X of shape"),

@@ -113,13 +113,17 @@ def _raw(name: str, entry: Any, task: str | None) -> Raw:
 
 def _part(name: str, entry: Any, task: str | None) -> Part:
     if isinstance(entry, torch.utils.data.Dataset):
-        pairs = [entry[i] for i in range(len(entry))]  # type: ignore[arg-type]
+        if not hasattr(entry, "__len__"):
+            raise DataError(f"client {name!r}: expected a data set with a length, got {type(entry).__name__}; collect its samples first")
+        pairs = [entry[i] for i in range(len(entry))]
         if not pairs:
             raise DataError(f"client {name!r}: the data set is empty")
         found = [y.item() if isinstance(y, (torch.Tensor, np.generic)) else y for _, y in pairs]
         entry = (np.stack([_array(x) for x, _ in pairs]), np.array(found))
     if not isinstance(entry, (tuple, list)) or len(entry) not in (2, 3):
         raise DataError(f"client {name!r}: expected (X, y), (X, y, group) or a torch Dataset, got {type(entry).__name__}")
+    if any(map(np.ma.is_masked, entry)):
+        raise DataError(f"client {name!r}: expected arrays without masked values, got some; fill or drop them")
     x, y = _samples(name, _array(entry[0])), _array(entry[1])
     if y.ndim != 1 or len(y) != len(x):
         raise DataError(f"client {name!r}: expected one label per sample, got X of shape {x.shape} and y of shape {y.shape}")
