@@ -233,7 +233,7 @@ def _play(account: _Account, observer: Observer | None) -> Result:
         result = account.result(last, account.before)
         with suppress(StoreError):  # lost or damaged: then nobody knows what made the numbers
             before = read_summary(account.store.path)
-            kept = {key: before[key] for key in ("versions", "unseen") if key in before}  # held-out sites need not be tested again
+            kept: dict[str, Any] = {key: before[key] for key in ("versions", "unseen") if key in before}  # nobody need be tested again
             result = replace(result, summary={**result.summary, **kept})
         write_outputs(account.store.path, result)
     return result
