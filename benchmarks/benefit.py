@@ -160,6 +160,17 @@ def placements(case: str, seed: int) -> Iterator[dict[str, Any]]:
             }
 
 
+def place(file: Path, cases: Sequence[str], seeds: Sequence[int]) -> None:
+    """Add a line per site that takes no part; one that is there already counts once."""
+    with file.open("a+", encoding="utf-8") as lines:
+        lines.seek(0)
+        there = {(row["case"], row["seed"], row["site"]) for row in map(json.loads, lines)}
+        for row in (row for case in cases for seed in seeds for row in placements(case, seed)):
+            if (row["case"], row["seed"], row["site"]) not in there:
+                lines.write(json.dumps(row, separators=(",", ":")) + "\n")
+                lines.flush()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/benefit"))
@@ -177,12 +188,7 @@ def main() -> None:
     parser.add_argument("--place-seeds", default="0-2")
     args = parser.parse_args()
     if args.place:
-        with args.place.open("a", encoding="utf-8") as lines:
-            for case in args.place_cases:
-                for seed in parse_seeds(args.place_seeds):
-                    for row in placements(case, seed):
-                        lines.write(json.dumps(row, separators=(",", ":")) + "\n")
-                        lines.flush()
+        place(args.place, args.place_cases, parse_seeds(args.place_seeds))
         return
     seeds = {case: parse_seeds(args.digit_seeds if CASES[case][0] == "digit-sites" else args.seeds) for case in args.cases}
     runs = [run for case in args.cases for run in wanted(case, f"{SIMPLE},{EMDCFL}", seeds[case])]

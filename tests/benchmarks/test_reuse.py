@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import precision, tolerance
+from benchmarks import benefit, precision, tolerance
 from emdcfl.data import scenarios
 
 
@@ -29,3 +29,10 @@ def test_lines_of_other_epochs_or_precision_are_not_taken_for_finished() -> None
 
     assert len({key(), key(epochs=1), key(precision="bf16"), key(alpha=0.01)}) == 4
     assert key(epochs=scenario.defaults["local_epochs"]) == key()
+
+
+def test_sites_that_were_placed_before_are_not_counted_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benefit, "placements", lambda case, seed: [{"case": case, "seed": seed, "site": site} for site in "ab"])
+    for seeds in ([0], [0, 1]):
+        benefit.place(tmp_path / "place.jsonl", ["watch"], seeds)
+    assert len((tmp_path / "place.jsonl").read_text().splitlines()) == 4
