@@ -82,6 +82,17 @@ def own_signals() -> Iterator[None]:
         signal.signal(number, handler)
 
 
+@pytest.fixture(scope="module")
+def sketches() -> Iterator[None]:
+    """Runs write their pictures as text: for modules with many runs and no test of a picture."""
+    from tests.tiny import SKETCHES
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, instead in SKETCHES.items():
+            patch.setattr(f"emdcfl.runs.outputs.{name}", instead)
+        yield
+
+
 def _folder(variable: str) -> Path:
     value = os.environ.get(variable)
     if not value:

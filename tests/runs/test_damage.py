@@ -23,6 +23,7 @@ from emdcfl.studies import results, snapshot
 
 __all__ = ["store"]  # a fixture
 
+pytestmark = pytest.mark.usefixtures("sketches")
 Damage = Callable[[Path], None]
 
 

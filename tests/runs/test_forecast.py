@@ -20,6 +20,7 @@ from emdcfl.runs.verdict import baselines
 from emdcfl.runs.watching import forecast as forecasts
 from emdcfl.runs.watching.forecast import Speed, forecast, measure_speed, within
 
+pytestmark = pytest.mark.usefixtures("sketches")
 SPEED = Speed(train=0.01, forward=0.002, solve=0.001)
 
 

@@ -31,6 +31,7 @@ from emdcfl.runs.runner import run
 from emdcfl.runs.verdict.advice import BASELINES
 from emdcfl.runs.verdict.baselines import run_baselines
 
+pytestmark = pytest.mark.usefixtures("sketches")
 ON = PersonalizeConfig("on", epochs=2, lr=0.02)
 ONE = torch.ones(1)
 

@@ -17,6 +17,7 @@ from emdcfl.methods.emdcfl import EMDCFL
 from emdcfl.runs.config import Choice, Config, RunConfig, TrainingConfig
 from emdcfl.studies import compare
 
+pytestmark = pytest.mark.usefixtures("sketches")
 SCENARIO = {"groups": 2, "clients_per_group": 2}
 OPTIONS = ["--set", "scenario.groups=2", "--set", "scenario.clients_per_group=2", "--rounds", "2", "--local-epochs", "1"]
 
