@@ -128,32 +128,25 @@ def check(scenario: Scenario, name: str) -> None:
     assert scenario.notes == ()
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        if "EMDCFL_CACHE" not in os.environ:
-            patch.setenv("EMDCFL_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", EXPECTED)
-def test_real_data(name: str, data_dir: Path, cache: None) -> None:
-    scenario = build(name, data_root=str(data_dir))
-    check(scenario, name)
-    colours = scenario.sites[0].train.x.shape[1]
-    assert scenario.model.options.get("channels", 3) == colours
-    if name.startswith("backdoor"):
-        assert scenario.scored == tuple(s.name for s in scenario.sites if s.name.startswith("target"))
-        assert list(scenario.sites[0].tests) == ["clean", "backdoor"]
-
-
-def test_real_pacs_is_mapped_not_copied(data_dir: Path, cache: None) -> None:
-    scenario = build("pacs", data_root=str(data_dir))
-    first, last = scenario.sites[0].train.x, scenario.sites[-1].tests["test"].x
-    whole = sum(len(s) for site in scenario.sites for s in (site.train, site.val, site.tests["test"]))
-    assert first.untyped_storage().nbytes() == whole * 3 * 227 * 227
-    assert last.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+@pytest.mark.parametrize("source", ["mnist", "cifar10", "pacs"])
+def test_real_data(source: str, data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All scenarios of a source in one test: its images are decoded once, whatever number of workers share the tests."""
+    if "EMDCFL_CACHE" not in os.environ:
+        monkeypatch.setenv("EMDCFL_CACHE", str(tmp_path))
+    for name in (name for name in EXPECTED if source in name):
+        scenario = build(name, data_root=str(data_dir))
+        check(scenario, name)
+        colours = scenario.sites[0].train.x.shape[1]
+        assert scenario.model.options.get("channels", 3) == colours
+        if name.startswith("backdoor"):
+            assert scenario.scored == tuple(s.name for s in scenario.sites if s.name.startswith("target"))
+            assert list(scenario.sites[0].tests) == ["clean", "backdoor"]
+    if source == "pacs":  # mapped, not copied
+        first, last = scenario.sites[0].train.x, scenario.sites[-1].tests["test"].x
+        whole = sum(len(s) for site in scenario.sites for s in (site.train, site.val, site.tests["test"]))
+        assert first.untyped_storage().nbytes() == whole * 3 * 227 * 227
+        assert last.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
 
 
 @pytest.fixture(scope="module")
