@@ -270,7 +270,7 @@ def test_cuda_runs_partial_participation_and_agrees_with_the_cpu() -> None:
     results = {}
     for device in ("cpu", "cuda"):
         with SequentialFederation(tiny(clients_per_group=3), training=TRAINING, device=device, number=2) as fed:
-            state, _ = play(fed, "emdcfl", 3)
+            state, _, _ = play(fed, "emdcfl", 3)
             results[device] = state
             assert make("emdcfl").serve(state).models.device.type == "cpu"
     assert results["cpu"].labels == results["cuda"].labels
