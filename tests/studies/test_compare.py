@@ -6,6 +6,7 @@ import functools
 import itertools
 import json
 import logging
+import multiprocessing
 import os
 import random
 import signal
@@ -187,9 +188,11 @@ def test_interrupted_anywhere_it_ends_as_if_it_had_not_been(tmp_path: Path, quic
     assert markdown(build(stopped)) == markdown(build(whole))
 
 
-@pytest.mark.slow
-def test_with_several_jobs_the_next_is_asked_for_when_one_is_free() -> None:
+@pytest.mark.usefixtures("quick")
+def test_with_several_jobs_the_next_is_asked_for_when_one_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a time limit says of a run must be said when it begins, not while others still have to end."""
+    fork = multiprocessing.get_context("fork")  # which knows the run without training, and imports nothing again
+    monkeypatch.setattr(jobs, "multiprocessing", SimpleNamespace(get_context=lambda _: fork))
     ended: list[Any] = []
     asked: list[int] = []
 
@@ -381,12 +384,11 @@ def test_two_processes_killed_and_started_again(tmp_path: Path) -> None:
         until(functools.partial(gone, workers))
         assert lines(tmp_path)[: len(before)] == before
         before = lines(tmp_path)
-    last = start(arguments)
-    printed, _ = last.communicate(timeout=240)
-    assert last.returncode == 0
+    last = CliRunner().invoke(app, arguments)
+    assert last.exit_code == 0, last.output
     assert lines(tmp_path)[: len(before)] == before
     assert len({json.loads(line)["config"] for line in lines(tmp_path)}) == len(lines(tmp_path)) == 6
-    assert f"({6 - len(before)} run now)" in printed
+    assert f"({6 - len(before)} run now)" in last.output
 
 
 def until(condition: Callable[[], bool], seconds: float = 120) -> None:
