@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -62,10 +63,12 @@ TRAINING = Training(local_epochs=1, batch_size=16, lr=0.02)
 
 @cache
 def small() -> Any:
-    """Return three clients of the digits."""
+    """Return three clients of the digits, of three groups, with a part of the samples."""
     logging.getLogger("emdcfl").setLevel(logging.CRITICAL)
     torch.set_num_threads(1)
-    return scenarios.build("rotated-digits", groups=3, clients_per_group=1)
+    whole = scenarios.build("rotated-digits", groups=3, clients_per_group=4)
+    sites = whole.sites[::4]
+    return replace(whole, sites=sites, groups={site.name: whole.groups[site.name] for site in sites})
 
 
 @cache

@@ -38,7 +38,7 @@ class TwoSitesOfNumbers(FederatedRegressor):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("estimator", [TwoSites(rounds=3), TwoSitesOfNumbers(rounds=3)])
+@pytest.mark.parametrize("estimator", [TwoSites(rounds=1), TwoSitesOfNumbers(rounds=1)])
 def test_scikit_learns_own_checks(estimator: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
