@@ -116,33 +116,29 @@ def test_gradients_land_in_one_vector() -> None:
             torch.testing.assert_close(net.grad[e.start - start : e.stop - start].view(e.shape), plain.get_parameter(e.name).grad)
 
 
-def test_a_layer_called_embed_is_not_the_embedding() -> None:
-    class Layered(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed, self.head = nn.Linear(4, 3), nn.Linear(3, 2)
+class Plain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 3), nn.Linear(3, 2)
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.embed(x).relu())
-
-    net, x = Network(Layered), torch.randn(5, 4)
-    assert same_bits(net.embed(x), net.module.embed(x).relu())  # type: ignore[operator, union-attr]
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x).relu())
 
 
-@pytest.mark.parametrize("with_embed", [True, False])
-def test_embedding_is_the_input_of_the_head(with_embed: bool) -> None:
-    class WithEmbed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body, self.head = nn.Linear(4, 3), nn.Linear(3, 2)
+class WithMethod(Plain):
+    def embed(self, x: Tensor) -> Tensor:
+        return self.body(x).relu()
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.body(x).relu())
 
-    if with_embed:
-        WithEmbed.embed = lambda self, x: self.body(x).relu()  # type: ignore[attr-defined]
-    net = Network(WithEmbed)
-    x = torch.randn(5, 4)
+class WithLayer(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = self.body
+
+
+@pytest.mark.parametrize("factory", [Plain, WithMethod, WithLayer])
+def test_embedding_is_the_input_of_the_head_and_not_a_layer_called_embed(factory: type[Plain]) -> None:
+    net, x = Network(factory), torch.randn(5, 4)
     assert same_bits(net.embed(x), net.module.body(x).relu())  # type: ignore[operator, union-attr]
     assert not net._head._forward_pre_hooks
 

@@ -118,7 +118,9 @@ def test_commands_name_existing_options() -> None:
     for module in pkgutil.iter_modules(emdcfl.cli.__path__):
         importlib.import_module(f"emdcfl.cli.{module.name}")  # each adds its commands
     whole: click.Command = typer.main.get_command(app)
-    for page, words in commands():
+    named = list(commands())
+    assert named
+    for page, words in named:
         command = whole
         context, left = click.Context(command, info_name="emdcfl"), words
         while isinstance(command, click.Group):

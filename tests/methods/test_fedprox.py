@@ -16,14 +16,6 @@ def drift(mu: float, prox: str = "squared") -> float:
     return float((state.theta - fed.initial()).norm())
 
 
-@pytest.mark.slow
-def test_without_pull_it_is_fedavg_bit_for_bit():
-    _, _, plain, _ = run("fedavg")
-    _, _, state, serving = run("fedprox", mu=0.0)
-    assert torch.equal(state.theta, plain.theta)
-    assert serving.models.shape[0] == 1 and serving.weights.shape == (9, 1) and serving.clusters is None
-
-
 def test_a_stronger_pull_keeps_the_model_closer():
     drifts = [drift(mu) for mu in (0.0, 0.1, 1.0, 5.0)]
     assert drifts == sorted(drifts, reverse=True)

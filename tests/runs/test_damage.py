@@ -237,9 +237,15 @@ def test_json_with_a_checksum_that_fits_is_still_looked_at(store: RunStore, chan
     store.save_state(1, Memory(vector(1)))
     path = store.path / "state" / "round-1.json"
     body = json.loads(path.read_bytes())["body"]
+
+    def forge() -> None:
+        text = json.dumps(body, separators=(",", ":"))
+        path.write_text(f'{{"sha256":"{hashlib.sha256(text.encode()).hexdigest()}","body":{text}}}\n')
+
+    forge()
+    assert store.load_state(Memory) is not None  # the checksum fits
     change(body)
-    text = json.dumps(body, separators=(",", ":"))
-    path.write_text(f'{{"sha256":"{hashlib.sha256(text.encode()).hexdigest()}","body":{text}}}\n')
+    forge()
     with pytest.raises(StoreError):
         store.load_state(Memory)
 
@@ -265,6 +271,7 @@ def test_damaged_outputs_are_noticed_and_a_resume_writes_them_again(finished: Pa
         "distances.npz": lambda: read_arrays(out / "distances.npz"),
     }
     look = looks.get(name, lambda: load_served(out, "site-0"))
+    assert look() is not None
     for damage in DAMAGE:
         shutil.copy(finished / name, out / name)
         damage(out / name)

@@ -110,10 +110,14 @@ def test_nobody_else_may_resume_a_run_while_its_baselines_train(tmp_path: Path) 
     own = planned(rounds=1, epochs=1)
     result = run(own, tmp_path / "run")
 
+    refused: list[str] = []
+
     class Another(NoOpObserver):
         def begin(self, *_: object) -> None:
-            with pytest.raises(StoreError, match="in use by another emdcfl run"):
+            with pytest.raises(StoreError, match="in use by another emdcfl run") as caught:
                 run(own, tmp_path / "run", resume=True)
+            refused.append(str(caught.value))
 
     baselines.run_baselines(result, observer=Another())
+    assert refused
     run(own, tmp_path / "run", resume=True)  # and then they may

@@ -276,4 +276,3 @@ def test_a_preset_wins_over_a_scenarios_defaults_and_own_options_over_both() -> 
 def test_the_reference_preset_is_written_out() -> None:
     options = plan(config(preset="reference")).config.method.options
     assert options["recompute"] == "if-partial" and "preset" not in options
-    assert tiny().k == 2
