@@ -129,7 +129,7 @@ def test_reference_depends_on_the_order_of_clients() -> None:
 
 @pytest.mark.slow
 def test_reference_prefers_strangers_on_networks_with_batchnorm() -> None:
-    training = Training(local_epochs=30, batch_size=8, lr=0.01)
+    training = Training(local_epochs=10, batch_size=8, lr=0.01)
     truth = np.repeat([0, 1, 2], 3)
     same = truth[:, None] == truth[None, :]
     shares = {}

@@ -13,16 +13,6 @@ from emdcfl.methods import make
 from emdcfl.methods.shared.votes import batch_votes, smooth
 
 
-def test_the_penalty_towards_all_models_is_one_anchor():
-    r"""With shares that sum to one, the gradient of Σ u_k ‖w − θ_k‖²/2 is w − w̄."""
-    rng = torch.Generator().manual_seed(0)
-    theta = torch.randn(3, 20, generator=rng, dtype=torch.float64)
-    u = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64)
-    w = torch.randn(20, generator=rng, dtype=torch.float64, requires_grad=True)
-    (0.5 * (u[:, None] * (w - theta) ** 2).sum()).backward()
-    torch.testing.assert_close(w.grad, w.detach() - u @ theta)
-
-
 def test_votes_are_smoothed_where_there_are_none():
     assert torch.equal(smooth(torch.tensor([50, 0, 14]), smoothing=1e-4), torch.tensor([50, 64e-4, 14], dtype=torch.float64))
     assert torch.equal(smooth(torch.tensor([64, 0]), smoothing=1e-3, votes="batch"), torch.tensor([64.0, 1.0], dtype=torch.float64))

@@ -39,17 +39,17 @@ ONE, ALL = [0] * 6, list(range(6))
 @pytest.mark.parametrize(
     ("clusters", "own", "together", "alone", "n", "choice", "words"),
     [
-        (GROUPS, 0.9, 0.7, 0.8, 200, "this run", "Train in these 2 groups: worth 10.0 points"),
-        (GROUPS, 0.9, 0.7, 0.9, 200, "this run", "Train in these 2 groups: worth 20.0 points"),
-        (GROUPS, 0.9, 0.7, 0.99, 200, "local", "Train every site alone: 9.0 points"),
-        (GROUPS, 0.8, 0.95, 0.9, 200, "fedavg", "Train one model for all: 15.0 points"),
-        (GROUPS, 0.9, 0.9, 0.9, 20, "undecided", "Undecided, for now train one model for all: 120 test samples"),
-        (GROUPS, 0.9, 0.9, 0.9, 20_000, "undecided", "Train one model for all, the simplest choice"),
-        (ONE, 0.9, 0.9, 0.8, 200, "this run", "Train all 6 sites together: worth 10.0 points"),
-        (ONE, 0.6, 0.6, 0.91, 200, "local", "Do not use one model: the sites look alike but do not agree on labels"),
-        (ONE, 0.9, 0.9, 0.93, 2000, "local", "Do not use one model: the sites look alike, and yet"),
-        (ALL, 0.9, 0.8, 0.9, 200, "this run", "Train every site alone: worth 10.0 points"),
-        (ALL, 0.8, 0.95, 0.8, 200, "fedavg", "Train one model for all: 15.0 points"),
+        (GROUPS, 0.9, 0.7, 0.8, 200, "this run", "10.0 points"),
+        (GROUPS, 0.9, 0.7, 0.9, 200, "this run", "20.0 points"),
+        (GROUPS, 0.9, 0.7, 0.99, 200, "local", "9.0 points"),
+        (GROUPS, 0.8, 0.95, 0.9, 200, "fedavg", "15.0 points"),
+        (GROUPS, 0.9, 0.9, 0.9, 20, "undecided", "120 test samples"),
+        (GROUPS, 0.9, 0.9, 0.9, 20_000, "undecided", "simplest"),
+        (ONE, 0.9, 0.9, 0.8, 200, "this run", "10.0 points"),
+        (ONE, 0.6, 0.6, 0.91, 200, "local", "do not agree on labels"),
+        (ONE, 0.9, 0.9, 0.93, 2000, "local", "look alike"),
+        (ALL, 0.9, 0.8, 0.9, 200, "this run", "10.0 points"),
+        (ALL, 0.8, 0.95, 0.8, 200, "fedavg", "15.0 points"),
     ],
 )  # fmt: skip
 def test_the_paired_differences_decide(
@@ -57,7 +57,7 @@ def test_the_paired_differences_decide(
 ) -> None:
     run, others = summary(own, clusters, n), baselines(together, alone, n)
     found = advice(run, others)
-    assert found is not None and found.choice == choice and found.headline.startswith(words)
+    assert found is not None and found.choice == choice and words in found.headline
     assert headline(run, READING, others) == found.headline
     assert bool(found.doubts) == (choice in ("local", "fedavg"))
 

@@ -32,7 +32,7 @@ def test_a_member_that_was_not_compared_does_not_count() -> None:
     with_it, alone = candidate_of(0, ["a", "tiny"], "new", found, 0.9), candidate_of(1, ["tiny"], "new", found, 0.5)
     assert (with_it.ratio, with_it.linked) == (0.5, 1) and (alone.ratio, alone.linked) == (inf, 0)
     placement = Placement("new", 0, [with_it, alone], ("rows left out: 3",))
-    assert placement.verdict() == "new belongs to cluster 0: at 0.50 times the tolerance"
+    assert "cluster 0" in placement.verdict() and "0.50" in placement.verdict()
     told = json.loads(json.dumps(as_dict(placement), allow_nan=False))
     assert told["candidates"][1]["ratio"] is None and told["notes"] == ["rows left out: 3"]
 

@@ -67,16 +67,17 @@ def test_what_does_not_go_together_is_a_config_error_with_its_reason(rule: Any) 
     assert rule.reason in str(caught.value) and all(name in str(caught.value) for name in chosen)
 
 
-@pytest.mark.parametrize("rule", [*SWITCHED_OFF, *REFUSED], ids=lambda rule: f"{rule.first.name}-{rule.second.name}")
+SENT = CompareSettings.of(Options(match_classes=False)).as_dict()
+SEEN = [rule for rule in (*SWITCHED_OFF, *REFUSED) if {rule.first.name, rule.second.name} <= SENT.keys() | {"noisy"}]
+
+
+@pytest.mark.parametrize("rule", SEEN, ids=lambda rule: f"{rule.first.name}-{rule.second.name}")
 def test_a_client_refuses_the_same_wherever_it_can_see_it(rule: Any) -> None:
-    sent = CompareSettings.of(Options(match_classes=False)).as_dict()
     values = {c.name: c.values[0] for c in (rule.first, rule.second)}
     if values.pop("noisy", False):
         values["privacy_epsilon"] = 4.0
-    if not set(values) <= set(sent):
-        return
     with pytest.raises(ClientError) as caught:
-        CompareSettings.from_dict({**sent, **values})
+        CompareSettings.from_dict({**SENT, **values})
     assert rule.reason in str(caught.value)
 
 
