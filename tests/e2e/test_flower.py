@@ -35,7 +35,7 @@ def add_unregistered(there: trial.Trial) -> trial.Trial:
 
 
 def test_four_nodes_find_two_clusters_with_the_bytes_of_the_local_engine(tmp_path: Path) -> None:
-    given = config(run={"rounds": 2, "evaluate_every": 2})
+    given = config(run={"rounds": 2, "evaluate_every": 2}, training={"local_epochs": 2})
     with federation(tmp_path / "federation") as there:
         wider = add_unregistered(there)
         start(wider, "intruder")
