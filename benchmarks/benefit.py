@@ -7,7 +7,8 @@ Natural sites (watch, hapt, chem97) and digits whose groups are known, or absent
 The defaults were chosen with seeds 0 to 2 and 10 to 13; digits get more seeds because a site tests on 18 to 45 images.
 Rows go to ``results.jsonl`` of ``--out``; runs whose row is there are not repeated. ``--publish`` writes what ``benchmarks/results.py``
 makes the tables from: rows without rounds, bytes and single sites, and without settings that are their defaults.
-``--place`` trains without some sites and places them, with their labels and without.
+``--place`` trains without some sites and places them, with their labels and without. ``--chance`` says how often a split that gains nothing
+is believed, in per cent of simulated votes.
 """
 
 from __future__ import annotations
@@ -18,9 +19,13 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from statistics import mean
 from typing import Any
+
+import numpy as np
+import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -29,6 +34,8 @@ from benchmarks.calibration import Case, sites
 from emdcfl.api.fitting import configure
 from emdcfl.data.types import Scenario
 from emdcfl.methods import find
+from emdcfl.methods.emdcfl.benefit import Votes
+from emdcfl.methods.emdcfl.client.tasks import moments_of
 from emdcfl.runs.config import Choice, Config, override
 from emdcfl.runs.new_sites.nearest import fits, groups_of, unlabelled, with_site
 from emdcfl.runs.new_sites.place import place_site
@@ -171,6 +178,19 @@ def place(file: Path, cases: Sequence[str], seeds: Sequence[int]) -> None:
                 lines.flush()
 
 
+def believed(clients: int, samples: int, skewed: bool, draws: int) -> float:
+    """Share of splits into halves that pay although no client's expected loss changes; skewed: their new losses are exponential."""
+    rng, names = np.random.default_rng(0), tuple(f"c{i}" for i in range(clients))
+    halves, found = [names[: clients // 2], names[clients // 2 :]], 0
+    for _ in range(draws):
+        new = 0.5 * rng.exponential(size=(clients, samples)) if skewed else 3 + 0.5 * rng.normal(size=(clients, samples))
+        old = np.full_like(new, 0.5) if skewed else 3 + 0.5 * rng.normal(size=(clients, samples))
+        losses = torch.from_numpy(np.stack([old, new], 1))
+        votes = Votes({c: moments_of(own, own * 0) for c, own in zip(names, losses, strict=True)}, [names, *halves])
+        found += votes.pays([names], halves, find("emdcfl").evidence)
+    return found / draws
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/benefit"))
@@ -186,7 +206,13 @@ def main() -> None:
     parser.add_argument("--place", type=Path, metavar="FILE", help="write where sites that take no part are placed, and run nothing else")
     parser.add_argument("--place-cases", nargs="*", default=list(PLACED), choices=list(PLACED))
     parser.add_argument("--place-seeds", default="0-2")
+    parser.add_argument("--chance", type=int, metavar="DRAWS", help="say how often a split is believed by chance, and run nothing else")
     args = parser.parse_args()
+    if args.chance:
+        for skewed, clients in product((False, True), (2, 3, 6, 12)):
+            rates = [f"{m}: {100 * believed(clients, m, skewed, args.chance):.2f}" for m in (4, 8, 16, 64, 256)]
+            print(f"{'skewed' if skewed else 'normal'}, {clients} clients; validation samples: per cent  {', '.join(rates)}")
+        return
     if args.place:
         place(args.place, args.place_cases, parse_seeds(args.place_seeds))
         return

@@ -365,13 +365,17 @@ def loss_moments(client: Client, *, models: Sequence[Tensor]) -> Stages:
         raise ClientError(f"client {client.name!r} has {m} validation samples, and {SMALLEST_VOTE} are needed to say how losses vary")
     (scored,) = yield [Score(models, "val")]
     losses = scored["losses"].double().nan_to_num(nan=LOSS_CUT).clamp(0.0, LOSS_CUT)
-    correct = scored["correct"].double()
+    return moments_of(losses, scored["correct"].double())
+
+
+def moments_of(losses: Tensor, correct: Tensor) -> Reply:
+    """Return what ``loss_moments`` sends of losses and hits under L models, a row for each."""
     return {
         "mean": losses.mean(1),
         "covariance": _covariance_of_sums(losses),
         "accuracy": correct.mean(1),
         "accuracy_covariance": _covariance_of_sums(correct),
-        "n": m,
+        "n": losses.shape[1],
     }
 
 
