@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from emdcfl.core import params
 from emdcfl.core.errors import ModelError
-from emdcfl.core.params import Average, Network, average, cosines, find_head, gram, make_layout, squared_distances
+from emdcfl.core.params import Average, Network, average, cosines, find_head, gram, make_layout, squared_distances, stacked
 
 
 class Convolutional(nn.Module):
@@ -294,3 +294,11 @@ def test_only_modules_that_say_so_get_images_with_channels_last(channels: int) -
     torch.testing.assert_close(careful(x), careless(x))
     torch.testing.assert_close(careful.embed(x), careless.embed(x))
     torch.testing.assert_close(careless(x), careless.module(x), rtol=0, atol=0)
+
+
+def test_rows_of_one_matrix_are_stacked_without_a_copy_and_others_with_one() -> None:
+    matrix = rows(5, 7)
+    assert stacked(list(matrix[1:4])).data_ptr() == matrix[1].data_ptr()
+    torn, columns = [matrix[1], matrix[2].clone(), matrix[3]], list(rows(7, 5).T)
+    for states in (list(matrix[1:4]), list(matrix[[0, 2]]), [matrix[3], matrix[2]], [matrix[4], matrix[4]], torn, columns):
+        assert same_bits(stacked(states), torch.stack(states))

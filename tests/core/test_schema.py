@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from emdcfl.core.errors import ClientError
-from emdcfl.core.schema import SHARED_OUT, Field, check, finite
+from emdcfl.core.schema import SHARED_OUT, Field, all_pass, check, finite
 
 FIELDS = {
     "theta": Field(torch.float32, ("P",)),
@@ -66,6 +66,18 @@ def test_anything_else_is_refused_with_the_reason(bad: Any, message: str) -> Non
     with pytest.raises(ClientError, match=message) as caught:
         check(bad, FIELDS, DIMS)
     assert "\n" not in str(caught.value)
+    always = {name: field for name, field in FIELDS.items() if not field.optional}
+    assert all_pass([reply(), reply()], always, DIMS, norm=1.0)
+    assert not all_pass([reply(), bad, reply()], always, DIMS, norm=1.0)
+
+
+def test_among_many_replies_a_long_state_or_a_number_out_of_bounds_is_found() -> None:
+    fields = {"theta": Field(torch.float32, ("P",)), "n": Field(int, low=1, high="max_n"), "loss": Field(float, low=-1e-3, high=9.0)}
+    dims, rows = {"P": 3, "max_n": 10}, torch.eye(3)
+    good = [reply(theta=row, n=10) for row in rows]
+    assert all_pass(good, fields, dims, norm=1.0) and all_pass(good[::-1], fields, dims, norm=1.0)
+    for changes in ({"theta": 1.1 * rows[1]}, {"n": 11}, {"n": 10**400}, {"loss": 9.1}, {"loss": -0.1}, {"loss": 1}):
+        assert not all_pass([good[0], good[1] | changes, good[2]], fields, dims, norm=1.0), changes
 
 
 BOUNDED = {

@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -29,7 +30,7 @@ from emdcfl.core.offload import StateOffload
 from emdcfl.core.params import Layout, Network
 from emdcfl.core.replies import Failure, Replies, brief
 from emdcfl.core.rounds import Clock, Round, Traffic, participants
-from emdcfl.core.schema import STATE, DivergedError, Reply, check
+from emdcfl.core.schema import STATE, DivergedError, Reply, all_pass, check
 from emdcfl.core.tasks import Training
 from emdcfl.trust import Guard, Trust, TrustedMean
 from emdcfl.trust.bounds import LARGEST_GROWTH, Bounds, Update, excesses
@@ -86,6 +87,9 @@ class Federation(ABC):
 
     device: torch.device = torch.device("cpu")
     """Where the server's own arithmetic may run: the CPU, unless the engine trains on a GPU of this machine."""
+
+    together: int = 1
+    """Trained states that are checked at once: more than one where many come at the same time."""
 
     def __init__(
         self,
@@ -225,16 +229,13 @@ class Federation(ABC):
         updates: dict[str, Update] = {}
         with self.clock(info.phase):
             self.traffic.sent(info.phase, ordered, common, info.divisible)
-            for client, outcome in self._dispatch(info, ordered, common):
-                asked = (ordered[client], common)
-                failure = outcome if isinstance(outcome, Failure) else self._inspect(client, info, outcome, dims, verify, asked)
-                if failure is not None:
-                    self._fail(failure, replies)
+            for client, outcome in self._inspected(info, ordered, common, dims, verify, self.together if states else 1):
+                if isinstance(outcome, Failure):
+                    self._fail(outcome, replies)
                     continue
-                assert not isinstance(outcome, Failure)
                 self.traffic.received(info.phase, outcome)
                 self.observer(info.name, client, outcome)
-                if bounded and (start := _start(asked)) is not None:
+                if bounded and (start := _start((ordered[client], common))) is not None:
                     updates[client] = self._bounds.update(outcome[_state(outcome)], start, outcome["n"])
                 if fold is None or bounded:
                     replies.valid[client] = (
@@ -256,6 +257,19 @@ class Federation(ABC):
             del replies.valid[client]
             fault = excess.proven and self._bounds.healthy(updates[client].start_norm)
             self._fail(Failure(client, info.name, self.index, excess.reason, violation=fault), replies)
+
+    def _inspected(
+        self, info: TaskInfo, inputs: Mapping[str, Inputs], common: Inputs, dims: Mapping[str, int], verify: Verify | None, together: int
+    ) -> Iterator[tuple[str, Reply | Failure]]:
+        """Yield what ``_dispatch`` does, with a failure in place of every reply that does not pass."""
+        answers = self._dispatch(info, inputs, common)
+        while part := list(islice(answers, together)):
+            alike = len(part) > 1 and verify is None and self.on_failure == "stop"
+            passed = alike and all_pass([outcome for _, outcome in part], info.returns, dims, norm=LARGEST_GROWTH)
+            for client, outcome in part:
+                if not passed and not isinstance(outcome, Failure):
+                    outcome = self._inspect(client, info, outcome, dims, verify, (inputs[client], common)) or outcome
+                yield client, outcome
 
     def _inspect(
         self, client: str, info: TaskInfo, reply: Reply, dims: Mapping[str, int], verify: Verify | None, asked: tuple[Inputs, Inputs]

@@ -303,6 +303,17 @@ def _average(thetas: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     return mean.result()
 
 
+def stacked(states: Sequence[Tensor]) -> Tensor:
+    """Return float32 states as one tensor, to be read only: a view if they lie one after the other in memory, as rows do; else a copy."""
+    first, step = states[0], 4 * states[0].numel()
+    ends = 4 * first.storage_offset() + step * len(states)
+    if first.is_contiguous() and ends <= first.untyped_storage().nbytes():
+        start = first.data_ptr()
+        if all(state.data_ptr() == start + i * step for i, state in enumerate(states)):
+            return first.as_strided((len(states), *first.shape), (first.numel(), *first.stride()))
+    return torch.stack(list(states))
+
+
 def gram(rows: Tensor | Sequence[Tensor], columns: slice | None = None, *, origin: Tensor | Sequence[Tensor] | None = None) -> Tensor:
     r"""Return the Gram matrix :math:`G_{ij} = \langle \theta_i - o, \theta_j - o\rangle` in float64, chunk by chunk.
 

@@ -7,7 +7,7 @@ A task declares its reply as a mapping from field name to ``Field``. Shapes may 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from emdcfl.core.errors import ClientError
+from emdcfl.core.params import stacked
 
 Reply = dict[str, Any]
 """Field name → tensor, number, text, bytes, or a dict of them."""
@@ -75,6 +76,30 @@ def check(reply: Any, fields: Mapping[str, Field], dims: Mapping[str, int], squa
                 _check_value(f"{name}[{key}]", item, field, dims, known_finite=known)
         else:
             _check_value(name, value, field, dims, squares=squares)
+
+
+def all_pass(replies: Sequence[Any], fields: Mapping[str, Field], dims: Mapping[str, int], *, norm: float) -> bool:
+    """Whether all replies pass ``check`` and no state is longer than ``norm``: one look per field, not per reply, is several times faster.
+
+    It says no if one is at fault, and where fields are neither numbers nor states on the host: then ``check`` each.
+    """
+    if not all(type(reply) is dict and reply.keys() == fields.keys() for reply in replies):
+        return False
+    return all(_column_passes([reply[name] for reply in replies], field, dims, norm) for name, field in fields.items())
+
+
+def _column_passes(values: Sequence[Any], field: Field, dims: Mapping[str, int], norm: float) -> bool:
+    if field.kind is torch.float32 and field.shape == STATE and not field.each:
+        state = (field.kind, torch.strided, torch.device("cpu"), (dims["P"],))
+        alike = all(type(v) is Tensor and (v.dtype, v.layout, v.device, v.shape) == state for v in values)
+        return alike and torch.linalg.vector_norm(stacked(values), dim=1).max().item() <= norm  # not so if one is not a number
+    if field.kind not in (int, float) or field.each or not all(type(v) is field.kind for v in values):
+        return False
+    try:
+        _check_range("", min(values), max(values), field, dims)
+    except ClientError:
+        return False
+    return field.kind is int or math.isfinite(sum(values))
 
 
 def _check_value(

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emdcfl.core.params import blocks, chunks
+from emdcfl.core.params import blocks, chunks, stacked
 
 Array = np.ndarray[Any, Any]
 
@@ -132,7 +132,7 @@ def distances(thetas: Sequence[Tensor], starts: Sequence[Tensor]) -> list[float]
     if len(thetas) == 1 or thetas[0].numel() > SMALL:
         return [distance(theta, start) for theta, start in zip(thetas, starts, strict=True)]
     shared = all(start is starts[0] for start in starts)
-    updates = torch.stack(list(thetas)).sub_(starts[0] if shared else torch.stack(list(starts)))
+    updates = stacked(thetas) - (starts[0] if shared else stacked(starts))
     norms: list[float] = torch.linalg.vector_norm(updates.flatten(1), dim=1).tolist()
     return norms
 

@@ -12,6 +12,7 @@ from tests.methods.toy import CLASSES, FEATURES, toy
 from torch import Tensor, nn
 
 from emdcfl.core import tasks
+from emdcfl.core.errors import ClientError
 from emdcfl.core.federation import ByClient, Replies
 from emdcfl.core.keys import global_seed
 from emdcfl.core.params import Network
@@ -302,3 +303,21 @@ def test_embeddings_and_losses_of_many_clients_at_once_are_those_of_each(model: 
     for client, reply in slow_votes.valid.items():
         torch.testing.assert_close(fast_votes[client], reply, **TIGHT)
     assert ("Embed" in alone, "Score" in alone) == {"mlp": (False, False), "untracked": (True, True), "smooth": (False, True)}[model]
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "message"),
+    [("theta", torch.nan, "not finite"), ("theta", 1e9, "expected a state of norm"), ("n", -1, "expected n >= 1")],
+)
+def test_replies_are_checked_together_and_the_one_at_fault_is_named(name: str, wrong: float, message: str) -> None:
+    fed = BatchedFederation(scenario("mlp"), training=TRAINING, device="cpu")
+    honest = fed._dispatch
+
+    def tampered(*request: Any) -> Any:
+        for client, reply in honest(*request):
+            yield client, {**reply, name: wrong * reply[name]} if client == "site-3" else reply
+
+    assert fed.together > len(fed.clients)
+    fed._dispatch = tampered  # type: ignore[method-assign]
+    with pytest.raises(ClientError, match=f"client 'site-3' failed .*{message}"):
+        fed.train(dict.fromkeys(fed.clients, fed.initial()))
