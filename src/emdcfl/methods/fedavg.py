@@ -38,7 +38,8 @@ def train_and_average(fed: Federation, state: GlobalState, round: Round, **terms
         mean.add(reply["theta"], reply["n"], client=client, start=state.theta)
 
     replies = fed.train(dict.fromkeys(round.participants, state.theta), fold=fold, **terms)
-    return GlobalState(state.clients, mean.result(), sorted({*state.reached, *replies.valid}, key=state.clients.index))
+    reached = {*state.reached, *replies.valid}
+    return GlobalState(state.clients, mean.result(), [c for c in state.clients if c in reached])
 
 
 @register

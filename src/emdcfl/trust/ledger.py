@@ -93,7 +93,7 @@ class Ledger:
 
     def banned(self, client: str) -> bool:
         """Whether the client is excluded from the rest of the run."""
-        return sum(fault.round <= self.round for fault in self.faults.get(client, ())) >= self.max_faults
+        return client in self.faults and sum(fault.round <= self.round for fault in self.faults[client]) >= self.max_faults
 
     def exclusion_reason(self, client: str) -> str | None:
         """Say why a client must not be asked now; ``None`` if it may be."""

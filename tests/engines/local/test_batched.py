@@ -321,3 +321,14 @@ def test_replies_are_checked_together_and_the_one_at_fault_is_named(name: str, w
     fed._dispatch = tampered  # type: ignore[method-assign]
     with pytest.raises(ClientError, match=f"client 'site-3' failed .*{message}"):
         fed.train(dict.fromkeys(fed.clients, fed.initial()))
+
+
+def test_memory_of_replies_is_used_again_once_nobody_refers_to_any_of_it() -> None:
+    fed = BatchedFederation(scenario("mlp"), training=TRAINING, device="cpu")
+    starts = dict.fromkeys(fed.clients, fed.initial())
+    where = fed.train(starts)[fed.clients[0]]["theta"].data_ptr()
+    part = fed.train(starts)[fed.clients[0]]["theta"][2:5]  # of one reply, all the others are let go of
+    kept = part.clone()
+    assert part.data_ptr() == where + 2 * part.element_size()
+    fed.train({c: start + 1 for c, start in starts.items()})
+    assert torch.equal(part, kept)

@@ -43,6 +43,12 @@ class Buffers:
             self._blocks[name] = torch.empty(size, device=device)
         return self._blocks[name][:size].view(shape)
 
+    def unused(self, name: str, *shape: int, device: torch.device) -> Tensor:
+        """Return uninitialised memory that nothing else refers to: the same as last time if whoever got it has let go of it."""
+        if name in self._blocks and torch._C._storage_Use_Count(self._blocks[name].untyped_storage()._cdata) > 2:  # block and this call
+            del self._blocks[name]
+        return self(name, *shape, device=device)
+
 
 @dataclass
 class Stack:
@@ -111,9 +117,10 @@ class Stack:
         fused_sgd(w, g, self.velocity, training, first=first)
 
     @torch.no_grad()
-    def flat(self) -> Tensor:
-        """Return Θ ``(F, P)`` in memory of its own, on the CPU: its rows are the replies."""
-        return torch.cat([t.reshape(len(t), -1) for t in self.tensors], 1).to("cpu")
+    def flat(self, buffers: Buffers) -> Tensor:
+        """Return Θ ``(F, P)`` in memory that nobody else uses, on the CPU: its rows are the replies."""
+        out = buffers.unused("replies", len(self.tensors[0]), self.network.layout.size, device=self.network.device)
+        return torch.cat([t.reshape(len(t), -1) for t in self.tensors], 1, out=out).to("cpu")
 
 
 @dataclass(frozen=True)
