@@ -88,13 +88,17 @@ def payload(value: Any) -> int:
     >>> payload({"theta": torch.zeros(10), "n": 3, "samples": {"a": torch.zeros(2, 4)}})
     72
     """
-    if type(value) is Tensor:  # what is usual first: isinstance of Tensor or Mapping takes many times as long
-        return value.nbytes
-    if isinstance(value, (dict, Mapping)):
+    if isinstance(value, (dict, Mapping)):  # checking for dict first is many times faster
         value = value.values()
     elif not isinstance(value, (list, tuple)):
         return value.nbytes if isinstance(value, Tensor) else 0
-    return sum([payload(part) for part in value if not isinstance(part, (int, float, str, bytes))])
+    total = 0
+    for part in value:
+        if type(part) is Tensor:
+            total += part.nbytes
+        elif not isinstance(part, (int, float, str, bytes)):
+            total += payload(part)
+    return total
 
 
 class Traffic:
