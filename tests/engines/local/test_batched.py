@@ -332,3 +332,15 @@ def test_memory_of_replies_is_used_again_once_nobody_refers_to_any_of_it() -> No
     assert part.data_ptr() == where + 2 * part.element_size()
     fed.train({c: start + 1 for c, start in starts.items()})
     assert torch.equal(part, kept)
+
+
+def test_a_schedule_serves_no_other_clients_weights_or_settings() -> None:
+    world, once = scenario("mlp"), replace(TRAINING, batch_size=64)  # one batch per epoch, the same in every round
+    slow, fast = (engine(world, training=once, device="cpu") for engine in (SequentialFederation, BatchedFederation))
+    weights = ByClient({c: torch.linspace(0, 2, n) for c, n in zip(fast.clients, SIZES, strict=True)})
+    for clients, options, epochs in [(6, {}, 2), (6, {}, 2), (6, {"sample_weights": weights}, 2), (6, {}, 2), (4, {}, 2), (4, {}, 1)]:
+        for fed in (slow, fast):
+            fed.training = replace(once, local_epochs=epochs)
+        starts = dict.fromkeys(fast.clients[-clients:], fast.initial())
+        expected, got = slow.train(starts, **options), fast.train(starts, **options)
+        assert torch.allclose(got.stack("theta"), expected.stack("theta"), **TIGHT), (clients, options, epochs)

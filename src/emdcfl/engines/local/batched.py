@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -48,6 +47,7 @@ class TrainData:
     y: Tensor
     first: dict[str, int]
     preprocess: Preprocess | None
+    _last: tuple[object, Schedule] | None = None
 
     @classmethod
     def of(cls, clients: Sequence[Client]) -> TrainData:
@@ -62,6 +62,17 @@ class TrainData:
         if len(x) and preprocess(x[:1]).numel() * len(x) <= PREPARED:
             return cls(preprocess(x), y, first, None)
         return cls(x, y, first, preprocess)
+
+    def plan(self, fits: Sequence[tuple[Client, Fit]], *, needs_two: bool) -> Schedule:
+        """Return the batches as rows of ``x``: those of the last round if the same clients train and nothing is shuffled or weighted."""
+        weighted = any(fit.sample_weights is not None for _, fit in fits)
+        asked = None if weighted else (fits[0][1].training, [client.name for client, _ in fits])
+        if asked is not None and self._last is not None and self._last[0] == asked:
+            return self._last[1]
+        plan = schedule(fits, needs_two=needs_two)
+        plan.index.add_(torch.tensor([self.first[fits[row][0].name] for row in plan.rows])[:, None])
+        self._last = None if plan.shuffled else (asked, plan)
+        return plan
 
     def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Return network inputs ``(A, b, …)`` and labels ``(A, b)``."""
@@ -157,13 +168,11 @@ def fit_stacked(fits: Sequence[tuple[Client, Fit]], data: TrainData, buffers: Bu
     """Train several clients together; all share the training settings and the kind of terms."""
     network, training, low = fits[0][0].network, fits[0][1].training, fits[0][0].precision == "bf16"
     batch_norm = network.layout.batch_statistics
-    plan = schedule(fits, needs_two=batch_norm)
+    plan = data.plan(fits, needs_two=batch_norm)
     ordered = [fits[row] for row in plan.rows]
     stack = Stack.load(network, [fit.theta for _, fit in ordered], buffers)
     terms = make_terms([fit for _, fit in ordered], stack.trained, network.layout)
-    first = np.array([data.first[client.name] for client, _ in ordered])
-    index = plan.index.add_(torch.from_numpy(first)[:, None]).to(network.device)
-    scale, last = plan.scale.to(network.device), plan.last.to(network.device)
+    index, scale, last = (t.to(network.device) for t in (plan.index, plan.scale, plan.last))
     totals = torch.zeros(len(ordered), device=network.device)
     settings = training if len(plan.active) > 1 else replace(training, momentum=0.0)  # a single step needs no velocity
     if chain is None:  # a chain never calls the module
