@@ -35,18 +35,21 @@ class Buffers:
 
     def __init__(self) -> None:
         self._blocks: dict[str, Tensor] = {}
+        self._shaped: dict[str, Tensor] = {}
 
     def __call__(self, name: str, *shape: int, device: torch.device) -> Tensor:
         """Return uninitialised memory of this shape, the same as last time."""
-        size = math.prod(shape)
-        if name not in self._blocks or self._blocks[name].numel() < size:
-            self._blocks[name] = torch.empty(size, device=device)
-        return self._blocks[name][:size].view(shape)
+        if name not in self._shaped or self._shaped[name].shape != shape:
+            size = math.prod(shape)
+            if name not in self._blocks or self._blocks[name].numel() < size:
+                self._blocks[name] = torch.empty(size, device=device)
+            self._shaped[name] = self._blocks[name][:size].view(shape)
+        return self._shaped[name]
 
     def unused(self, name: str, *shape: int, device: torch.device) -> Tensor:
         """Return uninitialised memory that nothing else refers to: the same as last time if whoever got it has let go of it."""
-        if name in self._blocks and torch._C._storage_Use_Count(self._blocks[name].untyped_storage()._cdata) > 2:  # block and this call
-            del self._blocks[name]
+        if name in self._blocks and torch._C._storage_Use_Count(self._blocks[name].untyped_storage()._cdata) > 3:  # of which three are here
+            del self._blocks[name], self._shaped[name]
         return self(name, *shape, device=device)
 
 
@@ -59,6 +62,7 @@ class Stack:
     velocity: list[Tensor]
 
     @classmethod
+    @torch.no_grad()
     def load(cls, network: Network, states: Sequence[Tensor], buffers: Buffers) -> Stack:
         entries, device = network.layout.entries, network.device
         tensors = [buffers(e.name, len(states), *e.shape, device=device) for e in entries]
