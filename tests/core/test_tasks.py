@@ -246,3 +246,11 @@ def test_describe_and_embed() -> None:
     z = tasks.embed(c, theta=theta, split="val", cap=30)["embeddings"]
     assert torch.equal(z, c.embeddings(theta, "val", c.sample("val", 30)))
     assert np.isfinite(sample_losses(c, theta, "val")[0].numpy()).all()
+
+
+def test_the_settings_of_a_request_are_read_once_and_those_of_another_anew() -> None:
+    first = {"local_epochs": 2, "lr": 0.1}
+    training = Training.of(first)
+    assert training == Training(local_epochs=2, lr=0.1) and Training.of(dict(first)) is training
+    first["lr"] = 0.2
+    assert Training.of(first) == Training(local_epochs=2, lr=0.2) and Training.of({}) == Training()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -32,8 +32,19 @@ class Training:
     momentum: float = 0.9
     weight_decay: float = 1e-6
 
+    _latest: ClassVar[tuple[Mapping[str, Any], Training | None]] = {}, None
+
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> Training:
+        """Return the settings of a request: one object for all clients of this process that it asks."""
+        known, training = cls._latest
+        if training is None or known != settings:
+            training = cls(**settings)
+            cls._latest = dict(settings), training
+        return training
 
 
 @task(
@@ -58,7 +69,7 @@ TRAINED = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Fit:
     """Local SGD as a piece of work: the arguments of ``local_sgd``."""
 
@@ -119,7 +130,7 @@ def train(
     sample_weights: Tensor | None = None,
 ) -> Stages:
     """Run E epochs of SGD on the train split from ``theta``; see ``local_sgd``."""
-    (reply,) = yield [Fit(theta, Training(**training), prox, cosine, sample_weights)]
+    (reply,) = yield [Fit(theta, Training.of(training), prox, cosine, sample_weights)]
     return reply
 
 
@@ -338,7 +349,7 @@ def personalize(client: Client, *, models: Tensor, weights: Tensor, training: Ma
     the state ``theta``.
     """
     try:
-        (fit,) = yield [Fit(models[int(weights.argmax())], Training(**training), purpose="personalize")]
+        (fit,) = yield [Fit(models[int(weights.argmax())], Training.of(training), purpose="personalize")]
     except EmdcflError:
         return {"kept": 0}
     if not always and not validation_gain(client, models, weights, fit["theta"]) > LEAST_Z:  # NaN, of losses that overflow, is no gain

@@ -48,7 +48,7 @@ def train_and_basis(
     cosine: Mapping[str, Any] | None = None,
 ) -> Stages:
     """Train as ``train`` does, and add the first principal directions of the train embeddings under the new state."""
-    (reply,) = yield [Fit(theta, Training(**training), cosine=cosine)]
+    (reply,) = yield [Fit(theta, Training.of(training), cosine=cosine)]
     everything = torch.arange(reply["n"], device=client.network.device)
     return {**reply, "basis": pca_basis(client.embeddings(reply["theta"], "train", everything, mode=mode), components)}
 

@@ -93,7 +93,7 @@ def em_step(client: Client, *, models: Tensor, pi: Tensor, training: Mapping[str
     losses = torch.stack([sample_losses(client, theta, "train")[0] for theta in models])
     q = responsibilities(losses, pi, None if rho is None else rho.double().log()[:, y])
     weights = q.mean(1)
-    options = Training(**training)
+    options = Training.of(training)
     trained = yield [Fit(theta, options, sample_weights=w) for theta, w in zip(models, q.float(), strict=True)]
     reply: Reply = {
         "models": torch.stack([t["theta"] for t in trained]),

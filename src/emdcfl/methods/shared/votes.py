@@ -70,7 +70,7 @@ def soft_train(
         a = smooth(counts, smoothing=method["smoothing"], votes=method["votes"])
     mix = mix_models(models, a)
     prox = {"anchor": mix, "mu": method["lam"]} if method["lam"] > 0 else None
-    (reply,) = yield [Fit(mix if own is None else own, Training(**training), prox)]
+    (reply,) = yield [Fit(mix if own is None else own, Training.of(training), prox)]
     return {**reply, "a": a}
 
 
