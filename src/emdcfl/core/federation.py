@@ -88,8 +88,8 @@ class Federation(ABC):
     device: torch.device = torch.device("cpu")
     """Where the server's own arithmetic may run: the CPU, unless the engine trains on a GPU of this machine."""
 
-    together: int = 1
-    """Trained states that are checked at once: more than one where many come at the same time."""
+    checked: int = 0
+    """Most numbers of trained states that are checked together, by an engine that has many at the same time."""
 
     def __init__(
         self,
@@ -229,7 +229,7 @@ class Federation(ABC):
         updates: dict[str, Update] = {}
         with self.clock(info.phase):
             self.traffic.sent(info.phase, ordered, common, info.divisible)
-            for client, outcome in self._inspected(info, ordered, common, dims, verify, self.together if states else 1):
+            for client, outcome in self._inspected(info, ordered, common, dims, verify, self.checked if states else 0):
                 if isinstance(outcome, Failure):
                     self._fail(outcome, replies)
                     continue
@@ -259,11 +259,11 @@ class Federation(ABC):
             self._fail(Failure(client, info.name, self.index, excess.reason, violation=fault), replies)
 
     def _inspected(
-        self, info: TaskInfo, inputs: Mapping[str, Inputs], common: Inputs, dims: Mapping[str, int], verify: Verify | None, together: int
+        self, info: TaskInfo, inputs: Mapping[str, Inputs], common: Inputs, dims: Mapping[str, int], verify: Verify | None, checked: int
     ) -> Iterator[tuple[str, Reply | Failure]]:
         """Yield what ``_dispatch`` does, with a failure in place of every reply that does not pass."""
         answers = self._dispatch(info, inputs, common)
-        while part := list(islice(answers, together)):
+        while part := list(islice(answers, max(1, checked // self.layout.size))):
             alike = len(part) > 1 and verify is None and self.on_failure == "stop"
             passed = alike and all_pass([outcome for _, outcome in part], info.returns, dims, norm=LARGEST_GROWTH)
             for client, outcome in part:

@@ -305,12 +305,11 @@ def _average(thetas: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
 
 def stacked(states: Sequence[Tensor]) -> Tensor:
     """Return float32 states as one tensor, to be read only: a view if they lie one after the other in memory, as rows do; else a copy."""
-    first, step = states[0], 4 * states[0].numel()
-    ends = 4 * first.storage_offset() + step * len(states)
-    if first.is_contiguous() and ends <= first.untyped_storage().nbytes():
-        start = first.data_ptr()
-        if all(state.data_ptr() == start + i * step for i, state in enumerate(states)):
-            return first.as_strided((len(states), *first.shape), (first.numel(), *first.stride()))
+    first, size = states[0], states[0].numel()
+    inside = 4 * (first.storage_offset() + size * len(states)) <= first.untyped_storage().nbytes()
+    start = first.data_ptr()
+    if inside and all(s.is_contiguous() and s.data_ptr() == start + 4 * size * i for i, s in enumerate(states)):
+        return first.as_strided((len(states), *first.shape), (size, *first.stride()))
     return torch.stack(list(states))
 
 

@@ -317,7 +317,7 @@ def test_replies_are_checked_together_and_the_one_at_fault_is_named(name: str, w
         for client, reply in honest(*request):
             yield client, {**reply, name: wrong * reply[name]} if client == "site-3" else reply
 
-    assert fed.together > len(fed.clients)
+    assert fed.checked > len(fed.clients) * fed.layout.size
     fed._dispatch = tampered  # type: ignore[method-assign]
     with pytest.raises(ClientError, match=f"client 'site-3' failed .*{message}"):
         fed.train(dict.fromkeys(fed.clients, fed.initial()))

@@ -42,7 +42,8 @@ def test_a_thousand_clients_never_hold_as_many_states(
     engine: type[SequentialFederation], clients: int, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fed = engine(many(clients), training=Training(local_epochs=1, batch_size=4), device="cpu")
-    monkeypatch.setattr(BatchedFederation, "held", TOGETHER * fed.layout.size)
+    for bound in ("held", "checked"):
+        monkeypatch.setattr(BatchedFederation, bound, TOGETHER * fed.layout.size)
     monkeypatch.setattr(batched, "STACKED", TOGETHER * fed.layout.size)
     monkeypatch.setattr(guard, "TOGETHER", WAITING * fed.layout.size)
     alive: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()

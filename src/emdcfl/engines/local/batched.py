@@ -71,7 +71,7 @@ class TrainData:
             return self._last[1]
         plan = schedule(fits, needs_two=needs_two)
         plan.index.add_(torch.tensor([self.first[fits[row][0].name] for row in plan.rows])[:, None])
-        self._last = None if plan.shuffled else (asked, plan)
+        self._last = (asked, plan) if len(plan.active) == fits[0][1].training.local_epochs else None  # one batch per epoch
         return plan
 
     def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
@@ -89,7 +89,7 @@ class BatchedFederation(StagedFederation):
     The caller gets the replies of one stack before the next is trained, which then reuses its memory.
     """
 
-    held = STACKED
+    held = checked = STACKED
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)

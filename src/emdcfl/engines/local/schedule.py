@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -37,10 +36,8 @@ class Schedule:
     """(S, F): batch sizes, zero for a training that is over."""
     active: list[int]
     """Trainings still running at each step."""
-    shuffled: bool
-    """Whether the order differs from round to round."""
 
-    @cached_property
+    @property
     def steps(self) -> list[int]:
         """Number of steps of every row."""
         counts: list[int] = (self.sizes > 0).sum(0).tolist()
@@ -75,8 +72,8 @@ def schedule(fits: Sequence[tuple[Client, Fit]], *, needs_two: bool) -> Schedule
         weights = fits[i][1].sample_weights
         if weights is not None:
             scale[:, row] *= weights.cpu().numpy()[index[:, row]]
-    active, shuffled = (sizes > 0).sum(1).tolist(), any(len(cut) > 1 for cut in cuts.values())
-    return Schedule(rows, torch.from_numpy(index), torch.from_numpy(scale), torch.from_numpy(last), sizes, active, shuffled)
+    active = (sizes > 0).sum(1).tolist()
+    return Schedule(rows, torch.from_numpy(index), torch.from_numpy(scale), torch.from_numpy(last), sizes, active)
 
 
 def _sizes(client: Client, n: int, batch_size: int, *, needs_two: bool) -> Array:

@@ -13,12 +13,10 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Protocol, TypeGuard
 
 from emdcfl.core.client import TASKS, Client, Stages, TaskInfo, Work
 from emdcfl.core.federation import Failure, Inputs
-from emdcfl.core.params import CHUNK
 from emdcfl.core.schema import Reply
 from emdcfl.engines.local.sequential import SequentialFederation, failure, intra_op_threads
 
@@ -93,10 +91,6 @@ class StagedFederation(SequentialFederation):
 
     held = 1 << 25
     """Most numbers of model state computed before the caller gets their replies, which bounds memory."""
-
-    @cached_property
-    def together(self) -> int:  # type: ignore[override]
-        return max(1, min(self.held, CHUNK) // self.layout.size)
 
     @abstractmethod
     def _compute(self, works: Sequence[tuple[Client, Work]]) -> Sequence[Result]:
