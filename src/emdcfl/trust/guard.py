@@ -159,9 +159,9 @@ class TrustedMean:
     def _add_waiting(self) -> None:
         """Add the collected states in their order."""
         if self._checks_updates:
-            known = [(client, theta, start) for client, theta, _, start in self._waiting if start is not None]
+            known = [member for member in self._waiting if member[3] is not None]
             if known:
-                clients, thetas, starts = zip(*known, strict=True)
+                clients, thetas, _, starts = zip(*known, strict=True)
                 self._norms.update(zip(clients, distances(thetas, starts), strict=True))
                 self._starts.update(zip(clients, starts, strict=True))
         for client, theta, weight, _ in self._waiting:

@@ -15,7 +15,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -150,11 +150,10 @@ class BatchedFederation(StagedFederation):
 
     def _stack(self, works: Sequence[tuple[Client, Work]]) -> list[Outcome]:
         """Train a stack; if that fails, train one client after the other, which also shows whose training failed."""
-        fits = [(client, work) for client, work in works if isinstance(work, Fit)]
-        if len(fits) > 1 and self._stackable:
+        if len(works) > 1 and self._stackable:
             try:
                 data = self._prepare()
-                return fit_stacked(fits, data, self._buffers, self._chain)
+                return fit_stacked(cast(Sequence[tuple[Client, Fit]], works), data, self._buffers, self._chain)
             except Exception as error:  # vmap fails in many ways, and one bad client must not stop the others
                 outcomes = [attempt(*work) for work in works]
                 if not any(isinstance(outcome, Exception) for outcome in outcomes):

@@ -146,9 +146,11 @@ class ClientBatch:
 
     def advance(self) -> None:
         """Take every task one stage further, and begin the works they yield."""
-        results = iter(self._results)
+        done = 0
         for task in self._waiting:
-            task.resume([next(results) for _ in task.works])
+            number = len(task.works)
+            task.resume(self._results[done : done + number])
+            done += number
         self._begin()
 
     def _begin(self) -> None:
