@@ -187,7 +187,7 @@ def fit_stacked(fits: Sequence[tuple[Client, Fit]], data: TrainData, buffers: Bu
             part.step(gradients, terms, rows, settings, first=t == 0)
             stack.put(rows, part)
             totals[rows] += (losses * last[t, rows, :width]).sum(1)
-    return _outcomes([fits[row][0] for row in plan.rows], stack.flat(buffers), totals.cpu(), plan, training)
+    return _outcomes([fits[row][0] for row in plan.rows], stack.flat(), totals.cpu(), plan, training)
 
 
 def _parts(plan: Schedule, t: int, active: int, *, apart: bool) -> list[tuple[slice | Tensor, int]]:

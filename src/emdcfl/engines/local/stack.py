@@ -46,12 +46,6 @@ class Buffers:
             self._shaped[name] = self._blocks[name][:size].view(shape)
         return self._shaped[name]
 
-    def unused(self, name: str, *shape: int, device: torch.device) -> Tensor:
-        """Return uninitialised memory that nothing else refers to: the same as last time if whoever got it has let go of it."""
-        if name in self._blocks and torch._C._storage_Use_Count(self._blocks[name].untyped_storage()._cdata) > 3:  # of which three are here
-            del self._blocks[name], self._shaped[name]
-        return self(name, *shape, device=device)
-
 
 @dataclass
 class Stack:
@@ -121,10 +115,9 @@ class Stack:
         fused_sgd(w, g, self.velocity, training, first=first)
 
     @torch.no_grad()
-    def flat(self, buffers: Buffers) -> Tensor:
-        """Return Θ ``(F, P)`` in memory that nobody else uses, on the CPU: its rows are the replies."""
-        out = buffers.unused("replies", len(self.tensors[0]), self.network.layout.size, device=self.network.device)
-        return torch.cat([t.reshape(len(t), -1) for t in self.tensors], 1, out=out).to("cpu")
+    def flat(self) -> Tensor:
+        """Return Θ ``(F, P)`` in memory of its own, on the CPU: its rows are the replies."""
+        return torch.cat([t.reshape(len(t), -1) for t in self.tensors], 1).to("cpu")
 
 
 @dataclass(frozen=True)
