@@ -164,7 +164,7 @@ def test_a_run_that_nobody_used_for_long_is_over_and_its_key_is_gone(server: Hos
 def test_a_node_whose_disk_was_full_takes_part_in_the_run_when_it_is_repaired(server: HostileServer) -> None:
     """The key of a run that was written by half, or not at all, would be refused until somebody deletes it."""
     server.ask("describe", job={"run": "before"})
-    for where, error in (("os.urandom", OSError(28, "full")), (f"{HomeNode.__module__}.write_state", SafetensorError("I/O error"))):
+    for where, error in (("os.urandom", OSError(28, "full")), (f"{HomeNode.__module__}.HomeNode.keep", SafetensorError("I/O error"))):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(where, Mock(side_effect=error))
             assert "cannot read or write its files" in server.refused("describe")
