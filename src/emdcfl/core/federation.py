@@ -262,7 +262,7 @@ class Federation(ABC):
         self, info: TaskInfo, inputs: Mapping[str, Inputs], common: Inputs, dims: Mapping[str, int], verify: Verify | None, checked: int
     ) -> Iterator[tuple[str, Reply | Failure]]:
         """Yield what ``_dispatch`` does, with a failure in place of every reply that does not pass."""
-        answers = self._dispatch(info, inputs, common)
+        answers = iter(self._dispatch(info, inputs, common))  # an engine of others may return a list
         while part := list(islice(answers, max(1, checked // self.layout.size))):
             alike = len(part) > 1 and verify is None and self.on_failure == "stop"
             passed = alike and all_pass([outcome for _, outcome in part], info.returns, dims, norm=LARGEST_GROWTH)
