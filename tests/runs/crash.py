@@ -109,7 +109,7 @@ def main(root: Path) -> None:
         forked(lambda out=out: play(out, resume=True))  # type: ignore[misc]
     for i in range(4):
         out = root / f"time-{i}"
-        killed.append(forked(lambda out=out: play(out), after=duration * rng.uniform(0.02, 0.95)).killed)  # type: ignore[misc]
+        killed.append(forked(lambda out=out: play(out), after=duration * rng.uniform(0.02, 0.8)).killed)  # type: ignore[misc]
         forked(lambda out=out: play(out, resume=True))  # type: ignore[misc]
     out = root / "twice"  # the second life is cut short too
     forked(lambda: until_file(out, first + 2, before=False))
