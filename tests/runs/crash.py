@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -108,8 +109,11 @@ def main(root: Path) -> None:
         killed.append(forked(lambda out=out, number=number, i=i: until_file(out, number, before=bool(i % 2))).killed)  # type: ignore[misc]
         forked(lambda out=out: play(out, resume=True))  # type: ignore[misc]
     for i in range(4):
-        out = root / f"time-{i}"
-        killed.append(forked(lambda out=out: play(out), after=duration * rng.uniform(0.02, 0.8)).killed)  # type: ignore[misc]
+        out, after = root / f"time-{i}", duration * rng.uniform(0.02, 0.95)
+        while not forked(lambda out=out: play(out), after=after).killed:  # type: ignore[misc]
+            shutil.rmtree(out)  # it took less time than the first
+            after /= 2
+        killed.append(True)
         forked(lambda out=out: play(out, resume=True))  # type: ignore[misc]
     out = root / "twice"  # the second life is cut short too
     forked(lambda: until_file(out, first + 2, before=False))
