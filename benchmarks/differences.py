@@ -49,6 +49,11 @@ def full_size(row: ResultRow) -> bool:
     return settings["scenario"].get("scale", "paper") == "paper" and trained == PAPER_TRAINING
 
 
+def plain(row: Mapping[str, Any]) -> bool:
+    """Return whether all clients took part in every round, and nobody fine-tuned."""
+    return row["settings"]["run"].get("participants") is None and "personalize" not in row["settings"]
+
+
 def differences(results: Sequence[ResultRow], *, sigmas: float = 2.0) -> list[Difference]:
     """List the cells of full-size runs that differ from the paper's by more than ``sigmas`` standard deviations, theirs or ours.
 

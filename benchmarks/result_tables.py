@@ -13,6 +13,7 @@ from typing import Any
 
 from benchmarks.benefit import CASES as SITES
 from benchmarks.calibration import CASES
+from benchmarks.differences import plain
 from benchmarks.faults.table import write_table
 
 from benchmarks import privacy, trust
@@ -175,9 +176,8 @@ def _paper_scenarios(rows: Sequence[Row]) -> tuple[list[list[object]], list[Row]
     ways = ("oracle", "calibrated rule", BY_BENEFIT)
     found: dict[str, dict[str, dict[int, Row]]] = {}
     for row in rows:
-        plain = row["settings"]["run"].get("participants") is None and "personalize" not in row["settings"]
         way = _strategy(row) if row["method"] == "emdcfl" else row["method"]
-        if plain and way in ways:
+        if plain(row) and way in ways:
             found.setdefault(row["scenario"], {way: {} for way in ways})[way][row["seed"]] = row
     lines: list[list[object]] = []
     used: list[Row] = []

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.differences import PAPER_TRAINING, Difference, differences, full_size
+from benchmarks.differences import PAPER_TRAINING, Difference, differences, full_size, plain
 
 from benchmarks import performance_tables, result_tables
 from emdcfl.studies.results import ResultRow, read_results
@@ -144,9 +144,9 @@ def only_table(rows: Sequence[ResultRow], *, leave_out: Sequence[str] = ("second
 def measured(rows: Sequence[ResultRow]) -> str:
     """Return what runs of the paper's size gave, for the tables of smaller ones: scenario, method, metric, mean, standard deviation."""
     found = {}
-    for row in (r for r in rows if full_size(r) and r["settings"]["run"].get("participants") is None):
+    for row in (r for r in rows if full_size(r) and plain(r)):
         own = row["settings"]["method"]
-        if "personalize" in row["settings"] or own.get("grouping") == "benefit" or own.get("tolerance", "auto") != "auto":
+        if own.get("grouping") == "benefit" or own.get("tolerance", "auto") != "auto":
             continue
         found.setdefault((row["scenario"], row["method"]), []).append(row)
     lines = []
@@ -167,7 +167,7 @@ def batch_size(data: Path) -> str:
     for scenario in dict.fromkeys(row["scenario"] for row in small):
         own = [row for row in small if row["scenario"] == scenario]
         large = [row for row in read_results(data / f"{scenario}.jsonl") if row["method"] in {each["method"] for each in own}]
-        large = [row for row in large if "personalize" not in row["settings"] and row["settings"]["method"].get("grouping") != "benefit"]
+        large = [row for row in large if plain(row) and row["settings"]["method"].get("grouping") != "benefit"]
         rows = comparable([*own, *large])
         blocks.append(f"## {scenario}\n\n{only_table(rows)}\n{origins(rows)}")
     return "\n".join(blocks)
