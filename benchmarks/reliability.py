@@ -16,11 +16,11 @@ import json
 import os
 import random
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,11 @@ from faults.runs import ENVIRONMENT, SETTINGS, Lab, command, play, turn
 
 os.environ |= ENVIRONMENT  # before torch is imported
 
-from faults import trials
+from faults import inputs, trials
 from faults.forked import warm
 from faults.table import ANY, DAMAGED, DISK, FLOWER, INPUTS, PAIR, TERM, WRITES, write_table
+from rows import Row, append, read
 
-Row = dict[str, Any]
 Trial = tuple[str, int, str, Callable[..., Row]]
 
 
@@ -42,17 +42,14 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.rows: list[Row] = []
         self.read()
 
     def read(self) -> None:
-        self.rows = [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines()] if self.path.exists() else []
+        self.rows = read(self.path)
 
     def add(self, row: Row) -> None:
         self.rows.append(row)
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        append(self.path, row)
 
     def done(self, kind: str) -> set[int]:
         return {row["index"] for row in self.rows if row["kind"] == kind}
@@ -83,21 +80,35 @@ def inject(given: argparse.Namespace, journal: Journal, lab: Lab) -> None:
         lab.prepare(setting)
     for setting in sorted({setting for kind, _, setting, _ in todo if kind == DAMAGED}):
         trials.prepare_half(lab.references[setting], lab)
+
+    def one(trial: Trial) -> None:
+        if time.monotonic() < end:
+            attempt(trial, given, journal, lab)
+
+    share_out(todo, given.jobs, one)
+    journal.read()
+
+
+def share_out(todo: Sequence[Any], jobs: int, do: Callable[[Any], None]) -> None:
+    """Let forks of this process each do a part; an error in one of them is an error here too."""
     workers = []
-    for k in range(given.jobs):
+    for k in range(jobs):
         sys.stdout.flush()
         pid = os.fork()
         if pid == 0:
+            code = 1
             try:
-                for trial in todo[k :: given.jobs]:
-                    if time.monotonic() < end:
-                        attempt(trial, given, journal, lab)
+                for one in todo[k::jobs]:
+                    do(one)
+                code = 0
+            except Exception:
+                traceback.print_exc()
             finally:
-                os._exit(0)
+                os._exit(code)
         workers.append(pid)
-    for pid in workers:
-        os.waitpid(pid, 0)
-    journal.read()
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in workers]
+    if any(codes):
+        raise RuntimeError(f"workers ended with codes {codes}, so trials are missing; start again to do the rest")
 
 
 def attempt(trial: Trial, given: argparse.Namespace, journal: Journal, lab: Lab) -> None:
@@ -123,30 +134,15 @@ def feed(given: argparse.Namespace, journal: Journal, lab: Lab) -> None:
     if not missing:
         return
     bad = lab.work / "bad-run"
-    if not bad.exists():
-        code, said = play([*command(next(iter(SETTINGS)), bad)], lab.work / "bad-run.log")
-        if code:
-            raise RuntimeError(said)
+    if not (bad / "results.jsonl").exists():
+        shutil.rmtree(bad, ignore_errors=True)
         once = ["--scenario", "rotated-digits", "--methods", "fedavg", "--seeds", "0", "--set", "run.rounds=1"]
-        compare = ["compare", *once, "--out", str(bad)]
-        code, said = play(compare, lab.work / "bad-run.log")
-        if code:
-            raise RuntimeError(said)
-    size = -(-len(missing) // given.jobs)
-    parts = [missing[i : i + size] for i in range(0, len(missing), size)]
-    started = []
-    for i, part in enumerate(parts):
-        out = lab.work / f"inputs-{os.getpid()}-{i}.jsonl"
-        arguments = [str(part[0]), str(part[-1] + 1), str(given.seed), str(out)]
-        source = os.pathsep.join(str(Path(entry).resolve()) for entry in sys.path if entry)
-        surroundings = {**os.environ, "BAD_RUN": str(bad), "PYTHONPATH": source}
-        started.append((out, subprocess.Popen([sys.executable, "-m", "faults.inputs", *arguments], env=surroundings)))
-    for out, process in started:
-        process.wait()
-        for line in out.read_text(encoding="utf-8").splitlines():
-            row = json.loads(line)
-            if row["index"] not in journal.done(INPUTS):
-                journal.add({**row, "kind": INPUTS, "what": row["kind"]})
+        for arguments in (command(next(iter(SETTINGS)), bad), ["compare", *once, "--out", str(bad)]):
+            code, said = play(arguments, lab.work / "bad-run.log")
+            if code:
+                raise RuntimeError(said)
+    share_out(missing, given.jobs, lambda index: journal.add({"kind": INPUTS, **inputs.attempt(index, given.seed, bad)}))
+    journal.read()
 
 
 def main() -> None:

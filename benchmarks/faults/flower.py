@@ -1,6 +1,6 @@
 """Kill -9 of the server or of nodes of a real federation on this machine; a supervisor starts them again, and the run must finish.
 
-FedAvg over two nodes and two rounds: every message starts a process that loads torch, and the method does not matter here.
+FedAvg over two nodes and two rounds: the method does not matter here.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import threading
@@ -62,7 +63,8 @@ def kills(number: int, seed: int, work: Path, done: set[int], note: Callable[[Ro
 
 def _undisturbed(there: trial.Trial, work: Path) -> float:
     began = time.monotonic()
-    if not (work / "flower-reference" / "summary.json").exists():
+    if not (work / "flower-seconds").exists():
+        shutil.rmtree(work / "flower-reference", ignore_errors=True)
         trial.submit(there, from_dict(TABLES), work / "flower-reference")
         (work / "flower-seconds").write_text(str(time.monotonic() - began), encoding="utf-8")
     local = work / "flower-local"

@@ -1,14 +1,11 @@
 """Bad inputs: config files, tables, images, folders, run directories and flags, each given to the command in a fork of this process.
 
-    python -m faults.inputs FIRST LAST SEED OUT
-
-writes a row per input: what it was, the exit code, and whether it was a crash: anything but success or an error in one line (in JSON,
-where that was asked for).
+A row for each says what it was, the exit code, and whether it was a crash: anything but success or an error in one line (in JSON, where
+that was asked for).
 """
 
 from __future__ import annotations
 
-import importlib
 import io
 import json
 import os
@@ -16,7 +13,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -29,39 +25,15 @@ CHEAP = [
     "--set", "engine.device=cpu",
 ]  # fmt: skip
 WORDS = [
-    *(
-        "",
-        "-1",
-        "0",
-        "1e400",
-        "nan",
-        "inf",
-        "1e-400",
-        "99999999999999999999",
-        "none",
-        "null",
-        "true",
-        "[]",
-        "{}",
-        "é",
-        "\udcff",
-        "a" * 5000,
-    ),
+    *("", "-1", "0", "1e400", "nan", "inf", "1e-400", "99999999999999999999", "none", "null", "true", "[]", "{}", "é", "\udcff"),
+    "a" * 5000,
     *("/dev/null", "/proc/self/mem", "cuda:99", "--", "=", "a=b", "0-99999999", "a,b,,c", "1,2,x", "[[[[", "'", '"', "\t", "\n", "emdclf"),
     *("rotated-mnist", ".", "smoke"),
 ]
 KEYS = [
     *("run.rounds", "run.seed", "run.participants", "method.tolerance", "method.name", "method.x", "training.lr", "training.batch_size"),
-    *(
-        "engine.name",
-        "engine.workers",
-        "scenario.groups",
-        "scenario.path",
-        "model.name",
-        "model.hidden",
-        "engine.quorum",
-        "engine.precision",
-    ),
+    *("engine.name", "engine.workers", "scenario.groups", "scenario.path", "model.name", "model.hidden", "engine.quorum"),
+    "engine.precision",
     *("x.y", "run", ""),
 ]
 FLAGS = {
@@ -162,7 +134,6 @@ def folder(rng: random.Random, place: Path) -> Case:
 
 def run_directory(rng: random.Random, place: Path) -> Case:
     out = place / "run"
-    shutil.copytree(os.environ["BAD_RUN"], out)
     for _ in range(rng.choice([1, 1, 1, 3])):
         victim = rng.choice(sorted(p for p in out.rglob("*") if p.is_file()))
         if rng.random() < 0.1:
@@ -200,16 +171,18 @@ def flags(rng: random.Random, place: Path) -> Case:
 KINDS: list[Callable[[random.Random, Path], Case]] = [config_file, table, image, folder, run_directory, flags]
 
 
-def attempt(index: int, seed: int) -> dict[str, object]:
-    """Try one input and say what came of it."""
-    rng = random.Random(f"{seed} {index}")
+def attempt(index: int, seed: int, run: Path) -> dict[str, object]:
+    """Try one input, where need be a damaged copy of a finished run, and say what came of it."""
+    rng, make = random.Random(f"{seed} {index}"), KINDS[index % len(KINDS)]
     place = Path(tempfile.mkdtemp(prefix="bad-"))
     try:
-        kind, arguments = KINDS[index % len(KINDS)](rng, place)
+        if make is run_directory:
+            shutil.copytree(run, place / "run")
+        what, arguments = make(rng, place)
         arguments = [argument.replace("\0", "") for argument in arguments]
         code, said = forked(arguments, place)
         crash = code not in (0, 2, -1) or "Traceback" in said or (code == 2 and not explained(said) and bool(arguments[1:]))
-        row: dict[str, object] = {"kind": kind, "index": index, "code": code, "crash": crash, "slow": code == -1}
+        row: dict[str, object] = {"what": what, "index": index, "code": code, "crash": crash, "slow": code == -1}
         return row | ({"arguments": arguments, "said": said[-600:]} if crash or code == -1 else {})
     finally:
         shutil.rmtree(place, ignore_errors=True)
@@ -237,17 +210,3 @@ def forked(arguments: list[str], place: Path) -> tuple[int, str]:
         command.wait()
         return -1, "not ended in time"
     return code, log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
-
-
-def main() -> None:
-    first, last, seed = (int(argument) for argument in sys.argv[1:4])
-    for module in ("pyarrow.parquet", "emdcfl.cli.run", "emdcfl.runs.runner", "emdcfl.report"):
-        importlib.import_module(module)  # once, here: a fork then starts at once
-    with Path(sys.argv[4]).open("a", encoding="utf-8") as file:
-        for index in range(first, last):
-            file.write(json.dumps(attempt(index, seed)) + "\n")
-            file.flush()
-
-
-if __name__ == "__main__":
-    main()

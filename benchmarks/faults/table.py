@@ -15,6 +15,9 @@ FLOWER = "kill -9 of a server or node of a Flower federation"
 INPUTS = "bad input"
 FAULTS = (ANY, WRITES, TERM, DISK, PAIR, DAMAGED, FLOWER)
 
+BAD = ("wrong", "lost", "crash", "orphans")
+"""What a row tells even if its fault came too late to be counted."""
+
 Row = dict[str, Any]
 
 
@@ -26,12 +29,11 @@ def write_table(rows: Sequence[Row]) -> tuple[str, bool]:
     ]
     clean = True
     for kind in FAULTS:
-        own = [row for row in rows if row["kind"] == kind and row["faults"]]
+        own = [row for row in rows if row["kind"] == kind and (row["faults"] or any(row.get(key) for key in BAD))]
         if not own:
             continue
         told = sum(bool(row.get("told")) and not row["finished"] for row in own)
-        bad = [sum(bool(row.get(key)) for row in own) for key in ("wrong", "lost", "crash")]
-        bad[2] += sum(bool(row.get("orphans")) for row in own)
+        bad = [sum(any(row.get(key) for key in keys) for row in own) for keys in (["wrong"], ["lost"], ["crash", "orphans"])]
         finished = sum(row["finished"] for row in own)
         clean &= not any(bad) and finished + told == len(own)
         cells = [kind, len(own), sum(row["faults"] for row in own), finished, told, *bad]
