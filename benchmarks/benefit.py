@@ -30,6 +30,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.calibration import Case, sites
+from benchmarks.rows import append, key, read
 
 from emdcfl.api.fitting import configure
 from emdcfl.data.types import Scenario
@@ -167,15 +168,15 @@ def placements(case: str, seed: int) -> Iterator[dict[str, Any]]:
             }
 
 
+PLACE = ("case", "seed", "site")
+
+
 def place(file: Path, cases: Sequence[str], seeds: Sequence[int]) -> None:
     """Add a line per site that takes no part; one that is there already counts once."""
-    with file.open("a+", encoding="utf-8") as lines:
-        lines.seek(0)
-        there = {(row["case"], row["seed"], row["site"]) for row in map(json.loads, lines)}
-        for row in (row for case in cases for seed in seeds for row in placements(case, seed)):
-            if (row["case"], row["seed"], row["site"]) not in there:
-                lines.write(json.dumps(row, separators=(",", ":")) + "\n")
-                lines.flush()
+    there = {key(row, PLACE) for row in read(file)}
+    for row in (row for case in cases for seed in seeds for row in placements(case, seed)):
+        if key(row, PLACE) not in there:
+            append(file, row)
 
 
 def believed(clients: int, samples: int, skewed: bool, draws: int) -> float:

@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from benchmarks.rows import append, key
+from benchmarks.rows import read as read_rows
 
 from emdcfl.clustering import adjusted_rand, links
 from emdcfl.core.tasks import Training
@@ -114,6 +116,7 @@ BENEFIT_ROUNDS = 8
 REPEAT_NOISE = 0.1
 """Standard deviation between measurements of one patient, in units of that inside classes."""
 CASES = {"grouped": GROUPED, "equal": EQUAL}
+KEY = ("case", "seed", "options")
 
 
 def sites(case: Case, seed: int) -> Scenario:
@@ -221,16 +224,14 @@ def main() -> None:
     logging.basicConfig(level=logging.ERROR)
     chosen: dict[str, Any] = {"tolerance": float(options.tolerance)} if options.tolerance else {}
     chosen |= {"grouping": options.grouping} if options.grouping else {}
-    lines = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
-    done = {(line["case"], line["seed"], json.dumps(line["options"])) for line in lines}
+    done = {key(line, KEY) for line in read_rows(options.out)}
     cases = {name: case for name, case in CASES[options.cases].items() if options.only in name}
     cases = {options.only: cases[options.only]} if options.only in cases else cases
     for name, case in cases.items():
         for seed in numbers(options.seeds):
-            if (name, seed, json.dumps(chosen)) not in done:
+            if key({"case": name, "seed": seed, "options": chosen}, KEY) not in done:
                 found = row(name, case, seed, chosen)
-                with options.out.open("a") as file:
-                    file.write(json.dumps(found) + "\n")
+                append(options.out, found)
                 keys = ("case", "seed", "clusters", "right", "silent", "same_law", "two_laws", "seconds")
                 print(json.dumps({k: found[k] for k in keys}), flush=True)
 

@@ -8,7 +8,8 @@
     python -m benchmarks.privacy --table privacy.jsonl mnist.jsonl large.jsonl  # tables, as in docs/results/tables/privacy.md
 
 Every client trains once from θ⁰; embeddings are kept, and the comparison itself is that of a run: the clients' tasks, their noise, the
-exact solver on all pairs. Lines that are in the file already are not computed again, so an interrupted run continues.
+exact solver on all pairs. Lines that are in the file with the same network and training are not computed again, so an interrupted run
+continues.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from benchmarks.rows import Row, append, key, read
 from benchmarks.tolerance import distances, extremes
 from torch import Tensor
 
@@ -45,8 +48,9 @@ from emdcfl.studies.results import commit, hardware
 from emdcfl.transport import cost_matrix, dual_variance, exact, projected_width, projection, quantile
 
 EPSILONS = "0.5,1,2,4,8,16,32,64,128,256,512,1024,inf"
-KEY = ("scenario", "seed", "ratio", "samples", "cost", "epsilon")
-TRAIN, VALIDATION, PER_GROUP = 600, 512, 3
+SETTING = ("scenario", "seed", "ratio", "samples", "cost", "epsilon")
+KEY = (*SETTING, "training", "model")
+TRAIN, VALIDATION = 600, 512
 
 
 def build(name: str, seed: int, model: str | None = None) -> Scenario:
@@ -79,52 +83,51 @@ class Remembered:
         held_out = len(self.client.site.val)
         if split == "all" and int(indices.max()) < held_out:  # validation samples alone, as here without matched classes
             split = "val"
-        key = digest(state.numpy().tobytes()), split
-        if key not in self.known and split == "all":
-            self.known[key] = torch.cat([self(state, part, torch.arange(len(self.client.split(part)))) for part in ("val", "train")])
-        if key not in self.known:
-            self.known[key] = self.compute(state, split, torch.arange(len(self.client.split(split))), mode="eval")
-        return self.known[key][indices]
+        which = digest(state.numpy().tobytes()), split
+        if which not in self.known and split == "all":
+            self.known[which] = torch.cat([self(state, part, torch.arange(len(self.client.split(part)))) for part in ("val", "train")])
+        if which not in self.known:
+            self.known[which] = self.compute(state, split, torch.arange(len(self.client.split(split))), mode="eval")
+        return self.known[which][indices]
 
 
-def settings(options: argparse.Namespace) -> Iterator[tuple[float, int, str, float | None]]:
-    for cost in options.costs.split(","):
-        for ratio in map(float, options.ratios.split(",")):
-            for samples in map(int, options.samples.split(",")):
-                for epsilon in map(float, options.epsilons.split(",")):
-                    yield ratio, samples, cost, None if math.isinf(epsilon) else epsilon
+def settings(options: argparse.Namespace) -> Iterator[Row]:
+    asked = (text.split(",") for text in (options.costs, options.ratios, options.samples, options.epsilons))
+    for cost, ratio, samples, epsilon in product(*asked):
+        limit = None if math.isinf(float(epsilon)) else float(epsilon)
+        yield {"ratio": float(ratio), "samples": int(samples), "cost": cost, "epsilon": limit}
 
 
-def lines(name: str, seed: int, options: argparse.Namespace, done: set[tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
+def lines(name: str, seed: int, options: argparse.Namespace, done: set[str]) -> Iterator[Row]:
     """Train once, then measure under every setting that is missing."""
-    wanted = [s for s in settings(options) if (name, seed, *s) not in done]
-    if not wanted:
-        return
     scenario = build(name, seed, options.model)
     assert scenario.groups is not None
     order = list(dict.fromkeys(scenario.groups.values()))
     truth = [order.index(scenario.groups[s.name]) for s in scenario.sites]
     training = Training(**{k: scenario.defaults[k] for k in ("local_epochs", "batch_size", "lr") if k in scenario.defaults})
+    made = {"training": training.as_dict(), "model": scenario.model.as_dict()}
+    every = [{"scenario": name, "seed": seed, **setting, **made} for setting in settings(options)]
+    wanted = [one for one in every if key(one, KEY) not in done]
+    if not wanted:
+        return
     with make_federation(scenario, training=training, seed=seed, device="cpu", engine="sequential") as fed:
         fed.begin(1)
         local = fed.train(dict.fromkeys(fed.clients, fed.initial())).column("theta")
-        for client in fed._clients.values():  # type: ignore[attr-defined]  # a benchmark may look behind the door
+        for client in fed._clients.values():  # type: ignore[attr-defined]  # no public way to keep embeddings
             client.embeddings = Remembered(client)
-        for ratio, samples, cost, epsilon in wanted:
-            options_ = {"projection_ratio": ratio, "max_samples": samples, "cost": cost, "privacy_epsilon": epsilon}
-            # classes are not matched under noise, so that they are not without it either
-            method = EMDCFL(tolerance="auto", distances="all", match_classes=False, min_validation=min(64, samples), **options_)
-            yield {
-                **dict(zip(KEY, (name, seed, ratio, samples, cost, epsilon), strict=True)),
-                "training": training.as_dict(),
-                "model": scenario.model.as_dict(),
-                **measured(method, fed, local, truth),
-                "commit": commit(),
-                "hardware": hardware("cpu"),
+        for one in wanted:
+            chosen = {
+                "projection_ratio": one["ratio"],
+                "max_samples": one["samples"],
+                "cost": one["cost"],
+                "privacy_epsilon": one["epsilon"],
             }
+            # classes are not matched under noise, so that they are not without it either
+            method = EMDCFL(tolerance="auto", distances="all", match_classes=False, min_validation=min(64, one["samples"]), **chosen)
+            yield {**one, **measured(method, fed, local, truth), "commit": commit(), "hardware": hardware("cpu")}
 
 
-def measured(method: EMDCFL, fed: Any, local: dict[str, Tensor], truth: list[int]) -> dict[str, Any]:
+def measured(method: EMDCFL, fed: Any, local: dict[str, Tensor], truth: list[int]) -> Row:
     """W of all pairs under one setting, and the groups they give under a calibrated and under a fixed tolerance."""
     started = time.perf_counter()
     clients, epsilon, delta = fed.clients, method.privacy_epsilon, method.privacy_delta
@@ -162,7 +165,7 @@ def measured(method: EMDCFL, fed: Any, local: dict[str, Tensor], truth: list[int
     }
 
 
-def null_line(ratio: float, epsilon: float | None, trials: int, *, d: int = 64, n: int = 512, m: int = 180) -> dict[str, Any]:
+def null_line(ratio: float, epsilon: float | None, trials: int, *, d: int = 64, n: int = 512, m: int = 180) -> Row:
     """W between samples of one law, in standard errors: mean 0 and deviation 1 if the tolerance accounts for the noise."""
     sigma, p = 0.0 if epsilon is None else gaussian_sigma(epsilon, DELTA), projected_width(ratio, d)
     found = []
@@ -187,20 +190,16 @@ def null_line(ratio: float, epsilon: float | None, trials: int, *, d: int = 64, 
     }
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def table(rows: Sequence[dict[str, Any]]) -> str:
+def table(rows: Sequence[Row]) -> str:
     """Mean ARI over the seeds, ε down, and below each heading the setting."""
     parts = []
-    kinds = list(dict.fromkeys((r["scenario"], r["cost"], r["samples"]) for r in rows))
-    for scenario, cost, samples in kinds:
-        here = [r for r in rows if (r["scenario"], r["cost"], r["samples"]) == (scenario, cost, samples)]
+    kind = ("scenario", "model", "training", "cost", "samples")
+    for alike in dict.fromkeys(key(r, kind) for r in rows):
+        here = [r for r in rows if key(r, kind) == alike]
         ratios = sorted({r["ratio"] for r in here}, reverse=True)
         first, seeds = here[0], sorted({r["seed"] for r in here})
         about = f"{first['clients']} clients, {max(r['validation'] for r in here)} validation samples, seeds {', '.join(map(str, seeds))}"
-        parts.append(f"\n{scenario}, {cost}, max_samples {samples}: {about}\n")
+        parts.append(f"\n{first['scenario']}, {first['model']['name']}, {first['cost']}, max_samples {first['samples']}: {about}\n")
         shown = [f"ratio {ratio} (p = {next(r['p'] for r in here if r['ratio'] == ratio)}): σ√p" for ratio in ratios]
         heads = " | ".join(f"{s} | auto | 0.025 | z in / out" for s in shown)
         parts.append(f"| ε per release | total, validation record | σ | {heads} |")
@@ -210,7 +209,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(parts)
 
 
-def _row(rows: Sequence[dict[str, Any]], epsilon: float | None, ratios: Sequence[float]) -> str:
+def _row(rows: Sequence[Row], epsilon: float | None, ratios: Sequence[float]) -> str:
     first = rows[0]
     cells = ["∞", "∞", "0"] if epsilon is None else [f"{epsilon:g}", f"{first['total']['val']:.0f}", f"{first['sigma']:.2f}"]
     for ratio in ratios:
@@ -230,10 +229,9 @@ def _spread(values: Sequence[float]) -> str:
     return f"{np.mean(values):.2f} ({right}/{len(values)})"
 
 
-def append(path: Path, line: dict[str, Any]) -> None:
-    with path.open("a") as file:
-        file.write(json.dumps(line) + "\n")
-    print(json.dumps({k: line[k] for k in (*KEY, "ari_auto", "ari_fixed", "mean", "deviation") if k in line}), flush=True)
+def keep(path: Path, row: Row) -> None:
+    append(path, row)
+    print(json.dumps({k: row[k] for k in (*SETTING, "ari_auto", "ari_fixed", "mean", "deviation") if k in row}), flush=True)
 
 
 def main() -> None:
@@ -247,26 +245,26 @@ def main() -> None:
     parser.add_argument("--epsilons", default=EPSILONS, help="per record and release")
     parser.add_argument("--ratios", default="0.9,0.1", help="projection ratios")
     parser.add_argument("--samples", default="512", help="max_samples")
-    parser.add_argument("--model", help="another network for MNIST than the paper's CNN, such as small_cnn; use another --out")
+    parser.add_argument("--model", help="another network for MNIST than the paper's CNN, such as small_cnn")
     parser.add_argument("--costs", default="cosine")
     options = parser.parse_args()
     if options.table:
         print(table([row for path in options.table for row in read(path)]))
         return
     if options.null:
-        done_ = {(row["ratio"], row["epsilon"]) for row in read(options.null)}
-        for ratio, _, _, epsilon in settings(options):
-            if (ratio, epsilon) not in done_:
-                append(options.null, null_line(ratio, epsilon, options.trials))
+        simulated = {(row["ratio"], row["epsilon"], row["trials"]) for row in read(options.null)}
+        for ratio, epsilon in dict.fromkeys((setting["ratio"], setting["epsilon"]) for setting in settings(options)):
+            if (ratio, epsilon, options.trials) not in simulated:
+                keep(options.null, null_line(ratio, epsilon, options.trials))
         return
     if options.out is None:
         parser.error("expected --out or --table")
     logging.basicConfig(level=logging.ERROR)
-    done = {tuple(row[key] for key in KEY) for row in read(options.out)}
+    done = {key(row, KEY) for row in read(options.out)}
     for name in options.scenarios.split(","):
         for seed in map(int, options.seeds.split(",")):
             for found in lines(name, seed, options, done):
-                append(options.out, found)
+                keep(options.out, found)
 
 
 if __name__ == "__main__":

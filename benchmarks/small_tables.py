@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 from benchmarks.calibration import numbers
+from benchmarks.rows import append, read
 from sklearn.datasets import load_breast_cancer
 
 from emdcfl.data.own import from_arrays
@@ -82,15 +83,12 @@ def main() -> None:
     parser.add_argument("--cases", nargs="*", default=list(CASES), choices=list(CASES))
     options = parser.parse_args()
     logging.basicConfig(level=logging.ERROR)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    lines = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
-    done = {(line["case"], line["seed"]) for line in lines}
+    done = {(line["case"], line["seed"]) for line in read(options.out)}
     for seed in numbers(options.seeds):
         for case in options.cases:
             if (case, seed) not in done:
                 found = row(case, seed)
-                with options.out.open("a") as file:
-                    file.write(json.dumps(found, separators=(",", ":")) + "\n")
+                append(options.out, found)
                 print(json.dumps({k: found[k] for k in ("case", "seed", "k", "choice", "seconds")}), flush=True)
 
 

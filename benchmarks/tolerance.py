@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from benchmarks.rows import append, key, read
 from benchmarks.watch import FallbackError, refusing_fallbacks
 
 from emdcfl.clustering import adjusted_rand, links, margins, neighbourhoods
@@ -75,6 +76,9 @@ def training_of(scenario: Scenario, options: argparse.Namespace) -> Training:
     return Training(**{**keep, **({"local_epochs": options.epochs} if options.epochs else {})})
 
 
+KEY = ("scenario", "scale", "per_group", "seed", "training", "model", "precision", "alpha")
+
+
 def described(name: str, scenario: Scenario, options: argparse.Namespace, per_group: int | None, seed: int) -> dict[str, Any]:
     """Return what a line is a result of."""
     return {
@@ -87,12 +91,6 @@ def described(name: str, scenario: Scenario, options: argparse.Namespace, per_gr
         "precision": options.precision,
         "alpha": options.alpha,
     }
-
-
-def key(line: dict[str, Any]) -> str:
-    """Return what says whether a line is there already: one under other options is computed again."""
-    kinds = ("scenario", "scale", "per_group", "seed", "training", "model", "precision", "alpha")
-    return json.dumps([line[kind] for kind in kinds], sort_keys=True)
 
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -186,14 +184,13 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1)
     options = parser.parse_args()
     logging.basicConfig(level=logging.ERROR)
-    lines = options.out.read_text().splitlines() if options.out.exists() else []
-    done, failed = {key(json.loads(line)) for line in lines}, 0
+    done, failed = {key(line, KEY) for line in read(options.out)}, 0
     for name in options.scenarios.split(","):
         sizes: list[int | None] = [int(x) for x in options.per_group.split(",")] if name == "rotated-digits" else [None]
         for per_group in sizes:
             for seed in map(int, options.seeds.split(",")):
                 scenario = build(name, options, per_group, seed)
-                if key(described(name, scenario, options, per_group, seed)) in done:
+                if key(described(name, scenario, options, per_group, seed), KEY) in done:
                     continue
                 try:
                     with refusing_fallbacks():
@@ -202,9 +199,8 @@ def main() -> None:
                     print(json.dumps({"scenario": name, "seed": seed, "failed": str(error)}), flush=True)
                     failed += 1
                     continue
-                for path, value in ((options.out.with_suffix(".arrays.jsonl"), arrays), (options.out, found)):
-                    with path.open("ab", buffering=0) as file:  # one write a line, so that several processes may share the file
-                        file.write((json.dumps(value) + "\n").encode())
+                append(options.out.with_suffix(".arrays.jsonl"), arrays)
+                append(options.out, found)
                 short = {k: found[k] for k in ("scenario", "per_group", "seed", "fixed_interval", "ari_at_0.025", "seconds")}
                 print(json.dumps({**short, "auto_ari": {way: one["ari"] for way, one in found["auto"].items()}}), flush=True)
     sys.exit(int(failed > 0))

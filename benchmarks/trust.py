@@ -8,7 +8,7 @@
 test slice. The first client lies in one way at a time; the mean test accuracy of the other nine is compared with that of a run in which it
 is not there. ``backdoor``: Backdoor MNIST at small scale, the targets' accuracy on clean and on triggered images.
 
-A line per run goes to ``--out``; runs already there are not repeated. Needs EMDCFL_DATA.
+A line per run goes to ``--out``; runs that are there with the same options are not repeated. Needs EMDCFL_DATA.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the liars are the tests'
 
 import torch
+from benchmarks.rows import Row, append, key, read
 from tests.trust.liars import LIES, LyingFederation, flipped, honest, more_samples, without
 
 from emdcfl.clustering import adjusted_rand
@@ -103,7 +104,7 @@ def federation(scenario: Scenario, kind: str, policy: Trust, seed: int, options:
     return LyingFederation(flipped(scenario, LIAR) if kind.startswith("labels") else scenario, liar=LIAR, lie=lie, **common)
 
 
-def lied(kind: str, policy: str, seed: int, options: Any) -> dict[str, Any]:
+def lied(kind: str, policy: str, seed: int, options: Any) -> Row:
     """One run with (or without) a liar."""
     scenario = rotated(seed, train=options.train)
     started = time.perf_counter()
@@ -141,7 +142,7 @@ BACKDOOR = {
 }
 
 
-def backdoor(kind: str, policy: str, seed: int, options: Any) -> dict[str, Any]:
+def backdoor(kind: str, policy: str, seed: int, options: Any) -> Row:
     """One run with attackers whose images carry a cue for the label."""
     name, chosen = BACKDOOR[kind]
     scenario = scenarios.build("backdoor-mnist", scale=options.scale, data_seed=seed)
@@ -171,14 +172,23 @@ def backdoor(kind: str, policy: str, seed: int, options: Any) -> dict[str, Any]:
         }
 
 
-def one(what: str, kind: str, policy: str, seed: int, options: Any) -> dict[str, Any]:
+def one(what: str, kind: str, policy: str, seed: int, options: Any) -> Row:
     """Run in a process of its own."""
     torch.set_num_threads(1)
     logging.basicConfig(level=logging.ERROR)
     logging.getLogger("emdcfl").setLevel(logging.ERROR)
     found = (lied if what == "liars" else backdoor)(kind, policy, seed, options)
     made = {"precision": options.precision, "commit": commit(), "hardware": hardware(options.device)}
-    return {"what": what, "kind": kind, "policy": policy, "seed": seed, **found, **made}
+    return {**described(what, kind, policy, seed, options), **found, **made}
+
+
+KEY = ("what", "kind", "policy", "seed", "options")
+OPTIONS = ("rounds", "epochs", "train", "scale", "tolerance", "device", "precision")
+
+
+def described(what: str, kind: str, policy: str, seed: int, options: Any) -> Row:
+    """Return what a row is a result of."""
+    return dict(zip(KEY, (what, kind, policy, seed, {name: getattr(options, name) for name in OPTIONS}), strict=True))
 
 
 def wanted(options: Any) -> list[tuple[str, str, str, int]]:
@@ -189,32 +199,23 @@ def wanted(options: Any) -> list[tuple[str, str, str, int]]:
     return [("liars", kind, policy, seed) for seed in seeds for policy in (options.policies or list(POLICIES)) for kind in kinds]
 
 
-def read(paths: list[Path]) -> list[dict[str, Any]]:
-    lines = [line for path in paths if path.exists() for line in path.read_text(encoding="utf-8").splitlines()]
-    rows = []
-    for line in lines:
-        try:
-            rows.append(json.loads(line))
-        except ValueError:  # cut off by a kill; that run is done again
-            continue
-    return rows
+def missing(options: Any) -> list[tuple[str, str, str, int]]:
+    """Return the runs that ``--out`` does not hold yet."""
+    done = {key(row, KEY) for row in read(options.out)}
+    return [job for job in wanted(options) if key(described(*job, options), KEY) not in done]
 
 
 def run(options: Any) -> None:
     """Do what is not done yet, several runs at a time."""
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    done = {(r["what"], r["kind"], r["policy"], r["seed"]) for r in read([options.out])}
-    todo = [job for job in wanted(options) if job not in done]
     with ProcessPoolExecutor(options.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        running = {pool.submit(one, *job, options): job for job in todo}
+        running = {pool.submit(one, *job, options): job for job in missing(options)}
         for future in as_completed(running):
             try:
                 row = future.result()
             except Exception as error:  # one run's bug must not cost the others theirs
                 print(json.dumps({"job": running[future], "error": f"{type(error).__name__}: {error}"}, ensure_ascii=False), flush=True)
                 continue
-            with options.out.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            append(options.out, row)
             shown = {k: row[k] for k in ("kind", "policy", "seed", "accuracy", "clean", "backdoor", "seconds") if k in row}
             print(json.dumps(shown, ensure_ascii=False), flush=True)
 
@@ -224,12 +225,12 @@ def points(values: list[float]) -> str:
     return f"{mean(values):+.1f}{spread}"
 
 
-def gaps(row: dict[str, Any], base: dict[str, Any]) -> tuple[float, float]:
+def gaps(row: Row, base: Row) -> tuple[float, float]:
     """Points lost (negative) by all others, and by the group that lost most."""
     return 100 * (row["accuracy"] - base["accuracy"]), min(100 * (row["by_group"][g] - base["by_group"][g]) for g in base["by_group"])
 
 
-def liars_table(rows: list[dict[str, Any]]) -> list[str]:
+def liars_table(rows: list[Row]) -> list[str]:
     """Points against the run without the liar, by lie and policy, with the number of seeds."""
     by = {(r["kind"], r["policy"], r["seed"]): r for r in rows}
     policies = [p for p in POLICIES if any(k[1] == p for k in by)]
@@ -237,8 +238,8 @@ def liars_table(rows: list[dict[str, Any]]) -> list[str]:
     lines = [f"| {' | '.join(head)} |", "| --- |" + " --: |" * len(policies) + " --- | --- |"]
     base = {p: [r["accuracy"] for (kind, policy, _), r in by.items() if kind == "absent" and policy == p] for p in policies}
     lines.append("| *is not there (accuracy, %)* | " + " | ".join(f"{100 * mean(v):.1f}" if v else "–" for v in base.values()) + " | | |")
-    for kind in [k for k in KINDS[1:] if any(key[0] == k for key in by)]:
-        own = [(r, by.get(("absent", r["policy"], r["seed"]))) for key, r in by.items() if key[0] == kind]
+    for kind in [k for k in KINDS[1:] if any(r["kind"] == k for r in by.values())]:
+        own = [(r, by.get(("absent", r["policy"], r["seed"]))) for r in by.values() if r["kind"] == kind]
         cells = []
         for policy in policies:
             found = [gaps(r, b) for r, b in own if b is not None and r["policy"] == policy]
@@ -250,7 +251,7 @@ def liars_table(rows: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def backdoor_table(rows: list[dict[str, Any]]) -> list[str]:
+def backdoor_table(rows: list[Row]) -> list[str]:
     lines = ["| method | targets, clean | targets, triggered | gap | attackers apart | ARI |", "| --- | --: | --: | --: | --- | --: |"]
     for kind in BACKDOOR:
         own = [r for r in rows if r["kind"] == kind]
@@ -281,11 +282,11 @@ def main() -> None:
     parser.add_argument("--scale", default="small", help="of the backdoor scenario")
     options = parser.parse_args()
     if options.table:
-        rows = read(options.table)
+        rows = [row for path in options.table for row in read(path)]
         for what, table in (("liars", liars_table), ("backdoor", backdoor_table)):
-            own = [r for r in rows if r["what"] == what]
-            if own:
-                print("\n".join(table(own)), end="\n\n")
+            own = [row for row in rows if row["what"] == what]
+            for alike in dict.fromkeys(key(row, ["options"]) for row in own):
+                print(f"{what}, options {alike}", *table([row for row in own if key(row, ["options"]) == alike]), sep="\n", end="\n\n")
     elif options.out is None:
         parser.error("--out says where results go")
     else:
