@@ -270,7 +270,7 @@ def main() -> None:
         "batches": lambda: batches(chosen, [int(size) for size in args.sizes.split(",")]),
     }
     for found in findings[args.finding]():
-        print(json.dumps({"scenario": args.scenario, "scale": args.scale, **found}), flush=True)
+        print(json.dumps({"scenario": args.scenario, **options, **found}), flush=True)
 
 
 if __name__ == "__main__":

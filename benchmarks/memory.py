@@ -98,8 +98,8 @@ def play(case: Case, method: str, workers: int, pipe: Connection) -> None:
     scenario, wanted = world(case), config(case, method, workers=workers)
     pipe.send("ready")
     with tempfile.TemporaryDirectory() as folder:
-        summary = run(wanted, Path(folder) / "run", scenario=scenario).summary
-    pipe.send({"k": summary["k"], "seconds": summary["seconds"]["total"], "engine": wanted.engine.name})
+        result = run(wanted, Path(folder) / "run", scenario=scenario)
+    pipe.send({"k": result.summary["k"], "seconds": result.summary["seconds"]["total"], "engine": result.config.engine.name})
 
 
 def measure(case: Case, method: str, workers: int) -> dict[str, Any]:

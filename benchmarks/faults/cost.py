@@ -11,19 +11,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
-import sys
 import time
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import emdcfl
 from emdcfl.apps import trial
 from emdcfl.apps.trial.processes import LINK, process_ids
 from emdcfl.runs import runner
 from emdcfl.runs.config import from_dict
+from faults.flower import host_processes
 from faults.runs import differing
 from faults.soak import usage
 
@@ -51,8 +49,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--test-every", type=int, help="rounds between tests; by default only the last round is tested")
     given = parser.parse_args()
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(emdcfl.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    host_processes()
     there = trial.create(given.out / "federation", nodes=given.nodes)
     rotations = len({node.partition("-")[0] for node in there.nodes})
     config = from_dict(

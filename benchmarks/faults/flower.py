@@ -34,11 +34,17 @@ TABLES: dict[str, dict[str, Any]] = {
     "training": {"local_epochs": 1},
     "engine": {"name": "flower", "device": "cpu", "on_failure": "continue"},
 }
-SOURCE = str(Path(emdcfl.__file__).parents[1])
 DEADLINE = 180.0
 ATTEMPTS = 6
 
 Row = dict[str, Any]
+
+
+def host_processes() -> None:
+    """Let the processes of a federation import this source, and SIGTERM raise SystemExit, so that the federation is stopped in any case."""
+    source = str(Path(emdcfl.__file__).parents[1])
+    os.environ["PYTHONPATH"] = os.pathsep.join([source, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
 
 def kills(number: int, seed: int, work: Path, done: set[int], note: Callable[[Row], None]) -> None:
@@ -48,8 +54,7 @@ def kills(number: int, seed: int, work: Path, done: set[int], note: Callable[[Ro
         return
     folder = work / "federation"
     there = trial.create(folder, nodes=NODES, deadline=DEADLINE) if not folder.exists() else trial.Trial.read(folder)
-    os.environ["PYTHONPATH"] = os.pathsep.join([SOURCE, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the federation is stopped in any case
+    host_processes()
     try:
         wait_online(there)
         seconds = _undisturbed(there, work)

@@ -15,7 +15,6 @@ import json
 import os
 import signal
 import sqlite3
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -23,10 +22,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import emdcfl
 from emdcfl.apps import trial
 from emdcfl.apps.trial.processes import LINK, identity, process_ids, start
 from emdcfl.runs.config import from_dict
+from faults.flower import host_processes
 
 NODES = 4
 
@@ -100,8 +99,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=10, help="rounds between kills")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(emdcfl.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    host_processes()
     there = trial.create(given.out / "federation", nodes=NODES, deadline=300.0)
     tables: dict[str, Any] = {
         "run": {"rounds": given.rounds, "evaluate_every": given.rounds},

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from benchmarks.watch import FallbackError, refusing_fallbacks
@@ -38,6 +41,25 @@ def test_every_part_prints_a_line_per_measurement(tmp_path: Path) -> None:
     assert [line["run"] for line in runs[2:-1]] == played == list(runs[-1]["total_over_oracle"])
     assert all(ratio > 0 for ratio in runs[-1]["total_over_oracle"].values())
     assert [row["method"] for row in read_results(tmp_path)] == ["oracle", "emdcfl", "emdcfl", "emdcfl"]
+
+
+def test_ratios_are_to_the_bare_loop_or_are_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    steps, machine = importlib.import_module("gpu.steps"), importlib.import_module("gpu.machine").Machine("cpu", "batched", tiny=True)
+    monkeypatch.setattr(steps, "TINY", steps.TINY[:1])
+    monkeypatch.setattr(steps, "engine", lambda *_: {"ms_per_step": 3.0})
+
+    def bare(*_: object, low: bool, broken: bool) -> dict[str, float]:
+        if broken and not low:
+            raise RuntimeError("out of memory")
+        return {"ms_per_step": 1.5 if low else 2.0}
+
+    for broken in (False, True):
+        lines: list[dict[str, Any]] = []
+        monkeypatch.setattr(steps, "bare", partial(bare, broken=broken))
+        steps.measure(machine, lines.append, repeats=1, seconds=60.0, rows=None)
+        ratios = [line.get("ratio") for line in lines]
+        assert ratios == [None] * len(lines) if broken else ratios[:3] == [1.0, 0.75, 1.5]
 
 
 @pytest.mark.parametrize("said", FALLBACKS)
