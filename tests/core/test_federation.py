@@ -223,7 +223,7 @@ def test_the_servers_generators_are_keyed() -> None:
     assert a.generator("k").random() == Round(1, (), 0).generator("k").random() != b.generator("k").random()
 
 
-def test_a_table_of_the_wrong_size_is_refused_at_the_door() -> None:
+def test_a_table_of_the_wrong_size_is_refused() -> None:
     class Lying(SequentialFederation):
         def _dispatch(self, info, inputs, common):
             for client, reply in super()._dispatch(info, inputs, common):

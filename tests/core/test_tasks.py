@@ -170,7 +170,7 @@ def test_divergence_is_reported_with_advice() -> None:
         local_sgd(c, start(c), last_step)
 
 
-def test_divergence_names_client_and_round_at_the_door() -> None:
+def test_divergence_names_client_and_round() -> None:
     fed = federation(training=Training(local_epochs=3, batch_size=16, lr=1e30))
     fed.begin(4)
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""Lies that pass the door: what they buy, and what they do not. Two groups of five, the first client lies."""
+"""Lies that pass validation: what they buy, and what they do not. Two groups of five, the first client lies."""
 
 from __future__ import annotations
 

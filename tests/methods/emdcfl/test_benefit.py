@@ -17,13 +17,14 @@ from tests.trust.liars import LyingFederation
 
 from emdcfl.core.errors import ClientError
 from emdcfl.core.schema import Reply
+from emdcfl.core.tasks import sample_losses
 from emdcfl.engines import make_federation
 from emdcfl.engines.local.sequential import simulated_clients
 from emdcfl.methods import make
 from emdcfl.methods.base import Distances
 from emdcfl.methods.emdcfl import pairing, proposals
 from emdcfl.methods.emdcfl.benefit import Cell, Votes, _joined, _portions, _pruned, _verifier, examine
-from emdcfl.methods.emdcfl.client.tasks import LOSS_CUT, loss_moments
+from emdcfl.methods.emdcfl.client.tasks import LOSS_CUT, loss_moments, moments_of
 from emdcfl.methods.emdcfl.interpret import read
 
 
@@ -127,12 +128,21 @@ def test_a_client_whose_first_model_averages_badly_is_not_cut_off_in_round_1() -
     assert ("site-0",) in later.cells
 
 
-def test_moments_are_of_blocks_of_consecutive_samples() -> None:
+def test_covariances_are_those_of_sums_over_blocks_of_consecutive_samples() -> None:
+    values = torch.randn(2, 20, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    blocks = values.view(2, 5, 4).sum(2)
+    torch.testing.assert_close(moments_of(values, values * 0)["covariance"], 5 * torch.cov(blocks))
+    assert not torch.allclose(moments_of(values[:, torch.randperm(20)], values * 0)["covariance"], 5 * torch.cov(blocks))
+
+
+def test_moments_are_those_of_the_losses_and_others_are_refused() -> None:
     fed = federation(tiny())
     client = simulated_clients(tiny(), ["site-0"], fed.network(), seed=0, run="r", precision="fp32")["site-0"]
     models = torch.stack([fed.initial(i) for i in range(3)])
     reply = loss_moments(client, models=models)
     m = len(client.site.val)
+    losses = torch.stack([sample_losses(client, model, "val")[0] for model in models]).double()
+    torch.testing.assert_close(reply["mean"], losses.clamp(0, LOSS_CUT).mean(1))
     _verifier({"c": 3}, {"c": m})("c", reply)
     with pytest.raises(ClientError, match="announced"):
         _verifier({"c": 3}, {"c": m + 1})("c", reply)
@@ -184,19 +194,22 @@ def test_a_member_that_is_absent_goes_with_its_nearest() -> None:
     assert groups(play(fed, 2)[-1]) == true_groups(fed)
 
 
-def lie(fed: LyingFederation, task: str, asked: Any, reply: Reply) -> Reply:
-    """Every small group is perfect, every large one hopeless, and nothing varies."""
-    if task != "loss_moments":
-        return reply
-    mean = torch.linspace(0.0, LOSS_CUT, len(reply["mean"]), dtype=torch.float64)
-    return {**reply, "mean": mean, "covariance": torch.zeros_like(reply["covariance"])}
-
-
 def test_a_liar_cannot_tear_equal_sites_apart() -> None:
+    lies = []
+
+    def lie(fed: LyingFederation, task: str, asked: Any, reply: Reply) -> Reply:
+        """Every small group is perfect, every large one hopeless, and nothing varies."""
+        if task != "loss_moments":
+            return reply
+        lies.append(fed.index)
+        mean = torch.linspace(0.0, LOSS_CUT, len(reply["mean"]), dtype=torch.float64)
+        return {**reply, "mean": mean, "covariance": torch.zeros_like(reply["covariance"])}
+
     fed = LyingFederation(
         tiny(groups=1, clients_per_group=6), liar="site-2", lie=lie, training=TRAINING, device="cpu", on_failure="continue"
     )
     found = groups(play(fed, 2)[-1])
+    assert lies and not fed.failures
     assert frozenset(set(fed.clients) - {"site-2"}) in {members - {"site-2"} for members in found}
 
 
