@@ -46,9 +46,9 @@ class Machine:
             torch.cuda.synchronize()
 
     def tidy(self) -> None:
-        """Free the memory of the last measurement, and reset the peak."""
-        gc.collect()
+        """Free the device memory of the last measurement, and reset the peak."""
         if self.real:
+            gc.collect()
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import importlib
 import json
 import logging
-import os
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from benchmarks.watch import FallbackError, refusing_fallbacks
 
 from emdcfl.engines.cuda.engine import FALLBACKS
@@ -21,11 +20,16 @@ from emdcfl.studies.results import read_results
 ROOT = Path(__file__).parents[2]
 
 
-def test_every_part_prints_a_line_per_measurement(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "benchmarks/engines.py"), "--only", "gpu", "--tiny", "--repeats", "1", "--rows", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
-    assert done.returncode == 0, done.stderr
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
+def test_every_part_prints_a_line_per_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")  # it is a script
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # which it would set
+    monkeypatch.setattr(sys, "argv", ["engines", "--only", "gpu", "--tiny", "--repeats", "1", "--rows", str(tmp_path)])
+    with pytest.raises(SystemExit, match="0"):
+        importlib.import_module("engines").main()
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     steps, pairs, runs = ([line for line in lines if line.get("part") == part] for part in ("gpu-steps", "gpu-pairs", "gpu-runs"))
     assert not any("failed" in line or "skipped" in line for line in lines)
     for network in ("paper CNN", "ResNet18, 224²"):

@@ -69,6 +69,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         row |= {"config": self.name, "seed": self.seed, "method": self.method}
         return [sys.executable, "-c", "import sys; sys.exit('broken')" if self.seed == 2 else FAKE, str(out), json.dumps(row)]
 
+    sleep = paper.time.sleep
+    monkeypatch.setattr(paper.time, "sleep", lambda seconds: sleep(seconds / 20))
     monkeypatch.setattr(paper.Wanted, "command", command)
     monkeypatch.setattr(paper, "queue", lambda: [paper.Wanted("rotated-digits", "oracle", seed) for seed in (0, 1, 2)])
     return begun
