@@ -10,7 +10,9 @@ import hashlib
 import json
 import os
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,47 +51,36 @@ def cache_dir() -> Path:
 
 def digits(per_group: int = 2) -> Case:
     """Rotated digits at the sizes they have, trained as a run trains them."""
-    scenario = scenarios.build("rotated-digits", clients_per_group=per_group)
-    return _cached(scenario, {"case": "digits", "per_group": per_group, "epochs": 10}, Training(10, 32, 0.02))
+    build = partial(scenarios.build, "rotated-digits", clients_per_group=per_group)
+    return _cached({"case": "digits", "per_group": per_group}, Training(10, 32, 0.02), build)
 
 
 def mnist(per_group: int = 10, size: int = 512, epochs: int = 3, model: str = "small_cnn") -> Case:
     """Rotated MNIST: 40 clients in 4 groups, 512 train and 512 validation images each."""
-    key = {"case": "mnist", "per_group": per_group, "size": size, "epochs": epochs, "model": model}
-    if (cache_dir() / _file(key)).exists():
-        return _cached(None, key, Training())
+    chosen = {"per_group": per_group, "size": size, "model": model}
+    return _cached({"case": "mnist", **chosen}, Training(epochs, 32, 0.02), partial(_mnist, **chosen))
+
+
+def _mnist(per_group: int, size: int, model: str) -> Scenario:
     full = scenarios.build("rotated-mnist", data_root=os.environ["EMDCFL_DATA"])
     sites = []
     for i, site in enumerate(full.sites):
         if i % 10 < per_group:
-            cut = {name: Split(split.x[:size], split.y[:size]) for name, split in (("train", site.train), ("val", site.val))}
-            sites.append(Site(site.name, cut["train"], cut["val"], site.tests))
+            train, val = (Split(split.x[:size], split.y[:size]) for split in (site.train, site.val))
+            sites.append(Site(site.name, train, val, site.tests))
     assert full.groups is not None
-    scenario = Scenario(
-        name="mnist",
-        sites=tuple(sites),
-        classes=full.classes,
-        preprocess=full.preprocess,
-        model=ModelRecipe(model, {"channels": 1, "classes": 10, "size": 28}),
-        groups={s.name: full.groups[s.name] for s in sites},
-    )
-    return _cached(scenario, key, Training(epochs, 32, 0.02))
+    recipe = ModelRecipe(model, {"channels": 1, "classes": 10, "size": 28})
+    return replace(full, sites=tuple(sites), model=recipe, groups={s.name: full.groups[s.name] for s in sites})
 
 
-def _file(key: dict[str, Any]) -> str:
-    key = {**key, "arrays": 2}
-    return f"{key['case']}-{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:12]}.npz"
-
-
-def _cached(scenario: Scenario | None, key: dict[str, Any], training: Training) -> Case:
-    path = cache_dir() / _file(key)
+def _cached(key: dict[str, Any], training: Training, build: Callable[[], Scenario]) -> Case:
+    about = {**key, "training": training.as_dict(), "arrays": 2}
+    path = cache_dir() / f"{key['case']}-{hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:12]}.npz"
     if not path.exists():
-        assert scenario is not None
         print(f"training the clients of {key} once, cached in {path}", file=sys.stderr)
-        arrays = _embed(scenario, training)
-        partial = path.with_suffix(".part.npz")
-        np.savez(partial, **arrays)
-        partial.replace(path)
+        partly = path.with_suffix(".part.npz")
+        np.savez(partly, **_embed(build(), training))
+        partly.replace(path)
     with np.load(path, allow_pickle=False) as read:
         every = read["columns"]
         columns = {(r, c): block for r, row in enumerate(every) for c, block in enumerate(row) if r != c}
