@@ -23,7 +23,7 @@ from emdcfl.apps.trial.processes import LINK, identity, start
 from emdcfl.core.errors import EmdcflError
 from emdcfl.runs import runner
 from emdcfl.runs.config import from_dict
-from faults.runs import differing
+from faults.runs import committed, differing
 
 ROUNDS = 2
 NODES = 2
@@ -114,21 +114,29 @@ def kill_once(there: trial.Trial, out: Path, rng: random.Random, seconds: float)
     thread = threading.Thread(target=kill, daemon=True)
     thread.start()
     said: list[str] = []
-    finished = False
+    finished = lost = False
     for attempt in range(ATTEMPTS):
+        before, begun = committed(out), []
+
+        def watch(event: Row, begun: list[int] = begun) -> None:
+            if event["event"] == "begin":
+                begun.append(event["round"])
+
         try:
-            trial.submit(there, from_dict(TABLES), out, resume=attempt > 0)
+            trial.submit(there, from_dict(TABLES), out, resume=attempt > 0, watch=watch)
             finished = True
             break
         except EmdcflError as error:
             said.append(str(error))
             wait_online(there)
+        finally:
+            lost |= any(index <= before for index in begun)
     done.set()
     thread.join()
     summary = json.loads((out / "summary.json").read_text(encoding="utf-8")) if finished else {}
     return {
-        "faults": len(killed), "finished": bool(summary.get("finished")), "wrong": _wrong(summary, out, victim), "lost": False,
-        "crash": False,
+        "faults": len(killed), "finished": bool(summary.get("finished")), "wrong": _wrong(summary, out, victim), "lost": lost,
+        "crash": any("Traceback" in text for text in said),
         "note": f"{victim} after {moment:.1f} of {seconds:.1f} s; {len(summary.get('failures', []))} failures noted, {len(said)} resumes",
         "said": said, "seconds": round(time.monotonic() - began, 1),
     }  # fmt: skip
