@@ -57,7 +57,8 @@ def test_a_gradient_is_copied_only_where_its_numbers_lie_in_another_order() -> N
 
 def test_kernels_are_kept_in_a_folder_that_only_the_user_can_enter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EMDCFL_CACHE", str(tmp_path))
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # noted, so that what is set here ends with the test
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
     keep_kernels()
     folder = tmp_path / "kernels"
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(folder) and folder.stat().st_mode & 0o777 == 0o700
