@@ -33,12 +33,13 @@ from benchmarks.calibration import Case, sites
 from benchmarks.rows import append, key, read
 
 from emdcfl.api.fitting import configure
+from emdcfl.core import tasks
 from emdcfl.data.types import Scenario
 from emdcfl.methods import find
 from emdcfl.methods.emdcfl.benefit import Votes
 from emdcfl.methods.emdcfl.client.tasks import moments_of
 from emdcfl.runs.config import Choice, Config, override
-from emdcfl.runs.new_sites.nearest import fits, groups_of, unlabelled, with_site
+from emdcfl.runs.new_sites.nearest import fits, groups_of, mixture, unlabelled, with_site
 from emdcfl.runs.new_sites.place import place_site
 from emdcfl.runs.plan import plan
 from emdcfl.runs.runner import run
@@ -146,6 +147,8 @@ def placements(case: str, seed: int) -> Iterator[dict[str, Any]]:
             with with_site(found, unlabelled(site)).federation() as fed:
                 fed.begin(1)
                 near = fits(groups, fed, [site.name])[site.name]
+                models, weights = mixture(groups, near)
+                tested = fed.run(tasks.test, {site.name: {"models": models, "weights": weights}})[site.name]
             chosen = min(near, key=lambda k: near[k].misfit)
             scores = {c.cluster: c.score for c in placed.candidates}
             shares = {k: mean([truth[c] == truth[site.name] for c in members]) if truth else None for k, (_, members) in groups.items()}
@@ -162,6 +165,8 @@ def placements(case: str, seed: int) -> Iterator[dict[str, Any]]:
                 "share": shares.get(placed.cluster),
                 "nearest": scores[chosen],
                 "nearest_share": shares[chosen],
+                "mixture": next(iter(tested["accuracy"].values())),
+                "mixture_share": round(sum(near[k].weight * shares[k] for k in near), 9) if truth else None,
                 "unsure": round(near[chosen].unsure, 2),
                 "commit": commit(),
                 "hardware": hardware("cpu"),

@@ -272,6 +272,10 @@ def _whose(shares: Sequence[float | None]) -> list[int]:
     return [sum(share > 0.5 for share in own), sum(share == 0.5 for share in own), sum(share < 0.5 for share in own)]
 
 
+def _accuracy(rows: Sequence[Row], by: str) -> str:
+    return f"{100 * mean(row[by] for row in rows):.1f}" if rows else "–"
+
+
 def placed(rows: Sequence[Row]) -> str:
     """Write where ``place`` puts new sites: with their labels, and without."""
     with_labels, without = [], []
@@ -281,13 +285,14 @@ def placed(rows: Sequence[Row]) -> str:
         joined = [row for row in runs if row["cluster"] is not None]
         worse = sum(row["alone"] is not None and row["score"] < row["alone"] - 0.05 for row in joined)
         with_labels.append([*who, *_whose([row["share"] for row in joined]), len(runs) - len(joined), worse])
-        doubted = [row["nearest"] for row in runs if row["unsure"] > UNSURE]
-        others = [row["nearest"] for row in runs if row["unsure"] <= UNSURE]
-        accuracy = [f"{100 * mean(scores):.1f}" if scores else "–" for scores in (others, doubted)]
-        without.append([*who, *_whose([row["nearest_share"] for row in runs]), len(others), accuracy[0], len(doubted), accuracy[1]])
+        doubted = [row for row in runs if row["unsure"] > UNSURE]
+        others = [row for row in runs if row["unsure"] <= UNSURE]
+        of = [_accuracy(some, by) for some in (others, doubted) for by in ("nearest", "mixture")]
+        without.append([*who, *_whose([row["mixture_share"] for row in runs]), len(others), *of[:2], len(doubted), *of[2:]])
     heads = ["sites", "placed", "own group", "half and half", "another group", "no group", "joined, alone 5 points better"]
     parts = [section("Placed with labels", f"{table(heads, with_labels)}\n\n{sources(rows)}")]
-    heads = ["sites", "placed", "own group", "half and half", "another group", "not doubted", "their accuracy", "doubted", "their accuracy"]
+    by = ["by the nearest group", "by the mixture"]
+    heads = ["sites", "placed", "own group", "half and half", "another group", "not doubted", *by, "doubted", *by]
     return "\n".join([*parts, section("Placed without labels", table(heads, without))])
 
 

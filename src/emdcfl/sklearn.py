@@ -33,7 +33,7 @@ from emdcfl.core.errors import EmdcflError
 from emdcfl.data.own.parts import MIN_SAMPLES
 from emdcfl.data.split import stratified_indices
 from emdcfl.methods.base import Method
-from emdcfl.runs.served import Served, served
+from emdcfl.runs.served import Served
 
 __all__ = ["FederatedClassifier", "FederatedRegressor"]
 
@@ -109,9 +109,7 @@ class _Federated(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no an
             return Served(result.about, models, (1.0,))
         if result.serving.clusters is None:
             raise ValueError(f"{result.config.method.name} has no model for a site that was not in fit, got {name!r}; use emdcfl or fedavg")
-        cluster = result.place_unlabelled(x, name=name).cluster
-        member = result.serving.clusters.tolist().index(cluster)
-        return served(result.about, models, result.serving.weights[member], result.serving.mix)
+        return result.place_unlabelled(x, name=name).model
 
     def place(self, X: Any, groups: ArrayLike) -> dict[str, int | None]:
         """Return the cluster of every site of these rows: the one it trained in, or the nearest to the rows of an unseen site."""
@@ -126,7 +124,7 @@ class _Federated(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no an
 
 
 class FederatedClassifier(ClassifierMixin, _Federated):  # type: ignore[misc]
-    """Find which sites belong together and train one network per group; a site never seen gets the nearest group's.
+    """Find which sites belong together and train one network per group; a site never seen gets the nearest groups'.
 
     Parameters
     ----------
@@ -215,7 +213,7 @@ class FederatedRegressor(RegressorMixin, _Federated):  # type: ignore[misc]
         return self
 
     def predict(self, X: Any, groups: ArrayLike | None = None) -> Array:
-        """Return the predicted numbers; a site of ``fit`` has its own model, an unseen one that of the group nearest to its rows."""
+        """Return the predicted numbers; a site of ``fit`` has its own model, an unseen one those of the groups nearest to its rows."""
         parts = list(self._outputs(X, groups))
         found = np.zeros(sum(len(rows) for rows, _ in parts))
         for rows, outputs in parts:

@@ -23,13 +23,15 @@ from emdcfl.cli.show import show_result
 from emdcfl.core.errors import ConfigError, DataError
 from emdcfl.core.units import percent
 from emdcfl.data import scenarios
+from emdcfl.data.own.site import read_unlabelled
 from emdcfl.data.types import Scenario, Site, Split
 from emdcfl.report.page import render
 from emdcfl.runs.config import Config, RunConfig, loads, override
-from emdcfl.runs.new_sites.nearest import NearestCluster, relative, unlabelled
+from emdcfl.runs.new_sites.nearest import NearestCluster, mixture, relative, unlabelled
 from emdcfl.runs.new_sites.unseen import mean_scores, unseen_sentence
 from emdcfl.runs.plan import plan
 from emdcfl.runs.runner import run
+from emdcfl.runs.served import ModelInfo, Served
 from emdcfl.runs.verdict.baselines import run_baselines
 from emdcfl.runs.watching.progress import Live
 from emdcfl.runs.watching.trackers import Tracking
@@ -163,6 +165,18 @@ def test_the_command_reads_a_table_without_labels(tmp_path: Path) -> None:
     answer = CliRunner().invoke(app, ["place", "--unlabelled", out, str(tmp_path / "new.csv"), "--json"])
     assert answer.exit_code == 0, answer.output
     assert json.loads(answer.output)["cluster"] == (done.clusters or {})["a"]
+    rows = [str(tmp_path / "new.csv"), "--json"]
+    answer = CliRunner().invoke(app, ["predict", out, "--new-site", *rows])
+    shown = torch.tensor([list(row["probabilities"].values()) for row in json.loads(answer.output)])
+    assert torch.equal(
+        shown,
+        done.place_unlabelled(tmp_path / "new.csv").model.probabilities(
+            read_unlabelled(tmp_path / "new.csv", encoding=done.about.encoding)
+        ),
+    )
+    for whose in ([], ["--new-site", "--client", "a"]):
+        answer = CliRunner().invoke(app, ["predict", out, *whose, *rows])
+        assert isinstance(answer.exception, ConfigError) and "expected --client or --new-site" in str(answer.exception)
 
 
 def test_methods_without_clusters_place_nobody(scenario: Scenario) -> None:
@@ -216,13 +230,40 @@ def test_leave_one_out_tests_every_site_once(tmp_path: Path) -> None:
     assert "Sites held out of training" in render(tmp_path)
 
 
-def test_misfits_add_what_each_measure_says() -> None:
-    near = relative({0: (0.1, 0.02, 0.5, 1.0), 1: (0.3, 0.2, 1.5, 3.0)})
+def test_misfits_add_what_each_measure_says(scenario: Scenario) -> None:
+    near = relative({0: (0.1, 0.02, 0.5, 1.0), 1: (0.3, 0.2, 1.5, 3.0)}, {0: 1, 1: 1})
     assert near[0].misfit == pytest.approx(0.02 / 0.2 + 0.5)
     assert near[1].misfit == pytest.approx(0.2 / 0.2 + 1.5)
-    assert relative({}) == {}
-    doubted = [NearestCluster("new", [(k, ["a"], near[k])]).verdict() for k in near]
+    assert relative({}, {}) == {}
+    assert [near[k].weight for k in near] == [1.0, 0.0]  # the other is clearly farther
+    model = Served(ModelInfo.of(scenario), torch.zeros(1, 1), (1.0,))
+    doubted = [NearestCluster("new", [(k, ["a"], near[k])], model).verdict() for k in near]
     assert ["3.0 times as unsure" in said for said in doubted] == [False, True]
+
+
+def test_groups_that_are_as_near_predict_together_and_larger_ones_count_more() -> None:
+    as_near = (0.2, 0.1, 0.5, 1.0)
+    near = relative({0: as_near, 1: as_near, 2: (2.0, 1.9, 0.5, 1.0)}, {0: 1, 1: 3, 2: 9})
+    assert [near[k].weight for k in near] == pytest.approx([0.25, 0.75, 0.0], abs=1e-12)
+    models, weights = mixture({k: (torch.full((2,), float(k)), ["a"]) for k in near}, near)
+    assert models.tolist() == [[0.0, 0.0], [1.0, 1.0]] and weights.tolist() == pytest.approx([0.25, 0.75])
+
+
+def test_a_site_between_two_groups_is_tested_with_both(scenario: Scenario) -> None:
+    """Two clusters with the same members' law: neither is clearly nearer, and both predict."""
+    halves = {"site-0": "x", "site-2": "y", "site-1": "x", "site-3": "y"}
+    sites = tuple(site for name, site in named(scenario) if name in ("site-0", "site-1", "site-2"))
+    twice = (*sites, replace(sites[2], name="site-3"))
+    result = emdcfl.fit(replace(scenario, sites=twice, groups=halves), method="oracle", rounds=1, hold_out=["site-1"])
+    (one,) = result.summary["unseen"]["sites"]
+    assert 0 < one["alike"] < 1
+    found = result.place_unlabelled(np.concatenate([sites[1].train.x, sites[1].val.x]))
+    assert one["alike"] == pytest.approx(sum(fit.weight for _, members, fit in found.candidates if "site-0" in members), abs=1e-6)
+    data = sites[1].tests["test"]
+    assert one["accuracy"]["placed"] == pytest.approx(float((found.model.probabilities(data.x).argmax(1) == data.y).double().mean()))
+    each = [fit.weight * result.model_of(members[0]).probabilities(data.x) for _, members, fit in found.candidates]
+    assert torch.allclose(found.model.probabilities(data.x), sum(each, torch.zeros(())))
+    assert "2 models predict together" in found.verdict()
 
 
 def test_a_site_without_test_samples_does_not_count_as_one_that_is_always_wrong(scenario: Scenario, tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ def show_unseen(console: Console, unseen: Mapping[str, Any]) -> None:
         (one["site"], "–" if one["cluster"] is None else str(one["cluster"]), *(metric_of(one).text(score_of(one)[key]) for key in UNSEEN))
         for one in unseen["sites"]
     ]
-    heads = ("site", "placed in cluster", *UNSEEN.values())
+    heads = ("site", "nearest cluster", *UNSEEN.values())
     console.print(draw_table(heads, rows, left=("site",), title="Sites held out of training"))
     tell(console, unseen_sentence(unseen))
 

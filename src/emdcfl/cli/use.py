@@ -12,7 +12,7 @@ import typer
 
 from emdcfl.cli.app import AsJson, TrustModel, answer, app
 from emdcfl.cli.show import draw_table, tell
-from emdcfl.core.errors import EmdcflError
+from emdcfl.core.errors import ConfigError, EmdcflError
 from emdcfl.core.units import escaped, names
 from emdcfl.runs.watching.progress import terminal
 
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 def predict(
     run: Annotated[Path, typer.Argument(help="Run directory.")],
     files: Annotated[list[Path], typer.Argument(help="Images, or tables with the run's columns.")],
-    client: Annotated[str, typer.Option(help="Whose model to use: a client of the run.")],
+    client: Annotated[str | None, typer.Option(help="Whose model to use: a client of the run.")] = None,
+    new_site: Annotated[
+        bool, typer.Option("--new-site", help="The files are of one site that took no part: use the groups nearest to them, by weight.")
+    ] = False,
     plain: Annotated[bool, typer.Option("--plain", help="The model before fine-tuning, even if the client kept the one after.")] = False,
     trust_model: TrustModel = False,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable, with all probabilities of classes.")] = False,
@@ -32,9 +35,17 @@ def predict(
     """Predict classes (or numbers) of files with the model that a client should use: its fine-tuned one, if it kept one."""
     from emdcfl.data.own import read_inputs
     from emdcfl.runs.outputs import load_served
+    from emdcfl.runs.result import load
 
-    served = load_served(run, client, plain=plain, trust_model=trust_model)
-    x, names = read_inputs(files, encoding=served.about.encoding)
+    if new_site == (client is not None):
+        raise ConfigError(f"expected --client or --new-site, got {'both' if new_site else 'neither'}; say whose files these are")
+    if client is not None:
+        served = load_served(run, client, plain=plain, trust_model=trust_model)
+        x, names = read_inputs(files, encoding=served.about.encoding)
+    else:
+        result = load(run, trust_model=trust_model)
+        x, names = read_inputs(files, encoding=result.about.encoding)
+        served = result.place_unlabelled(x).model
     p = served.probabilities(x)
     if served.about.target is not None:
         found = [{"input": n, "value": value} for n, value in zip(names, p[:, 0].tolist(), strict=True)]
@@ -59,7 +70,7 @@ def place(
     folder: Annotated[Path, typer.Argument(help="The new site: class sub-folders of images, or a table.")],
     name: Annotated[str | None, typer.Option(help="Name of the new site.", show_default="new:FOLDER")] = None,
     label: Annotated[str | None, typer.Option(help="Label column of a table.", show_default="the run's")] = None,
-    unlabelled: Annotated[bool, typer.Option("--unlabelled", help="Use no labels: the nearest cluster by embeddings alone.")] = False,
+    unlabelled: Annotated[bool, typer.Option("--unlabelled", help="Use no labels: the nearest clusters by embeddings alone.")] = False,
     trust_model: TrustModel = False,
     as_json: AsJson = False,
 ) -> None:
@@ -91,8 +102,11 @@ def _show_nearest(found: NearestCluster, *, as_json: bool) -> None:
         typer.echo(json.dumps(found.as_dict(), indent=2, ensure_ascii=False))
         return
     console = terminal()
-    rows = [(str(k), names(who), f"{fit.distance:.4f}", f"{fit.entropy:.3f}", f"{fit.misfit:.2f}") for k, who, fit in found.candidates]
-    console.print(draw_table(("cluster", "members", "distance", "entropy", "misfit"), rows, left=("members",)))
+    rows = [
+        (str(k), names(who), f"{fit.distance:.4f}", f"{fit.entropy:.3f}", f"{fit.misfit:.2f}", f"{fit.weight:.2f}")
+        for k, who, fit in found.candidates
+    ]
+    console.print(draw_table(("cluster", "members", "distance", "entropy", "misfit", "weight"), rows, left=("members",)))
     tell(console, found.verdict())
 
 

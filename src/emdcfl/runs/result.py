@@ -189,7 +189,7 @@ class Result:
         return place(self, site, name=name, label=label)
 
     def place_unlabelled(self, site: Any, *, name: str | None = None) -> NearestCluster:
-        """Say which group a site without labels is nearest to: a folder or table, a frame, or inputs ``X``."""
+        """Say which groups a site without labels is nearest to: a folder or table, a frame, or inputs ``X``; ``model`` serves it."""
         from emdcfl.runs.new_sites.nearest import place_unlabelled
 
         return place_unlabelled(self, site, name=name)

@@ -1,7 +1,7 @@
-r"""Which group is nearest to a site that has no labels?
+r"""Which groups are nearest to a site that has no labels?
 
 All that is known of it are its inputs. They are embedded by every group's model and compared with the members' embeddings by optimal
-transport; how sure the model is of them counts too.
+transport; how sure the model is of them counts too. The models of the groups that are about as near as the nearest predict together.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from emdcfl.core.errors import ConfigError, DataError
 from emdcfl.core.federation import Federation
 from emdcfl.core.params import Network, find_head
 from emdcfl.core.schema import Reply
+from emdcfl.core.units import plural
 from emdcfl.data.own import encoding_of, frames
 from emdcfl.data.own.arrays import inputs_like
 from emdcfl.data.own.site import read_unlabelled
@@ -27,6 +28,7 @@ from emdcfl.data.types import Site, Split
 from emdcfl.methods.base import Serving
 from emdcfl.runs.plan import RunPlan, plan
 from emdcfl.runs.result import Result
+from emdcfl.runs.served import Served
 from emdcfl.runs.store import data_record
 from emdcfl.transport import cost_matrix, exact
 
@@ -36,6 +38,9 @@ PLACED_WITH = 400
 UNSURE, SURE = 2.0, 0.05
 """A model doubts a site if its predictions there have so many times the entropy of those for its members' unseen data. Entropies (in nats)
 below the second number count as that: such models are sure of everything they know."""
+
+TEMPERATURE, LEAST_WEIGHT = 0.25, 0.01
+"""A group has e times less weight than one as large whose misfit is smaller by the first number; below the second, it has none."""
 
 Groups = Mapping[int, tuple[Tensor, list[str]]]
 """Cluster → its model and its members."""
@@ -80,6 +85,8 @@ class ClusterFit:
     misfit: float
     unsure: float
     """Entropy in units of that at the members' validation data."""
+    weight: float
+    """Of the cluster's model in the mixture that serves the site; 0 where it has no part."""
 
 
 def fits(groups: Groups, fed: Federation, new: Sequence[str]) -> dict[str, dict[int, ClusterFit]]:
@@ -92,7 +99,12 @@ def fits(groups: Groups, fed: Federation, new: Sequence[str]) -> dict[str, dict[
     with :math:`Z_c` the embedded train samples of a member; the second term is what the member's own unseen data cost, nothing where it
     has no validation data. :math:`H_k(c')` is the mean entropy of the model's predictions: models are surer of data like those they were
     trained on. The misfit is :math:`d_k / \bar W + H_k / \bar H`, each in units of its mean over clusters (of :math:`W_1` for the first,
-    as d may be near zero).
+    as d may be near zero). The site is served by a mixture of the models' predictions, with weights
+
+    .. math:: \pi_k \propto |S_k| \exp(-\mathrm{misfit}_k / T)
+
+    so by one model where its group is clearly the nearest. Else a choice is hardly better than chance, and a small group knows too little
+    to serve a stranger alone.
     Embeddings are not projected: this runs where the data of all sites are.
     """
     found: dict[str, dict[int, tuple[float, float, float, float]]] = {c: {} for c in new}
@@ -109,14 +121,30 @@ def fits(groups: Groups, fed: Federation, new: Sequence[str]) -> dict[str, dict[
             w = float(np.mean([_transport(train[member], train[c]) for member in members]))
             entropy = _entropy(net, train[c])
             found[c][k] = (w, w - own, entropy, entropy / usual)
-    return {c: relative(values) for c, values in found.items()}
+    sizes = {k: len(members) for k, (_, members) in groups.items()}
+    return {c: relative(values, sizes) for c, values in found.items()}
 
 
-def relative(values: Mapping[int, tuple[float, float, float, float]]) -> dict[int, ClusterFit]:
+def relative(values: Mapping[int, tuple[float, float, float, float]], sizes: Mapping[int, int]) -> dict[int, ClusterFit]:
     if not values:
         return {}
     w, _, h, _ = (max(float(mean), 1e-12) for mean in np.mean(list(values.values()), axis=0))
-    return {k: ClusterFit(d, entropy, d / w + entropy / h, unsure) for k, (_, d, entropy, unsure) in values.items()}
+    misfit = {k: d / w + entropy / h for k, (_, d, entropy, _) in values.items()}
+    weight = _weights(misfit, sizes)
+    return {k: ClusterFit(d, entropy, misfit[k], unsure, weight[k]) for k, (_, d, entropy, unsure) in values.items()}
+
+
+def _weights(misfit: Mapping[int, float], sizes: Mapping[int, int]) -> dict[int, float]:
+    logits = np.array([np.log(sizes[k]) - misfit[k] / TEMPERATURE for k in misfit])
+    weights = np.exp(logits - logits.max())
+    weights[weights < LEAST_WEIGHT * weights.sum()] = 0.0
+    return dict(zip(misfit, (weights / weights.sum()).tolist(), strict=True))
+
+
+def mixture(groups: Groups, fit: Mapping[int, ClusterFit]) -> tuple[Tensor, Tensor]:
+    """Return the models that serve a site, and their weights."""
+    chosen = [k for k in fit if fit[k].weight > 0]
+    return torch.stack([groups[k][0] for k in chosen]), torch.tensor([fit[k].weight for k in chosen])
 
 
 def _transport(a: Reply, b: Reply) -> float:
@@ -134,10 +162,11 @@ def _entropy(net: Network, reply: Reply) -> float:
 
 @dataclass(frozen=True)
 class NearestCluster:
-    """Where a site without labels belongs: clusters with their members and fit, the nearest first."""
+    """Where a site without labels belongs: clusters with their members and fit, the nearest first, and the mixture that serves it."""
 
     site: str
     candidates: list[tuple[int, list[str], ClusterFit]]
+    model: Served
 
     @property
     def cluster(self) -> int:
@@ -147,10 +176,13 @@ class NearestCluster:
         (cluster, _, fit), *others = self.candidates
         then = f"; the next, cluster {others[0][0]}, has {others[0][2].misfit:.2f}" if others else ""
         nearest = f"{self.site} is nearest to cluster {cluster}, with misfit {fit.misfit:.2f}{then}; "
+        if fit.weight < 1:
+            together = sum(candidate.weight > 0 for _, _, candidate in self.candidates)
+            nearest += f"{plural(together, 'model')} predict together, by weight; "
         if fit.unsure > UNSURE:
-            doubt = f"its model is {fit.unsure:.1f} times as unsure here as at its members: it may fit badly"
+            doubt = f"cluster {cluster}'s model is {fit.unsure:.1f} times as unsure here as at its members: it may fit badly"
             return f"{nearest}{doubt}; test it with some labels before use"
-        return f"{nearest}only labels can show whether its model fits"
+        return f"{nearest}only labels can show whether that fits"
 
     def as_dict(self) -> dict[str, Any]:
         found = [{"cluster": k, "members": members, **asdict(fit)} for k, members, fit in self.candidates]
@@ -158,7 +190,7 @@ class NearestCluster:
 
 
 def place_unlabelled(result: Result, site: Any, *, name: str | None = None) -> NearestCluster:
-    """Find the nearest cluster of a finished run for a site without labels.
+    """Find the nearest clusters of a finished run for a site without labels.
 
     The site is a folder of images or a table, read as the run's own files were; a frame, where it was given tables; or inputs ``X``, if
     these were arrays. Its name is by default ``new:`` and the folder's.
@@ -179,4 +211,6 @@ def place_unlabelled(result: Result, site: Any, *, name: str | None = None) -> N
     with with_site(found, Site(chosen, nothing, nothing, {})).federation() as fed:
         fed.begin(1)
         near = fits(groups, fed, [chosen])[chosen]
-    return NearestCluster(chosen, [(k, groups[k][1], near[k]) for k in sorted(near, key=lambda k: near[k].misfit)])
+    models, weights = mixture(groups, near)
+    model = Served(result.about, models, tuple(weights.tolist()))
+    return NearestCluster(chosen, [(k, groups[k][1], near[k]) for k in sorted(near, key=lambda k: near[k].misfit)], model)

@@ -1,4 +1,4 @@
-"""Sites that were held out of training: each is placed with its unlabelled data, and tested with the model of its group.
+"""Sites that were held out of training: each is placed with its unlabelled data, and tested with the models of the nearest groups.
 
 Beside it stand one model for all (FedAvg on the same sites), and the best and the worst group, which only somebody with labels could know.
 """
@@ -20,7 +20,7 @@ from emdcfl.core.units import plural
 from emdcfl.models import ModelRecipe
 from emdcfl.runs.config import Choice, PersonalizeConfig
 from emdcfl.runs.loop import Observer
-from emdcfl.runs.new_sites.nearest import Groups, fits, groups_of, unlabelled
+from emdcfl.runs.new_sites.nearest import ClusterFit, Groups, fits, groups_of, mixture, unlabelled
 from emdcfl.runs.outputs import write_summary
 from emdcfl.runs.plan import RunPlan, plan
 from emdcfl.runs.result import Result
@@ -28,7 +28,7 @@ from emdcfl.runs.runner import run
 from emdcfl.runs.verdict.baselines import one_for_all
 from emdcfl.runs.watching.trackers import Tracking
 
-UNSEEN = {"placed": "its group's model", "one": "one model for all", "best": "best group", "worst": "worst group"}
+UNSEEN = {"placed": "nearest groups", "one": "one model for all", "best": "best group", "worst": "worst group"}
 """What a held-out site is tested with → what tables call it."""
 
 _trained: dict[tuple[Any, ...], Tensor] = {}
@@ -80,12 +80,13 @@ def _test(planned: RunPlan, groups: Groups, one: Tensor) -> dict[str, Any]:
     with replace(planned, config=config, scenario=replace(planned.scenario, sites=sites, groups=None)).federation() as fed:
         fed.begin(1)
         near = fits(groups, fed, held)
-        models: dict[int | str, Tensor] = {"one": one}
-        models |= {k: theta for k, (theta, _) in groups.items()}
-        tested: dict[int | str, Mapping[str, float | None]] = {}
-        for name, theta in models.items():
-            replies = fed.run(tasks.test, {site: {"models": theta[None], "weights": torch.ones(1)} for site in held})
-            tested[name] = {site: _score(replies[site]) for site in held}
+        served: dict[int | str, dict[str, tuple[Tensor, Tensor]]] = {"one": dict.fromkeys(held, (one[None], torch.ones(1)))}
+        served |= {k: dict.fromkeys(held, (theta[None], torch.ones(1))) for k, (theta, _) in groups.items()}
+        served["placed"] = {site: mixture(groups, fit) for site, fit in near.items() if fit}
+        tested: dict[int | str, dict[str, float | None]] = {}
+        for name, at in served.items():
+            replies = fed.run(tasks.test, {site: {"models": models, "weights": weights} for site, (models, weights) in at.items()})
+            tested[name] = {site: _score(replies[site]) for site in at}
     found: list[dict[str, Any]] = []
     metric = (Metric.ACCURACY if planned.whole.target is None else Metric.R2).value
     for site in planned.held:
@@ -97,10 +98,10 @@ def _test(planned: RunPlan, groups: Groups, one: Tensor) -> dict[str, Any]:
                 "site": site.name,
                 "group": truth.get(site.name),
                 "cluster": cluster,
-                "alike": _alike(site.name, [] if cluster is None else groups[cluster][1], truth),
+                "alike": _alike(site.name, groups, fit, truth),
                 "misfits": {str(k): round(f.misfit, 6) for k, f in fit.items()},
                 metric: {
-                    "placed": None if cluster is None else tested[cluster][site.name],
+                    "placed": tested["placed"].get(site.name),
                     "one": tested["one"][site.name],
                     "best": max(own, default=None),
                     "worst": min(own, default=None),
@@ -117,9 +118,11 @@ def _score(reply: Reply) -> float | None:
     return float(score) if reply["n"][variant] > 0 else None
 
 
-def _alike(site: str, members: Sequence[str], truth: Mapping[str, str]) -> float | None:
-    """Return the share of a cluster's members that are of the site's true group, where groups are known."""
-    return float(np.mean([truth[c] == truth[site] for c in members])) if members and site in truth else None
+def _alike(site: str, groups: Groups, fit: Mapping[int, ClusterFit], truth: Mapping[str, str]) -> float | None:
+    """Return the share of members that are of the site's true group, by the weights of their clusters, where groups are known."""
+    if not fit or site not in truth:
+        return None
+    return round(sum(fit[k].weight * float(np.mean([truth[c] == truth[site] for c in groups[k][1]])) for k in fit), 9)
 
 
 def mean_scores(sites: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
