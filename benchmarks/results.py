@@ -179,8 +179,11 @@ def digits(data: Path) -> str:
 
 
 def switches(data: Path) -> str:
-    rows = read_results(data / "switches.jsonl")
-    return f"{only_table(rows)}\n{origins(rows[:1])}"  # one commit, one machine
+    blocks = []
+    for title, name in (("rotated digits", "switches"), ("a small Backdoor MNIST", "switches-backdoor")):
+        rows = read_results(data / f"{name}.jsonl")
+        blocks.append(f"## On {title}\n\n{only_table(rows)}\n{origins(rows[:1])}")  # one commit, one machine
+    return "\n".join(blocks)
 
 
 def pages(folder: Path) -> tuple[dict[str, str], list[Difference]]:
