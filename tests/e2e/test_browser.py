@@ -142,11 +142,11 @@ def test_sorting(browser: Chromium, pages: dict[str, Path]) -> None:
     before = column(browser, "client")
     at = browser.eval("[...document.querySelectorAll('#clients th')].findIndex((h) => h.textContent.trim() === 'accuracy') + 1")
     browser.click(f"#clients th:nth-child({at}) button")
-    up = [float(v) for v in column(browser, "accuracy")]
-    assert up == sorted(up) and len(set(up)) > 1
-    assert browser.eval(f"document.querySelector('#clients th:nth-child({at})').getAttribute('aria-sort')") == "ascending"
+    down = [float(v) for v in column(browser, "accuracy")]
+    assert down == sorted(down, reverse=True) and len(set(down)) > 1
+    assert browser.eval(f"document.querySelector('#clients th:nth-child({at})').getAttribute('aria-sort')") == "descending"
     browser.press("Enter")  # the button has the focus
-    assert [float(v) for v in column(browser, "accuracy")] == up[::-1]
+    assert [float(v) for v in column(browser, "accuracy")] == down[::-1]
     browser.click("#clients th:first-child button")
     assert column(browser, "client") == sorted(before)
     assert browser.eval("document.querySelectorAll('#clients [aria-sort]').length") == 1

@@ -229,6 +229,14 @@ def test_any_number_of_clients(tmp_path: Path, clients: int) -> None:
     assert "nan" not in numbers and "inf" not in numbers
 
 
+def test_columns_of_scores_sort_the_best_first(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    make_baselines(run)
+    order = {head: way for way, head in re.findall(r'data-first="(\w+)"[^>]*><button type="button">([^<]*)', render(run))}
+    assert {order[head] for head in ("accuracy", "one model for all", "every site alone")} == {"descending"}
+    assert order["train loss"] == "ascending"
+
+
 def test_of_many_clients_each_cluster_shows_its_worst(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flag = {"client": "a", "what": "n", "value": 9.0, "typical": 1.0, "first": 1, "times": 1}
     folder = make_run(tmp_path / "run", clients=40, rounds=1, flags=[flag] * 9)
