@@ -89,6 +89,12 @@ def test_a_gap_in_y_is_no_class(words: tuple[Any, Any], gap: Any) -> None:
     assert any("rows without a label left out: 1" in note for note in scenario.notes)
 
 
+@pytest.mark.parametrize(("clients", "got"), [(None, "NoneType"), (5, "int")])
+def test_what_holds_no_clients_is_named(clients: Any, got: str) -> None:
+    with pytest.raises(DataError, match=f"expected clients as a list, .* got {got}"):
+        emdcfl.fit(clients)
+
+
 def test_a_frame_with_rows_that_training_left_out_is_refused_by_row() -> None:
     found = scenario_of(frame(), label="outcome", client="hospital", gaps="drop-rows")
     assert len(encode(frame()[4:], found.encoding)) == 116

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,8 @@ def _entries(clients: Any, about: Mapping[str, Any]) -> Any:
         return {str(name): frames.hub_entry(entry, label) if _is_hub([entry]) else entry for name, entry in clients.items()}
     if isinstance(clients, list | tuple) and _is_hub(clients):
         return [frames.hub_entry(entry, label) for entry in clients]
+    if not isinstance(clients, Iterable):
+        raise DataError(f"expected clients as a list, dict, frame, data set, scenario or path, got {type(clients).__name__}")
     return clients
 
 
