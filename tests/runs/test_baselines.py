@@ -98,6 +98,12 @@ def test_more_samples_are_asked_of_the_sites_that_have_too_few() -> None:
     assert found is not None and "more at a, b would" in found.headline
 
 
+@pytest.mark.parametrize("name", ["logistic", "linear"])
+def test_a_regression_that_is_better_is_recommended_in_a_sentence(name: str) -> None:
+    found = advice(summary(0.6, GROUPS), {name: summary(0.9)})
+    assert found is not None and found.headline.startswith(f"Train a {name} regression per site: 30.0 points")
+
+
 def test_the_verdict_names_the_row_it_compares() -> None:
     """Plain one model for all is another row of the table."""
     tuned = summary(0.8, ONE)

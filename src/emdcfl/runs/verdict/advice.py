@@ -270,7 +270,7 @@ def _instead(summary: Summary, best: str, gain: Interval) -> str:
 
 
 def _train(best: str) -> str:
-    return f"Train {'a ' if best == LOGISTIC else ''}{BASELINES[best]}"
+    return f"Train {'a ' if best in (LOGISTIC, LINEAR) else ''}{BASELINES[best]}"
 
 
 def _called(summary: Summary, choice: str = "this run") -> str:
