@@ -143,6 +143,9 @@ def test_folders_and_states_that_do_not_fit(cli, tmp_path: Path) -> None:
     assert cli(*QUICK, "--out", "run", "--quiet").code == 0
     refused(cli(*QUICK, "--seed", 1, "--out", "run", "--resume"), "run", "run.seed", "0 there, 1 here")
     refused(cli("run", "--out", "run", "--resume", "--engine", "batched"), "another config", "--resume and --out alone")
+    refused(cli("run", "--out", "run", "--resume", "--workers", 2), "batched engine runs in one process", "workers = 2")
+    assert cli(*QUICK, "--engine", "sequential", "--out", "one", "--quiet").code == 0
+    assert cli("run", "--out", "one", "--resume", "--workers", 2, "--quiet").code == 0
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "holiday.jpg").touch()
     refused(cli(*QUICK, "--out", "other"), "other", "holiday.jpg")

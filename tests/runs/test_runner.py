@@ -133,6 +133,16 @@ def test_an_interrupted_run_goes_on(finished: Path, tmp_path: Path, rounds: int)
     assert contents(out) == contents(finished)
 
 
+@pytest.mark.slow
+def test_an_interrupted_run_goes_on_with_more_workers(tmp_path: Path) -> None:
+    one, two = (replace(config(), engine=EngineConfig("sequential", workers=n)) for n in (1, 2))
+    run(one, tmp_path / "undisturbed")
+    with pytest.raises(Stop):
+        run(one, tmp_path / "run", observer=After(1))
+    result = run(two, tmp_path / "run", resume=True)
+    assert contents(tmp_path / "run") == contents(tmp_path / "undisturbed") and result.config.engine.workers == 1
+
+
 def test_a_finished_run_is_written_again_from_its_state(finished: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     shutil.copytree(finished, out)

@@ -141,15 +141,15 @@ def _choose(
     resumed: Path | None,
     trust_model: bool,
 ) -> Config:
-    """Return the config of the run that is resumed if nothing else was said, else what file (or the federation's) and flags say."""
+    """Return the config of the run that is resumed, if at most ``--workers`` was said; else that of file (or federation) and flags."""
     from emdcfl.runs.store import RunStore
+    from emdcfl.runs.store.identity import FREE
 
     implied = None if federation is None else "flower"
     said = {key for key, value in flags.items() if value is not None and (key, value) != ("engine.name", implied)}
-    given = config is not None or bool(settings) or bool(said)
-    if resumed is not None and not given:  # wherever its clients are
+    if resumed is not None and config is None and not settings and said <= {FREE}:  # wherever its clients are
         store = RunStore.read(resumed)
-        return store.config() if trust_model else store.foreign_config()
+        return override(store.config() if trust_model else store.foreign_config(), {key: flags[key] for key in said}, "command line")
     if federation is not None and config is None and (federation / "run.toml").is_file():
         config = federation / "run.toml"
     return build_config(config, flags, settings)

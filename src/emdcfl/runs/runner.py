@@ -65,6 +65,8 @@ def run(
         else:
             with RunStore.open(out, planned.config, resume=resume) as store:
                 data_record.bind(out, planned.config.scenario.options, planned.whole.fingerprints)
+                began = replace(planned.config.engine, workers=store.config().engine.workers)
+                planned = replace(planned, config=replace(planned.config, engine=began))
                 result = _play(_Account(planned, fed, started, store), observer)
     if not planned.held or "unseen" in result.summary:
         return result

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from emdcfl.runs.store import files
 FORMAT = 1
 CONFIG = "config.toml"
 RUN = "state/run.json"
+FREE = "engine.workers"
+"""Key that may differ when a run is resumed, as results are bit-identical; the directory keeps the value it began with."""
 
 log = logging.getLogger("emdcfl")
 
@@ -44,13 +46,15 @@ def read_config(folder: Path) -> str:
     return copy
 
 
-def check_same(folder: Path, config: str) -> None:
-    """Raise unless the run in the folder has this config."""
-    if differing := _differences(read_config(folder), config):
+def check_same(folder: Path, config: str) -> str:
+    """Return the config that the run in the folder began with; raise unless it is this one, but for ``FREE``."""
+    began = read_config(folder)
+    if differing := _differences(began, config, free=(FREE,)):
         raise StoreError(
             f"{folder}: belongs to a run of another config, differing in {differing}; "
             "to go on with it, give --resume and --out alone, else choose another --out"
         )
+    return began
 
 
 def write_config(folder: Path, config: str) -> None:
@@ -92,10 +96,10 @@ def _copy(folder: Path) -> str | None:
     return str(text)
 
 
-def _differences(old: str, new: str) -> str:
-    """Name the first keys in which two TOML texts differ; empty where they agree."""
+def _differences(old: str, new: str, free: Sequence[str] = ()) -> str:
+    """Name the first keys in which two TOML texts differ, others than ``free``; empty where they agree."""
     there, here = flat(tomllib.loads(old)), flat(tomllib.loads(new))
-    keys = sorted(key for key in there.keys() | here.keys() if there.get(key) != here.get(key))
+    keys = sorted(key for key in there.keys() | here.keys() if there.get(key) != here.get(key) and key not in free)
     shown = [f"{key} ({there.get(key, 'unset')!r} there, {here.get(key, 'unset')!r} here)" for key in keys[:5]]
     return ", ".join(shown + ([f"and {len(keys) - 5} more"] if len(keys) > 5 else []))
 

@@ -60,7 +60,8 @@ class RunStore:
     def open(cls, path: str | Path, config: Config, *, resume: bool = False) -> Self:
         """Lock the directory for a run of this config.
 
-        Without ``resume`` the directory must be new or empty; with it, it may also hold a run of the same config, which then goes on.
+        Without ``resume`` the directory must be new or empty; with it, it may also hold a run of the same config, which then goes on,
+        with any number of workers.
         """
         folder, text = Path(path), dump(config)
         _refuse_foreign(folder)
@@ -72,7 +73,7 @@ class RunStore:
             raise StoreError(f"{folder}: cannot make the run directory: {error.strerror}; choose another --out") from error
         try:
             if is_run(folder):
-                identity.check_same(folder, text)
+                text = identity.check_same(folder, text)
                 if not resume:
                     raise StoreError(
                         f"{folder}: already holds this run; add --resume (in Python resume=True) to continue it, or choose another --out"
