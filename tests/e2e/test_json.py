@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 import typer.main
 
 from emdcfl.cli import compare, data, federation, node, run, start, studies, use  # noqa: F401  each adds its commands
-from emdcfl.cli.app import app
+from emdcfl.cli.app import answer, app
 
 UNTIL_STOPPED = {"federation serve", "federation metrics", "federation attach", "node serve"}
 TINY = ["--set", "training.local_epochs=1", "--set", "scenario.clients_per_group=1"]
@@ -30,6 +32,16 @@ def commands(group: Any, path: str = "") -> Iterator[tuple[str, click.Command]]:
 def test_every_command_that_ends_has_it() -> None:
     found = {name for name, command in commands(typer.main.get_command(app)) if not any("--json" in p.opts for p in command.params)}
     assert found == UNTIL_STOPPED
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_a_path_with_bytes_that_are_no_text_is_printed_as_an_escape(monkeypatch: pytest.MonkeyPatch, as_json: bool) -> None:
+    path, screen = os.fsdecode(b"run\xff"), io.TextIOWrapper(io.BytesIO(), "utf-8", "strict")  # as in most locales
+    monkeypatch.setattr("sys.stdout", screen)
+    answer([path], [path], as_json=as_json)
+    screen.seek(0)
+    printed = screen.read()
+    assert json.loads(printed) == [path] if as_json else printed == "run\\udcff\n"
 
 
 def table(path: Path) -> Path:

@@ -35,7 +35,15 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing els
 
 def answer(found: Any, lines: Iterable[str], *, as_json: bool) -> None:
     """Print what a command found, as JSON or as lines for people."""
-    typer.echo(json.dumps(found, indent=2, ensure_ascii=False) if as_json else "\n".join(lines))
+    if as_json:
+        print_json(found)
+    else:
+        typer.echo(escaped("\n".join(lines), keep="\n\t"))
+
+
+def print_json(found: Any) -> None:
+    text = json.dumps(found, indent=2, ensure_ascii=False)
+    typer.echo(text.encode("utf-8", "backslashreplace").decode())  # a path may hold bytes that are no text: JSON has an escape for them
 
 
 USER_ERROR = 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from rich.live import Live
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from emdcfl.cli.app import app, complete_methods, complete_scenarios
+from emdcfl.cli.app import app, complete_methods, complete_scenarios, print_json
 from emdcfl.cli.own_data import own_data
 from emdcfl.cli.run import build_config, whose_data
 from emdcfl.cli.show import draw_table, tell
@@ -123,7 +122,7 @@ def conclude(console: Console, out: Path, outcome: ComparisonOutcome, *, as_json
         write_report(out)
         if as_json:
             counts = {"found": outcome.found, "ran": outcome.ran, "left": outcome.left, "failed": [str(d.job) for d in outcome.failed]}
-            typer.echo(json.dumps({"runs": counts, "table": records(table), "unseen": unseen}, indent=2, ensure_ascii=False))
+            print_json({"runs": counts, "table": records(table), "unseen": unseen})
         else:
             print_tables(console, table)
             if unseen:

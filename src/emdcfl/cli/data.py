@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +11,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from emdcfl.cli.app import AsJson, answer, app
+from emdcfl.cli.app import AsJson, answer, app, print_json
 from emdcfl.cli.own_data import own_data
 from emdcfl.cli.show import draw_table, tell
 from emdcfl.core.errors import ConfigError, DataError
@@ -39,7 +38,7 @@ def list_(as_json: AsJson = False) -> None:
 
     known = [{"name": n, "summary": scenarios.describe(n), "options": _plain(scenarios.options(n))} for n in scenarios.names()]
     if as_json:
-        typer.echo(json.dumps(known, indent=2, ensure_ascii=False))
+        print_json(known)
         return
     rows = [(str(s["name"]), str(s["summary"]), ", ".join(s["options"])) for s in known]
     terminal().print(draw_table(("scenario", "what it is", "options (--set scenario.OPTION=…)"), rows))
@@ -98,7 +97,7 @@ def check(
         return
     text, repaired = _fix(place, options, fix)
     if as_json:
-        answer(report.as_dict() | {"fix": str(fix)}, [], as_json=True)
+        print_json(report.as_dict() | {"fix": str(fix)})
     else:
         show_data_page(terminal(), data_page(report))
         _show_fix(terminal(), text, repaired, fix)
@@ -141,7 +140,7 @@ def show_report(report: FolderReport, html: Path | None, *, as_json: bool = Fals
     from emdcfl.data.own.checking.page import data_page
 
     if as_json:
-        answer(report.as_dict(), [], as_json=True)
+        print_json(report.as_dict())
     else:
         show_data_page(terminal(), data_page(report))
     _finish(report, html, as_json=as_json)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from emdcfl.cli.app import AsJson, answer, app, needs_flower
+from emdcfl.cli.app import AsJson, answer, app, needs_flower, print_json
 from emdcfl.core.errors import ConfigError, EmdcflError
 from emdcfl.core.units import names
 
@@ -176,7 +176,7 @@ def check(folder: Folder, as_json: AsJson = False) -> None:
         if not as_json:
             typer.echo(f"{words[attack.held]:<10} {attack.name}: {attack.said}")
     if as_json:
-        answer([{"name": one.name, "held": one.held, "said": one.said} for one in tried], [], as_json=True)
+        print_json([asdict(one) for one in tried])
     found = [one.held for one in tried]
     if not all(found):
         raise EmdcflError(f"{found.count(False)} attacks succeeded, {found.count(None)} could not be tried; see docs/guide/deploy.md")

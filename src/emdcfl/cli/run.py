@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from emdcfl.cli import STARTED
-from emdcfl.cli.app import TrustModel, app, complete_methods, complete_scenarios
+from emdcfl.cli.app import TrustModel, app, complete_methods, complete_scenarios, print_json
 from emdcfl.cli.own_data import own_data
 from emdcfl.cli.show import show_result, show_unseen
 from emdcfl.core.errors import ConfigError
@@ -173,7 +172,7 @@ def _finish(console: Console, result: Result, place: Path, *, merging: bool, bas
     if as_json:
         to_do = advice(result.summary, others)
         extra = {} if not others else {"baselines": others, "advice": None if to_do is None else asdict(to_do)}
-        typer.echo(json.dumps({**summary, **extra}, indent=2))
+        print_json({**summary, **extra})
         return
     show_result(console, result.summary, [row for row in result.history if row["round"] == result.summary["rounds"]], place, others)
     if "unseen" in result.summary:

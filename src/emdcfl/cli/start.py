@@ -12,7 +12,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from emdcfl.cli.app import AsJson, answer, app
+from emdcfl.cli.app import AsJson, answer, app, print_json
 from emdcfl.cli.show import draw_table
 from emdcfl.core.checks import describe
 from emdcfl.core.errors import ConfigError
@@ -84,7 +84,7 @@ def methods(
     chosen = [find(name)] if name is not None else [METHODS[key] for key in sorted(METHODS)]
     known = [about(cls) for cls in chosen]
     if as_json:
-        typer.echo(json.dumps(known[0] if name is not None else known, indent=2))
+        print_json(known[0] if name is not None else known)
         return
     console = terminal()
     if name is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from emdcfl.cli.app import AsJson, answer, app
+from emdcfl.cli.app import AsJson, app, print_json
 from emdcfl.cli.compare import ComparisonProgress, print_tables
 from emdcfl.cli.run import build_config
 from emdcfl.cli.show import draw_table
@@ -76,7 +75,7 @@ def reproduce_(
             for note in about["notes"]:
                 console.print(f"  note: {note}", soft_wrap=True)
     if as_json:
-        typer.echo(json.dumps(made, indent=2, ensure_ascii=False))
+        print_json(made)
     if failed:
         name, reason = next(iter(failed.items()))
         raise ClientError(f"{len(failed)} of {len(made) + len(failed)} could not be made: {', '.join(failed)} ({name}: {reason})")
@@ -85,7 +84,7 @@ def reproduce_(
 def _list(out: Path, *, as_json: bool) -> None:
     rows = listing(out)
     if as_json:
-        typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+        print_json(rows)
         return
     places = list(dict.fromkeys(t["hardware"] for row in rows for t in row["took"]))
     lines = []
@@ -145,7 +144,7 @@ def sweep_(
     maps = [(f"{cost}, {solver}", [r for r in records if (r["cost"], r["solver"]) == (cost, solver)]) for cost, solver in kinds]
     write_file(out / "ari.png", [plots.ari_maps(maps, title=f"ARI on {config.scenario.name}")])
     if as_json:
-        answer(records, [], as_json=True)
+        print_json(records)
         return
     heads = ("cost", "solver", "dim(R)/dim(Z)", "ARI 1 for", "ARI, auto", "median tau")
     rows = [(r["cost"], r["solver"], f"{r['ratio']:g}", right_tolerances(r), f"{r['auto']:.2f}", f"{r['tau']:.4f}") for r in records]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import webbrowser
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from emdcfl.cli.app import AsJson, TrustModel, answer, app
+from emdcfl.cli.app import AsJson, TrustModel, answer, app, print_json
 from emdcfl.cli.show import draw_table, tell
 from emdcfl.core.errors import ConfigError, EmdcflError
 from emdcfl.core.units import escaped, names
@@ -41,27 +40,23 @@ def predict(
         raise ConfigError(f"expected --client or --new-site, got {'both' if new_site else 'neither'}; say whose files these are")
     if client is not None:
         served = load_served(run, client, plain=plain, trust_model=trust_model)
-        x, names = read_inputs(files, encoding=served.about.encoding)
+        x, inputs = read_inputs(files, encoding=served.about.encoding)
     else:
         result = load(run, trust_model=trust_model)
-        x, names = read_inputs(files, encoding=result.about.encoding)
+        x, inputs = read_inputs(files, encoding=result.about.encoding)
         served = result.place_unlabelled(x).model
-    p = served.probabilities(x)
+    p, classes = served.probabilities(x), served.about.labels
+    found: list[dict[str, Any]]
     if served.about.target is not None:
-        found = [{"input": n, "value": value} for n, value in zip(names, p[:, 0].tolist(), strict=True)]
-        lines = [f"{escaped(str(one['input']))}\t{one['value']:.6g}" for one in found]
-        typer.echo(json.dumps(found, indent=2, ensure_ascii=False) if as_json else "\n".join(lines))
-        return
-    best, classes = p.argmax(1).tolist(), served.about.labels
-    if as_json:
-        rows = [
+        found = [{"input": n, "value": value} for n, value in zip(inputs, p[:, 0].tolist(), strict=True)]
+        lines = [f"{escaped(one['input'])}\t{one['value']:.6g}" for one in found]
+    else:
+        found = [
             {"input": n, "class": classes[k], "probabilities": dict(zip(map(str, classes), row, strict=True))}
-            for n, k, row in zip(names, best, p.tolist(), strict=True)
+            for n, k, row in zip(inputs, p.argmax(1).tolist(), p.tolist(), strict=True)
         ]
-        typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
-        return
-    for n, k, row in zip(names, best, p.tolist(), strict=True):
-        typer.echo(f"{escaped(n)}\t{escaped(str(classes[k]))}\t{row[k]:.1%}")
+        lines = [f"{escaped(one['input'])}\t{escaped(str(one['class']))}\t{max(one['probabilities'].values()):.1%}" for one in found]
+    answer(found, lines, as_json=as_json)
 
 
 @app.command()
@@ -83,7 +78,7 @@ def place(
         return
     placement = load(run, trust_model=trust_model).place(folder, name=name, label=label)
     if as_json:
-        typer.echo(json.dumps(as_dict(placement), indent=2, ensure_ascii=False))
+        print_json(as_dict(placement))
         return
     console = terminal()
     for note in placement.notes:
@@ -99,7 +94,7 @@ def place(
 
 def _show_nearest(found: NearestCluster, *, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(found.as_dict(), indent=2, ensure_ascii=False))
+        print_json(found.as_dict())
         return
     console = terminal()
     rows = [
@@ -149,9 +144,6 @@ def export(
     from emdcfl.report.export import export as write
 
     written = write(run, out, fine_tuned=fine_tuned, trust_model=trust_model)
-    if as_json:
-        typer.echo(json.dumps([str(place) for place in written], indent=2))
-        return
-    for place in written:
-        typer.echo(escaped(str(place)))
-    typer.echo("README.md and config.json name sites, classes and columns: read them before you publish")
+    folders = [str(place) for place in written]
+    warning = "README.md and config.json name sites, classes and columns: read them before you publish"
+    answer(folders, [*folders, warning], as_json=as_json)
