@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import runpy
 import subprocess
@@ -111,7 +112,8 @@ def test_the_script_of_an_export_reads_tables_as_emdcfl_does(tmp_path: Path, cap
     emdcfl.fit(tmp_path / "sites", rounds=1, local_epochs=1, out=tmp_path / "run")
     asked = tmp_path / "sites" / "site1.csv"
     ours = json.loads(called(capfd, "predict", tmp_path / "run", asked, "--client", "site1", "--plain", "--json").out)
-    folders = json.loads(called(capfd, "export", tmp_path / "run", "--json").out)
+    out = tmp_path / os.fsdecode(b"out\xff")  # no UTF-8: torch cannot open a path like that
+    folders = json.loads(called(capfd, "export", tmp_path / "run", "--out", out, "--json").out)
     folder = next(Path(f) for f in folders if "site1" in json.loads((Path(f) / "config.json").read_text())["clients"])
     script = f"runpy.run_path({str(folder / 'predict.py')!r}, run_name='__main__')"
     code = f"import sys, runpy; sys.modules['emdcfl'] = None; sys.argv = ['predict.py', {str(asked)!r}]; {script}"

@@ -149,4 +149,5 @@ def _write_program(path: Path, model: nn.Module, sample: Tensor) -> None:
             f"torch.export cannot trace this network ({str(error).splitlines()[0]}); use its weights in models/ with your own code"
         ) from error
     program._example_inputs = None  # they would be pickled
-    torch.export.save(program, path)
+    with path.open("wb") as file:  # torch cannot open a path that is no UTF-8
+        torch.export.save(program, file)

@@ -113,7 +113,8 @@ def read(file: Path, config: dict[str, Any]) -> np.ndarray[Any, Any]:
 def main(files: list[str]) -> None:
     """Print file, row, class and probability; or file, row and number."""
     config = json.loads((HERE / "config.json").read_text(encoding="utf-8"))
-    model = torch.export.load(HERE / "model.pt2").module()
+    with (HERE / "model.pt2").open("rb") as file:  # torch cannot open a path that is no UTF-8
+        model = torch.export.load(file).module()
     for name in files:
         with torch.no_grad():
             p = model(torch.from_numpy(np.array(read(Path(name), config), order="C")))  # a copy: an image's own array is read-only
