@@ -1,4 +1,4 @@
-"""The command line: ``emdcfl init | run | methods | predict | place | data``."""
+"""The ``emdcfl`` command; each module adds its sub-commands to ``app.py``."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from emdcfl.cli.app import app, complete_methods, complete_scenarios, print_json
+from emdcfl.cli.app import Device, Jobs, Scale, TimeLimit, app, complete_methods, complete_scenarios, print_json
 from emdcfl.cli.own_data import own_data
 from emdcfl.cli.run import build_config, whose_data
 from emdcfl.cli.show import draw_table, tell
@@ -63,10 +63,10 @@ def compare_(
     ] = "all",
     seeds: Annotated[str, typer.Option(help="As in 0,1,2 or 0-4.")] = "0,1,2",
     out: Annotated[Path, typer.Option(help="Folder of results.jsonl and the tables.")] = Path("runs/compare"),
-    scale: Annotated[str | None, typer.Option(help="smoke, small or paper, where the scenario has scales.", show_default=False)] = None,
+    scale: Scale = None,
     config: Annotated[Path | None, typer.Option(help="Config file (TOML) to start from.", show_default=False)] = None,
-    time_limit: Annotated[float | None, typer.Option(help="Seconds after which no run begins.", show_default=False)] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, each in a process of its own.")] = 1,
+    time_limit: TimeLimit = None,
+    jobs: Jobs = 1,
     personalize: Annotated[
         str | None, typer.Option(help="Fine-tune at home, every method: off, on or if-it-pays.", show_default="off")
     ] = None,
@@ -76,7 +76,7 @@ def compare_(
     folds: Annotated[
         int | None, typer.Option(help="Hold sites out in so many folds instead; neighbours in the list share one.", show_default=False)
     ] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.", show_default="auto")] = None,
+    device: Device = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Any key of all runs, as in --set run.rounds=5; repeatable.")] = None,
     keep_runs: Annotated[bool, typer.Option("--keep-runs", help="Keep run directories; an interrupted run then goes on.")] = False,
     merge: Annotated[list[Path] | None, typer.Option(help="Take in another results.jsonl (or its folder); repeatable.")] = None,

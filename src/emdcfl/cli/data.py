@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from emdcfl.cli.app import AsJson, answer, app, print_json
+from emdcfl.cli.app import AsJson, Scale, answer, app, print_json
 from emdcfl.cli.own_data import own_data
 from emdcfl.cli.show import draw_table, tell
 from emdcfl.core.errors import ConfigError, DataError
@@ -53,7 +53,7 @@ def _plain(options: dict[str, Any]) -> dict[str, Any]:
 def show(
     scenario: Annotated[str, typer.Argument(help="See 'emdcfl data list'.")],
     out: Annotated[Path, typer.Option(help="Picture to write.")] = Path("grid.png"),
-    scale: Annotated[str | None, typer.Option(help="smoke, small or paper, where the scenario has scales.", show_default=False)] = None,
+    scale: Scale = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Scenario option, as in --set clients_per_group=3; repeatable.")] = None,
     as_json: AsJson = False,
 ) -> None:

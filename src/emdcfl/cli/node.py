@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 node = typer.Typer(help="A site's node in a federation.", no_args_is_help=True, add_completion=False)
 app.add_typer(node, name="node")
 
+Home = Annotated[Path, typer.Argument(help="The node's home folder, with node.toml.", show_default=False)]
+
 
 @node.callback()
 def group() -> None:
@@ -61,16 +63,14 @@ def init(
 
 
 @node.command("fingerprint")
-def show_fingerprint(
-    home: Annotated[Path, typer.Argument(help="The node's home folder.", show_default=False)], as_json: AsJson = False
-) -> None:
+def show_fingerprint(home: Home, as_json: AsJson = False) -> None:
     """Print the fingerprint of the node's key, to be compared by telephone."""
     found = _fingerprint(_existing(home))
     answer({"fingerprint": found}, [found], as_json=as_json)
 
 
 @node.command()
-def rotate(home: Annotated[Path, typer.Argument(help="The node's home folder.", show_default=False)], as_json: AsJson = False) -> None:
+def rotate(home: Home, as_json: AsJson = False) -> None:
     """Draw new keys; the old ones stay beside them (auth.key.1, …). Do this between runs: what was sealed for the old key is lost."""
     from emdcfl.apps.trial.certificates import make_node_key, put_aside
 
@@ -89,7 +89,7 @@ def rotate(home: Annotated[Path, typer.Argument(help="The node's home folder.", 
 
 @node.command()
 def trust(
-    home: Annotated[Path, typer.Argument(help="The node's home folder.", show_default=False)],
+    home: Home,
     name: Annotated[str, typer.Argument(help="The partner's name.", show_default=False)],
     fingerprint: Annotated[str, typer.Argument(help="Its fingerprint, SHA256:…, compared by telephone.", show_default=False)],
     replace: Annotated[bool, typer.Option("--replace", help="The partner has rotated its keys.")] = False,
@@ -152,12 +152,8 @@ SURVEY = (
 
 
 @node.command()
-def check(
-    home: Annotated[Path, typer.Argument(help="The node's home folder, with node.toml.", show_default=False)], as_json: AsJson = False
-) -> None:
+def check(home: Home, as_json: AsJson = False) -> None:
     """Print what the node would release to a server, and what it refuses."""
-    if not home.is_dir():
-        raise ConfigError(f"{home}: no such folder; give the node's home, which holds node.toml")
     config = _config(home)
     answer(released(config), report(config, home), as_json=as_json)
 
@@ -174,15 +170,22 @@ def released(config: NodeConfig) -> dict[str, Any]:
 
 
 def _config(home: Path) -> NodeConfig:
+    path = _folder(home) / "node.toml"
     import emdcfl.methods  # noqa: F401  registers tasks, and what a method that the policy names needs
     from emdcfl.engines.flower.node.home import read_config
 
-    return read_config(home / "node.toml")
+    return read_config(path)
+
+
+def _folder(home: Path) -> Path:
+    if not home.is_dir():
+        raise ConfigError(f"{home}: no such folder; give the node's home, or make one with: emdcfl node init")
+    return home
 
 
 @node.command()
 def data(
-    home: Annotated[Path, typer.Argument(help="The node's home folder, with node.toml.", show_default=False)],
+    home: Home,
     html: Annotated[Path | None, typer.Option(help="Also write the page as HTML, to print and sign.", show_default=False)] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -191,17 +194,15 @@ def data(
     from emdcfl.data.own.checking.check import check_site
 
     own = _config(home)
-    if not home.is_dir() or own.data == "scenario":
-        raise ConfigError(
-            f"{home}: expected the home of a node with files of its own (data in node.toml), got none; see 'emdcfl node init'"
-        )
+    if own.data == "scenario":
+        raise ConfigError(f"{home}: expected a node with files of its own (data in node.toml), got none; see 'emdcfl node init'")
     how: dict[str, Any] = {"label": own.label, "seed": own.policy.split_seed, "rule": own.rule, "cleaning": own.cleaning}
     show_report(check_site(home / own.data, home.name, **how), html, as_json=as_json)
 
 
 @node.command()
 def serve(
-    home: Annotated[Path, typer.Argument(help="The node's home folder, with node.toml.", show_default=False)],
+    home: Home,
     name: Annotated[str | None, typer.Option(help="The client's name; by default that of node.toml.", show_default=False)] = None,
     superlink: Annotated[
         str | None, typer.Option(help="Where the SuperLink is; by default what node.toml says.", show_default=False)
@@ -212,8 +213,6 @@ def serve(
     from emdcfl.apps.supernode import serve as serve_node
     from emdcfl.apps.trial.folder import check_names
 
-    if not home.is_dir():
-        raise ConfigError(f"{home}: no such folder; make it with: emdcfl node init {home} --data DATA --name NAME --superlink HOST:PORT")
     config = _config(home)
     name, superlink = name or config.name, superlink or config.superlink
     if not name or not superlink:
@@ -224,7 +223,7 @@ def serve(
 
 @node.command("log")
 def show_log(
-    home: Annotated[Path, typer.Argument(help="The node's home folder.", show_default=False)],
+    home: Home,
     refused: Annotated[bool, typer.Option("--refused", help="Only what was refused or failed.")] = False,
     last: Annotated[int, typer.Option(help="Show so many entries.", min=1)] = 50,
     as_json: AsJson = False,
@@ -232,9 +231,7 @@ def show_log(
     """Print what the node released to the server and what it refused, newest last."""
     from emdcfl.engines.flower.node.log import read
 
-    if not home.is_dir():
-        raise ConfigError(f"{home}: no such folder; give the node's home, which holds node.toml")
-    entries = [e for e in read(home / "state") if not refused or e.get("what") != "released"]
+    entries = [e for e in read(_folder(home) / "state") if not refused or e.get("what") != "released"]
     lines = []
     for e in entries[-last:]:
         where = f"run {e['run']} round {e['round']}" if "run" in e else "before a run"

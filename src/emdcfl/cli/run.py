@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from emdcfl.cli import STARTED
-from emdcfl.cli.app import TrustModel, app, complete_methods, complete_scenarios, print_json
+from emdcfl.cli.app import Device, Scale, TrustModel, app, complete_methods, complete_scenarios, print_json
 from emdcfl.cli.own_data import own_data
 from emdcfl.cli.show import show_result, show_unseen
 from emdcfl.core.errors import ConfigError
@@ -72,8 +72,8 @@ def run(
     hold_out: Annotated[
         str | None, typer.Option(help="Sites a,b,… left out of training, then placed by unlabelled data and tested.", show_default=False)
     ] = None,
-    scale: Annotated[str | None, typer.Option(help="smoke, small or paper, where the scenario has scales.", show_default=False)] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.", show_default="auto")] = None,
+    scale: Scale = None,
+    device: Device = None,
     workers: Annotated[
         int | None, typer.Option(help="Worker processes of the sequential engine; results are bit-identical.", show_default="1")
     ] = None,

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from emdcfl.cli.app import AsJson, app, print_json
+from emdcfl.cli.app import AsJson, Device, Jobs, Scale, TimeLimit, app, print_json
 from emdcfl.cli.compare import ComparisonProgress, print_tables
 from emdcfl.cli.run import build_config
 from emdcfl.cli.show import draw_table
@@ -32,9 +32,9 @@ def reproduce_(
     scale: Annotated[str, typer.Option(help="smoke (does it run?), small or paper.")] = "small",
     seeds: Annotated[str | None, typer.Option(help="As in 0,1,2.", show_default="0; at paper scale 0,1,2")] = None,
     out: Annotated[Path, typer.Option(help="Folder; runs and embeddings in it are shared.")] = Path("runs/reproduce"),
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, each in a process of its own.")] = 1,
-    time_limit: Annotated[float | None, typer.Option(help="Seconds after which no run begins.", show_default=False)] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    jobs: Jobs = 1,
+    time_limit: TimeLimit = None,
+    device: Device = None,
     precision: Annotated[str, typer.Option(help="fp32, tf32 or bf16, for training; see engine.precision.")] = "fp32",
     random_weights: Annotated[bool, typer.Option("--random-weights", help="Larger networks start untrained: a smoke test only.")] = False,
     list_: Annotated[bool, typer.Option("--list", help="Say what there is, and how long it took where.")] = False,
@@ -51,7 +51,7 @@ def reproduce_(
         raise ConfigError(f"unknown scale {scale!r}: {nearest(scale, SCALES)}")
     console = terminal()
     numbers = SCALES[scale].seeds if seeds is None else tuple(parse_seeds(seeds))
-    engine = override(Config(), {"engine.device": device, "engine.precision": precision}).engine
+    engine = override(Config(), {"engine.device": device or "auto", "engine.precision": precision}).engine
     made = []
     failed: dict[str, str] = {}
     started = time.monotonic()
@@ -117,8 +117,8 @@ def sweep_(
     reg: Annotated[float, typer.Option(help="Regularisation of Sinkhorn.")] = 0.1,
     samples: Annotated[int, typer.Option(min=2, help="Most samples per side.")] = 512,
     seed: Annotated[int, typer.Option(help="Everything random follows from it.")] = 0,
-    scale: Annotated[str | None, typer.Option(help="smoke, small or paper, where the scenario has scales.", show_default=False)] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.", show_default="auto")] = None,
+    scale: Scale = None,
+    device: Device = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Any key, as in --set training.local_epochs=5; repeatable.")] = None,
     as_json: AsJson = False,
 ) -> None:
