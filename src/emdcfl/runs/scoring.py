@@ -194,12 +194,20 @@ def is_tested(row: MetricsRow, variant: str) -> bool:
     return bool(score and variant in score and row["test_samples"][variant] > 0)
 
 
+def tested_scores(rows: Sequence[MetricsRow]) -> dict[int, dict[str, list[float]]]:
+    """Round → test variant → scores of the clients that were tested."""
+    found: dict[int, dict[str, list[float]]] = {}
+    for row in rows:
+        for variant in (v for v in score_of(row) or () if is_tested(row, v)):
+            found.setdefault(int(row["round"]), {}).setdefault(variant, []).append(float(score_of(row)[variant]))
+    return found
+
+
 def agreement(clusters: Tensor | Sequence[int] | None, clients: Sequence[str], truth: Mapping[str, str] | None) -> float | None:
     """ARI with the true groups, where both exist."""
     if clusters is None or truth is None:
         return None
-    order = {group: i for i, group in enumerate(dict.fromkeys(truth.values()))}
-    return float(adjusted_rand([order[truth[c]] for c in clients], [int(k) for k in clusters]))
+    return adjusted_rand([truth[c] for c in clients], [int(k) for k in clusters])
 
 
 def by_round(rows: Sequence[MetricsRow], summary: Mapping[str, Any]) -> list[dict[str, Any]]:

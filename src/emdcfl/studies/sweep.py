@@ -104,10 +104,8 @@ def _row(row: SnapshotRow, client: str, number: int, setting: Setting, pool: Sol
 
 def ari(snapshot: Snapshot, matrix: Matrix, epsilon: Any) -> float:
     """Agreement of the paper's clusters at a tolerance (a number, or one per client) with the true groups."""
-    groups = _truth(snapshot)
-    order = {g: i for i, g in enumerate(dict.fromkeys(groups))}
     labels, _ = neighbourhoods(links(matrix.W, epsilon))
-    return float(adjusted_rand([order[g] for g in groups], labels.tolist()))
+    return adjusted_rand(_truth(snapshot), labels)
 
 
 def _truth(snapshot: Snapshot) -> tuple[str, ...]:

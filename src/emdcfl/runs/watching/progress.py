@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from itertools import groupby
 from types import TracebackType
 from typing import Self
 
@@ -15,9 +14,9 @@ from rich.segment import Segment
 
 from emdcfl.core.metric import metric_of, score_of
 from emdcfl.core.schema import Reply
-from emdcfl.core.units import escaped, seconds
+from emdcfl.core.units import escaped, plural, seconds
 from emdcfl.methods.base import Serving
-from emdcfl.runs.scoring import MetricsRow, is_tested
+from emdcfl.runs.scoring import MetricsRow, tested_scores
 from emdcfl.runs.watching.forecast import Forecast
 
 HEARTBEAT = 60.0
@@ -165,15 +164,14 @@ class Live:
     def end(self, index: int, total: int, rows: list[MetricsRow], serving: Serving) -> None:
         parts = [f"round {index:>{len(str(total))}}/{total}"]
         if serving.clusters is not None:
-            found = len(set(serving.clusters.tolist()))
-            parts.append(f"{found} cluster{'s' if found != 1 else ''}")
+            parts.append(plural(len(set(serving.clusters.tolist())), "cluster"))
         if self.losses:
             parts.append(f"train loss {np.mean(self.losses):.4f}")
-        for tested, of_round in groupby(rows, key=lambda row: int(row["round"])):
-            known = [(metric_of(row), score[v]) for row in of_round if (score := score_of(row)) and is_tested(row, v := next(iter(score)))]
-            if not known:
+        main = next((variant for row in rows for variant in score_of(row) or ()), "")
+        for tested, by_variant in tested_scores(rows).items():
+            metric, scores = metric_of(rows[0]), by_variant.get(main)
+            if not scores:
                 continue
-            metric, scores = known[0][0], [value for _, value in known]
             said = f"{metric.label} {metric.text(float(np.mean(scores)))}, worst {metric.text(min(scores))}"
             if tested == index:
                 parts.append(said)

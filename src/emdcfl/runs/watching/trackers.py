@@ -14,20 +14,18 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
-from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from emdcfl.core.errors import ConfigError, nearest
-from emdcfl.core.metric import score_of
 from emdcfl.core.optional import require
 from emdcfl.core.schema import Reply
 from emdcfl.methods.base import Serving
 from emdcfl.runs.config import Config, as_dict
 from emdcfl.runs.loop import NoOpObserver, Observer
-from emdcfl.runs.scoring import MetricsRow, is_tested
+from emdcfl.runs.scoring import MetricsRow, tested_scores
 from emdcfl.runs.store.identity import flat
 
 
@@ -61,18 +59,12 @@ class Tracking:
         values = {"train/loss": float(np.mean(self.losses))} if self.losses else {}
         if serving.clusters is not None:
             values["clusters"] = float(len(set(serving.clusters.tolist())))
-        by_round: dict[int, dict[str, float]] = {}
-        for tested, of_round in groupby(rows, key=lambda row: int(row["round"])):
-            known: dict[str, list[float]] = {}
-            for row in of_round:
-                for variant in (v for v in score_of(row) or () if is_tested(row, v)):
-                    known.setdefault(variant, []).append(score_of(row)[variant])
-            for variant, scores in known.items():
-                found = {f"{variant}/mean": float(np.mean(scores)), f"{variant}/worst": float(min(scores))}
-                by_round.setdefault(tested, {}).update(found)
-        values |= by_round.pop(index, {})
-        for tested, found in by_round.items():  # it came with this round's answers
-            self.tracker.log(tested, found)
+        for tested, known in tested_scores(rows).items():
+            scores = {f"{v}/{what}": float(of(s)) for v, s in known.items() for what, of in (("mean", np.mean), ("worst", min))}
+            if tested == index:
+                values |= scores
+            else:  # the test of an earlier round came with this round's answers
+                self.tracker.log(tested, scores)
         self.tracker.log(index, values)
         self.then.end(index, total, rows, serving)
 
