@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -27,8 +28,6 @@ from emdcfl.runs.verdict.what_differs import pictures
 if TYPE_CHECKING:
     from emdcfl.runs.result import Result
     from emdcfl.runs.verdict.trained_with import Origin
-
-Made = TypeVar("Made")
 
 INDEX = "models/index.json"
 PERSONAL = "personal/index.json"
@@ -144,16 +143,10 @@ def read_reading(run: Path) -> dict[str, Any] | None:
 def _read_json(run: Path, name: str, otherwise: str) -> dict[str, Any]:
     path = run / name
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise StoreError(f"{otherwise}: {path.name} is missing; run 'emdcfl run --out {run}' first") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise StoreError(f"{path}: truncated or damaged: {error}; {AGAIN}") from error
-    if not isinstance(value, dict):
-        raise StoreError(f"{path}: expected an object, got {type(value).__name__}; {AGAIN}")
-    try:
-        return files.unsealed(value, str(path))
+        return files.unsealed(files.read_json(path), str(path))
     except StoreError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            raise StoreError(f"{otherwise}: {path.name} is missing; run 'emdcfl run --out {run}' first") from error
         raise StoreError(f"{error}; {AGAIN}") from error
 
 
@@ -161,7 +154,8 @@ def load_outputs(run: Path, *, trust_model: bool = False) -> dict[str, Any]:
     """Return the fields of a ``Result`` that a run directory holds beside its config and metrics; models are read when asked for."""
     files.refuse_links(run)
     summary, index = read_summary(run), _read_index(run)
-    about = _from_models(run, lambda: _read_model(run, index["models"][0], trust_model)[0])
+    with _reading_models(run):
+        about, _ = _read_model(run, index["models"][0], trust_model)
     models = {"source": partial(_load_serving, run, summary, index, about), "personal": partial(_load_personal, run, about)}
     return {"summary": summary, "about": about, **models}
 
@@ -172,22 +166,15 @@ def load_served(run: Path, client: str, *, plain: bool = False, trust_model: boo
     index = _read_index(run)
     if client not in index["clients"]:
         raise DataError(f"{run} has no client {client!r}: {nearest(client, index['clients'])}")
-    name = None if plain else _personal_names(run).get(client)
-    if name is not None:
-
-        def read_personal() -> Served:
-            about, tensors = _read_model(run, name, trust_model, "personal")
+    own = None if plain else _personal_names(run).get(client)
+    with _reading_models(run):
+        if own is not None:
+            about, tensors = _read_model(run, own, trust_model, "personal")
             return Served(about, about.flat(tensors)[None], (1.0,))
-
-        return _from_models(run, read_personal)
-
-    def read_models() -> Served:
         weights: dict[str, float] = index["clients"][client]
         read = [_read_model(run, name, trust_model) for name in weights]
         about = read[0][0]
         return served(about, torch.stack([about.flat(tensors) for _, tensors in read]), list(weights.values()), index["mix"])
-
-    return _from_models(run, read_models)
 
 
 def _personal_names(run: Path) -> dict[str, str]:
@@ -200,11 +187,14 @@ def _personal_names(run: Path) -> dict[str, str]:
 
 def _load_personal(run: Path, about: ModelInfo, client: str) -> torch.Tensor | None:
     name = _personal_names(run).get(client)
-    return None if name is None else _from_models(run, lambda: about.flat(files.read_tensors(_model_path(run, name, "personal"))[0]))
+    if name is None:
+        return None
+    with _reading_models(run):
+        return about.flat(files.read_tensors(_model_path(run, name, "personal"))[0])
 
 
 def _load_serving(run: Path, summary: Mapping[str, Any], index: Mapping[str, Any], about: ModelInfo) -> Serving:
-    def read_models() -> Serving:
+    with _reading_models(run):
         names = list(index["models"])
         models = torch.stack([about.flat(files.read_tensors(_model_path(run, name))[0]) for name in names])
         weights = torch.zeros(len(summary["clients"]), len(names))
@@ -213,8 +203,6 @@ def _load_serving(run: Path, summary: Mapping[str, Any], index: Mapping[str, Any
                 weights[i, names.index(name)] = weight
         clusters = summary["clusters"]
         return Serving(models, weights, index["mix"], None if clusters is None else torch.tensor(clusters), load_distances(run))
-
-    return _from_models(run, read_models)
 
 
 def load_distances(run: Path) -> Distances | None:
@@ -260,10 +248,11 @@ def _read_index(run: Path) -> dict[str, Any]:
     return _read_json(run, INDEX, f"{run} has no models")
 
 
-def _from_models(run: Path, make: Callable[[], Made]) -> Made:
-    """Run what reads models; whatever their files may hold, the error says which run and what to do."""
+@contextmanager
+def _reading_models(run: Path) -> Iterator[None]:
+    """Whatever the files of models may hold, the error says which run and what to do."""
     try:
-        return make()
+        yield
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
         raise StoreError(f"{run / 'models'}: not the models of a run ({type(error).__name__}: {error}); {AGAIN}") from error
     except StoreError as error:

@@ -76,8 +76,7 @@ def _read(folder: Path) -> dict[str, Any] | None:
     if not (folder / DATA).is_file():
         return None
     try:
-        stored = files.read_json(folder / DATA)
-        record = files.unsealed({**stored, files.SEAL: stored[files.SEAL]}, DATA)
+        record = files.read_sealed(folder / DATA)
         words = [record["given"], record["path"], record["relative"], *record["sites"].values()]
     except (StoreError, KeyError, TypeError, AttributeError):
         words = [None]

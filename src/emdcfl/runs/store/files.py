@@ -145,8 +145,10 @@ def sealed(value: Mapping[str, Any], where: str) -> dict[str, Any]:
     return {**plain, SEAL: hashlib.sha256(json_text(plain, where).encode()).hexdigest()}
 
 
-def unsealed(value: Mapping[str, Any], where: str) -> dict[str, Any]:
+def unsealed(value: Any, where: str) -> dict[str, Any]:
     """Return the object without its checksum, which must fit; one without a checksum is taken as it is."""
+    if not isinstance(value, Mapping):
+        raise StoreError(f"{where}: expected an object, got {type(value).__name__}")
     plain = {key: item for key, item in value.items() if key != SEAL}
     if SEAL in value and sealed(plain, where)[SEAL] != value[SEAL]:
         raise StoreError(f"{where}: changed or damaged since it was written (its checksum does not fit)")
@@ -165,6 +167,15 @@ def read_json(path: Path) -> Any:
         raise StoreError(f"{path}: missing") from error
     except (OSError, ValueError, RecursionError) as error:
         raise StoreError(f"{path}: truncated or damaged: {error}") from error
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """Return what ``write_json`` wrote; a file that has lost its checksum is damaged."""
+    value = read_json(path)
+    found = unsealed(value, str(path))
+    if SEAL not in value:
+        raise StoreError(f"{path}: truncated or damaged (it has no checksum)")
+    return found
 
 
 def tensor_hash(tensor: Tensor) -> str:

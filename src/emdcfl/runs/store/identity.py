@@ -85,8 +85,7 @@ def _config(folder: Path) -> str | None:
 def _copy(folder: Path) -> str | None:
     """Return the copy in ``run.json``; ``None`` where that is missing or damaged."""
     try:
-        stored = files.read_json(folder / RUN)
-        record = files.unsealed({**stored, files.SEAL: stored[files.SEAL]}, RUN)
+        record = files.read_sealed(folder / RUN)
         number, text = record["format"], record["config"]
         tomllib.loads(text)
     except (StoreError, KeyError, TypeError, ValueError, AttributeError, RecursionError):
