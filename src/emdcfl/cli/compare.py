@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,10 +23,8 @@ from emdcfl.cli.show import draw_table, tell
 from emdcfl.core.errors import ClientError, ConfigError
 from emdcfl.core.metric import metric_of, score_of
 from emdcfl.core.schema import Reply
-from emdcfl.core.units import percent
 from emdcfl.runs.config import config_keys
 from emdcfl.runs.loop import NoOpObserver
-from emdcfl.runs.new_sites.unseen import UNSEEN
 from emdcfl.runs.watching.progress import Pace, terminal
 from emdcfl.studies.compare import (
     ComparisonOutcome,
@@ -42,7 +40,7 @@ from emdcfl.studies.compare import (
 )
 from emdcfl.studies.results import Results, read_results
 from emdcfl.studies.table_files import against_text, interval_text, records, write_tables
-from emdcfl.studies.tables import METRICS, Column, Table, build, unseen_rows
+from emdcfl.studies.tables import METRICS, UNSEEN_HEADS, Column, Table, build, unseen_cells, unseen_rows
 
 
 @app.command("compare")
@@ -126,7 +124,8 @@ def conclude(console: Console, out: Path, outcome: ComparisonOutcome, *, as_json
         else:
             print_tables(console, table)
             if unseen:
-                console.print(rich_unseen(unseen))
+                held_out = draw_table(UNSEEN_HEADS, unseen_cells(unseen), left=("scenario", "method"), title="Sites held out of training")
+                console.print(held_out)
     wanted = len(outcome.keys)
     there = f"{outcome.found + outcome.ran} of {wanted} runs are there ({outcome.ran} run now)"
     done = there if wanted else f"runs taken in: {len(results)}"
@@ -186,7 +185,7 @@ class ComparisonProgress(NoOpObserver):
         self._say(f"[{ended}/{total}] {done.job}: {said}")
         if self.live is not None:
             table = build(results.rows)
-            self.table = next(iter(rich_tables(table, table.columns[-1:], self.console.width)), None)
+            self.table = rich_tables(table, table.columns[-1], self.console.width)[0] if table.columns else None
 
     def _say(self, text: str) -> None:
         if not self.quiet:
@@ -202,18 +201,10 @@ class ComparisonProgress(NoOpObserver):
         return Group(*([] if self.table is None else [self.table]), Text(where, style="dim"))
 
 
-def rich_unseen(rows: Sequence[Mapping[str, Any]]) -> RichTable:
-    """Return the table of sites that were held out."""
-    heads = ("scenario", "method", "sites tested", *UNSEEN.values(), "right true group")
-    scores = [[*(row["metric"].text(row[key]) for key in UNSEEN), percent(row["right"])] for row in rows]
-    lines = [(row["scenario"], row["method"], str(row["tested"]), *told) for row, told in zip(rows, scores, strict=True)]
-    return draw_table(heads, lines, left=("scenario", "method"), title="Sites held out of training")
-
-
 def print_tables(console: Console, table: Table) -> None:
     """Print a comparison as tables that fit the terminal, with notes and intervals."""
     for column in table.columns:
-        for one in rich_tables(table, [column], console.width):
+        for one in rich_tables(table, column, console.width):
             console.print(one)
         for note in table.notes(column):
             console.print(note, soft_wrap=True, markup=False)
@@ -221,13 +212,9 @@ def print_tables(console: Console, table: Table) -> None:
             console.print(_intervals(table, column))
 
 
-def rich_tables(table: Table, columns: Sequence[Column], width: int) -> list[RichTable]:
-    """Return terminal tables of scenarios; numbers that do not fit beside the whole names go on in a table below."""
-    return [shown for column in columns for shown in _fitted(table, column, width)]
-
-
-def _fitted(table: Table, column: Column, width: int) -> list[RichTable]:
-    labels = [label for label in table.rows if any((label, column.key, metric) in table.cells for metric in column.metrics)]
+def rich_tables(table: Table, column: Column, width: int) -> list[RichTable]:
+    """Return terminal tables of a scenario; numbers that do not fit beside the whole names go on in a table below."""
+    labels = table.labels(column)
     blocks: list[list[_Numbers]] = [[]]
     room = width - max((cell_len(label) for label in labels), default=0) - 2
     for group in _numbers(table, column, labels):
@@ -274,8 +261,7 @@ def _numbers(table: Table, column: Column, labels: Sequence[str]) -> list[list[_
             values = [None if cell is None else getattr(cell, name) for cell in cells]
             group.append(_Numbers(head, [Text("–" if value is None else value.text()) for value in values], dim=True))
         found.append(group)
-    own = [[c for m in column.metrics if (c := table.cells.get((label, column.key, m)))] for label in labels]
-    return [*found, [_Numbers("seeds", [Text(str(max(c.n for c in cells))) for cells in own])]]
+    return [*found, [_Numbers("seeds", [Text(str(table.seeds(label, column))) for label in labels])]]
 
 
 def _intervals(table: Table, column: Column) -> RichTable:

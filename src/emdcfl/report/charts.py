@@ -12,12 +12,11 @@ from emdcfl.clustering.pairs import LOWER, SIGNS, UPPER, Edge, PairRatios
 from emdcfl.core.metric import Metric
 from emdcfl.core.units import plural
 from emdcfl.report.load_run import Run
-from emdcfl.report.svg import Array, Axis, bent, chart, mark, number, shape_path, tag, ticks, visible
+from emdcfl.report.svg import WIDTH, Array, Axis, bent, chart, mark, number, shape_path, tag, ticks, visible
 from emdcfl.runs.personal import FINE_TUNED
 from emdcfl.runs.verdict.advice import BASELINES, LINEAR, LOGISTIC, rivals
 from emdcfl.runs.verdict.what_differs import value_in_words
 
-WIDTH = 380.0
 NAMED = 24
 """Up to this many clients each has its name on the map."""
 LINKS = 300

@@ -12,15 +12,13 @@ from markupsafe import Markup
 
 from emdcfl.core.errors import StoreError
 from emdcfl.core.metric import Metric
-from emdcfl.core.units import percent, plural
-from emdcfl.report.svg import Axis, chart, mark, shape_path, tag, ticks, visible
-from emdcfl.runs.new_sites.unseen import UNSEEN
+from emdcfl.core.units import plural
+from emdcfl.report.svg import WIDTH, Axis, chart, mark, shape_path, tag, ticks, visible
 from emdcfl.runs.store.files import unsealed
 from emdcfl.studies.results import RESULTS, ResultRow, checked
 from emdcfl.studies.table_files import against_text
-from emdcfl.studies.tables import METRICS, Cell, Column, Table, build, unseen_rows
+from emdcfl.studies.tables import METRICS, UNSEEN_HEADS, Cell, Column, Table, build, unseen_cells, unseen_rows
 
-WIDTH = 380.0
 STYLES = {"worst": "weak-dot", "backdoor": "weak-dot", "worst_r2": "weak-dot"}
 """How marks of a metric look, where they do not stand out."""
 
@@ -59,7 +57,8 @@ def comparison_context(folder: Path) -> dict[str, Any]:
             ("seeds", ", ".join(map(str, sorted(seeds))) if len(seeds) <= 5 else str(len(seeds))),
         ],
         "blocks": blocks,
-        "unseen": _unseen(rows),
+        "unseen_heads": UNSEEN_HEADS,
+        "unseen": unseen_cells(unseen_rows(rows)),
         "total": sum(r["seconds"]["total"] for r in rows),
         "unusable": unusable,
         "hardware": sorted({r["hardware"] for r in rows if r.get("hardware")}),
@@ -67,15 +66,6 @@ def comparison_context(folder: Path) -> dict[str, Any]:
         "versions": [json.loads(v) for v in versions],
         "failures": [(r["scenario"], r["method"], r["seed"], r["failures"]) for r in rows if r.get("failures")],
     }
-
-
-def _unseen(rows: list[ResultRow]) -> dict[str, Any] | None:
-    """Return the table of sites that were held out, if any were."""
-    cells = [
-        (r["scenario"], r["method"], r["tested"], [*(r["metric"].text(r[key]) for key in UNSEEN), percent(r["right"])])
-        for r in unseen_rows(rows)
-    ]
-    return {"heads": [*UNSEEN.values(), "right true group"], "rows": cells} if cells else None
 
 
 def _headline(table: Table, methods: int) -> str:
@@ -117,7 +107,7 @@ def _may_be_as_good(table: Table, label: str, column: Column) -> bool:
 
 def _block(table: Table, column: Column) -> dict[str, Any]:
     """One scenario: its rows for the table and its drawings."""
-    labels = [label for label in table.rows if any((label, column.key, m) in table.cells for m in column.metrics)]
+    labels = table.labels(column)
     shown = [m for m in column.metrics if any(_finite(table.cells.get((label, column.key, m))) for label in labels)]
     rows: list[dict[str, Any]] = []
     for label in labels:
@@ -128,13 +118,11 @@ def _block(table: Table, column: Column) -> dict[str, Any]:
                 "value": cell.mean if cell is not None and _finite(cell) else None,
                 "best": label in table.best(column.key, m),
                 "paper": None if cell is None or cell.paper is None else cell.paper.text(),
-                "interval": None
-                if cell is None or cell.interval is None
-                else cell.interval.metric.range(cell.interval.low, cell.interval.high),
+                "interval": None if cell is None or cell.interval is None else cell.interval.range,
             }
             for m, cell in zip(shown, cells, strict=True)
         ]
-        row = {"label": label, "reference": label in table.reference, "cells": numbers, "seeds": max((c.n for c in cells if c), default=0)}
+        row = {"label": label, "reference": label in table.reference, "cells": numbers, "seeds": table.seeds(label, column)}
         rows.append({**row, "against": against_text(table, label, column)})
     scores = [m for m in shown if m in ("mean", "worst", "clean", "backdoor", "r2", "worst_r2")]
     metric = Metric.R2 if "r2" in column.metrics else Metric.ACCURACY

@@ -240,7 +240,7 @@ def _table(run: Run) -> list[dict[str, Any]]:
                 "colour": "kx" if run.clusters is None else run.colours[run.clusters[i]],
                 "group": None if run.groups is None else run.groups[i],
                 "score": {v: run.score_at(client, v) for v in run.variants},
-                "interval": None if interval is None else run.metric.range(interval.low, interval.high),
+                "interval": None if interval is None else interval.range,
                 "rmse": rmse[i] if i < len(rmse) else None,
                 "fine_tuned": run.fine_tuned.get(client),
                 "baselines": {name: b.score_at(client, run.variants[0]) for name, b in run.baselines.items()},

@@ -1,6 +1,6 @@
 """SVG elements with every attribute and text escaped, scales, and ticks.
 
-Charts are about 400 units wide, readable on a phone and in half of a desktop page. Colours are classes of the page's style sheet, so that
+Charts are ``WIDTH`` units wide, readable on a phone and in half of a desktop page. Colours are classes of the page's style sheet, so that
 dark and light pages share a chart.
 """
 
@@ -16,6 +16,8 @@ import numpy as np
 from markupsafe import Markup
 
 Array = np.ndarray[Any, Any]
+WIDTH = 380.0
+"""Of a chart."""
 COLOURS = 10
 """Clusters with a colour of their own; the others are grey."""
 

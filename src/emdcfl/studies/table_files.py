@@ -6,16 +6,15 @@ import csv
 import io
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from emdcfl.core.units import escaped, percent
-from emdcfl.runs.new_sites.unseen import UNSEEN
+from emdcfl.core.units import escaped
 from emdcfl.runs.store.files import write_file
 from emdcfl.studies.paper_values import Value
 from emdcfl.studies.results import ResultRow
-from emdcfl.studies.tables import METRICS, Column, Table, build, unseen_rows
+from emdcfl.studies.tables import METRICS, UNSEEN_HEADS, Column, Table, build, unseen_cells, unseen_rows
 
 
 def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, text: int = 1) -> str:
@@ -38,13 +37,10 @@ def markdown(table: Table, *, leave_out: Sequence[str] = ()) -> str:
         sure = table.has_intervals(column)
         heads += ["95% interval", "against the best"] if sure else []
         lines = []
-        for label in table.rows:
-            own = [table.cells.get((label, column.key, metric)) for metric in column.metrics]
-            if not any(own):
-                continue
+        for label in table.labels(column):
             cells = [_markdown_cell(table, label, column.key, metric, name) for metric, name in keys]
             cells += [interval_text(table, label, column), against_text(table, label, column)] if sure else []
-            lines.append([_cell_text(label), *cells, str(max(c.n for c in own if c))])
+            lines.append([_cell_text(label), *cells, str(table.seeds(label, column))])
         blocks.append(f"### {_cell_text(column.title)}\n\n{markdown_table([*heads, 'seeds'], lines).rstrip()}")
         blocks += [_cell_text(note) for note in table.notes(column)]
     return "\n\n".join(blocks) + "\n"
@@ -53,7 +49,7 @@ def markdown(table: Table, *, leave_out: Sequence[str] = ()) -> str:
 def interval_text(table: Table, label: str, column: Column) -> str:
     """Write the interval of a row's accuracy."""
     cell = table.cells.get((label, column.key, column.metrics[0]))
-    return "–" if cell is None or cell.interval is None else cell.interval.metric.range(cell.interval.low, cell.interval.high)
+    return "–" if cell is None or cell.interval is None else cell.interval.range
 
 
 def against_text(table: Table, label: str, column: Column) -> str:
@@ -154,20 +150,11 @@ def tidy(table: Table) -> str:
     return buffer.getvalue()
 
 
-def unseen_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Write the table of unseen sites for people."""
-    heads = ["scenario", "method", "sites tested", *UNSEEN.values(), "right true group"]
-    lines = []
-    for row in rows:
-        cells = [_cell_text(row["scenario"]), _cell_text(row["method"]), str(row["tested"])]
-        lines.append([*cells, *(row["metric"].text(row[key]) for key in UNSEEN), percent(row["right"])])
-    return markdown_table(heads, lines, text=2)
-
-
 def write_tables(results: Sequence[ResultRow], out: Path) -> Table:
     """Write ``table.md``, ``table.tex`` and ``table.csv``, and ``unseen.md`` where sites were held out."""
     if unseen := unseen_rows(results):
-        write_file(out / "unseen.md", [unseen_markdown(unseen).encode()])
+        text = markdown_table(UNSEEN_HEADS, [list(map(_cell_text, row)) for row in unseen_cells(unseen)], text=2)
+        write_file(out / "unseen.md", [text.encode()])
     table = build(results)
     for name, text in (("table.md", markdown(table)), ("table.tex", latex(table)), ("table.csv", tidy(table))):
         write_file(out / name, [text.encode()])

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from emdcfl.core.metric import Metric, metric_of, score_of
-from emdcfl.core.units import quantity
+from emdcfl.core.units import percent, quantity
 from emdcfl.data.scenarios.plan import PAPER_TRAINING
 from emdcfl.methods.base import preset_of
-from emdcfl.runs.new_sites.unseen import mean_scores
+from emdcfl.runs.new_sites.unseen import UNSEEN, mean_scores
 from emdcfl.runs.store.identity import flat
 from emdcfl.runs.verdict.intervals import Interval, SiteScores, difference, over_seeds
 from emdcfl.studies.compare import paper_place
@@ -102,6 +102,14 @@ class Table:
         """Return the row with the best accuracy of a column, with which others are compared."""
         means = {r: c.mean for r in self.rows if r not in self.reference and (c := self.cells.get((r, column.key, column.metrics[0])))}
         return max(means, key=lambda label: means[label], default=None)
+
+    def labels(self, column: Column) -> list[str]:
+        """Return the rows that have a number in a column."""
+        return [label for label in self.rows if self.seeds(label, column)]
+
+    def seeds(self, label: str, column: Column) -> int:
+        """Return how many seeds a row has in a column."""
+        return max((cell.n for m in column.metrics if (cell := self.cells.get((label, column.key, m)))), default=0)
 
     def has_intervals(self, column: Column) -> bool:
         return any(key[1:] == (column.key, column.metrics[0]) and cell.interval is not None for key, cell in self.cells.items())
@@ -318,6 +326,16 @@ def _interval(rows: Sequence[ResultRow], metric: str) -> Interval | None:
     known = all(isinstance(value, float | int) for three in ends for value in three)
     found = over_seeds([Interval(*three, metric_of(rows[0])) for three in ends]) if known else None
     return None if found is None else found.inside(0.0)  # two seeds say little
+
+
+UNSEEN_HEADS = ("scenario", "method", "sites tested", *UNSEEN.values(), "right true group")
+
+
+def unseen_cells(rows: Iterable[Mapping[str, Any]]) -> list[list[str]]:
+    """Write rows of ``unseen_rows`` for people, under ``UNSEEN_HEADS``."""
+    return [
+        [r["scenario"], r["method"], str(r["tested"]), *(r["metric"].text(r[key]) for key in UNSEEN), percent(r["right"])] for r in rows
+    ]
 
 
 def unseen_rows(results: Sequence[ResultRow]) -> list[dict[str, Any]]:

@@ -117,6 +117,11 @@ class Interval:
         """1 or −1 where the interval lies on one side of zero, else 0."""
         return 1 if self.low > 0 else -1 if self.high < 0 else 0
 
+    @property
+    def range(self) -> str:
+        """The two ends for people."""
+        return self.metric.range(self.low, self.high)
+
     def __neg__(self) -> Interval:
         return Interval(-self.mean, -self.high, -self.low, self.metric)
 
@@ -241,7 +246,7 @@ def difference(one: SiteScores, other: SiteScores) -> Interval | None:
 def more_samples(tested: Mapping[str, int], share: float) -> dict[str, float]:
     r"""Return the fewest test samples to add, by site, so that the variance of the mean over sites falls to this share.
 
-    The variance is taken as :math:`\\sum_s 1/n_s`: it falls fastest where the smallest sites are filled up to one level.
+    The variance is taken as :math:`\sum_s 1/n_s`: it falls fastest where the smallest sites are filled up to one level.
 
     Examples
     --------
