@@ -17,7 +17,6 @@ from emdcfl.core import tasks
 from emdcfl.core.metric import Metric, metric_of, score_of
 from emdcfl.core.schema import Reply
 from emdcfl.core.units import plural
-from emdcfl.models import ModelRecipe
 from emdcfl.runs.config import Choice, PersonalizeConfig
 from emdcfl.runs.loop import Observer
 from emdcfl.runs.new_sites.nearest import ClusterFit, Groups, fits, groups_of, mixture, unlabelled
@@ -31,8 +30,8 @@ from emdcfl.runs.watching.trackers import Tracking
 UNSEEN = {"placed": "nearest groups", "one": "one model for all", "best": "best group", "worst": "worst group"}
 """What a held-out site is tested with → what tables call it."""
 
-_trained: dict[tuple[Any, ...], Tensor] = {}
-"""The last model for all by the hash of its config and its own files: the runs of a comparison on the same sites share it."""
+_last: list[tuple[Any, Tensor]] = []
+"""The last model for all, behind what it was trained from: the runs of a comparison on the same sites share it."""
 
 
 def score_unseen(result: Result, planned: RunPlan, observer: Observer | None = None) -> Result:
@@ -52,24 +51,15 @@ def score_unseen(result: Result, planned: RunPlan, observer: Observer | None = N
     return replace(result, summary=summary)
 
 
-_networks: list[ModelRecipe] = []
-"""The network of the last model for all: a config names a function, and two functions may have one name."""
-
-
 def _one_for_all(result: Result, planned: RunPlan, observer: Observer | None) -> Tensor:
-    if _networks != [planned.whole.model]:
-        _trained.clear()
-        _networks[:] = [planned.whole.model]
     if result.folder is not None:  # where ``run_baselines`` looks for it, too
         place = result.folder / "baselines" / "fedavg"
         return run(one_for_all(planned.config), place, resume=True, observer=observer, scenario=planned.whole).serving.models[0]
     baseline = plan(replace(planned.config, method=Choice("fedavg"), personalize=PersonalizeConfig("off")), planned.whole)
-    key = baseline.key, *planned.whole.fingerprints.items()
-    if key not in _trained:
-        model = run(baseline, observer=observer).serving.models[0]
-        _trained.clear()
-        _trained[key] = model
-    return _trained[key]
+    made_from = baseline.key, planned.whole.model, dict(planned.whole.fingerprints)  # two functions, as networks, may have one name
+    if not _last or _last[0][0] != made_from:
+        _last[:] = [(made_from, run(baseline, observer=observer).serving.models[0])]
+    return _last[0][1]
 
 
 def _test(planned: RunPlan, groups: Groups, one: Tensor) -> dict[str, Any]:
