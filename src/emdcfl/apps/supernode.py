@@ -33,7 +33,7 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
-from typing import IO, TYPE_CHECKING, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any
 
 from emdcfl.core.errors import ConfigError
 
@@ -328,12 +328,11 @@ class _Launcher:
         self._answers.add(child)
         return child
 
-    def _answer(self, token: str, launcher: int) -> NoReturn:
+    def _answer(self, token: str, launcher: int) -> None:
         from flwr.supernode.runtime.run_clientapp import run_clientapp
 
         os.close(self.wake)
         run_clientapp(self.address, token, insecure=True, parent_pid=launcher)
-        raise SystemExit(0)
 
     @staticmethod
     def _ended(pid: int) -> int | None:
@@ -351,8 +350,7 @@ class _Launcher:
     def _end(self) -> int:
         """Stop the SuperNode, which takes its leave of the SuperLink, and what is being answered."""
         self._end_answers()
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.supernode, signal.SIGTERM)
+        _terminate(self.supernode)
         end = time.monotonic() + GRACE
         while (status := self._ended(self.supernode)) is None and time.monotonic() < end:
             time.sleep(0.05)

@@ -67,13 +67,14 @@ def _results(context: Mapping[str, Any], group: Mapping[str, Any] | None) -> lis
 
 def _metadata(folder: Path, key: str) -> Any:
     """Return one entry of the metadata of a run's models; none where there are no models yet."""
-    for path in sorted((folder / "models").glob("*.safetensors")):
-        try:
-            with safe_open(path, framework="pt") as file:
-                return json.loads((file.metadata() or {})[key])
-        except (OSError, ValueError, KeyError, SafetensorError):
-            return None
-    return None
+    path = min((folder / "models").glob("*.safetensors"), default=None)
+    if path is None:
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            return json.loads((file.metadata() or {})[key])
+    except (OSError, ValueError, KeyError, SafetensorError):
+        return None
 
 
 def markdown(text: object) -> str:

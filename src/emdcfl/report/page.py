@@ -27,6 +27,7 @@ from emdcfl.report.svg import number, shape_path, visible
 from emdcfl.runs.new_sites.unseen import UNSEEN, unseen_sentence
 from emdcfl.runs.outputs import picture_name
 from emdcfl.runs.personal import in_words
+from emdcfl.runs.runner import PHASES
 from emdcfl.runs.scoring import rests_on
 from emdcfl.runs.store.files import write_file
 from emdcfl.runs.verdict.advice import BASELINES, headline, scores_of_sites, used, worth_rows
@@ -41,7 +42,6 @@ LONGEST = 400
 LISTED = 1000
 """Most clients in the table by client, and half as many rows in other lists: a page is to stay below 2 MB."""
 LARGEST_PICTURE, PNG = 1 << 20, b"\x89PNG\r\n\x1a\n"
-PHASES = ("train", "embed", "transport", "evaluate")
 
 
 def write_report(folder: Path, out: Path | None = None) -> Path:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from emdcfl.core.optional import require
-from emdcfl.core.units import plot_text
+from emdcfl.core.units import plot_text, plural
 from emdcfl.methods.base import Distances
 
 Array = np.ndarray[Any, Any]
@@ -73,8 +73,7 @@ def heatmap(distances: Distances, clients: Sequence[str], clusters: Sequence[int
         start += width
     axes.set_xlabel("column client: its sample")
     axes.set_ylabel("row client: its model and train sample")
-    found = len(set(clusters))
-    axes.set_title(f"Distance W between clients, {found} cluster{'s' if found != 1 else ''} framed")
+    axes.set_title(f"Distance W between clients, {plural(len(set(clusters)), 'cluster')} framed")
     bar = figure.colorbar(image, ax=axes, shrink=0.85, extend="max" if top > 6.0 else "neither")
     bar.set_label("W / tolerance (below 1 in both directions: linked)")
     return figure

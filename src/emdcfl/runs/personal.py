@@ -77,10 +77,10 @@ def gain(personal: Sequence[MetricsRow], plain: Sequence[MetricsRow], variant: s
 
 def with_personal(summary: Mapping[str, Any], rows: Sequence[MetricsRow]) -> tuple[dict[str, Any], list[MetricsRow]]:
     """Return summary and last rows of a run with the scores after fine-tuning, as if that were a run of its own."""
-    told, key = summary["personalized"], metric_of(summary).value
+    view, metric = dict(summary), metric_of(summary).value
+    told = view.pop("personalized")
     last = [row for row in rows if row["round"] == summary["rounds"]]
-    view = {key: value for key, value in summary.items() if key != "personalized"}
-    return {**view, key: told[key]}, [{**row, key: told["clients"].get(row["client"])} for row in last]
+    return {**view, metric: told[metric]}, [{**row, metric: told["clients"].get(row["client"])} for row in last]
 
 
 def in_words(summary: Mapping[str, Any]) -> str:

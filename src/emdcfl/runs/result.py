@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from emdcfl.core.errors import DataError, StoreError, nearest
 from emdcfl.core.metric import Metric, metric_of, score_of
+from emdcfl.core.units import plural
 from emdcfl.data.own import frames
 from emdcfl.data.own.arrays import inputs_like
 from emdcfl.data.types import Scenario
@@ -217,13 +218,13 @@ class Result:
 
     def _headline(self) -> str:
         s, score, metric = self.summary, self.plain, self.metric
-        groups = "" if s["clusters"] is None else f" in {s['k']} cluster{'s' if s['k'] != 1 else ''}"
+        groups = "" if s["clusters"] is None else f" in {plural(s['k'], 'cluster')}"
         scores = f"{metric.label} {metric.text(score.mean)}, worst client {metric.text(score.worst)}"
         tested, tuned = "not tested" if score.mean is None else scores, self.personalized
         tested += "" if tuned is None or tuned.mean is None else f" ({metric.text(tuned.mean)} fine-tuned at home)"
         if (numbers := self.regression) is not None and numbers.rmse is not None:
             tested += f", RMSE {numbers.rmse:.3g}"
-        rounds = f"{s['rounds']} round{'s' if s['rounds'] != 1 else ''}{'' if s['finished'] else ', unfinished'}"
+        rounds = f"{plural(s['rounds'], 'round')}{'' if s['finished'] else ', unfinished'}"
         return f"{s['method']} on {s['scenario']}, seed {s['seed']}: {len(self.clients)} clients{groups}, {tested}, {rounds}"
 
     def _repr_html_(self) -> str:

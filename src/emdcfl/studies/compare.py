@@ -21,6 +21,7 @@ from typing import Protocol
 import numpy as np
 
 from emdcfl.core.errors import ConfigError, EmdcflError, StoreError
+from emdcfl.core.units import plural
 from emdcfl.data.types import Scenario
 from emdcfl.methods import METHODS, find
 from emdcfl.runs.config import CHOICES, OWN_FILES, Choice, Config, PersonalizeConfig, as_dict, from_dict, override, parse_settings
@@ -355,4 +356,4 @@ def expected_seconds(job: Job, rows: Sequence[ResultRow]) -> float:
 def describe_failures(failed: Sequence[Done]) -> str:
     """One line that names what failed."""
     shown = "; ".join(f"{d.job}: {d.error}" for d in failed[:3])
-    return f"{len(failed)} run{'s' if len(failed) != 1 else ''} failed ({shown}{'; …' if len(failed) > 3 else ''}); start again to retry"
+    return f"{plural(len(failed), 'run')} failed ({shown}{'; …' if len(failed) > 3 else ''}); start again to retry"

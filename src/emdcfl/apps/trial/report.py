@@ -20,7 +20,7 @@ from emdcfl.apps.trial.submit import STOPPED, Job, jobs
 ACCEPTED = 300.0
 """Seconds the nodes may take to be accepted: after a hard kill and a reboot the SuperLink refuses a key for about a minute."""
 
-ENDED = "ended by itself"
+ENDED, SILENT = "ended by itself", "not answering"
 
 METRICS = {
     "emdcfl_superlink_up": "1 if the SuperLink answers",
@@ -57,7 +57,7 @@ def report(trial: Trial) -> dict[str, Any]:
     return {
         "ok": answers and bool(nodes) and all(node["online"] for node in nodes.values()),
         "superlink": {
-            "state": "running" if answers else "not answering" if link == "running" else link,
+            "state": "running" if answers else SILENT if link == "running" else link,
             "address": trial.address,
             "certificate_until": end.isoformat(),
             "database_bytes": sum(path.stat().st_size for path in trial.operator.glob("link.db*")),
@@ -129,7 +129,7 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
 
 
 def _log(found: dict[str, Any], name: str, state: str) -> str:
-    return f"; see {found['logs']}/{name}.log" if state in ("ended by itself", "not answering") else ""
+    return f"; see {found['logs']}/{name}.log" if state in (ENDED, SILENT) else ""
 
 
 def metrics(found: dict[str, Any]) -> str:
