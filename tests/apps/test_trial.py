@@ -159,6 +159,10 @@ def test_a_node_is_served_once_and_takes_the_place_of_one_that_was_killed(tmp_pa
 def test_mistakes_are_told(four: trial.Trial, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not empty"):
         trial.create(four.path, nodes=4)
+    for seconds in (0.0, float("nan")):
+        with pytest.raises(ConfigError, match="deadline must be at least 1"):
+            trial.create(tmp_path / "late", nodes=2, deadline=seconds)
+    assert not (tmp_path / "late").exists()
     with pytest.raises(ConfigError, match="between 2 and 64"):
         trial.create(tmp_path / "one", nodes=1)
     with pytest.raises(ConfigError, match="emdcfl federation init"):

@@ -150,6 +150,7 @@ def _write_operator(folder: Path, scenario: Mapping[str, Any], *, port: int, dea
 
     from emdcfl.apps.options import Options
 
+    Options(deadline=deadline)  # a wrong one is refused before anything is written
     host = str(about.get("host", HOST))
     own = ["localhost", HOST]  # the server program, beside the SuperLink, reaches it there
     make_certificates(_made(folder / "certificates"), hosts=list(dict.fromkeys([host, *own])))
