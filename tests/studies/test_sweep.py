@@ -160,8 +160,9 @@ def test_command_line(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert {p.name for p in tmp_path.iterdir()} == {"ari.png", "sweep.csv", "sweep.json", "snapshots"}
     assert "ARI 1 for" in done.output
-    refused = CliRunner().invoke(app, ["sweep", "--ratios", "many", "--out", str(tmp_path)])
-    assert isinstance(refused.exception, ConfigError)
+    for wrong in (["--ratios", "many"], ["--epsilons", "0.1,nan"]):  # JSON, which holds what was asked, has no NaN
+        refused = CliRunner().invoke(app, [*arguments, *wrong, "--out", str(tmp_path)])
+        assert isinstance(refused.exception, ConfigError) and wrong[1] in str(refused.exception)
     alone = ["sweep", "--scenario", "digit-sites", "--set", "scenario.clients_per_group=1", "--out", str(tmp_path / "alone")]
     untrue = CliRunner().invoke(app, alone)
     assert isinstance(untrue.exception, ConfigError) and "true groups" in str(untrue.exception)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from pathlib import Path
@@ -101,9 +102,12 @@ def _list(out: Path, *, as_json: bool) -> None:
 
 def _numbers(text: str, option: str) -> list[float]:
     try:
-        return [float(part) for part in text.split(",")]
+        found = [float(part) for part in text.split(",")]
     except ValueError:
-        raise ConfigError(f"{option} {text}: expected numbers with commas between, as in 0.1,0.5,0.9") from None
+        found = [math.nan]
+    if not all(map(math.isfinite, found)):
+        raise ConfigError(f"{option} {text}: expected numbers with commas between, as in 0.1,0.5,0.9")
+    return found
 
 
 @app.command("sweep")
