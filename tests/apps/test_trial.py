@@ -13,6 +13,7 @@ import threading
 import tomllib
 import zipfile
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -30,7 +31,7 @@ import emdcfl
 from emdcfl.apps import options, superlink, trial
 from emdcfl.apps.options import Options
 from emdcfl.apps.server import Journal, read_config
-from emdcfl.apps.trial import control
+from emdcfl.apps.trial import check, control
 from emdcfl.apps.trial.folder import create_operator, fingerprints
 from emdcfl.apps.trial.processes import LINK, process_ids, record, start_time
 from emdcfl.apps.trial.submit import new_events, stop
@@ -313,3 +314,14 @@ def test_stop_waits_for_the_server_of_a_run_also_where_a_service_runs_the_superl
     outcome.unlink()
     monkeypatch.setattr(control, "stop_run", Mock(side_effect=control.ControlError("nobody answers")))
     stop(there, tmp_path, 1)  # there is nothing to wait for
+
+
+def test_pages_for_developers_are_asked_for_as_a_browser_does(four: trial.Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    def open_link(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200 if (request.method, request.url.path) == ("GET", "/docs") else 403)
+
+    monkeypatch.setattr(httpx, "Client", partial(httpx.Client, transport=httpx.MockTransport(open_link)))
+    monkeypatch.setattr(control, "ask", Mock(side_effect=control.ControlError("refused", 403)))
+    monkeypatch.setattr(check, "_foreign_bundle", lambda _: check.Attack("bundle", True, ""))
+    broken = [attack.name for attack in check.attacks(four) if attack.held is not True]
+    assert broken == ["read the SuperLink's pages for developers"]

@@ -56,10 +56,10 @@ def attacks(trial: Trial) -> Iterator[Attack]:
     yield _refused("join as a node with a key that was never registered", lambda: _foreign_node(trial, "register-node"))
     yield _refused("activate a node with a key that was never registered", lambda: _foreign_node(trial, "activate-node"))
     yield _refused("speak for a registered node without its private key", lambda: _impersonate(trial))
-    yield _refused("read the SuperLink's pages for developers", lambda: _get(trial, "/docs"))
+    yield _refused("read the SuperLink's pages for developers", lambda: _send(trial, "/docs", method="GET"))
     if not _is_loopback(trial.host):  # from the SuperLink's own machine it is served
-        yield _refused("take the place of the server program", lambda: _post(trial, "/v1/runtime/acquire-task", b"", {}))
-    yield _refused("talk to the SuperLink without TLS", lambda: _get(trial, "/v1/fleet/get-run", scheme="http"))
+        yield _refused("take the place of the server program", lambda: _send(trial, "/v1/runtime/acquire-task"))
+    yield _refused("talk to the SuperLink without TLS", lambda: _send(trial, "/v1/fleet/get-run", scheme="http"))
     yield _foreign_bundle(trial)
 
 
@@ -113,21 +113,26 @@ def _register(trial: Trial) -> None:
     control.ask(trial, lambda client: client.UnregisterNode(UnregisterNodeRequest(node_id=made.node_id)))
 
 
-def _post(trial: Trial, path: str, body: bytes, headers: dict[str, str], *, scheme: str = "https") -> None:
+def _send(
+    trial: Trial,
+    path: str,
+    body: bytes = b"",
+    signature: dict[str, str] | None = None,
+    *,
+    method: str = "POST",
+    scheme: str = "https",
+) -> None:
     """Send a request; an answer other than success is a ``ControlError``."""
     import httpx
     from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
-    kind = {"content-type": PROTOBUF_MEDIA_TYPE, "accept": PROTOBUF_MEDIA_TYPE}
+    address = f"{scheme}://{trial.address}{path}"
+    headers = {"content-type": PROTOBUF_MEDIA_TYPE, "accept": PROTOBUF_MEDIA_TYPE, **(signature or {})}
     with control.told(trial), httpx.Client(verify=ssl.create_default_context(cafile=trial.authority)) as client:
         try:
-            client.post(f"{scheme}://{trial.address}{path}", content=body, headers={**kind, **headers}).raise_for_status()
+            client.request(method, address, content=body, headers=headers).raise_for_status()
         except httpx.RemoteProtocolError as error:
             raise ControlError(f"the SuperLink closed the connection ({error})", CLOSED) from error
-
-
-def _get(trial: Trial, path: str, *, scheme: str = "https") -> None:
-    _post(trial, path, b"", {}, scheme=scheme)
 
 
 def _signed(key: ec.EllipticCurvePrivateKey, public: bytes) -> dict[str, str]:
@@ -147,7 +152,7 @@ def _foreign_node(trial: Trial, action: str) -> None:
     key, public = _new_key()
     register = RegisterNodeFleetRequest(public_key=public)
     request = register if action == "register-node" else ActivateNodeRequest(public_key=public, heartbeat_interval=30)
-    _post(trial, f"/v1/fleet/{action}", request.SerializeToString(), _signed(key, public))
+    _send(trial, f"/v1/fleet/{action}", request.SerializeToString(), _signed(key, public))
 
 
 def _impersonate(trial: Trial) -> None:
@@ -161,7 +166,7 @@ def _impersonate(trial: Trial) -> None:
     victim = Node(node_id=known[0].node_id if known else 1)
     beat = SendNodeHeartbeatRequest(node=victim, heartbeat_interval=30)
     claimed = known[0].public_key if known else public
-    _post(trial, "/v1/fleet/send-node-heartbeat", beat.SerializeToString(), _signed(key, claimed))
+    _send(trial, "/v1/fleet/send-node-heartbeat", beat.SerializeToString(), _signed(key, claimed))
 
 
 _FOREIGN = """
