@@ -18,7 +18,7 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import tomli_w
 
@@ -110,7 +110,6 @@ class Config:
 TABLES = tuple(f.name for f in dataclasses.fields(Config))
 CHOICES = ("scenario", "method", "model")
 PRIVACY = "privacy"
-Table = TypeVar("Table", RunConfig, TrainingConfig, PersonalizeConfig, EngineConfig, Trust)
 
 RANGES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "run.seed": (lambda v: 0 <= v < 2**63, "from 0 to 2^63 - 1"),
@@ -145,19 +144,16 @@ def from_dict(raw: Mapping[str, Any], where: str = "config") -> Config:
             raise ConfigError(f"{where}: {table} must be a table, [{table}], got {values!r} ({type(values).__name__})")
     if PRIVACY in raw:
         raw = {**raw, "method": {**raw.get("method", {}), **{f"{PRIVACY}_{key}": value for key, value in raw[PRIVACY].items()}}}
+    usual = Config()
     return Config(
-        run=_table(RunConfig, "run", raw, where),
-        scenario=_choice("scenario", raw, where, Config().scenario.name),
-        method=_choice("method", raw, where, Config().method.name),
+        scenario=_choice("scenario", raw, where, usual.scenario.name),
+        method=_choice("method", raw, where, usual.method.name),
         model=_choice("model", raw, where, None) if raw.get("model") else None,
-        training=_table(TrainingConfig, "training", raw, where),
-        personalize=_table(PersonalizeConfig, "personalize", raw, where),
-        engine=_table(EngineConfig, "engine", raw, where),
-        trust=_table(Trust, "trust", raw, where),
+        **{table: _table(type(getattr(usual, table)), table, raw, where) for table in TABLES if table not in CHOICES},
     )
 
 
-def _table(cls: type[Table], table: str, raw: Mapping[str, Any], where: str) -> Table:
+def _table(cls: Callable[..., Any], table: str, raw: Mapping[str, Any], where: str) -> Any:
     values = check_options(cls, raw.get(table, {}), f"{where}: {table}")
     for key, value in values.items():
         holds, expected = RANGES.get(f"{table}.{key}", (lambda _: True, ""))
