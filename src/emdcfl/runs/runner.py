@@ -24,7 +24,6 @@ from emdcfl.core.errors import ConfigError, StoreError
 from emdcfl.core.federation import Failure, Federation
 from emdcfl.core.metric import Metric, score_of
 from emdcfl.data.types import Scenario
-from emdcfl.methods.base import Serving
 from emdcfl.runs import signals
 from emdcfl.runs.config import Config
 from emdcfl.runs.loop import Finished, NoOpObserver, Observer, play
@@ -196,25 +195,56 @@ class _Account:
             "failures": self.failures,
             "trust": self.fed.guard.ledger.as_dict(),
             "bytes": self.fed.traffic.bytes,
-            **({} if self.personal is None else {"personal": self.personal.as_dict()}),
-            **({} if self.differs is None else {"differs": self.differs}),
-            **({"late": self.fed.late} if self.fed.late else {}),
-            **({} if finished.untested is None else {"untested": asdict(finished.untested)}),
+            "personal": None if self.personal is None else self.personal.as_dict(),
+            "differs": self.differs,
+            "late": self.fed.late or None,
+            "untested": None if finished.untested is None else asdict(finished.untested),
         }
-        summary = summarise(self.plan, self.fed, finished.index, finished.serving, self.last, seconds, self.failures, self.personal)
-        summary |= {} if self.differs is None else {"what_differs": self.differs}
         return Result(
             config=self.plan.config,
-            summary=summary,
+            summary=self._summary(finished, seconds),
             history=self.history,
             source=finished.serving,
             personal={} if self.personal is None else self.personal.states,
             about=ModelInfo.of(self.plan.scenario),
             scenario=self.plan.whole,
             state=finished.state,
-            extra=extra,
+            extra={key: value for key, value in extra.items() if value is not None},
             folder=None if self.store is None else self.store.path,
         )
+
+    def _summary(self, finished: Finished, seconds: Mapping[str, float]) -> dict[str, Any]:
+        """Return what ``summary.json`` holds."""
+        planned, fed, serving, scenario = self.plan, self.fed, finished.serving, self.plan.scenario
+        clusters = None if serving.clusters is None else [int(k) for k in serving.clusters.tolist()]
+        found = {
+            "method": planned.config.method.name,
+            "scenario": scenario.name,
+            "seed": planned.config.run.seed,
+            "rounds": finished.index,
+            "finished": finished.index == planned.rounds and not self.unfinished,
+            "k": int(serving.models.shape[0]) if clusters is None else len(set(clusters)),
+            "ari": agreement(clusters, fed.clients, scenario.groups),
+            "clients": list(fed.clients),
+            "classes": len(scenario.classes),
+            "groups": None if scenario.groups is None else [scenario.groups[c] for c in fed.clients],
+            "clusters": clusters,
+            "trained_with": origins(serving, fed.clients, model_names(serving, fed.clients)),
+            **scores_of(self.last, scenario),
+            **({} if self.personal is None else {"personalized": _personalized(planned, self.last, self.personal)}),
+            "scored": None if scenario.scored is None else list(scenario.scored),
+            "seconds": {phase: round(value, 3) for phase, value in seconds.items()},
+            "bytes": fed.traffic.bytes,
+            **({"memory": {name: round(gib, 3) for name, gib in memory.items()}} if (memory := fed.memory()) else {}),
+            "failures": [{k: f[k] for k in ("round", "client", "task", "reason")} for f in self.failures],
+            **({"late": fed.late} if fed.late else {}),
+            "quarantined": fed.guard.ledger.quarantined(),
+            "flags": fed.guard.ledger.flagged(),
+            "notes": list(scenario.notes),
+            "config": planned.key,
+            "versions": versions(),
+        }
+        return found if self.differs is None else {**found, "what_differs": self.differs}
 
 
 def _play(account: _Account, observer: Observer | None) -> Result:
@@ -239,47 +269,6 @@ def _play(account: _Account, observer: Observer | None) -> Result:
             result = replace(result, summary={**result.summary, **kept})
         write_outputs(account.store.path, result)
     return result
-
-
-def summarise(
-    planned: RunPlan,
-    fed: Federation,
-    index: int,
-    serving: Serving,
-    rows: list[MetricsRow],
-    seconds: Mapping[str, float],
-    failures: list[dict[str, Any]],
-    personal: FineTuned | None = None,
-) -> dict[str, Any]:
-    """Return what ``summary.json`` holds."""
-    scenario, clusters = planned.scenario, serving.clusters
-    return {
-        "method": planned.config.method.name,
-        "scenario": scenario.name,
-        "seed": planned.config.run.seed,
-        "rounds": index,
-        "finished": index == planned.rounds and (personal is not None or not planned.config.personalize.wanted),
-        "k": int(serving.models.shape[0]) if clusters is None else len(set(clusters.tolist())),
-        "ari": agreement(serving.clusters, fed.clients, scenario.groups),
-        "clients": list(fed.clients),
-        "classes": len(scenario.classes),
-        "groups": None if scenario.groups is None else [scenario.groups[c] for c in fed.clients],
-        "clusters": None if clusters is None else [int(k) for k in clusters.tolist()],
-        "trained_with": origins(serving, fed.clients, model_names(serving, fed.clients)),
-        **scores_of(rows, scenario),
-        **({} if personal is None else {"personalized": _personalized(planned, rows, personal)}),
-        "scored": None if scenario.scored is None else list(scenario.scored),
-        "seconds": {phase: round(value, 3) for phase, value in seconds.items()},
-        "bytes": fed.traffic.bytes,
-        **({"memory": {name: round(gib, 3) for name, gib in memory.items()}} if (memory := fed.memory()) else {}),
-        "failures": [{k: f[k] for k in ("round", "client", "task", "reason")} for f in failures],
-        **({"late": fed.late} if fed.late else {}),
-        "quarantined": fed.guard.ledger.quarantined(),
-        "flags": fed.guard.ledger.flagged(),
-        "notes": list(scenario.notes),
-        "config": planned.key,
-        "versions": versions(),
-    }
 
 
 def _variants(scenario: Scenario) -> list[str]:

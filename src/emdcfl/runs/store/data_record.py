@@ -32,7 +32,7 @@ def bind(folder: Path, options: Mapping[str, Any], sites: Mapping[str, str]) -> 
 
 def check(folder: Path | None, sites: Mapping[str, str]) -> bool:
     """Raise if the samples of a site are others than those the run began with; return whether the run noted any."""
-    record = None if folder is None else _read(folder)
+    record = _read(folder)
     if record is None:
         return False
     then = record["sites"]
@@ -49,7 +49,7 @@ def check(folder: Path | None, sites: Mapping[str, str]) -> bool:
 
 def locate(folder: Path | None, given: str) -> str:
     """Return where the run's data are now; the path as it was given where that leads there."""
-    record = None if folder is None else _read(folder)
+    record = _read(folder)
     if folder is None or record is None:
         return given
     places = [Path(os.path.normpath(folder.resolve() / record["relative"])), Path(record["path"])]
@@ -61,7 +61,7 @@ def locate(folder: Path | None, given: str) -> str:
 
 def as_given(folder: Path | None, path: str) -> str:
     """Return the path that the run in a folder was given, where ``path`` leads to the same place; else ``path``."""
-    record = None if folder is None else _read(folder)
+    record = _read(folder)
     if record is None or not Path(path).exists():
         return path
     return str(record["given"]) if same(path, Path(locate(folder, record["given"]))) else path
@@ -72,8 +72,8 @@ def same(path: str, place: Path) -> bool:
     return Path(path).exists() and Path(path).samefile(place)
 
 
-def _read(folder: Path) -> dict[str, Any] | None:
-    if not (folder / DATA).is_file():
+def _read(folder: Path | None) -> dict[str, Any] | None:
+    if folder is None or not (folder / DATA).is_file():
         return None
     try:
         record = files.read_sealed(folder / DATA)
