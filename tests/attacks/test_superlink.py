@@ -19,7 +19,7 @@ from flwr.supernode.start_client_internal import _verify_fab
 from tests.apps.trial_runs import federation
 
 from emdcfl.apps import superlink, trial
-from emdcfl.apps.superlink import BUNDLE, ENROLMENT, OTHER_DOORS, SIGNATURE, TOKEN, Gate, read_token
+from emdcfl.apps.superlink import BUNDLE, ENROLMENT, SIGNATURE, TOKEN, UNCHECKED, Gate, read_token
 from emdcfl.apps.supernode import arguments
 from emdcfl.apps.trial import control
 from emdcfl.apps.trial.certificates import make_node_key, make_publisher_key, sign_bundle
@@ -122,12 +122,12 @@ def test_what_comes_through_a_proxy_of_this_machine_is_not_from_this_machine(gat
 
 
 def test_the_environment_opens_no_other_door(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in OTHER_DOORS:
+    for name in UNCHECKED:
         monkeypatch.setenv(name, "*")
     monkeypatch.setattr("sys.argv", ["superlink", "--operator", str(tmp_path), "--database", ":memory:"])
     with pytest.raises(ConfigError, match="token"):
         superlink.main()
-    assert not set(OTHER_DOORS) & set(os.environ)
+    assert not set(UNCHECKED) & set(os.environ)
 
 
 @pytest.mark.parametrize(

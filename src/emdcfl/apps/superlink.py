@@ -37,7 +37,7 @@ APP = "@emdcfl/emdcfl-app"
 """Publisher and name of the bundle, as in its ``pyproject.toml``."""
 
 TOKEN, BUNDLE, SIGNATURE, ENROLMENT = "operator.token", "app.fab", "app.json", "enrolment-open"
-OTHER_DOORS = ("FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API", "FORWARDED_ALLOW_IPS")
+UNCHECKED = ("FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API", "FORWARDED_ALLOW_IPS")
 """Variables that make Flower serve the same interfaces on further ports without this check, or believe who a request says it is from."""
 
 FORWARDED = (b"forwarded", b"via", b"x-forwarded-for", b"x-real-ip")
@@ -146,7 +146,7 @@ def main() -> None:
     parser.add_argument("--operator", type=Path, required=True, help="folder with operator.token, app.fab and app.json")
     parser.add_argument("--database", required=True, help="file of the SuperLink's state")
     given, rest = parser.parse_known_args()
-    for name in OTHER_DOORS:
+    for name in UNCHECKED:
         os.environ.pop(name, None)
     log.addHandler(logging.StreamHandler())
     from flwr.superlink import extensions

@@ -163,7 +163,7 @@ def _finish(console: Console, result: Result, place: Path, *, merging: bool, bas
 
     if merging:
         write_quick_merging(result)
-    others = {name: other.summary for name, other in read_run(place).baselines.items()} if baselines else {}
+    others = read_run(place).others if baselines else {}
     reading = read_reading(place) if result.summary["clusters"] is not None else None
     told = {topic.lower().replace(" ", "_"): said for topic, said in in_brief(result.summary, reading, others)}
     summary = {**result.summary, "answers": told}

@@ -304,7 +304,7 @@ def _draw_lines(lines: list[tuple[str, str, dict[int, float]]], label: str, metr
 
 def gain_rows(run: Run) -> Markup | None:
     """Draw what this run gains over each baseline, in points with its interval, around zero."""
-    found = rivals(run.summary, {name: other.summary for name, other in run.baselines.items()})
+    found = rivals(run.summary, run.others)
     if not found:
         return None
     bottom = 8 + 22.0 * len(found)

@@ -71,6 +71,11 @@ class Run:
         value = row[self.metric][variant]
         return None if value is None else float(value)
 
+    @property
+    def others(self) -> dict[str, dict[str, Any]]:
+        """Summaries of the baselines."""
+        return {name: run.summary for name, run in self.baselines.items()}
+
     @cached_property
     def fine_tuned(self) -> dict[str, float | None]:
         """Client → score with the fine-tuned model that it kept."""

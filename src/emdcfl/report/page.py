@@ -94,7 +94,7 @@ def script_json(value: Any) -> Markup:
 
 def run_context(run: Run) -> dict[str, Any]:
     """Return everything the template of a run shows."""
-    s, splits, others = run.summary, read_splits(run), {name: other.summary for name, other in run.baselines.items()}
+    s, splits, others = run.summary, read_splits(run), run.others
     drawn: dict[str, Any] = {"map": None, "histogram": None, "rows": None, "heat": None}
     if run.pairs is not None and len(run.pairs.uncompared()) < len(run.clients):
         drawn["map"], drawn["share"] = charts.client_map(run)
@@ -167,7 +167,7 @@ def _unseen(summary: dict[str, Any]) -> dict[str, Any] | None:
 
 def _sentences(run: Run) -> list[tuple[str, str]]:
     """The run's findings by topic, and how many clients gained over training alone, with the models that they should use."""
-    found = sentences(run.summary, run.reading, {name: other.summary for name, other in run.baselines.items()})
+    found = sentences(run.summary, run.reading, run.others)
     if (alone := run.baselines.get("local")) is not None:
         own, other = scores_of_sites(used(run.summary)), scores_of_sites(alone.summary)
         if len(own.values) == len(other.values) == len(run.clients):

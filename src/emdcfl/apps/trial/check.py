@@ -128,7 +128,7 @@ def _send(
 
     address = f"{scheme}://{trial.address}{path}"
     headers = {"content-type": PROTOBUF_MEDIA_TYPE, "accept": PROTOBUF_MEDIA_TYPE, **(signature or {})}
-    with control.told(trial), httpx.Client(verify=ssl.create_default_context(cafile=trial.authority)) as client:
+    with control.http_errors(trial), httpx.Client(verify=ssl.create_default_context(cafile=trial.authority)) as client:
         try:
             client.request(method, address, content=body, headers=headers).raise_for_status()
         except httpx.RemoteProtocolError as error:

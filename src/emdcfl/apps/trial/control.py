@@ -56,12 +56,12 @@ def connection(trial: Trial, *, token: str | None = None) -> Iterator[ControlHtt
 
 def ask(trial: Trial, call: Callable[[ControlHttpClient], T], *, token: str | None = None) -> T:
     """Make one call; an error is a ``ControlError`` of one line."""
-    with told(trial), connection(trial, token=token) as client:
+    with http_errors(trial), connection(trial, token=token) as client:
         return call(client)
 
 
 @contextmanager
-def told(trial: Trial) -> Iterator[None]:
+def http_errors(trial: Trial) -> Iterator[None]:
     """Turn errors of HTTP into a ``ControlError``."""
     import httpx
 
@@ -147,8 +147,8 @@ def enrol(trial: Trial, name: str, key: bytes, *, replace: bool = False) -> bool
     before = [node for node in there if node.name == name]
     if before and not replace:
         raise ConfigError(f"{name!r} is enrolled with another key; add --replace if the site has rotated its keys")
-    door = trial.operator / ENROLMENT
-    door.touch(mode=0o600)
+    is_open = trial.operator / ENROLMENT
+    is_open.touch(mode=0o600)
     try:
         ask(trial, lambda client: client.RegisterNode(RegisterNodeRequest(public_key=public, name=name)))
     except ControlError as error:
@@ -158,7 +158,7 @@ def enrol(trial: Trial, name: str, key: bytes, *, replace: bool = False) -> bool
             ) from error
         raise ConfigError(f"the node's key could not be registered: {error}") from error
     finally:
-        door.unlink(missing_ok=True)
+        is_open.unlink(missing_ok=True)
     for node in before:
         _unregister(trial, node)
     return True
