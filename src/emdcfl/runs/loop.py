@@ -109,12 +109,11 @@ def play(
 
 
 def _persistent(fed: Federation, method: Method, state: Any, round: Round, retries: int) -> Any:
-    for attempt in range(retries + 1):
+    """Play a round; below the quorum, again and again."""
+    for attempt in range(1, retries + 1):
         try:
             return method.step(fed, state, round)
         except QuorumError as error:
-            if attempt == retries:
-                raise
-            log.warning("round %d is repeated (%d of %d): %s", round.index, attempt + 1, retries, error)
+            log.warning("round %d is repeated (%d of %d): %s", round.index, attempt, retries, error)
             round = fed.begin(round.index, round.total)
-    raise AssertionError("unreachable")
+    return method.step(fed, state, round)

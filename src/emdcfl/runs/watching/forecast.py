@@ -198,19 +198,17 @@ def within(planned: RunPlan, speed: Speed, budget: float, *, baselines: bool) ->
     Fine-tuning is shortened in the same proportion as local epochs.
     """
     config, rounds, epochs = planned.config, planned.rounds, planned.training.local_epochs
-    for fewer_rounds in range(rounds, 0, -1):
-        for fewer in range(epochs, 0, -1):
-            if fewer_rounds == rounds or fewer == 1:
-                tuning = max(1, round(config.personalize.epochs * fewer / epochs))
-                tried = replace(
-                    config,
-                    run=replace(config.run, rounds=fewer_rounds),
-                    training=replace(config.training, local_epochs=fewer),
-                    personalize=replace(config.personalize, epochs=tuning) if config.personalize.wanted else config.personalize,
-                )
-                training = replace(planned.training, local_epochs=fewer)
-                found = forecast(replace(planned, config=tried, training=training), speed, baselines=baselines)
-                if found.total <= budget:
-                    return tried
+    shorter = [*((rounds, fewer) for fewer in range(epochs, 0, -1)), *((fewer, 1) for fewer in range(rounds - 1, 0, -1))]
+    for T, E in shorter:
+        tuning = max(1, round(config.personalize.epochs * E / epochs))
+        tried = replace(
+            config,
+            run=replace(config.run, rounds=T),
+            training=replace(config.training, local_epochs=E),
+            personalize=replace(config.personalize, epochs=tuning) if config.personalize.wanted else config.personalize,
+        )
+        found = forecast(replace(planned, config=tried, training=replace(planned.training, local_epochs=E)), speed, baselines=baselines)
+        if found.total <= budget:
+            return tried
     hint = "; --no-baselines saves more than half" if baselines else ""
     raise ConfigError(f"--budget: expected at least {seconds(found.total)} for one round of one epoch, got {seconds(budget)}{hint}")
