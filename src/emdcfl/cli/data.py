@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
 from emdcfl.cli.app import AsJson, Scale, answer, app, print_json
@@ -125,12 +123,8 @@ def _show(console: Console, block: Block) -> None:
         tell(console, f"{PREFIX.get(block.kind, '')}{sentence}")
     if not block.rows:
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for i, head in enumerate(block.heads):
-        table.add_column(head, justify="right" if i in block.right else "left", overflow="fold")
-    for row in block.rows[:MOST_ROWS]:
-        table.add_row(*row)
-    console.print(table)
+    text = [head for i, head in enumerate(block.heads) if i not in block.right]
+    console.print(draw_table(block.heads, block.rows[:MOST_ROWS], left=text))
     if len(block.rows) > MOST_ROWS:
         console.print(f"{len(block.rows) - MOST_ROWS} more with --html FILE or --json")
 

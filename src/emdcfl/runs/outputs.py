@@ -54,9 +54,9 @@ def write_outputs(path: Path, result: Result) -> None:
         _write_distances(path, serving.distances, clients, serving.clusters.tolist(), finished=finished)
     write_summary(path, result.summary)
     described = result.summary.get("what_differs") if finished and result.config.engine.name != "flower" else None
-    found = pictures(result.scenario, described) if described and result.scenario is not None else {}  # where all samples are
-    for i, one in enumerate(described if described and found else ()):
-        files.write_file(path / picture_name(i), [found[one["who"]]])
+    if described and result.scenario is not None:  # where all samples are
+        for i, picture in enumerate(pictures(result.scenario, described)):
+            files.write_file(path / picture_name(i), [picture])
 
 
 def picture_name(number: int) -> str:

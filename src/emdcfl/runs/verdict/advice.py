@@ -97,8 +97,13 @@ def _by_distances(summary: Summary, reading: Summary | None) -> str:
     if reading is not None and (reading["doubts"] or reading["borderline"] or unknown):
         alone = f"the {metric_of(summary).label} of one model for all and of every site alone"
         more = "more validation samples" if unknown or reading["doubts"] else alone
-        return f"Undecided: {seen[:1].lower()}{seen[1:]}; {more} would decide"
-    return f"{_what(summary)}: {seen[:1].lower()}{seen[1:]}" if summary["k"] in (1, n) else seen
+        return f"Undecided: {_inside(seen)}; {more} would decide"
+    return f"{_what(summary)}: {_inside(seen)}" if summary["k"] in (1, n) else seen
+
+
+def _inside(sentence: str) -> str:
+    """Write a sentence as a part of another."""
+    return f"{sentence[:1].lower()}{sentence[1:]}"
 
 
 def structure(summary: Summary, reading: Summary | None) -> str:
@@ -288,17 +293,17 @@ def _undecided(summary: Summary, found: Mapping[str, Interval]) -> str:
     simplest = _what(summary) if summary["k"] == 1 or "fedavg" not in found else "Train one model for all"
     widest = max(max(-gain.low, gain.high) for gain in found.values())
     if widest > DETECTABLE:
-        return f"Undecided, for now {simplest[:1].lower()}{simplest[1:]}: {_needed(summary, found)}"
+        return f"Undecided, for now {_inside(simplest)}: {_needed(summary, found)}"
     return f"{simplest}, the simplest choice: nothing else differs by more than {_in_units(summary, widest)}"
 
 
 def _needed(summary: Summary, found: Mapping[str, Interval]) -> str:
     """Say how many more test samples would show a difference worth knowing."""
-    half, samples = max((gain.high - gain.low) / 2 for gain in found.values()), sum(scores_of_sites(summary).samples)
+    half, own = max((gain.high - gain.low) / 2 for gain in found.values()), scores_of_sites(summary)
+    samples = sum(own.samples)
     least = "0.02 R²" if metric_of(summary) is Metric.R2 else f"{100 * DETECTABLE:.0f} points"
     if half <= DETECTABLE:
         return f"{plural(samples, 'test sample')} would show a difference of {least}, and there may be a smaller one"
-    own = scores_of_sites(summary)
     if len(own.samples) != len(summary["clients"]):
         more, where = samples * ((half / DETECTABLE) ** 2 - 1), ""
     else:

@@ -201,14 +201,14 @@ def value_in_words(found: Mapping[str, Any], side: str) -> str:
     return f"{value:z.{min(digits, 6)}f}" if abs(value) < 1e6 else f"{value:.3g}"
 
 
-def pictures(scenario: Scenario, described: Sequence[Mapping[str, Any]]) -> dict[str, bytes]:
+def pictures(scenario: Scenario, described: Sequence[Mapping[str, Any]]) -> list[bytes]:
     """Return the mean training image of each unit as a small PNG; nothing of tables. Needs the samples, so local runs only."""
     from PIL import Image
 
     sites = {site.name: site for site in scenario.sites}
     if scenario.sites[0].train.x.dim() != 4 or not all(len(sites[c].train) for one in described for c in one["members"]):
-        return {}
-    found = {}
+        return []
+    found = []
     for one in described:
         n = sum(len(sites[c].train) for c in one["members"])
         total = torch.stack([sites[c].train.x.double().sum(0) for c in one["members"]]).sum(0)
@@ -217,5 +217,5 @@ def pictures(scenario: Scenario, described: Sequence[Mapping[str, Any]]) -> dict
         times = max(1, math.ceil(PICTURE / image.width))
         buffer = io.BytesIO()
         image.resize((times * image.width, times * image.height), Image.Resampling.NEAREST).save(buffer, format="PNG", optimize=True)
-        found[one["who"]] = buffer.getvalue()
+        found.append(buffer.getvalue())
     return found
