@@ -78,7 +78,7 @@ def _headline(table: Table, methods: int) -> str:
         column, best = leaders[0]
         named = " and ".join(best[:3]) + (f" and {len(best) - 3} more" if len(best) > 3 else "")
         cell = table.cells.get((best[0], column.key, column.metrics[0])) if best else None
-        score = f" with {_headline_score(cell, column)}" if cell else ""
+        score = "" if cell is None else f" with R² {cell.mean:.2f}" if "r2" in column.metrics else f" with {cell.mean:.1f}%"
         if not best:
             return column.title
         level = [label for label in table.rows if label not in best and _may_be_as_good(table, label, column)]
@@ -94,10 +94,6 @@ def _headline(table: Table, methods: int) -> str:
         return plural(methods, "method")
     top = max(wins, key=lambda label: wins[label])
     return f"{top} is best, alone or with others, on {wins[top]} of {plural(len(leaders), 'scenario')}"
-
-
-def _headline_score(cell: Cell, column: Column) -> str:
-    return f"R² {cell.mean:.2f}" if "r2" in column.metrics else f"{cell.mean:.1f}%"
 
 
 def _may_be_as_good(table: Table, label: str, column: Column) -> bool:

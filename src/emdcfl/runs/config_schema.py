@@ -22,31 +22,26 @@ Schema = dict[str, Any]
 def config_schema() -> Schema:
     """Return the schema: every table with its keys, and for each built-in scenario, method and model the options that it declares."""
     hints = typing.get_type_hints(Config)
-    tables = {f.name: _table(hints[f.name]) for f in dataclasses.fields(Config) if f.name not in CHOICES}
+    tables = {f.name: _options(hints[f.name]) for f in dataclasses.fields(Config) if f.name not in CHOICES}
     preset = {"enum": list(PRESETS)}
     own = _options(METHODS["emdcfl"])
-    privacy = {name.removeprefix(f"{PRIVACY}_"): schema for name, schema in own.items() if name.startswith(f"{PRIVACY}_")}
+    tables[PRIVACY] = {name.removeprefix(f"{PRIVACY}_"): schema for name, schema in own.items() if name.startswith(f"{PRIVACY}_")}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "emdcfl run config",
         "type": "object",
         "additionalProperties": False,
         "properties": {
-            **tables,
+            **{name: {"type": "object", "properties": keys, "additionalProperties": False} for name, keys in tables.items()},
             "scenario": _choice({name: _scenario(name) for name in sorted(scenarios.names()) if scenarios.is_built_in(name)}),
             "method": _choice({name: {**_options(cls), "preset": preset} for name, cls in sorted(METHODS.items()) if _ours(cls)}),
             "model": _choice({name: _options(builder) for name, builder in sorted(BUILDERS.items()) if _ours(builder)}, closed=False),
-            PRIVACY: {"type": "object", "properties": privacy, "additionalProperties": False},
         },
     }
 
 
 def _ours(made: Any) -> bool:
     return str(made.__module__).startswith("emdcfl.")
-
-
-def _table(cls: type) -> Schema:
-    return {"type": "object", "properties": _options(cls), "additionalProperties": False}
 
 
 def _choice(known: Mapping[str, Mapping[str, Schema]], *, closed: bool = True) -> Schema:

@@ -38,12 +38,9 @@ def check_rows(rows: Sequence[Any], where: str) -> None:
         if not whole or not all(value is None or type(value) in (int, float) for value in numbers):
             raise StoreError(f"{where} holds a row with values that no run writes; start again with another --out")
         uneven = row.get("unbalanced", {})
-        if not isinstance(uneven, dict) or not all(isinstance(one, dict) and _scores(one) for one in uneven.values()):
+        known = isinstance(uneven, dict) and all(isinstance(one, dict) for one in uneven.values())
+        if not known or not all({*map(type, one.values())} <= {int, float} and possible(one) for one in uneven.values()):
             raise StoreError(f"{where} holds a row with scores that no run writes; start again with another --out")
-
-
-def _scores(found: Mapping[str, Any]) -> bool:
-    return all(type(value) in (int, float) for value in found.values()) and possible(found)
 
 
 @dataclass(frozen=True)

@@ -36,13 +36,15 @@ class PaperTable:
 @functools.cache
 def tables() -> dict[str, PaperTable]:
     """Every table of the paper by its label (without ``tab:``)."""
-    text = resources.files("emdcfl.studies").joinpath("paper_values.json").read_text(encoding="utf-8")
-    return {label: _table(label, raw) for label, raw in json.loads(text).items()}
+    found = {}
+    for label, raw in _stored("paper_values.json").items():
+        rows = {name: tuple(None if cell is None else Value(*cell) for cell in cells) for name, cells in raw["rows"].items()}
+        found[label] = PaperTable(label, tuple(raw["columns"]), rows)
+    return found
 
 
-def _table(label: str, raw: dict[str, Any]) -> PaperTable:
-    rows = {name: tuple(None if cell is None else Value(*cell) for cell in cells) for name, cells in raw["rows"].items()}
-    return PaperTable(label, tuple(raw["columns"]), rows)
+def _stored(name: str) -> Any:
+    return json.loads(resources.files("emdcfl.studies").joinpath(name).read_text(encoding="utf-8"))
 
 
 @functools.cache
@@ -71,8 +73,7 @@ def paper_value(scenario: str, method: str, metric: str, participants: int | Non
 
 @functools.cache
 def _measured() -> dict[tuple[str, str, str], Value]:
-    text = resources.files("emdcfl.studies").joinpath("measured.json").read_text(encoding="utf-8")
-    return {(scenario, method, metric): Value(*cell) for scenario, method, metric, *cell in json.loads(text)}
+    return {(scenario, method, metric): Value(*cell) for scenario, method, metric, *cell in _stored("measured.json")}
 
 
 def measured_value(scenario: str, method: str, metric: str) -> Value | None:

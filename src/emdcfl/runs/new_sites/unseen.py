@@ -17,14 +17,13 @@ from emdcfl.core import tasks
 from emdcfl.core.metric import Metric, metric_of, score_of
 from emdcfl.core.schema import Reply
 from emdcfl.core.units import plural
-from emdcfl.runs.config import Choice, PersonalizeConfig
 from emdcfl.runs.loop import Observer
 from emdcfl.runs.new_sites.nearest import ClusterFit, Groups, fits, groups_of, mixture, unlabelled
 from emdcfl.runs.outputs import write_summary
 from emdcfl.runs.plan import RunPlan, plan
 from emdcfl.runs.result import Result
 from emdcfl.runs.runner import run
-from emdcfl.runs.verdict.baselines import one_for_all
+from emdcfl.runs.verdict.baselines import not_tuned, one_for_all
 from emdcfl.runs.watching.trackers import Tracking
 
 UNSEEN = {"placed": "nearest groups", "one": "one model for all", "best": "best group", "worst": "worst group"}
@@ -55,7 +54,7 @@ def _one_for_all(result: Result, planned: RunPlan, observer: Observer | None) ->
     if result.folder is not None:  # where ``run_baselines`` looks for it, too
         place = result.folder / "baselines" / "fedavg"
         return run(one_for_all(planned.config), place, resume=True, observer=observer, scenario=planned.whole).serving.models[0]
-    baseline = plan(replace(planned.config, method=Choice("fedavg"), personalize=PersonalizeConfig("off")), planned.whole)
+    baseline = plan(not_tuned(planned.config, "fedavg"), planned.whole)
     made_from = baseline.key, planned.whole.model, dict(planned.whole.fingerprints)  # two functions, as networks, may have one name
     if not _last or _last[0][0] != made_from:
         _last[:] = [(made_from, run(baseline, observer=observer).serving.models[0])]

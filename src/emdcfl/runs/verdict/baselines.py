@@ -28,7 +28,8 @@ def one_for_all(config: Config) -> Config:
     return replace(config, method=Choice("fedavg"), personalize=wanted if wanted.wanted else PersonalizeConfig("if-it-pays"))
 
 
-def _plain(config: Config, method: str) -> Config:
+def not_tuned(config: Config, method: str) -> Config:
+    """Return the config of a method beside a run, without fine-tuning."""
     return replace(config, method=Choice(method), personalize=PersonalizeConfig("off"))
 
 
@@ -47,7 +48,7 @@ def run_baselines(result: Result, *, observer: Observer | None = None, keep: boo
 
 def _run_all(result: Result, observer: Observer | None, *, keep: bool) -> dict[str, Result]:
     found = {}
-    for name, config in (("fedavg", one_for_all(result.config)), ("local", _plain(result.config, "local"))):
+    for name, config in (("fedavg", one_for_all(result.config)), ("local", not_tuned(result.config, "local"))):
         place = None if result.folder is None else result.folder / "baselines" / name
         done = None if keep else _finished(result, config, place)
         found[name] = done or run(config, place, resume=place is not None, observer=observer, scenario=result.scenario)

@@ -81,7 +81,8 @@ def forecast(planned: RunPlan, speed: Speed, *, baselines: bool) -> Forecast:
     config, scenario, method = planned.config, planned.scenario, planned.method
     C, rounds = len(scenario.sites), planned.rounds
     workers = 1 + (min(config.engine.workers, C) - 1) * TWO_WORKERS
-    n, m, tested = (sum(sizes) for sizes in zip(*((len(s.train), len(s.val), _tested(s)) for s in scenario.sites), strict=True))
+    n, m = sum(len(site.train) for site in scenario.sites), sum(len(site.val) for site in scenario.sites)
+    tested = sum(len(split) for site in scenario.sites for split in site.tests.values())
     share = min(1.0, (config.run.participants or C) / C)
     rounds_of_training = rounds * share * planned.training.local_epochs * n * speed.train / workers
     testing = math.ceil(rounds / config.run.evaluate_every) * tested * speed.forward / workers
@@ -99,10 +100,6 @@ def forecast(planned: RunPlan, speed: Speed, *, baselines: bool) -> Forecast:
     if baselines:
         phases["baselines"] = 2 * (rounds_of_training + testing) + tuning  # one for all, fine-tuned; every site alone
     return Forecast(phases, per_client)
-
-
-def _tested(site: Any) -> int:
-    return sum(len(split) for split in site.tests.values())
 
 
 def _comparing(method: EMDCFL, scenario: Scenario, speed: Speed, workers: float) -> tuple[float, int]:
