@@ -9,8 +9,8 @@ share one copy of the libraries::
 
 The launcher takes tasks from the SuperNode with a secret drawn at each start, so no other program of this machine can take them.
 
-A node that is killed does not take its leave, and the SuperLink would refuse the next process with its key for about a minute. That process
-therefore takes leave for it. It may: it holds the key, and the lock on the node's folder says that the one before it has ended.
+A node that is killed is not deactivated, and the SuperLink would refuse the next process with its key for about a minute. That process
+therefore deactivates it first. It may: it holds the key, and the lock on the node's folder says that the one before it has ended.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def _fork(run: Callable[[], None]) -> int:
 
 
 def take_place(client: Any, place: IO[str]) -> None:
-    """Have a class of Flower's clients take leave for a process that was killed on this machine since it booted, if it is refused."""
+    """Let a class of Flower's clients that is refused first deactivate the node of a process that was killed since the machine booted."""
     import httpx
     from flwr.proto.fleet_pb2 import DeactivateNodeRequest
 
@@ -348,7 +348,7 @@ class _Launcher:
             _terminate(pid)
 
     def _end(self) -> int:
-        """Stop the SuperNode, which takes its leave of the SuperLink, and what is being answered."""
+        """Stop the SuperNode, which deactivates itself at the SuperLink, and what is being answered."""
         self._end_answers()
         _terminate(self.supernode)
         end = time.monotonic() + GRACE

@@ -125,7 +125,7 @@ def run(
         say(f"{chosen.method.name} on {what}, seed {chosen.run.seed}")
         planned = _timed(_with_doubts(chosen, place, say), place, budget, baselines=compare, resume=resume, live=live, say=say)
         result = start(planned, place, resume=resume, observer=watch(live))
-        if compare and not remote:  # else the federation has trained them, as far as its nodes took part
+        if compare and not remote:  # else the federation has trained them
             say("for comparison: one model for all (fedavg), then every site alone (local)")
             run_baselines(result, observer=live, keep=keep_baselines)
     _finish(console, result, place, merging=not remote, baselines=compare, as_json=as_json)

@@ -58,7 +58,7 @@ class Regression:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Result:
-    """A finished run, or one as far as it came: what a run directory holds, in memory."""
+    """A run, finished or not: what a run directory holds, in memory."""
 
     config: Config
     """Complete: every default is written out."""

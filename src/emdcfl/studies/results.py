@@ -105,7 +105,7 @@ class Results:
             files.append_file(self.path, text.encode())
         except StoreError as error:
             reason = error.__cause__.strerror if isinstance(error.__cause__, OSError) else str(error)
-            raise StoreError(f"{self.path}: cannot write: {reason}; free the cause and start again, finished runs stay") from error
+            raise StoreError(f"{self.path}: cannot write: {reason}; fix the problem and retry, finished runs stay") from error
         self.rows += new
         return len(new)
 

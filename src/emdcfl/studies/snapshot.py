@@ -1,4 +1,4 @@
-"""Every client after its first local training, as far as distances between clients need it: embeddings on the disk, Gram matrices, angles.
+"""What distances between clients need of each after its first local training: embeddings on the disk, Gram matrices, angles.
 
 ::
 

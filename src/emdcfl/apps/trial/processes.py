@@ -90,7 +90,7 @@ def register(trial: Trial) -> None:
 def down(trial: Trial) -> list[str]:
     """Stop everything that ``up`` started; returns what was stopped.
 
-    The SuperLink goes last: a node that could not take its leave counts as connected for a minute.
+    The SuperLink goes last: a node that could not be deactivated counts as connected for a minute.
     """
     recorded = {name: pid for name, pid in process_ids(trial).items() if pid is not None}
     nodes, link = [name for name in recorded if name != LINK], [name for name in recorded if name == LINK]

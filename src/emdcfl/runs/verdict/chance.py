@@ -26,7 +26,7 @@ class Guessing:
 
 
 def guessing(summary: Mapping[str, Any]) -> Guessing | None:
-    """Return in what the models of a run are no better than guessing; None where they are, or where nobody can say.
+    """Return in what the models of a run are no better than guessing; None where they are better, or without an interval.
 
     Classes count as unbalanced where they are at more than half of the sites.
     """
