@@ -33,7 +33,7 @@ from emdcfl.runs.store.files import write_file
 from emdcfl.runs.verdict.advice import BASELINES, headline, scores_of_sites, used, worth_rows
 from emdcfl.runs.verdict.findings import in_brief, sentences
 from emdcfl.runs.verdict.intervals import row_interval
-from emdcfl.runs.verdict.what_differs import difference_in_words
+from emdcfl.runs.verdict.what_differs import difference_in_words, nothing_differs
 from emdcfl.studies.results import RESULTS
 
 NAME = "report.html"
@@ -111,6 +111,7 @@ def run_context(run: Run) -> dict[str, Any]:
         "headline": visible(headline(s, run.reading, others), LONGEST),
         "brief": [(topic, visible(said, LONGEST)) for topic, said in in_brief(s, run.reading, others)[1:]],
         "differs": _differs(run),
+        "nothing_differs": nothing_differs(run.metric),
         "sentences": _sentences(run),
         "facts": _facts(run),
         "drawn": drawn,

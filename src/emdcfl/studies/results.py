@@ -248,20 +248,19 @@ def _settings(value: Any) -> bool:
 
 _COUNT, _SECONDS = _number(0, 1e15, whole=True), _number(0, 1e12)
 _SHARE, _ARI = _or_none(_number(0, 1)), _or_none(_number(-1, 1))
-_SCORE = {"mean": _SHARE, "worst": _SHARE}
-
-_ENDS = {"low": _SHARE, "high": _SHARE, "new_sites": _or_none(_record({"low": _SHARE, "high": _SHARE}))}
-_SITES = {"sites": _listed(_SHARE), "tested": _listed(_COUNT)}
-_RARE = dict.fromkeys(("balanced", "auc"), _or_none(_record({"mean": _SHARE, "low": _SHARE, "high": _SHARE, "sites": _COUNT})))
-_VARIANT = _record(_SCORE, {**_ENDS, **_RARE, **_SITES})
-_ACCURACY = _record({**_SCORE, "variants": _each(_VARIANT)}, {**_ENDS, **_RARE, "samples": _COUNT, "interval": _text})
-
 _REAL, _SIZE = _or_none(_number(-1e15, 1e15)), _or_none(_number(0, 1e15))
-_R2 = {"mean": _REAL, "worst": _REAL, "rmse": _record({"mean": _SIZE, "worst": _SIZE, "sites": _listed(_SIZE)})}
-_R2_ENDS = {"low": _REAL, "high": _REAL, "new_sites": _or_none(_record({"low": _REAL, "high": _REAL}))}
-_OVERALL = {**_R2_ENDS, "samples": _COUNT, "interval": _text}
-_R2_SITES = {"sites": _listed(_REAL), "errors": _listed(_SIZE), "tested": _listed(_COUNT)}
-_REGRESSION = _record({**_R2, "variants": _each(_record(_R2, {**_R2_ENDS, **_R2_SITES}))}, _OVERALL)
+
+
+def _scores(value: Test, needed: Mapping[str, Test], optional: Mapping[str, Test], sites: Mapping[str, Test]) -> Test:
+    """Return the test of scores, overall and of each test variant: ``value`` is that of a score, the others are of what comes with it."""
+    score = {"mean": value, "worst": value, **needed}
+    more = {"low": value, "high": value, "new_sites": _or_none(_record({"low": value, "high": value})), **optional}
+    variant = _record(score, {**more, "sites": _listed(value), "tested": _listed(_COUNT), **sites})
+    return _record({**score, "variants": _each(variant)}, {**more, "samples": _COUNT, "interval": _text})
+
+
+_RARE = _or_none(_record({"mean": _SHARE, "low": _SHARE, "high": _SHARE, "sites": _COUNT}))
+_RMSE = _record({"mean": _SIZE, "worst": _SIZE, "sites": _listed(_SIZE)})
 
 
 def _hash(value: Any) -> bool:
@@ -279,7 +278,10 @@ REQUIRED: Mapping[str, Test] = {
     "seconds": lambda value: _each(_SECONDS)(value) and "total" in value,
     "settings": _settings,
 }
-METRICS: Mapping[str, Test] = {"accuracy": _ACCURACY, "r2": _REGRESSION}
+METRICS: Mapping[str, Test] = {
+    "accuracy": _scores(_SHARE, {}, {"balanced": _RARE, "auc": _RARE}, {}),
+    "r2": _scores(_REAL, {"rmse": _RMSE}, {}, {"errors": _listed(_SIZE)}),
+}
 """A row has one of them."""
 OPTIONAL: Mapping[str, Test] = {
     **METRICS,

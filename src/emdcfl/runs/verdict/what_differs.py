@@ -168,14 +168,19 @@ def _spread(profiles: Sequence[Reply]) -> Any:
 
 def in_words(summary: Mapping[str, Any]) -> list[str]:
     """Say what differs, a sentence for each unit."""
-    told, alike = [], "no mean and no class share sets it apart; what its labels mean may"
-    if metric_of(summary) is Metric.R2:
-        alike = "no mean sets it apart; how its targets depend on the features may"
+    told = []
     for one in summary.get("what_differs") or []:
         said = "; ".join(difference_in_words(found) for found in one["found"])
         who = f"site {one['who']}" if one["members"] == [one["who"]] else f"{one['who']} ({names(one['members'])})"
-        told.append(f"{escaped(who)}: {said or alike}")
+        told.append(f"{escaped(who)}: {said or nothing_differs(metric_of(summary))}")
     return told
+
+
+def nothing_differs(metric: Metric) -> str:
+    """Say that no feature sets a unit apart, and what may."""
+    if metric is Metric.R2:
+        return "no mean sets it apart; how its targets depend on the features may"
+    return "no mean and no class share sets it apart; what its labels mean may"
 
 
 def difference_in_words(found: Mapping[str, Any]) -> str:
