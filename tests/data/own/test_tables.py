@@ -155,6 +155,14 @@ def test_times_are_seconds_and_dates_are_days_however_they_are_stored(kind: pa.D
     assert number_values(pa.chunked_array([pa.array([value, None], kind)])).tolist()[0] == expected
 
 
+@pytest.mark.parametrize("missing", [None, "-9"])
+def test_integers_of_more_digits_than_a_float_holds_are_read(tmp_path: Path, missing: str | None) -> None:
+    for site in ("a", "b"):
+        write(tmp_path / f"{site}.csv", [{**row, "visit": 20240101123456789 + 1000 * (i % 7)} for i, row in enumerate(rows())])
+    visit = next(c for c in load_folder(tmp_path, cleaning=Cleaning.of(missing=missing)).encoding["columns"] if c["name"] == "visit")
+    assert visit["mean"] == pytest.approx(20240101123459789, abs=1000)
+
+
 def test_what_is_no_number_in_parquet_is_a_gap(tmp_path: Path) -> None:
     labels = [float("nan") if i == 4 else float(i % 2) for i in range(60)]
     who = [float("nan") if i < 4 else float(i // 5) for i in range(60)]

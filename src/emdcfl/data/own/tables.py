@@ -304,11 +304,6 @@ def is_numeric(kind: pa.DataType) -> bool:
 
 def number_values(values: pa.ChunkedArray) -> NDArray[np.float64]:
     """Values as float64; gaps and infinities become NaN. Dates count days, times count seconds."""
-    if values.type == pa.float64():
-        numbers = values.to_numpy()
-        return np.where(np.isfinite(numbers), numbers, np.nan)
-    if pa.types.is_null(values.type):
-        return np.full(len(values), np.nan)
     if pa.types.is_timestamp(values.type):
         values = pc.divide(pc.cast(pc.cast(values, pa.timestamp("ms"), safe=False), pa.int64()), 86_400_000.0)
     elif pa.types.is_date(values.type):
@@ -316,7 +311,7 @@ def number_values(values: pa.ChunkedArray) -> NDArray[np.float64]:
     elif pa.types.is_temporal(values.type):
         kind = pa.time64("us") if pa.types.is_time(values.type) else pa.duration("us")
         values = pc.divide(pc.cast(pc.cast(values, kind, safe=False), pa.int64()), 1e6)
-    numbers = pc.cast(values, pa.float64()).to_numpy(zero_copy_only=False).astype(np.float64)
+    numbers = pc.cast(values, pa.float64(), safe=False).to_numpy(zero_copy_only=False)  # safe: an error for integers beyond 2⁵³
     return np.where(np.isfinite(numbers), numbers, np.nan)
 
 

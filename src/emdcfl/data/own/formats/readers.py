@@ -306,7 +306,7 @@ def _without(column: pa.ChunkedArray, missing: Sequence[str], decimal: str) -> p
         marked = pc.is_in(pc.utf8_trim_whitespace(column), pa.array(missing, column.type))
     elif pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
         codes = [float(mark.replace(decimal, ".")) for mark in missing if NUMBER.fullmatch(mark.replace(decimal, "."))]
-        marked = pc.is_in(pc.cast(column, pa.float64()), pa.array(codes, pa.float64()))
+        marked = pc.is_in(pc.cast(column, pa.float64(), safe=False), pa.array(codes, pa.float64()))
     else:
         return column
     return pc.if_else(marked, pa.scalar(None, column.type), column)
