@@ -87,7 +87,7 @@ def _entries(clients: Any, about: Mapping[str, Any]) -> Any:
     if whole:
         return clients
     if isinstance(clients, Mapping):
-        return {str(name): frames.hub_entry(entry, label) if _is_hub([entry]) else entry for name, entry in clients.items()}
+        return {name: frames.hub_entry(entry, label) if _is_hub([entry]) else entry for name, entry in clients.items()}
     if isinstance(clients, list | tuple) and _is_hub(clients):
         return [frames.hub_entry(entry, label) for entry in clients]
     if not isinstance(clients, Iterable):

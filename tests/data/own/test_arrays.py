@@ -5,10 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, TensorDataset
 
 from emdcfl.core.errors import DataError
 from emdcfl.data.own import encoding_of, from_arrays, read_inputs
+from emdcfl.data.own.arrays import inputs_like
 from emdcfl.data.own.parts import sort_words
 
 RNG = np.random.default_rng(0)
@@ -16,6 +17,10 @@ RNG = np.random.default_rng(0)
 
 def table(n: int = 50, shift: float = 0) -> tuple[np.ndarray, np.ndarray]:
     return RNG.normal(shift, 2, (n, 4)), np.arange(n) % 2
+
+
+def numbers(width: int) -> Dataset[Any]:
+    return TensorDataset(torch.rand(20, width), torch.arange(20) % 2)
 
 
 def test_list_of_arrays() -> None:
@@ -67,6 +72,8 @@ def test_numbers_sort_as_numbers() -> None:
     x = RNG.normal(size=(60, 2))
     assert from_arrays([(x, np.arange(60) % 12)] * 2).classes == tuple(str(i) for i in range(12))
     assert sort_words({"2", "1", "01", "001", "1.0", "1.00"}) == ["001", "01", "1", "1.0", "1.00", "2"]  # whatever a set's order
+    words = ["nan", "10", "1", "2", "3"]
+    assert {tuple(sort_words(set(words[i:] + words[:i]))) for i in range(5)} == {("1", "2", "3", "10", "nan")}
 
 
 @pytest.mark.parametrize(
@@ -81,7 +88,13 @@ def test_numbers_sort_as_numbers() -> None:
         ([table(), (np.ones((20, 4)), ["a", float("nan")] * 10)], "client 'client-2': expected a label for every sample, got gaps"),
         ([table(), (np.ones((20, 4)), np.array(["a", None] * 10))], "client 'client-2': expected a label for every sample, got gaps"),
         ([table(), (np.ma.masked_greater(np.arange(80.0).reshape(20, 4), 70), np.arange(20) % 2)], "client 'client-2'.* masked values"),
+        ([table(), ([[1, 2], [3]] * 10, np.arange(20) % 2)], "client 'client-2': expected an array, got .*inhomogeneous"),
+        ([table(), (torch.ones(20, 4, dtype=torch.bfloat16), np.arange(20) % 2)], "client 'client-2': expected an array, got .*BFloat16"),
+        ([table(), (1j * np.ones((20, 4)), np.arange(20) % 2)], "client 'client-2': X must hold numbers, got complex"),
         ([table(), Dataset()], "client 'client-2': expected a data set with a length"),
+        ([table(), TensorDataset(*[torch.arange(20)] * 3)], r"client 'client-2': expected a data set of \(x, y\) pairs"),
+        ([table(), ConcatDataset([numbers(4), numbers(5)])], "client 'client-2': expected an array, got .*inhomogeneous"),
+        ({1: table(), "1": table(), "b": table()}, "expected 3 clients of different names, got 2: 1, b"),
         ([table(), 5], r"client 'client-2': expected \(X, y\).* or a torch Dataset, got int"),
         ([table(), {"training": table()}], "splits must be called train, val, test; got training"),
         ([table(), (np.ones((20, 2, 3, 4, 5)), np.arange(20) % 2)], "expected X of shape"),
@@ -89,7 +102,7 @@ def test_numbers_sort_as_numbers() -> None:
         ([table(), table(6)], "client 'client-2' .* has 6 samples"),
     ],
 )
-def test_errors_name_the_client(clients: list[Any], message: str) -> None:
+def test_errors_name_the_client(clients: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         from_arrays(clients)
 
@@ -97,3 +110,8 @@ def test_errors_name_the_client(clients: list[Any], message: str) -> None:
 def test_groups_must_fit() -> None:
     with pytest.raises(DataError, match="groups must name every client once: expected 2"):
         from_arrays([table(), table()], groups=["a"])
+
+
+def test_masked_values_are_not_predicted_as_if_they_were_known() -> None:
+    with pytest.raises(DataError, match="masked values"):
+        inputs_like(np.ma.masked_greater(np.arange(8.0).reshape(2, 4), 6), (4,))

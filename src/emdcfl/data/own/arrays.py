@@ -48,8 +48,7 @@ def from_arrays(
     ``(x, y)`` pairs, or a dict of these under ``train``, ``val``, ``test``. ``X`` is ``(N, F)`` numbers, or images ``(N, H, W)``,
     ``(N, C, H, W)`` or ``(N, H, W, C)``. True ``groups`` only score the result.
     """
-    named = dict(clients) if isinstance(clients, Mapping) else {f"client-{i}": entry for i, entry in enumerate(clients, start=1)}
-    raws = [_raw(str(client), entry, task) for client, entry in named.items()]
+    raws = [_raw(client, entry, task) for client, entry in named_clients(clients).items()]
     _same_shape(raws)
     divided, classes, notes = prepare(name, raws, seed)
     target = find_target(divided)
@@ -77,6 +76,16 @@ def from_arrays(
     return replace(scenario, notes=(*scenario.notes, *leaks(scenario, divided, RANDOM))) if random else scenario
 
 
+def named_clients(clients: Sequence[Any] | Mapping[Any, Any]) -> dict[str, Any]:
+    """Return every client's entry by its name as text; a list names its clients ``client-1``, ``client-2``, …"""
+    if not isinstance(clients, Mapping):
+        return {f"client-{i}": entry for i, entry in enumerate(clients, start=1)}
+    named = {str(name): entry for name, entry in clients.items()}
+    if len(named) < len(clients):
+        raise DataError(f"expected {len(clients)} clients of different names, got {len(named)}: {', '.join(named)}; rename one")
+    return named
+
+
 def site_from_arrays(name: str, entry: Any, *, like: Scenario, seed: int = 0) -> tuple[Site, tuple[str, ...]]:
     """Build one more site for a scenario, from data in memory; returns it and notes for the user."""
     raw = _raw(name, entry, None if like.target is None else REGRESSION)
@@ -94,7 +103,7 @@ def site_from_arrays(name: str, entry: Any, *, like: Scenario, seed: int = 0) ->
 
 def inputs_like(x: Any, shape: Sequence[int]) -> torch.Tensor:
     """Bring inputs without labels, given as to ``from_arrays`` or flattened, to the form of a run's samples of this shape."""
-    found = torch.from_numpy(np.ascontiguousarray(_samples("new", _array(x))))
+    found = torch.from_numpy(np.ascontiguousarray(_samples("new", x)))
     if found.dim() == 2 and found.shape[1] == math.prod(shape):
         found = found.reshape(-1, *shape)
     if tuple(found.shape[1:]) != tuple(shape):
@@ -115,16 +124,15 @@ def _part(name: str, entry: Any, task: str | None) -> Part:
     if isinstance(entry, torch.utils.data.Dataset):
         if not hasattr(entry, "__len__"):
             raise DataError(f"client {name!r}: expected a data set with a length, got {type(entry).__name__}; collect its samples first")
-        pairs = [entry[i] for i in range(len(entry))]
-        if not pairs:
+        samples = [entry[i] for i in range(len(entry))]
+        if not samples:
             raise DataError(f"client {name!r}: the data set is empty")
-        found = [y.item() if isinstance(y, (torch.Tensor, np.generic)) else y for _, y in pairs]
-        entry = (np.stack([_array(x) for x, _ in pairs]), np.array(found))
+        if not all(isinstance(sample, (tuple, list)) and len(sample) == 2 for sample in samples):
+            raise DataError(f"client {name!r}: expected a data set of (x, y) pairs, got other samples; wrap it in one that returns pairs")
+        entry = [_array(name, x) for x, _ in samples], [y.item() if isinstance(y, (torch.Tensor, np.generic)) else y for _, y in samples]
     if not isinstance(entry, (tuple, list)) or len(entry) not in (2, 3):
         raise DataError(f"client {name!r}: expected (X, y), (X, y, group) or a torch Dataset, got {type(entry).__name__}")
-    if any(map(np.ma.is_masked, entry)):
-        raise DataError(f"client {name!r}: expected arrays without masked values, got some; fill or drop them")
-    x, y = _samples(name, _array(entry[0])), _array(entry[1])
+    x, y = _samples(name, entry[0]), _array(name, entry[1])
     if y.ndim != 1 or len(y) != len(x):
         raise DataError(f"client {name!r}: expected one label per sample, got X of shape {x.shape} and y of shape {y.shape}")
     words = entry[1] if isinstance(entry[1], list | tuple) else y.tolist() if y.dtype == object else ()
@@ -143,16 +151,17 @@ def _part(name: str, entry: Any, task: str | None) -> Part:
                 "task='regression'"
             )
         y = y.astype(np.int64)
-    by = {GROUP: np.array([str(value) for value in _array(entry[2]).tolist()], dtype=str)} if len(entry) == 3 else {}
+    by = {GROUP: np.array([str(value) for value in _array(name, entry[2]).tolist()], dtype=str)} if len(entry) == 3 else {}
     if any(len(values) != len(x) for values in by.values()):
         raise DataError(f"client {name!r}: expected one group per sample, got {len(x)} samples and {len(by[GROUP])} groups")
     labels = y.astype(np.float64) if task == REGRESSION else np.array([str(label) for label in y.tolist()], dtype=str)
     return Part(x, labels, by, kind)
 
 
-def _samples(name: str, x: NDArray[Any]) -> NDArray[Any]:
+def _samples(name: str, value: Any) -> NDArray[Any]:
     """Bring to ``(N, F)`` float32 or ``(N, C, H, W)`` uint8 or float32."""
-    if not (np.issubdtype(x.dtype, np.number) or x.dtype == np.bool_):
+    x = _array(name, value)
+    if x.dtype.kind not in "biuf":
         raise DataError(f"client {name!r}: X must hold numbers, got {x.dtype}; encode text first, or write a CSV and use its file")
     if x.ndim == 3:
         x = x[:, None]
@@ -192,5 +201,10 @@ def true_groups(groups: Mapping[str, str] | Sequence[str] | None, names: Sequenc
     return {name: found[name] for name in names}
 
 
-def _array(value: Any) -> NDArray[Any]:
-    return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+def _array(name: str, value: Any) -> NDArray[Any]:
+    if np.ma.is_masked(value):
+        raise DataError(f"client {name!r}: expected arrays without masked values, got some; fill or drop them")
+    try:
+        return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+    except (TypeError, ValueError) as error:  # rows of different lengths, bfloat16, a sparse tensor
+        raise DataError(f"client {name!r}: expected an array, got what NumPy cannot read as one ({error}); convert it") from error

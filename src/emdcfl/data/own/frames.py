@@ -15,7 +15,7 @@ import torch
 
 from emdcfl.core.errors import DataError
 from emdcfl.core.optional import arrow
-from emdcfl.data.own.arrays import true_groups
+from emdcfl.data.own.arrays import named_clients, true_groups
 from emdcfl.data.own.checking.leaks import leaks, repeats
 from emdcfl.data.own.cleaning import CLEANING, Cleaning
 from emdcfl.data.own.folder import build_scenario, clean_reading
@@ -145,11 +145,10 @@ def _shared(clients: Any, label: str | None, column: str, rule: SplitRule, cells
 
 
 def _each(clients: Any, label: str | None, rule: SplitRule, cells: CellRules) -> tuple[list[Raw], str, list[Note]]:
-    named = dict(clients) if isinstance(clients, Mapping) else {f"client-{i}": entry for i, entry in enumerate(clients, start=1)}
     raws: list[Raw] = []
     notes: list[Note] = []
-    for name, entry in named.items():
-        raw, label, more = _raw(str(name), entry, label, rule, cells)
+    for name, entry in named_clients(clients).items():
+        raw, label, more = _raw(name, entry, label, rule, cells)
         raws.append(raw)
         notes += more
     return raws, label or "", notes

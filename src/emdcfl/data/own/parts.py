@@ -5,6 +5,7 @@ Labels are text, which names classes, or float64 where numbers are to be predict
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -244,10 +245,11 @@ def train_kind(divided: Divided, classes: Sequence[str]) -> str:
 
 def sort_words(words: set[str]) -> list[str]:
     """Sort numerically where every word is a number, else alphabetically."""
+    listed = sorted(words)  # 1 and 01 are equal, nan equals nothing, and the order of a set differs between processes
     try:
-        return sorted(words, key=lambda word: (float(word), word))  # a set of 1 and 01 has another order in every process
+        return sorted(listed, key=lambda word: (math.isnan(float(word)), float(word)))
     except ValueError:
-        return sorted(words)
+        return listed
 
 
 def known_only(name: str, origin: str, split: str, part: Part, classes: Sequence[str]) -> tuple[Part, list[Note]]:
