@@ -67,6 +67,28 @@ def test_dates_written_as_text_and_marks_of_gaps_in_frames_are_read_as_in_files(
     assert torch.equal(encode(table, files.encoding)[:3], encode(table.head(3), files.encoding))
 
 
+def test_categories_of_pandas_are_read_as_text_is(tmp_path: Path) -> None:
+    table = frame().assign(stage=["I", "II", "?"] * 40, dose=["5 mg", "10 mg"] * 60)
+    kinds, about = {"stage": "category", "dose": "category", "sex": "category"}, {"label": "outcome", "client": "hospital", "missing": "?"}
+    table.astype(kinds).to_parquet(tmp_path / "all.parquet")
+    table.to_csv(tmp_path / "all.csv", index=False)
+    text, stored = (emdcfl.scenarios.build("folder", path=str(tmp_path / f"all.{kind}"), **about) for kind in ("csv", "parquet"))
+    assert text.encoding == stored.encoding == scenario_of(table.astype(kinds), **about).encoding
+    assert [column.get("words") for column in text.encoding["columns"] if column["name"] == "stage"] == [["I", "II"]]
+
+
+def test_one_part_for_each_split_and_two_frames_are_two_sites() -> None:
+    table = frame().drop(columns="hospital")
+    twice = {"train": table, "val": table, "valid": table}
+    with pytest.raises(DataError, match="got train, val, valid; put those of one split together"):
+        scenario_of({"a": twice, "b": twice}, label="outcome")
+    with pytest.raises(DataError, match="got train, val, valid; put those of one split together"):
+        scenario_of({split: frame() for split in twice}, label="outcome", client="hospital")
+    assert [site.name for site in scenario_of((table, table), label="outcome").sites] == ["client-1", "client-2"]
+    with pytest.raises(DataError, match="expected one label per row, got 120 rows and None"):
+        scenario_of([(table, None)] * 2, label="y")
+
+
 def test_intervals_lists_and_bytes_in_frames_and_files_are_words(tmp_path: Path) -> None:
     table = frame().assign(band=lambda t: pd.cut(t["age"], [-9, -1, 1, 9]), tags=[["x"], ["x", "y"]] * 60, code=[b"k", b"l"] * 60)
     found = scenario_of(table, label="outcome", client="hospital").encoding["columns"]

@@ -24,7 +24,7 @@ from emdcfl.data.own.formats.quantities import check_units, common_units
 from emdcfl.data.own.formats.readers import as_plain, read_units, with_dates, without_marks
 from emdcfl.data.own.parts import MIXED, Note, Part, Raw
 from emdcfl.data.own.site import new_site, warn_of_unknown
-from emdcfl.data.own.splitting import RANDOM, SPLIT_NAMES, SplitRule
+from emdcfl.data.own.splitting import RANDOM, SPLIT_NAMES, SplitRule, by_split
 from emdcfl.data.own.tables import CellRules, TableEncoding
 from emdcfl.data.types import Scenario, Site, Target
 
@@ -56,7 +56,7 @@ def is_table(value: Any) -> bool:
     if isinstance(value, Mapping):
         return bool(value) and set(value) <= set(SPLIT_NAMES) and any(is_table(part) for part in value.values())
     if isinstance(value, tuple) and len(value) == 2:
-        return is_frame(value[0])
+        return is_frame(value[0]) and not is_frame(value[1])
     return is_frame(value) or is_hub(value)
 
 
@@ -66,8 +66,8 @@ def as_table(value: Any, label: str | None = None) -> pa.Table:
         frame, y = value
         name = label or next(n for n in LABEL_NAMES if n not in frame.columns)
         table = as_table(frame)
-        if len(y) != table.num_rows:
-            raise DataError(f"expected one label per row, got {table.num_rows} rows and {len(y)} labels")
+        if np.ndim(y) != 1 or len(y) != table.num_rows:
+            raise DataError(f"expected one label per row, got {table.num_rows} rows and {len(y) if np.ndim(y) else y} labels")
         labels = y if isinstance(y, list | tuple) else np.asarray(y).tolist()  # an array of a list would make a gap among words one of them
         return table.append_column(name, pa.array(labels, from_pandas=True))
     if is_hub(value):
@@ -77,7 +77,7 @@ def as_table(value: Any, label: str | None = None) -> pa.Table:
             if words is not None:
                 named = [None if code is None or code < 0 else words[code] for code in table.column(name).to_pylist()]
                 table = table.set_column(table.column_names.index(name), name, pa.array(named, pa.string()))
-        return table
+        return as_plain(table, "the data set")
     try:
         return as_plain(pa.Table.from_pandas(_with_text(value), preserve_index=False), "the frame")
     except (pa.ArrowException, TypeError, ValueError) as error:
@@ -133,12 +133,12 @@ def _shared(clients: Any, label: str | None, column: str, rule: SplitRule, cells
     parts: dict[str, dict[str, Part]] = {}
     units: dict[str, dict[str, str]] = {}
     notes: list[Note] = []
-    for split, value in clients.items():
+    for split, value in by_split(clients, "the frames").items():
         raws, label, more = shared_table(_read(value, label, cells, f"split {split!r}"), f"split {split!r}", label, column, RANDOM, cells)
         notes += more
         for raw in raws:
             units[raw.name] = common_units({"the other splits": units.get(raw.name, {}), f"split {split!r}": raw.units})
-            parts.setdefault(raw.name, {})[SPLIT_NAMES[split]] = raw.parts[MIXED]
+            parts.setdefault(raw.name, {})[split] = raw.parts[MIXED]
     assert label is not None
     raws = [Raw(name, f"{column} = {name}", found, label=label, units=units[name]) for name, found in parts.items()]
     return raws, label, notes
@@ -159,7 +159,7 @@ def _raw(name: str, entry: Any, label: str | None, rule: SplitRule, cells: CellR
         raise DataError(f"client {name!r}: expected a frame as at the other sites, got {type(entry).__name__}; give all sites alike")
     whole = not isinstance(entry, Mapping)
     parts, notes, units = {}, [], dict[str, str]()
-    for split, value in ({MIXED: entry} if whole else {SPLIT_NAMES[split]: part for split, part in entry.items()}).items():
+    for split, value in ({MIXED: entry} if whole else by_split(entry, f"client {name!r}")).items():
         table = _read(value, label, cells, f"client {name!r}")
         label = label_column(table, label, f"client {name!r}")
         table, own = read_units(table, label_to_leave(table, label, cells))
@@ -208,7 +208,7 @@ def _check_kind(encoding: Mapping[str, Any]) -> None:
 def hub_entry(value: Any, label: str | None) -> Any:
     """Return a Hugging Face data set of images or vectors as ``(X, y)``; one of plain columns as it is."""
     if isinstance(value, Mapping):
-        return {SPLIT_NAMES.get(split, split): hub_entry(part, label) for split, part in value.items()}
+        return {split: hub_entry(part, label) for split, part in by_split(value, "the data set").items()}
     if not is_hub(value):
         return value
     arrays = [name for name, feature in value.features.items() if _holds_arrays(feature)]

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 else:
     pa = arrow()
 
+Part = TypeVar("Part")
 TIME, GROUP, SPLIT = "time", "group", "split"
 SPLIT_NAMES = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 
@@ -62,6 +63,14 @@ class SplitRule:
 
 
 RANDOM = SplitRule()
+
+
+def by_split(parts: Mapping[str, Part], who: str) -> dict[str, Part]:
+    """Return what is called ``training`` or ``valid`` under ``train`` and ``val``; two parts of one split are an error."""
+    found = {SPLIT_NAMES.get(name.lower(), name): part for name, part in parts.items()}
+    if len(found) < len(parts):
+        raise DataError(f"{who}: expected one part for each of {', '.join(found)}, got {', '.join(parts)}; put those of one split together")
+    return found
 
 
 def table_keys(table: pa.Table, rule: SplitRule, label: str, origin: str) -> tuple[pa.Table, dict[str, NDArray[Any]], NDArray[np.bool_]]:

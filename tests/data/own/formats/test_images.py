@@ -64,6 +64,10 @@ def test_train_and_test_sub_folders(tmp_path: Path) -> None:
     scenario = load_folder(tmp_path / "d")
     assert [(len(s.train) + len(s.val), len(s.tests["test"])) for s in scenario.sites] == [(40, 14)] * 2
     assert len(scenario.sites[0].val) == 10
+    client(tmp_path / "d" / "a" / "val")
+    client(tmp_path / "d" / "a" / "validation")
+    with pytest.raises(DataError, match=r"client 'a' .* got test, train, val, validation; put those of one split together"):
+        load_folder(tmp_path / "d")
 
 
 def test_grey_images_stay_grey_unless_one_is_not(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from emdcfl.core.errors import DataError
 from emdcfl.data.own.parts import MIXED
-from emdcfl.data.own.splitting import SPLIT_NAMES
+from emdcfl.data.own.splitting import SPLIT_NAMES, by_split
 
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm", ".dcm", ".dicom"})
 EXCEL_SUFFIXES = frozenset({".xlsx", ".xlsm"})
@@ -105,7 +105,7 @@ def client_folder(folder: Path) -> tuple[str, ClientFiles]:
         raise DataError(f"client {folder.name!r} ({folder}) holds {what}: expected one sub-folder of images per class")
     named = {SPLIT_NAMES.get(entry.name.lower()) for entry in folders}
     if None not in named and "train" in named:
-        return "images", ClientFiles(folder.name, {SPLIT_NAMES[entry.name.lower()]: entry for entry in folders})
+        return "images", ClientFiles(folder.name, by_split({entry.name: entry for entry in folders}, f"client {folder.name!r} ({folder})"))
     return "images", ClientFiles(folder.name, {MIXED: folder})
 
 

@@ -90,7 +90,6 @@ def read_file(path: Path, cells: CellRules = AS_WRITTEN) -> pa.Table:
         raise DataError(f"cannot read the table {path}: {NO_TEXT}") from error
     except (OSError, ValueError, pa.ArrowException) as error:
         raise DataError(f"cannot read the table {path}: {_reason(path, error)}") from error
-    table = as_plain(table, path)
     if 2 * like_data(table) >= len(names) > 0:
         raise DataError(f"{path}: its first line looks like data, not like column names; add a line with names above it")
     twice = next((name for name, times in Counter(names).items() if times > 1), None)
@@ -152,7 +151,7 @@ def _read_parquet(path: Path) -> pa.Table:
     _check_size(path, sum(_text_size(chunk) for column in table.columns for chunk in column.chunks))
     table = table.cast(plain)
     known = [pc.if_else(pc.is_nan(c), pa.scalar(None, c.type), c) if pa.types.is_floating(c.type) else c for c in table.columns]
-    return pa.table(known, schema=plain.remove_metadata())
+    return as_plain(pa.table(known, schema=plain.remove_metadata()), path)
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -366,16 +365,18 @@ def _check_range(table: pa.Table, path: Path) -> None:
 
 
 def as_plain(table: pa.Table, path: Path | str) -> pa.Table:
-    """Columns of bytes, which Parquet files of some writers have, and of lists or records as text."""
+    """Columns of bytes, which Parquet files of some writers have, of lists or records, and of pandas' categories of text as text."""
     t = pa.types
     columns = []
-    for field, column in zip(table.schema, table.columns, strict=True):
-        if t.is_nested(field.type) or isinstance(field.type, pa.BaseExtensionType):
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if t.is_dictionary(column.type) and _is_text(column.type.value_type):
+            column = column.cast(column.type.value_type)
+        if t.is_nested(column.type) or isinstance(column.type, pa.BaseExtensionType):
             column = pa.chunked_array([pa.array([None if cell is None else str(cell) for cell in column.to_pylist()], pa.string())])
-        if t.is_binary(field.type) or t.is_large_binary(field.type) or t.is_fixed_size_binary(field.type):
+        if t.is_binary(column.type) or t.is_large_binary(column.type) or t.is_fixed_size_binary(column.type):
             try:
                 column = pc.cast(pc.cast(column, pa.binary()), pa.string())
             except pa.ArrowException as error:
-                raise DataError(f"{path}: column {field.name!r} holds bytes that are not UTF-8 text; save the file as UTF-8") from error
+                raise DataError(f"{path}: column {name!r} holds bytes that are not UTF-8 text; save the file as UTF-8") from error
         columns.append(column)
     return pa.table(columns, names=table.column_names) if columns else table
