@@ -73,6 +73,9 @@ def test_train_and_test_sub_folders(tmp_path: Path) -> None:
 def test_grey_images_stay_grey_unless_one_is_not(tmp_path: Path) -> None:
     for name in ("a", "b"):
         client(tmp_path / "d" / name, mode="L")
+    grey = Image.fromarray(np.arange(144, dtype=np.uint8).reshape(12, 12))
+    grey.convert("LA").save(tmp_path / "d" / "b" / "cat" / "transparent.png")
+    Image.frombytes("I;16B", (12, 12), np.arange(144).astype(">u2").tobytes()).save(tmp_path / "d" / "b" / "cat" / "big-endian.tif")
     assert load_folder(tmp_path / "d").sites[0].train.x.shape[1] == 1
     image(tmp_path / "d" / "b" / "cat" / "z.png", level=3)
     assert load_folder(tmp_path / "d").sites[0].train.x.shape[1] == 3
@@ -117,8 +120,9 @@ def test_photos_are_turned_as_the_camera_was_held(tmp_path: Path) -> None:
     assert np.array_equal(read_image(tmp_path / "a.png", shape), read_image(tmp_path / "b.png", shape))
 
 
-def test_pixels_of_unknown_range_are_not_clipped_to_black(tmp_path: Path) -> None:
-    Image.fromarray(np.full((12, 12), 0.5, np.float32)).save(tmp_path / "a.tif")
+@pytest.mark.parametrize("level", [np.float32(0.5), np.int32(1 << 16), np.int32(-1)])
+def test_pixels_of_unknown_range_are_not_clipped_or_wrapped(tmp_path: Path, level: np.generic) -> None:
+    Image.fromarray(np.full((12, 12), level)).save(tmp_path / "a.tif")
     with pytest.raises(DataError, match="8 or 16 bits"):
         read_image(tmp_path / "a.tif", (1, 12, 12))
 

@@ -174,7 +174,8 @@ def _numbers(raw: Raw) -> dict[str, float]:
     return {"low": float(found.min()), "mean": float(found.mean()), "high": float(found.max())}
 
 
-MODES = {"1": "black and white", "L": "grey", "I;16": "grey, 16 bits", "I": "grey, 32 bits", "F": "grey, floats", "P": "palette"}
+MODES = {"1": "black and white", "L": "grey", "LA": "grey and transparent", "I": "grey, 32 bits", "F": "grey, floats", "P": "palette"}
+MODES |= dict.fromkeys(("I;16", "I;16B"), "grey, 16 bits")
 """Pillow's modes of images in words; others (RGB, RGBA, CMYK) are words already."""
 
 

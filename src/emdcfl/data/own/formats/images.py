@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image, ImageMode, ImageOps
 
 from emdcfl.core.errors import DataError
 from emdcfl.core.units import names
@@ -22,8 +22,6 @@ from emdcfl.data.own.parts import Note, Part, Raw
 from emdcfl.data.own.splitting import RANDOM, SplitRule, file_keys
 
 LARGEST_DEFAULT = 64
-GREY_MODES = frozenset({"1", "L", "I", "I;16", "F"})
-"""Pillow's modes of images with one channel."""
 
 LONGEST_SIDE = 1 << 16
 MOST_PIXELS = 1 << 27
@@ -85,13 +83,18 @@ def common_shape(clients: Mapping[str, Sequence[Header | None]], *, size: int | 
     known = [header for headers in clients.values() for header in headers if header is not None]
     if not known:
         raise DataError(f"none of the {sum(map(len, clients.values()))} images of {names(clients)} can be read; save them again as PNG")
-    channels = 3 if (any(mode not in GREY_MODES for mode, _ in known) if colour is None else colour) else 1
+    channels = 3 if (not all(is_grey(mode) for mode, _ in known) if colour is None else colour) else 1
     if size is None:
         width, height = Counter(shape for _, shape in known).most_common(1)[0][0]
         size = width if width == height and width <= LARGEST_DEFAULT else LARGEST_DEFAULT
     if size < 4:
         raise DataError(f"images need at least 4×4 pixels, got {size}")
     return channels, size, size
+
+
+def is_grey(mode: str) -> bool:
+    """Whether an image of this mode of Pillow has one channel, besides transparency."""
+    return ImageMode.getmode(mode).basemode == "L"
 
 
 def read_client(listed: Listed, shape: Shape, rule: SplitRule = RANDOM) -> tuple[Raw, list[Note]]:
@@ -150,7 +153,10 @@ def _fit(image: Image.Image, shape: Shape) -> NDArray[np.uint8]:
     if image.mode == "F":
         raise DataError("its pixels are floating-point numbers of unknown range; save it with 8 or 16 bits")
     if image.mode.startswith("I"):  # 16-bit grey: PIL's own conversion would clip at 255
-        image = Image.fromarray((np.asarray(image).astype(np.uint32) >> 8).astype(np.uint8))
+        values = np.asarray(image)
+        if values.min() < 0 or values.max() >= 1 << 16:
+            raise DataError("its pixels are below 0 or beyond 16 bits; save it with 8 or 16 bits")
+        image = Image.fromarray((values >> 8).astype(np.uint8))
     image = image.convert("L" if channels == 1 else "RGB")
     if image.size != (width, height):
         ratio = max(width / image.width, height / image.height)

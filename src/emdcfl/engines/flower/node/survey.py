@@ -12,7 +12,7 @@ import torch
 
 from emdcfl.core.errors import DataError
 from emdcfl.data.own.cleaning import Cleaning
-from emdcfl.data.own.formats.images import GREY_MODES, list_images, read_client, read_header
+from emdcfl.data.own.formats.images import is_grey, list_images, read_client, read_header
 from emdcfl.data.own.formats.layout import ClientFiles, client_folder
 from emdcfl.data.own.parts import Raw, divide
 from emdcfl.data.own.splitting import SplitRule
@@ -64,7 +64,7 @@ def _describe_images(files: ClientFiles, seed: int, rule: SplitRule, cleaning: C
     return {
         "kind": "images",
         "labels": sorted(set(labels.tolist())),
-        "colour": any(mode not in GREY_MODES for mode, _ in headers),
+        "colour": not all(is_grey(mode) for mode, _ in headers),
         "sizes": [[width, height, count] for (width, height), count in sorted(sizes.items())],
     }
 
