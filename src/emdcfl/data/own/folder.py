@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emdcfl.core import keys
-from emdcfl.core.errors import DataError
 from emdcfl.core.optional import arrow
 from emdcfl.data.own import defaults
 from emdcfl.data.own.checking.columns import DATES, ColumnProfile, check_categories, column_notes, unit_notes
@@ -21,9 +20,9 @@ from emdcfl.data.own.checking.profiling import profile_columns
 from emdcfl.data.own.cleaning import AS_THEY_ARE, REGRESSION, Cleaning, variant_notes
 from emdcfl.data.own.formats.client_tables import read_client_tables, read_shared_table
 from emdcfl.data.own.formats.images import common_shape, list_images, read_client, read_headers
-from emdcfl.data.own.formats.layout import ClientFiles, FolderLayout, client_folder, discover
+from emdcfl.data.own.formats.layout import FolderLayout, discover, site_files
 from emdcfl.data.own.formats.quantities import common_units
-from emdcfl.data.own.parts import MIXED, SPLITS, Divided, Note, Raw, find_target, prepare, to_site, train_kind, write_notes
+from emdcfl.data.own.parts import SPLITS, Divided, Note, Raw, find_target, prepare, to_site, train_kind, write_notes
 from emdcfl.data.own.splitting import RANDOM, SplitRule
 from emdcfl.data.own.tables import (
     AS_WRITTEN,
@@ -121,11 +120,8 @@ def read_folder(
 
 def read_site_alone(path: Path, name: str, label: str | None, rule: SplitRule, cleaning: Cleaning) -> FolderSamples:
     """Read the files of one site whose partners are elsewhere."""
-    if not path.exists():
-        raise DataError(f"no such file or folder: {path}")
-    kind, files = ("tables", ClientFiles(name, {MIXED: path})) if path.is_file() else client_folder(path)
-    layout = FolderLayout(kind, [ClientFiles(name, files.parts)])
-    raws, details, notes = _read(layout, label=label, client=None, model=None, size=None, rule=rule, cells=cleaning.cells)
+    kind, files = site_files(path, name)
+    raws, details, notes = _read(FolderLayout(kind, [files]), label=label, rule=rule, cells=cleaning.cells)
     return clean_reading(path, raws, details, notes, cleaning)
 
 
@@ -190,11 +186,11 @@ def _read(
     layout: FolderLayout,
     *,
     label: str | None,
-    client: str | None,
-    model: defaults.Model,
-    size: int | None,
     rule: SplitRule,
     cells: CellRules,
+    client: str | None = None,
+    model: defaults.Model = None,
+    size: int | None = None,
 ) -> tuple[list[Raw], dict[str, Any], list[Note]]:
     """Read all clients; return them, the images' shape or the label column, and notes."""
     notes: list[Note] = []

@@ -19,10 +19,10 @@ from emdcfl.data.own.cleaning import AS_THEY_ARE, Cleaning
 from emdcfl.data.own.formats import dicom
 from emdcfl.data.own.formats.client_tables import encoding_notes, read_client_tables
 from emdcfl.data.own.formats.images import files_below, list_images, read_client, read_image
-from emdcfl.data.own.formats.layout import IMAGE_SUFFIXES, TABLE_SUFFIXES, ClientFiles, client_folder
+from emdcfl.data.own.formats.layout import IMAGE_SUFFIXES, TABLE_SUFFIXES, site_files
 from emdcfl.data.own.formats.quantities import check_units
 from emdcfl.data.own.formats.readers import read_file, read_units
-from emdcfl.data.own.parts import MIXED, SPLITS, Note, Raw, divide, known_only, some, to_site, warnings, write_notes
+from emdcfl.data.own.parts import SPLITS, Note, Raw, divide, known_only, some, to_site, warnings, write_notes
 from emdcfl.data.own.splitting import RANDOM, SplitRule
 from emdcfl.data.own.tables import TableEncoding
 from emdcfl.data.types import Scenario, Site, Target
@@ -61,10 +61,9 @@ def load_site(
     """
     path = Path(path)
     _readable(path, encoding)
-    kind, files = ("tables", ClientFiles(path.stem, {MIXED: path})) if path.is_file() else client_folder(path)
+    kind, files = site_files(path, name)
     if (kind == "images") != (encoding["kind"] == "images"):
         raise DataError(f"{path} holds {kind}, but the run was trained on {'images' if encoding['kind'] == 'images' else 'tables'}")
-    files = ClientFiles(name or files.name, files.parts)
     if kind == "images":
         channels, height, width = encoding["shape"]
         raw, notes = read_client(list_images(files), (channels, height, width), rule)

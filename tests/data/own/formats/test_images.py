@@ -190,6 +190,8 @@ def test_new_site_and_prediction(folder: Path, tmp_path: Path) -> None:
     scenario = load_folder(folder)
     client(tmp_path / "new", size=(30, 20))
     image(tmp_path / "new" / "horse" / "1.png")
+    with pytest.raises(DataError, match=r"cat.*png is one image: expected a folder with one sub-folder of images per class"):
+        load_site(next((tmp_path / "new").glob("cat/*")), encoding=encoding_of(scenario), classes=scenario.classes)
     site, notes = load_site(tmp_path / "new", encoding=encoding_of(scenario), classes=scenario.classes)
     assert site.train.x.shape[1:] == (3, 12, 12)
     assert any("left out" in note and "(horse)" in note for note in notes)

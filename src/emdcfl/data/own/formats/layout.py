@@ -109,6 +109,16 @@ def client_folder(folder: Path) -> tuple[str, ClientFiles]:
     return "images", ClientFiles(folder.name, {MIXED: folder})
 
 
+def site_files(path: Path, name: str | None = None) -> tuple[str, ClientFiles]:
+    """Return the kind and files of one site, a folder or a table; it is called ``name``, or as its files are."""
+    if not path.exists():
+        raise DataError(f"no such file or folder: {path}")
+    if path.is_file() and path.suffix.lower() in IMAGE_SUFFIXES:
+        raise DataError(f"{path} is one image: expected a folder with one sub-folder of images per class, or a table")
+    kind, files = ("tables", ClientFiles(path.stem, {MIXED: path})) if path.is_file() else client_folder(path)
+    return kind, ClientFiles(name or files.name, files.parts)
+
+
 def visible(folder: Path) -> list[Path]:
     """Entries of a folder in sorted order, without hidden ones."""
     return [entry for entry in sorted(folder.iterdir()) if not entry.name.startswith((".", "__")) and entry.name.lower() not in NO_DATA]

@@ -27,8 +27,8 @@ from emdcfl.data.own import load_site
 from emdcfl.data.own.cleaning import AS_THEY_ARE, Cleaning
 from emdcfl.data.own.formats.client_tables import LABEL_NAMES, read_client_tables
 from emdcfl.data.own.formats.images import Listed, list_images
-from emdcfl.data.own.formats.layout import ClientFiles, client_folder
-from emdcfl.data.own.parts import MIXED, Note, Part, Raw, Text, divide
+from emdcfl.data.own.formats.layout import site_files
+from emdcfl.data.own.parts import Note, Part, Raw, Text, divide
 from emdcfl.data.own.site import new_site
 from emdcfl.data.own.splitting import RANDOM, SplitRule, file_keys
 from emdcfl.data.own.tables import is_numeric, withheld
@@ -88,7 +88,7 @@ def _own(
     about = {"encoding": data["encoding"], "classes": data["classes"], "seed": int(data["seed"])}
     if data["encoding"]["kind"] == "images":
         cleaning.columns((), None)
-        _check_classes(image_labels(list_images(ClientFiles(name, client_folder(path)[1].parts)), about["seed"], rule, cleaning), data)
+        _check_classes(image_labels(list_images(site_files(path, name)[1]), about["seed"], rule, cleaning), data)
         site, notes = load_site(path, name=name, label=label, rule=rule, cleaning=cleaning, **about)
     else:
         raw, column, said = read_table(name, path, label or data["encoding"]["label"], rule, cleaning)
@@ -141,8 +141,7 @@ def image_labels(listed: Listed, seed: int, rule: SplitRule, cleaning: Cleaning 
 
 def read_table(name: str, path: Path, label: str | None, rule: SplitRule, cleaning: Cleaning) -> tuple[Raw, str, list[Note]]:
     """Return this site's table as its owner repairs it, without the columns and rows that are left out; its label column; and notes."""
-    _, files = ("tables", ClientFiles(name, {MIXED: path})) if path.is_file() else client_folder(path)
-    raw, column, notes = read_client_tables(ClientFiles(name, files.parts), label, rule, cleaning.cells)
+    raw, column, notes = read_client_tables(site_files(path, name)[1], label, rule, cleaning.cells)
     (chosen,), more = cleaning.select([cleaning.clean(raw)], column, raw.origin)
     return chosen, column, [*notes, *more]
 

@@ -13,7 +13,7 @@ import torch
 from emdcfl.core.errors import DataError
 from emdcfl.data.own.cleaning import Cleaning
 from emdcfl.data.own.formats.images import is_grey, list_images, read_client, read_header
-from emdcfl.data.own.formats.layout import ClientFiles, client_folder
+from emdcfl.data.own.formats.layout import ClientFiles, site_files
 from emdcfl.data.own.parts import Raw, divide
 from emdcfl.data.own.splitting import SplitRule
 from emdcfl.data.own.tables import Moments, is_numeric, summarise
@@ -40,9 +40,9 @@ def answer_survey(node: HomeNode, request: Any) -> Answer:
         raise DataError(f"client {node.name!r}: no such file or folder: {path}; correct data in {node.home}/node.toml")
     label, describes = node.config.label or request.get("label"), request["question"] == DESCRIBE
     rule, cleaning = node.config.rule, node.config.cleaning
-    if path.is_dir() and (found := client_folder(path))[0] == "images":
+    kind, files = site_files(path, node.name)
+    if kind == "images":
         cleaning.columns((), None)
-        files = ClientFiles(node.name, found[1].parts)
         if not describes:
             policy.check_shape(request["shape"])
         answer = _describe_images(files, seed, rule, cleaning) if describes else _measure_images(files, seed, rule, request["shape"])
