@@ -30,6 +30,7 @@ from sklearn.utils.validation import check_consistent_length, check_is_fitted, c
 from emdcfl.api import Result, fit
 from emdcfl.core import keys
 from emdcfl.core.errors import EmdcflError
+from emdcfl.data.own.arrays import has_gaps
 from emdcfl.data.own.parts import MIN_SAMPLES
 from emdcfl.data.split import stratified_indices
 from emdcfl.methods.base import Method
@@ -232,6 +233,8 @@ def _sites(groups: ArrayLike | None, X: Array, *, required: bool = True) -> NDAr
         return np.full(len(X), "new rows")
     sites = column_or_1d(groups)
     check_consistent_length(X, sites)
+    if has_gaps(sites.tolist()):
+        raise ValueError("expected groups= to say whose row it is for every row, got gaps; leave those rows out")
     return np.array([str(site) for site in sites.tolist()])
 
 

@@ -141,11 +141,13 @@ def test_methods_are_compared_by_r_squared(tmp_path: Path) -> None:
     list(checked(found.rows, "results"))
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_a_frame_with_gaps_and_categories(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     x = pd.DataFrame({"size": rng.normal(100, 20, 240), "kind": rng.choice(["flat", "house"], 240), "town": np.repeat(list("abcd"), 60)})
     x["price"] = 3 * x["size"] + 50 * (x["kind"] == "house") + rng.normal(size=240)
     x.loc[5, "size"] = None
+    x["empty"] = np.nan
     result = emdcfl.fit(x, label="price", site="town", task="regression", rounds=3, out=tmp_path / "run")
     assert result.regression is not None and result.regression.r2 is not None and result.regression.r2 > 0.8
     new = x[x["town"] == "a"].drop(columns="town")

@@ -97,6 +97,8 @@ def test_what_does_not_fit_is_a_value_error() -> None:
         FederatedClassifier().fit(x, y)
     with pytest.raises(ValueError, match="two (clients|sites)"):
         FederatedClassifier(rounds=1).fit(x, y, groups=np.zeros(len(x)))
+    with pytest.raises(ValueError, match="for every row, got gaps"):
+        FederatedClassifier(rounds=1).fit(x, y, groups=np.where(site == "a", 1.0, np.nan))
     local = FederatedClassifier("local", rounds=1).fit(x, y, groups=site)
     with pytest.raises(ValueError, match="has no model for a site that was not in fit"):
         local.predict(x, groups=np.full(len(x), "z"))

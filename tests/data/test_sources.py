@@ -126,6 +126,13 @@ def test_missing_data_say_where_to_put_which_file(root: Path, monkeypatch: pytes
     assert "\n" not in str(caught.value)
 
 
+def test_a_home_folder_in_the_environment_is_found(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(root.parent))
+    monkeypatch.setenv("EMDCFL_DATA", f"~/{root.name}")
+    standins.mnist(root)
+    assert sources.table("mnist", "train").files == [root / "mnist" / "train.parquet"]
+
+
 def test_unknown_names() -> None:
     with pytest.raises(ConfigError, match="did you mean 'mnist'"):
         sources.load("mnits")

@@ -160,6 +160,8 @@ def test_arrays_with_groups() -> None:
         assert sum(map(len, owners)) == 10
     with pytest.raises(DataError, match="one group per sample, got 60 samples and 3"):
         from_arrays({"a": site(0), "b": (*site(1)[:2], [1, 2, 3])})
+    with pytest.raises(DataError, match="one group per sample, got 60 samples and gaps"):
+        from_arrays({"a": site(0), "b": (*site(1)[:2], ["x", None] * 30)})
 
 
 def test_patients_with_one_label_each_train_every_class() -> None:
@@ -215,7 +217,8 @@ def test_check_points_to_identifiers_and_dates(tmp_path: Path) -> None:
     for site in "ab":
         columns = patients(rng, noise=3.0)
         dates = np.datetime64("2024-01-01") + np.arange(len(columns["label"]))
-        table(tmp_path / f"{site}.parquet", {**columns, "day": dates})
+        table(tmp_path / f"{site}.parquet", {**columns, "patient no": columns["patient"], "day": dates, "last day": dates})
     notes = " ".join(check_folder(tmp_path).notes)
     assert "column 'patient' has 5.0 rows per value" in notes
     assert "--split time:day" in notes
+    assert "use --group 'patient no'," in notes and "--split 'time:last day'" in notes

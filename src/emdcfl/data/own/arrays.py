@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -135,8 +135,7 @@ def _part(name: str, entry: Any, task: str | None) -> Part:
     x, y = _samples(name, entry[0]), _array(name, entry[1])
     if y.ndim != 1 or len(y) != len(x):
         raise DataError(f"client {name!r}: expected one label per sample, got X of shape {x.shape} and y of shape {y.shape}")
-    words = entry[1] if isinstance(entry[1], list | tuple) else y.tolist() if y.dtype == object else ()
-    if any(word is None or str(word) == "<NA>" or word != word for word in words):  # pandas' NA cannot be compared
+    if has_gaps(entry[1] if isinstance(entry[1], list | tuple) else y.tolist() if y.dtype == object else ()):
         raise DataError(f"client {name!r}: expected a label for every sample, got gaps; fill them in, or leave those samples out")
     kind = type(y[0].item()).__name__ if len(y) and y.dtype.kind in "biuf" else "text"
     numeric = np.issubdtype(y.dtype, np.number)
@@ -151,11 +150,20 @@ def _part(name: str, entry: Any, task: str | None) -> Part:
                 "task='regression'"
             )
         y = y.astype(np.int64)
-    by = {GROUP: np.array([str(value) for value in _array(name, entry[2]).tolist()], dtype=str)} if len(entry) == 3 else {}
-    if any(len(values) != len(x) for values in by.values()):
-        raise DataError(f"client {name!r}: expected one group per sample, got {len(x)} samples and {len(by[GROUP])} groups")
+    by = {}
+    if len(entry) == 3:
+        groups = entry[2] if isinstance(entry[2], list | tuple) else _array(name, entry[2]).tolist()
+        if len(groups) != len(x) or has_gaps(groups):
+            found = "gaps" if len(groups) == len(x) else f"{len(groups)} groups"
+            raise DataError(f"client {name!r}: expected one group per sample, got {len(x)} samples and {found}")
+        by = {GROUP: np.array([str(value) for value in groups], dtype=str)}
     labels = y.astype(np.float64) if task == REGRESSION else np.array([str(label) for label in y.tolist()], dtype=str)
     return Part(x, labels, by, kind)
+
+
+def has_gaps(values: Iterable[Any]) -> bool:
+    """Whether one of some values is missing: ``None``, NaN, or pandas' ``NA``, which cannot be compared."""
+    return any(value is None or str(value) == "<NA>" or value != value for value in values)
 
 
 def _samples(name: str, value: Any) -> NDArray[Any]:

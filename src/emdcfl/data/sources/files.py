@@ -30,7 +30,7 @@ def parquet_files(name: str, repo: str, split: str, data_root: str | Path | None
     Looked for, in this order: ``data_root`` or ``$EMDCFL_DATA`` (``NAME/SPLIT.parquet``, or the hub's own layout below ``NAME``), the
     download folder of the cache, the hub. A ``data_root`` that was named but lacks the file is an error, not a reason to download.
     """
-    root = Path(data_root).expanduser() if data_root else Path(os.environ["EMDCFL_DATA"]) if os.environ.get("EMDCFL_DATA") else None
+    root = _root(data_root)
     if root is not None:
         found = list(_search(root / name, split))
         if found:
@@ -49,6 +49,11 @@ def parquet_files(name: str, repo: str, split: str, data_root: str | Path | None
             f"the {name} data are not here and {error}: put {repo}'s {split} Parquet file at {place}"
             + ("" if root else " and set EMDCFL_DATA=FOLDER")
         ) from error
+
+
+def _root(data_root: str | Path | None) -> Path | None:
+    named = data_root or os.environ.get("EMDCFL_DATA")
+    return Path(named).expanduser() if named else None
 
 
 def _search(folder: Path, split: str) -> Iterator[Path]:
@@ -105,10 +110,10 @@ def _digest(path: Path) -> str:
 
 def natural_table(name: str, data_root: str | Path | None = None) -> pa.Table:
     """Read one table from ``data_root`` or ``$EMDCFL_DATA``."""
-    root = data_root or os.environ.get("EMDCFL_DATA")
-    if not root:
+    root = _root(data_root)
+    if root is None:
         raise DataError(f"scenario {name!r} reads natural/{name}.parquet: set EMDCFL_DATA to the folder that holds natural/")
-    path = Path(root).expanduser() / "natural" / f"{name}.parquet"
+    path = root / "natural" / f"{name}.parquet"
     if not path.is_file():
         raise DataError(f"no {name} data at {path}: set EMDCFL_DATA to the folder that holds natural/{name}.parquet")
     try:

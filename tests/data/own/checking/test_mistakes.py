@@ -86,6 +86,11 @@ TABLES: dict[str, Mistake] = {
     "only a head": (lambda d: data(d).write_text(text([])), {}, ("west", "0 samples", "at least 10")),
     "no head": (lambda d: data(d).write_text(text(rows(2)[1:], rows(2)[0])), {}, ("west.csv", "first line", "names")),
     "five rows": (lambda d: data(d).write_text(text(rows(2, 5))), {}, ("west", "5 samples")),
+    "a client column without a value": (
+        lambda d: ([data(d, s).unlink() for s in ("north", "south")], change(data(d), 2, lambda i, c: ",2024-01-01" if i else "ward,day")),
+        {"client": "ward", "cleaning": Cleaning.of(date="day")},
+        ("west.csv", "no row has a value in the client column 'ward'", "--client"),
+    ),
     "one site": (lambda d: [data(d, s).unlink() for s in ("north", "south")], {}, ("'west'", "two clients")),
     "spaces only": (lambda d: data(d).write_text(" \n \n"), {}, ("west.csv",)),
     "a row with a cell too many": (lambda d: append(data(d), "1,2,a,sick,5"), {}, ("west.csv", "expected 4", "got 5", "line 62")),

@@ -13,6 +13,7 @@ Levina, Bickel (2004). Maximum Likelihood Estimation of Intrinsic Dimension. Neu
 from __future__ import annotations
 
 import math
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -197,7 +198,7 @@ def _radius(nearest: Rows) -> float:
 
 def _remedy(found: Sequence[Near], divided: Divided) -> str:
     """Name the column whose value the near-duplicates share although rows in general do not."""
-    best, name = 0.0, "COLUMN"
+    best, name = 0.0, None
     for column, sites in _identifiers(divided).items():
         if not ID_NAME.search(column) and min(len(np.unique(values)) for values in sites) < FEW_VALUES:
             continue  # a category such as a ward, which one patient's rows share, too
@@ -209,7 +210,7 @@ def _remedy(found: Sequence[Near], divided: Divided) -> str:
         score = float(np.mean(same) - np.mean(chance)) if same else 0.0
         if score > max(best, 0.5):
             best, name = score, column
-    return f"--group {name}" if name != "COLUMN" else "--group COLUMN (who or what was measured) or --split time:COLUMN"
+    return f"--group {shlex.quote(name)}" if name is not None else "--group COLUMN (who or what was measured) or --split time:COLUMN"
 
 
 def _identifiers(divided: Divided) -> dict[str, list[NDArray[Any]]]:
@@ -228,20 +229,20 @@ def _hints(divided: Divided, mentioned: str) -> list[str]:
     """Point to columns that look as if they named who was measured, or when."""
     notes = []
     for column, sites in _identifiers(divided).items():
-        if not ID_NAME.search(column) or f"--group {column}" in mentioned:
+        by_group = f"--group {shlex.quote(column)}"
+        if not ID_NAME.search(column) or by_group in mentioned:
             continue
         repeats = float(np.mean([len(values) / len(np.unique(values)) for values in sites]))
         if repeats >= 1.5:
             notes.append(
-                f"column {column!r} has {repeats:.1f} rows per value: if it names a patient, machine or document, use --group {column}, "
+                f"column {column!r} has {repeats:.1f} rows per value: if it names a patient, machine or document, use {by_group}, "
                 "so that its rows stay in one split and it is no feature"
             )
     schema = next(iter(divided.values()))["train"].x.schema
     for field in schema:
         if pa.types.is_temporal(field.type):
-            notes.append(
-                f"column {field.name!r} holds dates: if newer rows are to be predicted from older ones, use --split time:{field.name}"
-            )
+            by_time = shlex.quote(f"time:{field.name}")
+            notes.append(f"column {field.name!r} holds dates: if newer rows are to be predicted from older ones, use --split {by_time}")
     return notes
 
 

@@ -179,9 +179,11 @@ def _separated(numbers: NDArray[np.float64], labels: Labels) -> NDArray[np.bool_
 
 def _is_multiple(column: NDArray[np.float64], target: Labels) -> bool:
     known = ~np.isnan(column)
+    if known.sum() <= 2:
+        return False
     a, b = column[known] - column[known].mean(), (target[known] - target[known].mean()).astype(np.float64)
     length = float(np.linalg.norm(a) * np.linalg.norm(b))
-    return len(a) > 2 and length > 0 and abs(float(a @ b)) > COPY * length
+    return length > 0 and abs(float(a @ b)) > COPY * length
 
 
 def _log_chance(labels: Labels) -> float:

@@ -134,6 +134,8 @@ def shared_table(
     if column == client:
         raise DataError(f"{origin}: the label and the client column are both {client!r}; name another with --label or --client")
     who = _as_text(pc.fill_null(pc.cast(table.column(client), pa.string()), ""))
+    if not who.any():
+        raise DataError(f"{origin}: no row has a value in the client column {client!r}; fill it in, or name another with --client")
     notes = [Note("", origin, "rows without a client left out: {n}", int((who == "").sum()), left_out=True)] if (who == "").any() else []
     table, leave, codes = table.drop_columns([client]), label_to_leave(table, column, cells), codes_of(table)
     raws = []
