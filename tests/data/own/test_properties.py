@@ -91,5 +91,5 @@ def test_odd_tables_are_refused_in_words(tmp_path: Path, content: bytes, expecte
 
 def test_a_shared_table_without_rows_is_refused_in_words(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("a,site,label\n")
-    with pytest.raises(DataError, match="at least two clients"):
+    with pytest.raises(DataError, match="no row has a value in the client column"):
         load_folder(tmp_path / "t.csv", client="site", label="label")

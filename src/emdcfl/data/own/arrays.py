@@ -20,12 +20,11 @@ from emdcfl.data.own.parts import (
     SPLITS,
     Part,
     Raw,
+    assemble,
     divide,
-    find_target,
     known_only,
     prepare,
     to_site,
-    train_kind,
     warnings,
     write_notes,
 )
@@ -51,27 +50,13 @@ def from_arrays(
     raws = [_raw(client, entry, task) for client, entry in named_clients(clients).items()]
     _same_shape(raws)
     divided, classes, notes = prepare(name, raws, seed)
-    target = find_target(divided)
     notes += variant_notes(name, raws, files=False)
     train = [parts["train"].x for parts in divided.values()]
     shape = train[0].shape[1:]
     preprocess = defaults.image_preprocess(train, model) if len(shape) == 3 else defaults.pooled_preprocess(train, axes=(0,))
     arrays = {client: {split: parts[split].x for split in SPLITS} for client, parts in divided.items()}
-    truth = true_groups(groups, [raw.name for raw in raws])
-    scenario = Scenario(
-        name=name,
-        sites=tuple(to_site(client, arrays[client], parts, classes, target) for client, parts in divided.items()),
-        classes=classes,
-        preprocess=preprocess,
-        model=defaults.recipe(model, shape=shape, classes=len(classes) or 1),
-        groups=truth,
-        k=len(set(truth.values())) if truth else None,
-        defaults=defaults.training(model) | defaults.FINE_TUNING,
-        method_defaults=defaults.method_defaults(target),
-        target=target,
-        label_kind=train_kind(divided, classes),
-        notes=tuple(write_notes(notes)),
-    )
+    scenario = assemble(name, arrays, divided, classes, preprocess, model, notes=tuple(write_notes(notes)))
+    scenario = with_truth(scenario, groups)
     random = len(shape) == 1 and all(MIXED in raw.parts and not raw.parts[MIXED].by for raw in raws)
     return replace(scenario, notes=(*scenario.notes, *leaks(scenario, divided, RANDOM))) if random else scenario
 
@@ -199,14 +184,15 @@ def _same_shape(raws: Sequence[Raw]) -> None:
             )
 
 
-def true_groups(groups: Mapping[str, str] | Sequence[str] | None, names: Sequence[str]) -> dict[str, str] | None:
-    """Return the true group of every client, as text."""
+def with_truth(scenario: Scenario, groups: Mapping[str, str] | Sequence[str] | None) -> Scenario:
+    """Return the scenario with the true group of every client, by name or in order, where known."""
     if groups is None:
-        return None
+        return scenario
+    names = [site.name for site in scenario.sites]
     found = {str(k): str(v) for k, v in groups.items()} if isinstance(groups, Mapping) else dict(zip(names, map(str, groups), strict=False))
     if set(found) != set(names) or len(groups) != len(names):
         raise DataError(f"groups must name every client once: expected {len(names)} ({', '.join(names[:3])}, …), got {len(groups)}")
-    return {name: found[name] for name in names}
+    return replace(scenario, groups={name: found[name] for name in names}, k=len(set(found.values())))
 
 
 def _array(name: str, value: Any) -> NDArray[Any]:

@@ -19,10 +19,10 @@ from emdcfl.data.own.checking.leaks import leaks, repeats
 from emdcfl.data.own.checking.profiling import profile_columns
 from emdcfl.data.own.cleaning import AS_THEY_ARE, REGRESSION, Cleaning, variant_notes
 from emdcfl.data.own.formats.client_tables import read_client_tables, read_shared_table
-from emdcfl.data.own.formats.images import common_shape, list_images, read_client, read_headers
+from emdcfl.data.own.formats.images import Header, common_shape, list_images, read_client, read_headers
 from emdcfl.data.own.formats.layout import FolderLayout, discover, site_files
 from emdcfl.data.own.formats.quantities import common_units
-from emdcfl.data.own.parts import SPLITS, Divided, Note, Raw, find_target, prepare, to_site, train_kind, write_notes
+from emdcfl.data.own.parts import SPLITS, Divided, Note, Raw, assemble, prepare, write_notes
 from emdcfl.data.own.splitting import RANDOM, SplitRule
 from emdcfl.data.own.tables import (
     AS_WRITTEN,
@@ -43,6 +43,7 @@ else:
     pa = arrow()
 
 Arrays = Mapping[str, Mapping[str, NDArray[Any]]]
+Headers = dict[str, list[Header | None]]
 
 
 def load_folder(
@@ -66,9 +67,14 @@ def load_folder(
     In the scenario, ``notes`` lists what was left out or looks doubtful; ``encoding`` says how files are read.
     """
     reading = read_folder(Path(path), label=label, client=client, model=model, size=size, rule=rule, cleaning=cleaning)
+    return checked_scenario(reading, rule, seed=seed, model=model)
+
+
+def checked_scenario(reading: FolderSamples, rule: SplitRule, *, seed: int, model: defaults.Model) -> Scenario:
+    """Split and encode what was read, with notes on samples that occur twice or almost."""
     scenario, divided = build_scenario(reading, seed=seed, model=model)
-    more = repeats(scenario).notes(str(path))
-    if rule == RANDOM and scenario.encoding["kind"] == "table":
+    more = repeats(scenario).notes(str(reading.path))
+    if rule == RANDOM and reading.label is not None:
         more += leaks(scenario, divided, rule, hints=False)
     return replace(scenario, notes=(*scenario.notes, *more), doubts=(*scenario.doubts, *more))
 
@@ -82,14 +88,19 @@ class FolderSamples:
     """Samples as ``Cleaning`` left them."""
     labels: dict[str, Counter[str]]
     """Client → label as the files spell it → samples."""
-    details: dict[str, Any]
-    """Kind of the data, with the shape and sizes of images or the label column of tables."""
     notes: list[Note]
     columns: dict[str, ColumnProfile]
     """Of tables: what every column holds, also those that are left out."""
     cleaning: Cleaning
     fingerprints: dict[str, str]
     """Client → short hash of its samples and labels."""
+    headers: Headers
+    """Of images: client → mode and size of each as it is stored."""
+
+    @property
+    def label(self) -> str | None:
+        """The label column of tables; ``None`` for images."""
+        return self.raws[0].label or None
 
     @property
     def features(self) -> list[ColumnProfile]:
@@ -110,35 +121,36 @@ def read_folder(
 ) -> FolderSamples:
     """Read the files of all clients, clean them and describe them."""
     layout = discover(path, client_column=client)
-    raws, details, notes = _read(layout, label=label, client=client, model=model, size=size, rule=rule, cells=cleaning.cells)
+    raws, notes, headers = _read(layout, label=label, client=client, model=model, size=size, rule=rule, cells=cleaning.cells)
     if layout.ignored:
         notes.append(
             Note("", str(path), "files that are not read: {words}", words=tuple(file.name for file in layout.ignored), left_out=True)
         )
-    return clean_reading(path, raws, details, notes, cleaning)
+    return clean_reading(path, raws, notes, cleaning, headers)
 
 
 def read_site_alone(path: Path, name: str, label: str | None, rule: SplitRule, cleaning: Cleaning) -> FolderSamples:
     """Read the files of one site whose partners are elsewhere."""
     kind, files = site_files(path, name)
-    raws, details, notes = _read(FolderLayout(kind, [files]), label=label, rule=rule, cells=cleaning.cells)
-    return clean_reading(path, raws, details, notes, cleaning)
+    raws, notes, headers = _read(FolderLayout(kind, [files]), label=label, rule=rule, cells=cleaning.cells)
+    return clean_reading(path, raws, notes, cleaning, headers)
 
 
-def clean_reading(path: Path, raws: Sequence[Raw], details: dict[str, Any], notes: list[Note], cleaning: Cleaning) -> FolderSamples:
+def clean_reading(path: Path, raws: Sequence[Raw], notes: list[Note], cleaning: Cleaning, headers: Headers | None = None) -> FolderSamples:
     """Clean what was read, and describe it with notes on what looks doubtful."""
-    numbers = cleaning.task == REGRESSION
+    label, numbers = raws[0].label or None, cleaning.task == REGRESSION
     labels = {
         raw.name: Counter(w for part in raw.parts.values() for w in part.labels.tolist()) if not numbers else Counter() for raw in raws
     }
     cleaned = [cleaning.clean(raw) for raw in raws]
-    columns = profile_columns(cleaned, details["label"]) if details["kind"] == "table" else {}
+    columns = {} if label is None else profile_columns(cleaned, label)
     for name, _ in cleaning.cells.dates:
         if name in columns and columns[name].doubt == DATES:
             columns[name] = replace(columns[name], doubt=None)  # the user said so
-    kept, more = cleaning.select(cleaned, details.get("label"), str(path))
+    kept, more = cleaning.select(cleaned, label, str(path))
     found = [*notes, *more, *variant_notes(str(path), kept)]
-    reading = FolderSamples(path, kept, labels, details, found, columns, cleaning, {raw.name: _fingerprint(raw) for raw in kept})
+    fingerprints = {raw.name: _fingerprint(raw) for raw in kept}
+    reading = FolderSamples(path, kept, labels, found, columns, cleaning, fingerprints, headers or {})
     reading.notes.extend([*unit_notes(str(path), kept), *column_notes(str(path), kept, reading.features)])
     return reading
 
@@ -151,20 +163,11 @@ def build_scenario(reading: FolderSamples, *, seed: int = 0, model: defaults.Mod
     path, raws = reading.path, reading.raws
     units = common_units({raw.name: raw.units for raw in raws})
     divided, classes, more = prepare(str(path), raws, seed, alone=alone)
-    target = find_target(divided)
     many = check_categories(reading.features)
     arrays, encoding, preprocess, mixed = _encode(divided, {raw.name: raw.origin for raw in raws}, reading, model, units)
-    shape = arrays[raws[0].name]["train"].shape[1:]
-    scenario = Scenario(
-        name=path.stem if path.is_file() else path.resolve().name,
-        sites=tuple(to_site(name, arrays[name], parts, classes, target) for name, parts in divided.items()),
-        classes=classes,
-        preprocess=preprocess,
-        model=defaults.recipe(model, shape=shape, classes=len(classes) or 1),
-        defaults=defaults.training(model) | defaults.FINE_TUNING,
-        method_defaults=defaults.method_defaults(target),
-        target=target,
-        label_kind=train_kind(divided, classes),
+    scenario = assemble(
+        path.stem if path.is_file() else path.resolve().name,
+        *(arrays, divided, classes, preprocess, model),
         notes=(*write_notes([*reading.notes, *more]), *mixed, *many),
         doubts=(*write_notes(note for note in reading.notes if note.doubt), *mixed, *many),
         encoding=encoding,
@@ -191,34 +194,30 @@ def _read(
     client: str | None = None,
     model: defaults.Model = None,
     size: int | None = None,
-) -> tuple[list[Raw], dict[str, Any], list[Note]]:
-    """Read all clients; return them, the images' shape or the label column, and notes."""
-    notes: list[Note] = []
+) -> tuple[list[Raw], list[Note], Headers]:
+    """Read all clients; return them, notes, and the images' headers."""
     if layout.kind == "images":
         listed = [list_images(files) for files in layout.clients]
         pretrained = defaults.is_pretrained(model)
         headers = {files.name: read_headers(files) for files in listed}
         shape = common_shape(headers, size=size or (224 if pretrained else None), colour=True if pretrained else None)
         read = [read_client(files, shape, rule) for files in listed]
-        details = {"kind": "images", "shape": list(shape), "headers": headers}
-        return [raw for raw, _ in read], details, [note for _, more in read for note in more]
+        return [raw for raw, _ in read], [note for _, more in read for note in more], headers
     if layout.kind == "table":
         assert layout.table is not None
         assert client is not None
-        raws, column, notes = read_shared_table(layout.table, label, client, rule, cells)
-        return raws, {"kind": "table", "label": column}, notes
-    read_tables = [read_client_tables(files, label, rule, cells) for files in layout.clients]
-    words = _words([raw for raw, _, _ in read_tables])
-    for i, (raw, _, _) in enumerate(read_tables):
-        if own := tuple((name, words[name]) for name in sorted(_told_by_others(raw) & words.keys())):
-            read_tables[i] = read_client_tables(layout.clients[i], label, rule, replace(cells, words=own))
-    notes = [note for _, _, more in read_tables for note in more]
-    return [raw for raw, _, _ in read_tables], {"kind": "table", "label": read_tables[-1][1]}, notes
+        return *read_shared_table(layout.table, label, client, rule, cells), {}
+    read = [read_client_tables(files, label, rule, cells) for files in layout.clients]
+    words = _words([raw for raw, _ in read])
+    for i, (raw, _) in enumerate(read):
+        if own := tuple((name, words[name]) for name in sorted(_ambiguous(raw) & words.keys())):
+            read[i] = read_client_tables(layout.clients[i], label, rule, replace(cells, words=own))
+    return [raw for raw, _ in read], [note for _, more in read for note in more], {}
 
 
 def _words(raws: Sequence[Raw]) -> dict[str, tuple[str, ...]]:
     """Return column → words at the clients where it is text, of columns that may be text although a client's are not."""
-    wanted = set().union(*map(_told_by_others, raws))
+    wanted = set().union(*map(_ambiguous, raws))
     found: dict[str, set[str]] = {}
     for table in (part.x for raw in raws for part in raw.parts.values()):
         for name in wanted & set(table.column_names):
@@ -227,7 +226,7 @@ def _words(raws: Sequence[Raw]) -> dict[str, tuple[str, ...]]:
     return {name: tuple(sorted(words - {""})) for name, words in found.items()}
 
 
-def _told_by_others(raw: Raw) -> set[str]:
+def _ambiguous(raw: Raw) -> set[str]:
     """Return a client's columns of truth values, of codes that begin with 0, and without values: these may be text at others."""
     fields = [field for part in raw.parts.values() for field in part.x.schema]
     t = pa.types
@@ -237,11 +236,11 @@ def _told_by_others(raw: Raw) -> set[str]:
 def _encode(
     divided: Divided, origins: Mapping[str, str], reading: FolderSamples, model: defaults.Model, units: Mapping[str, str]
 ) -> tuple[Arrays, dict[str, Any], Preprocess, list[str]]:
-    if reading.details["kind"] == "images":
+    if reading.label is None:
         arrays: Arrays = {name: {split: parts[split].x for split in SPLITS} for name, parts in divided.items()}
-        encoded_as = {"kind": "images", "shape": reading.details["shape"]}
-        return arrays, encoded_as, defaults.image_preprocess([splits["train"] for splits in arrays.values()], model), []
-    encoding, notes = table_encoding(divided, origins, reading.details["label"], reading.cleaning.cells, units)
+        train = [splits["train"] for splits in arrays.values()]
+        return arrays, {"kind": "images", "shape": list(train[0].shape[1:])}, defaults.image_preprocess(train, model), []
+    encoding, notes = table_encoding(divided, origins, reading.label, reading.cleaning.cells, units)
     encoding = replace(encoding, gaps=reading.cleaning.gaps)
     encoded: Arrays = {name: {split: encoding.encode(parts[split].x, origins[name]) for split in SPLITS} for name, parts in divided.items()}
     # The encoding has standardised already, in double precision, so nothing is left for the device.

@@ -15,10 +15,9 @@ import torch
 
 from emdcfl.core.errors import DataError
 from emdcfl.core.optional import arrow
-from emdcfl.data.own.arrays import named_clients, true_groups
-from emdcfl.data.own.checking.leaks import leaks, repeats
+from emdcfl.data.own.arrays import named_clients, with_truth
 from emdcfl.data.own.cleaning import CLEANING, Cleaning
-from emdcfl.data.own.folder import build_scenario, clean_reading
+from emdcfl.data.own.folder import checked_scenario, clean_reading
 from emdcfl.data.own.formats.client_tables import LABEL_NAMES, label_column, label_to_leave, labelled, shared_table
 from emdcfl.data.own.formats.quantities import check_units, common_units
 from emdcfl.data.own.formats.readers import as_plain, read_units, with_dates, without_marks
@@ -115,18 +114,14 @@ def from_tables(
     if is_table(clients):
         if column is None:
             raise DataError("expected one frame per site, or one frame and the name of its site column, got one frame; name it with site=")
-        raws, label, notes = _shared(clients, label, column, rule, cleaning.cells)
+        raws, notes = _shared(clients, label, column, rule, cleaning.cells)
     else:
-        raws, label, notes = _each(clients, label, rule, cleaning.cells)
-    reading = clean_reading(WHERE, raws, {"kind": "table", "label": label}, notes, cleaning)
-    scenario, divided = build_scenario(reading, seed=seed, model=model)
-    more = [*repeats(scenario).notes(str(WHERE)), *(leaks(scenario, divided, rule, hints=False) if rule == RANDOM else [])]
-    truth = true_groups(groups, [site.name for site in scenario.sites])
-    k = len(set(truth.values())) if truth else None
-    return replace(scenario, notes=(*scenario.notes, *more), groups=truth, k=k, fingerprints={})
+        raws, notes = _each(clients, label, rule, cleaning.cells)
+    scenario = checked_scenario(clean_reading(WHERE, raws, notes, cleaning), rule, seed=seed, model=model)
+    return replace(with_truth(scenario, groups), fingerprints={})
 
 
-def _shared(clients: Any, label: str | None, column: str, rule: SplitRule, cells: CellRules) -> tuple[list[Raw], str, list[Note]]:
+def _shared(clients: Any, label: str | None, column: str, rule: SplitRule, cells: CellRules) -> tuple[list[Raw], list[Note]]:
     """Divide one table, or one table per split, by the site column."""
     if not isinstance(clients, Mapping):
         return shared_table(_read(clients, label, cells, "the frame"), "the frame", label, column, rule, cells)
@@ -134,27 +129,27 @@ def _shared(clients: Any, label: str | None, column: str, rule: SplitRule, cells
     units: dict[str, dict[str, str]] = {}
     notes: list[Note] = []
     for split, value in by_split(clients, "the frames").items():
-        raws, label, more = shared_table(_read(value, label, cells, f"split {split!r}"), f"split {split!r}", label, column, RANDOM, cells)
+        raws, more = shared_table(_read(value, label, cells, f"split {split!r}"), f"split {split!r}", label, column, RANDOM, cells)
         notes += more
+        label = raws[0].label
         for raw in raws:
             units[raw.name] = common_units({"the other splits": units.get(raw.name, {}), f"split {split!r}": raw.units})
             parts.setdefault(raw.name, {})[split] = raw.parts[MIXED]
-    assert label is not None
-    raws = [Raw(name, f"{column} = {name}", found, label=label, units=units[name]) for name, found in parts.items()]
-    return raws, label, notes
+    return [Raw(name, f"{column} = {name}", found, label=label or "", units=units[name]) for name, found in parts.items()], notes
 
 
-def _each(clients: Any, label: str | None, rule: SplitRule, cells: CellRules) -> tuple[list[Raw], str, list[Note]]:
+def _each(clients: Any, label: str | None, rule: SplitRule, cells: CellRules) -> tuple[list[Raw], list[Note]]:
     raws: list[Raw] = []
     notes: list[Note] = []
     for name, entry in named_clients(clients).items():
-        raw, label, more = _raw(name, entry, label, rule, cells)
+        raw, more = _raw(name, entry, label, rule, cells)
+        label = raw.label
         raws.append(raw)
         notes += more
-    return raws, label or "", notes
+    return raws, notes
 
 
-def _raw(name: str, entry: Any, label: str | None, rule: SplitRule, cells: CellRules) -> tuple[Raw, str, list[Note]]:
+def _raw(name: str, entry: Any, label: str | None, rule: SplitRule, cells: CellRules) -> tuple[Raw, list[Note]]:
     if not is_table(entry):
         raise DataError(f"client {name!r}: expected a frame as at the other sites, got {type(entry).__name__}; give all sites alike")
     whole = not isinstance(entry, Mapping)
@@ -166,7 +161,7 @@ def _raw(name: str, entry: Any, label: str | None, rule: SplitRule, cells: CellR
         units = common_units({"the other splits": units, f"split {split!r}": own})
         parts[split], more = labelled(table, label, name, "frame", rule if whole else RANDOM)
         notes += more
-    return Raw(name, "frame", parts, rule if whole else RANDOM, label or "", units), label or "", notes
+    return Raw(name, "frame", parts, rule if whole else RANDOM, label or "", units), notes
 
 
 def site_from_table(
@@ -182,7 +177,7 @@ def site_from_table(
     """Build one more site for a run on tables, from a frame."""
     _check_kind(encoding)
     cleaning = Cleaning.of(**options)
-    raw, _, notes = _raw(name, entry, encoding["label"], SplitRule.of(**options), cleaning.cells)
+    raw, notes = _raw(name, entry, encoding["label"], SplitRule.of(**options), cleaning.cells)
     return new_site(raw, encoding, classes, notes, target=target, seed=seed, cleaning=cleaning)
 
 

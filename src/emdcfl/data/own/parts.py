@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from emdcfl.core import keys
 from emdcfl.core.errors import DataError
 from emdcfl.core.units import NAMED_IN_FULL, names
+from emdcfl.data.own import defaults
 from emdcfl.data.own.splitting import GROUP, RANDOM, SPLIT, TIME, Keys, SplitRule
 from emdcfl.data.split import Indices, grouped_indices, ordered_indices, stratified_indices
-from emdcfl.data.types import Site, Split, Target
+from emdcfl.data.types import Preprocess, Scenario, Site, Split, Target
 
 FRACTIONS = (0.6, 0.2, 0.2)
 MIN_SAMPLES = 10
@@ -238,11 +239,6 @@ def _reads(kind: Callable[[str], Any], word: str) -> bool:
     return True
 
 
-def train_kind(divided: Divided, classes: Sequence[str]) -> str:
-    """Return what the training labels of all clients were."""
-    return label_kind([parts["train"].kind for parts in divided.values()], classes)
-
-
 def sort_words(words: set[str]) -> list[str]:
     """Sort numerically where every word is a number, else alphabetically."""
     listed = sorted(words)  # 1 and 01 are equal, nan equals nothing, and the order of a set differs between processes
@@ -323,6 +319,32 @@ def to_site(
     """Build the site from the encoded samples of each split."""
     splits = {split: to_split(arrays[split], parts[split].labels, classes, target) for split in SPLITS}
     return Site(name, splits["train"], splits["val"], {"test": splits["test"]})
+
+
+def assemble(
+    name: str,
+    arrays: Mapping[str, Mapping[str, NDArray[Any]]],
+    divided: Divided,
+    classes: tuple[str, ...],
+    preprocess: Preprocess,
+    model: defaults.Model,
+    **facts: Any,
+) -> Scenario:
+    """Build a scenario from the encoded samples of every client's splits; ``facts`` are further fields of ``Scenario``."""
+    target = find_target(divided)
+    shape = next(iter(arrays.values()))["train"].shape[1:]
+    return Scenario(
+        name=name,
+        sites=tuple(to_site(client, arrays[client], parts, classes, target) for client, parts in divided.items()),
+        classes=classes,
+        preprocess=preprocess,
+        model=defaults.recipe(model, shape=shape, classes=len(classes) or 1),
+        defaults=defaults.training(model) | defaults.FINE_TUNING,
+        method_defaults=defaults.method_defaults(target),
+        target=target,
+        label_kind=label_kind([parts["train"].kind for parts in divided.values()], classes),
+        **facts,
+    )
 
 
 def label_codes(labels: Labels) -> NDArray[np.int64]:

@@ -71,7 +71,7 @@ def load_site(
         column = label or encoding["label"]
         labels = ((column, tuple(classes)),) if classes else ()
         cells = replace(cleaning.cells, words=TableEncoding.from_dict(encoding).cells.words + labels)
-        raw, _, notes = read_client_tables(files, column, rule, cells)
+        raw, notes = read_client_tables(files, column, rule, cells)
     return new_site(raw, encoding, classes, notes, target=target, seed=seed, cleaning=cleaning)
 
 

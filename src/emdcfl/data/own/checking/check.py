@@ -145,23 +145,23 @@ def check_options(path: str | Path, options: Mapping[str, Any]) -> FolderReport:
 
 def describe(reading: FolderSamples) -> FolderReport:
     """Report what was read, before it is split."""
-    details, kept = reading.details, {column.name for column in reading.features}
+    kept = {column.name for column in reading.features}
     spell = {word: reading.cleaning.label(word) for words in reading.labels.values() for word in words}
     clients = []
     for raw in reading.raws:
         spelled = dict(sorted(reading.labels[raw.name].items()))
-        headers = details.get("headers", {}).get(raw.name, [])
-        images = Counter(f"{size[0]}×{size[1]} {MODES.get(mode, mode)}" for mode, size in filter(None, headers))
+        headers = filter(None, reading.headers.get(raw.name, []))
+        images = Counter(f"{size[0]}×{size[1]} {MODES.get(mode, mode)}" for mode, size in headers)
         sizes = {split: len(part) for split, part in raw.parts.items()}
         numbers = _numbers(raw) if reading.cleaning.task == REGRESSION else {}
         clients.append(ClientReport(raw.name, sizes, {}, spelled, reading.fingerprints[raw.name], dict(images.most_common()), numbers))
     return FolderReport(
         path=str(reading.path),
-        kind=str(details["kind"]),
+        kind="images" if reading.label is None else "table",
         classes=tuple(sorted(set(spell.values()))),
         clients=tuple(clients),
         notes=tuple(write_notes(reading.notes)),
-        label=details.get("label"),
+        label=reading.label,
         columns=tuple(reading.columns.values()),
         left_out=tuple(name for name in reading.columns if name not in kept),
         renamed=spell,

@@ -75,8 +75,8 @@ def labelled(table: pa.Table, label: str, name: str, origin: str, rule: SplitRul
 
 def read_client_tables(
     client: ClientFiles, label: str | None, rule: SplitRule = RANDOM, cells: CellRules = AS_WRITTEN
-) -> tuple[Raw, str, list[Note]]:
-    """Read the table or tables of one client; return samples, the label column and notes."""
+) -> tuple[Raw, list[Note]]:
+    """Read the table or tables of one client; return samples and notes."""
     parts: dict[str, Part] = {}
     notes: list[Note] = []
     column = origin = ""
@@ -95,7 +95,7 @@ def read_client_tables(
         part, more = labelled(table, column, client.name, str(path), rule)
         parts[split] = part
         notes += more
-    return Raw(client.name, origin, parts, rule, column, units, codes), column, notes
+    return Raw(client.name, origin, parts, rule, column, units, codes), notes
 
 
 def encoding_notes(table: pa.Table, name: str, origin: str) -> list[Note]:
@@ -117,16 +117,16 @@ def label_to_leave(table: pa.Table, label: str, cells: CellRules) -> list[str]:
 
 def read_shared_table(
     path: Path, label: str | None, client: str, rule: SplitRule = RANDOM, cells: CellRules = AS_WRITTEN
-) -> tuple[list[Raw], str, list[Note]]:
+) -> tuple[list[Raw], list[Note]]:
     """Read one table and divide it by its client column; that column is dropped."""
     table = read_file(path, cells)
-    raws, column, notes = shared_table(table, str(path), label, client, rule, cells)
-    return raws, column, [*encoding_notes(table, "", str(path)), *notes]
+    raws, notes = shared_table(table, str(path), label, client, rule, cells)
+    return raws, [*encoding_notes(table, "", str(path)), *notes]
 
 
 def shared_table(
     table: pa.Table, origin: str, label: str | None, client: str, rule: SplitRule, cells: CellRules = AS_WRITTEN
-) -> tuple[list[Raw], str, list[Note]]:
+) -> tuple[list[Raw], list[Note]]:
     """Divide a table by its client column."""
     if client not in table.column_names:
         raise DataError(f"{origin} has no client column {client!r}: {nearest(client, table.column_names)}")
@@ -134,7 +134,7 @@ def shared_table(
     if column == client:
         raise DataError(f"{origin}: the label and the client column are both {client!r}; name another with --label or --client")
     who = _as_text(pc.fill_null(pc.cast(table.column(client), pa.string()), ""))
-    if not who.any():
+    if (who == "").all():
         raise DataError(f"{origin}: no row has a value in the client column {client!r}; fill it in, or name another with --client")
     notes = [Note("", origin, "rows without a client left out: {n}", int((who == "").sum()), left_out=True)] if (who == "").any() else []
     table, leave, codes = table.drop_columns([client]), label_to_leave(table, column, cells), codes_of(table)
@@ -144,7 +144,7 @@ def shared_table(
         part, more = labelled(own, column, name, origin, rule)
         raws.append(Raw(name, f"{origin}, {client} = {name}", {MIXED: part}, rule, column, units, codes))
         notes += more
-    return raws, column, notes
+    return raws, notes
 
 
 def _label_kind(kind: pa.DataType) -> str:

@@ -91,9 +91,9 @@ def _own(
         _check_classes(image_labels(list_images(site_files(path, name)[1]), about["seed"], rule, cleaning), data)
         site, notes = load_site(path, name=name, label=label, rule=rule, cleaning=cleaning, **about)
     else:
-        raw, column, said = read_table(name, path, label or data["encoding"]["label"], rule, cleaning)
-        fixed_label(state, label, column, policy)
-        _check_classes(_check_table(raw, column, data, policy), data)
+        raw, said = read_table(name, path, label or data["encoding"]["label"], rule, cleaning)
+        fixed_label(state, label, raw.label, policy)
+        _check_classes(_check_table(raw, data, policy), data)
         site, notes = new_site(raw, notes=said, **about)
     for note in notes:
         log.info("%s", note)
@@ -139,20 +139,20 @@ def image_labels(listed: Listed, seed: int, rule: SplitRule, cleaning: Cleaning 
     return divide(cleaning.clean(Raw(listed.name, listed.origin, parts, rule)), seed)["train"].labels
 
 
-def read_table(name: str, path: Path, label: str | None, rule: SplitRule, cleaning: Cleaning) -> tuple[Raw, str, list[Note]]:
-    """Return this site's table as its owner repairs it, without the columns and rows that are left out; its label column; and notes."""
-    raw, column, notes = read_client_tables(site_files(path, name)[1], label, rule, cleaning.cells)
-    (chosen,), more = cleaning.select([cleaning.clean(raw)], column, raw.origin)
-    return chosen, column, [*notes, *more]
+def read_table(name: str, path: Path, label: str | None, rule: SplitRule, cleaning: Cleaning) -> tuple[Raw, list[Note]]:
+    """Return this site's table as its owner repairs it, without the columns and rows that are left out, and notes."""
+    raw, notes = read_client_tables(site_files(path, name)[1], label, rule, cleaning.cells)
+    (chosen,), more = cleaning.select([cleaning.clean(raw)], raw.label, raw.origin)
+    return chosen, [*notes, *more]
 
 
-def _check_table(raw: Raw, column: str, data: Mapping[str, Any], policy: Policy) -> Text:
+def _check_table(raw: Raw, data: Mapping[str, Any], policy: Policy) -> Text:
     """Return the labels of the train split.
 
     Refuses a job that asks for columns as words which the survey would not list: the server could guess names, and see which occur.
     """
     train = divide(raw, int(data["seed"]))["train"]
-    check_words(Counter(train.labels.tolist()), f"the label column {column!r}")
+    check_words(Counter(train.labels.tolist()), f"the label column {raw.label!r}")
     for entry in data["encoding"]["columns"]:
         if "words" in entry and entry["name"] in train.x.column_names:
             check_column(train.x, entry["name"], policy)

@@ -47,11 +47,11 @@ def answer_survey(node: HomeNode, request: Any) -> Answer:
             policy.check_shape(request["shape"])
         answer = _describe_images(files, seed, rule, cleaning) if describes else _measure_images(files, seed, rule, request["shape"])
     else:
-        raw, column, _ = read_table(node.name, path, label, rule, cleaning)
+        raw, _ = read_table(node.name, path, label, rule, cleaning)
         if not describes:
             policy.check_columns(request["numeric"] + request["categorical"])
-        fixed_label(node.home / "state", node.config.label, column, policy)
-        answer = _describe_table(raw, seed, column, policy) if describes else _measure_table(raw, seed, column, request, policy)
+        fixed_label(node.home / "state", node.config.label, raw.label, policy)
+        answer = _describe_table(raw, seed, policy) if describes else _measure_table(raw, seed, request, policy)
     return {"client": node.name, "reply": answer}
 
 
@@ -78,7 +78,8 @@ def _measure_images(files: ClientFiles, seed: int, rule: SplitRule, shape: Seque
     return {"count": int(x.shape[0] * height * width), "sums": torch.from_numpy(sums), "squares": torch.from_numpy(squares)}
 
 
-def _describe_table(raw: Raw, seed: int, column: str, policy: Policy) -> Answer:
+def _describe_table(raw: Raw, seed: int, policy: Policy) -> Answer:
+    column = raw.label
     train = divide(raw, seed)["train"]
     check_words(Counter(train.labels.tolist()), f"the label column {column!r}")
     told = [name for name in train.x.column_names if name != column and (not policy.columns or name in policy.columns)]
@@ -88,9 +89,9 @@ def _describe_table(raw: Raw, seed: int, column: str, policy: Policy) -> Answer:
     return {"kind": "table", **labels, "columns": columns, "units": units}
 
 
-def _measure_table(raw: Raw, seed: int, column: str, request: Mapping[str, Any], policy: Policy) -> Answer:
-    if column in request["numeric"] + request["categorical"]:
-        raise PolicyError(f"this node does not measure its label column {column!r}: the mean would tell how many samples each class has")
+def _measure_table(raw: Raw, seed: int, request: Mapping[str, Any], policy: Policy) -> Answer:
+    if raw.label in request["numeric"] + request["categorical"]:
+        raise PolicyError(f"this node does not measure its label column {raw.label!r}: the mean would tell how many samples each class has")
     table = divide(raw, seed)["train"].x
     there = set(table.column_names)
     unknown = next((name for name in request["numeric"] + request["categorical"] if name not in there), None)
