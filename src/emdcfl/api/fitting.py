@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -115,7 +115,7 @@ def fit(
     given = training | config_keys(seed=seed, participants=participants, hold_out=held, device=device, workers=workers)
     given |= config_keys(task=task, label=label, client=site) | dict(settings or {})
     config, scenario = configure(clients, model, method, given, groups=groups)
-    with _shown(progress, observer) as watch:
+    with Live(terminal()) if progress and observer is None else nullcontext(observer) as watch:
         return Result.of(run(config, None if out is None else Path(out), resume=resume, observer=watch, scenario=scenario))
 
 
@@ -167,15 +167,6 @@ def load(folder: str | Path, *, clients: Clients | None = None, trust_model: boo
     if source != found.config.scenario:
         raise DataError(f"{folder}: the run had other data than those given; give what 'fit' was given")
     return replace(found, scenario=scenario)
-
-
-@contextmanager
-def _shown(progress: bool, observer: Observer | None) -> Iterator[Observer | None]:
-    if not progress or observer is not None:
-        yield observer
-        return
-    with Live(terminal()) as live:
-        yield live
 
 
 def _model(wanted: str | ModelRecipe | None) -> Choice | None:

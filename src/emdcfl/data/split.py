@@ -13,10 +13,8 @@ from emdcfl.core.errors import DataError
 Indices = NDArray[np.int64]
 
 
-def split_indices(n: int, fractions: Sequence[float], rng: np.random.Generator, *, shuffle: bool = True) -> tuple[Indices, ...]:
-    """Cut ``0..n-1`` into parts; every part but the first has ``round(fraction · n)`` elements, the first takes the rest.
-
-    Without ``shuffle`` the cuts are contiguous.
+def split_indices(n: int, fractions: Sequence[float], rng: np.random.Generator) -> tuple[Indices, ...]:
+    """Cut a shuffle of ``0..n-1`` into parts; every part but the first has ``round(fraction · n)`` elements, the first takes the rest.
 
     Examples
     --------
@@ -24,12 +22,19 @@ def split_indices(n: int, fractions: Sequence[float], rng: np.random.Generator, 
     >>> [len(part) for part in split_indices(899, (0.6, 0.2, 0.2), np.random.default_rng(0))]
     [539, 180, 180]
     """
+    return tuple(np.split(rng.permutation(n).astype(np.int64), _cuts(n, fractions)))
+
+
+def _cuts(n: int, fractions: Sequence[float]) -> Indices:
+    """Return where every part but the first begins."""
+    _check(fractions)
+    rest = [int(np.floor(f * n + 0.5)) for f in fractions[1:]]
+    return np.cumsum([n - sum(rest), *rest], dtype=np.int64)[:-1]
+
+
+def _check(fractions: Sequence[float]) -> None:
     if abs(sum(fractions) - 1) > 1e-9 or min(fractions) < 0:
         raise DataError(f"split fractions must be non-negative and sum to 1, got {tuple(fractions)}")
-    rest = [int(np.floor(f * n + 0.5)) for f in fractions[1:]]
-    sizes = [n - sum(rest), *rest]
-    order = rng.permutation(n) if shuffle else np.arange(n)
-    return tuple(np.split(order.astype(np.int64), np.cumsum(sizes)[:-1]))
 
 
 def stratified_indices(labels: NDArray[np.int64], fractions: Sequence[float], rng: np.random.Generator) -> tuple[Indices, ...]:
@@ -45,8 +50,7 @@ def stratified_indices(labels: NDArray[np.int64], fractions: Sequence[float], rn
     >>> [np.bincount(labels[part]).tolist() for part in stratified_indices(labels, (0.6, 0.2, 0.2), np.random.default_rng(0))]
     [[3, 3], [1, 1], [1, 1]]
     """
-    if abs(sum(fractions) - 1) > 1e-9 or min(fractions) < 0:
-        raise DataError(f"split fractions must be non-negative and sum to 1, got {tuple(fractions)}")
+    _check(fractions)
     target = np.zeros(len(fractions))
     taken = np.zeros(len(fractions), dtype=np.int64)
     parts: list[list[Indices]] = [[] for _ in fractions]
@@ -70,9 +74,7 @@ def ordered_indices(order: NDArray[np.float64], fractions: Sequence[float]) -> t
     [[1, 2, 3, 4, 5, 6], [7, 8], [0, 9]]
     """
     values = np.sort(order)
-    sizes = [len(part) for part in split_indices(len(order), fractions, np.random.default_rng(0), shuffle=False)]
-    starts = [int(start) for start in np.cumsum(sizes)[:-1]]
-    edges = [-np.inf, *(values[start] if start < len(values) else np.inf for start in starts), np.inf]
+    edges = [-np.inf, *(values[cut] if cut < len(values) else np.inf for cut in _cuts(len(order), fractions)), np.inf]
     return tuple(np.flatnonzero((order >= low) & (order < high)) for low, high in pairwise(edges))
 
 

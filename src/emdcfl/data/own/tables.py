@@ -90,6 +90,10 @@ class Numeric:
     unit: str = ""
     """Where cells are numbers with a unit: the unit."""
 
+    @property
+    def width(self) -> int:
+        return 1 + self.gaps
+
 
 @dataclass(frozen=True)
 class Categorical:
@@ -97,6 +101,10 @@ class Categorical:
 
     name: str
     words: tuple[str, ...]
+
+    @property
+    def width(self) -> int:
+        return len(self.words)
 
     def read(self, table: pa.Table) -> list[str]:
         """Return the column's cells as text; a gap is empty."""
@@ -135,7 +143,7 @@ class TableEncoding:
 
     @property
     def width(self) -> int:
-        return sum(1 + column.gaps if isinstance(column, Numeric) else len(column.words) for column in self.columns)
+        return sum(column.width for column in self.columns)
 
     def encode(self, table: pa.Table, origin: str) -> NDArray[np.float32]:
         """Encode the rows of a table that has all columns (others, the label among them, are ignored)."""
@@ -144,10 +152,10 @@ class TableEncoding:
         if missing:
             raise DataError(f"{origin} lacks the column{'s' if len(missing) > 1 else ''} {', '.join(missing)}")
         out = np.zeros((table.num_rows, self.width), np.float32)
-        starts = np.cumsum([0, *(1 + c.gaps if isinstance(c, Numeric) else len(c.words) for c in self.columns)]).tolist()
-        numeric = [(start, c) for start, c in zip(starts, self.columns, strict=False) if isinstance(c, Numeric)]
-        self._encode_numbers(table, numeric, out, origin)
-        for start, column in zip(starts, self.columns, strict=False):
+        starts = np.cumsum([0, *(column.width for column in self.columns)]).tolist()
+        placed = list(zip(starts, self.columns, strict=False))
+        self._encode_numbers(table, [(start, column) for start, column in placed if isinstance(column, Numeric)], out, origin)
+        for start, column in placed:
             if isinstance(column, Categorical):
                 number = {word: start + i for i, word in enumerate(column.words)}
                 for row, word in enumerate(column.read(table)):
@@ -217,14 +225,13 @@ def summarise(table: pa.Table, numeric: Sequence[str], categorical: Sequence[str
     """Return what a client reports about its training rows."""
     return Summary(
         {name: _moments(number_values(table.column(name))) for name in numeric},
-        {name: _frequent(text_values(table.column(name))) for name in categorical},
+        {name: most_frequent(Counter(filter(None, text_values(table.column(name))))) for name in categorical},
     )
 
 
-def _frequent(words: Sequence[str]) -> tuple[str, ...]:
-    """Return the words of a column in alphabetical order, the most frequent ones where there are too many."""
-    counts = Counter(filter(None, words))
-    return tuple(sorted(sorted(counts, key=lambda word: (-counts[word], word))[:MAX_WORDS]))
+def most_frequent(counts: Mapping[str, int], most: int = MAX_WORDS) -> tuple[str, ...]:
+    """Return the most frequent words in alphabetical order."""
+    return tuple(sorted(sorted(counts, key=lambda word: (-counts[word], word))[:most]))
 
 
 def pool(summaries: Sequence[Summary], label: str, cells: CellRules = AS_WRITTEN, units: Mapping[str, str] | None = None) -> TableEncoding:
@@ -247,10 +254,8 @@ def pool(summaries: Sequence[Summary], label: str, cells: CellRules = AS_WRITTEN
             Numeric(name, mean, 1.0 if constant else std, any(m.missing for m in moments), dates.get(name, ""), known.get(name, ""))
         )
     for name in summaries[0].words:
-        at = Counter(word for summary in summaries for word in summary.words[name])
-        words = sorted(sorted(at, key=lambda word: (-at[word], word))[:MAX_WORDS])
-        if words:
-            columns.append(Categorical(name, tuple(words)))
+        if words := most_frequent(Counter(word for summary in summaries for word in summary.words[name])):
+            columns.append(Categorical(name, words))
     if not columns:
         raise DataError("the tables have no usable column besides the label")
     return TableEncoding(label, tuple(columns), cells.missing)

@@ -17,7 +17,7 @@ from emdcfl.core.optional import arrow
 from emdcfl.core.units import names
 from emdcfl.data.own.formats.readers import GAPS, NUMBER
 from emdcfl.data.own.parts import Note, Raw, some
-from emdcfl.data.own.tables import MAX_WORDS, is_numeric
+from emdcfl.data.own.tables import MAX_WORDS, is_numeric, most_frequent
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -80,7 +80,7 @@ class ColumnProfile:
                 site: {"rows": one.rows, "missing": one.missing}
                 | ({"low": one.low, "high": one.high} if one.low is not None else {})
                 | ({"different": one.different} if one.different else {})
-                | ({"words": top_words(one.words)} if one.words and told else {})
+                | ({"words": list(most_frequent(one.words, SHOWN_WORDS))} if one.words and told else {})
                 for site, one in self.sites.items()
             },
         }
@@ -95,7 +95,7 @@ class ColumnProfile:
         if one.different and (self.doubt in (IDS, FREE_TEXT) or one.different > FEW):
             return f"{one.different} different"
         if one.words:
-            words = top_words(one.words)
+            words = most_frequent(one.words, SHOWN_WORDS)
             return ", ".join(words) + (f", {len(one.words) - len(words)} more" if len(one.words) > len(words) else "")
         assert one.low is not None
         assert one.high is not None
@@ -126,11 +126,6 @@ class ColumnProfile:
     @property
     def missing(self) -> int:
         return sum(one.missing for one in self.sites.values())
-
-
-def top_words(words: Mapping[str, int]) -> list[str]:
-    """The most frequent words, in alphabetical order."""
-    return sorted(sorted(words, key=lambda word: (-words[word], word))[:SHOWN_WORDS])
 
 
 def index_columns(raws: Sequence[Raw], label: str) -> list[str]:

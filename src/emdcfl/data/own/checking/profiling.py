@@ -73,6 +73,7 @@ class _Facts:
     kind: pa.DataType
     rows: int
     missing: int
+    values: pa.ChunkedArray
     low: float = np.nan
     high: float = np.nan
     counts: bool = False
@@ -82,7 +83,6 @@ class _Facts:
     """Whether numbers begin with 0, as codes do."""
     separated: bool = False
     words: Counter[str] = field(default_factory=Counter)
-    values: pa.ChunkedArray | None = None
 
 
 def profile_columns(raws: Sequence[Raw], label: str) -> dict[str, ColumnProfile]:
@@ -138,18 +138,16 @@ def _facts(site: str, part: Part, label: str, codes: Collection[str]) -> dict[st
     counts = (steps == 1).all(axis=0) & (len(numbers) > 1)
     rises = np.asarray((steps > 0).all(axis=0) | (steps < 0).all(axis=0)) & (len(numbers) > FEW)
     separated = _separated(numbers, _alike(part.labels))
-    facts = (missing, low, high, counts, rises, separated)
-    of_numbers = zip(numeric, *(one.tolist() for one in facts), strict=True)
-    described = {name: values for name, *values in of_numbers}
+    at = {name: i for i, name in enumerate(numeric)}
     for name, kind in kinds.items():
-        if name in described:
-            gaps, least, most, numbered, rising, apart = described[name]
-            whole = pa.types.is_integer(kind)
-            told = {"counts": numbered and whole, "rises": rising and whole, "coded": name in codes and whole, "separated": apart}
-            found[name] = _Facts(site, kind, len(part), gaps, least, most, **told, values=table.column(name))
+        values = table.column(name)
+        if name in at:
+            i, whole = at[name], pa.types.is_integer(kind)
+            told = {"counts": counts[i] and whole, "rises": rises[i] and whole, "coded": name in codes and whole, "separated": separated[i]}
+            found[name] = _Facts(site, kind, len(part), int(missing[i]), values, float(low[i]), float(high[i]), **told)
         else:
-            words = text_values(table.column(name))
-            found[name] = _Facts(site, kind, len(part), words.count(""), words=Counter(filter(None, words)), values=table.column(name))
+            words = text_values(values)
+            found[name] = _Facts(site, kind, len(part), words.count(""), values, words=Counter(filter(None, words)))
     return found
 
 
@@ -224,7 +222,7 @@ def _tells_cases(pieces: Sequence[_Facts], labels: Sequence[NDArray[np.str_]], e
     for piece, own in zip(pieces, labels, strict=True):
         if piece.missing or not (piece.words or pa.types.is_integer(piece.kind)):
             return False
-        values = len(piece.values.unique())  # type: ignore[union-attr]
+        values = len(piece.values.unique())
         classes, codes, counts = np.unique(own, return_inverse=True, return_counts=True)
         if not max(2, len(classes)) < values <= len(own) / ROWS_OF_A_CASE:
             return False
@@ -268,7 +266,7 @@ def _doubt(name: str, pieces: Sequence[_Facts]) -> tuple[str | None, tuple[str, 
     named = ID_NAME.search(name) or NUMBER_NAME.search(name) or all(p.rises for p in full) or any(p.coded for p in full)
     if not words and not named:
         return None, ()
-    distinct = [len(piece.words) if words else len(piece.values.unique()) for piece in full]  # type: ignore[union-attr]
+    distinct = [len(piece.words) if words else len(piece.values.unique()) for piece in full]
     if max(distinct) <= FEW:
         return None, ()
     if named:
@@ -309,6 +307,6 @@ def _by_site(pieces: Sequence[_Facts], doubt: str | None) -> dict[str, SiteColum
         highs = [end for end in (one.high, piece.high) if end is not None and end == end]
         words = Counter(one.words) + piece.words if one.words else piece.words
         rows, missing = one.rows + piece.rows, one.missing + piece.missing
-        different = len(words) if words else one.different + len(piece.values.unique()) if doubt == IDS else 0  # type: ignore[union-attr]
+        different = len(words) if words else one.different + len(piece.values.unique()) if doubt == IDS else 0
         sites[piece.site] = SiteColumn(rows, missing, min(lows, default=None), max(highs, default=None), words, different)
     return sites

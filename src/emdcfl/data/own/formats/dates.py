@@ -75,8 +75,8 @@ def looks_like_dates(words: Iterable[str]) -> bool:
     >>> looks_like_dates(["1.3.2024", "17.11.2025"]), looks_like_dates(["1.3", "17.11"])
     (True, False)
     """
-    listed = list(words)
-    return bool(listed) and any(all(_reads(word, form) for word in listed) for form in FORMATS)
+    listed = set(words)
+    return bool(listed and readings(listed))
 
 
 def read_dates(options: str | Iterable[str] | None) -> tuple[tuple[str, str], ...]:

@@ -177,7 +177,7 @@ def like_data(table: pa.Table) -> int:
     Names are quoted in errors, which may reach a server; the first row of a file without names must not be.
     """
     names = table.column_names
-    numbers = [name for name in names if re.fullmatch(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*", name)]
+    numbers = [name for name in names if NUMBER.fullmatch(name.strip())]
     whole = sorted({int(name) for name in numbers if re.fullmatch(r"\d{1,9}", name)})
     if len(whole) == len(numbers) > 1 and whole[-1] - whole[0] + 1 == len(whole):  # 0, 1, 2, … or years
         numbers = []
@@ -220,9 +220,10 @@ def _read_csv(path: Path, cells: CellRules = AS_WRITTEN, *, threads: bool = True
 def _is_utf8(table: pa.Table) -> bool:
     """Whether a CSV was UTF-8: other text comes as bytes, and a name of it cannot be asked for."""
     try:
-        return bool(table.column_names is not None) and not any(map(pa.types.is_binary, table.schema.types))
+        _ = table.column_names
     except UnicodeDecodeError:
         return False
+    return not any(map(pa.types.is_binary, table.schema.types))
 
 
 def _with_gaps(table: pa.Table, cells: CellRules, decimal: str) -> pa.Table:
