@@ -12,7 +12,8 @@ import torch
 import emdcfl
 from emdcfl.api.clients import read_clients
 from emdcfl.core.errors import ConfigError, DataError, ModelError, StoreError
-from emdcfl.data.own.frames import encode, hub_entry
+from emdcfl.data.own.frames import encode
+from emdcfl.data.own.hub import hub_entry
 from emdcfl.data.types import Scenario, Site
 from emdcfl.runs.config import Choice, Config
 from emdcfl.runs.plan import plan

@@ -1,4 +1,4 @@
-"""Tables in memory: pandas frames and Hugging Face data sets become the scenario that the same rows in files would.
+"""Tables in memory: pandas frames and Hugging Face data sets of plain columns become the scenario that the same rows in files would.
 
 Neither library is imported: a frame is known by what it can do. ``site`` names the column that says whose row it is.
 """
@@ -198,36 +198,3 @@ def encode(value: Any, encoding: Mapping[str, Any]) -> torch.Tensor:
 def _check_kind(encoding: Mapping[str, Any]) -> None:
     if encoding["kind"] != "table":
         raise DataError(f"expected what the run was trained on ({encoding['kind']}), got a frame")
-
-
-def hub_entry(value: Any, label: str | None) -> Any:
-    """Return a Hugging Face data set of images or vectors as ``(X, y)``; one of plain columns as it is."""
-    if isinstance(value, Mapping):
-        return {split: hub_entry(part, label) for split, part in by_split(value, "the data set").items()}
-    if not is_hub(value):
-        return value
-    arrays = [name for name, feature in value.features.items() if _holds_arrays(feature)]
-    if not arrays:
-        return value
-    column = label or next((name for name in LABEL_NAMES if name in value.column_names), None)
-    if len(arrays) > 1 or column is None or column not in value.column_names:
-        found = ", ".join(value.column_names)
-        raise DataError(f"expected a data set with one column of images or vectors and a label, got {found}; select columns, name label=")
-    words = getattr(value.features[column], "names", None)
-    y = np.asarray(value.with_format("numpy")[column][:])
-    if words is not None:  # of a sample without a label, the number is below 0
-        y = np.array([words[int(code)] if code is not None and code >= 0 else None for code in y.tolist()])
-    return _stacked(value, arrays[0]), y
-
-
-def _holds_arrays(feature: Any) -> bool:
-    kind = type(feature).__name__
-    return kind in ("Image", "Sequence", "List", "LargeList", "Array2D", "Array3D") or isinstance(feature, list)
-
-
-def _stacked(value: Any, column: str) -> np.ndarray[Any, Any]:
-    found = [np.asarray(sample) for sample in value.with_format(None)[column]]
-    shapes = {sample.shape for sample in found}
-    if len(shapes) > 1:
-        raise DataError(f"column {column!r} holds samples of {len(shapes)} shapes, such as {sorted(shapes)[:2]}; resize them with map()")
-    return np.stack(found)

@@ -67,7 +67,7 @@ RANDOM = SplitRule()
 
 def by_split(parts: Mapping[str, Part], who: str) -> dict[str, Part]:
     """Return what is called ``training`` or ``valid`` under ``train`` and ``val``; two parts of one split are an error."""
-    found = {SPLIT_NAMES.get(name.lower(), name): part for name, part in parts.items()}
+    found = {SPLIT_NAMES.get(str(name).lower(), name): part for name, part in parts.items()}
     if len(found) < len(parts):
         raise DataError(f"{who}: expected one part for each of {', '.join(found)}, got {', '.join(parts)}; put those of one split together")
     return found
