@@ -5,16 +5,17 @@ from __future__ import annotations
 import html
 import math
 import tempfile
-import webbrowser
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from emdcfl.api import pictures
 from emdcfl.api.clients import Clients, Groups
 from emdcfl.api.fitting import Model, Task, as_choice, configure
+from emdcfl.api.result import new_page, show_report
 from emdcfl.core.errors import ClientError, ConfigError
 from emdcfl.core.metric import Metric, metric_of, score_of
 from emdcfl.core.optional import require
@@ -119,7 +120,7 @@ class Comparison:
 
     rows: list[ResultRow]
 
-    @property
+    @cached_property
     def table(self) -> Table:
         """The table that ``emdcfl compare`` prints."""
         return build(self.rows)
@@ -129,7 +130,7 @@ class Comparison:
         """What methods are compared by."""
         return metric_of(self.rows[0]) if self.rows else Metric.ACCURACY
 
-    @property
+    @cached_property
     def methods(self) -> list[str]:
         """Methods in the order of the table."""
         return [label for label in self.table.rows if self._cell(label) is not None]
@@ -181,16 +182,10 @@ class Comparison:
 
     def report(self, out: str | Path | None = None, *, show: bool = True) -> Path:
         """Write the page that ``emdcfl compare`` writes (to a temporary file by default), open it, and return its path."""
-        from emdcfl.report import write_report
-
         with tempfile.TemporaryDirectory() as folder:
             with Results(Path(folder)) as results:
                 results.add(self.rows)
-            kept = Path(tempfile.mkdtemp(prefix="emdcfl-")) / "report.html" if out is None else Path(out)
-            place = write_report(Path(folder), kept)
-        if show:
-            webbrowser.open(place.resolve().as_uri())
-        return place
+            return show_report(Path(folder), out or new_page(), show)
 
     def __repr__(self) -> str:
         lines = []

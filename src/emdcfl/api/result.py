@@ -69,18 +69,10 @@ class Result(result.Result):
         show : bool
             Whether to open it.
         """
-        from emdcfl.report import write_report
-
         if self.folder is not None:
-            place = write_report(self.folder, None if out is None else Path(out))
-        else:
-            with tempfile.TemporaryDirectory() as folder:
-                run = self.save(Path(folder) / "run")
-                kept = Path(tempfile.mkdtemp(prefix="emdcfl-")) / "report.html" if out is None else Path(out)
-                place = write_report(run, kept)
-        if show:
-            webbrowser.open(place.resolve().as_uri())
-        return place
+            return show_report(self.folder, out, show)
+        with tempfile.TemporaryDirectory() as folder:
+            return show_report(self.save(Path(folder) / "run"), out or new_page(), show)
 
     def accuracies(self) -> pd.DataFrame:
         """Return one row per client as a pandas frame: its cluster, accuracy (or R²), 95 % interval and number of test samples."""
@@ -97,3 +89,18 @@ class Result(result.Result):
                 {"cluster": (self.clusters or {}).get(client), self.metric.value: value if tested else None, **ends, "tested": tested}
             )
         return pandas.DataFrame(rows, index=[c for c in self.clients if c in last])
+
+
+def new_page() -> Path:
+    """Return a path for a page that nobody else has."""
+    return Path(tempfile.mkdtemp(prefix="emdcfl-")) / "report.html"
+
+
+def show_report(folder: Path, out: str | Path | None, show: bool) -> Path:
+    """Write the page of a run directory or a folder of results, by default into it, perhaps open it, and return its path."""
+    from emdcfl.report import write_report
+
+    place = write_report(folder, None if out is None else Path(out))
+    if show:
+        webbrowser.open(place.resolve().as_uri())
+    return place

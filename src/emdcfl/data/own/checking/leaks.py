@@ -17,6 +17,7 @@ import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from statistics import median_low
 from typing import TYPE_CHECKING, Any
 
@@ -127,32 +128,39 @@ class Repeats:
 
 def repeats(scenario: Scenario) -> Repeats:
     """Compare all samples of all sites, as a network would see them."""
+    held: dict[str, int] = {}
     seen: dict[str, Counter[bytes]] = {}
-    held, inside, pairs = {}, [], []
     labels: dict[bytes, set[float]] = {}
-    where: list[bytes] = []
+    sites_with: dict[bytes, list[str]] = {}
     for site in scenario.sites:
-        splits = {"train": site.train, "val": site.val, **site.tests}
-        marks = {name: [keys.digest(row.tobytes())[:16] for row in split.x.numpy()] for name, split in splits.items()}
+        marks = {name: [keys.digest(row.tobytes())[:16] for row in split.x.numpy()] for name, split in site.splits.items()}
         trained = set(marks["train"])
         held[site.name] = sum(mark in trained for name, found in marks.items() if name != "train" for mark in found)
-        every = [mark for found in marks.values() for mark in found]
-        for mark, label in zip(every, [y for split in splits.values() for y in split.y.tolist()], strict=True):
-            labels.setdefault(mark, set()).add(label)
-        seen[site.name] = Counter(every)
-        inside.append(len(seen[site.name]) / max(len(every), 1))
-        equal = sum(n * (n - 1) / 2 for n in seen[site.name].values())
-        pairs.append((equal + 2 * math.sqrt(equal)) / max(len(every) * (len(every) - 1) / 2, 1))
-        where += every
-    across = {}
-    named = list(seen)
-    for i, a in enumerate(named):
-        for b in named[i + 1 :]:
-            if n := sum(count for mark, count in seen[b].items() if mark in seen[a]):
-                across[a, b] = n
-    disagree = sum(len(labels[mark]) > 1 for mark in where)
-    samples = {name: sum(found.values()) for name, found in seen.items()}
-    return Repeats(held, across, disagree, samples, max(inside) < MOSTLY_DIFFERENT, median_low(pairs))
+        seen[site.name] = Counter(mark for found in marks.values() for mark in found)
+        for name, split in site.splits.items():
+            for mark, label in zip(marks[name], split.y.tolist(), strict=True):
+                labels.setdefault(mark, set()).add(label)
+        for mark in seen[site.name]:
+            sites_with.setdefault(mark, []).append(site.name)
+    across = Counter[tuple[str, str]]()
+    for mark, names in sites_with.items():
+        for a, b in combinations(names, 2):
+            across[a, b] += seen[b][mark]
+    number = {name: i for i, name in enumerate(seen)}
+    return Repeats(
+        held,
+        across={pair: across[pair] for pair in sorted(across, key=lambda pair: [number[name] for name in pair])},
+        disagree=sum(n for found in seen.values() for mark, n in found.items() if len(labels[mark]) > 1),
+        samples={name: found.total() for name, found in seen.items()},
+        by_chance=max(len(found) / max(found.total(), 1) for found in seen.values()) < MOSTLY_DIFFERENT,
+        equal_pairs=median_low(map(_share_of_equal_pairs, seen.values())),
+    )
+
+
+def _share_of_equal_pairs(found: Counter[bytes]) -> float:
+    """Return the share of equal pairs of samples, two standard errors above what was found."""
+    equal = sum(n * (n - 1) / 2 for n in found.values())
+    return (equal + 2 * math.sqrt(equal)) / max(found.total() * (found.total() - 1) / 2, 1)
 
 
 def near_duplicates(site: Site, other: Site) -> Near | None:
