@@ -22,7 +22,7 @@ from emdcfl.data.own.checking.columns import index_columns
 from emdcfl.data.own.formats.dates import read_dates
 from emdcfl.data.own.formats.readers import NUMBER
 from emdcfl.data.own.parts import Note, Part, Raw, is_numbers, some, sort_words
-from emdcfl.data.own.tables import AS_WRITTEN, DROP_ROWS, CellRules, complete_rows
+from emdcfl.data.own.tables import AS_WRITTEN, DROP_ROWS, CellRules, complete_rows, read_list
 
 GAP_POLICIES = ("mean", DROP_ROWS)
 
@@ -63,8 +63,9 @@ class Cleaning:
         if read_task(task) == REGRESSION and (merge_labels or pairs):
             raise ConfigError("--merge-labels and --label-map are for classes, got --task regression; leave them out")
         renamed = tuple((old.strip(), new.strip()) for old, _, new in pairs)
-        cells = CellRules(_listed(missing, "missing"), read_dates(date), task == REGRESSION)
-        return cls(bool(merge_labels), renamed, _listed(drop, "drop"), _listed(only, "only"), cells, gaps or "mean", task)
+        cells = CellRules(read_list(missing, "--missing MARK,…"), read_dates(date), task == REGRESSION)
+        dropped, chosen = read_list(drop, "--drop COLUMN,…"), read_list(only, "--only COLUMN,…")
+        return cls(bool(merge_labels), renamed, dropped, chosen, cells, gaps or "mean", task)
 
     def in_words(self) -> list[str]:
         """Say what is repaired; left out columns are listed elsewhere."""
@@ -255,12 +256,3 @@ def variant_notes(where: str, raws: Sequence[Raw], *, files: bool = True) -> lis
         remedy = f"if they mean the same, add {flag}" if files else "if they mean the same, write them alike"
         notes.append(Note("", where, "{words}; " + remedy, words=(sentence,), doubt=True))
     return notes
-
-
-def _listed(columns: str | Sequence[str] | None, flag: str) -> tuple[str, ...]:
-    """Read names of columns, as a list or as text with commas."""
-    listed = columns.split(",") if isinstance(columns, str) else list(columns or ())
-    if not all(isinstance(name, str) and name.strip() for name in listed):
-        what = "MARK" if flag == "missing" else "COLUMN"
-        raise ConfigError(f"expected --{flag} {what},… (in a config: a list of text), got {columns!r}")
-    return tuple(name.strip() for name in listed)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from emdcfl.core.errors import DataError
+from emdcfl.core.errors import ConfigError, DataError
 from emdcfl.core.optional import arrow
 
 if TYPE_CHECKING:
@@ -209,6 +209,20 @@ class TableEncoding:
             for c in values["columns"]
         )
         return cls(values["label"], columns, tuple(map(str, values.get("missing", ()))), str(values.get("gaps", "mean")))
+
+
+def read_list(values: Any, expected: str) -> tuple[str, ...]:
+    """Read an option that is a list of texts, or one text with commas.
+
+    Examples
+    --------
+    >>> read_list("age, dose", "--drop COLUMN,…"), read_list(["a,b"], "--drop COLUMN,…"), read_list(None, "--drop COLUMN,…")
+    (('age', 'dose'), ('a,b',), ())
+    """
+    listed = values.split(",") if isinstance(values, str) else list(values or ())
+    if not all(isinstance(value, str) and value.strip() for value in listed):
+        raise ConfigError(f"expected {expected} (in a config: a list of these), got {values!r}")
+    return tuple(value.strip() for value in listed)
 
 
 def withheld(words: Mapping[str, int]) -> str | None:

@@ -12,6 +12,7 @@ from emdcfl.data.own.checking.check import FolderReport
 from emdcfl.data.own.checking.columns import CODE, DATES, ID_NAME, IDS, SOME_SITES, TEXT_AMONG_NUMBERS, UNITS, ColumnProfile
 from emdcfl.data.own.cleaning import folded, label_variants
 from emdcfl.data.own.formats.dates import readings
+from emdcfl.data.own.tables import read_list
 
 PASSES = 3
 """Checks in a row: a repair may bring the next doubt to light."""
@@ -48,7 +49,7 @@ def _repairs(report: FolderReport, options: Options, reasons: dict[str, str]) ->
             reasons["label_map"] = f"{sentence}: which is which?"
         elif len({folded(word) for words in spelled.values() for word in words}) > 1:
             found["merge_labels"], reasons["merge_labels"] = True, sentence
-    lists = {name: _listed(options.get(name)) for name in ("drop", "date", "missing")}
+    lists = {name: list(read_list(options.get(name), f"--{name}")) for name in ("drop", "date", "missing")}
     for column in report.columns:
         if column.doubt is None or column.name in report.left_out:
             continue
@@ -95,10 +96,6 @@ def _repeats(column: ColumnProfile) -> bool:
     """Whether an identifier has several rows per value at every site."""
     enough = all(LEAST_VALUES <= one.different <= (one.rows - one.missing) / REPEATS for one in column.sites.values())
     return bool(ID_NAME.search(column.name)) and enough
-
-
-def _listed(value: Any) -> list[str]:
-    return value.split(",") if isinstance(value, str) else list(value or ())
 
 
 def write_recipe(path: str, options: Mapping[str, Any], reasons: Mapping[str, str]) -> str:

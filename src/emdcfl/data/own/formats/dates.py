@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from emdcfl.core.errors import ConfigError, DataError
+from emdcfl.core.errors import DataError
 from emdcfl.core.optional import arrow
+from emdcfl.data.own.tables import read_list
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -87,10 +88,7 @@ def read_dates(options: str | Iterable[str] | None) -> tuple[tuple[str, str], ..
     >>> read_dates("visit,born:%d/%m/%Y")
     (('visit', 'auto'), ('born', '%d/%m/%Y'))
     """
-    listed = options.split(",") if isinstance(options, str) else list(options or ())
-    if not all(isinstance(one, str) and one.strip() for one in listed):
-        raise ConfigError(f"expected --date COLUMN,… or COLUMN:FORMAT,… (in a config: a list of these), got {options!r}")
-    pairs = [one.strip().partition(":%") for one in listed]
+    pairs = [one.partition(":%") for one in read_list(options, "--date COLUMN,… or COLUMN:FORMAT,…")]
     return tuple((name.strip(), f"%{form}" if sign else AUTO) for name, sign, form in pairs)
 
 
