@@ -15,19 +15,8 @@ from emdcfl.core.errors import DataError
 from emdcfl.data.own import defaults
 from emdcfl.data.own.checking.leaks import leaks
 from emdcfl.data.own.cleaning import REGRESSION, check_classes, variant_notes
-from emdcfl.data.own.parts import (
-    MIXED,
-    SPLITS,
-    Part,
-    Raw,
-    assemble,
-    divide,
-    known_only,
-    prepare,
-    to_site,
-    warnings,
-    write_notes,
-)
+from emdcfl.data.own.parts import MIXED, SPLITS, Part, Raw, assemble, prepare, write_notes
+from emdcfl.data.own.site import new_site
 from emdcfl.data.own.splitting import GROUP, RANDOM, SplitRule
 from emdcfl.data.types import Scenario, Site
 
@@ -78,12 +67,7 @@ def site_from_arrays(name: str, entry: Any, *, like: Scenario, seed: int = 0) ->
     for part in raw.parts.values():
         if tuple(part.x.shape[1:]) != tuple(expected.shape[1:]):
             raise DataError(f"expected samples of shape {tuple(expected.shape[1:])} as at the other sites, got {part.x.shape[1:]}")
-    divided, notes = divide(raw, seed), []
-    for split in SPLITS:
-        divided[split], more = known_only(name, "array", split, divided[split], like.classes)
-        notes += more
-    notes += warnings(name, "array", divided)
-    return to_site(name, {split: divided[split].x for split in SPLITS}, divided, like.classes, like.target), tuple(write_notes(notes))
+    return new_site(raw, {"kind": "arrays"}, like.classes, (), target=like.target, seed=seed)
 
 
 def inputs_like(x: Any, shape: Sequence[int]) -> torch.Tensor:

@@ -150,11 +150,8 @@ def prepare(where: str, raws: Sequence[Raw], seed: int, *, alone: bool = False) 
     classes = () if holds_numbers(divided) else class_names(divided, least=1 if alone else 2)
     notes: list[Note] = []
     for raw in raws:
-        parts = divided[raw.name]
-        for split in ("val", "test"):
-            parts[split], more = known_only(raw.name, raw.origin, split, parts[split], classes)
-            notes += more
-        notes += warnings(raw.name, raw.origin, parts)
+        divided[raw.name] = known_only(raw, divided[raw.name], classes, notes)
+        notes += warnings(raw, divided[raw.name])
     return divided, classes, notes
 
 
@@ -248,37 +245,41 @@ def sort_words(words: set[str]) -> list[str]:
         return listed
 
 
-def known_only(name: str, origin: str, split: str, part: Part, classes: Sequence[str]) -> tuple[Part, list[Note]]:
-    """Drop samples whose label is not among the classes, with a note."""
-    unseen = [] if is_numbers(part.labels) else sorted(set(part.labels.tolist()) - set(classes))
-    if not unseen:
-        return part, []
-    keep = np.flatnonzero(np.isin(part.labels, list(classes)))
-    dropped, which = len(part) - len(keep), "" if split == MIXED else f"{split} "
-    if not len(keep):
-        raise DataError(
-            f"client {name!r} ({origin}): none of the {which}labels ({', '.join(unseen[:5])}) occurs in training, "
-            f"which has {', '.join(classes[:5])}{', …' if len(classes) > 5 else ''}; write them alike"
-        )
-    text = f"{which}samples left out because training lacks their label ({{words}}): {{n}}"
-    return part.take(keep), [Note(name, origin, text, dropped, tuple(unseen), left_out=True)]
+def known_only(raw: Raw, parts: Mapping[str, Part], classes: Sequence[str], notes: list[Note]) -> dict[str, Part]:
+    """Return a client's parts without samples whose label is not among the classes; appends a note for each part that has such."""
+    known = dict(parts)
+    for split, part in parts.items():
+        unseen = [] if is_numbers(part.labels) else sorted(set(part.labels.tolist()) - set(classes))
+        if not unseen:
+            continue
+        keep = np.flatnonzero(np.isin(part.labels, list(classes)))
+        which = "" if split == MIXED else f"{split} "
+        if not len(keep):
+            raise DataError(
+                f"client {raw.name!r} ({raw.origin}): none of the {which}labels ({', '.join(unseen[:5])}) occurs in training, "
+                f"which has {', '.join(classes[:5])}{', …' if len(classes) > 5 else ''}; write them alike"
+            )
+        known[split] = part.take(keep)
+        text = f"{which}samples left out because training lacks their label ({{words}}): {{n}}"
+        notes.append(Note(raw.name, raw.origin, text, len(part) - len(keep), tuple(unseen), left_out=True))
+    return known
 
 
-def warnings(name: str, origin: str, parts: Mapping[str, Part]) -> list[Note]:
+def warnings(raw: Raw, parts: Mapping[str, Part]) -> list[Note]:
     """Return notes on one client: classes with one sample, one class only, a small validation split."""
     found = []
     numbers = is_numbers(parts["train"].labels)
     counts = Counter(label for part in parts.values() for label in part.labels.tolist())
     lone = () if numbers else tuple(sorted(str(label) for label, count in counts.items() if count == 1))
     if lone:
-        found.append(Note(name, origin, "only one sample of class {words}, so it is in one split only", words=lone))
+        found.append(Note(raw.name, raw.origin, "only one sample of class {words}, so it is in one split only", words=lone))
     if len(counts) == 1:
-        found.append(Note(name, origin, "all samples have the same label ({words})", words=tuple(map(str, counts))))
+        found.append(Note(raw.name, raw.origin, "all samples have the same label ({words})", words=tuple(map(str, counts))))
     m = len(parts["val"])
     if m < MIN_VALIDATION:
         text = f"{{n}} validation samples; with fewer than {MIN_VALIDATION}, distances are noisy"
         text += f"; with {FEW} or fewer, a client may not be compared"
-        found.append(Note(name, origin, text, m))
+        found.append(Note(raw.name, raw.origin, text, m))
     return found
 
 

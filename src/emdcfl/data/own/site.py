@@ -89,13 +89,9 @@ def new_site(
     raw, notes = cleaning.clean(raw), list(notes)
     if encoding["kind"] == "table":
         raw = cleaning.full_rows(raw, [column["name"] for column in encoding["columns"]], notes)
-    parts = {}
-    for split, part in raw.parts.items():
-        parts[split], more = known_only(raw.name, raw.origin, split, part, classes)
-        notes += more
-    divided = divide(replace(raw, parts=parts), seed)
-    notes += warnings(raw.name, raw.origin, divided)
-    if encoding["kind"] == "images":
+    divided = divide(replace(raw, parts=known_only(raw, raw.parts, classes, notes)), seed)
+    notes += warnings(raw, divided)
+    if encoding["kind"] != "table":
         arrays = {split: divided[split].x for split in SPLITS}
     else:
         reader = TableEncoding.from_dict(encoding)

@@ -10,7 +10,8 @@ import torch
 
 from emdcfl.core import keys
 from emdcfl.core.errors import ConfigError
-from emdcfl.data.own.defaults import BY_BENEFIT, FINE_TUNING
+from emdcfl.data.own.defaults import BY_BENEFIT, FINE_TUNING, TRAINING
+from emdcfl.data.own.parts import FRACTIONS
 from emdcfl.data.scenarios.registry import scenario
 from emdcfl.data.sources import digits
 from emdcfl.data.split import split_indices, stratified_indices
@@ -19,7 +20,6 @@ from emdcfl.data.types import Preprocess, Scenario, Site, Split
 from emdcfl.models.recipe import ModelRecipe
 
 ANGLES = (0, 90, 180, 270)
-FRACTIONS = (0.6, 0.2, 0.2)
 PREPROCESS = Preprocess(mean=(0.3053,), std=(0.3761,), scale=1 / 255)
 
 
@@ -55,7 +55,7 @@ def rotated_digits(*, groups: int = 4, clients_per_group: int = 2, data_seed: in
         model=ModelRecipe("small_cnn", {"channels": 1, "classes": 10, "size": 8}),
         groups=truth,
         k=groups,
-        defaults={"rounds": 5, "local_epochs": 10, "batch_size": 32, "lr": 0.02},
+        defaults=TRAINING,
     )
 
 

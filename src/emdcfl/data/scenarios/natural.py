@@ -1,7 +1,8 @@
 """Sites that nobody constructed: wrists of ten people (``watch``), thirty people (``hapt``), 58 school authorities (``chem97``).
 
 ``natural/NAME.parquet`` below the data folder holds one row per window of a sensor series, or per pupil. Neighbouring windows overlap, so
-series are split by time, and windows that cross a cut are left out.
+series are split by time, and windows that cross a cut are left out. The option ``train_rows`` keeps so many training rows of a site, drawn
+class by class with ``data_seed``.
 """
 
 from __future__ import annotations
@@ -52,10 +53,7 @@ def by_time(start: NDArray[np.int64], length: NDArray[np.int64], width: int, cut
 
 @scenario("watch", "seven exercises from smart watches, person × wrist, 20 sites (EMDCFL_DATA/natural)")
 def watch(*, train_rows: int | None = None, data_seed: int = 0, data_root: str | None = None) -> Scenario:
-    """Build ``watch``: of every series the first half trains, the third quarter validates, the rest tests. The wrist is a true group.
-
-    ``train_rows`` keeps so many training windows of a site, drawn class by class with ``data_seed``.
-    """
+    """Build ``watch``: of every series the first half trains, the third quarter validates, the rest tests. The wrist is a true group."""
     table = natural_table("watch", data_root)
     who = np.array([f"{p}-{w}" for p, w in zip(*(table.column(c).to_pylist() for c in ("person", "wrist")), strict=True)])
     masks = dict(zip(SPLITS, by_time(*_times(table), 100, (0.5, 0.75)), strict=True))
@@ -67,10 +65,7 @@ def watch(*, train_rows: int | None = None, data_seed: int = 0, data_root: str |
 @scenario("hapt", "six activities from smartphones, 30 persons, split by time (EMDCFL_DATA/natural)", later=False)
 @scenario("hapt-later", "six activities from smartphones, 30 persons, a later recording as test (EMDCFL_DATA/natural)", later=True)
 def hapt(*, later: bool, train_rows: int | None = None, data_seed: int = 0, data_root: str | None = None) -> Scenario:
-    """Build ``hapt``: segments are cut as in ``watch``; ``hapt-later`` cuts recording 1 at two thirds and tests on later recordings.
-
-    ``train_rows`` keeps so many training windows of a site, drawn class by class with ``data_seed``.
-    """
+    """Build ``hapt``: segments are cut as in ``watch``; ``hapt-later`` cuts recording 1 at two thirds and tests on later recordings."""
     table = natural_table("hapt", data_root)
     who = np.array(table.column("person").to_pylist())
     if later:
@@ -85,10 +80,7 @@ def hapt(*, later: bool, train_rows: int | None = None, data_seed: int = 0, data
 
 @scenario("chem97", "chemistry grades of 23,693 pupils, 58 school authorities (EMDCFL_DATA/natural)")
 def chem97(*, train_rows: int | None = None, data_seed: int = 0, data_root: str | None = None) -> Scenario:
-    """Build ``chem97``: pupils do not repeat, so each authority's are split 60/20/20 at random, class by class.
-
-    ``train_rows`` keeps so many training pupils of a site, drawn class by class with ``data_seed``.
-    """
+    """Build ``chem97``: pupils do not repeat, so each authority's are split 60/20/20 at random, class by class."""
     table = natural_table("chem97", data_root)
     who = np.array(table.column("authority").to_pylist())
     labels = np.array(table.column("grade").to_pylist())

@@ -284,15 +284,12 @@ def _decimal_point(cells: Sequence[str], delimiter: str) -> str:
     if not any("," in cell or is_money(split[cell][1]) for cell in marked):
         return "."
     marks = {cell: found[1] for cell, (number, _) in split.items() if (found := FRACTION.fullmatch(number))}
-    thousands = {cell for cell, mark in marks.items() if THOUSANDS.fullmatch(_as_thousands(split[cell][0], mark))}
+    in_points = {cell: split[cell][0].translate(SWAPPED) if mark == "." else split[cell][0] for cell, mark in marks.items()}
+    thousands = {cell for cell, number in in_points.items() if THOUSANDS.fullmatch(number)}
     money = {cell: "," if marks[cell] == "." else "." for cell in thousands if is_money(split[cell][1])}
     clear = [(marks | money)[cell] for cell in marked if cell in marks and (cell not in thousands or cell in money)]
     told = clear or [marks[cell] for cell in marked if cell in marks and delimiter != ","]
     return "," if 2 * told.count(",") > len(told) else "."
-
-
-def _as_thousands(number: str, mark: str) -> str:
-    return number if mark == "," else number.translate(SWAPPED)
 
 
 def without_marks(table: pa.Table, missing: Sequence[str], decimal: str = ".") -> pa.Table:
