@@ -86,6 +86,8 @@ def test_one_part_for_each_split_and_two_frames_are_two_sites() -> None:
     with pytest.raises(DataError, match="got train, val, valid; put those of one split together"):
         scenario_of({split: frame() for split in twice}, label="outcome", client="hospital")
     assert [site.name for site in scenario_of((table, table), label="outcome").sites] == ["client-1", "client-2"]
+    parts = scenario_of({"train": frame(n=30), "test": frame(n=12)}, label="outcome", client="hospital").sites
+    assert [(site.name, len(site.train) + len(site.val), len(site.tests["test"])) for site in parts] == [(name, 30, 12) for name in "abc"]
     with pytest.raises(DataError, match="expected one label per row, got 120 rows and None"):
         scenario_of([(table, None)] * 2, label="y")
 
@@ -217,14 +219,47 @@ def test_a_network_by_its_import_path_is_given_what_it_takes() -> None:
 class Hub:
     """What is used of a Hugging Face data set of images, without the library."""
 
-    column_names = ("image", "label")
-
-    def __init__(self, labels: list[int]) -> None:
-        kinds = {"image": type("Image", (), {})(), "label": type("ClassLabel", (), {"names": ["cat", "dog"]})()}
-        self.features, self.columns = kinds, {"image": [np.zeros((8, 8), np.uint8)] * len(labels), "label": np.array(labels)}
+    def __init__(self, labels: list[int], **columns: list[str]) -> None:
+        self.features = {"image": type("Image", (), {})(), "label": type("ClassLabel", (), {"names": ["cat", "dog"]})(), **columns}
+        self.columns = {"image": [np.full((8, 8), i, np.uint8) for i in range(len(labels))], "label": np.array(labels), **columns}
+        self.column_names = list(self.columns)
 
     def with_format(self, form: str | None) -> Any:
         return self.columns
+
+    def __getitem__(self, column: str) -> Any:
+        return self.columns[column]
+
+    def remove_columns(self, names: list[str]) -> Any:
+        return self
+
+    def select(self, rows: list[int]) -> Any:
+        return Hub(self.columns["label"][rows].tolist())
+
+
+class Federated:
+    """What is used of a data set of ``flwr_datasets``."""
+
+    partitioners = {split: type("Partitioner", (), {"num_partitions": 2})() for split in ("train", "test")}
+
+    def load_partition(self, partition: int, split: str) -> Hub:
+        return Hub([0, 1] * (10 + partition))
+
+
+def test_data_sets_of_images_are_divided_by_a_column_or_by_their_partitions() -> None:
+    def sizes(clients: Any, **about: Any) -> dict[str, list[int]]:
+        return {site.name: [len(site.train) + len(site.val), len(site.tests["test"])] for site in scenario_of(clients, **about).sites}
+
+    whole = Hub([0, 1] * 30, who=["a"] * 20 + ["b"] * 40)
+    assert sizes(whole, client="who") == {"a": [16, 4], "b": [32, 8]}
+    assert sizes({"train": whole, "test": whole}, client="who") == {"a": [20, 20], "b": [40, 40]}
+    assert sizes(Federated()) == {"partition-0": [20, 20], "partition-1": [22, 22]}
+    for clients, about, said in (
+        (whole, "where", "no site column 'where'; it has image, label, who"),
+        (Federated(), "who", "are its sites"),
+    ):
+        with pytest.raises(DataError, match=said):
+            scenario_of(clients, client=about)
 
 
 def test_images_of_a_hub_without_a_label_are_not_of_the_last_class() -> None:

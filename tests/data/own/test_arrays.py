@@ -9,7 +9,7 @@ from torch.utils.data import ConcatDataset, Dataset, TensorDataset
 
 from emdcfl.core.errors import DataError
 from emdcfl.data.own import encoding_of, from_arrays, read_inputs
-from emdcfl.data.own.arrays import inputs_like
+from emdcfl.data.own.arrays import inputs_like, site_from_arrays
 from emdcfl.data.own.parts import sort_words
 
 RNG = np.random.default_rng(0)
@@ -115,3 +115,10 @@ def test_groups_must_fit() -> None:
 def test_masked_values_are_not_predicted_as_if_they_were_known() -> None:
     with pytest.raises(DataError, match="masked values"):
         inputs_like(np.ma.masked_greater(np.arange(8.0).reshape(2, 4), 6), (4,))
+
+
+def test_a_new_site_is_split_without_samples_of_classes_that_training_lacks() -> None:
+    x, y = table(60)
+    site, notes = site_from_arrays("new", (np.concatenate([x, x]), np.r_[y, np.full(60, 7)]), like=from_arrays([table(), table()]))
+    assert [len(site.train), len(site.val), len(site.tests["test"])] == [36, 12, 12]
+    assert "client 'new' (array): samples left out because training lacks their label (7): 60" in notes
