@@ -240,7 +240,8 @@ class Hub:
 class Federated:
     """What is used of a data set of ``flwr_datasets``."""
 
-    partitioners = {split: type("Partitioner", (), {"num_partitions": 2})() for split in ("train", "test")}
+    def __init__(self) -> None:
+        self.partitioners = {split: type("Partitioner", (), {"num_partitions": 2})() for split in ("train", "test")}
 
     def load_partition(self, partition: int, split: str) -> Hub:
         return Hub([0, 1] * (10 + partition))

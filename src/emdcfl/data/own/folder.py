@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from emdcfl.core import keys
 from emdcfl.core.optional import arrow
 from emdcfl.data.own import defaults
-from emdcfl.data.own.checking.columns import DATES, ColumnProfile, check_categories, column_notes, unit_notes
+from emdcfl.data.own.checking.columns import ColumnProfile, Doubt, check_categories, column_notes, unit_notes
 from emdcfl.data.own.checking.leaks import leaks, repeats
 from emdcfl.data.own.checking.profiling import profile_columns
 from emdcfl.data.own.cleaning import AS_THEY_ARE, REGRESSION, Cleaning, variant_notes
@@ -145,7 +145,7 @@ def clean_reading(path: Path, raws: Sequence[Raw], notes: list[Note], cleaning: 
     cleaned = [cleaning.clean(raw) for raw in raws]
     columns = {} if label is None else profile_columns(cleaned, label)
     for name, _ in cleaning.cells.dates:
-        if name in columns and columns[name].doubt == DATES:
+        if name in columns and columns[name].doubt == Doubt.DATES:
             columns[name] = replace(columns[name], doubt=None)  # the user said so
     kept, more = cleaning.select(cleaned, label, str(path))
     found = [*notes, *more, *variant_notes(str(path), kept)]

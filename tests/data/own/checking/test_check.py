@@ -17,19 +17,7 @@ import emdcfl
 from emdcfl.cli import main
 from emdcfl.data.own import check_folder, load_folder
 from emdcfl.data.own.checking.check import check_options
-from emdcfl.data.own.checking.columns import (
-    CASES,
-    CODE,
-    DATES,
-    IDS,
-    LABEL_COPY,
-    PER_SITE,
-    RANGES,
-    ROWS,
-    SOME_SITES,
-    TEXT_AMONG_NUMBERS,
-    UNITS,
-)
+from emdcfl.data.own.checking.columns import Doubt
 from emdcfl.data.own.checking.fix import propose, write_recipe
 from emdcfl.data.own.checking.page import data_page
 from emdcfl.data.own.cleaning import Cleaning
@@ -63,10 +51,10 @@ def test_columns_have_kinds_doubts_and_ranges(traps: Path) -> None:
     doubts = {column.name: column.doubt for column in report.columns}
     assert doubts["size"] is doubts["age"] is doubts["ward"] is None
     assert [doubts[name] for name in ("Unnamed: 2", "patient_id", "visit", "scanner", "dose", "pulse", "code", "extra")] == [
-        *(ROWS, IDS, DATES, PER_SITE, CODE, TEXT_AMONG_NUMBERS, LABEL_COPY, SOME_SITES)
+        *(Doubt.ROWS, Doubt.IDS, Doubt.DATES, Doubt.PER_SITE, Doubt.CODE, Doubt.TEXT_AMONG_NUMBERS, Doubt.LABEL_COPY, Doubt.SOME_SITES)
     ]
     (line,) = (note for note in report.notes if "units" in note)
-    assert doubts["proline"] == UNITS and "'proline' at west lies apart" in line and "west 0.3 to 0.389" in line
+    assert doubts["proline"] == Doubt.UNITS and "'proline' at west lies apart" in line and "west 0.3 to 0.389" in line
     found = {column["name"]: column for column in report.as_dict()["columns"]}
     assert found["dose"]["sites"]["west"] == {"rows": 90, "missing": 0, "low": -999.0, "high": 11.125}
     assert found["ward"]["sites"]["west"]["words"] == ["a", "b"]
@@ -212,7 +200,7 @@ def test_numbers_of_cases_that_tell_the_label_are_suspected_and_other_counts_are
     assert {column.name: column.doubt for column in report.columns} == {
         "size": None,
         "age": None,
-        "case": CASES,
+        "case": Doubt.CASES,
         "ward": None,
         "beds": None,
     }
@@ -223,5 +211,5 @@ def test_a_column_by_which_sites_were_divided_is_no_matter_of_units(tmp_path: Pa
     for number, site in enumerate("abc"):
         write(tmp_path / f"{site}.csv", WORDS, years=lambda i, n=number: 20 * n + i % 9 + 0.5)
     report = check_folder(tmp_path)
-    assert {column.name: column.doubt for column in report.columns}["years"] == RANGES
+    assert {column.name: column.doubt for column in report.columns}["years"] == Doubt.RANGES
     assert any("'years' (one range per site)" in note for note in report.notes) and not any("units" in note for note in report.notes)

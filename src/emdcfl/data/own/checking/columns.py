@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,14 +37,28 @@ FEW = 20
 """Different values up to which a column may name kinds (of machines, say) instead of single ones."""
 SHOWN_WORDS = 5
 
-DATES, ONE_VALUE, PER_SITE, ROWS, IDS, FREE_TEXT = (
-    *("dates", "one value", "one value per site", "row numbers", "identifiers", "identifiers or free text"),
-)
-LABEL_COPY, SOME_SITES, TEXT_AMONG_NUMBERS, CODE = "copies the label", "only at some sites", "text among numbers", "code for missing?"
-UNITS, CASES, RANGES, PAIRS = "other units?", "one class per value", "one range per site", "two numbers in a cell"
-NO_FEATURES = (LABEL_COPY, CASES, IDS, ROWS, PER_SITE, RANGES, FREE_TEXT, PAIRS, DATES, ONE_VALUE)
-"""Doubts for which a column may be no feature, the gravest first."""
-DOUBTS = (*NO_FEATURES, CODE, UNITS, TEXT_AMONG_NUMBERS, SOME_SITES)
+
+class Doubt(StrEnum):
+    """Why a column may be no feature, or needs a repair; the gravest first."""
+
+    LABEL_COPY = "copies the label"
+    CASES = "one class per value"
+    IDS = "identifiers"
+    ROWS = "row numbers"
+    PER_SITE = "one value per site"
+    RANGES = "one range per site"
+    FREE_TEXT = "identifiers or free text"
+    PAIRS = "two numbers in a cell"
+    DATES = "dates"
+    ONE_VALUE = "one value"
+    CODE = "code for missing?"
+    UNITS = "other units?"
+    TEXT_AMONG_NUMBERS = "text among numbers"
+    SOME_SITES = "only at some sites"
+
+
+REPAIRABLE = frozenset({Doubt.CODE, Doubt.UNITS, Doubt.TEXT_AMONG_NUMBERS, Doubt.SOME_SITES})
+"""Doubts about columns that are features once they are repaired."""
 
 
 @dataclass(frozen=True)
@@ -66,12 +81,12 @@ class ColumnProfile:
     name: str
     kind: str
     sites: Mapping[str, SiteColumn]
-    doubt: str | None = None
+    doubt: Doubt | None = None
     odd: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """JSON values. Words of identifiers and free text are counted, not listed."""
-        told = self.doubt not in (IDS, FREE_TEXT, ROWS)
+        told = self.doubt not in (Doubt.IDS, Doubt.FREE_TEXT, Doubt.ROWS)
         return {
             "name": self.name,
             "kind": self.kind,
@@ -92,7 +107,7 @@ class ColumnProfile:
             return "not there"
         if one.missing == one.rows:
             return "empty"
-        if one.different and (self.doubt in (IDS, FREE_TEXT) or one.different > FEW):
+        if one.different and (self.doubt in (Doubt.IDS, Doubt.FREE_TEXT) or one.different > FEW):
             return f"{one.different} different"
         if one.words:
             words = most_frequent(one.words, SHOWN_WORDS)
@@ -146,10 +161,10 @@ def check_categories(columns: Collection[ColumnProfile]) -> list[str]:
         words = {word for one in column.sites.values() for word in one.words}
         if len(words) <= MAX_WORDS or column.kind not in ("category", "mixed", "date"):
             continue
-        if column.doubt in (IDS, FREE_TEXT, PAIRS, DATES):
+        if column.doubt in (Doubt.IDS, Doubt.FREE_TEXT, Doubt.PAIRS, Doubt.DATES):
             as_date = f", or read it with --date {shlex.quote(column.name)}"
             together = ", or use --group if its rows belong together"
-            other = {DATES: as_date, PAIRS: ", or write them into two columns"}.get(column.doubt, together)
+            other = {Doubt.DATES: as_date, Doubt.PAIRS: ", or write them into two columns"}.get(column.doubt, together)
             raise DataError(
                 f"column {column.name!r} has {len(words)} different texts: it looks like {column.doubt}; at most {MAX_WORDS} categories "
                 f"are encoded; leave it out (--drop {shlex.quote(column.name)}){other}"
@@ -164,15 +179,17 @@ def check_categories(columns: Collection[ColumnProfile]) -> list[str]:
 def column_notes(where: str, raws: Sequence[Raw], columns: Collection[ColumnProfile]) -> list[Note]:
     """Name columns that may be no features, hold a code for missing values, or a few cells of text among numbers, with the remedy."""
     notes = []
-    doubtful = [column for column in columns if column.doubt in NO_FEATURES]
+    doubtful = [column for column in columns if column.doubt and column.doubt not in REPAIRABLE]
     if doubtful:
         shown = some([f"{column.name!r} ({column.doubt})" for column in doubtful])
         listed = shlex.quote(",".join(column.name for column in doubtful)) if len(doubtful) <= FEW else "COLUMN,…"
-        dates = ",".join(column.name for column in doubtful if column.doubt == DATES and any(one.words for one in column.sites.values()))
+        dates = ",".join(
+            column.name for column in doubtful if column.doubt == Doubt.DATES and any(one.words for one in column.sites.values())
+        )
         as_dates = f", or read dates with --date {shlex.quote(dates)}" if dates else ""
-        cases = next((column.name for column in doubtful if column.doubt == CASES), None)
+        cases = next((column.name for column in doubtful if column.doubt == Doubt.CASES), None)
         together = f"; if rows with one value belong together, use --group {shlex.quote(cases)}" if cases else ""
-        together += "; write two numbers into two columns" if any(column.doubt == PAIRS for column in doubtful) else ""
+        together += "; write two numbers into two columns" if any(column.doubt == Doubt.PAIRS for column in doubtful) else ""
         text = f"columns that may be no features: {{words}}; leave them out with --drop {listed}{as_dates}{together}"
         notes.append(Note("", where, text, words=(shown,), doubt=True))
     empty = {column.name: [site for site, one in column.sites.items() if one.missing == one.rows] for column in columns}
@@ -183,10 +200,10 @@ def column_notes(where: str, raws: Sequence[Raw], columns: Collection[ColumnProf
         text = f"columns without any value at a site tell which site it is: {{words}}; leave them out with --drop {listed}"
         notes.append(Note("", where, text, words=(shown,), doubt=True))
     for column in columns:
-        if column.doubt == CODE:
+        if column.doubt == Doubt.CODE:
             text = f"column {column.name!r} holds {{words}} several times, unlike its other values; if it marks missing values, add "
             notes.append(Note("", where, f"{text}--missing {','.join(column.odd)}", words=column.odd, doubt=True))
-        if column.doubt == UNITS:
+        if column.doubt == Doubt.UNITS:
             lies = some([f"{site} {column.range_at(site)}" for site in sorted(column.sites, key=lambda site: site not in column.odd)], "; ")
             text = f"column {column.name!r} at {{words}} lies apart from the other sites ({lies}): if the units differ, convert it, or use "
             notes.append(Note("", where, f"{text}--drop {shlex.quote(column.name)}", words=column.odd, doubt=True))
@@ -200,7 +217,7 @@ def column_notes(where: str, raws: Sequence[Raw], columns: Collection[ColumnProf
             notes.append(Note("", where, text, words=tuple(several)))
     origins = {raw.name: raw.origin for raw in raws}
     for column in columns:
-        if column.doubt == TEXT_AMONG_NUMBERS:
+        if column.doubt == Doubt.TEXT_AMONG_NUMBERS:
             for site, one in column.sites.items():
                 odd = odd_words(one.words)
                 if 0 < sum(odd.values()) < SHARE_OF_TEXT * sum(one.words.values()):

@@ -9,7 +9,7 @@ from typing import Any
 import tomli_w
 
 from emdcfl.data.own.checking.check import FolderReport
-from emdcfl.data.own.checking.columns import CODE, DATES, ID_NAME, IDS, SOME_SITES, TEXT_AMONG_NUMBERS, UNITS, ColumnProfile
+from emdcfl.data.own.checking.columns import ID_NAME, ColumnProfile, Doubt
 from emdcfl.data.own.cleaning import folded, label_variants
 from emdcfl.data.own.formats.dates import readings
 from emdcfl.data.own.tables import read_list
@@ -53,7 +53,7 @@ def _repairs(report: FolderReport, options: Options, reasons: dict[str, str]) ->
     for column in report.columns:
         if column.doubt is None or column.name in report.left_out:
             continue
-        if column.doubt == UNITS:
+        if column.doubt == Doubt.UNITS:
             reasons["units"] = (
                 f"{column.name} at {', '.join(column.odd)} lies apart from the other sites: convert it in the files, or drop it"
             )
@@ -72,22 +72,22 @@ def _repairs(report: FolderReport, options: Options, reasons: dict[str, str]) ->
 def _repair(column: ColumnProfile, options: Options) -> tuple[str, list[str], str]:
     """Return the option that repairs a column, its entries, and why."""
     why = str(column.doubt)
-    if column.doubt == DATES:
+    if column.doubt == Doubt.DATES:
         ways = [readings(one.words) for one in column.sites.values() if one.words]
         if all(len(way) == 1 for way in ways):
             return "date", [column.name], "dates, as days since 1970; or drop it"
         return "drop", [column.name], f"dates; day or month first? then: date = [{column.name}:{' or '.join(ways[0])}]"
-    if column.doubt == CODE:
+    if column.doubt == Doubt.CODE:
         return "missing", list(column.odd), f"in {column.name}, unlike its other values"
     if (
-        column.doubt == TEXT_AMONG_NUMBERS
+        column.doubt == Doubt.TEXT_AMONG_NUMBERS
         and len(column.odd) <= MOST_MARKS
         and not any(re.match(r"\s*[<>≤≥]", word) for word in column.odd)
     ):
         return "missing", list(column.odd), f"text among the numbers of {column.name}"
-    if column.doubt == SOME_SITES:
+    if column.doubt == Doubt.SOME_SITES:
         why = f"only at {', '.join(column.sites)}"
-    if column.doubt == IDS and not options.keys() & {"group", "split", "split_column"} and _repeats(column):
+    if column.doubt == Doubt.IDS and not options.keys() & {"group", "split", "split_column"} and _repeats(column):
         return "group", [column.name], "identifiers of who was measured repeatedly: kept in one split, and no feature"
     return "drop", [column.name], why
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from emdcfl.core.units import names, plural, quantity
 from emdcfl.data.own.checking.check import ClientReport, FolderReport
-from emdcfl.data.own.checking.columns import DOUBTS, SOME_SITES, ColumnProfile
+from emdcfl.data.own.checking.columns import ColumnProfile, Doubt
 from emdcfl.data.own.cleaning import folded
 from emdcfl.data.own.parts import LeftOut, some
 from emdcfl.data.own.tables import withheld
@@ -131,7 +131,8 @@ def _images(report: FolderReport) -> Block:
 
 def _columns(report: FolderReport, across: int) -> Block:
     """Columns with kind, and range or words per site; the most suspicious first."""
-    columns = sorted(report.columns, key=lambda column: DOUBTS.index(column.doubt) if column.doubt else len(DOUBTS))
+    gravity = {doubt: i for i, doubt in enumerate(Doubt)}
+    columns = sorted(report.columns, key=lambda column: gravity[column.doubt] if column.doubt else len(gravity))
     sites = [client.name for client in report.clients]
     side_by_side = len(sites) <= across
     heads = ("column", "what it is", *(sites if side_by_side else ("all sites", "differs most")), "missing")
@@ -152,10 +153,10 @@ def _columns(report: FolderReport, across: int) -> Block:
 
 
 def _what(column: ColumnProfile, sites: Sequence[str], left_out: bool) -> str:
-    doubt = column.doubt
-    if doubt == SOME_SITES:
-        doubt = f"only at {len(column.sites)} of {len(sites)} sites"
-    told = doubt if doubt and doubt != "dates" else column.kind
+    if column.doubt == Doubt.SOME_SITES:
+        told = f"only at {len(column.sites)} of {len(sites)} sites"
+    else:
+        told = column.kind if column.doubt in (None, Doubt.DATES) else str(column.doubt)
     return f"{told} (left out)" if left_out else told
 
 

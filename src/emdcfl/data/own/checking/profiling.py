@@ -20,28 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emdcfl.core.optional import arrow
-from emdcfl.data.own.checking.columns import (
-    CASES,
-    CODE,
-    DATES,
-    FEW,
-    FREE_TEXT,
-    ID_NAME,
-    IDS,
-    LABEL_COPY,
-    ONE_VALUE,
-    PAIRS,
-    PER_SITE,
-    RANGES,
-    ROWS,
-    SHARE_OF_TEXT,
-    SOME_SITES,
-    TEXT_AMONG_NUMBERS,
-    UNITS,
-    ColumnProfile,
-    SiteColumn,
-    odd_words,
-)
+from emdcfl.data.own.checking.columns import FEW, ID_NAME, SHARE_OF_TEXT, ColumnProfile, Doubt, SiteColumn, odd_words
 from emdcfl.data.own.formats.dates import looks_like_dates
 from emdcfl.data.own.parts import Labels, Part, Raw, is_numbers
 from emdcfl.data.own.tables import is_numeric, number_matrix, text_values
@@ -101,11 +80,11 @@ def profile_columns(raws: Sequence[Raw], label: str) -> dict[str, ColumnProfile]
     for name, pieces in facts.items():
         doubt, odd = _doubt(name, pieces)
         if {piece.site for piece in pieces} != sites:
-            doubt = doubt or SOME_SITES
+            doubt = doubt or Doubt.SOME_SITES
         elif len(pieces) == len(parts) and _copies_label(pieces, labels, chance, enough):
-            doubt = LABEL_COPY
+            doubt = Doubt.LABEL_COPY
         elif doubt is None and len(pieces) == len(parts) and _tells_cases(pieces, labels, enough):
-            doubt = CASES
+            doubt = Doubt.CASES
         found[name] = _with_units(ColumnProfile(name, _kind(pieces, doubt), _by_site(pieces, doubt), doubt, odd))
     return found
 
@@ -117,13 +96,13 @@ def _with_units(column: ColumnProfile) -> ColumnProfile:
     ranges = {site: (one.low, one.high) for site, one in column.sites.items() if one.low is not None and one.high is not None}
     ordered = sorted(ranges.values())
     if len(ordered) > 2 and all(one[1] < other[0] for one, other in pairwise(ordered)):
-        return replace(column, doubt=RANGES)
+        return replace(column, doubt=Doubt.RANGES)
     apart = []
     for site, (low, high) in ranges.items():
         others = [ends for other, ends in ranges.items() if other != site]
         if others and (high < min(ends[0] for ends in others) or low > max(ends[1] for ends in others)):
             apart.append(site)
-    return replace(column, doubt=UNITS, odd=tuple(apart)) if apart else column
+    return replace(column, doubt=Doubt.UNITS, odd=tuple(apart)) if apart else column
 
 
 def _facts(site: str, part: Part, label: str, codes: Collection[str]) -> dict[str, _Facts]:
@@ -237,30 +216,30 @@ def _few_values(piece: _Facts) -> bool:
     return len(piece.words) <= FEW if piece.words else bool(pa.types.is_integer(piece.kind)) and piece.high - piece.low < FEW
 
 
-def _doubt(name: str, pieces: Sequence[_Facts]) -> tuple[str | None, tuple[str, ...]]:
+def _doubt(name: str, pieces: Sequence[_Facts]) -> tuple[Doubt | None, tuple[str, ...]]:
     """Say what a column, given by site and split, is instead of a feature."""
     full = [piece for piece in pieces if piece.missing < piece.rows]
     words = sum((piece.words for piece in full), Counter[str]())
     odd = [odd_words(piece.words) for piece in full if piece.words]
     mixed = any(0 < one.total() < SHARE_OF_TEXT * piece.words.total() for one, piece in zip(odd, [p for p in full if p.words], strict=True))
     if mixed:
-        return TEXT_AMONG_NUMBERS, tuple(dict.fromkeys(word for one in odd for word in one))
+        return Doubt.TEXT_AMONG_NUMBERS, tuple(dict.fromkeys(word for one in odd for word in one))
     temporal = [bool(pa.types.is_temporal(piece.kind)) for piece in full]
     dated = all(known or looks_like_dates(list(piece.words)[:FEW]) for known, piece in zip(temporal, full, strict=True))
     if dated and any(temporal):
-        return DATES, ()
+        return Doubt.DATES, ()
     if not full or any(bool(piece.words) != bool(full[0].words) for piece in full):
         return None, ()
     kind = full[0].kind
     if all(len(piece.words) == 1 if piece.words else piece.low == piece.high for piece in full):
         same = len(words) == 1 if words else len({piece.low for piece in full}) == 1
-        return (ONE_VALUE if same else PER_SITE), ()
+        return (Doubt.ONE_VALUE if same else Doubt.PER_SITE), ()
     if dated:
-        return DATES, ()
+        return Doubt.DATES, ()
     if all(piece.counts for piece in full):
-        return ROWS, ()
+        return Doubt.ROWS, ()
     if not words and (code := _missing_code(full)) is not None:
-        return CODE, (f"{code:g}",)
+        return Doubt.CODE, (f"{code:g}",)
     if not words and not pa.types.is_integer(kind):
         return None, ()
     named = ID_NAME.search(name) or NUMBER_NAME.search(name) or all(p.rises for p in full) or any(p.coded for p in full)
@@ -270,10 +249,10 @@ def _doubt(name: str, pieces: Sequence[_Facts]) -> tuple[str | None, tuple[str, 
     if max(distinct) <= FEW:
         return None, ()
     if named:
-        return IDS, ()
+        return Doubt.IDS, ()
     if words and all(PAIR.fullmatch(word) for word in words):
-        return PAIRS, ()
-    return (FREE_TEXT if all(2 * n > piece.rows - piece.missing for n, piece in zip(distinct, full, strict=True)) else None), ()
+        return Doubt.PAIRS, ()
+    return (Doubt.FREE_TEXT if all(2 * n > piece.rows - piece.missing for n, piece in zip(distinct, full, strict=True)) else None), ()
 
 
 def _missing_code(pieces: Sequence[_Facts]) -> float | None:
@@ -289,17 +268,17 @@ def _missing_code(pieces: Sequence[_Facts]) -> float | None:
     return None
 
 
-def _kind(pieces: Sequence[_Facts], doubt: str | None) -> str:
+def _kind(pieces: Sequence[_Facts], doubt: Doubt | None) -> str:
     present = [piece for piece in pieces if piece.missing < piece.rows]
     if not present:
         return "empty"
-    if doubt == DATES or all(pa.types.is_temporal(piece.kind) for piece in present):
+    if doubt == Doubt.DATES or all(pa.types.is_temporal(piece.kind) for piece in present):
         return "date"
     textual = [bool(piece.words) for piece in present]
     return "category" if all(textual) else "number" if not any(textual) else "mixed"
 
 
-def _by_site(pieces: Sequence[_Facts], doubt: str | None) -> dict[str, SiteColumn]:
+def _by_site(pieces: Sequence[_Facts], doubt: Doubt | None) -> dict[str, SiteColumn]:
     sites: dict[str, SiteColumn] = {}
     for piece in pieces:
         one = sites.get(piece.site, SiteColumn(0, 0))
@@ -307,6 +286,6 @@ def _by_site(pieces: Sequence[_Facts], doubt: str | None) -> dict[str, SiteColum
         highs = [end for end in (one.high, piece.high) if end is not None and end == end]
         words = Counter(one.words) + piece.words if one.words else piece.words
         rows, missing = one.rows + piece.rows, one.missing + piece.missing
-        different = len(words) if words else one.different + len(piece.values.unique()) if doubt == IDS else 0
+        different = len(words) if words else one.different + len(piece.values.unique()) if doubt == Doubt.IDS else 0
         sites[piece.site] = SiteColumn(rows, missing, min(lows, default=None), max(highs, default=None), words, different)
     return sites
