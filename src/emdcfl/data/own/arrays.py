@@ -15,7 +15,8 @@ from emdcfl.core.errors import DataError
 from emdcfl.data.own import defaults
 from emdcfl.data.own.checking.leaks import leaks
 from emdcfl.data.own.cleaning import REGRESSION, check_classes, variant_notes
-from emdcfl.data.own.parts import MIXED, SPLITS, Part, Raw, assemble, prepare, write_notes
+from emdcfl.data.own.notes import write_notes
+from emdcfl.data.own.parts import MIXED, SPLITS, Part, Raw, assemble, prepare
 from emdcfl.data.own.site import new_site
 from emdcfl.data.own.splitting import GROUP, RANDOM, SplitRule
 from emdcfl.data.types import Scenario, Site

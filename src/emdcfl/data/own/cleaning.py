@@ -21,7 +21,8 @@ from emdcfl.core.units import names
 from emdcfl.data.own.checking.columns import index_columns
 from emdcfl.data.own.formats.dates import read_dates
 from emdcfl.data.own.formats.readers import NUMBER
-from emdcfl.data.own.parts import Note, Part, Raw, is_numbers, some, sort_words
+from emdcfl.data.own.notes import Note, some
+from emdcfl.data.own.parts import Part, Raw, is_numbers, sort_words
 from emdcfl.data.own.tables import AS_WRITTEN, DROP_ROWS, CellRules, complete_rows, read_list
 
 GAP_POLICIES = ("mean", DROP_ROWS)

@@ -22,7 +22,8 @@ from emdcfl.data.own.formats.client_tables import read_client_tables, read_share
 from emdcfl.data.own.formats.images import Header, common_shape, list_images, read_client, read_headers
 from emdcfl.data.own.formats.layout import FolderLayout, discover, site_files
 from emdcfl.data.own.formats.quantities import common_units
-from emdcfl.data.own.parts import SPLITS, Divided, Note, Raw, assemble, prepare, write_notes
+from emdcfl.data.own.notes import Note, write_notes
+from emdcfl.data.own.parts import SPLITS, Divided, Raw, assemble, prepare
 from emdcfl.data.own.splitting import RANDOM, SplitRule
 from emdcfl.data.own.tables import (
     AS_WRITTEN,

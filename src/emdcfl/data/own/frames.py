@@ -19,10 +19,11 @@ from emdcfl.data.own.arrays import named_clients, with_truth
 from emdcfl.data.own.cleaning import CLEANING, Cleaning
 from emdcfl.data.own.folder import checked_scenario, clean_reading
 from emdcfl.data.own.formats.client_tables import LABEL_NAMES, label_column, label_to_leave, labelled, shared_table
-from emdcfl.data.own.formats.quantities import check_units, common_units
+from emdcfl.data.own.formats.quantities import common_units
 from emdcfl.data.own.formats.readers import as_plain, read_units, with_dates, without_marks
-from emdcfl.data.own.parts import MIXED, Note, Part, Raw
-from emdcfl.data.own.site import new_site, warn_of_unknown
+from emdcfl.data.own.notes import Note
+from emdcfl.data.own.parts import MIXED, Part, Raw
+from emdcfl.data.own.site import encode_rows, new_site
 from emdcfl.data.own.splitting import RANDOM, SPLIT_NAMES, SplitRule, by_split
 from emdcfl.data.own.tables import CellRules, TableEncoding
 from emdcfl.data.types import Scenario, Site, Target
@@ -184,14 +185,11 @@ def site_from_table(
 def encode(value: Any, encoding: Mapping[str, Any]) -> torch.Tensor:
     """Return the rows of a frame as a run on tables stores them; a label column is ignored."""
     _check_kind(encoding)
-    reader = TableEncoding.from_dict(encoding)
-    table, units = read_units(_read(value, None, reader.cells, "the frame"), [encoding["label"], *dict(reader.cells.words)])
-    check_units(units, reader.units, "the frame")
-    gaps = np.flatnonzero(~reader.usable(table)).tolist()
-    if gaps:
-        raise DataError(f"the run left out rows with missing values (gaps = drop-rows), got one in row {gaps[0] + 1}; leave it out, too")
-    encoded = reader.encode(table, "the frame")
-    warn_of_unknown(reader.unknown(table), "the frame")
+    table = _read(value, None, TableEncoding.from_dict(encoding).cells, "the frame")
+    encoded, rows = encode_rows(table, encoding, "the frame")
+    if len(rows) < table.num_rows:
+        first = min(set(range(table.num_rows)) - set(rows.tolist())) + 1
+        raise DataError(f"the run left out rows with missing values (gaps = drop-rows), got one in row {first}; leave it out, too")
     return torch.from_numpy(encoded)
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,10 +22,14 @@ from emdcfl.data.own.formats.images import files_below, list_images, read_client
 from emdcfl.data.own.formats.layout import IMAGE_SUFFIXES, TABLE_SUFFIXES, site_files
 from emdcfl.data.own.formats.quantities import check_units
 from emdcfl.data.own.formats.readers import read_file, read_units
-from emdcfl.data.own.parts import SPLITS, Note, Raw, divide, known_only, some, to_site, warnings, write_notes
+from emdcfl.data.own.notes import Note, some, write_notes
+from emdcfl.data.own.parts import SPLITS, Raw, divide, known_only, to_site, warnings
 from emdcfl.data.own.splitting import RANDOM, SplitRule
 from emdcfl.data.own.tables import TableEncoding
 from emdcfl.data.types import Scenario, Site, Target
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 log = logging.getLogger("emdcfl")
 
@@ -123,26 +127,31 @@ def read_inputs(files: Sequence[str | Path], *, encoding: Mapping[str, Any]) -> 
         else:
             if file.suffix.lower() not in TABLE_SUFFIXES:
                 raise DataError(f"{file} is not a table ({', '.join(sorted(TABLE_SUFFIXES))}); the run was trained on tables")
-            reader = TableEncoding.from_dict(encoding)
-            table, units = read_units(read_file(file, reader.cells), [encoding["label"], *dict(reader.cells.words)])
-            check_units(units, reader.units, str(file))
+            table = read_file(file, TableEncoding.from_dict(encoding).cells)
             for note in encoding_notes(table, "", str(file)):
                 log.warning("%s: %s", note.origin, note.text)
-            rows = np.flatnonzero(reader.usable(table))
-            if len(rows) < table.num_rows:
-                log.warning(
-                    "%s: rows with missing values left out, as in training (--gaps drop-rows): %d", file, table.num_rows - len(rows)
-                )
-            blocks.append(reader.encode(table.take(rows), str(file)))
-            warn_of_unknown(reader.unknown(table.take(rows)), str(file))
+            encoded, rows = encode_rows(table, encoding, str(file))
+            if lost := table.num_rows - len(rows):
+                log.warning("%s: rows with missing values left out, as in training (--gaps drop-rows): %d", file, lost)
+            blocks.append(encoded)
             names += [f"{file}:{row + 1}" for row in rows.tolist()]
     return torch.from_numpy(np.concatenate(blocks)), names
 
 
-def warn_of_unknown(words: Sequence[str], origin: str) -> None:
-    """Say in one line which words of a table the models do not know."""
-    if words:
+def encode_rows(table: pa.Table, encoding: Mapping[str, Any], origin: str) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Return the rows of a table that training would not have left out, as a run stores them, and their numbers.
+
+    One line of the log says which words the models do not know.
+    """
+    reader = TableEncoding.from_dict(encoding)
+    table, units = read_units(table, [encoding["label"], *dict(reader.cells.words)])
+    check_units(units, reader.units, origin)
+    rows = np.flatnonzero(reader.usable(table))
+    kept = table.take(rows)
+    encoded = reader.encode(kept, origin)
+    if words := reader.unknown(kept):
         log.warning("%s: %s", origin, UNKNOWN.format(words=some(words)))
+    return encoded, rows
 
 
 def read_unlabelled(path: Path, *, encoding: Mapping[str, Any]) -> Tensor:

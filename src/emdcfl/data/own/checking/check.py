@@ -19,7 +19,8 @@ from emdcfl.data.own.folder import FolderSamples, build_scenario, read_folder, r
 from emdcfl.data.own.formats.client_tables import read_client_tables
 from emdcfl.data.own.formats.images import common_shape, list_images, read_client, read_headers
 from emdcfl.data.own.formats.layout import ClientFiles, client_folder, discover, visible
-from emdcfl.data.own.parts import Raw, write_notes
+from emdcfl.data.own.notes import write_notes
+from emdcfl.data.own.parts import Raw
 from emdcfl.data.own.splitting import RANDOM, SplitRule
 from emdcfl.data.own.tables import CellRules
 from emdcfl.data.types import Scenario

@@ -17,7 +17,8 @@ from emdcfl.core.errors import DataError
 from emdcfl.core.optional import arrow
 from emdcfl.core.units import names
 from emdcfl.data.own.formats.readers import GAPS, NUMBER
-from emdcfl.data.own.parts import Note, Raw, some
+from emdcfl.data.own.notes import Note, some
+from emdcfl.data.own.parts import Raw
 from emdcfl.data.own.tables import MAX_WORDS, is_numeric, most_frequent
 
 if TYPE_CHECKING:

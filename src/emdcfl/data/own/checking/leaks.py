@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 from emdcfl.core import keys
 from emdcfl.core.optional import arrow
 from emdcfl.data.own.checking.columns import ID_NAME
-from emdcfl.data.own.parts import SPLITS, Divided, Note, some, write_notes
+from emdcfl.data.own.notes import Note, some, write_notes
+from emdcfl.data.own.parts import SPLITS, Divided
 from emdcfl.data.own.splitting import RANDOM, SplitRule
 from emdcfl.data.types import Scenario, Site
 

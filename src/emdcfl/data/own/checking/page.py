@@ -10,7 +10,7 @@ from emdcfl.core.units import names, plural, quantity
 from emdcfl.data.own.checking.check import ClientReport, FolderReport
 from emdcfl.data.own.checking.columns import ColumnProfile, Doubt
 from emdcfl.data.own.cleaning import folded
-from emdcfl.data.own.parts import LeftOut, some
+from emdcfl.data.own.notes import LeftOut, some
 from emdcfl.data.own.tables import withheld
 
 MOST_COLUMNS = 200

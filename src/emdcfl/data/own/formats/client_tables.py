@@ -13,7 +13,8 @@ from emdcfl.core.optional import arrow
 from emdcfl.data.own.formats.layout import ClientFiles
 from emdcfl.data.own.formats.quantities import common_units
 from emdcfl.data.own.formats.readers import CODES, ENCODING, WINDOWS, like_data, read_file, read_units
-from emdcfl.data.own.parts import MIXED, Note, Part, Raw, Text
+from emdcfl.data.own.notes import Note
+from emdcfl.data.own.parts import MIXED, Part, Raw, Text
 from emdcfl.data.own.splitting import RANDOM, SplitRule, table_keys
 from emdcfl.data.own.tables import AS_WRITTEN, CellRules
 

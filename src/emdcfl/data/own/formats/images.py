@@ -18,7 +18,8 @@ from emdcfl.core.errors import DataError
 from emdcfl.core.units import names
 from emdcfl.data.own.formats import dicom
 from emdcfl.data.own.formats.layout import IMAGE_SUFFIXES, UNREAD, ClientFiles, visible
-from emdcfl.data.own.parts import Note, Part, Raw
+from emdcfl.data.own.notes import Note
+from emdcfl.data.own.parts import Part, Raw
 from emdcfl.data.own.splitting import RANDOM, SplitRule, file_keys
 
 LARGEST_DEFAULT = 64

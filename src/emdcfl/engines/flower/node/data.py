@@ -28,7 +28,8 @@ from emdcfl.data.own.cleaning import AS_THEY_ARE, Cleaning
 from emdcfl.data.own.formats.client_tables import LABEL_NAMES, read_client_tables
 from emdcfl.data.own.formats.images import Listed, list_images
 from emdcfl.data.own.formats.layout import site_files
-from emdcfl.data.own.parts import Note, Part, Raw, Text, divide
+from emdcfl.data.own.notes import Note
+from emdcfl.data.own.parts import Part, Raw, Text, divide
 from emdcfl.data.own.site import new_site
 from emdcfl.data.own.splitting import RANDOM, SplitRule, file_keys
 from emdcfl.data.own.tables import is_numeric, withheld

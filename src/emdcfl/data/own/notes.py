@@ -1,0 +1,63 @@
+"""Notes for the user about their data: what was left out, what looks doubtful."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from emdcfl.core.units import NAMED_IN_FULL, names
+
+MOST_WORDS = 5
+"""Labels or files named in a note."""
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something the user should know about one client, or, without one, about a file.
+
+    ``{n}`` in the text stands for ``count``, ``{words}`` for ``words``.
+    """
+
+    client: str
+    origin: str
+    text: str
+    count: int = 0
+    words: tuple[str, ...] = ()
+    doubt: bool = False
+    """Whether a flag would repair it."""
+    left_out: bool = False
+    """Whether it says what is not used."""
+
+
+class LeftOut(str):
+    """The sentence of a note that says what is not used."""
+
+
+def write_notes(notes: Iterable[Note]) -> list[str]:
+    """Write every text once, with all clients it applies to.
+
+    Examples
+    --------
+    >>> write_notes([Note("a", "a.csv", "rows left out: {n}", 1), Note("b", "b.csv", "rows left out: {n}", 3), Note("b", "b.csv", "small")])
+    ['clients a, b: rows left out: 1 to 3', "client 'b' (b.csv): small"]
+    """
+    grouped: dict[str, list[Note]] = {}
+    for note in notes:
+        grouped.setdefault(note.text, []).append(note)
+    written = []
+    for text, same in grouped.items():
+        clients = list(dict.fromkeys(note.client for note in same))
+        who = names(clients) if len(clients) > 1 else f"client {clients[0]!r} ({same[0].origin})" if clients[0] else same[0].origin
+        counts = [note.count for note in same]
+        words = list(dict.fromkeys(word for note in same for word in note.words))
+        shown = some(words)
+        count = str(counts[0]) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+        listed = "clients " if 1 < len(clients) <= NAMED_IN_FULL else ""
+        sentence = f"{listed}{who}: {text.replace('{n}', count).replace('{words}', shown)}"
+        written.append(LeftOut(sentence) if same[0].left_out else sentence)
+    return written
+
+
+def some(words: Sequence[str], between: str = ", ") -> str:
+    """Write the first few words, and how many more there are."""
+    return between.join(words[:MOST_WORDS]) + (f" and {len(words) - MOST_WORDS} more" if len(words) > MOST_WORDS else "")
