@@ -92,6 +92,14 @@ def test_one_part_for_each_split_and_two_frames_are_two_sites() -> None:
         scenario_of([(table, None)] * 2, label="y")
 
 
+def test_clients_may_come_from_a_generator_and_not_from_a_number() -> None:
+    table = frame().drop(columns="hospital")
+    assert same(scenario_of([table, table], label="outcome"), scenario_of((table for _ in range(2)), label="outcome"))
+    for clients in (None, 5):
+        with pytest.raises(DataError, match=f"expected clients as a list, .* got {type(clients).__name__}"):
+            scenario_of(clients)
+
+
 def test_intervals_lists_and_bytes_in_frames_and_files_are_words(tmp_path: Path) -> None:
     table = frame().assign(band=lambda t: pd.cut(t["age"], [-9, -1, 1, 9]), tags=[["x"], ["x", "y"]] * 60, code=[b"k", b"l"] * 60)
     found = scenario_of(table, label="outcome", client="hospital").encoding["columns"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,11 @@ def read_clients(
             return Choice(clients.source[0], clients.source[1]), clients
         return Choice(IN_MEMORY, {"fingerprint": fingerprint(clients)}), clients
     found = hub.entries(clients, about.get("label"), about.get("client"))
-    if _is_tables(found):
+    if not isinstance(found, Mapping) and not frames.is_table(found):
+        if not isinstance(found, Iterable):
+            raise DataError(f"expected clients as a list, a dict, a frame, a data set, a folder or a scenario, got {type(found).__name__}")
+        found = list(found)  # a generator yields its clients once
+    if frames.is_table(found) or any(map(frames.is_table, found.values() if isinstance(found, Mapping) else found)):
         scenario = frames.from_tables(found, about, model=model, seed=seed, groups=groups)
         return Choice(IN_MEMORY, {"fingerprint": fingerprint(scenario), **about}), scenario
     used = {"task", "label", "client"} if hub.holds_data_sets(clients) else {"task"}
@@ -54,13 +58,6 @@ def read_clients(
 
 def _named(about: Mapping[str, Any]) -> str:
     return "site=" if next(iter(about)) == "client" else f"{next(iter(about))}="
-
-
-def _is_tables(found: Any) -> bool:
-    if frames.is_table(found):
-        return True
-    entries = found.values() if isinstance(found, Mapping) else found
-    return any(frames.is_table(entry) for entry in entries)
 
 
 def fingerprint(scenario: Scenario) -> str:

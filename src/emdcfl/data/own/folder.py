@@ -201,7 +201,7 @@ def _read(
         listed = [list_images(files) for files in layout.clients]
         pretrained = defaults.is_pretrained(model)
         headers = {files.name: read_headers(files) for files in listed}
-        shape = common_shape(headers, size=size or (224 if pretrained else None), colour=True if pretrained else None)
+        shape = common_shape(headers, size=224 if pretrained and size is None else size, colour=True if pretrained else None)
         read = [read_client(files, shape, rule) for files in listed]
         return [raw for raw, _ in read], [note for _, more in read for note in more], headers
     if layout.kind == "table":

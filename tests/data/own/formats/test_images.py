@@ -87,6 +87,9 @@ def test_common_size(tmp_path: Path) -> None:
         image(tmp_path / "d" / name / "cat" / "wide.png", size=(90, 40))
     assert load_folder(tmp_path / "d").sites[0].train.x.shape[2:] == (20, 20)
     assert load_folder(tmp_path / "d", size=8).sites[0].train.x.shape[2:] == (8, 8)
+    for size in (0, 1 << 14):
+        with pytest.raises(DataError, match=f"got scenario.size = {size}; choose another"):
+            load_folder(tmp_path / "d", size=size)
     for name in ("a", "b"):
         client(tmp_path / "e" / name, size=(200, 100))
     large = load_folder(tmp_path / "e")

@@ -88,8 +88,8 @@ def common_shape(clients: Mapping[str, Sequence[Header | None]], *, size: int | 
     if size is None:
         width, height = Counter(shape for _, shape in known).most_common(1)[0][0]
         size = width if width == height and width <= LARGEST_DEFAULT else LARGEST_DEFAULT
-    if size < 4:
-        raise DataError(f"images need at least 4×4 pixels, got {size}")
+    if size < 4 or size**2 > MOST_PIXELS:
+        raise DataError(f"images need at least 4×4 and at most {MOST_PIXELS:,} pixels, got scenario.size = {size}; choose another")
     return channels, size, size
 
 
