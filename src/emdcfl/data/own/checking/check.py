@@ -110,7 +110,7 @@ def check_folder(
     try:
         reading = read_folder(path, label=label, client=client, model=model, size=size, rule=rule, cleaning=cleaning)
     except DataError as first:
-        others = [] if client is not None else _each_client(path, label, rule, cleaning.cells)
+        others = [] if client is not None else _errors_by_client(path, label, rule, cleaning.cells)
         errors = [*([] if any(error.startswith(str(first)) for error in others) else [str(first)]), *others]
         return FolderReport(str(path), "unknown", errors=tuple(errors))
     return _split_and_report(reading, seed, rule, model)
@@ -197,7 +197,7 @@ def with_splits(report: FolderReport, scenario: Scenario) -> FolderReport:
     )
 
 
-def _each_client(path: Path, label: str | None, rule: SplitRule, cells: CellRules) -> list[str]:
+def _errors_by_client(path: Path, label: str | None, rule: SplitRule, cells: CellRules) -> list[str]:
     """Try every client by itself; return the problems of all of them."""
     if not path.is_dir():
         return []
@@ -211,10 +211,10 @@ def _each_client(path: Path, label: str | None, rule: SplitRule, cells: CellRule
                 found.append(client_folder(folder)[1])
             except DataError as error:
                 errors.append(str(error))
-    return errors + _once([(files, error) for files in found for error in _one_client(files, label, rule, cells)])
+    return errors + _merge_equal([(files, error) for files in found for error in _errors_of(files, label, rule, cells)])
 
 
-def _once(errors: Sequence[tuple[ClientFiles, str]]) -> list[str]:
+def _merge_equal(errors: Sequence[tuple[ClientFiles, str]]) -> list[str]:
     """Write an error that several clients share once, with their names."""
     same: dict[str, list[tuple[str, str]]] = {}
     for files, error in errors:
@@ -225,7 +225,7 @@ def _once(errors: Sequence[tuple[ClientFiles, str]]) -> list[str]:
     return [first + (f"; the same at {names([name for name, _ in more])}" if more else "") for (_, first), *more in same.values()]
 
 
-def _one_client(files: ClientFiles, label: str | None, rule: SplitRule, cells: CellRules) -> list[str]:
+def _errors_of(files: ClientFiles, label: str | None, rule: SplitRule, cells: CellRules) -> list[str]:
     try:
         if any(part.is_dir() for part in files.parts.values()):
             listed = list_images(files)

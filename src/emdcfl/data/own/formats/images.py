@@ -104,7 +104,7 @@ def read_client(listed: Listed, shape: Shape, rule: SplitRule = RANDOM) -> tuple
     bad: list[str] = []
     for split, files in listed.files.items():
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-            decoded = list(pool.map(lambda item: _try(item[0], shape), files))
+            decoded = list(pool.map(lambda item: _decode(item[0], shape), files))
         good = [i for i, pixels in enumerate(decoded) if isinstance(pixels, np.ndarray)]
         bad += [f"{file}: {error}" for (file, _), error in zip(files, decoded, strict=True) if isinstance(error, str)]
         pixels = [decoded[i] for i in good]
@@ -128,13 +128,14 @@ def read_client(listed: Listed, shape: Shape, rule: SplitRule = RANDOM) -> tuple
 
 def read_image(file: Path, shape: Shape) -> NDArray[np.uint8]:
     """Decode one image to ``shape``: shorter side resized (bilinear), centre cut out."""
-    pixels = _try(file, shape)
+    pixels = _decode(file, shape)
     if isinstance(pixels, str):
         raise DataError(f"{file} is not a readable image ({pixels})")
     return pixels
 
 
-def _try(file: Path, shape: Shape) -> NDArray[np.uint8] | str:
+def _decode(file: Path, shape: Shape) -> NDArray[np.uint8] | str:
+    """Return the pixels, or why they cannot be read."""
     try:
         if dicom.is_dicom(file):
             _check_size(dicom.read_header(file)[1], (shape[2], shape[1]))
