@@ -116,6 +116,8 @@ def origins(rows: Sequence[ResultRow]) -> str:
         for row in members:
             name = label if len(members) == 1 else f"{label} seed {row['seed']}"
             found.setdefault(row.get("commit") or "not recorded", []).append(name)
+    if len(found) == 1:
+        return f"Hardware: {hardware}. Commit: {next(iter(found))}.\n"
     said = "; ".join(f"{commit}: {', '.join(labels)}" for commit, labels in found.items())
     return f"Hardware: {hardware}. Commits: {said}.\n"
 
@@ -175,14 +177,14 @@ def batch_size(data: Path) -> str:
 
 def digits(data: Path) -> str:
     rows = comparable(read_results(data / "rotated-digits.jsonl"))
-    return f"{only_table(rows, leave_out=())}\n{origins(rows[:1])}"
+    return f"{only_table(rows, leave_out=())}\n{origins(rows)}"
 
 
 def switches(data: Path) -> str:
     blocks = []
     for title, name in (("rotated digits", "switches"), ("a small Backdoor MNIST", "switches-backdoor")):
         rows = read_results(data / f"{name}.jsonl")
-        blocks.append(f"## On {title}\n\n{only_table(rows)}\n{origins(rows[:1])}")  # one commit, one machine
+        blocks.append(f"## On {title}\n\n{only_table(rows)}\n{origins(rows)}")
     return "\n".join(blocks)
 
 
