@@ -1,6 +1,6 @@
 """The paper's comparisons at full size, on one GPU, as a queue that may be killed at any moment and started again.
 
-    EMDCFL_DATA=… python benchmarks/paper.py --out runs/paper --seconds 1800 --at-once 3
+    EMDCFL_DATA=… python benchmarks/paper.py --out runs/paper --seconds 1800
     python benchmarks/paper.py --list --out runs/paper         # what is there, what is left, in order
 
 Every run is one ``emdcfl compare`` in a process and a folder of its own (``parts/``), and its row goes to ``results.jsonl`` when it ends.
@@ -249,7 +249,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/paper"))
     parser.add_argument("--seconds", type=float, default=3600.0)
-    parser.add_argument("--at-once", type=int, default=3, help="runs at a time")
+    parser.add_argument("--at-once", type=int, default=2, help="runs at a time; more than two are no faster")
     parser.add_argument(
         "--longest", type=float, default=1200.0, help="seconds after which a run is stopped (four times that for slow methods)"
     )

@@ -1,4 +1,4 @@
-"""Oracle and EMD-CFL (three ways to group) on Rotated MNIST at paper scale: whole runs one after the other in one process.
+"""Oracle and EMD-CFL (three tolerances or rules, and representatives) on Rotated MNIST at paper scale, one after the other in one process.
 
 Two short runs go first: what is compiled and loaded once is there then, for both methods, and what does not run for one epoch is not
 tried for a hundred. Oracle is played again at the end: seconds are compared with the mean of both. Rows go to a folder of results.
@@ -15,7 +15,7 @@ from emdcfl.studies.compare import execute, parse_methods
 from emdcfl.studies.results import Results
 from gpu.machine import Box, Emit, Machine, attempt
 
-METHODS = "oracle,emdcfl:tolerance=auto,emdcfl:tolerance=0.025,emdcfl:grouping=benefit"
+METHODS = "oracle,emdcfl:tolerance=auto,emdcfl:tolerance=auto:pairing=representatives,emdcfl:tolerance=0.025,emdcfl:grouping=benefit"
 ORACLE, AGAIN = "oracle", "oracle, again"
 COMPILES, COMPARES = "a short one, which compiles", "a short one, which compares"
 SHORT = {"run.rounds": 1, "training.local_epochs": 1}
