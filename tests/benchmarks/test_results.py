@@ -79,4 +79,4 @@ def test_a_shorter_run_has_a_table_of_its_own() -> None:
     ]
     text, unexplained = results.comparison([first, {**row, "commit": None}], [])
     assert text.count(results.SHORTER) == 1 and {d.scenario for d in unexplained} <= {"rotated-mnist"}
-    assert f"{row['commit']}: Oracle" in text and "not recorded: Oracle" in text
+    assert f"Commit: {row['commit']}." in text and "Commit: not recorded." in text
