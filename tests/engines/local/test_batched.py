@@ -64,6 +64,17 @@ class Scaled(nn.Module):
         return y
 
 
+class Named(Scaled):
+    """Has a parameter whose name the engine uses too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.theta = nn.Parameter(torch.ones(CLASSES))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.theta * super().forward(x)
+
+
 class Residual(nn.Module):
     """Looks like a chain of layers, and is not."""
 
@@ -230,6 +241,15 @@ def test_tasks_without_stages_run_as_in_the_reference() -> None:
         models = torch.stack([fed.initial(0), fed.initial(1)])
         answers.append(fed.evaluate(fed.clients, models, reduction="per_sample").stack("table"))
     assert torch.equal(*answers)
+
+
+def test_the_second_round_of_a_network_with_a_parameter_called_theta_is_right_too() -> None:
+    answers = []
+    for engine in (SequentialFederation, BatchedFederation):
+        fed, first = train(engine, scenario("Named"), {})
+        fed.begin(4)
+        answers.append(fed.train(first.column("theta")).stack("theta"))
+    torch.testing.assert_close(*answers, **TIGHT)
 
 
 def test_replies_do_not_share_memory_with_the_next_round() -> None:

@@ -25,6 +25,8 @@ from emdcfl.engines.local.update import Terms, fused_sgd
 class Buffers:
     """Float32 blocks by name; a block grows to the largest size asked for and is never cleared.
 
+    The network's own tensors have their names, without a space; all other names have one, so that no two are the same.
+
     Examples
     --------
     >>> buffers = Buffers()
@@ -61,7 +63,7 @@ class Stack:
         entries, device = network.layout.entries, network.device
         tensors = [buffers(e.name, len(states), *e.shape, device=device) for e in entries]
         shared = all(state is states[0] for state in states)
-        stacked = None if shared else buffers("theta", len(states), len(states[0]), device=states[0].device)
+        stacked = None if shared else buffers("start states", len(states), len(states[0]), device=states[0].device)
         rows = states[0].to(device)[None] if shared else torch.stack(list(states), out=stacked).to(device)
         for e, tensor in zip(entries, tensors, strict=True):
             tensor.copy_(rows[:, e.slice].view(-1, *e.shape))
