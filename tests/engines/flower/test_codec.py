@@ -257,3 +257,34 @@ def test_a_reply_that_flower_cannot_put_together_costs_its_own_client_only(forge
     replies = train(fed, 2)
     assert list(replies.failures) == ["site-3"] and "cannot be read" in replies.failures["site-3"].reason
     assert replies.clients == fed.clients[:3]
+
+
+def test_a_reply_of_many_parts_is_refused_before_they_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(polling, "LIMITS", replace(LIMITS, size=10**6))
+    grid = loopback.loopback(SCENARIO)
+    fed = fed_of(grid)
+    large, fetched, deleted = [], [], []
+
+    class Link(LoopbackLink):
+        def PullMessages(self, request: Any) -> Any:
+            found = super().PullMessages(request)
+            for message, tree in zip(found.messages_list, found.message_object_trees, strict=True):
+                if (message.metadata.src_node_id, message.metadata.message_type) == (103, "query.train"):
+                    self.parts |= {f"more {i}": bytes(10**5) for i in range(100)}
+                    large.append(message.metadata.message_id)
+                    tree.children.extend(type(tree)(object_id=f"more {i}") for i in range(100))
+            return found
+
+        def PullObject(self, request: Any) -> Any:
+            part = super().PullObject(request)
+            fetched.append(len(part.object_content))
+            return part
+
+        def ConfirmMessageReceived(self, request: Any) -> None:
+            deleted.append(request.message_object_id)
+
+    grid._runtime_client = Link(grid._replies)
+    replies = train(fed, 2)
+    assert list(replies.failures) == ["site-3"] and "more than 1000000 bytes" in replies.failures["site-3"].reason
+    assert sum(fetched) < 5 * 10**6, "a part for each of Flower's threads may be on its way"
+    assert set(large) <= set(deleted), "the SuperLink does not keep it until the run ends"

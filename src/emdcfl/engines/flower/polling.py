@@ -120,6 +120,7 @@ class _Fetch(_Work):
         self._grid, self._link, self._announced, self._slots = cast(Any, grid), _link(grid), found, slots
         self.heard = time.monotonic()  # when the last part came
         self.settled, self.dropped, self._first = threading.Event(), threading.Event(), threading.Lock()
+        self._counting, self._received = threading.Lock(), 0
         self._sizes: dict[str, int] = {}
         self._arrays: dict[str, bytes] = {}  # which chunks each consists of, as Flower writes it
         super().__init__(self._fetch)
@@ -141,7 +142,7 @@ class _Fetch(_Work):
         from flwr.superlink.grid.http_grid import HttpGrid
 
         asker: Any = SimpleNamespace(_run=self._grid._run, node=self._grid.node, _runtime_client=self)
-        about = self._announced.messages_list[0].metadata
+        about, readable = self._announced.messages_list[0].metadata, True
         try:
             found = list(retry_when_busy(lambda: HttpGrid.pull_messages(asker, ())))
             if any(one.metadata.reply_to_message_id != about.reply_to_message_id for one in found):
@@ -151,9 +152,9 @@ class _Fetch(_Work):
         except (httpx.HTTPError, OSError, EmdcflError):
             raise
         except Exception as error:  # Flower puts the parts together without a check: whatever they are, they cost their sender alone
-            found = [_malformed(about, f"the reply cannot be read ({type(error).__name__}: {error})")]
-        if self.dropped.is_set():
-            _confirm(self._link, about.message_id)
+            found, readable = [_malformed(about, f"the reply cannot be read ({type(error).__name__}: {error})")], False
+        if self.dropped.is_set() or not readable:
+            _confirm(self._link, about.message_id)  # the SuperLink deletes it
         return found
 
     def PullMessages(self, request: Any) -> Any:
@@ -168,13 +169,21 @@ class _Fetch(_Work):
             part = self._link.PullObject(request)
             if part.object_available or not part.object_found:
                 self.heard = time.monotonic()
-                self._sizes[request.object_id] = len(part.object_content)
+                self._count(request.object_id, len(part.object_content))
                 if part.object_content.startswith(b"Array "):
                     self._arrays[request.object_id] = part.object_content
                 break
             self._settle()
             self.dropped.wait(pause)
         return part
+
+    def _count(self, identity: str, size: int) -> None:
+        """Refuse a reply as soon as its parts are too large together: they are all held in memory."""
+        with self._counting:  # Flower fetches several parts at the same time
+            self._sizes[identity] = size
+            self._received += size
+            if self._received > LIMITS.size:
+                raise ValueError(f"it has more than {LIMITS.size} bytes")
 
     def ConfirmMessageReceived(self, request: Any) -> None:
         """Pass on that all parts are here; refuse arrays that name the same chunk so often that they would fill the memory."""
