@@ -10,7 +10,7 @@ import pytest
 from emdcfl.core.errors import ClientError, ConfigError
 from emdcfl.core.keys import NodeSecret
 from emdcfl.privacy.exchange import Challenge, fingerprint, load_secret, prove, public_key
-from emdcfl.privacy.keylist import KeyList
+from emdcfl.privacy.keylist import KeyList, add_name, remove_name
 
 A, B = bytes(range(32)), bytes(range(1, 33))
 
@@ -64,12 +64,30 @@ def test_first_use_remembers_across_processes_and_refuses_a_change(tmp_path: Pat
     assert set(KeyList(path).known) == {"a", "b"}
 
 
-def test_one_bad_key_of_many_is_not_remembered(tmp_path: Path) -> None:
-    keys = KeyList(tmp_path / "clients.toml")
-    keys.check("a", A)
-    with pytest.raises(ClientError):
-        keys.check_all({"c": B, "a": B})
-    assert set(keys.known) == {"a"}
+def test_a_list_that_others_change_meanwhile_keeps_their_changes(tmp_path: Path) -> None:
+    """A server reads its list when it starts; for days after that, its operator adds and removes names."""
+    path = tmp_path / "clients.toml"
+    add_name(path, "removed", fingerprint(A))
+    server = KeyList(path)
+    remove_name(path, "removed")
+    add_name(path, "added", fingerprint(A))
+    server.check("new", B)
+    assert set(KeyList(path).known) == {"added", "new"}
+    other = KeyList(path)
+    add_name(path, "c", fingerprint(A))
+    with pytest.raises(ClientError, match="client 'c' shows the key"):
+        other.check("c", B)
+    assert KeyList(path).known["c"] == fingerprint(A)
+
+
+def test_a_name_is_replaced_only_where_that_is_meant(tmp_path: Path) -> None:
+    path = tmp_path / "clients.toml"
+    add_name(path, "a", fingerprint(A))
+    with pytest.raises(ConfigError, match="--replace"):
+        add_name(path, "a", fingerprint(B))
+    assert KeyList(path).known == {"a": fingerprint(A)}
+    add_name(path, "a", fingerprint(B), replace=True)
+    assert KeyList(path).known == {"a": fingerprint(B)}
 
 
 def test_pinned_knows_only_its_list(tmp_path: Path) -> None:

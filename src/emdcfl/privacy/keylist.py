@@ -12,15 +12,16 @@ it relays, which could then open what is sealed.
 
 from __future__ import annotations
 
-import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import tomli_w
 
 from emdcfl.core.errors import ClientError, ConfigError
+from emdcfl.core.files import locked, replace_text
 from emdcfl.privacy.exchange import fingerprint
 
 KeyTrust = Literal["relay", "first-use", "pinned"]
@@ -54,53 +55,47 @@ class KeyList:
         return dict(raw)
 
     def check(self, name: str, key: bytes) -> None:
-        """Raise ``ClientError`` if this key may not go by this name."""
-        self.check_all({name: key})
-
-    def check_all(self, keys: Mapping[str, bytes]) -> None:
-        """Check several keys, and remember those that are new, where the mode is to remember."""
+        """Raise ``ClientError`` if this key may not go by this name; remember a new name, where the mode is to remember."""
         if self.trust == "relay":
             return
-        new = {}
-        for name, key in keys.items():
-            print_ = fingerprint(key)
-            known = self.known.get(name)
-            if known is None and (self.trust == "pinned" or not self.enrol):
-                raise ClientError(f"no key is pinned for client {name!r}, and it shows {print_}; add it to {self.path} if it is genuine")
-            if known is not None and known != print_:
-                raise ClientError(
-                    f"client {name!r} shows the key {print_}, expected {known}: another node uses its name, or its key was replaced; "
-                    f"correct {self.path or 'the list'} if that is meant"
-                )
-            if known is None:
-                new[name] = print_
-        if new:
-            self.known = {**self.known, **new}
-            self.write()
+        print_ = fingerprint(key)
+        if name not in self.known and self.trust == "first-use" and self.enrol:
+            with self.changing():
+                self.known.setdefault(name, print_)
+        known = self.known.get(name)
+        if known is None:
+            raise ClientError(f"no key is pinned for client {name!r}, and it shows {print_}; add it to {self.path} if it is genuine")
+        if known != print_:
+            raise ClientError(
+                f"client {name!r} shows the key {print_}, expected {known}: another node uses its name, or its key was replaced; "
+                f"correct {self.path or 'the list'} if that is meant"
+            )
 
-    def write(self) -> None:
-        """Write the list, in one step."""
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Change the list as it is in its file now, and write it: another process may have changed it since it was read."""
         if self.path is None:
+            yield
             return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        temporary.write_text(tomli_w.dumps(dict(sorted(self.known.items()))), encoding="utf-8")
-        temporary.replace(self.path)
+        with locked(self.path):
+            self.known = self._read()
+            yield
+            replace_text(self.path, tomli_w.dumps(dict(sorted(self.known.items()))))
 
 
 def add_name(path: Path, name: str, print_: str, *, replace: bool = False) -> None:
     """Add a name with its fingerprint to a list, or raise ``ConfigError`` if it is there with another one that is not to be replaced."""
-    known = KeyList(path)
     if not print_.startswith("SHA256:"):
         raise ConfigError(f"expected a fingerprint like SHA256:…, got {print_!r}; emdcfl node init prints it")
-    if known.known.get(name, print_) != print_ and not replace:
-        raise ConfigError(f"{path}: {name!r} is there with the fingerprint {known.known[name]}; add --replace if its key was replaced")
-    known.known[name] = print_
-    known.write()
+    keys = KeyList(path)
+    with keys.changing():
+        if keys.known.get(name, print_) != print_ and not replace:
+            raise ConfigError(f"{path}: {name!r} is there with the fingerprint {keys.known[name]}; add --replace if its key was replaced")
+        keys.known[name] = print_
 
 
 def remove_name(path: Path, name: str) -> None:
     """Take a name off a list."""
-    known = KeyList(path)
-    known.known.pop(name, None)
-    known.write()
+    keys = KeyList(path)
+    with keys.changing():
+        keys.known.pop(name, None)
