@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -39,6 +40,23 @@ def test_a_damaged_secret_is_never_replaced_silently(tmp_path: Path, text: str) 
     with pytest.raises(ConfigError, match="restore it"):
         load_secret(path)
     assert path.read_text() == text
+
+
+def test_a_node_that_is_killed_while_it_draws_its_secret_draws_one_the_next_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "secret.key"
+    with monkeypatch.context() as patch:
+        patch.setattr("os.urandom", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            load_secret(path)
+    assert public_key(load_secret(path)) == public_key(load_secret(path))
+
+
+def test_a_secret_on_a_disk_that_is_not_there_is_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "secret.key"
+    path.symlink_to(tmp_path / "disk" / "secret.key")
+    with pytest.raises(ConfigError, match="No such file.*restore it"):
+        load_secret(path)
+    assert path.is_symlink()
 
 
 def test_only_the_holder_of_a_key_can_prove_it() -> None:

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from emdcfl.core.errors import ClientError, ConfigError
+from emdcfl.core.files import locked, replace_text
 from emdcfl.core.keys import NodeSecret, digest
 from emdcfl.core.optional import LazyModule
 from emdcfl.privacy import simulated
@@ -172,31 +173,18 @@ SECRET_BYTES = 32
 def load_secret(path: str | Path) -> NodeSecret:
     """Read the node's secret; the first time, draw it from the operating system and write it, readable by its owner alone."""
     path = Path(path)
-    try:
-        return NodeSecret(_read_secret(path))
-    except FileNotFoundError:
-        pass
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:  # another process of this node was first
-        return NodeSecret(_read_secret(path))
-    try:
-        with os.fdopen(handle, "w", encoding="ascii") as file:
-            file.write(os.urandom(SECRET_BYTES).hex() + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError:  # the disk is full: half a secret would be refused for ever after
-        path.unlink()
-        raise
+    if not os.path.lexists(path):  # where a link leads nowhere, a disk may be missing: no reason for a new secret
+        with locked(path):
+            if not path.exists():  # another process of this node may have been first
+                replace_text(path, os.urandom(SECRET_BYTES).hex() + "\n", mode=0o600)
     return NodeSecret(_read_secret(path))
 
 
 def _read_secret(path: Path) -> bytes:
-    mode = stat.S_IMODE(path.stat().st_mode)
-    if mode & 0o077:
-        raise ConfigError(f"{path}: the node's secret must be readable by its owner alone (mode 600), got {mode:o}; run chmod 600 on it")
     try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+        if mode & 0o077:
+            raise ConfigError(f"{path}: a node's secret must be readable by its owner alone, got mode {mode:o}; run chmod 600 on it")
         secret = bytes.fromhex(path.read_text(encoding="ascii").strip())
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: expected a node secret of {SECRET_BYTES} bytes in hexadecimal, got {error}; restore it") from error
