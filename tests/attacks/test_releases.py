@@ -19,6 +19,8 @@ from torch import Tensor
 
 from emdcfl.core.keys import NodeSecret
 from emdcfl.engines.flower.node.home import HomeNode
+from emdcfl.engines.flower.node.policy import PolicyError
+from emdcfl.engines.flower.node.releases import Releases
 from emdcfl.privacy.exchange import announced_key, seal
 
 KEY = announced_key(NodeSecret(b"p" * 32), NodeSecret(b"q" * 32))
@@ -187,3 +189,16 @@ def test_another_projection_of_a_partner_in_a_run_is_refused(server: HostileServ
     box = seal(node, key, b"c" * 32, context=("run", "row", server.name), session=session)
     assert "models of client 'row' in round 1" in server.refused("project", rows=["row"], boxes={"row": box}, **rows), "it is counted"
     assert "row" in server.ask("project", round=2, rows=["row"], boxes={"row": box}, **rows)["reply"]["samples"]
+
+
+def test_two_requests_at_the_same_time_keep_the_projections_of_both(tmp_path: Path) -> None:
+    """Each read what was known before the other wrote; a seed that is forgotten could be exchanged."""
+    one, two = (Releases(tmp_path, "run") for _ in range(2))
+    one.session()  # the run is known
+    seen = [releases.projections() for releases in (one, two)]
+    one.keep_projections({**seen[0], "a": "seed of a"})
+    two.keep_projections({**seen[1], "b": "seed of b"})
+    assert one.projections() == {"a": "seed of a", "b": "seed of b"}
+    with pytest.raises(PolicyError, match="one projection in a run"):
+        two.keep_projections({"a": "another seed"})
+    assert one.projections() == {"a": "seed of a", "b": "seed of b"}

@@ -10,17 +10,16 @@ for all runs, across rounds, processes and restarts. Files below the node's ``st
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from emdcfl.core.files import locked, replace_text
 from emdcfl.core.keys import NodeSecret, digest
 from emdcfl.core.replies import brief
 from emdcfl.engines.flower.node.policy import Policy, PolicyError
@@ -38,13 +37,13 @@ class Releases:
     def __init__(self, state: Path, run: str) -> None:
         self.state, self.run = state, run
         self.folder = state / digest(run).hex()[:16]
-        self._key = self.folder / "run.key"
+        self._key, self._all, self._here = self.folder / "run.key", state / "released.json", self.folder / "releases.json"
 
     def admit(self, policy: Policy, task: str, round: int, job: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
         """Count a request, or raise ``PolicyError`` if it is one too many."""
         self.state.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with _locked(self.state / "released.lock"):  # messages may be separate processes
-            total, here = _read(self.state / "released.json"), _read(self.folder / "releases.json")
+        with locked(self._all):  # messages may be separate processes
+            total, here = _read(self._all), _read(self._here)
             runs = total.setdefault("runs", {})
             self._expire(policy, runs)
             self._open(policy, runs)
@@ -56,8 +55,8 @@ class Releases:
             _limit(total["models"], "embeds its data with at most {most} models in all runs", "models_in_all", policy.models_in_all)
             load_secret(self._key)
             os.utime(self._key)
-            _write(self.state / "released.json", total)
-            _write(self.folder / "releases.json", here)
+            replace_text(self._all, json.dumps(total))
+            replace_text(self._here, json.dumps(here))
 
     def _open(self, policy: Policy, runs: dict[str, Any]) -> None:
         """Enter the run in the list of all, if it is new and the policy allows another."""
@@ -82,13 +81,20 @@ class Releases:
 
     def projections(self) -> dict[str, str]:
         """Return a digest of the seed that each partner has sealed for this node in this run."""
-        return dict(_read(self.folder / "releases.json").get("projections", {}))
+        return dict(_read(self._here).get("projections", {}))
 
     def keep_projections(self, found: Mapping[str, str]) -> None:
-        """Remember the partners' seeds, before anything is released under them."""
-        if self.projections() != found:
-            with _locked(self.state / "released.lock"):
-                _write(self.folder / "releases.json", {**_read(self.folder / "releases.json"), "projections": dict(found)})
+        """Remember the partners' seeds, before anything is released under them.
+
+        Raises ``PolicyError`` if a request that was answered meanwhile came with another seed of the same partner.
+        """
+        if self.projections() == found:
+            return
+        with locked(self._all):
+            known = self.projections()
+            if any(known.get(whose, seed) != seed for whose, seed in found.items()):
+                raise PolicyError("a partner has one projection in a run, got two in requests at the same time; check the server")
+            replace_text(self._here, json.dumps({**_read(self._here), "projections": {**known, **found}}))
 
     def session(self) -> NodeSecret:
         """Return the secret of this run."""
@@ -142,13 +148,6 @@ def _print(omega: Any, how: str, key: Any = b"") -> str:
     return digest(omega.detach().cpu().contiguous().numpy().tobytes(), how, key).hex()[:32]
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
 def _read(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -159,10 +158,3 @@ def _read(path: Path) -> dict[str, Any]:
         return {}
     except (OSError, ValueError) as error:
         raise PolicyError(f"this node cannot read what it has released; its operator restores {path.name}") from error
-
-
-def _write(path: Path, content: Mapping[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(content), encoding="utf-8")
-    temporary.replace(path)
