@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -135,3 +137,17 @@ def test_the_log_is_bounded_and_harmless_to_print(tmp_path: Path, monkeypatch: p
     (tmp_path / "log.jsonl").open("a").write("{damaged\n[]\n")
     entries = list(node_log.read(tmp_path))
     assert entries and all(text.isprintable() for entry in entries for text in entry.values())
+
+
+def test_requests_at_the_same_time_all_get_into_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file that is full is put aside by one of them, not by each in turn; an entry that is lost would also refuse its answer."""
+    monkeypatch.setattr(node_log, "MOST", 20_000)
+    replace = Path.replace
+    monkeypatch.setattr(Path, "replace", lambda old, new: (time.sleep(0.05), replace(old, new))[1])
+
+    def write(number: int) -> None:
+        node_log.note(tmp_path, f"task-{number}", {}, {"reply": {}}, refused=False)
+
+    with ThreadPoolExecutor(8) as several:
+        list(several.map(write, range(300)))
+    assert len({entry["text"] for entry in node_log.read(tmp_path)}) == 300

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import resource
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +19,7 @@ from PIL import Image
 pytest.importorskip("flwr", reason="needs the extra emdcfl[flower]")
 
 from flwr.app import Context, Message, RecordDict
+from safetensors import SafetensorError
 from tests.engines.flower import loopback
 from tests.engines.flower.loopback import LoopbackGrid
 
@@ -29,9 +32,9 @@ from emdcfl.data import scenarios
 from emdcfl.data.own import load_folder
 from emdcfl.data.own.cleaning import Cleaning
 from emdcfl.engines.flower.messages import MessageSettings
-from emdcfl.engines.flower.node.data import read_site
+from emdcfl.engines.flower.node.data import fixed_label, read_site
 from emdcfl.engines.flower.node.home import HomeNode, read_config
-from emdcfl.engines.flower.node.policy import TASKS, PolicyError
+from emdcfl.engines.flower.node.policy import TASKS, Policy, PolicyError
 from emdcfl.engines.flower.node.serve import make_app
 from emdcfl.engines.flower.node.survey import MEASURE, answer_survey
 from emdcfl.engines.flower.session import Session, connect, session
@@ -105,6 +108,28 @@ def test_a_share_of_a_scenario_is_read_once_and_then_kept(tmp_path: Path) -> Non
         assert torch.equal(first.split(split).y, second.split(split).y)
     kept.write_bytes(b"damaged")
     assert torch.equal(node.client(digits_job()).split("train").x, first.split("train").x)
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """Let no file grow."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_leaves_nothing_by_half_behind(tmp_path: Path) -> None:
+    """Neither a part of the samples, which nobody would delete, nor a label column without a name, to which the node would be held."""
+    node = HomeNode("rot90-1", home(tmp_path))
+    with full_disk(), pytest.raises((OSError, SafetensorError)):
+        node.client(digits_job())
+    assert list((tmp_path / "state" / "site").iterdir()) == []
+    with full_disk(), pytest.raises(OSError):
+        fixed_label(tmp_path / "state", None, "outcome", Policy())
+    fixed_label(tmp_path / "state", None, "outcome", Policy())
 
 
 def test_the_least_noise_of_node_toml_reaches_the_client(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from emdcfl.core.errors import ClientError, DataError
+from emdcfl.core.files import replace_text
 from emdcfl.core.keys import digest
 from emdcfl.core.replies import brief
 from emdcfl.core.units import names
@@ -88,9 +89,7 @@ class Survey:
 
     def write(self, path: Path) -> None:
         content = {**vars(self), "preprocess": self.preprocess.as_dict()}
-        temporary = path.with_name(f".{path.name}")
-        temporary.write_text(json.dumps({**content, SEAL: _checksum(content)}, indent=1), encoding="utf-8")
-        temporary.replace(path)
+        replace_text(path, json.dumps({**content, SEAL: _checksum(content)}, indent=1))
 
     @classmethod
     def read(cls, path: Path) -> Survey:

@@ -11,7 +11,6 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from emdcfl.core.errors import ClientError, DataError, nearest
+from emdcfl.core.files import locked, replace_text
 from emdcfl.core.keys import digest
 from emdcfl.data.own import load_site
 from emdcfl.data.own.cleaning import AS_THEY_ARE, Cleaning
@@ -121,8 +121,9 @@ def fixed_label(state: Path, configured: str | None, column: str, policy: Policy
     path = state / "label"
     if not path.exists():
         state.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with suppress(FileExistsError), path.open("x", encoding="utf-8") as file:
-            file.write(column)
+        with locked(path):  # messages may be separate processes
+            if not path.exists():
+                replace_text(path, column)
     first = path.read_text(encoding="utf-8")
     if column != first:
         raise PolicyError(
@@ -186,9 +187,12 @@ def _keep(site: Site, path: Path) -> None:
     if len({t.data_ptr() for t in tensors.values() if t.numel()}) < len([t for t in tensors.values() if t.numel()]):
         tensors = {key: torch.clone(t) for key, t in tensors.items()}  # two variants may share memory, which the format does not allow
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    save_file(tensors, temporary, {"tests": json.dumps([f"test:{variant}" for variant in site.tests])})
-    temporary.chmod(0o600)
-    temporary.replace(path)
+    try:
+        save_file(tensors, temporary, {"tests": json.dumps([f"test:{variant}" for variant in site.tests])})
+        temporary.chmod(0o600)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)  # of a full disk it would take the rest
     for old in path.parent.glob("*.safetensors"):
         if old != path:
             old.unlink(missing_ok=True)

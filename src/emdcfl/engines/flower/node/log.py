@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from emdcfl.core.files import locked
 from emdcfl.core.replies import brief
 
 MOST = 1 << 20
@@ -32,10 +33,11 @@ def note(state: Path, kind: str, request: Any, answer: Mapping[str, Any], *, ref
         entry |= {"run": brief(str(job["run"]), 40), "round": brief(str(asked.get("round")), 20)}
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
     older, newer = (state / name for name in FILES)
-    if newer.exists() and newer.stat().st_size > MOST:
-        newer.replace(older)
-    with newer.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(entry) + "\n")
+    with locked(newer):  # messages may be separate processes
+        if newer.exists() and newer.stat().st_size > MOST:
+            newer.replace(older)
+        with newer.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
 
 
 def sent(task: str, reply: Any) -> str:
