@@ -21,9 +21,10 @@ from emdcfl.core.client import Client, task
 from emdcfl.core.errors import ClientError, ConfigError
 from emdcfl.core.schema import Field, Reply
 from emdcfl.data.scenarios import build
+from emdcfl.data.types import Split
 from emdcfl.engines import make_federation, resolve
 from emdcfl.engines.cuda.layers import pool_first as pool_with_bias_first
-from emdcfl.engines.local import ProcessFederation, SequentialFederation, pooling, sequential
+from emdcfl.engines.local import ProcessFederation, SequentialFederation, pooling, processes, sequential
 from emdcfl.engines.local.processes import from_wire, to_wire
 from emdcfl.engines.local.sequential import arithmetic, intra_op_threads, pick_device
 from emdcfl.methods import make
@@ -154,6 +155,19 @@ def test_a_worker_that_cannot_start_says_why(capfd: pytest.CaptureFixture[str]) 
     with fed, pytest.raises(ClientError, match=message):
         fed.train({"site-0": fed.initial()})
     assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_workers_that_die_at_once_are_told_as_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a script without ``if __name__ == "__main__":``, whose workers start the script again."""
+    monkeypatch.setattr(processes, "_serve", len)  # takes no two arguments: the process ends
+    world = tiny()
+    split = world.sites[0].train
+    large = Split(split.x.repeat(2000, *[1] * (split.x.dim() - 1)), split.y.repeat(2000))  # more than a pipe holds
+    world = replace(world, sites=tuple(replace(site, train=large) for site in world.sites))
+    with ProcessFederation(world, workers=2, on_failure="continue", **OPTIONS) as fed:
+        said = fed.run(tasks.describe, {c: {} for c in fed.clients})
+    assert not said.valid and all("__main__" in failure.reason for failure in said.failures.values())
 
 
 def test_a_model_that_no_worker_can_import_is_refused_before_any_starts() -> None:

@@ -32,6 +32,8 @@ from emdcfl.engines.local.sequential import answer, one_line, pick_device, simul
 MAX_UNREAD = 4
 """Most replies of one worker that wait here for their turn: a fast worker goes on, and memory stays bounded."""
 
+DIED = "its worker process died: out of memory, or started from a script that does not check __name__ == '__main__'; see what it printed"
+
 
 def to_wire(value: Any, seen: dict[object, _Array] | None = None) -> Any:
     """Replace tensors by arrays: torch's own pickling would open a shared-memory file per tensor. A repeated tensor is sent once."""
@@ -162,7 +164,8 @@ class ProcessFederation(Federation):
             worker.start()
             there.close()
             sites = [_pack(s) for s in scenario.sites if self._worker_of[s.name] == w]
-            here.send((rest, sites, chosen, {"seed": self.seed, "run": run, "precision": precision}))
+            with suppress(OSError):  # the worker died at once; reading from it says so
+                here.send((rest, sites, chosen, {"seed": self.seed, "run": run, "precision": precision}))
             self._pipes.append(here)
             self._workers.append(worker)
 
@@ -196,7 +199,7 @@ class ProcessFederation(Federation):
             try:
                 name, reply = pipe.recv()
             except (EOFError, OSError):
-                here[w] |= {c: Failure(c, info.name, self.index, "its worker process died (out of memory?)") for c in asked[w]}
+                here[w] |= {c: Failure(c, info.name, self.index, DIED) for c in asked[w]}
                 asked[w] = []
                 continue
             asked[w].remove(name)
