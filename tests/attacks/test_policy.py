@@ -45,6 +45,11 @@ def test_losses_of_single_samples_under_64_models(server: HostileServer) -> None
     assert server.ask("evaluate", models=states(2), reduction="mean")["reply"]["table"].shape == (2, 1)
 
 
+def test_a_reduction_that_is_not_named_is_the_mean_and_refused_by_name(tmp_path: Path) -> None:
+    server = HostileServer(tmp_path / "home", toml='[policy]\nreductions = ["argmin_counts"]')
+    assert "losses as 'mean'" in server.refused("evaluate", models=states(1))
+
+
 @pytest.mark.parametrize("models", [[[0.0]], torch.zeros(3), None])
 def test_models_in_another_form_do_not_pass_uncounted(server: HostileServer, models: Any) -> None:
     server.refused("evaluate", models=models)

@@ -134,8 +134,9 @@ class Policy:
         if task == "train" and inputs.get("sample_weights") is not None:
             raise PolicyError("this node does not train with the server's weight for each sample: it could single out one record")
         if task == "evaluate":
-            if inputs.get("reduction", "mean") not in self.reductions:
-                raise _refusal(f"losses as {inputs['reduction']!r}", "reductions", self.reductions)
+            reduction = inputs.get("reduction", "mean")
+            if reduction not in self.reductions:
+                raise _refusal(f"losses as {reduction!r}", "reductions", self.reductions)
             self._check_count(inputs["models"], "models_at_once")
         if task == "loss_moments":
             self._check_count(inputs["models"], "averages_at_once")
