@@ -30,19 +30,22 @@ def parts(info: TaskInfo, inputs: Mapping[str, Inputs], limit: int) -> Iterator[
     if rule is None:
         yield dict(inputs)
         return
-    every = list(dict.fromkeys(item for own in inputs.values() for item in own[rule.items]))
-    weight = {item: max(_weight(own, rule, item) for own in inputs.values() if item in own[rule.items]) for item in every}
-    group: list[str] = []
-    groups: list[list[str]] = []
-    for item in every:
-        if group and sum(weight[i] for i in group) + weight[item] > limit:
-            groups.append(group)
-            group = []
-        group.append(item)
-    for number, chosen in enumerate([*groups, group]):
+    weight: dict[str, int] = {}
+    for own in inputs.values():
+        for item in own[rule.items]:
+            weight[item] = max(weight.get(item, 0), _weight(own, rule, item))
+    groups: list[list[str]] = [[]]
+    held = 0
+    for item, size in weight.items():
+        if groups[-1] and held + size > limit:
+            groups.append([])
+            held = 0
+        groups[-1].append(item)
+        held += size
+    for number, chosen in enumerate(map(set, groups)):
         part: dict[str, Inputs] = {}
         for client, own in inputs.items():
-            mine = [item for item in own[rule.items] if item in set(chosen)]
+            mine = [item for item in own[rule.items] if item in chosen]
             if mine or (number == 0 and not own[rule.items]):  # whoever is asked about nothing still answers once
                 part[client] = _only(own, rule, mine)
         yield part
