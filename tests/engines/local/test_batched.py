@@ -87,6 +87,14 @@ class Residual(nn.Module):
         return y
 
 
+class Capped(Residual):
+    """A chain of layers, but for a bound between them that few samples reach."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.head(self.act(self.first(x)).clamp(max=20.0))
+        return y
+
+
 class Forgetful(nn.Module):
     """A chain of layers, but for a dropout between them that is no layer."""
 
@@ -261,7 +269,8 @@ def test_replies_do_not_share_memory_with_the_next_round() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "is_chain"), [("mlp", True), ("Residual", False), ("smooth", False), ("frozen", False), ("Forgetful", False)]
+    ("model", "is_chain"),
+    [("mlp", True), ("Residual", False), ("smooth", False), ("frozen", False), ("Forgetful", False), ("Capped", False)],
 )
 def test_only_true_chains_are_taken_for_one(model: str, is_chain: bool) -> None:
     with global_seed(0):

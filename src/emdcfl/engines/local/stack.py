@@ -175,8 +175,12 @@ class Chain:
         return losses, g
 
 
+FAR = 1e3
+"""Factor of the inputs by which a network that is linear between bounds (``clamp``) is told from one that is linear."""
+
+
 def find_chain(network: Network, x: Tensor) -> Chain | None:
-    """Return the network as a chain if it is one: recorded in one forward pass of ``x``, and checked against its output in both modes."""
+    """Return the network as a chain if it is one: recorded in one forward pass of ``x``, and checked in both modes and far from ``x``."""
     module, seen = network.module, list[nn.Module]()
     leaves = [m for m in module.modules() if not list(m.children())]
     if not all(isinstance(m, (nn.Linear, nn.ReLU, nn.Flatten, nn.Identity)) for m in leaves):
@@ -189,9 +193,10 @@ def find_chain(network: Network, x: Tensor) -> Chain | None:
         for hook in hooks:
             hook.remove()
     with torch.no_grad(), global_seed(0):  # dropout may be a function call, which no list of layers shows
-        trained = module.train()(x)
+        trained, far = module.train()(x), module(FAR * x)
     chain = _read(network, seen)
-    return chain if chain is not None and all(_agrees(chain, network, x, expected) for expected in (evaluated, trained)) else None
+    outputs = ((evaluated, 1.0), (trained, 1.0), (far, FAR))
+    return chain if chain is not None and all(_agrees(chain, network, x, expected, scale) for expected, scale in outputs) else None
 
 
 def _read(network: Network, seen: Sequence[nn.Module]) -> Chain | None:
@@ -213,9 +218,9 @@ def _read(network: Network, seen: Sequence[nn.Module]) -> Chain | None:
 
 
 @torch.no_grad()
-def _agrees(chain: Chain, network: Network, x: Tensor, expected: Tensor) -> bool:
-    """Whether chain and network have the same outputs; they differ if the network computes anything between its layers."""
+def _agrees(chain: Chain, network: Network, x: Tensor, expected: Tensor, scale: float) -> bool:
+    """Whether chain and network have the same outputs for ``scale * x``; they differ if there is anything between the layers."""
     w = [network.theta[e.slice].view(1, *e.shape) for e in network.layout.entries if e.trainable]
     if expected.shape[:1] != x.shape[:1] or expected.dim() != 2:
         return False
-    return bool(torch.allclose(chain.logits(w, x[None], Buffers())[0].T, expected, rtol=1e-4, atol=1e-5))
+    return bool(torch.allclose(chain.logits(w, scale * x[None], Buffers())[0].T, expected, rtol=1e-4, atol=1e-5 * scale))
