@@ -19,7 +19,7 @@ from tests.engines.flower.loopback import LoopbackGrid, MemoryNode
 from tests.methods import toy
 
 import emdcfl
-from emdcfl.core.errors import ClientError, QuorumError
+from emdcfl.core.errors import ClientError, ConfigError, QuorumError
 from emdcfl.core.keys import NodeSecret
 from emdcfl.engines.flower import codec
 from emdcfl.engines.flower.connected import ALONG
@@ -313,6 +313,12 @@ def test_a_pinned_list_refuses_an_impostor_that_comes_first() -> None:
     keys.trust, keys.known = "pinned", {n.name: fingerprint(public_key(n.secret)) for i, n in grid.nodes.items() if i != 50}
     fed = fed_of(grid, keys=keys)
     assert "another node uses its name" in train(fed).failures["site-0"].reason
+
+
+def test_a_server_has_a_list_of_keys() -> None:
+    """Without one, a node with any key takes the place of a client that is connected."""
+    with pytest.raises(ConfigError, match="any node may take any name"):
+        fed_of(loopback.loopback(SCENARIO), keys=KeyList(trust="relay"))
 
 
 def test_a_stolen_public_key_is_not_enough() -> None:

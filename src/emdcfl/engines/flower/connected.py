@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import emdcfl
-from emdcfl.core.errors import ClientError
+from emdcfl.core.errors import ClientError, ConfigError
 from emdcfl.core.replies import brief
 from emdcfl.engines.flower import codec
 from emdcfl.engines.flower.codec import LIMITS
@@ -48,6 +48,8 @@ class ConnectedNodes:
     """Client name → node id, kept up to date; ``keys`` says which key may use which name."""
 
     def __init__(self, messenger: Messenger, keys: KeyList) -> None:
+        if keys.trust == "relay":
+            raise ConfigError("expected trust = 'first-use' or 'pinned' at the server, got 'relay', with which any node may take any name")
         self.messenger, self.keys = messenger, keys
         self._names: dict[int, str] = {}  # node id → client; "" for a node that was refused or replaced
         self._online: dict[int, str] = {}  # node id → since when
