@@ -55,7 +55,7 @@ class Client:
     ) -> None:
         self.site, self.name, self.network, self.preprocess = site, site.name, network, preprocess
         self.seed, self.secret, self.run, self.precision = seed, secret, run, precision
-        self.wary = False  # whether it looks for models made to show its projection
+        self.checks_models = False  # whether it refuses to embed under models that look made to show its projection
         self.session: NodeSecret | None = None  # of this run alone, deleted after it; a simulation has none
         self.most_epsilon: float | None = None  # the largest ε per release its operator lets embeddings leave with; None: any, or no noise
         self.withheld: frozenset[str] = frozenset()  # tasks its operator refuses; a task that would send the same data refuses too

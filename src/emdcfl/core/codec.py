@@ -143,16 +143,13 @@ class _Pack(_Walk):
             self.blobs.append(value)
             return {"b": len(self.blobs) - 1}
         if isinstance(value, Mapping):
-            return {"m": self.mapping(value, where, left)}
+            self.enter(value, left)
+            return {"m": {key: self.node(item, f"{where}.{key}", left - 1) for key, item in value.items()}}
         if isinstance(value, (list, tuple)):
             self.enter(value, left)
             items = [self.node(item, f"{where}[{i}]", left - 1) for i, item in enumerate(value)]
             return {"u" if self.rules.tuples and isinstance(value, tuple) else "l": items}
         raise self.rules.error(f"expected tensors, numbers, text, bytes, dicts and lists, got {type(value).__name__} at {where}")
-
-    def mapping(self, value: Mapping[str, Any], where: str, left: int) -> dict[str, Any]:
-        self.enter(value, left)
-        return {key: self.node(item, f"{where}.{key}", left - 1) for key, item in value.items()}
 
 
 class _Unpack(_Walk):
@@ -170,7 +167,8 @@ class _Unpack(_Walk):
             raise self.rules.error(f"expected a value of this program, got a skeleton with {type(node).__name__} in it")
         ((kind, content),) = node.items()
         if kind == "m" and isinstance(content, dict):
-            return self.mapping(content, left)
+            self.enter(content, left)
+            return {key: self.value(item, left - 1) for key, item in content.items()}
         if kind == "l" and isinstance(content, list):
             return self.items(content, left)
         if kind == "u" and isinstance(content, list) and self.rules.tuples:
@@ -186,10 +184,6 @@ class _Unpack(_Walk):
     def items(self, content: list[Any], left: int) -> list[Any]:
         self.enter(content, left)
         return [self.value(item, left - 1) for item in content]
-
-    def mapping(self, content: dict[str, Any], left: int) -> dict[str, Any]:
-        self.enter(content, left)
-        return {key: self.value(item, left - 1) for key, item in content.items()}
 
 
 def dtype_name(tensor: Tensor) -> str:

@@ -86,14 +86,15 @@ class Fit:
 
 
 LOOKED_AT = 64
-"""Samples that a wary client embeds to judge a model, where it is asked for too few to tell."""
+"""Samples that a client embeds to judge a model (``Client.checks_models``), where it is asked for too few to tell."""
 
 
 @dataclass(frozen=True)
 class Embed:
     """Embedding as a piece of work: the arguments of ``Client.embeddings``, and a matrix that the embeddings are multiplied with.
 
-    The result ``z`` lies where the engine computes. A wary client says under ``suspicious`` why the model looks made to show the matrix.
+    The result ``z`` lies where the engine computes. A client that ``checks_models`` says under ``suspicious`` why the model looks made to
+    show the matrix.
     """
 
     state: Tensor
@@ -104,10 +105,10 @@ class Embed:
 
     def __call__(self, client: Client) -> Reply:
         z = client.embeddings(self.state, self.split, self.indices, mode=self.mode)
-        if client.wary:  # an infinite entry times a row of the matrix would show the signs of that row
+        if client.checks_models:  # an infinite entry times a row of the matrix would show the signs of that row
             z[~z.isfinite().all(1)] = torch.nan
         reply: Reply = {"z": z if self.matrix is None else z @ self.matrix}
-        if client.wary and (reason := self._suspicion(client, z)) is not None:
+        if client.checks_models and (reason := self._suspicion(client, z)) is not None:
             reply["suspicious"] = f"the embeddings under this model are not released: {reason}; it looks made to show the projection"
         return reply
 

@@ -41,7 +41,7 @@ from emdcfl.privacy.keylist import KeyList
 TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
 
 RUN = "run"
-QUICK = MessageSettings(deadline=5.0, poll=0.001, wait=0.0, look=0.01, grace=0.05)
+QUICK = MessageSettings(deadline=5.0, poll=0.001, wait=0.0, check_interval=0.01, grace=0.05)
 
 
 @dataclass

@@ -34,7 +34,7 @@ from emdcfl.runs.loop import play
 
 SCENARIO = toy.toy(groups=2, per_group=2, n=48)
 TRAINING = toy.Training(local_epochs=1, batch_size=16, lr=0.05)
-SHORT = MessageSettings(deadline=0.3, poll=0.01, wait=0.0, look=0.01, grace=0.05)
+SHORT = MessageSettings(deadline=0.3, poll=0.01, wait=0.0, check_interval=0.01, grace=0.05)
 
 
 def fed_of(grid: LoopbackGrid, **options: Any) -> FlowerFederation:

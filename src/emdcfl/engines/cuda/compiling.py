@@ -38,7 +38,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @functools.cache
-def compiled(function: Function) -> Function:
+def compile_once(function: Function) -> Function:
     """Return a function compiled with its backward pass; one compilation serves all streams."""
     keep_kernels()
     options: dict[str, str | int | bool | Callable[..., Any]] = {}

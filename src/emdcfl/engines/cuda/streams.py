@@ -25,8 +25,7 @@ from emdcfl.core.errors import EmdcflError
 from emdcfl.core.params import Layout, find_head
 from emdcfl.core.schema import finite
 from emdcfl.core.tasks import Fit, Training, trained
-from emdcfl.engines.cuda.compiling import batch, objective
-from emdcfl.engines.cuda.compiling import compiled as made
+from emdcfl.engines.cuda.compiling import batch, compile_once, objective
 from emdcfl.engines.cuda.fused import exchange_pools, fuse
 from emdcfl.engines.cuda.layers import PixelOrder, copy_low, fold_strided, keep_permuted, multiply_narrow, multiply_strided, pool_first
 from emdcfl.engines.cuda.resident import Samples
@@ -179,7 +178,7 @@ class StreamTrainer:
         """Take one SGD step, as in ``local_sgd``; graphs capture this."""
         name, training = self.key
         index, scale, last = (row[:width] for row in self._take())
-        prepare, evaluate = (made(batch), made(objective)) if compiled else (batch, objective)
+        prepare, evaluate = (compile_once(batch), compile_once(objective)) if compiled else (batch, objective)
         x, y = prepare(self.samples, index, self.low)
         with torch.autocast("cuda", dtype=torch.bfloat16, enabled=self.low, cache_enabled=False):
             value, reported = evaluate(self.module, x, y, scale, last)

@@ -28,7 +28,7 @@ from emdcfl.core.units import names
 from emdcfl.engines.flower import codec
 from emdcfl.engines.flower.codec import MEGABYTE
 from emdcfl.engines.flower.connected import ALONG, ConnectedNodes
-from emdcfl.engines.flower.messages import LateError, LostError, RefusedError, Retry, Standing, StragglerError
+from emdcfl.engines.flower.messages import LateError, LostError, PendingRequest, RefusedError, Retry, StragglerError
 from emdcfl.engines.flower.parts import join, merge_inputs, parts
 from emdcfl.engines.flower.stragglers import Straggler, stale, staleness
 
@@ -149,7 +149,7 @@ class FlowerFederation(Federation):
         encoder, waiting = codec.Encoder(), dict(requests)
 
         def write(client: str) -> RecordDict:
-            if client in standing:  # its late answer was lost
+            if client in pending:  # its late answer was lost
                 self._stragglers.pop(client, None)
             request = {"task": info.name, "round": self.index, "client": client, "job": self.job, "inputs": requests[client]}
             if along := self._postponed.get(client):
@@ -160,7 +160,7 @@ class FlowerFederation(Federation):
             nodes = self._find()
             absent: list[str] = []
             fresh: list[str] = []
-            standing: dict[str, Standing] = {}
+            pending: dict[str, PendingRequest] = {}
             for client, own in waiting.items():
                 if (answer := self._answered_early(info, client, own)) is not None:
                     yield client, self._open(client, info, answer)
@@ -168,15 +168,15 @@ class FlowerFederation(Federation):
                     yield client, self._failure(client, info, "it did not answer an earlier request of this round")
                 elif client not in nodes:
                     absent.append(client)
-                elif (late := self._still_asked(client, info, nodes[client])) is not None:
-                    standing[client] = late
+                elif (late := self._pending_request(client, info, nodes[client])) is not None:
+                    pending[client] = late
                 else:
                     fresh.append(client)
-            for client, outcome in self._exchange(info, {client: nodes[client] for client in fresh}, standing, write):
+            for client, outcome in self._exchange(info, {client: nodes[client] for client in fresh}, pending, write):
                 if isinstance(outcome, StragglerError):
                     yield client, self._straggle(client, info, requests[client], outcome)
                     continue
-                late_one = self._stragglers.pop(client, None) if client in standing else None  # whatever came, nothing else will
+                late_one = self._stragglers.pop(client, None) if client in pending else None  # whatever came, nothing else will
                 if isinstance(outcome, LostError):
                     gone = client not in self.connected.nodes
                     yield client, self._failure(client, info, self.connected.absence(client) if gone else str(outcome))
@@ -185,7 +185,7 @@ class FlowerFederation(Federation):
                 else:
                     self._take_along(client, outcome)
                     yield client, self._open(client, info, outcome)
-            if last or not absent or not (fresh or standing):  # nobody was asked: refreshing at once would change nothing
+            if last or not absent or not (fresh or pending):  # nobody was asked: refreshing at once would change nothing
                 for client in absent:
                     yield client, self._failure(client, info, self.connected.absence(client))
                 return
@@ -197,29 +197,26 @@ class FlowerFederation(Federation):
         self._messenger.take_received()  # what nodes said of themselves is not part of a task
         return self.connected.nodes
 
-    def _still_asked(self, client: str, info: TaskInfo, node: int) -> Standing | None:
+    def _pending_request(self, client: str, info: TaskInfo, node: int) -> PendingRequest | None:
         """Return a request of an earlier round that this client is still at work on, if its answer would be taken now."""
         late = self._stragglers.get(client)
         if late is None or late.task != info.name:
             return None
-        if late.standing.node == node and time.monotonic() < late.standing.end:
-            return late.standing
-        self._messenger.drop({self._stragglers.pop(client).standing.identity})
+        if late.pending.node == node and time.monotonic() < late.pending.end:
+            return late.pending
+        self._messenger.drop({self._stragglers.pop(client).pending.identity})
         return None
-
-    def _counts_late(self, info: TaskInfo) -> bool:
-        return self._takes_late and info.phase == "train"
 
     def _straggle(self, client: str, info: TaskInfo, asked: Inputs, late: StragglerError) -> Failure:
         """Go on without a client; wait for its answer in later rounds if the method takes it."""
         before = self._stragglers.get(client)
-        if before is not None and before.standing.identity == late.standing.identity:
+        if before is not None and before.pending.identity == late.pending.identity:
             return self._failure(client, info, f"{late}; it is still at work on round {before.round}")
-        if not self._counts_late(info) or "theta" not in asked:
-            self._messenger.drop({late.standing.identity})
+        if not self._takes_late or info.phase != "train" or "theta" not in asked:
+            self._messenger.drop({late.pending.identity})
             return self._failure(client, info, f"{late}; a late answer is not used")
         self._postponed.pop(client, None)
-        self._stragglers[client] = Straggler(late.standing, info.name, self.index, asked["theta"])
+        self._stragglers[client] = Straggler(late.pending, info.name, self.index, asked["theta"])
         return self._failure(client, info, f"{late}; its answer counts in the round in which it comes")
 
     def _stale(self, client: str, info: TaskInfo, asked: Inputs, outcome: Any, late: Straggler) -> Reply | Failure:
@@ -242,7 +239,7 @@ class FlowerFederation(Federation):
         super()._fail(failure, replies)
 
     def _exchange(
-        self, info: TaskInfo, nodes: Mapping[str, int], standing: Mapping[str, Standing], write: Callable[[str], RecordDict]
+        self, info: TaskInfo, nodes: Mapping[str, int], pending: Mapping[str, PendingRequest], write: Callable[[str], RecordDict]
     ) -> Iterator[tuple[str, Any]]:
         count = self.task_traffic.setdefault(info.name, [0, 0, 0])
 
@@ -254,7 +251,7 @@ class FlowerFederation(Federation):
 
         kind, group = f"query.{info.name}", str(self.index)
         messages = {client: (node, counted(client)) for client, node in nodes.items()}
-        how: dict[str, Any] = {"group": group, "deadline": self.settings.deadline, "phase": self._phase, "standing": standing}
+        how: dict[str, Any] = {"group": group, "deadline": self.settings.deadline, "phase": self._phase, "pending": pending}
         for client, outcome in self._messenger.exchange(kind, messages, retry=Retry(self._find, counted), **how):
             if isinstance(outcome, LateError):
                 self._unanswered.add(client)

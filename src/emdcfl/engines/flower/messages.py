@@ -56,8 +56,8 @@ class MessageSettings:
     """Seconds to wait for missing clients before round 1."""
     patience: float = 60.0
     """Seconds without any reply after which the nodes still missing are pinged."""
-    look: float = 5.0
-    """Seconds between looks whether the nodes still missing are connected."""
+    check_interval: float = 5.0
+    """Seconds between checks whether the nodes still missing are connected."""
     grace: float = 30.0
     """Seconds that a node which is gone has to come back: systemd starts it again after 5, which takes some on a busy machine."""
 
@@ -80,8 +80,8 @@ class LateError(ClientError):
 
 
 @dataclass(frozen=True)
-class Standing:
-    """A request that was not answered yet and is valid until ``end`` on the monotonic clock, of a node connected ``since`` then."""
+class PendingRequest:
+    """A request without an answer yet, valid until ``end`` on the monotonic clock; its node was connected ``since`` then."""
 
     identity: str
     node: int
@@ -90,11 +90,11 @@ class Standing:
 
 
 class StragglerError(LateError):
-    """No reply before the phase ended; the request still stands."""
+    """No reply before the phase ended; the request is still pending."""
 
-    def __init__(self, text: str, standing: Standing) -> None:
+    def __init__(self, text: str, pending: PendingRequest) -> None:
         super().__init__(text)
-        self.standing = standing
+        self.pending = pending
 
 
 class RefusedError(ClientError):
@@ -143,16 +143,16 @@ class Messenger:
         group: str,
         deadline: float,
         phase: float | None = None,
-        standing: Mapping[Any, Standing] | None = None,
+        pending: Mapping[Any, PendingRequest] | None = None,
         retry: Retry | None = None,
     ) -> Iterator[tuple[Any, Any]]:
         """Yield ``(key, value or ClientError)`` for every request as replies arrive; the rest when the deadline has passed.
 
-        A ``phase`` that is shorter ends the wait before, and leaves requests ``standing``: a later call can wait for them again, or
+        A ``phase`` that is shorter ends the wait before, and leaves requests ``pending``: a later call can wait for them again, or
         ``drop`` ends that. With ``retry``, a request whose node or reply is lost is sent again, with a deadline of its own.
         """
         self._discard()
-        return _Exchange(self, kind, group, deadline, phase, retry).run(requests, standing or {})
+        return _Exchange(self, kind, group, deadline, phase, retry).run(requests, pending or {})
 
     def _discard(self) -> None:
         """Have the SuperLink delete what nobody waits for any more, beside the requests that follow.
@@ -169,7 +169,7 @@ class Messenger:
         pings = {self.send(node, record, f"query.{PING}", group=group, lifetime=lifetime): about for about, node in waiting.items()}
         return {sent.identity: about for sent, about in pings.items() if sent is not None}
 
-    def send(self, node: int, record: RecordDict, kind: str, *, group: str, lifetime: float) -> Standing | None:
+    def send(self, node: int, record: RecordDict, kind: str, *, group: str, lifetime: float) -> PendingRequest | None:
         """Send a message; ``None`` if Flower does not accept it."""
         from flwr.app import Message
 
@@ -180,7 +180,7 @@ class Messenger:
 
         end = time.monotonic() + lifetime  # before Flower's: what expires there is late, not lost
         identity = retry_when_busy(push)
-        return None if identity is None else Standing(identity, node, end, self._since.get(node, ""))
+        return None if identity is None else PendingRequest(identity, node, end, self._since.get(node, ""))
 
     def read(self, message: Message) -> Any:
         """Return what a reply says, or the error that it is."""
@@ -203,24 +203,24 @@ class _Exchange:
         self._kind, self._group, self._deadline = kind, group, deadline
         self._phase = phase if phase is not None and phase < deadline else None
         self._waiting: dict[str, Any] = {}  # message id → key
-        self._asked: dict[str, Standing] = {}  # by message id
+        self._asked: dict[str, PendingRequest] = {}  # by message id
         self._sent: Counter[Any] = Counter()  # key → how often
         self._away: dict[str, float] = {}  # message id → when its node was seen to be gone
         self._pings: dict[str, str] = {}  # message id of a ping → that of the request it is about
         self._passed: dict[str, float] = {}  # message id → when its node answered a later ping
 
-    def run(self, requests: Mapping[Any, tuple[int, RecordDict]], standing: Mapping[Any, Standing]) -> Iterator[tuple[Any, Any]]:
+    def run(self, requests: Mapping[Any, tuple[int, RecordDict]], pending: Mapping[Any, PendingRequest]) -> Iterator[tuple[Any, Any]]:
         """See ``Messenger.exchange``."""
-        began = self._heard = looked = time.monotonic()
-        for key, one in standing.items():
+        began = self._heard = checked = time.monotonic()
+        for key, one in pending.items():
             self._wait_for(key, one)
         for key, (node, record) in requests.items():
             yield from self._send(key, node, record)
         while self._waiting:
             yield from self._collect()
-            if time.monotonic() - looked >= self._settings.look:
-                self._look()
-                looked = time.monotonic()
+            if time.monotonic() - checked >= self._settings.check_interval:
+                self._check_nodes()
+                checked = time.monotonic()
             yield from self._end(phase_over=self._phase is not None and time.monotonic() - began >= self._phase)
             if self._waiting and time.monotonic() - self._heard >= self._settings.patience:
                 self._messenger.drop(self._pings.keys())
@@ -236,7 +236,7 @@ class _Exchange:
         else:
             self._wait_for(key, sent)
 
-    def _wait_for(self, key: Any, sent: Standing) -> None:
+    def _wait_for(self, key: Any, sent: PendingRequest) -> None:
         self._waiting[sent.identity], self._asked[sent.identity] = key, sent
         self._sent[key] += 1
 
@@ -276,7 +276,7 @@ class _Exchange:
                 lost.setdefault(identity, LostError("its node has answered, but the answer was lost on its way"))
         yield from self._again(lost)
 
-    def _look(self) -> None:
+    def _check_nodes(self) -> None:
         """See whose node is gone, and ping those that have left and are back."""
         online = self._messenger.online()
         back = []

@@ -17,14 +17,14 @@ from typing import Any
 from torch import Tensor
 
 from emdcfl.core.schema import Reply
-from emdcfl.engines.flower.messages import Standing
+from emdcfl.engines.flower.messages import PendingRequest
 
 
 @dataclass(frozen=True)
 class Straggler:
     """A client that is still at work on a training of an earlier round, and the state it began from."""
 
-    standing: Standing
+    pending: PendingRequest
     task: str
     round: int
     start: Tensor

@@ -26,7 +26,7 @@ SAMPLES = 1 << 12
 def embeds_together(client: Client, work: Embed) -> bool:
     """Whether samples of several clients may pass the network together: one does not change another's embedding."""
     mixes = client.network.layout.batch_statistics  # a BatchNorm without running statistics normalises by what passes with it
-    return work.mode == "eval" and client.precision == "fp32" and not client.wary and not mixes
+    return work.mode == "eval" and client.precision == "fp32" and not client.checks_models and not mixes
 
 
 @torch.no_grad()
