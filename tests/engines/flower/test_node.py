@@ -285,6 +285,20 @@ def test_columns_and_rows_that_an_owner_leaves_out_are_left_out_as_in_one_place(
         answer_survey(HomeNode("a", places["a"]), asked)
 
 
+def test_images_are_measured_over_the_samples_that_are_trained_on(tmp_path: Path) -> None:
+    """Samples are divided class by class, so that a repair of labels changes which ones are in the train split."""
+    rng = np.random.default_rng(0)
+    for folder, count in (("Cat", 7), ("cat", 6), ("dog", 9)):
+        (tmp_path / "images" / folder).mkdir(parents=True)
+        for i in range(count):
+            Image.fromarray(rng.integers(0, 256, (8, 8), dtype=np.uint8)).save(tmp_path / "images" / folder / f"{folder}{i}.png")
+    node = HomeNode("a", home(tmp_path / "home", data=str(tmp_path / "images"), merge_labels=True))
+    measured = answer_survey(node, {"question": MEASURE, "seed": 0, "shape": [1, 8, 8]})["reply"]
+    site = node._site({"data": {"encoding": {"kind": "images", "shape": [1, 8, 8]}, "classes": ["cat", "dog"], "seed": 0}})
+    assert measured["count"] == site.train.x[:, 0].numel()
+    assert torch.equal(measured["sums"], site.train.x.double().sum((0, 2, 3)))
+
+
 def test_a_resumed_run_keeps_its_survey_whoever_is_there(tmp_path: Path) -> None:
     data = own(tmp_path, "tables")
     late = "\n".join(line.replace("north", "west").replace("4", "9", 1) for line in (data / "c.csv").read_text().splitlines())

@@ -45,7 +45,9 @@ def answer_survey(node: HomeNode, request: Any) -> Answer:
         cleaning.columns((), None)
         if not describes:
             policy.check_shape(request["shape"])
-        answer = _describe_images(files, seed, rule, cleaning) if describes else _measure_images(files, seed, rule, request["shape"])
+            answer = _measure_images(files, seed, rule, cleaning, request["shape"])
+        else:
+            answer = _describe_images(files, seed, rule, cleaning)
     else:
         raw, _ = read_table(node.name, path, label, rule, cleaning)
         if not describes:
@@ -69,10 +71,10 @@ def _describe_images(files: ClientFiles, seed: int, rule: SplitRule, cleaning: C
     }
 
 
-def _measure_images(files: ClientFiles, seed: int, rule: SplitRule, shape: Sequence[int]) -> Answer:
+def _measure_images(files: ClientFiles, seed: int, rule: SplitRule, cleaning: Cleaning, shape: Sequence[int]) -> Answer:
     channels, height, width = shape
     raw, _ = read_client(list_images(files), (channels, height, width), rule)
-    x = divide(raw, seed)["train"].x
+    x = divide(cleaning.clean(raw), seed)["train"].x
     squares = np.square(x, dtype=np.float64).sum(axis=(0, 2, 3))
     sums = x.sum(axis=(0, 2, 3), dtype=np.float64)
     return {"count": int(x.shape[0] * height * width), "sums": torch.from_numpy(sums), "squares": torch.from_numpy(squares)}
