@@ -158,6 +158,20 @@ def test_a_worker_that_cannot_start_says_why(capfd: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.slow
+def test_busy_workers_are_waited_for_together(tmp_path: Path) -> None:
+    fed = ProcessFederation(tiny(), workers=3, **OPTIONS)
+    fed.run(tasks.describe, {c: {} for c in fed.clients})  # all have started
+    for pipe, client in zip(fed._pipes, fed.clients, strict=False):
+        pipe.send((sign.__name__, sign.__module__, 1, {"book": str(tmp_path), "wait_for": 99}, {client: {}}))
+    while len(list(tmp_path.iterdir())) < 3:
+        time.sleep(0.05)
+    workers, began = list(fed._workers), time.monotonic()
+    fed.close(patience=1.0)
+    assert time.monotonic() - began < 2.5, "as long as for one"
+    assert not any(worker.is_alive() for worker in workers)
+
+
+@pytest.mark.slow
 def test_workers_that_die_at_once_are_told_as_failures(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a script without ``if __name__ == "__main__":``, whose workers start the script again."""
     monkeypatch.setattr(processes, "_serve", len)  # takes no two arguments: the process ends

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import multiprocessing as mp
 import signal
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -206,11 +207,13 @@ class ProcessFederation(Federation):
             here[w][name] = from_wire(reply)
 
     def close(self, patience: float = 5.0) -> None:
-        """End the workers, waiting that many seconds for a task in progress."""
+        """End the workers, waiting that many seconds for tasks in progress."""
         for pipe in self._pipes:
             pipe.close()
+        end = time.monotonic() + patience
         for worker in self._workers:
-            worker.join(timeout=patience)
+            worker.join(timeout=max(0.0, end - time.monotonic()))
             if worker.is_alive():
                 worker.terminate()
+                worker.join()
         self._pipes, self._workers = [], []
