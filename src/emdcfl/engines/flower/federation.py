@@ -58,7 +58,7 @@ class FlowerFederation(Federation):
     Parameters
     ----------
     job : mapping
-        What a node needs to know about the run, sent with every request (see ``node.py``).
+        What a node needs to know about the run, sent with every request (see ``node/home.py``).
     phase_deadline : float, optional
         Seconds to wait in a phase; who has not answered then is late. By default, a phase lasts as long as a request is valid.
     late_updates : bool

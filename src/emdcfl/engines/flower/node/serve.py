@@ -97,6 +97,14 @@ def _disk(error: Exception) -> str:
     return f"its node cannot read or write its files ({getattr(error, 'strerror', None) or type(error).__name__}); free or repair its disk"
 
 
+def _unanswered(node: Node, error: Exception) -> str:
+    """Say why a request could not be answered: in the words of errors made for the server, of others by their type."""
+    if isinstance(error, ClientError) or (node.details and isinstance(error, EmdcflError)):
+        return str(error)
+    what = "its data do not fit the request" if isinstance(error, EmdcflError) else "malformed request"
+    return f"{what} ({type(error).__name__}); the log of the node says why"
+
+
 def _is_ours(traceback: str) -> bool:
     """Whether the error is one of ours, whose text was written to be read; others may quote data."""
     return traceback.rstrip().rsplit("\n", 1)[-1].startswith("emdcfl.core.errors.")
@@ -183,11 +191,8 @@ def _answered(node: Node, function: Answer, kind: str, asked: Any, *, logged: Lo
         log.exception("a request could not be answered")
         content = _failed(node, _disk(error))
     except Exception as error:  # a malformed request: a tensor where a dict belongs, a round that is infinite
-        known, ours = isinstance(error, ClientError) or node.details, isinstance(error, EmdcflError)
-        reason = str(error) if known and ours else "its data do not fit the request" if ours else "malformed request"
-        reason = reason if known and ours else f"{reason} ({type(error).__name__}); the log of the node says why"
         log.exception("a request could not be answered")
-        content = _failed(node, reason)
+        content = _failed(node, _unanswered(node, error))
     if logged == "all" or (logged == "failures" and failed):
         try:
             node.note(kind, request, content, refused=refused)

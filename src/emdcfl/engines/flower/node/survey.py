@@ -1,4 +1,4 @@
-"""A node's answers to the survey: what its own files contain, in counts and sums; see ``survey.py``. No sample leaves the node."""
+"""A node's answers to the survey (``engines.flower.survey``): what its own files contain, in counts and sums. No sample leaves the node."""
 
 from __future__ import annotations
 
