@@ -46,7 +46,7 @@ class PairRatios:
 
     @cached_property
     def ratio(self) -> Array:
-        """W in units of its tolerance; 0 or 1000 where the tolerance is not positive."""
+        """W in units of its tolerance, within ±1000; 0 or 1000 where the tolerance is not positive (all samples of a client are alike)."""
         w, e = np.asarray(self.W, dtype=np.float64), np.asarray(self.epsilon, dtype=np.float64)
         with np.errstate(divide="ignore", invalid="ignore"):
             r = np.where(e > 0, w / e, np.where(np.isnan(w), np.nan, np.where(w < e, 0.0, 1e3)))

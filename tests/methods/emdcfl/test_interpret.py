@@ -39,6 +39,16 @@ def test_calibrated_tolerances_are_the_unit() -> None:
     assert found.as_dict()["unit"] == "tolerances"
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_client_whose_tolerance_is_zero_is_far_from_all_others() -> None:
+    """All validation samples of client d are alike, so that they have no variance."""
+    d = block(epsilon=None)
+    d.epsilon[3] = 0.0
+    found = read(d, NAMES, [0, 0, 1, 2])
+    assert found.clusters[2] == "nearest outsider a at 1e+03× from d"
+    json.dumps(read(d, NAMES, [0, 0, 0, 1]).as_dict(), allow_nan=False)
+
+
 def test_bounds_are_named_as_such() -> None:
     d = block()
     d.kind[0, 2:] = d.kind[2:, 0] = 2

@@ -96,10 +96,10 @@ def read(distances: Distances, clients: Sequence[str], clusters: Sequence[int]) 
         return _read_splits(distances, distances.splits, clients, clusters)
     epsilon = distances.epsilon[np.isfinite(distances.epsilon)]
     calibrated = bool(epsilon.size and epsilon.max() > epsilon.min())
-    values = distances.W / distances.epsilon if calibrated else distances.W
+    pairs = PairRatios(distances.W, distances.epsilon, distances.kind, [int(c) for c in clusters])
+    values = pairs.ratio if calibrated else distances.W
     used = 1.0 if calibrated else float(epsilon[0]) if epsilon.size else None
     found = margins(values, clusters, used=used)
-    pairs = PairRatios(distances.W, distances.epsilon, distances.kind, [int(c) for c in clusters])
     bounded = found["interval"] is not None and bool(np.isin(distances.kind, (2, 3)).any())
     sentences = [_interval(found, epsilon, calibrated) + (" (conservative: some distances are bounds)" if bounded else "")]
     borderline, near_bounds = [clients[i] for i in pairs.borderline()], pairs.near_bounds()
@@ -200,8 +200,7 @@ def doubts(distances: Distances, clients: Sequence[str], clusters: Sequence[int]
     epsilon = distances.epsilon[np.isfinite(distances.epsilon)]
     if not epsilon.size or epsilon.max() == epsilon.min():
         return reasons
-    with np.errstate(divide="ignore", invalid="ignore"):  # a calibrated tolerance may be 0: a client whose samples are all alike
-        ratio = distances.W / distances.epsilon
+    ratio = PairRatios(distances.W, distances.epsilon, distances.kind, [int(c) for c in clusters]).ratio
     exact = (distances.kind == 1) & (distances.kind.T == 1)
     together = np.argwhere(np.triu(m & exact & (ratio + ratio.T >= math.sqrt(2)), 1))
     if len(together):
