@@ -149,6 +149,13 @@ def test_published_weights_are_looked_for_and_checked(tmp_path: Path, monkeypatc
     (tmp_path / "checkpoints" / "net-0123abcd.pth").write_bytes(b"cut off")
     with pytest.raises(ModelError, match="is damaged"):
         vision.imagenet_file(url)
+    sound = tmp_path / "checkpoints" / "net-ba7816bf.pth"
+    sound.write_bytes(b"ab")
+    with pytest.raises(ModelError, match="delete it and run again"):
+        vision.imagenet_file(f"https://example.invalid/{sound.name}")
+    sound.unlink()
+    sound.write_bytes(b"abc")
+    assert vision.imagenet_file(f"https://example.invalid/{sound.name}") == sound  # in the same process
     own = tmp_path / "own" / "net-edeaaff3.pth"  # the name holds the start of the file's SHA-256
     own.parent.mkdir()
     own.write_bytes(b"abc")
