@@ -62,7 +62,7 @@ class Scripted(Federation):
             if c in self.absent.get(self.index, ""):
                 yield c, Failure(c, info.name, self.index, "absent on purpose")
             elif info.name == "describe":
-                yield c, {"n": self.n.get(c, 10), "m": 5, "key": b""}
+                yield c, {"n": self.n.get(c, 10), "m": 5, "key": bytes(32)}
             else:
                 self.asked.append((self.index, c, own["theta"]))
                 theta = own["theta"] + self.move(c, self.index, own["theta"])

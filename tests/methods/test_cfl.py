@@ -6,7 +6,7 @@ from tests.methods.scripted import Scripted, at, batch_norm_toy
 from tests.methods.toy import MORE_STEPS, history, run, toy, truth
 
 from emdcfl.clustering import adjusted_rand
-from emdcfl.core.errors import ConfigError
+from emdcfl.core.errors import ConfigError, QuorumError
 from emdcfl.core.params import average
 from emdcfl.methods import make
 
@@ -107,6 +107,17 @@ def test_absent_at_the_split_goes_down_the_tree_when_it_returns():
     assert sorted(map(len, states[4].paths)) == [1, 2, 2]  # nobody will come through the inner nodes again
     walked = [theta for index, c, theta in fed.asked if (index, c) == (4, "a1")]
     assert len(walked) == 2 and torch.equal(walked[0], states[1].models[0])
+
+
+def test_the_quorum_counts_clients_that_do_not_answer_on_the_way_down():
+    late = "a2 a3 c2 b2 b3 c3".split()
+    fed = Scripted(CLIENTS, three_ways, absent={1: "".join(late), 2: "".join(late)})
+    method = make("cfl", epsilon1=1.5, epsilon2=1.6)
+    states = history(fed, method, 2)
+    assert len(states[-1].paths) > 1
+    fed.quorum, fed.absent = 0.5, {3: "".join(late)}
+    with pytest.raises(QuorumError, match="expected 50% of 9 clients to train in round 3, got 3"):
+        method.step(fed, states[-1], fed.begin(3))
 
 
 def test_a_zero_step_update_has_norm_zero_on_batch_norm_and_counters_forbid_splits():

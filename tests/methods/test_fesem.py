@@ -9,6 +9,7 @@ from tests.methods.scripted import Scripted, at
 from tests.methods.toy import accuracies, federation, history, run, truth
 
 from emdcfl.clustering import adjusted_rand
+from emdcfl.core.errors import QuorumError
 from emdcfl.core.params import average
 from emdcfl.methods import make
 
@@ -93,6 +94,12 @@ def test_the_public_code_starts_from_rounding_and_wastes_the_last_round():
     for members, model in zip(states[2].sets, states[2].models, strict=True):
         if members:  # what round 1 trained; what round 2 trained is in nobody's model
             assert torch.equal(model, average([states[1].latest[c] for c in members], [states[1].n[c] for c in members]))
+
+
+def test_the_quorum_counts_clients_that_do_not_answer_before_training():
+    fed = Scripted("abcd", goes_home, k=2, absent={1: "abc"}, quorum=0.5)
+    with pytest.raises(QuorumError, match="expected 50% of 4 clients to train in round 1, got 1"):
+        history(fed, make("fesem", order="cluster-first"), 1)
 
 
 def test_a_stale_counter_keeps_everybody_out_of_an_empty_cluster():

@@ -103,6 +103,7 @@ class CFL:
         tree, largest = SplitTree.of(state), state.largest
         cluster, n = tree.descend(fed, round.participants, self.vector_scope)
         replies = fed.train({c: tree.models[path] for c, path in cluster.items()})
+        fed.check_quorum(replies, len(round.participants))
         n = {**state.n, **n, **replies.column("n")}
         tree.at |= {c: path for c, path in cluster.items() if c in n}
         for path in sorted(set(cluster.values())):

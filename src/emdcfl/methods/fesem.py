@@ -154,5 +154,6 @@ class FeSEM:
         counters = {c: state.latest_counters.get(c, 0.0) for c in n}
         state = self._m_step(state, self._e_step(fed.layout, state, local, counters, seed), local, counters)
         replies, trained = self._train(fed, state, list(n))
+        fed.check_quorum(replies, len(round.participants))
         latest = {**state.latest, **replies.column("theta")}
         return replace(state, latest=latest, latest_counters={**state.latest_counters, **trained})
