@@ -110,12 +110,12 @@ def test_absent_at_the_split_goes_down_the_tree_when_it_returns():
 
 
 def test_the_quorum_counts_clients_that_do_not_answer_on_the_way_down():
-    late = "a2 a3 c2 b2 b3 c3".split()
-    fed = Scripted(CLIENTS, three_ways, absent={1: "".join(late), 2: "".join(late)})
+    late = "a2a3c2b2b3c3"
+    fed = Scripted(CLIENTS, three_ways, absent={1: late, 2: late})
     method = make("cfl", epsilon1=1.5, epsilon2=1.6)
     states = history(fed, method, 2)
     assert len(states[-1].paths) > 1
-    fed.quorum, fed.absent = 0.5, {3: "".join(late)}
+    fed.quorum, fed.absent = 0.5, {3: late}
     with pytest.raises(QuorumError, match="expected 50% of 9 clients to train in round 3, got 3"):
         method.step(fed, states[-1], fed.begin(3))
 

@@ -54,16 +54,12 @@ class PairDistance:
 
 @dataclass(frozen=True)
 class Measured:
-    """What one call measured; ``bytes`` counts embedding models sent out and samples sent in.
-
-    ``undecided`` are pairs that share too few samples of common classes to be compared.
-    """
+    """What one call measured; ``undecided`` are pairs that share too few samples of common classes to be compared."""
 
     tau: dict[str, float]
     entries: dict[Pair, PairDistance]
     exact_solves: int
     problems: int
-    bytes: int = 0
     undecided: frozenset[Pair] = frozenset()
 
 
@@ -109,12 +105,7 @@ class Comparison:
 
     def measure(self, pairs: Sequence[Pair]) -> Measured:
         """Measure W for ordered pairs; those with a client that does not answer are left out."""
-        pairs = [(c, d) for c, d in pairs if c in self.about and d in self.about]
-        answered = self._rows(pairs)
-        columns: dict[str, list[str]] = {}
-        for r, d in pairs:
-            if r in answered and d not in answered[r]["refused"]:
-                columns.setdefault(d, []).append(r)
+        answered, columns = self._answering(pairs)
         entries: dict[Pair, PairDistance] = {}
         epsilon: dict[Pair, float] = {}
         offers: dict[Pair, bytes] = {}
@@ -128,24 +119,21 @@ class Comparison:
                 problems.enter(screen, row)
 
             def fold(column: str, reply: Reply) -> None:
-                lost = not_finite(reply["samples"])
-                self.complaints.diverged(column, lost)
-                served = reply["matched"] if "matched" in reply else reply["samples"]
-                self.complaints.heard(column, "project", set(served) - set(lost), reply.get("refused", {}))
+                usable = self._usable(column, columns[column], reply)
                 offers.update({(row, column): box for row, box in reply.get("offers", {}).items()})
                 with self.fed.clock("transport"):
-                    for row in (r for r in columns[column] if r in reply["samples"] and r not in lost):
+                    for row in usable:
                         if row == column:
                             entries[row, row] = PairDistance(problems.own(row, reply), problems.epsilon(row, row), EXACT)
                         else:
                             epsilon[row, column] = problems.add(screen, row, column, reply)
 
-            sent = self._columns(columns, answered, fold)
+            self._columns(columns, answered, fold)
             undecided = self._recalibrate(offers)
             taken = [pair for pair in offers if pair in problems.common]
             if taken:
                 again = {d: [r for r, e in taken if e == d] for d in dict.fromkeys(d for _, d in taken)}
-                sent += self._columns(again, {r: answered[r] for r, _ in taken}, fold)
+                self._columns(again, {r: answered[r] for r, _ in taken}, fold)
             with self.fed.clock("transport"):
                 found = screen.finish(self.fed.clients)
         self.complaints.settle()
@@ -161,27 +149,20 @@ class Comparison:
         if self.options.calibrated:  # where sizes differ, τ at the largest
             shown.sort(key=lambda pair: (pair not in problems.common, problems.size(*pair)))
         tau = {c: problems.tau(c, d) for c, d in shown}
-        return Measured(tau, entries, found.exact_solves, found.pairs, sent, undecided)
+        return Measured(tau, entries, found.exact_solves, found.pairs, undecided)
 
     def measure_rows(self, rows: Sequence[str], columns: Sequence[str]) -> MeasuredRows:
         """Bound W from each of a few row clients to every column client, from below: one direction, and no exact solve."""
         at = {c: i for i, c in enumerate(self.fed.clients)}
         found = MeasuredRows(np.full((len(rows), len(at)), np.nan), torch.full((len(at),), torch.nan, dtype=torch.float64))
-        wanted = [(r, d) for r in rows for d in columns if d != r and r in self.about and d in self.about]
-        answered = self._rows(wanted)
-        partners: dict[str, list[str]] = {}
-        for r, d in wanted:
-            if r in answered and d not in answered[r]["refused"]:
-                partners.setdefault(d, []).append(r)
+        answered, partners = self._answering([(r, d) for r in rows for d in columns if d != r])
         with SolverPool() as pool:
             bounds = ManyBounds(pool, self.problems)
 
             def fold(column: str, reply: Reply) -> None:
-                lost = not_finite(reply["samples"])
-                self.complaints.diverged(column, lost)
-                self.complaints.heard(column, "project", set(reply["samples"]) - set(lost), reply.get("refused", {}))
+                usable = self._usable(column, partners[column], reply)
                 with self.fed.clock("transport"):
-                    for row in (r for r in partners[column] if r in reply["samples"] and r not in lost):
+                    for row in usable:
                         bounds.add(row, column, reply)
 
             self._columns(partners, answered, fold)
@@ -197,6 +178,24 @@ class Comparison:
                 found.W[k, at[column]] = T - self.problems.tau(row, column)
             found.W[k, excluded] = np.nan
         return found
+
+    def _answering(self, pairs: Sequence[Pair]) -> tuple[dict[str, Reply], dict[str, list[str]]]:
+        """Ask the row clients of the pairs that can be compared; returns their answers, and for each column the rows to compare it with."""
+        pairs = [(r, d) for r, d in pairs if r in self.about and d in self.about]
+        answered = self._rows(pairs)
+        columns: dict[str, list[str]] = {}
+        for r, d in pairs:
+            if r in answered and d not in answered[r]["refused"]:
+                columns.setdefault(d, []).append(r)
+        return answered, columns
+
+    def _usable(self, column: str, rows: Sequence[str], reply: Reply) -> list[str]:
+        """Return the rows for which a column client sent a finite sample, and note its complaints about others."""
+        lost = not_finite(reply["samples"])
+        self.complaints.diverged(column, lost)
+        served = reply["matched"] if "matched" in reply else reply["samples"]
+        self.complaints.heard(column, "project", set(served) - set(lost), reply.get("refused", {}))
+        return [r for r in rows if r in reply["samples"] and r not in lost]
 
     def _recalibrate(self, offers: Mapping[Pair, bytes]) -> frozenset[Pair]:
         """Ask row clients for τ at the class counts that partners offer; returns the pairs that have too few samples in common."""
@@ -252,19 +251,15 @@ class Comparison:
                     cut = {name: torch.cat([v[:s], v[s : s + 1].clamp(max=limit), v[s + 1 :]]) for name, v in rows[c][field].items()}
                     self.references[c] = {**self.references[c], field: cut}
 
-    def _columns(self, columns: Mapping[str, list[str]], answered: Mapping[str, Any], fold: Callable[[str, Reply], None]) -> int:
-        """Ask the column clients, or embed what they deposit; returns the bytes that travelled."""
+    def _columns(self, columns: Mapping[str, list[str]], answered: Mapping[str, Any], fold: Callable[[str, Reply], None]) -> None:
+        """Ask the column clients, or embed what they deposit."""
         omegas = {r: self.local[r][self.fed.layout.embedding] for r in answered}
         sizes = {d: self._wanted(d) for d in columns}
-        per_sample = 4 * self.dims["p"]
-        common: dict[str, Any] = {"settings": self.settings.as_dict()}
+        inputs: dict[str, dict[str, Any]] = {d: {"size": size, "held_out": size <= self.sizes[d]} for d, size in sizes.items()}
+        common: dict[str, Any] = {"dims": self.dims, "settings": self.settings.as_dict()}
         if self.settings.projection_scope == "none":
-            wanted = {d: {"size": size, "held_out": size <= self.sizes[d]} for d, size in sizes.items()}
-            received = 0
 
             def embed(column: str, reply: Reply) -> None:
-                nonlocal received
-                received += 4 * reply["inputs"].numel()
                 try:
                     embedded = self._embedded(columns[column], omegas, reply)
                 except (EmdcflError, RuntimeError, ValueError) as error:  # inputs that this network does not take
@@ -272,26 +267,18 @@ class Comparison:
                     return
                 fold(column, embedded)
 
-            verify = deposits_verifier(sizes, self.settings)
-            self.fed.run(deposit, wanted, fold=embed, dims=self.dims, verify=verify, **common)
-            return received
-        inputs = {
-            d: {
-                "rows": rs,
-                "boxes": {r: answered[r]["boxes"][d] for r in rs if self.settings.projection_scope == "row"},
-                "size": sizes[d],
-                "held_out": sizes[d] <= self.sizes[d],
-            }
-            for d, rs in columns.items()
-        }
-        keys = {r: self.about[r]["key"] for r in answered}
+            self.fed.run(deposit, inputs, fold=embed, verify=deposits_verifier(sizes, self.settings), **common)
+            return
         verify = columns_verifier(columns, sizes, self.settings)
+        for d, rs in columns.items():
+            boxes = {r: answered[r]["boxes"][d] for r in rs if self.settings.projection_scope == "row"}
+            inputs[d] |= {"rows": rs, "boxes": boxes}
         if self.settings.match_classes:
-            wanted_blocks = {d: self._matching(d, rs) for d, rs in columns.items()}
-            inputs = {d: {**own, "matching": wanted_blocks[d]} for d, own in inputs.items()}
-            verify = matched_verifier(columns, wanted_blocks)
-        self.fed.run(project, inputs, fold=fold, dims=self.dims, verify=verify, omegas=omegas, keys=keys, **common)
-        return sum(4 * len(omegas[r]) + per_sample * sizes[d] for d, rs in columns.items() for r in rs)
+            matching = {d: self._matching(d, rs) for d, rs in columns.items()}
+            inputs = {d: {**own, "matching": matching[d]} for d, own in inputs.items()}
+            verify = matched_verifier(columns, matching)
+        keys = {r: self.about[r]["key"] for r in answered}
+        self.fed.run(project, inputs, fold=fold, verify=verify, omegas=omegas, keys=keys, **common)
 
     def _wanted(self, column: str) -> int:
         """Samples asked of a column client: its validation size, times the blocks its data and the cap allow."""
