@@ -87,8 +87,6 @@ class CFLGP:
 
     def step(self, fed: Federation, state: CFLGPState, round: Round) -> CFLGPState:
         replies = fed.train({c: state.start(c) for c in round.participants})
-        if not len(replies):
-            return state
         k = len(state.models)
         where, share = profile_coordinates(fed, 1 if self.profile == "shared" else k, self.vector_scope)
         last = self._last(round)

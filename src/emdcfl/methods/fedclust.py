@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from emdcfl.clustering import cut, first_gap
-from emdcfl.core.federation import Federation, Replies, Round
+from emdcfl.core.federation import Federation, Round
 from emdcfl.core.params import squared_distances
 from emdcfl.methods.base import Clustered, Family, Serving, register, serve_clusters
 from emdcfl.methods.shared.vectors import VectorScope, average_present, expect, sets_of, update_gram
@@ -77,26 +77,26 @@ class FedClust:
 
     def step(self, fed: Federation, state: FedClustState, round: Round) -> FedClustState:
         replies = fed.train({c: state.start(c) for c in round.participants})
-        founded = bool(state.labels)
-        state = replace(state, n={**state.n, **replies.column("n")})
         newcomers = [c for c in replies.clients if c not in state.labels]
-        labels = self._place(fed, state, newcomers, replies) if newcomers else state.labels
-        sets = sets_of(state.clients, labels, max(labels.values(), default=-1) + 1)
+        first = {**state.first, **{c: replies[c]["theta"] for c in newcomers}}
+        steps = {**state.first_steps, **{c: replies[c]["steps"] for c in newcomers}}
+        state = replace(state, n={**state.n, **replies.column("n")}, first=first, first_steps=steps)
+        labels = self._place(fed, state, newcomers) if newcomers else state.labels
+        sets = sets_of(state.clients, labels, max(labels.values()) + 1)
         local = replies.column("theta")
-        if founded and self.aggregate == "first-round":
+        if self.aggregate == "first-round":
             local = {c: theta for c, theta in local.items() if labels[c] >= len(state.sets)}
-        models = average_present(state, sets, local, state.models, fed.guard) if sets else state.models
-        first, steps = self._first(state, newcomers, replies) if len(labels) < len(state.clients) else ({}, {})
-        return replace(state, labels=labels, sets=sets, models=models, first=first, first_steps=steps)
+        models = average_present(state, sets, local, state.models, fed.guard)
+        state = replace(state, labels=labels, sets=sets, models=models)
+        return replace(state, first={}, first_steps={}) if len(labels) == len(state.clients) else state
 
     def serve(self, state: FedClustState) -> Serving:
         return serve_clusters(state)
 
-    def _place(self, fed: Federation, state: FedClustState, newcomers: list[str], replies: Replies) -> dict[str, int]:
+    def _place(self, fed: Federation, state: FedClustState, newcomers: list[str]) -> dict[str, int]:
         """Cut the dendrogram of the first participants; later ones join the nearest cluster within λ, or found one."""
-        first, steps = self._first(state, newcomers, replies)
-        who = list(first)
-        G = update_gram(fed.layout, list(first.values()), state.theta0, [steps[c] for c in who], self.vector_scope)
+        who = list(state.first)
+        G = update_gram(fed.layout, list(state.first.values()), state.theta0, [state.first_steps[c] for c in who], self.vector_scope)
         D = squared_distances(G).sqrt()
         threshold = first_gap(D.numpy()) if isinstance(self.threshold, str) else self.threshold
         if not state.labels:
@@ -109,8 +109,3 @@ class FedClust:
             nearest = int(apart.argmin())
             labels[c] = nearest if float(apart[nearest]) <= threshold else len(sets)
         return labels
-
-    def _first(self, state: FedClustState, newcomers: list[str], replies: Replies) -> tuple[dict[str, Tensor], dict[str, int]]:
-        """Return what every client sent first, and how many steps that took."""
-        first, steps = ({c: replies[c][name] for c in newcomers} for name in ("theta", "steps"))
-        return {**state.first, **first}, {**state.first_steps, **steps}

@@ -96,8 +96,6 @@ class FedSaC(GraphOptions):
 
         asked: dict[str, Any] = {"verify": verify, "task": train_and_basis, "components": self.components, "mode": self.embedding_mode}
         trained = train_personal(fed, state, round, mu=self.mu, first_round_term=self.first_round_term, **asked)
-        if not trained.rows:
-            return state
         s = similarities(fed.layout, state, trained, since=self.since, scope=self.vector_scope, snap=self.snap)
         c = complementarity([reply["basis"] for reply in trained.replies], self.angles)
         x = project_simplex((trained.shares + (self.lambda2 * s - self.lambda1 * c) / 2).numpy())

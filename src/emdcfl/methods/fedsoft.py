@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from emdcfl.core.client import NodeNeeds
-from emdcfl.core.federation import Federation, Replies, Round
+from emdcfl.core.federation import Federation, Round
 from emdcfl.core.schema import Reply
 from emdcfl.methods.base import Family, Serving, clusters_wanted, register
 from emdcfl.methods.shared.vectors import expect
@@ -106,13 +106,15 @@ class FedSoft:
         )
         fed.check_quorum(replies, len(round.participants))
         models = []
-        local = fed.guard.clip_updates(replies.column("theta"), self._starts(state, replies), [replies.clients])
+        own = state.own if self.start == "own" else {}
+        starts = {c: own[c] if c in own else mix_models(state.models, reply["a"]) for c, reply in replies.valid.items()}
+        local = fed.guard.clip_updates(replies.column("theta"), starts, [replies.clients])
         for k, old in enumerate(state.models):
             weight = {c: self._weight(reply, k) for c, reply in replies.valid.items()}
             members = [c for c, w in weight.items() if w > 0]
             models.append(fed.guard.average([local[c] for c in members], [weight[c] for c in members]) if members else old)
-        own, a = {**state.own, **replies.column("theta")}, {**state.a, **replies.column("a")}
-        return replace(state, models=torch.stack(models), own=own, a=a)
+        trained, a = {**state.own, **replies.column("theta")}, {**state.a, **replies.column("a")}
+        return replace(state, models=torch.stack(models), own=trained, a=a)
 
     def serve(self, state: FedSoftState) -> Serving:
         models = torch.stack([state.own.get(c, state.theta0) for c in state.clients])
@@ -126,12 +128,6 @@ class FedSoft:
         if client in state.own and self.start == "own":
             inputs["own"] = state.own[client]
         return inputs
-
-    def _starts(self, state: FedSoftState, replies: Replies) -> dict[str, Tensor]:
-        """What each client trained from: its own model, or the mix its votes make."""
-        own = state.own if self.start == "own" else {}
-        mixed = {c: reply["a"] for c, reply in replies.valid.items() if c not in own and bool((reply["a"] > 0).any())}
-        return {**{c: own[c] for c in replies.clients if c in own}, **{c: mix_models(state.models, a) for c, a in mixed.items()}}
 
     def _weight(self, reply: Reply, k: int) -> float:
         """What a client counts for in cluster k."""

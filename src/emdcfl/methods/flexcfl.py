@@ -83,20 +83,9 @@ class FlexCFL:
 
     def step(self, fed: Federation, state: FlexCFLState, round: Round) -> FlexCFLState:
         replies = fed.train({c: state.start(c) for c in round.participants})
-        if not len(replies):
-            return state
-        began = {c: state.counters[state.labels[c]] if c in state.labels else 0.0 for c in replies.clients}
         state = replace(state, n={**state.n, **replies.column("n")})
-        if not state.labels:
-            return self._cold_start(fed, state, replies, round)
-        labels = self._place(fed, state, replies)
-        sets = sets_of(state.clients, labels, len(state.sets))
-        models = average_present(state, sets, replies.column("theta"), state.models, fed.guard)
-        moved = {c: torch.tensor([began[c] + replies[c]["steps"]]) for c in replies.clients}
-        counters = average_present(state, sets, moved, torch.tensor(state.counters)[:, None])
-        joined = inter_group(fed.layout, torch.cat([models, counters], dim=1), self.eta_g, self.inter, self.vector_scope)
-        state = replace(state, labels=labels, sets=sets, models=joined[:, :-1].contiguous(), counters=joined[:, -1].floor().tolist())
-        return self._forget(state)
+        state = self._average(fed, state, replies) if state.labels else self._cold_start(fed, state, replies, round)
+        return replace(state, cold=torch.zeros(0, 0), cold_steps=[]) if len(state.labels) == len(state.clients) else state
 
     def serve(self, state: FlexCFLState) -> Serving:
         return serve_clusters(state)
@@ -111,8 +100,19 @@ class FlexCFL:
         local = fed.guard.clip_updates(local, dict.fromkeys(local, state.theta0), sets)
         models = torch.stack([fed.guard.average([local[c] for c in members], [1.0] * len(members)) for members in sets])
         mean_steps = [sum(steps[c] for c in members) / len(members) for members in sets]
-        state = replace(state, labels=labels, sets=sets, models=models, counters=[float(int(s)) for s in mean_steps])
-        return self._forget(replace(state, cold=models, cold_steps=mean_steps))
+        counters = [float(int(s)) for s in mean_steps]
+        return replace(state, labels=labels, sets=sets, models=models, counters=counters, cold=models, cold_steps=mean_steps)
+
+    def _average(self, fed: Federation, state: FlexCFLState, replies: Replies) -> FlexCFLState:
+        """Average inside the groups, then pull them towards each other."""
+        labels = self._place(fed, state, replies)
+        sets = sets_of(state.clients, labels, len(state.sets))
+        models = average_present(state, sets, replies.column("theta"), state.models, fed.guard)
+        began = {c: state.counters[state.labels[c]] if c in state.labels else 0.0 for c in replies.clients}
+        moved = {c: torch.tensor([began[c] + replies[c]["steps"]]) for c in replies.clients}
+        counters = average_present(state, sets, moved, torch.tensor(state.counters)[:, None])
+        joined = inter_group(fed.layout, torch.cat([models, counters], dim=1), self.eta_g, self.inter, self.vector_scope)
+        return replace(state, labels=labels, sets=sets, models=joined[:, :-1].contiguous(), counters=joined[:, -1].floor().tolist())
 
     def _place(self, fed: Federation, state: FlexCFLState, replies: Replies) -> dict[str, int]:
         """Give first-time clients the group whose mean cold-start update is most aligned with theirs."""
@@ -123,9 +123,6 @@ class FlexCFL:
         steps = [*state.cold_steps, *(float(replies[c]["steps"]) for c in newcomers)]
         alike = cosines(update_gram(fed.layout, rows, state.theta0, steps, self.vector_scope))[len(state.cold) :, : len(state.cold)]
         return {**state.labels, **dict(zip(newcomers, alike.argmax(1).tolist(), strict=True))}
-
-    def _forget(self, state: FlexCFLState) -> FlexCFLState:
-        return replace(state, cold=torch.zeros(0, 0), cold_steps=[]) if len(state.labels) == len(state.clients) else state
 
 
 def inter_group(layout: Layout, models: Tensor, eta: float, inter: Literal["normalised", "raw"], scope: VectorScope) -> Tensor:

@@ -52,8 +52,6 @@ class PFedGraph(GraphOptions):
 
     def step(self, fed: Federation, state: PersonalModels, round: Round) -> PersonalModels:
         trained = train_personal(fed, state, round, mu=self.mu, first_round_term=self.first_round_term)
-        if not trained.rows:
-            return state
         s = similarities(fed.layout, state, trained, since=self.since, scope=self.vector_scope, snap=self.snap)
         x = project_simplex((trained.shares + s / (2 * self.alpha)).numpy())
         return personalise(self.remembered(fed, state, trained), trained, torch.from_numpy(x), self.aggregate)

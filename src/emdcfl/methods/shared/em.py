@@ -164,7 +164,7 @@ def step_mixture(fed: Federation, state: Mixture, round: Round, *, keep_last: bo
     common: dict[str, Any] = {"models": state.models, "training": training.as_dict()} | ({} if rho is None else {"rho": rho})
     replies = fed.run(em_step, inputs, fold=fold, dims=dims, verify=None if rho is None else verify_mass, **common)
     fed.check_quorum(replies, len(inputs))
-    return Stepped(mean.result() if len(replies) else state.models, pi, mass, last)
+    return Stepped(mean.result(), pi, mass, last)
 
 
 def serve_mixture(state: Mixture, mixture_eval: MixtureEval) -> Serving:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -50,9 +50,6 @@ class PersonalModels:
     def start(self, client: str) -> Tensor:
         """Return the model a client trains from."""
         return self.models[self.clients.index(client)] if len(self.models) else self.theta0
-
-
-AnyPersonal = TypeVar("AnyPersonal", bound=PersonalModels)
 
 
 @dataclass(frozen=True)
@@ -168,7 +165,7 @@ def mix_rows(models: Tensor, rows: Sequence[int], x: Tensor, aggregate: Aggregat
         part[chosen] = block.to(models.dtype)
 
 
-def personalise(state: AnyPersonal, trained: Trained, x: Tensor, aggregate: Aggregate) -> AnyPersonal:
+def personalise(state: PersonalModels, trained: Trained, x: Tensor, aggregate: Aggregate) -> PersonalModels:
     """Average along the graph's rows ``x`` (A, A) of those who answered; consumes ``trained.models``."""
     who = [state.clients[i] for i in trained.rows]
     counted = [[state.batches.get(c, 0.0) + reply["steps"]] for c, reply in zip(who, trained.replies, strict=True)]
