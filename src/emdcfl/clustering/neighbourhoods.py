@@ -39,14 +39,14 @@ def links(w: Any, epsilon: Any, *, force_diagonal: bool = True) -> NDArray[np.bo
            [0, 0, 1]])
     """
     x = square(w, "W").astype(np.float64)
-    accepts = x < per_pair(epsilon, len(x))
+    accepts = x < _per_pair(epsilon, len(x))
     m = accepts & accepts.T
     if force_diagonal:
         np.fill_diagonal(m, True)
     return np.asarray(m)
 
 
-def per_pair(epsilon: Any, clients: int) -> NDArray[np.float64]:
+def _per_pair(epsilon: Any, clients: int) -> NDArray[np.float64]:
     """Spread a tolerance (scalar, per row, or per ordered pair) to a (C, C) matrix."""
     e = np.asarray(epsilon, dtype=np.float64)
     if e.ndim == 1:

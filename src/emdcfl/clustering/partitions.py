@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from emdcfl.clustering.labels import Array, Labels, first_appearance, square
-from emdcfl.core.errors import ConfigError, DataError, nearest
+from emdcfl.core.errors import ConfigError, DataError
 
-LINKAGES = ("complete", "average", "weighted", "single")
+Linkage = Literal["complete", "average", "weighted"]
 GAP = 1.3
 """Smallest ratio of two successive merges between which clients are said to be apart."""
 
 
-def kmeans(x: Any, k: int, *, seed: int, n_init: int = 10, max_iter: int = 300) -> Labels:
-    """Labels of a k-means clustering (k-means++ starts, best of `n_init`), numbered by first appearance.
+def kmeans(x: Any, k: int, *, seed: int, max_iter: int = 300) -> Labels:
+    """Labels of a k-means clustering (k-means++, best of ten starts), numbered by first appearance.
 
     With fewer distinct points than `k`, every distinct point is its own cluster and the remaining numbers are not used.
 
@@ -41,11 +41,11 @@ def kmeans(x: Any, k: int, *, seed: int, n_init: int = 10, max_iter: int = 300) 
     with warnings.catch_warnings():
         # Points that differ only by rounding may collapse to fewer clusters; fewer labels is the right answer then.
         warnings.simplefilter("ignore", ConvergenceWarning)
-        fitted = KMeans(n_clusters=k, init="k-means++", n_init=n_init, max_iter=max_iter, random_state=seed % 2**32).fit(points)
+        fitted = KMeans(n_clusters=k, init="k-means++", n_init=10, max_iter=max_iter, random_state=seed % 2**32).fit(points)
     return first_appearance(fitted.labels_.tolist())
 
 
-def cut(d: Any, threshold: float, *, linkage: str = "complete") -> Labels:
+def cut(d: Any, threshold: float, *, linkage: Linkage = "complete") -> Labels:
     """Merge the closest clusters while their distance is at most `threshold`.
 
     "weighted" is WPGMA: the distances of a merged cluster are the plain mean of its two parts', whatever their sizes.
@@ -56,7 +56,7 @@ def cut(d: Any, threshold: float, *, linkage: str = "complete") -> Labels:
         Symmetric distances; the diagonal is ignored.
     threshold : float
         Largest distance at which two clusters are still merged.
-    linkage : {"complete", "average", "weighted", "single"}
+    linkage : {"complete", "average", "weighted"}
 
     Examples
     --------
@@ -69,7 +69,7 @@ def cut(d: Any, threshold: float, *, linkage: str = "complete") -> Labels:
     return np.zeros(1, dtype=np.int64) if tree is None else first_appearance(fcluster(tree, threshold, criterion="distance").tolist())
 
 
-def first_gap(d: Any, *, linkage: str = "complete") -> float:
+def first_gap(d: Any, *, linkage: Linkage = "complete") -> float:
     """Return a threshold for ``cut``: below the first merge that is much farther than the one before it.
 
     That is ``GAP`` times as far, and the root of the largest such ratio, where groups are grouped themselves. Clusters are taken to have
@@ -91,15 +91,15 @@ def first_gap(d: Any, *, linkage: str = "complete") -> float:
     return float(np.sqrt(heights[wide[0] - 1] * heights[wide[0]])) if wide else GAP * float(heights[-1])
 
 
-def bipartition(dissimilarity: Any, linkage: str = "complete") -> Labels:
-    """Undo the last merge: two clusters (one, where there is only one client).
+def bipartition(d: Any) -> Labels:
+    """Undo the last merge of a clustering by complete linkage: two clusters (one, where there is only one client).
 
     Examples
     --------
     >>> bipartition([[0, 1, 9], [1, 0, 9], [9, 9, 0]])
     array([0, 0, 1])
     """
-    tree = _tree(dissimilarity, linkage)
+    tree = _tree(d, "complete")
     if tree is None:
         return np.zeros(1, dtype=np.int64)
     # Not by fcluster("maxclust"): equal heights at the top would make it return one cluster.
@@ -134,13 +134,11 @@ def merges(d: Any) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     return found
 
 
-def _tree(d: Any, linkage: str) -> Array | None:
+def _tree(d: Any, linkage: Linkage) -> Array | None:
     """The dendrogram, or None for a single client."""
     from scipy.cluster.hierarchy import linkage as agglomerate
     from scipy.spatial.distance import squareform
 
-    if linkage not in LINKAGES:
-        raise ConfigError(f"unknown linkage {linkage!r}; {nearest(linkage, LINKAGES)}")
     x = square(d, "the distances").astype(np.float64)
     if len(x) == 0 or not np.isfinite(x).all():
         raise DataError(

@@ -129,7 +129,7 @@ class CFL:
         first = (round.total or 4) // 4 + 1 if isinstance(self.first_split, str) else self.first_split
         if len(members) > 2 and round.index >= first:
             alike = cosines(G).numpy()
-            side = bipartition(1 - alike, "complete")
+            side = bipartition(1 - alike)
             apart = self._disagree(mean, top, largest) and (self.thresholds != "cosines" or separation(alike, side) > self.separation)
             parts = [[c for c, half in zip(members, side, strict=True) if half == which] for which in (0, 1)] if apart else parts
         for which, part in enumerate(parts):

@@ -100,7 +100,7 @@ class FedClust:
         D = squared_distances(G).sqrt()
         threshold = first_gap(D.numpy()) if isinstance(self.threshold, str) else self.threshold
         if not state.labels:
-            return {c: int(label) for c, label in zip(who, cut(D.numpy(), threshold, linkage="complete"), strict=True)}
+            return {c: int(label) for c, label in zip(who, cut(D.numpy(), threshold), strict=True)}
         labels = dict(state.labels)
         at = {c: i for i, c in enumerate(who)}
         for c in newcomers:
