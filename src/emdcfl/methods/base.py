@@ -20,6 +20,9 @@ from emdcfl.trust import Guard
 
 Family = Literal["global", "hard", "soft", "personal", "alone"]
 
+INFERRED, NOT_COMPARABLE = 4, 5
+"""Kinds of a distance beside those of ``clustering.pairs``; see ``Distances.kind``."""
+
 
 @dataclass(frozen=True)
 class Distances:

@@ -79,29 +79,26 @@ def minima(cost: Array) -> float:
     return max(rows_first, float(f.mean(dtype=np.float64) + g.mean(dtype=np.float64)))
 
 
-def refine(cost: Array, *, upper: bool = True, low: float | None = None) -> Iterator[tuple[float, float]]:
-    """Bounds (lower, upper) of the exact value, cheap ones first, each pair at least as tight as the one before.
+def refine(cost: Array, low: float, *, upper: bool = True) -> Iterator[tuple[float, float]]:
+    """Bounds (lower, upper) of the exact value, one pair per stage, each at least as tight as the one before.
 
     Parameters
     ----------
     cost : (n, m) array
         Non-negative ground costs; float32 is used throughout.
+    low : float
+        ``minima(cost)``, which sets the scale of the regularisation.
     upper : bool
-        Also bound from above (the first pair never does: minima give no plan).
-    low : float, optional
-        ``minima(cost)``, where it is known already; that step is then left out.
+        Also bound from above.
 
     Examples
     --------
     >>> cost = np.array([[0.0, 1.0, 2.0], [1.0, 0.0, 2.0], [2.0, 2.0, 1.0]], dtype=np.float32)
-    >>> [(round(low, 3), round(high, 3)) for low, high in refine(cost)]
-    [(0.333, inf), (0.333, 0.333), (0.333, 0.333)]
+    >>> [(round(low, 3), round(high, 3)) for low, high in refine(cost, minima(cost))]
+    [(0.333, 0.333), (0.333, 0.333)]
     """
     c = np.ascontiguousarray(cost, dtype=np.float32)
     high = np.inf
-    if low is None:
-        low = minima(c)
-        yield low, high
     # With identical samples the minima vanish; the regularisation must not.
     scale = max(low, 0.01 * float(c.mean(dtype=np.float64)))
     if scale == 0.0:

@@ -217,7 +217,7 @@ def _bounded(problem: Problem, lows: tuple[float, ...], options: TransportOption
         costs = [cost.copy() for cost in problem.costs(options)]
     margin = max(map(slack, costs))
     entry = judge(float(np.mean(lows)), np.inf, margin, problem, options)
-    for bounds in _together([refine(cost, upper=upper, low=low) for cost, low in zip(costs, lows, strict=True)], lows):
+    for bounds in _together([refine(cost, low, upper=upper) for cost, low in zip(costs, lows, strict=True)], lows):
         low, high = np.mean(bounds, axis=0).tolist()
         entry = judge(low, high, margin, problem, options)
         if entry.accepts is not None:

@@ -15,7 +15,7 @@ from tests.tiny import federation, tiny
 from emdcfl.clustering import neighbourhoods
 from emdcfl.core.errors import ConfigError
 from emdcfl.methods import make
-from emdcfl.methods.emdcfl.pairing import INFERRED
+from emdcfl.methods.base import INFERRED
 from emdcfl.methods.emdcfl.representatives import Found, Pair, by_representatives
 
 

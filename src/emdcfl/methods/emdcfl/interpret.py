@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from emdcfl.clustering import Margins, PairRatios, links, margins
-from emdcfl.clustering.pairs import BAND, SIGNS
+from emdcfl.clustering.pairs import BAND, EXACT, LOWER, SIGNS, UPPER
 from emdcfl.core.units import names
-from emdcfl.methods.base import Distances
+from emdcfl.methods.base import NOT_COMPARABLE, Distances
 
 LOW_POWER = 0.75
 """Share of a client's train-to-validation distance above which its calibrated tolerance is too wide to separate groups."""
@@ -26,9 +26,6 @@ LOUD = 2.0
 
 CLEAR = 2.0
 """Multiple of the tolerance from which clusters are separated whatever the power is."""
-
-NOT_COMPARABLE = 5
-"""Kind of a pair that shares too few classes to be compared (``Distances.kind``)."""
 
 NEARLY = 0.75
 """Share of the evidence asked for from which a decision about a split is near."""
@@ -100,7 +97,7 @@ def read(distances: Distances, clients: Sequence[str], clusters: Sequence[int]) 
     values = pairs.ratio if calibrated else distances.W
     used = 1.0 if calibrated else float(epsilon[0]) if epsilon.size else None
     found = margins(values, clusters, used=used)
-    bounded = found["interval"] is not None and bool(np.isin(distances.kind, (2, 3)).any())
+    bounded = found["interval"] is not None and bool(np.isin(distances.kind, (LOWER, UPPER)).any())
     sentences = [_interval(found, epsilon, calibrated) + (" (conservative: some distances are bounds)" if bounded else "")]
     borderline, near_bounds = [clients[i] for i in pairs.borderline()], pairs.near_bounds()
     alone = [clients[i] for i in pairs.uncompared()] if len(clients) > 1 else []
@@ -201,7 +198,7 @@ def doubts(distances: Distances, clients: Sequence[str], clusters: Sequence[int]
     if not epsilon.size or epsilon.max() == epsilon.min():
         return reasons
     ratio = PairRatios(distances.W, distances.epsilon, distances.kind, [int(c) for c in clusters]).ratio
-    exact = (distances.kind == 1) & (distances.kind.T == 1)
+    exact = (distances.kind == EXACT) & (distances.kind.T == EXACT)
     together = np.argwhere(np.triu(m & exact & (ratio + ratio.T >= math.sqrt(2)), 1))
     if len(together):
         reasons.append(

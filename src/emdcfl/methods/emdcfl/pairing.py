@@ -13,9 +13,8 @@ from torch import Tensor
 
 from emdcfl.clustering import completed, joined, links
 from emdcfl.core.federation import Federation, Round
-from emdcfl.methods.base import Clustered, Distances
+from emdcfl.methods.base import INFERRED, NOT_COMPARABLE, Clustered, Distances
 from emdcfl.methods.emdcfl.comparison import Comparison, Measured, Pair, comparable
-from emdcfl.methods.emdcfl.interpret import NOT_COMPARABLE
 from emdcfl.methods.emdcfl.proposals import REPRESENTATIVES, choose
 from emdcfl.methods.emdcfl.representatives import by_representatives
 from emdcfl.methods.emdcfl.settings import Options
@@ -26,9 +25,6 @@ log = logging.getLogger("emdcfl")
 
 SHOWN = 400
 """Most clients whose distances are shown as one matrix of all pairs."""
-
-INFERRED = 4
-"""Kind of an entry that was not compared but follows from a representative: W is -inf (accepted) or inf (refused)."""
 
 
 @dataclass(frozen=True)

@@ -87,9 +87,14 @@ def packed_counts(client: Client, sizes: Sequence[int]) -> bytes:
     return np.concatenate([[classes], *counts]).astype("<u4").tobytes()
 
 
+def _numbers(message: bytes) -> Array:
+    """Return the numbers that a partner packed, four bytes each; none where the message is not a whole number of them."""
+    return np.frombuffer(message, dtype="<u4").astype(np.int64) if len(message) % 4 == 0 else np.zeros(0, np.int64)
+
+
 def unpacked_counts(message: bytes, sizes: int) -> Array:
     """Return the (sizes, classes) counts that a partner packed, or refuse a message that holds none."""
-    values = np.frombuffer(message, dtype="<u4").astype(np.int64) if len(message) % 4 == 0 else np.zeros(0, np.int64)
+    values = _numbers(message)
     if not values.size or not 0 < values[0] <= MOST_CLASSES or values.size != 1 + sizes * values[0]:
         raise ClientError(f"expected class counts for {sizes} sample sizes beside the seed, got {len(message)} bytes")
     return np.asarray(values[1:].reshape(sizes, -1))
@@ -161,7 +166,7 @@ def offered(message: bytes, labels: Array) -> Tensor:
 
     Of each class the first ones, so that like offers give like samples.
     """
-    counts = np.frombuffer(message, dtype="<u4").astype(np.int64) if len(message) % 4 == 0 else np.zeros(0, np.int64)
+    counts = _numbers(message)
     own = np.bincount(labels, minlength=len(counts))
     if len(own) != len(counts) or (counts > own).any() or counts.sum() < LEAST_COMMON:
         raise ClientError(f"expected class counts in common of at least {LEAST_COMMON} samples, got {len(message)} bytes that are none")
