@@ -100,7 +100,7 @@ class CFL:
         return CFLState(list(fed.clients), theta0, sets=[[]], models=theta0[None], paths=[ROOT])
 
     def step(self, fed: Federation, state: CFLState, round: Round) -> CFLState:
-        tree, largest = SplitTree.of(state), state.largest
+        tree, largest = SplitTree.from_state(state), state.largest
         cluster, n = tree.descend(fed, round.participants, self.vector_scope)
         replies = fed.train({c: tree.models[path] for c, path in cluster.items()})
         fed.check_quorum(replies, len(round.participants))
@@ -110,7 +110,7 @@ class CFL:
             members = [c for c in replies.clients if cluster[c] == path]
             if members:
                 largest = self._advance(fed, tree, path, members, replies, round, largest)
-        return replace(tree.stored(state, n), largest=largest)
+        return replace(tree.to_state(state, n), largest=largest)
 
     def serve(self, state: CFLState) -> Serving:
         return serve_clusters(state)

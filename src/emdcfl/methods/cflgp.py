@@ -91,7 +91,7 @@ class CFLGP:
         where, share = profile_coordinates(fed, 1 if self.profile == "shared" else k, self.vector_scope)
         last = self._last(round)
         due = round.index % self.period == 0 and (last is None or round.index <= last)
-        fresh = self._file(fed, state, replies, where, due, round)
+        fresh = self._updates(fed, state, replies, where, due, round)
         beta = 1.0 / (round.index // (k * self.period) + 1)
         update = ProfileUpdate(state.profile, state.profile_steps, fresh, beta, from_zero=self.profile == "own_block")
         state = replace(state, n={**state.n, **replies.column("n")})
@@ -113,30 +113,32 @@ class CFLGP:
             return None if round.total is None else max(self.period, round.total // 2)
         return None if self.last_clustering == "never" else self.last_clustering
 
-    def _file(
+    def _updates(
         self, fed: Federation, state: CFLGPState, replies: Replies, where: slice | Tensor, due: bool, round: Round
     ) -> dict[str, dict[str, Fresh]]:
-        """Say which update goes to which block; under ``"criterion"`` ask for the updates that are missing."""
+        """Return block → client → new update; under ``"criterion"`` ask for the updates that are missing."""
+
+        def update(start: Tensor, reply: Reply) -> Fresh:
+            return Fresh(reply["theta"][where], start[where], float(reply["steps"]))
+
         fresh: dict[str, dict[str, Fresh]] = {}
+        if self.profile != "criterion":
+            for c in replies.clients:
+                block = "shared" if self.profile == "shared" else str(state.labels.get(c, 0))
+                fresh.setdefault(block, {})[c] = update(state.start(c), replies[c])
+            return fresh
         criterion = (round.index - 1) // self.period % len(state.models)
-        missing = {}
-        for c in replies.clients:
-            start = state.start(c)
-            block = {"shared": "shared", "own_block": str(state.labels.get(c, 0)), "criterion": str(criterion)}[self.profile]
-            if self.profile == "criterion" and not due and (c in state.labels or not state.clustered):
-                continue
-            if self.profile == "criterion" and not torch.equal(start, state.models[criterion]):
-                missing[c] = {"theta": state.models[criterion]}
-                continue
-            fresh.setdefault(block, {})[c] = Fresh(replies[c]["theta"][where], start[where], float(replies[c]["steps"]))
+        model = state.models[criterion]
+        asked = [c for c in replies.clients if due or (state.clustered and c not in state.labels)]
+        found = {c: update(model, replies[c]) for c in asked if torch.equal(state.start(c), model)}
 
         def fold(client: str, reply: Reply) -> None:
-            made = Fresh(reply["theta"][where], state.models[criterion][where], float(reply["steps"]))
-            fresh.setdefault(str(criterion), {})[client] = made
+            found[client] = update(model, reply)
 
+        missing = {c: {"theta": model} for c in asked if c not in found}
         if missing:
             fed.run(tasks.train, missing, fold=fold, training=fed.training.as_dict())
-        return fresh
+        return {str(criterion): found} if found else {}
 
     def _labels(
         self, fed: Federation, state: CFLGPState, update: ProfileUpdate, replies: Replies, due: bool, share: float, round: Round

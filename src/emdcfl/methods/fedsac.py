@@ -99,4 +99,4 @@ class FedSaC(GraphOptions):
         s = similarities(fed.layout, state, trained, since=self.since, scope=self.vector_scope, snap=self.snap)
         c = complementarity([reply["basis"] for reply in trained.replies], self.angles)
         x = project_simplex((trained.shares + (self.lambda2 * s - self.lambda1 * c) / 2).numpy())
-        return personalise(self.remembered(fed, state, trained), trained, torch.from_numpy(x), self.aggregate)
+        return personalise(self.with_best_models(fed, state, trained), trained, torch.from_numpy(x), self.aggregate)

@@ -54,4 +54,4 @@ class PFedGraph(GraphOptions):
         trained = train_personal(fed, state, round, mu=self.mu, first_round_term=self.first_round_term)
         s = similarities(fed.layout, state, trained, since=self.since, scope=self.vector_scope, snap=self.snap)
         x = project_simplex((trained.shares + s / (2 * self.alpha)).numpy())
-        return personalise(self.remembered(fed, state, trained), trained, torch.from_numpy(x), self.aggregate)
+        return personalise(self.with_best_models(fed, state, trained), trained, torch.from_numpy(x), self.aggregate)

@@ -11,7 +11,7 @@ from tests.tiny import federation, tiny
 
 from emdcfl.methods import make
 from emdcfl.methods.base import Clustered
-from emdcfl.methods.emdcfl.placing import Unplaced, place, torn
+from emdcfl.methods.emdcfl.placing import Unplaced, ambiguous, place
 
 
 def played(rounds: int = 1, **options: Any) -> Any:
@@ -59,7 +59,7 @@ def test_a_torn_site_joins_a_group_it_is_linked_with_whatever_it_says_of_others(
     state = Clustered(list(fed.clients), fed.initial(), n=dict.fromkeys(fed.clients, 80))
     sets, labels = [["site-0"], ["site-1"], ["site-2", "site-3"]], {"site-0": 0, "site-1": 1, "site-2": 2, "site-3": 2}
     free, bound = (
-        place(fed, state, local, sets, labels, Unplaced(torn={"site-0": linked}))
+        place(fed, state, local, sets, labels, Unplaced(ambiguous={"site-0": linked}))
         for linked in ({"site-1", "site-2", "site-3"}, {"site-2", "site-3"})
     )
     assert "site-0" in free[0][free[1]["site-1"]] and free[1]["site-0"] == free[1]["site-1"]
@@ -69,6 +69,6 @@ def test_a_torn_site_joins_a_group_it_is_linked_with_whatever_it_says_of_others(
 def test_only_smaller_samples_are_torn() -> None:
     linked = np.array([[1, 1, 0, 0, 1], [1, 1, 0, 0, 1], [0, 0, 1, 1, 1], [0, 0, 1, 1, 1], [1, 1, 1, 1, 1]], bool)
     compared = np.ones((5, 5), bool)
-    assert torn(linked, compared, [512, 512, 512, 512, 90]) == [4]
-    assert torn(linked, compared, [90] * 5) == [] and torn(linked, compared, [90, 90, 90, 90, 512]) == []
-    assert torn(linked, linked, [512, 512, 512, 512, 90]) == []
+    assert ambiguous(linked, compared, [512, 512, 512, 512, 90]) == [4]
+    assert ambiguous(linked, compared, [90] * 5) == [] and ambiguous(linked, compared, [90, 90, 90, 90, 512]) == []
+    assert ambiguous(linked, linked, [512, 512, 512, 512, 90]) == []

@@ -20,7 +20,7 @@ from emdcfl.methods import make
 from emdcfl.methods.emdcfl import EMDCFL
 from emdcfl.methods.emdcfl.comparison import Comparison
 from emdcfl.methods.emdcfl.problems import validation_sizes
-from emdcfl.methods.emdcfl.tolerance import other_mixes, say_once, stratified
+from emdcfl.methods.emdcfl.tolerance import log_once, other_mixes, stratified
 from emdcfl.transport import EXACT, LOWER, UPPER, Screen, SolverPool, cost_matrix, exact, min_samples
 
 
@@ -224,7 +224,7 @@ def test_where_nobody_has_enough_everybody_is_alone(pairing: str) -> None:
     ids=str,
 )
 def test_a_process_says_once_what_it_compares(options: dict[str, Any], said: str | None, caplog: pytest.LogCaptureFixture) -> None:
-    say_once.cache_clear()
+    log_once.cache_clear()
     with caplog.at_level(logging.INFO, logger="emdcfl"):
         for _ in range(2):
             played(federation(), rounds=2 if "recompute" in options else 1, **options)

@@ -38,7 +38,7 @@ from emdcfl.methods.emdcfl.client.tasks import project
 from emdcfl.methods.emdcfl.comparison import comparable
 from emdcfl.methods.emdcfl.pairing import EMDCFLState, compare, empty_state, keep_clusters
 from emdcfl.methods.emdcfl.placing import place, unplaced
-from emdcfl.methods.emdcfl.privacy_budget import say_budget
+from emdcfl.methods.emdcfl.privacy_budget import log_budget
 from emdcfl.methods.emdcfl.problems import validation_sizes
 from emdcfl.methods.emdcfl.settings import PAPER_TOLERANCE, Options
 from emdcfl.methods.emdcfl.tolerance import warn_of_doubts
@@ -76,10 +76,10 @@ class EMDCFL(Options):
         self.check()
         warm_up()
         fed.expect(project)
-        about = comparable(self, fed, fed.clients, say=True)  # a site without validation data is named before anybody trains
+        about = comparable(self, fed, fed.clients, warn=True)  # a site without validation data is named before anybody trains
         validation_sizes({c: reply["m"] for c, reply in about.items()}, cap=self.max_samples, at_least=self.min_validation)
         rows = 0 if self.by_benefit and not self.all_pairs(len(fed.clients)) else None
-        return replace(empty_state(fed, rows=rows), noise_factor=say_budget(self, fed))
+        return replace(empty_state(fed, rows=rows), noise_factor=log_budget(self, fed))
 
     def step(self, fed: Federation, state: EMDCFLState, round: Round) -> EMDCFLState:
         """Lines 5–21: one round."""

@@ -116,7 +116,7 @@ class Comparison:
             wanted = "precise" if self.options.by_benefit and self.options.distances == "needed" else self.options.distances
             screen = Screen(pool, distances=wanted, queue=self.fed.transport_queue(), **problem)
             for row in answered:
-                problems.enter(screen, row)
+                problems.add_row(screen, row)
 
             def fold(column: str, reply: Reply) -> None:
                 usable = self._usable(column, columns[column], reply)
@@ -124,7 +124,7 @@ class Comparison:
                 with self.fed.clock("transport"):
                     for row in usable:
                         if row == column:
-                            entries[row, row] = PairDistance(problems.own(row, reply), problems.epsilon(row, row), EXACT)
+                            entries[row, row] = PairDistance(problems.self_distance(row, reply), problems.epsilon(row, row), EXACT)
                         else:
                             epsilon[row, column] = problems.add(screen, row, column, reply)
 
@@ -194,7 +194,7 @@ class Comparison:
         lost = not_finite(reply["samples"])
         self.complaints.diverged(column, lost)
         served = reply["matched"] if "matched" in reply else reply["samples"]
-        self.complaints.heard(column, "project", set(served) - set(lost), reply.get("refused", {}))
+        self.complaints.record(column, "project", set(served) - set(lost), reply.get("refused", {}))
         return [r for r in rows if r in reply["samples"] and r not in lost]
 
     def _recalibrate(self, offers: Mapping[Pair, bytes]) -> frozenset[Pair]:
@@ -208,7 +208,7 @@ class Comparison:
         replies = self.fed.run(recalibrate, asked, verify=verify, **common) if asked else None
         least, few = least_validation(self.options, len(self.fed.clients)), {pair for pair, box in offers.items() if not box}
         for r, reply in replies.valid.items() if replies else ():
-            self.complaints.heard(r, "recalibrate", reply["size"], reply["refused"])
+            self.complaints.record(r, "recalibrate", reply["size"], reply["refused"])
             for d, size in reply["size"].items():
                 if size < least:
                     few.add((r, d))
@@ -236,7 +236,7 @@ class Comparison:
         for c, reply in replies.valid.items():
             if not asked[c]["again"]:
                 self.references[c] = reply
-            self.complaints.heard(c, "reference", [d for d in rows[c] if d not in reply["refused"]], reply["refused"])
+            self.complaints.record(c, "reference", [d for d in rows[c] if d not in reply["refused"]], reply["refused"])
         self._sanity()
         useful = [c for c in replies.valid if self.references[c]["samples"]]
         return {c: {name: replies[c][name] for name in ("boxes", "refused")} for c in useful}
@@ -309,8 +309,8 @@ class Comparison:
         return {"samples": samples, **({"labels": reply["labels"]} if "labels" in reply else {})}
 
 
-def comparable(options: Options, fed: Federation, clients: Sequence[str], *, say: bool = False) -> dict[str, Reply]:
-    """Describe the clients that can be compared; the others stay clusters of their own. ``say`` names new clients that are too small.
+def comparable(options: Options, fed: Federation, clients: Sequence[str], *, warn: bool = False) -> dict[str, Reply]:
+    """Describe the clients that can be compared; the others stay clusters of their own. ``warn`` names new clients that are too small.
 
     Left out are the quarantined, those with fewer validation samples than ``require_validation`` and, where tolerances are calibrated,
     those with so few that anybody would be linked with them (``tolerance.least_validation``). A client without any
@@ -321,8 +321,8 @@ def comparable(options: Options, fed: Federation, clients: Sequence[str], *, say
     required = max(options.require_validation, 0 if fed.on_failure == "stop" else 1)
     least = least_validation(options, len(fed.clients))
     few = {c for c, reply in about.items() if reply["m"] < required or 0 < reply["m"] < least}
-    if say:
-        _say_small(options, [c for c in new if c in few], max(required, least), calibration=required < least)
+    if warn:
+        _warn_small(options, [c for c in new if c in few], max(required, least), calibration=required < least)
         small = [c for c in new if c in about and c not in few and 0 < about[c]["m"] < options.min_validation]
         if small and not options.calibrated and not options.by_benefit:  # elsewhere standard errors account for the size
             text = "%s: fewer than %d validation samples; compared at their own size, with little power"
@@ -330,7 +330,7 @@ def comparable(options: Options, fed: Federation, clients: Sequence[str], *, say
     return {c: reply for c, reply in about.items() if c not in few}
 
 
-def _say_small(options: Options, few: Sequence[str], least: int, *, calibration: bool) -> None:
+def _warn_small(options: Options, few: Sequence[str], least: int, *, calibration: bool) -> None:
     if not few:
         return
     fixed = ", or choose method.tolerance = 0.025, which compares at any size" if options.papers_distances else ""

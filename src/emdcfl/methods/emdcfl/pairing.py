@@ -18,7 +18,7 @@ from emdcfl.methods.emdcfl.comparison import Comparison, Measured, Pair, compara
 from emdcfl.methods.emdcfl.proposals import REPRESENTATIVES, choose
 from emdcfl.methods.emdcfl.representatives import by_representatives
 from emdcfl.methods.emdcfl.settings import Options
-from emdcfl.methods.emdcfl.tolerance import say_what_is_compared
+from emdcfl.methods.emdcfl.tolerance import log_what_is_compared
 from emdcfl.transport import LOWER
 
 log = logging.getLogger("emdcfl")
@@ -94,12 +94,12 @@ def compare(options: Options, fed: Federation, state: EMDCFLState, local: Mappin
     if options.by_benefit and not options.all_pairs(len(fed.clients)):
         return _from_representatives(options, fed, state, local, round)
     unset = _unset(options, state, again=options.repeated(partial=fed.number not in (None, len(fed.clients))))
-    able = comparable(options, fed, [c for c in fed.clients if c in local], say=True) if unset.any() else {}
+    able = comparable(options, fed, [c for c in fed.clients if c in local], warn=True) if unset.any() else {}
     here = [i for i, c in enumerate(state.clients) if c in able]
     if not unset[np.ix_(here, here)].any():
         return state
     if not state.kind.any():
-        say_what_is_compared(options)
+        log_what_is_compared(options)
     comparison = Comparison(options, fed, local, able)
     if options.all_pairs(len(fed.clients)):
         pairs = [(state.clients[i], state.clients[j]) for i, j in np.argwhere(unset)]
@@ -147,7 +147,7 @@ def _from_representatives(options: Options, fed: Federation, state: EMDCFLState,
     new = [c for c in seen if not state.rows or bool(torch.isnan(state.W[:, at[c]]).all())]
     if not new:
         return state
-    able = comparable(options, fed, seen, say=True)
+    able = comparable(options, fed, seen, warn=True)
     comparison = Comparison(options, fed, local, able)
     columns = [c for c in seen if c in able]
     tau, W, rows = state.tau.clone(), state.W, list(state.rows)

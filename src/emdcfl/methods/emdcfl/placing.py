@@ -32,7 +32,7 @@ Sets = list[list[str]]
 Labels = dict[str, int]
 
 
-def torn(m: Any, compared: Any, sizes: Sequence[int]) -> list[int]:
+def ambiguous(m: Any, compared: Any, sizes: Sequence[int]) -> list[int]:
     """Clients that are linked with two others that are not linked with each other, although these were compared with more samples.
 
     Parameters
@@ -45,7 +45,7 @@ def torn(m: Any, compared: Any, sizes: Sequence[int]) -> list[int]:
     Examples
     --------
     >>> linked = np.array([[1, 0, 1], [0, 1, 1], [1, 1, 1]], bool)
-    >>> torn(linked, np.ones((3, 3), bool), [512, 512, 64]), torn(linked, np.ones((3, 3), bool), [64, 64, 64])
+    >>> ambiguous(linked, np.ones((3, 3), bool), [512, 512, 64]), ambiguous(linked, np.ones((3, 3), bool), [64, 64, 64])
     ([2], [])
     """
     apart, own = np.asarray(compared) & ~np.asarray(m), np.asarray(sizes)
@@ -59,10 +59,13 @@ def torn(m: Any, compared: Any, sizes: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True)
 class Unplaced:
-    """Clients that distances do not place: ``small`` ones were not compared, ``torn`` ones are linked with clients of several groups."""
+    """Clients that distances do not place.
+
+    ``small`` ones were not compared; ``ambiguous`` ones are linked with several groups, and map to the clients they are linked with.
+    """
 
     small: Sequence[str] = ()
-    torn: Mapping[str, set[str]] = field(default_factory=dict)
+    ambiguous: Mapping[str, set[str]] = field(default_factory=dict)
 
 
 def unplaced(options: Options, fed: Federation, clients: Sequence[str], W: Any, M: Any) -> tuple[Unplaced, Any]:
@@ -78,7 +81,7 @@ def unplaced(options: Options, fed: Federation, clients: Sequence[str], W: Any, 
     small = [c for c in clients if c in about and c not in able and about[c]["m"] >= required]
     m = {c: reply["m"] for c, reply in able.items()}
     own = validation_sizes(m, cap=options.max_samples, at_least=options.min_validation, calibrated=True)
-    between = torn(M, ~np.isnan(W), [own.get(c, options.max_samples) for c in clients])
+    between = ambiguous(M, ~np.isnan(W), [own.get(c, options.max_samples) for c in clients])
     links = M.copy()
     for i in between:
         links[i], links[:, i] = False, False
@@ -87,10 +90,10 @@ def unplaced(options: Options, fed: Federation, clients: Sequence[str], W: Any, 
 
 
 def place(fed: Federation, state: Clustered, local: Mapping[str, Tensor], sets: Sets, labels: Labels, who: Unplaced) -> tuple[Sets, Labels]:
-    """Give clients to the group, or to the model for all, that fits them best; torn ones only to groups most of which they are linked with.
+    """Give clients to the group, or to the model for all, that fits them best.
 
-    A choice is kept while the groups stay the same. A client that does not answer stays a cluster of its own, and so do all where nobody
-    else was compared.
+    Ambiguous ones go only to groups most of which they are linked with. A choice is kept while the groups stay the same. A client that
+    does not answer stays a cluster of its own, and so do all where nobody else was compared.
 
     Parameters
     ----------
@@ -99,7 +102,7 @@ def place(fed: Federation, state: Clustered, local: Mapping[str, Tensor], sets: 
     sets, labels : list, dict
         Clusters in which the clients to be placed are alone.
     """
-    moved = [c for c in (*who.small, *who.torn) if c in labels]
+    moved = [c for c in (*who.small, *who.ambiguous) if c in labels]
     alone = {labels[c] for c in moved}
     groups = [list(members) for k, members in enumerate(sets) if k not in alone]
     if not moved or not groups:
@@ -108,7 +111,7 @@ def place(fed: Federation, state: Clustered, local: Mapping[str, Tensor], sets: 
     choices = [*groups, everybody] if len(groups) > 1 else groups
     chosen = _chosen_before(state, choices, moved)
     left = [c for c in moved if c not in chosen]
-    chosen |= _best(fed, state, local, choices, {c: who.torn.get(c) for c in left}) if len(choices) > 1 else dict.fromkeys(left, 0)
+    chosen |= _best(fed, state, local, choices, {c: who.ambiguous.get(c) for c in left}) if len(choices) > 1 else dict.fromkeys(left, 0)
     kept = {k: groups.index(list(members)) for k, members in enumerate(sets) if k not in alone}
     new = {c: kept[k] for c, k in labels.items() if k in kept}
     if len(groups) in chosen.values():
@@ -117,7 +120,7 @@ def place(fed: Federation, state: Clustered, local: Mapping[str, Tensor], sets: 
         if c not in chosen:
             chosen[c] = len(groups)
             groups.append([c])
-        elif c in who.torn and chosen[c] < len(kept):
+        elif c in who.ambiguous and chosen[c] < len(kept):
             groups[chosen[c]] = [*groups[chosen[c]], c]
     return groups, {c: chosen[c] if c in chosen else new[c] for c in labels}
 

@@ -61,7 +61,7 @@ def releases(options: Options, clients: int, *, everyone: bool = True) -> Releas
     return ReleasesPerRecord(train + itself + blocks, partners + tau + itself)
 
 
-def say_budget(options: Options, fed: Federation) -> float:
+def log_budget(options: Options, fed: Federation) -> float:
     """Log what a run's noise promises; returns how many times it shrinks cosine distances, about."""
     epsilon, delta = options.privacy_epsilon, options.privacy_delta
     if epsilon is None or not options.noisy:

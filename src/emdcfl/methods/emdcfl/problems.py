@@ -109,7 +109,7 @@ class PairProblems:
         m = self.size(row, column)
         return max(1, min(samples, self.settings.max_samples) // m) if self.blocks else 1
 
-    def enter(self, screen: Screen, row: str) -> None:
+    def add_row(self, screen: Screen, row: str) -> None:
         """Give the screen a row client's own sample."""
         reply = self.references[row]
         some = next(iter(reply["samples"].values()))
@@ -127,7 +127,7 @@ class PairProblems:
         screen.add(row, column, _shown(sample[: blocks * m]), labels=labels, blocks=blocks, **special)
         return epsilon
 
-    def own(self, row: str, reply: Reply) -> float:
+    def self_distance(self, row: str, reply: Reply) -> float:
         """W of a client with itself, which only counts where the diagonal is not forced."""
         m, s = self.sizes[row], self.settings
         labels = reply["labels"][:m].numpy() if "labels" in reply else None

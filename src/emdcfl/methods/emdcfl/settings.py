@@ -172,13 +172,13 @@ class Options:
     @property
     def unmatched(self) -> list[str]:
         """The settings with which classes are not matched, in words."""
-        return [rule.second.said(self) for rule in SWITCHED_OFF if rule.first == MATCHING and rule.second.made(self)]
+        return [rule.second.describe(self) for rule in SWITCHED_OFF if rule.first == MATCHING and rule.second.applies(self)]
 
     @property
     def several_blocks(self) -> bool:
         """Whether W is a mean over blocks."""
         wanted = self.matched if self.average_blocks is None else self.average_blocks
-        return self.calibrated and wanted and not any(rule.first == BLOCKS and rule.second.made(self) for rule in SWITCHED_OFF)
+        return self.calibrated and wanted and not any(rule.first == BLOCKS and rule.second.applies(self) for rule in SWITCHED_OFF)
 
     @property
     def papers_distances(self) -> bool:
@@ -190,8 +190,8 @@ class Options:
         if fault := _fault(self):
             raise ConfigError(f"expected method.{fault}")
         for rule in REFUSED:
-            if rule.broken(self):
-                raise ConfigError(f"expected method.{rule.said(self)}; leave one of them out")
+            if rule.violated(self):
+                raise ConfigError(f"expected method.{rule.describe(self)}; leave one of them out")
 
 
 @dataclass(frozen=True)
@@ -264,8 +264,8 @@ def _sent(**values: Any) -> CompareSettings:
     if fault := _fault(settings):
         raise ClientError(f"expected the server's setting {fault}")
     for rule in (*SWITCHED_OFF, *REFUSED):
-        if rule.broken(settings):
-            raise ClientError(f"expected the server's setting {rule.said(settings)}; see docs/explanation/noise.md")
+        if rule.violated(settings):
+            raise ClientError(f"expected the server's setting {rule.describe(settings)}; see docs/explanation/noise.md")
     return settings
 
 
@@ -294,11 +294,11 @@ class OneOf:
     def __init__(self, name: str, *values: object, words: str = "") -> None:
         self.name, self.values, self.words = name, values, words
 
-    def made(self, settings: object) -> bool:
+    def applies(self, settings: object) -> bool:
         """Whether the settings have it; a client does not know all of the server's."""
         return getattr(settings, self.name, None) in self.values
 
-    def said(self, settings: object) -> str:
+    def describe(self, settings: object) -> str:
         """Name it for people."""
         return self.words or f"{self.name} = {getattr(settings, self.name)!r}"
 
@@ -311,13 +311,13 @@ class Rule:
     second: OneOf
     reason: str
 
-    def broken(self, settings: object) -> bool:
+    def violated(self, settings: object) -> bool:
         """Whether both choices are made."""
-        return self.first.made(settings) and self.second.made(settings)
+        return self.first.applies(settings) and self.second.applies(settings)
 
-    def said(self, settings: object) -> str:
+    def describe(self, settings: object) -> str:
         """Say what is wrong, after "expected "."""
-        return f"{self.second.name} to go with {self.first.said(settings)}, got {self.second.said(settings)}: {self.reason}"
+        return f"{self.second.name} to go with {self.first.describe(settings)}, got {self.second.describe(settings)}: {self.reason}"
 
 
 MATCHING = OneOf("match_classes", True)

@@ -144,24 +144,24 @@ def least_validation(options: Options, clients: int) -> int:
 
 
 @cache
-def say_once(level: int, text: str) -> None:
+def log_once(level: int, text: str) -> None:
     """Log a sentence once per process: a comparison of many runs would repeat it."""
     log.log(level, "%s", text)
 
 
-def say_what_is_compared(options: Options) -> None:
+def log_what_is_compared(options: Options) -> None:
     """Say what a calibrated tolerance compares, unless samples as drawn were asked for."""
     if not options.calibrated or not options.match_classes:
         return
     if options.unmatched:
         fixed = ", or choose method.tolerance = 0.025, the paper's" if options.papers_distances else ""
-        say_once(
+        log_once(
             logging.WARNING,
             f"tolerance auto: with {' and '.join(options.unmatched)} samples stay as drawn, so that distances are noisier than with equal "
             f"class counts; read the doubts about the clusters{fixed}",
         )
     else:
-        say_once(
+        log_once(
             logging.INFO,
             "tolerance auto compares samples of equal class counts: differences in class frequencies alone do not separate clients "
             "(match_classes)",

@@ -186,7 +186,7 @@ class Complaints:
         self._served: dict[str, set[str]] = {}
         self._against: dict[str, dict[str, tuple[str, str]]] = {}
 
-    def heard(self, accuser: str, task: str, served: Iterable[str], refused: Mapping[str, str]) -> None:
+    def record(self, accuser: str, task: str, served: Iterable[str], refused: Mapping[str, str]) -> None:
         """Note whom a client served and whom it could not; where failures end a run, the first complaint does."""
         for name in served:
             self._served.setdefault(name, set()).add(accuser)

@@ -233,7 +233,7 @@ class GraphOptions:
         C = len(fed.clients)
         return PersonalModels(list(fed.clients), fed.initial(), graph=torch.zeros(C, C, dtype=torch.float64))
 
-    def remembered(self, fed: Federation, state: PersonalModels, trained: Trained) -> PersonalModels:
+    def with_best_models(self, fed: Federation, state: PersonalModels, trained: Trained) -> PersonalModels:
         """Return the state with each client's best model so far, where these are wanted; before ``trained.models`` are averaged."""
         if self.scored == "aggregated":
             return state

@@ -50,12 +50,12 @@ class SplitTree:
     founded_steps: dict[str, float]
 
     @classmethod
-    def of(cls, state: SplitState) -> SplitTree:
+    def from_state(cls, state: SplitState) -> SplitTree:
         """Unfold a state."""
         at = {c: state.paths[i] for c, i in state.labels.items()}
         return cls(dict(zip(state.paths, state.models, strict=True)), at, dict(state.founded), dict(state.founded_steps))
 
-    def stored(self, state: AnySplit, n: Mapping[str, int]) -> AnySplit:
+    def to_state(self, state: AnySplit, n: Mapping[str, int]) -> AnySplit:
         """Drop the nodes that no client will come through again, and fold the tree into the state."""
         self._prune(unseen=len(self.at) < len(state.clients))
         paths = sorted(self.models)
