@@ -36,8 +36,8 @@ from emdcfl.api.fitting import configure
 from emdcfl.core import tasks
 from emdcfl.data.types import Scenario
 from emdcfl.methods import find
-from emdcfl.methods.emdcfl.benefit import Votes
-from emdcfl.methods.emdcfl.client.tasks import moments_of
+from emdcfl.methods.emdcfl.client.losses import moments_of
+from emdcfl.methods.emdcfl.member_losses import MemberLosses
 from emdcfl.runs.config import Choice, Config, override
 from emdcfl.runs.new_sites.nearest import fits, groups_of, mixture, unlabelled, with_site
 from emdcfl.runs.new_sites.place import place_site
@@ -192,7 +192,7 @@ def believed(clients: int, samples: int, skewed: bool, draws: int) -> float:
         new = 0.5 * rng.exponential(size=(clients, samples)) if skewed else 3 + 0.5 * rng.normal(size=(clients, samples))
         old = np.full_like(new, 0.5) if skewed else 3 + 0.5 * rng.normal(size=(clients, samples))
         losses = torch.from_numpy(np.stack([old, new], 1))
-        votes = Votes({c: moments_of(own, own * 0) for c, own in zip(names, losses, strict=True)}, [names, *halves])
+        votes = MemberLosses({c: moments_of(own, own * 0) for c, own in zip(names, losses, strict=True)}, [names, *halves])
         found += votes.pays([names], halves, find("emdcfl").evidence)
     return found / draws
 

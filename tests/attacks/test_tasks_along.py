@@ -17,7 +17,7 @@ from tests.attacks.test_releases import other
 from emdcfl.engines.flower.connected import ALONG, HELLO
 from emdcfl.engines.flower.node import log as node_log
 from emdcfl.engines.flower.node.serve import MOST_ALONG
-from emdcfl.methods.emdcfl.client.tasks import LOSS_CUT
+from emdcfl.methods.emdcfl.client.losses import LOSS_CUT
 from emdcfl.privacy.exchange import Challenge
 
 DESCRIBE = {"task": "describe", "round": 1, "inputs": {}}

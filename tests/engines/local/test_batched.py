@@ -280,7 +280,7 @@ def test_only_true_chains_are_taken_for_one(model: str, is_chain: bool) -> None:
 
 
 def test_sites_with_samples_of_different_sizes_are_scored_one_after_the_other() -> None:
-    from emdcfl.methods.emdcfl.client.tasks import loss_moments
+    from emdcfl.methods.emdcfl.client.losses import loss_moments
 
     def site(name: str, side: int) -> Site:
         split = Split(torch.randint(0, 256, (20, 1, side, side), dtype=torch.uint8), torch.arange(20) % CLASSES)
@@ -311,7 +311,7 @@ def test_different_settings_are_not_stacked_together() -> None:
 @pytest.mark.parametrize("model", ["mlp", "untracked", "smooth"])
 def test_embeddings_and_losses_of_many_clients_at_once_are_those_of_each(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from emdcfl.methods.emdcfl.algorithm import EMDCFL
-    from emdcfl.methods.emdcfl.client.tasks import loss_moments
+    from emdcfl.methods.emdcfl.client.losses import loss_moments
     from emdcfl.methods.emdcfl.comparison import measure
 
     world = scenario(model, [40, 33, 25, 40])

@@ -23,9 +23,11 @@ from emdcfl.engines.local.sequential import simulated_clients
 from emdcfl.methods import make
 from emdcfl.methods.base import Distances
 from emdcfl.methods.emdcfl import pairing, proposals
-from emdcfl.methods.emdcfl.benefit import Cell, Votes, _joined, _portions, _pruned, _verifier, examine
-from emdcfl.methods.emdcfl.client.tasks import LOSS_CUT, loss_moments, moments_of
+from emdcfl.methods.emdcfl.benefit import _pruned, examine
+from emdcfl.methods.emdcfl.client.losses import LOSS_CUT, loss_moments, moments_of
 from emdcfl.methods.emdcfl.interpret import read
+from emdcfl.methods.emdcfl.member_losses import MemberLosses, joined, moments_verifier, portions
+from emdcfl.methods.emdcfl.proposals import Cell
 
 
 def play(fed: Any, rounds: int, **options: Any) -> list[Any]:
@@ -49,9 +51,11 @@ def voter(gains: dict[Cell, float], m: int = 50, spread: float = 1.0) -> tuple[R
     return {"mean": mean, "covariance": covariance, "accuracy": 1 - mean / LOSS_CUT, "accuracy_covariance": covariance, "n": m}, cells
 
 
-def votes(losses: dict[str, dict[Cell, float]], **options: Any) -> Votes:
+def votes(losses: dict[str, dict[Cell, float]], **options: Any) -> MemberLosses:
     made = {c: voter(own, **options) for c, own in losses.items()}
-    return Votes({c: reply for c, (reply, _) in made.items()}, list(dict.fromkeys(cell for _, cells in made.values() for cell in cells)))
+    return MemberLosses(
+        {c: reply for c, (reply, _) in made.items()}, list(dict.fromkeys(cell for _, cells in made.values() for cell in cells))
+    )
 
 
 AB, CD, ALL = ("a", "b"), ("c", "d"), ("a", "b", "c", "d")
@@ -66,7 +70,7 @@ def test_gain_and_error_are_those_of_the_paired_losses() -> None:
         V = torch.from_numpy(centred @ centred.T * 30 / 29)
         mean = torch.from_numpy(table.mean(1))
         replies[c] = {"mean": mean, "covariance": V, "accuracy": torch.zeros(2, dtype=torch.float64), "accuracy_covariance": V, "n": 30}
-    gain = Votes(replies, [ALL, AB, CD]).gain([ALL], [AB, CD])
+    gain = MemberLosses(replies, [ALL, AB, CD]).gain([ALL], [AB, CD])
     differences = [table[0] - table[1] for table in losses.values()]
     assert gain.mean == pytest.approx(np.concatenate(differences).mean())
     assert gain.error == pytest.approx(math.sqrt(sum(30 * d.var(ddof=1) for d in differences)) / 120)
@@ -143,25 +147,25 @@ def test_moments_are_those_of_the_losses_and_others_are_refused() -> None:
     m = len(client.site.val)
     losses = torch.stack([sample_losses(client, model, "val")[0] for model in models]).double()
     torch.testing.assert_close(reply["mean"], losses.clamp(0, LOSS_CUT).mean(1))
-    _verifier({"c": 3}, {"c": m})("c", reply)
+    moments_verifier({"c": 3}, {"c": m})("c", reply)
     with pytest.raises(ClientError, match="announced"):
-        _verifier({"c": 3}, {"c": m + 1})("c", reply)
+        moments_verifier({"c": 3}, {"c": m + 1})("c", reply)
     with pytest.raises(ClientError, match="covariance"):
-        _verifier({"c": 3}, {"c": m})("c", {**reply, "covariance": reply["covariance"].fill_diagonal_(0.0)})
+        moments_verifier({"c": 3}, {"c": m})("c", {**reply, "covariance": reply["covariance"].fill_diagonal_(0.0)})
     with pytest.raises(ClientError, match="shapes"):
-        _verifier({"c": 2}, {"c": m})("c", reply)
+        moments_verifier({"c": 2}, {"c": m})("c", reply)
     nowhere = loss_moments(client, models=torch.full_like(models[:1], torch.nan))
     assert float(nowhere["mean"]) == LOSS_CUT and float(nowhere["covariance"]) == 0
 
 
 def test_long_paths_are_asked_in_parts_whose_covariance_is_left_out() -> None:
     paths: dict[str, Sequence[int]] = {"a": range(70), "b": [70]}
-    parts = list(_portions(paths, 4))
+    parts = list(portions(paths, 4))
     assert [{c: len(cells) for c, cells in part.items()} for part in parts] == [{"a": 64, "b": 1}, {"a": 6}]
-    assert all(len(part) == 1 for part in _portions({"a": [0], "b": [1]}, 2**30))
+    assert all(len(part) == 1 for part in portions({"a": [0], "b": [1]}, 2**30))
     one, other = voter({AB: 1.0, ALL: 2.0})[0], voter({CD: 3.0})[0]
-    joined = _joined([one, other])
-    assert joined["mean"].tolist() == [1, 2, 3] and joined["covariance"].shape == (3, 3) and not joined["covariance"][2, :2].any()
+    both = joined([one, other])
+    assert both["mean"].tolist() == [1, 2, 3] and both["covariance"].shape == (3, 3) and not both["covariance"][2, :2].any()
 
 
 def test_true_groups_are_found_and_equal_sites_stay_together() -> None:
