@@ -33,8 +33,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_every_pair_of_clusters_respects_its_bound(run: Path) -> None:
-    costs = merging_costs(load(run), samples=96)
+def test_every_pair_of_clusters_respects_its_bound(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merging, "SAMPLES", 96)
+    costs = merging_costs(load(run))
     assert {pair.clusters for pair in costs} == {(0, 1), (0, 2), (1, 2)}
     for pair in costs:
         assert pair.cost.merged.holds
@@ -42,7 +43,6 @@ def test_every_pair_of_clusters_respects_its_bound(run: Path) -> None:
         assert pair.as_dict()["sentence"].startswith(f"merging cluster {pair.clusters[0]} and cluster {pair.clusters[1]} could raise")
     distances = [pair.cost.distance for pair in costs]
     assert distances == sorted(distances)
-    assert [p.clusters for p in merging_costs(load(run), samples=32, pairs=[(0, 2)])] == [(0, 2)]
 
 
 @pytest.mark.slow

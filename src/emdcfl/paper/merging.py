@@ -59,8 +59,8 @@ class Pair:
         }
 
 
-def merging_costs(result: Result, *, samples: int = SAMPLES, pairs: Sequence[tuple[int, int]] | None = None) -> list[Pair]:
-    """Evaluate pairs of clusters of a finished run (all of them, or those named), nearest first; none where there is one cluster.
+def merging_costs(result: Result) -> list[Pair]:
+    """Evaluate all pairs of clusters of a finished run, nearest first; none where there is one cluster.
 
     Returns nothing for methods without clusters, and for data that are not simulated (no true groups).
     """
@@ -73,17 +73,17 @@ def merging_costs(result: Result, *, samples: int = SAMPLES, pairs: Sequence[tup
     members = {k: [c for c, label in zip(names, labels, strict=True) if label == k] for k in sorted(set(labels))}
     models = {k: serving.models[int(serving.weights[labels.index(k)].argmax())] for k in members}
     costs = []
-    for a, b in pairs if pairs is not None else combinations(members, 2):
+    for a, b in combinations(members, 2):
         sizes = [float(sum(len(clients[c].site.train) for c in members[k])) for k in (a, b)]
         merged = average([models[a], models[b]], sizes)
-        one, two = (_sample([clients[c] for c in members[k]], merged, samples) for k in (a, b))
+        one, two = (_sample([clients[c] for c in members[k]], merged) for k in (a, b))
         costs.append(Pair((a, b), theory.merging(one, two, classes)))
     return sorted(costs, key=lambda pair: pair.cost.distance)
 
 
-def _sample(members: Sequence[Client], theta: Tensor, samples: int) -> theory.Sample:
+def _sample(members: Sequence[Client], theta: Tensor) -> theory.Sample:
     """Embed validation samples of a cluster's members, as many of each."""
-    each = max(1, samples // len(members))
+    each = max(1, SAMPLES // len(members))
     chosen = [client.sample("val", each) for client in members]
     with intra_op_threads(1):
         z = torch.cat([client.embeddings(theta, "val", index) for client, index in zip(members, chosen, strict=True)])

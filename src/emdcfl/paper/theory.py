@@ -156,9 +156,11 @@ def merging_bound(h: Hypothesis, i: Sample, j: Sample, alpha: float, ideals: Seq
     return Bound(alpha * error(h, i) + (1 - alpha) * error(h, j), bound, terms)
 
 
-def ensemble_bound(first: Head, second: Head, i: Sample, j: Sample, alpha: float, ideals: Sequence[Head]) -> Bound:
+def ensemble_bound(
+    first: Head, second: Head, i: Sample, j: Sample, alpha: float, ideals: Sequence[Head], distance: float | None = None
+) -> Bound:
     r"""Evaluate the bound on :math:`\epsilon_T(\alpha h_i + (1-\alpha) h_j)` that follows from convexity of the error."""
-    distance = w1(i.z, j.z)
+    distance = w1(i.z, j.z) if distance is None else distance
     one = merging_bound(first, i, j, alpha, ideals, distance)
     two = merging_bound(second, i, j, alpha, ideals, distance)
     terms = {name: alpha * one.terms[name] + (1 - alpha) * two.terms[name] for name in one.terms}
@@ -265,5 +267,6 @@ def merging(i: Sample, j: Sample, classes: int) -> Merging:
     """
     alpha = len(i.y) / (len(i.y) + len(j.y))
     first, second = fit_head(i, classes, penalty=1e-2), fit_head(j, classes, penalty=1e-2)
-    bound = ensemble_bound(first, second, i, j, alpha, ideal_heads(i, j, classes))
-    return Merging(alpha * error(first, i) + (1 - alpha) * error(second, j), bound, w1(i.z, j.z))
+    distance = w1(i.z, j.z)
+    bound = ensemble_bound(first, second, i, j, alpha, ideal_heads(i, j, classes), distance)
+    return Merging(alpha * error(first, i) + (1 - alpha) * error(second, j), bound, distance)

@@ -39,10 +39,10 @@ class Gain:
     points_error: float
     by_client: Mapping[str, float]
 
-    def strongest(self, count: int = 3) -> list[str]:
-        """Clients that gain most, of those that gain."""
+    def strongest(self) -> list[str]:
+        """Return the three clients that gain most, or fewer where fewer gain."""
         order = sorted(self.by_client, key=lambda c: -self.by_client[c])
-        return [c for c in order[:count] if self.by_client[c] > 0]
+        return [c for c in order[:3] if self.by_client[c] > 0]
 
 
 class MemberLosses:
