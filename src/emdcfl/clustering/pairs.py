@@ -10,10 +10,8 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from emdcfl.clustering.labels import Labels, first_appearance, square
+from emdcfl.clustering.labels import Array, Labels, first_appearance, square
 from emdcfl.core.errors import DataError
-
-Array = np.ndarray[Any, Any]
 
 BAND = 1.25
 """A pair is borderline if its deciding distance is within this factor of the tolerance."""

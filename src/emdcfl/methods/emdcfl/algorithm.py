@@ -78,8 +78,8 @@ class EMDCFL(Options):
         fed.expect(project)
         about = comparable(self, fed, fed.clients, warn=True)  # a site without validation data is named before anybody trains
         validation_sizes({c: reply["m"] for c, reply in about.items()}, cap=self.max_samples, at_least=self.min_validation)
-        rows = 0 if self.by_benefit and not self.all_pairs(len(fed.clients)) else None
-        return replace(empty_state(fed, rows=rows), noise_factor=log_budget(self, fed))
+        by_rows = self.by_benefit and not self.all_pairs(len(fed.clients))
+        return replace(empty_state(fed, by_rows=by_rows), noise_factor=log_budget(self, fed))
 
     def step(self, fed: Federation, state: EMDCFLState, round: Round) -> EMDCFLState:
         """Lines 5–21: one round."""

@@ -81,17 +81,17 @@ class EMDCFLState(Clustered):
         return replace(self, W=self.W.clone(), tau=self.tau.clone(), epsilon=self.epsilon.clone(), kind=self.kind.clone())
 
 
-def empty_state(fed: Federation, *, rows: int | None = None) -> EMDCFLState:
-    """Every client holds θ⁰ and is a cluster of its own; W is unset, with a row for everybody or for as many as are said."""
+def empty_state(fed: Federation, *, by_rows: bool) -> EMDCFLState:
+    """Every client holds θ⁰ and is a cluster of its own; W is unset. With ``by_rows`` it will have rows of representatives alone."""
     C = len(fed.clients)
-    unset = torch.full((C if rows is None else rows, C), torch.nan, dtype=torch.float64)
+    unset = torch.full((0 if by_rows else C, C), torch.nan, dtype=torch.float64)
     tau, kind = torch.full((C,), torch.nan, dtype=torch.float64), torch.zeros(unset.shape, dtype=torch.int8)
     return EMDCFLState(list(fed.clients), fed.initial(), W=unset, tau=tau, epsilon=unset.clone(), kind=kind)
 
 
 def compare(options: Options, fed: Federation, state: EMDCFLState, local: Mapping[str, Tensor], round: Round) -> EMDCFLState:
     """Measure the pairs of seen clients whose W is unset, each row under its client's latest local state."""
-    if options.by_benefit and not options.all_pairs(len(fed.clients)):
+    if state.by_rows:
         return _from_representatives(options, fed, state, local, round)
     unset = _unset(options, state, again=options.repeated(partial=fed.number not in (None, len(fed.clients))))
     able = comparable(options, fed, [c for c in fed.clients if c in local], warn=True) if unset.any() else {}
