@@ -24,18 +24,20 @@ class Panel:
     groups: Sequence[str] | None = None
 
 
-def _figure(columns: int, rows: int, width: float, height: float) -> tuple[Any, Any]:
+def _grid(panels: int, columns: int, width: float, height: float) -> tuple[Any, Any]:
+    """Return a figure with axes for some panels in at most so many columns; axes left over are empty."""
+    columns = min(columns, panels)
+    rows = -(-panels // columns)
     figure = new_figure(width * columns, height * rows)
-    return figure, figure.subplots(rows, columns, squeeze=False)
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for axis in axes.flat[panels:]:
+        axis.set_axis_off()
+    return figure, axes
 
 
 def matrices(panels: Sequence[Panel], *, label: str, title: str) -> bytes:
     """Draw matrices side by side, each with a colour scale of its own and lines between groups; return PNG bytes."""
-    columns = min(5, len(panels))
-    rows = -(-len(panels) // columns)
-    figure, axes = _figure(columns, rows, 3.0, 2.9)
-    for axis in axes.flat[len(panels) :]:
-        axis.set_axis_off()
+    figure, axes = _grid(len(panels), 5, 3.0, 2.9)
     for axis, panel in zip(axes.flat, panels, strict=False):
         shown = np.array(panel.matrix, dtype=float)
         np.fill_diagonal(shown, np.nan)  # a client's distance from itself would only stretch the scale
@@ -56,12 +58,8 @@ def matrices(panels: Sequence[Panel], *, label: str, title: str) -> bytes:
 
 def ari_maps(maps: Sequence[tuple[str, Sequence[dict[str, Any]]]], *, title: str, columns: int = 2) -> bytes:
     """Draw ARI over tolerance (across) and projection ratio (up), one map per title; the last column is the automatic tolerance."""
-    columns = min(columns, len(maps))
-    rows = -(-len(maps) // columns)
-    figure, axes = _figure(columns, rows, 5.6, 2.6)
-    image = None
-    for axis in axes.flat[len(maps) :]:
-        axis.set_axis_off()
+    figure, axes = _grid(len(maps), columns, 5.6, 2.6)
+    image: Any = None
     for axis, (name, records) in zip(axes.flat, maps, strict=False):
         ordered = sorted(records, key=lambda r: r["ratio"])
         values = np.array([[*r["ari"], r["auto"]] for r in ordered])
@@ -73,15 +71,14 @@ def ari_maps(maps: Sequence[tuple[str, Sequence[dict[str, Any]]]], *, title: str
         axis.set_xlabel("tolerance ε", fontsize=8)
         axis.set_ylabel("dim(R) / dim(Z)", fontsize=8)
         axis.set_title(plot_text(name), fontsize=9)
-    if image is not None:
-        figure.colorbar(image, ax=axes, label="ARI", shrink=0.8)
+    figure.colorbar(image, ax=axes, label="ARI", shrink=0.8)
     figure.suptitle(title, fontsize=10)
     return png(figure)
 
 
 def overview(points: Sequence[tuple[str, Array]], panel: Panel, linked: Array, clusters: Sequence[int], names: Sequence[str]) -> bytes:
     """Draw the algorithm on a small federation: samples in one client's embedding, distances, mutual links, clusters."""
-    figure, axes = _figure(4, 1, 3.4, 3.6)
+    figure, axes = _grid(4, 4, 3.4, 3.6)
     names = [plot_text(name) for name in names]
     first, second, third, fourth = axes.flat
     for name, xy in points:

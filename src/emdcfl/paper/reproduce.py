@@ -207,14 +207,9 @@ def listing(out: Path | None = None) -> list[dict[str, Any]]:
 
 
 def _own_timings(name: str, out: Path | None) -> list[dict[str, Any]]:
-    found = []
-    for scale in SCALES if out is not None else ():
-        assert out is not None
-        path = out / scale / name / "about.json"
-        if path.exists():
-            about = json.loads(path.read_text(encoding="utf-8"))
-            found.append({k: about[k] for k in ("scale", "seconds", "hardware")})
-    return found
+    files = [] if out is None else [out / scale / name / "about.json" for scale in SCALES]
+    made = [json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()]
+    return [{k: about[k] for k in ("scale", "seconds", "hardware")} for about in made]
 
 
 def chosen(names: Sequence[str]) -> list[Spec]:
