@@ -1,1 +1,1 @@
-"""What runs where the data are: the tasks of EMD-CFL, which samples they draw, and how embeddings are projected before they leave."""
+"""What runs where the data are: the tasks of EMD-CFL, the samples they draw, how embeddings are projected, and what is said of losses."""

@@ -1,4 +1,4 @@
-"""What a client says of averages that it may train with: moments of its validation losses, and of no single sample."""
+"""What a client says of averages that it may train with: moments of its validation losses, never the losses of single samples."""
 
 from __future__ import annotations
 
