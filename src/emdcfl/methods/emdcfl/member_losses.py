@@ -87,8 +87,8 @@ class MemberLosses:
         if not self.noticed(coarse, fine):
             return False
         alone = np.isin(rows, [k for cell in fine if len(cell) == 1 for k in self._scored[cell][0]])
-        tears = len(fine) - alone > 1
-        return bool((_z(_without_each(gained), _without_each(variance)) > evidence)[tears].all())
+        divides_others = len(fine) - alone > 1  # without this voter, two sets or more are left
+        return bool((_z(_without_each(gained), _without_each(variance)) > evidence)[divides_others].all())
 
     def noticed(self, coarse: Sequence[Cell], fine: Sequence[Cell]) -> bool:
         """Whether some set of the finer partition lowers its members' loss by a share that is noticed, where many are divided."""
@@ -114,7 +114,7 @@ class MemberLosses:
         return gained, self._variance(self._V, rows, old, new)
 
     def _variance(self, V: Array, rows: Array, old: Array, new: Array) -> Array:
-        """Variances of differences; the covariances come from clients, so they may be none."""
+        """Variances of differences, at least 0: clients send the covariances, which need not be any."""
         first, L = self._first_V[rows], self._models[rows]
         return np.asarray(np.maximum(V[first + old * (L + 1)] + V[first + new * (L + 1)] - 2 * V[first + old * L + new], 0.0))
 
