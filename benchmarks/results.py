@@ -138,9 +138,9 @@ def comparison(rows: Sequence[ResultRow], sentences: Sequence[Sentence]) -> tupl
     return "\n".join(blocks), open_
 
 
-def only_table(rows: Sequence[ResultRow], *, leave_out: Sequence[str] = ("seconds",)) -> str:
-    """Return the table of one scenario without its heading."""
-    return markdown(build(rows), leave_out=leave_out).split("\n", 2)[2]
+def only_table(rows: Sequence[ResultRow]) -> str:
+    """Return the table of one scenario without its heading and seconds."""
+    return markdown(build(rows), leave_out=("seconds",)).split("\n", 2)[2]
 
 
 def measured(rows: Sequence[ResultRow]) -> str:
@@ -177,7 +177,7 @@ def batch_size(data: Path) -> str:
 
 def digits(data: Path) -> str:
     rows = comparable(read_results(data / "rotated-digits.jsonl"))
-    return f"{only_table(rows, leave_out=())}\n{origins(rows)}"
+    return f"{only_table(rows)}\n{origins(rows)}"
 
 
 def switches(data: Path) -> str:
