@@ -197,7 +197,7 @@ class Queue:
     def _start(self, run: Wanted) -> None:
         place = self.out / "parts" / run.name
         place.mkdir(parents=True, exist_ok=True)
-        threads = max(1, (os.cpu_count() or 1) // (2 * self.at_once))  # with torch's own choice, several runs wait for each other
+        threads = max(1, (os.cpu_count() or 1) // (2 * self.at_once))  # four runs with all cores each did not end
         with (place / "log").open("wb") as log:
             env = {"OMP_NUM_THREADS": str(threads), **os.environ}
             process = subprocess.Popen(run.command(place, self.device), stdout=log, stderr=log, env=env)
@@ -249,7 +249,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/paper"))
     parser.add_argument("--seconds", type=float, default=3600.0)
-    parser.add_argument("--at-once", type=int, default=2, help="runs at a time; more than two are no faster")
+    parser.add_argument("--at-once", type=int, default=2, help="runs at a time")
     parser.add_argument(
         "--longest", type=float, default=1200.0, help="seconds after which a run is stopped (four times that for slow methods)"
     )

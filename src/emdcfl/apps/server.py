@@ -16,6 +16,7 @@ from flwr.serverapp import ServerApp
 
 from emdcfl.apps.options import Options
 from emdcfl.core.errors import EmdcflError
+from emdcfl.core.files import replace_text
 from emdcfl.core.schema import Reply
 from emdcfl.data.own.cleaning import Cleaning
 from emdcfl.data.scenarios.registry import scenario
@@ -80,9 +81,7 @@ class Journal(logging.Handler):
     def outcome(self, **result: Any) -> None:
         """Write how the run ended; the file appears in one step."""
         if self.folder is not None:
-            temporary = self.folder / ".outcome.json"
-            temporary.write_text(json.dumps(result, indent=2), encoding="utf-8")
-            temporary.replace(self.folder / "outcome.json")
+            replace_text(self.folder / "outcome.json", json.dumps(result, indent=2))
 
 
 def read_config(value: str) -> Config:

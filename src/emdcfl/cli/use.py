@@ -31,7 +31,7 @@ def predict(
     trust_model: TrustModel = False,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable, with all probabilities of classes.")] = False,
 ) -> None:
-    """Predict classes (or numbers) of files with the model that a client should use: its fine-tuned one, if it kept one."""
+    """Predict classes (or numbers) of files with the model of a client (its fine-tuned one, if it kept one), or for a new site."""
     from emdcfl.data.own import read_inputs
     from emdcfl.runs.outputs import load_served
     from emdcfl.runs.result import load

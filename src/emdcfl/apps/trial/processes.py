@@ -17,6 +17,7 @@ from emdcfl.apps.supernode import HOST
 from emdcfl.apps.trial import control
 from emdcfl.apps.trial.folder import Trial
 from emdcfl.core.errors import ConfigError
+from emdcfl.core.files import replace_text
 
 LINK = "superlink"
 PATIENCE = 300.0
@@ -128,9 +129,7 @@ def _records(trial: Trial) -> dict[str, Any]:
 
 def record(trial: Trial, records: Mapping[str, Any]) -> None:
     """Write ``processes.json``: name → ``pid`` and ``started``."""
-    temporary = trial.path / ".processes.json"
-    temporary.write_text(json.dumps(records), encoding="utf-8")
-    temporary.replace(trial.path / "processes.json")
+    replace_text(trial.path / "processes.json", json.dumps(records))
 
 
 def identity(trial: Trial, name: str) -> tuple[int, str] | None:
