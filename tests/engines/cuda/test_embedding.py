@@ -42,7 +42,7 @@ def works(fed: SequentialFederation) -> list[tuple[Client, Embed]]:
 
 def embedded_together(pieces: list[tuple[Client, Embed]], samples: Samples) -> list[tuple[list[int], list[torch.Tensor]]]:
     found: list[tuple[list[int], list[torch.Tensor]]] = []
-    embed_together(pieces, samples, lambda members, embedded: found.append((members, embedded)))
+    embed_together(pieces, samples, pieces[0][0].network, lambda members, embedded: found.append((members, embedded)))
     return found
 
 
@@ -117,7 +117,7 @@ def outcome(result: Result) -> Outcome:
 def test_every_work_is_answered_under_its_own_number(cpu: torch.device, fed: SequentialFederation) -> None:
     samples = Samples.of(list(fed._clients.values()), cpu)
     pieces = [(3 * k, client, work) for k, (client, work) in enumerate(works(fed))]
-    found = Embedder(cpu).begin(pieces, samples)
+    found = Embedder(cpu, next(iter(fed._clients.values())).network).begin(pieces, samples)
     assert sorted(found) == [i for i, _, _ in pieces]
     for i, who, work in pieces:
         answer = outcome(found[i])
@@ -130,7 +130,7 @@ def test_what_fails_is_left_out_and_waited_for(cpu: torch.device, fed: Sequentia
     client: Client = next(iter(fed._clients.values()))
     good = Embed(torch.zeros(fed.layout.size), "val", torch.arange(3))
     bad, other = Embed(torch.zeros(3), "val", torch.arange(3)), Embed(torch.zeros(fed.layout.size), "val", torch.arange(3), "train")
-    one = Embedder(cpu)
+    one = Embedder(cpu, next(iter(fed._clients.values())).network)
     with caplog.at_level(logging.WARNING, logger="emdcfl"):
         found = one.begin([(0, client, good), (1, client, bad), (2, client, other)], samples)
     assert list(found) == [0]
@@ -152,7 +152,7 @@ def test_a_warm_up_takes_place_once_and_hides_its_errors(
 
     monkeypatch.setattr(embedding, "embed_together", warmed_up)
     samples, client = Samples.of(list(fed._clients.values()), cpu), next(iter(fed._clients.values()))
-    one = Embedder(cpu)
+    one = Embedder(cpu, next(iter(fed._clients.values())).network)
     one.wanted = True
     for _ in range(2):
         with one.warm_up(client, torch.zeros(fed.layout.size), samples):
@@ -165,7 +165,7 @@ class Pretended(CudaFederation):
 
     def __init__(self, scenario: Scenario, **options: Any) -> None:
         SequentialFederation.__init__(self, scenario, **options)
-        self._capturable, self._tf32, self._deterministic, self._streams = False, False, True, []
+        self._capturable, self._low, self._tf32, self._deterministic, self._streams = False, False, False, True, []
 
     def transport_queue(self) -> None:  # type: ignore[override]
         return None

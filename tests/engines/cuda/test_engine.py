@@ -15,6 +15,7 @@ from torch import nn
 from emdcfl.core.errors import ConfigError
 from emdcfl.core.tasks import Training
 from emdcfl.data import scenarios
+from emdcfl.data.types import Scenario, Split
 from emdcfl.engines.cuda.engine import FALLBACKS, CudaFederation, draws
 from emdcfl.engines.cuda.streams import StreamTrainer
 from emdcfl.engines.local.batched import BatchedFederation
@@ -37,6 +38,16 @@ def noisy() -> nn.Module:
 
 def norms() -> nn.Module:
     return nn.Sequential(nn.Linear(FEATURES, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES))
+
+
+def numbers(world: Scenario) -> Scenario:
+    """Sites that predict their first feature and not their class."""
+
+    def of(split: Split) -> Split:
+        return Split(split.x, split.x[:, 0].clone())
+
+    sites = [replace(s, train=of(s.train), val=of(s.val), tests={name: of(split) for name, split in s.tests.items()}) for s in world.sites]
+    return replace(world, sites=tuple(sites), classes=(), model=ModelRecipe("mlp", {"features": FEATURES, "classes": 1, "hidden": [8]}))
 
 
 def test_without_a_gpu_it_says_what_to_do() -> None:
@@ -133,6 +144,24 @@ def test_a_compiled_step_gives_the_models_of_the_reference(caplog: pytest.LogCap
     assert torch.equal(served[1], served[2])
 
 
+@needs_cuda
+@pytest.mark.parametrize("compile", ["no", "yes"])
+def test_numbers_are_predicted_as_in_the_reference(compile: str, caplog: pytest.LogCaptureFixture) -> None:
+    world, served = numbers(toy(n=SIZES)), []
+    with caplog.at_level(logging.WARNING, logger="emdcfl"):
+        for engine, options in ((SequentialFederation, {}), (CudaFederation, {"compile": compile})):
+            fed = engine(world, training=TRAINING, device="cuda", **options)
+            served.append(play(fed, make("emdcfl", grouping="benefit"), 3)[1].models)
+    assert not [record for record in caplog.records if record.getMessage().startswith(FALLBACKS)]
+    torch.testing.assert_close(served[1], served[0], rtol=1e-3, atol=1e-4)
+
+
+@needs_cuda
+def test_pairs_of_images_in_bf16_are_about_as_far_apart_as_in_float32() -> None:
+    exact, low = (all_pairs(CudaFederation, "cuda", precision=precision) for precision in ("fp32", "bf16"))
+    assert low == pytest.approx(exact, abs=0.01)
+
+
 class Stop(Exception):
     """Raised in the middle of a run."""
 
@@ -177,9 +206,9 @@ def test_batch_norm_meets_true_batches(caplog: pytest.LogCaptureFixture) -> None
     torch.testing.assert_close(trained[1], trained[0], rtol=1e-3, atol=1e-4)
 
 
-def all_pairs(engine: type[SequentialFederation], device: str) -> dict[tuple[str, str], float]:
+def all_pairs(engine: type[SequentialFederation], device: str, **options: Any) -> dict[tuple[str, str], float]:
     """W of every ordered pair of clients with images, each under a model of its own."""
-    fed = engine(scenarios.build("rotated-digits", clients_per_group=1), training=TRAINING, device=device)
+    fed = engine(scenarios.build("rotated-digits", clients_per_group=1), training=TRAINING, device=device, **options)
     fed.begin(1)
     local = {c: fed.initial(i) for i, c in enumerate(fed.clients)}
     method = EMDCFL(tolerance="auto", distances="all")

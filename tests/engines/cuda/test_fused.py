@@ -9,7 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from emdcfl.engines.cuda.fused import PooledConv2d, conv_pool, exchange_pools, fuse, narrow_relu, pool
+from emdcfl.core.params import Network
+from emdcfl.engines.cuda import fused
+from emdcfl.engines.cuda.fused import LowNetwork, PooledConv2d, conv_pool, exchange_pools, fuse, narrow_relu, pool
 from emdcfl.engines.cuda.layers import copy_low, multiply_narrow, pool_first
 from emdcfl.models.recipe import ModelRecipe
 
@@ -101,3 +103,32 @@ def test_images_of_odd_size_and_layers_in_float32_are_left_to_torch() -> None:
     x = drawn(2, 64, 7, 6, device="cpu", order=torch.channels_last)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         close(fast(x), chain(x))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("part", [slice(None), slice(-1)])
+def test_a_network_for_evaluation_follows_the_states_it_loads(device: str, part: slice) -> None:
+    build = ModelRecipe("cnn", {"channels": 1, "classes": 10, "size": 28}).untrained()
+    plain, low = Network(build, device), LowNetwork(build, device)
+    assert any(isinstance(layer, PooledConv2d) for layer in low.module.modules())
+    plain.module.eval()
+    state, x = plain.theta.clone(), drawn(64, 1, 28, 28, device=device).float()
+    end = plain.layout.embedding.stop if part.stop else None
+    for factor in (1.0, -0.5):
+        with torch.no_grad(), torch.autocast(device, dtype=torch.bfloat16, cache_enabled=False):
+            for network in (plain, low):
+                network.load((factor * state)[:end])
+            close(low.embed(x), plain.embed(x))
+            if end is None:
+                close(low(x), plain(x))
+
+
+def test_images_that_the_kernels_cannot_count_take_the_plain_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    low = LowNetwork(ModelRecipe("cnn", {"channels": 1, "classes": 10, "size": 28}).untrained())
+    x = drawn(4, 1, 28, 28, device="cpu").float()
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = low(x)
+        monkeypatch.setattr(fused, "COUNTED", 0)
+        for name in ("narrow_relu", "conv_pool"):
+            monkeypatch.delattr(fused, name)
+        close(low(x), expected)

@@ -40,7 +40,7 @@ def test_together_is_as_one_by_one_with_one_load_of_each_model(fed: SequentialFe
         load(theta)
 
     monkeypatch.setattr(network, "load", counted)
-    found = score_together(pieces, Samples.of([client for _, client, _ in pieces], torch.device("cpu")))
+    found = score_together(pieces, Samples.of([client for _, client, _ in pieces], torch.device("cpu")), network)
     assert found.keys() == expected.keys() and loads == 3
     for i, reply in expected.items():
         torch.testing.assert_close(found[i]["losses"], reply["losses"], rtol=1e-5, atol=1e-6)
@@ -50,6 +50,6 @@ def test_together_is_as_one_by_one_with_one_load_of_each_model(fed: SequentialFe
 def test_what_cannot_be_scored_together_is_left_with_a_warning(fed: SequentialFederation, caplog: pytest.LogCaptureFixture) -> None:
     (position, client, work), *_ = works(fed)
     samples = Samples.of([client], torch.device("cpu"))
-    assert score_together([(position, client, Score(work.models, "test:test"))], samples) == {} and not caplog.records
-    assert score_together([(position, client, Score((torch.zeros(3),), "val"))], samples) == {}
+    assert score_together([(position, client, Score(work.models, "test:test"))], samples, client.network) == {} and not caplog.records
+    assert score_together([(position, client, Score((torch.zeros(3),), "val"))], samples, client.network) == {}
     assert SCORED_ALONE in caplog.text

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from emdcfl.core.learning.objective import losses
 from emdcfl.data.sources.parquet import cache_dir
 from emdcfl.engines.cuda.resident import Samples
 
@@ -30,8 +30,8 @@ def objective(module: nn.Module, x: Tensor, y: Tensor, scale: Tensor, last: Tens
 
     The caller enters autocast: torch does not keep compiled functions that enter it themselves.
     """
-    losses = F.cross_entropy(module(x), y, reduction="none")
-    return (losses * scale).sum(), (losses.detach() * last).sum()
+    found = losses(module(x), y)
+    return (found * scale).sum(), (found.detach() * last).sum()
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from emdcfl.core.client import EVALUATION_BATCH, Client
+from emdcfl.core.params import Network
 from emdcfl.core.tasks import Embed
 from emdcfl.engines.cuda.resident import Samples
 from emdcfl.engines.local.sequential import one_line
@@ -55,7 +56,7 @@ def groups(works: Pieces) -> list[list[int]]:
 
 
 @torch.no_grad()
-def embed_together(works: Pieces, samples: Samples, take: Callable[[list[int], list[Tensor]], None]) -> None:
+def embed_together(works: Pieces, samples: Samples, network: Network, take: Callable[[list[int], list[Tensor]], None]) -> None:
     """Embed model by model; ``take`` gets the positions of works that share a model and their g(x), times their matrix, on the GPU."""
     together = groups(works)
     if not together:
@@ -68,8 +69,8 @@ def embed_together(works: Pieces, samples: Samples, take: Callable[[list[int], l
     with client.mode(training=False):  # evaluation does not depend on the client
         for members, matrix in zip(together, matrices, strict=True):
             sizes = [len(works[i][1].indices) for i in members]
-            client.network.load(works[members[0]][1].state)
-            embedded = passed(client.network.embed, client, samples.x, index[begin : begin + sum(sizes)], size)
+            network.load(works[members[0]][1].state)
+            embedded = passed(network.embed, client, samples.x, index[begin : begin + sum(sizes)], size)
             begin += sum(sizes)
             if matrix is not None:
                 with torch.autocast(device.type, enabled=False):
@@ -124,13 +125,14 @@ class Embedded:
 
 
 class Embedder:
-    """Embeds on a stream of its own, with the network that all clients of an engine share.
+    """Embeds on a stream of its own, with a network that all clients of an engine share.
 
     ``wanted`` says that a task will need embeddings soon, and there was no warm-up yet.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, network: Network) -> None:
         self.device, self.wanted = device, False
+        self._network = network
         self._stream = torch.cuda.Stream(device)
 
     def begin(self, works: Sequence[tuple[int, Client, Embed]], samples: Samples) -> dict[int, Result]:
@@ -145,7 +147,7 @@ class Embedder:
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._stream):
             try:
-                embed_together([work[1:] for work in works], samples, take)
+                embed_together([work[1:] for work in works], samples, self._network, take)
             except Exception as error:  # bad data of a client, or out of memory
                 log.warning("%s: %s", EMBEDDED_ALONE, one_line(error))
             done.record(self._stream)
@@ -181,7 +183,7 @@ class Embedder:
             index = torch.arange(size) % (len(client.site.val) + len(client.site.train))
             width = client.network.layout.embedding_width
             work = Embed(state, "all", index, "eval", torch.zeros(width, width))
-            embed_together([(client, work)], samples, lambda members, found: None)
+            embed_together([(client, work)], samples, self._network, lambda members, found: None)
 
     def _free(self) -> float:
         """Return the unallocated part of the GPU memory; memory that torch holds unused may belong to captured graphs."""

@@ -25,12 +25,13 @@ from emdcfl.core.client import TASKS, Client, Task, TaskInfo, Work
 from emdcfl.core.errors import ConfigError, EmdcflError
 from emdcfl.core.federation import Failure, Inputs
 from emdcfl.core.keys import global_seed
-from emdcfl.core.params import find_head
+from emdcfl.core.params import Network, find_head
 from emdcfl.core.schema import Reply
 from emdcfl.core.tasks import Embed, Fit, Score, batches
 from emdcfl.data.types import Scenario, Split
 from emdcfl.engines import multiply_adds
 from emdcfl.engines.cuda.embedding import EMBEDDED_ALONE, Embedder
+from emdcfl.engines.cuda.fused import LowNetwork
 from emdcfl.engines.cuda.layers import SMALL_PATCH, multiply_narrow, pool_first
 from emdcfl.engines.cuda.resident import ModelCache, Samples
 from emdcfl.engines.cuda.scoring import SCORED_ALONE, score_together
@@ -109,7 +110,9 @@ class CudaFederation(StagedFederation):
     def _compute(self, works: Sequence[tuple[Client, Work]]) -> list[Result]:
         results: dict[int, Result] = {}
         results |= self._fits([(i, client, work) for i, (client, work) in enumerate(works) if isinstance(work, Fit)])
-        results |= score_together([(i, client, work) for i, (client, work) in enumerate(works) if isinstance(work, Score)], self._samples)
+        scores = [(i, client, work) for i, (client, work) in enumerate(works) if isinstance(work, Score)]
+        if scores:
+            results |= score_together(scores, self._samples, self._network)
         embeds = [(i, client, work) for i, (client, work) in enumerate(works) if isinstance(work, Embed)]
         if embeds:
             results |= self._embedder.begin(embeds, self._samples)
@@ -177,7 +180,15 @@ class CudaFederation(StagedFederation):
 
     @cached_property
     def _embedder(self) -> Embedder:
-        return Embedder(self.device)
+        return Embedder(self.device, self._network)
+
+    @cached_property
+    def _network(self) -> Network:
+        """The network that embeds and scores for all clients."""
+        if not self._low:
+            return next(iter(self._clients.values())).network
+        with global_seed(0):
+            return LowNetwork(self._scenario.model.untrained(), self.device)
 
     @cached_property
     def _models(self) -> ModelCache:

@@ -7,6 +7,7 @@ convolution and its pool, nothing is written to memory: the operator keeps the p
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,11 +15,25 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.grad import conv2d_weight
 
-from emdcfl.engines.cuda.layers import BiasedMaxPool2d, NarrowConv2d, SkippedReLU, UnbiasedConv2d, plain
+from emdcfl.core.params import Network, find_head
+from emdcfl.engines.cuda.layers import (
+    SMALL_PATCH,
+    BiasedMaxPool2d,
+    NarrowConv2d,
+    SkippedReLU,
+    UnbiasedConv2d,
+    copy_low,
+    multiply_narrow,
+    plain,
+    pool_first,
+)
 from emdcfl.engines.local.pooling import halves, whole_chains
 
 CORNERS = 4
 """Pixels of a pool; as a place, that no pixel of it came through the ReLU."""
+
+COUNTED = 2**30
+"""Most numbers of an image batch that the kernels take: they count in 32 bits."""
 
 
 @torch.library.custom_op("emdcfl::narrow_relu", mutates_args=())
@@ -188,7 +203,7 @@ class NarrowReLUConv2d(NarrowConv2d):
     """A ``NarrowConv2d`` and the ReLU after it."""
 
     def forward(self, input: Tensor) -> Tensor:
-        if input.requires_grad or self.bias is None:
+        if input.requires_grad or self.bias is None or input.numel() * self.out_channels > COUNTED:
             return F.relu(super().forward(input))
         x, (stride, _), padding = input.to(self.weight.dtype).contiguous(), self.stride, self.padding
         assert not isinstance(padding, str)  # see ``is_narrow``
@@ -201,7 +216,7 @@ class PooledConv2d(UnbiasedConv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         assert self.bias is not None
-        if input.shape[2] % 2 or input.shape[3] % 2:
+        if input.shape[2] % 2 or input.shape[3] % 2 or input.numel() > COUNTED:
             maxima = F.max_pool2d(super().forward(input), 2)
             return F.relu(maxima + self.bias[:, None, None])
         x = input.to(self.weight.dtype).contiguous(memory_format=torch.channels_last)
@@ -234,6 +249,29 @@ def fuse(module: nn.Module) -> int:
                 layer.__class__, pool.__class__ = PooledConv2d, SkippedPool2d  # type: ignore[assignment]
                 found += 1
     return found
+
+
+class LowNetwork(Network):
+    """A network that evaluates in bfloat16 with fused layers; they compute with copies of its parameters, made when a state is loaded."""
+
+    def __init__(self, factory: Callable[[], nn.Module], device: str | torch.device = "cpu") -> None:
+        super().__init__(factory, device)
+        module = self.module.eval()
+        multiply_narrow(module, patch=SMALL_PATCH)
+        pool_first(module, head=find_head(module))
+        full = copy_low(module)
+        fuse(module)
+        copies = {name: parameter for name, parameter in module.named_parameters() if name in full}
+        for copy in copies.values():
+            if copy.dim() == 4:  # as the kernels read them
+                copy.data = copy.data.contiguous(memory_format=torch.channels_last)
+        self._copies = [(copies[name], full[name]) for name in full]
+
+    @torch.no_grad()
+    def load(self, theta: Tensor) -> None:
+        super().load(theta)
+        for copy, parameter in self._copies:
+            copy.copy_(parameter)
 
 
 def exchange_pools(module: nn.Module) -> int:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from emdcfl.core.client import Client
 from emdcfl.core.learning import objective
+from emdcfl.core.params import Network
 from emdcfl.core.tasks import Score
 from emdcfl.engines.cuda.embedding import batch_size, passed
 from emdcfl.engines.cuda.resident import Samples
@@ -22,18 +23,18 @@ SCORED_ALONE = "scoring models client by client"
 """First words of the warning that models are not scored together."""
 
 
-def score_together(works: Sequence[tuple[int, Client, Score]], samples: Samples) -> dict[int, Result]:
-    """Score model by model; returns losses and hits by the position given with each work. Works that failed are left out."""
+def score_together(works: Sequence[tuple[int, Client, Score]], samples: Samples, network: Network) -> dict[int, Result]:
+    """Score model by model with a network; returns losses and hits by the position given with each work. Works that failed are left out."""
     pieces = [piece for piece in works if piece[2].split == "val"]
     try:
-        return _scored(pieces, samples) if pieces else {}
+        return _scored(pieces, samples, network) if pieces else {}
     except Exception as error:  # out of memory, say
         log.warning("%s: %s", SCORED_ALONE, one_line(error))
         return {}
 
 
 @torch.no_grad()
-def _scored(works: Sequence[tuple[int, Client, Score]], samples: Samples) -> dict[int, Result]:
+def _scored(works: Sequence[tuple[int, Client, Score]], samples: Samples, network: Network) -> dict[int, Result]:
     client, device = works[0][1], samples.x.device
     size = batch_size(client.preprocess(samples.x[:1]).numel())
     own = [torch.arange(samples.first[c.name] - len(c.site.val), samples.first[c.name], device=device) for _, c, _ in works]
@@ -41,9 +42,9 @@ def _scored(works: Sequence[tuple[int, Client, Score]], samples: Samples) -> dic
     correct = [torch.empty_like(table, dtype=torch.bool) for table in losses]
     with client.mode(training=False):  # evaluation does not depend on the client
         for state, places in _places(work for _, _, work in works):
-            client.network.load(state)
+            network.load(state)
             index = torch.cat([own[i] for i, _ in places])
-            logits, y = passed(client.network.module, client, samples.x, index, size), samples.y.index_select(0, index)
+            logits, y = passed(network.module, client, samples.x, index, size), samples.y.index_select(0, index)
             sizes = [len(own[i]) for i, _ in places]
             found = zip(objective.losses(logits, y).split(sizes), (logits.argmax(1) == y).split(sizes), strict=True)
             for (i, row), (loss, hit) in zip(places, found, strict=True):
