@@ -1,10 +1,13 @@
-"""Packages that only some uses need: imported when first used, and named with their extra where they are missing."""
+"""Packages that only some uses need: imported when first used, and named with their extra where they are missing.
+
+``pa``, ``pc`` and ``pq`` are pyarrow, its ``compute`` and its ``parquet``.
+"""
 
 from __future__ import annotations
 
 import importlib
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from emdcfl.core.errors import ConfigError
 
@@ -50,3 +53,13 @@ class LazyModule(ModuleType):
 def arrow(part: str = "") -> Any:
     """Return pyarrow, or a part of it, to be imported when a table is first read."""
     return LazyModule(f"pyarrow.{part}" if part else "pyarrow", "tables", "to read tables")
+
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+else:
+    pa, pc, pq = arrow(), arrow("compute"), arrow("parquet")
+
+__all__ = ["LazyModule", "arrow", "pa", "pc", "pq", "require"]

@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from emdcfl.core import keys
-from emdcfl.core.optional import arrow
+from emdcfl.core.optional import pa
 from emdcfl.data.own import defaults
 from emdcfl.data.own.checking.columns import ColumnProfile, Doubt, check_categories, column_notes, unit_notes
 from emdcfl.data.own.checking.leaks import leaks, repeats
@@ -37,11 +37,6 @@ from emdcfl.data.own.tables import (
     text_values,
 )
 from emdcfl.data.types import Preprocess, Scenario
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-else:
-    pa = arrow()
 
 Arrays = Mapping[str, Mapping[str, NDArray[Any]]]
 Headers = dict[str, list[Header | None]]

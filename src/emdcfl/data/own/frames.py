@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from emdcfl.core.errors import DataError
-from emdcfl.core.optional import arrow
+from emdcfl.core.optional import pa
 from emdcfl.data.own.arrays import named_clients, with_truth
 from emdcfl.data.own.cleaning import CLEANING, Cleaning
 from emdcfl.data.own.folder import checked_scenario, clean_reading
@@ -29,11 +29,7 @@ from emdcfl.data.own.tables import CellRules, TableEncoding
 from emdcfl.data.types import Scenario, Site, Target
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from emdcfl.data.own.defaults import Model
-else:
-    pa = arrow()
 
 WHERE = Path("frames")
 """Where the rows come from, in notes and as the scenario's name."""

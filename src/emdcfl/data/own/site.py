@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from emdcfl.core.errors import DataError
+from emdcfl.core.optional import pa
 from emdcfl.data.own.cleaning import AS_THEY_ARE, Cleaning
 from emdcfl.data.own.formats import dicom
 from emdcfl.data.own.formats.client_tables import encoding_notes, read_client_tables
@@ -27,9 +28,6 @@ from emdcfl.data.own.parts import SPLITS, Raw, divide, known_only, to_site, warn
 from emdcfl.data.own.splitting import RANDOM, SplitRule
 from emdcfl.data.own.tables import TableEncoding
 from emdcfl.data.types import Scenario, Site, Target
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 log = logging.getLogger("emdcfl")
 

@@ -18,19 +18,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from emdcfl.core.errors import ConfigError, DataError
-from emdcfl.core.optional import arrow
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-else:
-    pa, pc = arrow(), arrow("compute")
+from emdcfl.core.optional import pa, pc
 
 DROP_ROWS = "drop-rows"
 """Policy of missing values by which rows with one are left out."""

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from emdcfl.core import keys
 from emdcfl.core.errors import ConfigError
-from emdcfl.core.optional import arrow
+from emdcfl.core.optional import pa
 from emdcfl.data.own.defaults import BY_BENEFIT, FINE_TUNING
 from emdcfl.data.own.folder import table_encoding
 from emdcfl.data.own.parts import FRACTIONS, SPLITS, Divided, Part, Text, class_names, label_codes, to_site
@@ -25,11 +24,6 @@ from emdcfl.data.sources.files import natural_table
 from emdcfl.data.split import Indices, stratified_indices
 from emdcfl.data.types import Preprocess, Scenario
 from emdcfl.models.recipe import ModelRecipe
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-else:
-    pa = arrow()
 
 TRAINING = {"rounds": 10, "local_epochs": 5, "batch_size": 64, "lr": 0.05}
 K = 2

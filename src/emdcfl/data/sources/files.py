@@ -11,17 +11,11 @@ import importlib
 import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from emdcfl.core.errors import DataError
-from emdcfl.core.optional import arrow
+from emdcfl.core.optional import pa, pq
 from emdcfl.data.sources.parquet import cache_dir
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-else:
-    pa, pq = arrow(), arrow("parquet")
 
 
 def parquet_files(name: str, repo: str, split: str, data_root: str | Path | None = None) -> list[Path]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,13 +22,7 @@ from PIL import Image
 
 from emdcfl.core import keys
 from emdcfl.core.errors import DataError
-from emdcfl.core.optional import arrow
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-else:
-    pa, pq = arrow(), arrow("parquet")
+from emdcfl.core.optional import pa, pq
 
 _BATCH = 512
 

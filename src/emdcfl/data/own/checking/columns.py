@@ -9,22 +9,17 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from emdcfl.core.errors import DataError
-from emdcfl.core.optional import arrow
+from emdcfl.core.optional import pa
 from emdcfl.core.units import names
 from emdcfl.data.own.formats.readers import GAPS, NUMBER
 from emdcfl.data.own.notes import Note, some
 from emdcfl.data.own.parts import Raw
 from emdcfl.data.own.tables import MAX_WORDS, is_numeric, most_frequent
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-else:
-    pa = arrow()
 
 ID_NAME = re.compile(
     r"(^|[_\W])(id|patient|subject|person|participant|user|animal|machine|device|serial|document|specimen|lot|batch)s?([_\W]|id|no|nr|$)",

@@ -19,23 +19,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import median_low
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from emdcfl.core import keys
-from emdcfl.core.optional import arrow
+from emdcfl.core.optional import pa
 from emdcfl.data.own.checking.columns import ID_NAME
 from emdcfl.data.own.notes import Note, some, write_notes
 from emdcfl.data.own.parts import SPLITS, Divided
 from emdcfl.data.own.splitting import RANDOM, SplitRule
 from emdcfl.data.types import Scenario, Site
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-else:
-    pa = arrow()
 
 ALPHA = 0.01
 NEIGHBOURS = 20

@@ -14,21 +14,15 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import inf, lgamma, log
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from emdcfl.core.optional import arrow
+from emdcfl.core.optional import pa
 from emdcfl.data.own.checking.columns import FEW, ID_NAME, SHARE_OF_TEXT, ColumnProfile, Doubt, SiteColumn, odd_words
 from emdcfl.data.own.formats.dates import looks_like_dates
 from emdcfl.data.own.parts import Labels, Part, Raw, is_numbers
 from emdcfl.data.own.tables import is_numeric, number_matrix, text_values
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-else:
-    pa = arrow()
 
 NUMBER_NAME = re.compile(
     r"(^|[_\W])(mrn|ssn|uuid|guid|key|record|case|index|row|unnamed|number|name|\w*nummer|zip|plz)([_\W]|id|no|nr|$)", re.I

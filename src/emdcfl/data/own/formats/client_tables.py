@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from emdcfl.core.errors import DataError, nearest
-from emdcfl.core.optional import arrow
+from emdcfl.core.optional import pa, pc
 from emdcfl.data.own.formats.layout import ClientFiles
 from emdcfl.data.own.formats.quantities import common_units
 from emdcfl.data.own.formats.readers import CODES, ENCODING, WINDOWS, like_data, read_file, read_units
@@ -17,12 +16,6 @@ from emdcfl.data.own.notes import Note
 from emdcfl.data.own.parts import MIXED, Part, Raw, Text
 from emdcfl.data.own.splitting import RANDOM, SplitRule, table_keys
 from emdcfl.data.own.tables import AS_WRITTEN, CellRules
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-else:
-    pa, pc = arrow(), arrow("compute")
 
 LABEL_NAMES = ("label", "target", "class", "y")
 

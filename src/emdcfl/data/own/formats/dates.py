@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 from emdcfl.core.errors import DataError
-from emdcfl.core.optional import arrow
+from emdcfl.core.optional import pa
 from emdcfl.data.own.tables import read_list
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-else:
-    pa = arrow()
 
 AUTO = "auto"
 DAYS = (

@@ -11,16 +11,10 @@ import unicodedata
 from collections import Counter
 from collections.abc import Collection, Mapping
 from shlex import quote
-from typing import TYPE_CHECKING
 
 from emdcfl.core.errors import DataError
-from emdcfl.core.optional import arrow
+from emdcfl.core.optional import pa
 from emdcfl.core.units import names
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-else:
-    pa = arrow()
 
 MOST_TEXT = 0.2
 """Share of cells without the column's unit up to which it is read as numbers; what they hold is then text among numbers."""

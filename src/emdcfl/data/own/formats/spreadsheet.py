@@ -6,15 +6,10 @@ import zipfile
 from collections.abc import Sequence
 from datetime import date, datetime, time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from emdcfl.core.errors import ConfigError, DataError
-from emdcfl.core.optional import arrow, require
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-else:
-    pa = arrow()
+from emdcfl.core.optional import pa, require
 
 UNPACKED = 1 << 28
 """Bytes that a workbook may unpack to: its cells take far more in memory."""
