@@ -11,7 +11,7 @@ from tests.methods.toy import CLASSES, accuracies, federation, play, run, toy
 from emdcfl.core.errors import ConfigError
 from emdcfl.core.tasks import Training, sample_losses
 from emdcfl.methods import make
-from emdcfl.methods.fedrc import marginals, outputs
+from emdcfl.methods.fedrc import marginals
 from emdcfl.methods.shared.em import responsibilities
 
 BRIEF = Training(local_epochs=1, batch_size=16, lr=0.05)
@@ -27,7 +27,7 @@ def test_marginals_are_positive_and_sum_to_one() -> None:
 
 
 def test_the_number_of_classes_is_read_off_the_head() -> None:
-    assert outputs(federation().layout) == CLASSES
+    assert federation().layout.outputs == CLASSES
 
 
 def test_constant_marginals_are_fedem_bit_for_bit() -> None:

@@ -66,8 +66,7 @@ class FedEM:
         return Mixture(list(fed.clients), torch.stack([fed.initial(k) for k in range(K)]))
 
     def step(self, fed: Federation, state: Mixture, round: Round) -> Mixture:
-        new = step_mixture(fed, state, round, keep_last=self.mixture_eval == "last-component", rate=self.rate)
-        return Mixture(state.clients, new.models, new.pi, new.last)
+        return step_mixture(fed, state, round, keep_last=self.mixture_eval == "last-component", rate=self.rate)[0]
 
     def serve(self, state: Mixture) -> Serving:
         return serve_mixture(state, self.mixture_eval)

@@ -21,7 +21,7 @@ Guo, Tang, Lin. *FedRC: Tackling Diverse Distribution Shifts Challenge in Federa
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -29,7 +29,6 @@ from torch import Tensor
 
 from emdcfl.core.client import NodeNeeds
 from emdcfl.core.federation import Federation, Round
-from emdcfl.core.params import Layout
 from emdcfl.methods.base import Family, Serving, clusters_wanted, register
 from emdcfl.methods.shared.em import Mixture, MixtureEval, Rate, expect_rate, serve_mixture, step_mixture
 from emdcfl.methods.shared.vectors import expect
@@ -53,11 +52,6 @@ def marginals(masses: Iterable[Tensor], floor: float) -> Tensor:
     """
     total = torch.stack(list(masses)).sum(0).clamp_min(floor)
     return total / total.sum(1, keepdim=True)
-
-
-def outputs(layout: Layout) -> int:
-    """Return the number of classes: the rows of the head's weight matrix."""
-    return next(e.shape[0] for e in layout.entries if e.head and len(e.shape) == 2)
 
 
 @register
@@ -99,13 +93,14 @@ class FedRC:
         expect_rate(self.rate)
         K = clusters_wanted(self.k, fed, self.name)
         models = torch.stack([fed.initial(k) for k in range(K)])
-        return FedRCState(list(fed.clients), models, rho=torch.ones(K, outputs(fed.layout), dtype=torch.float64))
+        return FedRCState(list(fed.clients), models, rho=torch.ones(K, fed.layout.outputs, dtype=torch.float64))
 
     def step(self, fed: Federation, state: FedRCState, round: Round) -> FedRCState:
-        new = step_mixture(fed, state, round, keep_last=self.mixture_eval == "last-component", rate=self.rate, rho=state.rho)
-        mass = {**state.mass, **new.mass}
+        keep_last = self.mixture_eval == "last-component"
+        state, heard = step_mixture(fed, state, round, keep_last=keep_last, rate=self.rate, rho=state.rho)
+        mass = {**state.mass, **heard}
         rho = marginals([mass[c] for c in state.clients if c in mass], self.floor) if mass else state.rho
-        return FedRCState(state.clients, new.models, new.pi, new.last, rho, mass)
+        return replace(state, rho=rho, mass=mass)
 
     def serve(self, state: FedRCState) -> Serving:
         return serve_mixture(state, self.mixture_eval)

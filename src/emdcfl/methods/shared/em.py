@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -122,14 +122,7 @@ class Mixture:
         return self.pi.get(client, torch.full((K,), 1.0 / K, dtype=torch.float64))
 
 
-@dataclass(frozen=True)
-class Stepped:
-    """What one round of EM brought: new components, and by client its weights, label mass and last component."""
-
-    models: Tensor
-    pi: dict[str, Tensor]
-    mass: dict[str, Tensor]
-    last: dict[str, Tensor]
+AnyMixture = TypeVar("AnyMixture", bound=Mixture)
 
 
 def verify_mass(client: str, reply: Reply) -> None:
@@ -139,9 +132,12 @@ def verify_mass(client: str, reply: Reply) -> None:
         raise ClientError(f"expected a label mass of {reply['n']} samples, got {total:g}")
 
 
-def step_mixture(fed: Federation, state: Mixture, round: Round, *, keep_last: bool, rate: Rate = 1.0, rho: Tensor | None = None) -> Stepped:
+def step_mixture(
+    fed: Federation, state: AnyMixture, round: Round, *, keep_last: bool, rate: Rate, rho: Tensor | None = None
+) -> tuple[AnyMixture, dict[str, Tensor]]:
     r"""Ask the participants for an EM step and average component by component, :math:`\theta_k = \sum_c n_c\theta_{ck}/\sum_c n_c`.
 
+    Returns the state with new components and weights, and the label mass of each client that sent it.
     A sample's weights sum to 1 over the components, so each moves by about 1/K of a full step; a ``rate`` above 1 makes up for it.
     """
     mean = fed.average()
@@ -164,7 +160,7 @@ def step_mixture(fed: Federation, state: Mixture, round: Round, *, keep_last: bo
     common: dict[str, Any] = {"models": state.models, "training": training.as_dict()} | ({} if rho is None else {"rho": rho})
     replies = fed.run(em_step, inputs, fold=fold, dims=dims, verify=None if rho is None else verify_mass, **common)
     fed.check_quorum(replies, len(inputs))
-    return Stepped(mean.result(), pi, mass, last)
+    return replace(state, models=mean.result(), pi=pi, last=last), mass
 
 
 def serve_mixture(state: Mixture, mixture_eval: MixtureEval) -> Serving:
