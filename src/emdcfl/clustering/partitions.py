@@ -99,31 +99,20 @@ def bipartition(d: Any) -> Labels:
     >>> bipartition([[0, 1, 9], [1, 0, 9], [9, 9, 0]])
     array([0, 0, 1])
     """
-    tree = _tree(d, "complete")
-    if tree is None:
-        return np.zeros(1, dtype=np.int64)
     # Not by fcluster("maxclust"): equal heights at the top would make it return one cluster.
-    clients = len(tree) + 1
-    right = np.zeros(clients, dtype=bool)
-    stack = [int(tree[-1, 1])]
-    while stack:
-        node = stack.pop()
-        if node < clients:
-            right[node] = True
-        else:
-            stack += [int(tree[node - clients, 0]), int(tree[node - clients, 1])]
-    return first_appearance(right.tolist())
+    found = merges(d, linkage="complete")
+    return first_appearance(client in found[-1][1] for client in range(len(found) + 1)) if found else np.zeros(1, dtype=np.int64)
 
 
-def merges(d: Any) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """The two sides of every merge of a clustering by average linkage, in the order in which they are merged; the last one is the root.
+def merges(d: Any, *, linkage: Linkage = "average") -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """The two sides of every merge of a clustering, in the order in which they are merged; the last one is the root.
 
     Examples
     --------
     >>> merges([[0, 1, 9], [1, 0, 9], [9, 9, 0]])
     [((0,), (1,)), ((2,), (0, 1))]
     """
-    tree = _tree(d, "average")
+    tree = _tree(d, linkage)
     if tree is None:
         return []
     nodes: list[tuple[int, ...]] = [(i,) for i in range(len(tree) + 1)]
