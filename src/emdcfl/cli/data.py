@@ -144,7 +144,7 @@ def _finish(report: FolderReport, html: Path | None, with_: str = "", *, as_json
     from emdcfl.data.own.checking.page import headline
 
     if html is not None:
-        from emdcfl.report.data_page import write_data_page
+        from emdcfl.report.page import write_data_page
 
         write_data_page(report, html)
         if not as_json:

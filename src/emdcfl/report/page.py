@@ -1,10 +1,11 @@
-"""Write the HTML page of a run directory or a comparison."""
+"""Write the HTML page of a run directory, a comparison, or a check of data."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import json
+from datetime import date
 from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from emdcfl.clustering.pairs import SIGNS
 from emdcfl.core.errors import StoreError
 from emdcfl.core.metric import Metric, score_of
 from emdcfl.core.units import byte_count, percent, plural, quantity, seconds
+from emdcfl.data.own.checking.check import FolderReport
+from emdcfl.data.own.checking.page import data_page
 from emdcfl.paper.merging import merging_line
 from emdcfl.report import charts
 from emdcfl.report.card import CARD, card
@@ -41,6 +44,8 @@ LONGEST = 400
 """Characters of a sentence on the page."""
 LISTED = 1000
 """Most clients in the table by client, and half as many rows in other lists: a page is to stay below 2 MB."""
+ACROSS = 12
+"""Sites beside each other in a table of columns."""
 LARGEST_PICTURE, PNG = 1 << 20, b"\x89PNG\r\n\x1a\n"
 
 
@@ -58,6 +63,15 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
     if found is not None and out is None:
         write_file(folder / CARD, [card(folder, found).encode("utf-8", "replace")])
     return place
+
+
+def write_data_page(report: FolderReport, out: Path) -> None:
+    """Write the page of ``emdcfl data check``, which stands alone and prints."""
+    if not out.parent.is_dir():
+        raise StoreError(f"{out}: the folder {out.parent} does not exist; make it first, or choose another --html")
+    page = data_page(report, across=ACROSS)
+    text = render_template("data.html", {"title": page.title, "page": page, "today": date.today().isoformat()})
+    write_file(out, [text.encode("utf-8", "replace")])
 
 
 def render(folder: Path) -> str:

@@ -21,7 +21,7 @@ from emdcfl.data.own.checking.columns import Doubt
 from emdcfl.data.own.checking.fix import propose, write_recipe
 from emdcfl.data.own.checking.page import data_page
 from emdcfl.data.own.cleaning import Cleaning
-from emdcfl.report.data_page import write_data_page
+from emdcfl.report.page import write_data_page
 from emdcfl.runs.config import load, override
 
 
