@@ -121,19 +121,9 @@ class SmokeModel(Classifier):
 
     def __init__(self, channels: int, classes: int) -> None:
         super().__init__()
-        self.body = nn.Sequential(
-            nn.AdaptiveAvgPool2d(16),
-            nn.Conv2d(channels, 8, 3, padding=1),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(8, 16, 3, padding=1),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Flatten(),
-            nn.Linear(256, 64),
-            nn.ReLU(),
-        )
-        self.head = nn.Linear(64, classes)
+        inside = ConvNet(channels, classes, 16, [(8,), (16,)], 64)
+        self.body = nn.Sequential(nn.AdaptiveAvgPool2d(16), *inside.body)
+        self.head = inside.head
 
     def embed(self, x: Tensor) -> Tensor:
         z: Tensor = self.body(x)
