@@ -65,15 +65,6 @@ class _Array:
         return torch.from_numpy(self.array)
 
 
-def _pack(site: Site) -> tuple[str, Any]:
-    """Return a site as arrays; tensors would go through shared memory, of which containers have little."""
-    return site.name, to_wire({name: [split.x, split.y] for name, split in site.splits.items()})
-
-
-def _unpack(name: str, wire: Any) -> Site:
-    return Site.from_splits(name, {key: Split(*pair) for key, pair in from_wire(wire).items()})
-
-
 def _serve(pipe: Connection, threads: int) -> None:
     """Run in a worker: build the clients that the first message describes, then answer requests until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and closes the pipe
@@ -109,8 +100,9 @@ def _unknown(task: str, module: str) -> str:
     return ""
 
 
-def _clients(scenario: Scenario, sites: list[tuple[str, Any]], device: torch.device, options: Mapping[str, Any]) -> dict[str, Client]:
-    whole = replace(scenario, sites=tuple(_unpack(*site) for site in sites))
+def _clients(scenario: Scenario, sites: Mapping[str, Any], device: torch.device, options: Mapping[str, Any]) -> dict[str, Client]:
+    splits = {name: {key: Split(*pair) for key, pair in own.items()} for name, own in from_wire(sites).items()}
+    whole = replace(scenario, sites=tuple(Site.from_splits(name, own) for name, own in splits.items()))
     with global_seed(0):
         network = Network(whole.model, device)
     return simulated_clients(whole, [site.name for site in whole.sites], network, **options)
@@ -164,9 +156,10 @@ class ProcessFederation(Federation):
             worker = context.Process(target=_serve, args=(there, threads), daemon=True)
             worker.start()
             there.close()
-            sites = [_pack(s) for s in scenario.sites if self._worker_of[s.name] == w]
+            own = [site for site in scenario.sites if self._worker_of[site.name] == w]
+            sites = {site.name: {name: [split.x, split.y] for name, split in site.splits.items()} for site in own}
             with suppress(OSError):  # the worker died at once; reading from it says so
-                here.send((rest, sites, chosen, {"seed": self.seed, "run": run, "precision": precision}))
+                here.send((rest, to_wire(sites), chosen, {"seed": self.seed, "run": run, "precision": precision}))
             self._pipes.append(here)
             self._workers.append(worker)
 
