@@ -22,6 +22,7 @@ from emdcfl.core.errors import EmdcflError, StoreError
 from emdcfl.core.params import average
 from emdcfl.engines.local.sequential import intra_op_threads, simulated_clients
 from emdcfl.paper import theory
+from emdcfl.runs.new_sites.nearest import groups_of
 from emdcfl.runs.plan import build_scenario
 from emdcfl.runs.result import Result
 from emdcfl.runs.store.files import read_json, unsealed, write_json
@@ -64,19 +65,16 @@ def merging_costs(result: Result) -> list[Pair]:
 
     Returns nothing for methods without clusters, and for data that are not simulated (no true groups).
     """
-    labels = result.summary["clusters"]
-    if labels is None or result.summary["groups"] is None:
+    if result.summary["clusters"] is None or result.summary["groups"] is None:
         return []
-    serving, scenario = result.serving, result.scenario or build_scenario(result.config, result.folder)
-    names, classes = list(result.clients), len(result.about.classes)
+    scenario, names = result.scenario or build_scenario(result.config, result.folder), list(result.clients)
+    groups, classes = groups_of(result.serving, names), len(result.about.classes)
     clients = simulated_clients(scenario, names, result.about.network, seed=result.config.run.seed, run="merging", precision="fp32")
-    members = {k: [c for c, label in zip(names, labels, strict=True) if label == k] for k in sorted(set(labels))}
-    models = {k: serving.models[int(serving.weights[labels.index(k)].argmax())] for k in members}
     costs = []
-    for a, b in combinations(members, 2):
-        sizes = [float(sum(len(clients[c].site.train) for c in members[k])) for k in (a, b)]
-        merged = average([models[a], models[b]], sizes)
-        one, two = (_sample([clients[c] for c in members[k]], merged) for k in (a, b))
+    for a, b in combinations(groups, 2):
+        both = (groups[a], groups[b])
+        merged = average([model for model, _ in both], [float(sum(len(clients[c].site.train) for c in members)) for _, members in both])
+        one, two = (_sample([clients[c] for c in members], merged) for _, members in both)
         costs.append(Pair((a, b), theory.merging(one, two, classes)))
     return sorted(costs, key=lambda pair: pair.cost.distance)
 
