@@ -14,12 +14,13 @@ from __future__ import annotations
 import io
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from emdcfl.core.errors import ClientError, EmdcflError
 from emdcfl.core.federation import Federation
@@ -136,8 +137,9 @@ def compare(profiles: Mapping[str, Reply], members: Sequence[str], wanted: Seque
     """Return the features that set some clients apart from the others, the most different first."""
     inside = [profiles[c] for c in members]
     outside = [reply for c, reply in profiles.items() if c not in members]
-    (n, here), (m, there) = (_pooled(part) for part in (inside, outside))
-    sd = _spread([*inside, *outside])
+    n, m = (sum(reply["n"] for reply in part) for part in (inside, outside))
+    here, there = (_pooled(part, lambda reply: [reply["mean"], reply["classes"]]) for part in (inside, outside))
+    sd = np.sqrt(_pooled([*inside, *outside], lambda reply: [reply["sd"] ** 2, reply["classes"] * (1 - reply["classes"])]))
     floor = 1e-6 * np.maximum(np.abs(here), np.abs(there)) + 1e-12
     d = np.clip((here - there) / np.maximum(sd, floor), -LARGEST_EFFECT, LARGEST_EFFECT)
     z = d / math.sqrt(1 / n + 1 / m)
@@ -154,16 +156,9 @@ def compare(profiles: Mapping[str, Reply], members: Sequence[str], wanted: Seque
     return found
 
 
-def _pooled(profiles: Sequence[Reply]) -> tuple[int, Any]:
-    n = sum(reply["n"] for reply in profiles)
-    return n, sum(reply["n"] * torch.cat([reply["mean"], reply["classes"]]).numpy() for reply in profiles) / n
-
-
-def _spread(profiles: Sequence[Reply]) -> Any:
-    """Standard deviation inside sites, pooled over them."""
-    n = sum(reply["n"] for reply in profiles)
-    variances = [torch.cat([reply["sd"] ** 2, reply["classes"] * (1 - reply["classes"])]).numpy() for reply in profiles]
-    return np.sqrt(sum(reply["n"] * v for reply, v in zip(profiles, variances, strict=True)) / n)
+def _pooled(profiles: Sequence[Reply], of: Callable[[Reply], list[Tensor]]) -> Any:
+    """Mean of something over all samples, from its means at every site: of features, then of classes."""
+    return sum(reply["n"] * torch.cat(of(reply)).numpy() for reply in profiles) / sum(reply["n"] for reply in profiles)
 
 
 def in_words(summary: Mapping[str, Any]) -> list[str]:
