@@ -71,8 +71,10 @@ def discover(path: Path, *, client_column: str | None = None) -> FolderLayout:
             raise DataError(f"--client {client_column} needs one table, but {path} holds {len(tables)}")
         return FolderLayout("table", table=tables[0], ignored=ignored)
     if tables:
-        _distinct([table.stem for table in tables], path)
-        _refuse_splits([table.stem for table in tables], path)
+        stems = [table.stem for table in tables]
+        if twice := [stem for stem in stems if stems.count(stem) > 1]:
+            raise DataError(f"{path} holds two tables for client {min(twice)!r}: keep one")
+        _refuse_splits(stems, path)
         return FolderLayout("tables", [ClientFiles(table.stem, {MIXED: table}) for table in tables], ignored=ignored)
     if not folders:
         raise DataError(f"{path} holds no clients: expected one sub-folder or one table ({', '.join(sorted(TABLE_SUFFIXES))}) per client")
@@ -150,9 +152,3 @@ def _refuse_splits(names: list[str], path: Path) -> None:
             f"{path} holds {' and '.join(sorted(names))}, which look like splits of one data set: expected sites; put each site's into a "
             "folder of its own (SITE/train, SITE/test), or use one table with a site column (--client COLUMN)"
         )
-
-
-def _distinct(names: list[str], path: Path) -> None:
-    twice = {name for name in names if names.count(name) > 1}
-    if twice:
-        raise DataError(f"{path} holds two tables for client {sorted(twice)[0]!r}: keep one")
