@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 from unittest.mock import Mock
@@ -60,7 +61,7 @@ def test_a_secret_on_a_disk_that_is_not_there_is_not_replaced(tmp_path: Path) ->
 
 
 def test_only_the_holder_of_a_key_can_prove_it() -> None:
-    mine, other, challenge = NodeSecret.random(), NodeSecret.random(), Challenge()
+    mine, other, challenge = NodeSecret(os.urandom(32)), NodeSecret(os.urandom(32)), Challenge()
     proof = prove(mine, challenge.public, challenge.nonce, "a")
     assert challenge.holds(public_key(mine), "a", proof)
     assert not challenge.holds(public_key(mine), "b", proof)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import tests.tiny
 import torch
-from tests.runs.test_store import Memory, reopen, store, tensor_files, vector
+from tests.runs.test_store import Memory, reopen, rounds, store, tensor_files, vector
 
 from emdcfl.core.errors import StoreError
 from emdcfl.runs import runner
@@ -121,7 +121,7 @@ def test_a_damaged_run_json_is_written_again_from_the_config(store: RunStore, da
     whole = path.read_bytes()
     damage(path)
     assert RunStore.read(store.path).config() == Config()
-    assert reopen(store).rounds() == [1]
+    assert rounds(reopen(store)) == [1]
     assert path.read_bytes() == whole
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -68,11 +67,6 @@ class NodeSecret:
         if len(secret) != 32:
             raise ValueError(f"a node secret has 32 bytes, got {len(secret)}")
         self._secret, self.is_simulated = secret, is_simulated
-
-    @classmethod
-    def random(cls) -> NodeSecret:
-        """Draw a secret from the operating system."""
-        return cls(os.urandom(32))
 
     @classmethod
     def simulated(cls, seed: int, client: str) -> NodeSecret:

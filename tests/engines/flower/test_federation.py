@@ -353,7 +353,7 @@ def test_node_keys_swapped_by_the_relay_are_noticed_by_the_nodes() -> None:
     for node in grid.nodes.values():
         node.partners.trust, node.partners.known = "pinned", true
     fed = fed_of(grid)
-    evil = public_key(NodeSecret.random())
+    evil = public_key(NodeSecret(bytes(32)))
     fed._described = {
         c: {"n": 48, "m": 64, "key": evil if c == "site-1" else public_key(grid.nodes[100 + i].secret)} for i, c in enumerate(fed.clients)
     }

@@ -168,10 +168,6 @@ class RunStore:
             self._rounds.forget_others(loaded[0])  # a kill right after a commit leaves an older round
         return loaded
 
-    def rounds(self) -> list[int]:
-        self._wait()
-        return self._rounds.numbers()
-
     def _check_writable(self, name: str) -> None:
         if self._lock is None:
             raise StoreError(f"{self.path}: opened for reading only, cannot write {name}")
