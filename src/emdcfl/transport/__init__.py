@@ -7,10 +7,9 @@ solves over the cores. ``screening`` decides links from the certified bounds of 
 
 from __future__ import annotations
 
-from emdcfl.transport.bounds import minima
+from emdcfl.transport.bounds import cosine_lower_bounds, minima
 from emdcfl.transport.calibration import dual_variance, min_samples, quantile, tolerance
 from emdcfl.transport.cost import COSTS, cost_matrix, projected_width, projection, unit
-from emdcfl.transport.many import cosine_lower_bounds
 from emdcfl.transport.pairs import EXACT, LOWER, UNKNOWN, UPPER
 from emdcfl.transport.pool import SolverPool
 from emdcfl.transport.screening import Decision, QueueFactory, Screen
