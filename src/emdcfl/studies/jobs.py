@@ -16,7 +16,6 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
-from emdcfl.runs.config import as_dict, from_dict
 from emdcfl.studies.compare import Done, Job, attempt
 
 
@@ -40,7 +39,7 @@ def parallel(jobs: Iterator[Job], number: int, keep: Path | None) -> Generator[D
             worker = _idle(workers, keep)
             worker.job = job
             with contextlib.suppress(OSError):  # a dead worker is noticed when its answer is awaited
-                worker.pipe.send((as_dict(job.config), job.key))
+                worker.pipe.send(job)
         while any(w.job is not None for w in workers):
             yield _next(workers)
     finally:
@@ -59,7 +58,7 @@ def _idle(workers: list[_Worker], keep: Path | None) -> _Worker:
 def _start(keep: Path | None) -> _Worker:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_work, args=(theirs, None if keep is None else str(keep)), daemon=False, name="emdcfl-compare")
+    process = context.Process(target=_work, args=(theirs, keep), daemon=False, name="emdcfl-compare")
     process.start()
     theirs.close()
     return _Worker(process, ours)
@@ -94,17 +93,16 @@ def _end(workers: list[_Worker]) -> None:
         w.pipe.close()
 
 
-def _work(pipe: Connection[Any, Any], keep: str | None) -> None:
+def _work(pipe: Connection[Any, Any], keep: Path | None) -> None:
     """Answer jobs until there are no more. An interrupt from the terminal reaches every process; only the parent decides what it means."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.getLogger("emdcfl").setLevel(logging.WARNING)
     while True:
         try:
-            message = pipe.recv()
+            job = pipe.recv()
         except EOFError:
             return
-        if message is None:
+        if job is None:
             return
-        tables, key = message
-        done = attempt(Job(from_dict(tables, "job"), key), None if keep is None else Path(keep))
+        done = attempt(job, keep)
         pipe.send((done.row, done.error))
