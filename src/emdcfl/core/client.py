@@ -15,7 +15,7 @@ import functools
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, ParamSpec, Protocol, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -155,11 +155,8 @@ class Client:
             yield
 
 
-class Work(Protocol):
-    """A piece of a task that an engine may do for many clients at once; called, it does it for one."""
-
-    def __call__(self, client: Client) -> Reply: ...
-
+Work = Callable[[Client], Reply]
+"""A piece of a task that an engine may do for many clients at once; called, it does it for one."""
 
 Task = Callable[..., Reply]
 AnyTask = TypeVar("AnyTask", bound=Task)
