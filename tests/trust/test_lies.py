@@ -19,7 +19,7 @@ from emdcfl.core.tasks import Training
 from emdcfl.data.scenarios import build
 from emdcfl.data.types import Scenario
 from emdcfl.engines.local import SequentialFederation
-from emdcfl.methods import make
+from emdcfl.methods import METHODS, make
 from emdcfl.runs.config import from_dict
 from emdcfl.runs.plan import plan
 from emdcfl.trust import Trust
@@ -205,6 +205,15 @@ def test_methods_without_cluster_averages_refuse_a_policy_they_would_ignore() ->
     config = {"method": {"name": "pfedgraph"}, "trust": {"aggregate": "median"}}
     with pytest.raises(ConfigError, match="expected trust.max_share, clip and aggregate at their defaults with pfedgraph"):
         plan(from_dict(config))
+
+
+@pytest.mark.parametrize("method", sorted(name for name, cls in METHODS.items() if cls.family == "soft"))
+@pytest.mark.parametrize("aggregate", ["median", "trimmed-mean"])
+def test_methods_whose_clusters_all_average_everybody_refuse_to_leave_out_who_differs(method: str, aggregate: str) -> None:
+    """The middle of all clients' states is the same for every cluster: FedSoft's and FedCE's would be equal, bit for bit."""
+    with pytest.raises(ConfigError, match=f'expected trust.aggregate = "mean" with {method}.*max_share'):
+        plan(from_dict({"method": {"name": method}, "trust": {"aggregate": aggregate}}))
+    plan(from_dict({"method": {"name": method}, "trust": {"max_share": 0.25, "clip": 1.5}}))
 
 
 @pytest.mark.parametrize(("key", "value"), [("max_share", 0.0), ("trim", 0.5), ("clip", 0.5), ("aggregate", "mode"), ("max_faults", 0)])

@@ -198,6 +198,11 @@ def _method(config: Config, scenario: Scenario) -> Method:
         raise ConfigError(f"expected privacy.epsilon with a method that adds noise (emdcfl), got {cls.name}; leave [privacy] out")
     if cls.family == "personal" and not config.trust.plain:
         raise ConfigError(f"expected trust.max_share, clip and aggregate at their defaults with {cls.name}: it averages along a graph")
+    if cls.family == "soft" and config.trust.aggregate != "mean":
+        raise ConfigError(
+            f'expected trust.aggregate = "mean" with {cls.name}, got "{config.trust.aggregate}": each of its clusters averages all '
+            "clients, and those that differ would be left out; limit clients with trust.max_share and clip"
+        )
     method = make(cls.name, **check_options(cls, {**scenario.method_defaults.get(cls.name, {}), **preset, **options}, "method"))
     if isinstance(method, Checked):
         method.check()

@@ -24,7 +24,8 @@ class Trust:
     """Largest share of an average that one client may have, whatever n it reports. 1 keeps the reported n; a share below 1/k means equal
     weights among k members."""
     aggregate: Aggregate = "mean"
-    """How the states of a cluster are combined: mean weighted by n, or trimmed mean or median of each coordinate, which ignore n."""
+    """How the states of a cluster are combined: mean weighted by n, or trimmed mean or median of each coordinate, which ignore n.
+    Soft methods take the mean alone: each of their clusters averages all clients."""
     trim: float = 0.2
     """Share of the members that ``"trimmed-mean"`` drops at each end, rounded up; the middle always stays."""
     clip: float | None = None
