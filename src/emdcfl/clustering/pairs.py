@@ -23,6 +23,20 @@ SIGNS = {LOWER: "≥ ", UPPER: "≤ "}
 """How a bound is written."""
 
 
+def over_tolerance(w: Array, epsilon: Array) -> Array:
+    """Return W in units of its tolerance, within ±1000; 0 or 1000 where the tolerance is not positive (all samples of a client are alike).
+
+    Examples
+    --------
+    >>> over_tolerance(np.array([0.5, 0.0, -0.5, np.nan]), np.array([0.25, 0.0, 0.0, 0.25])).tolist()
+    [2.0, 1000.0, 0.0, nan]
+    """
+    w, e = np.asarray(w, dtype=np.float64), np.asarray(epsilon, dtype=np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        r = np.where(e > 0, w / e, np.where(np.isnan(w), np.nan, np.where(w < e, 0.0, 1e3)))
+    return np.clip(r, -1e3, 1e3)
+
+
 @dataclass(frozen=True)
 class Edge:
     """The pair of a client that is closest to the tolerance: the other client, the ratio, and its kind."""
@@ -44,11 +58,8 @@ class PairRatios:
 
     @cached_property
     def ratio(self) -> Array:
-        """W in units of its tolerance, within ±1000; 0 or 1000 where the tolerance is not positive (all samples of a client are alike)."""
-        w, e = np.asarray(self.W, dtype=np.float64), np.asarray(self.epsilon, dtype=np.float64)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            r = np.where(e > 0, w / e, np.where(np.isnan(w), np.nan, np.where(w < e, 0.0, 1e3)))
-        r = np.clip(r, -1e3, 1e3)
+        """``over_tolerance`` of all pairs of two clients."""
+        r = over_tolerance(self.W, self.epsilon)
         np.fill_diagonal(r, np.nan)
         return r
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from emdcfl.clustering.pairs import over_tolerance
 from emdcfl.core.optional import require
 from emdcfl.core.units import plot_text, plural
 from emdcfl.methods.base import Distances
@@ -50,8 +51,7 @@ def heatmap(distances: Distances, clients: Sequence[str], clusters: Sequence[int
 
     order = sorted(range(len(clients)), key=lambda i: (clusters[i], i))
     w = distances.W[np.ix_(order, order)]
-    with np.errstate(divide="ignore", invalid="ignore"):  # a tolerance of zero: all or nothing
-        ratio = np.clip(w / distances.epsilon[np.ix_(order, order)], -6.0, 1e6)
+    ratio = np.maximum(over_tolerance(w, distances.epsilon[np.ix_(order, order)]), -6.0)
     kind = distances.kind[np.ix_(order, order)]
     axes = figure.add_subplot()
     axes.set_facecolor("0.85")
@@ -87,7 +87,7 @@ def margin_plot(distances: Distances, clients: Sequence[str], clusters: Sequence
     """
     epsilon = distances.epsilon[np.isfinite(distances.epsilon)]
     calibrated = bool(epsilon.size and epsilon.max() > epsilon.min())
-    values = distances.W / distances.epsilon if calibrated else distances.W
+    values = over_tolerance(distances.W, distances.epsilon) if calibrated else distances.W
     tolerance = 1.0 if calibrated or not epsilon.size else float(epsilon[0])
     i, j = np.triu_indices(len(clients), 1)
     both = np.maximum(values[i, j], values[j, i])
@@ -99,8 +99,9 @@ def margin_plot(distances: Distances, clients: Sequence[str], clusters: Sequence
     quantity = "max(W, Wᵀ) / tolerance" if calibrated else "max(W, Wᵀ)"
     if known.size:
         # What is far beyond the tolerance is not interesting in detail; the last bin takes it.
-        top = float(min(known.max(), 8 * tolerance))
-        bins = np.linspace(min(float(known.min()), 0.0), max(top, 1.5 * tolerance), 50).tolist()
+        top = float(min(known.max(), 8 * tolerance) if tolerance > 0 else known.max())
+        low = min(float(known.min()), 0.0)
+        bins = np.linspace(low, max(top, 1.5 * tolerance) if max(top, tolerance) > low else 1.0, 50).tolist()
         for where, name, colour in ((same, "inside clusters", "tab:blue"), (~same, "between clusters", "tab:red")):
             for exact, hatch in ((True, None), (False, "////")):
                 chosen = both[where & np.isfinite(both) & ((decides == 1) == exact)]

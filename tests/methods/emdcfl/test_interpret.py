@@ -121,6 +121,38 @@ def test_pictures_are_png_and_the_same_every_time(epsilon: float | None, unset: 
         assert first == png(draw(d, NAMES, CLUSTERS))
 
 
+def bars(d: Distances, clusters: list[int]) -> float:
+    """Pairs that the drawing of margins shows: the heights of its bars, without their outlines' baseline."""
+    (axes,) = margin_plot(d, NAMES, clusters).axes
+    shown = 0.0
+    for patch in axes.patches:
+        corners = patch.get_path().vertices
+        right, left = corners[1:, 0], corners[:-1, 0]
+        assert np.isfinite(corners).all() and corners[:, 0].max() > corners[:, 0].min()
+        shown += float(corners[1:, 1][right > left].sum())
+    return shown
+
+
+@pytest.mark.filterwarnings("error")
+def test_pictures_show_every_pair_of_a_client_whose_tolerance_is_zero() -> None:
+    d = block(epsilon=None)
+    d.epsilon[3] = 0.0
+    d.W[3] = [-0.01, 0.0, 0.1, np.nan]
+    assert bars(d, [0, 0, 1, 2]) == 6
+    ratio = heatmap(d, NAMES, [0, 0, 1, 2]).axes[0].images[0].get_array().filled(np.nan)
+    assert ratio[3, 0] < 1 < ratio[3, 1] and ratio[3, 2] > 1  # linked where W < 0, and only there
+    assert np.isfinite(ratio).sum() == 12
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("outside", [0.1, 0.0])
+def test_pictures_where_all_tolerances_are_zero(outside: float) -> None:
+    d = block(inside=0.0, outside=outside)
+    d.epsilon[:] = 0.0
+    assert bars(d, [0, 1, 2, 3]) == 6
+    png(heatmap(d, NAMES, [0, 1, 2, 3]))
+
+
 def test_where_nobody_was_compared_no_tolerance_is_praised() -> None:
     unset = np.full((2, 2), np.nan)
     found = read(Distances(unset, unset[0], unset, np.zeros((2, 2), np.int8)), ["a", "b"], [0, 1])
