@@ -199,6 +199,19 @@ def clinics(cli, tmp_path: Path) -> Path:
     return tmp_path / "tree"
 
 
+def test_a_cluster_that_shares_no_class_with_a_new_site_is_not_compared_in_words(cli, tmp_path: Path) -> None:
+    rng = random.Random(0)
+    for site, first in {"d/a": 0, "d/b": 0, "d/c": 2, "new": 0}.items():
+        rows = [f"{rng.gauss(i % 2, 1):.3f},{rng.gauss(0, 1):.3f},{first + i % 2}" for i in range(240)]
+        (tmp_path / site).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{site}.csv").write_text("\n".join(["x,z,label", *rows]))
+    neighbourhoods = ("--set", "method.grouping=neighbourhoods", "--set", "method.tolerance=auto")
+    assert cli("run", "--data", "d", *SHORT, *neighbourhoods, "--out", "r").code == 0
+    placed = cli("place", "r", "new.csv")
+    assert placed.code == 0 and "not compared" in placed.out and "inf" not in placed.out, placed
+    assert [c["ratio"] for c in json.loads(cli("place", "r", "new.csv", "--json").out)["candidates"]][1:] == [None]
+
+
 def test_a_run_finds_its_data_from_anywhere(cli, clinics: Path, tmp_path: Path) -> None:
     os.chdir(tmp_path)
     placed = cli("place", "tree/runs/r", "tree/new/new.csv")

@@ -68,7 +68,9 @@ def test_groups_by_benefit_take_a_site_that_does_no_better_alone() -> None:
 
 def test_a_tolerance_of_zero_is_all_or_nothing() -> None:
     """A client whose samples are all alike calibrates to zero."""
-    assert candidate_of(0, ["a"], "new", measured(a=((0.0, 0.0), (0.0, 0.1))), 0.9).ratio == inf
+    far = candidate_of(0, ["a"], "new", measured(a=((0.0, 0.0), (0.0, 0.1))), 0.9)
+    said = Placement("new", None, [far], ()).verdict()
+    assert 1 < far.ratio < inf and "cluster 0" in said and "no member could be compared" not in said
     assert candidate_of(0, ["a"], "new", measured(a=((-0.1, 0.0), (0.05, 0.1))), 0.9).ratio == 0.5
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import webbrowser
 from contextlib import suppress
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -83,10 +84,10 @@ def place(
     console = terminal()
     for note in placement.notes:
         tell(console, f"note: {note}")
-    rows = [
-        (str(c.cluster), names(c.members), f"{c.ratio:.2f}", f"{c.linked} of {len(c.members)}", placement.metric.text(c.score))
-        for c in placement.candidates
-    ]
+    rows = []
+    for c in placement.candidates:
+        distance = f"{c.ratio:.2f}" if isfinite(c.ratio) else "not compared"
+        rows.append((str(c.cluster), names(c.members), distance, f"{c.linked} of {len(c.members)}", placement.metric.text(c.score)))
     heads = ("cluster", "members", "distance / tolerance", "linked with", f"its model's {placement.metric.label}")
     console.print(draw_table(heads, rows, left=("members",)))
     tell(console, placement.verdict())

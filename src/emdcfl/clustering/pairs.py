@@ -23,7 +23,7 @@ SIGNS = {LOWER: "≥ ", UPPER: "≤ "}
 """How a bound is written."""
 
 
-def over_tolerance(w: Array, epsilon: Array) -> Array:
+def over_tolerance(w: Array | float, epsilon: Array | float) -> Array:
     """Return W in units of its tolerance, within ±1000; 0 or 1000 where the tolerance is not positive (all samples of a client are alike).
 
     Examples

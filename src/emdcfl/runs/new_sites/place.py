@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from emdcfl.clustering.pairs import over_tolerance
 from emdcfl.core import tasks
 from emdcfl.core.errors import DataError
 from emdcfl.core.federation import Federation
@@ -30,7 +31,7 @@ from emdcfl.data.own.splitting import SplitRule
 from emdcfl.data.types import Site
 from emdcfl.methods.base import Serving
 from emdcfl.methods.emdcfl import EMDCFL
-from emdcfl.methods.emdcfl.comparison import Measured, PairDistance, comparable, measure
+from emdcfl.methods.emdcfl.comparison import Measured, comparable, measure
 from emdcfl.runs.config import OWN_FILES
 from emdcfl.runs.new_sites.nearest import groups_of, plan_again, with_site
 from emdcfl.runs.plan import RunPlan
@@ -227,13 +228,8 @@ def _score(fed: Federation, site: str, model: Tensor) -> float:
 
 def candidate_of(cluster: int, members: list[str], new: str, measured: Measured, score: float) -> Candidate:
     ways = [(measured.entries[new, c], measured.entries[c, new]) for c in members if (new, c) in measured.entries]
-    ratios = [max(_ratio(there), _ratio(back)) for there, back in ways]
+    ratios = [max(float(over_tolerance(way.W, way.epsilon)) for way in both) for both in ways]
     return Candidate(cluster, members, max(ratios, default=inf), sum(r < 1 for r in ratios), score)
-
-
-def _ratio(way: PairDistance) -> float:
-    """W in units of its tolerance; all or nothing where that is zero, as a calibrated one may be."""
-    return way.W / way.epsilon if way.epsilon > 0 else 0.0 if way.epsilon > way.W else inf
 
 
 def as_dict(placement: Placement) -> dict[str, Any]:
