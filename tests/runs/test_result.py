@@ -68,6 +68,16 @@ def test_a_loaded_run_is_the_run(by_command: Path) -> None:
     assert torch.equal(loaded.predict_proba(loaded.clients[0], x), fit.predict_proba(fit.clients[0], x))
 
 
+@pytest.mark.parametrize("inside", ["copy", "models/copy", "models/../state/copy"])
+def test_a_run_is_not_copied_into_itself(by_command: Path, inside: str, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(emdcfl.load(by_command).save(tmp_path / "run"))
+    before = {path: path.is_file() and path.read_bytes() for path in (tmp_path / "run").rglob("*")}
+    for folder in ("run", "link"):
+        with pytest.raises(StoreError, match="expected a folder outside the run directory"):
+            emdcfl.load(tmp_path / "run").save(tmp_path / folder / inside)
+    assert before == {path: path.is_file() and path.read_bytes() for path in (tmp_path / "run").rglob("*")}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["ifca", "fedem", "pfedgraph", EMDCFL(tolerance=0.03)])
 def test_methods_by_name_or_instance_survive_saving(method: object, tmp_path: Path) -> None:

@@ -203,6 +203,8 @@ class Result:
         if self.state is None:
             if self.folder is None:
                 raise StoreError("this result holds no state of a run, so it cannot be saved; save the one that fit returned")
+            if place.resolve().is_relative_to(self.folder.resolve()):
+                raise StoreError(f"{place}: expected a folder outside the run directory {self.folder}, which would be copied into itself")
             shutil.copytree(self.folder, place, ignore=shutil.ignore_patterns(".lock"), dirs_exist_ok=True)
             return place
         with RunStore.open(place, self.config) as store:
