@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -43,6 +45,14 @@ def test_later_clients_join_within_the_threshold_or_found_a_cluster():
     assert states[2].sets == [["a", "b", "f"], ["c", "d"], ["e"], ["g"]] and not states[2].first
     assert states[3].sets == states[2].sets
     assert all(torch.equal(theta, fed.initial()) for index, c, theta in fed.asked if index == 2 and c in "fg")
+
+
+def test_an_automatic_threshold_follows_the_clients_seen_and_moves_none_of_them():
+    states = history(scripted(absent={1: "bcdefg", 2: "eg"}), make("fedclust"), 3)
+    assert states[1].sets == [["a"]]  # one client alone shows no gap
+    assert states[2].labels["b"] == states[1].labels["a"] != states[2].labels["c"]
+    for before, after in pairwise(states[1:]):
+        assert before.labels.items() <= after.labels.items()
 
 
 def test_a_new_member_must_be_near_every_old_one():

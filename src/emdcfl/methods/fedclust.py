@@ -50,8 +50,8 @@ class FedClust:
     threshold : float or "auto"
         :math:`\lambda`, the largest distance inside a cluster. It depends on network and training; the EMD-CFL paper's, which its scenarios
         use, with the full state: Rotated MNIST 5, Rotated CIFAR10 45, PACS 8, Backdoor MNIST 4, Backdoor CIFAR10 28. ``"auto"``: below
-        the first merge that is 1.3 times or more as far as the one before (``clustering.first_gap``), which the first round's participants
-        should show.
+        the first merge that is 1.3 times or more as far as the one before (``clustering.first_gap``), among all clients seen so far.
+        Clients stay in the clusters they were given, so the first round's participants should show it.
     vector_scope : "F", "P", "H" or "state"
         What is compared: all floating state (what the thresholds above were chosen for), trainable parameters, the last layer (the
         method's own definition; the threshold must be chosen again), or the state with BatchNorm's counters.

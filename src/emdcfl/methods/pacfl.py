@@ -53,7 +53,8 @@ class PACFL:
     threshold : float or "auto"
         Largest angle, in degrees, at which clusters are merged. The EMD-CFL paper tunes it to the true number of clusters: 12 for rotated
         MNIST and CIFAR10, 11 for PACS, 2.5 and 10.5 for backdoor MNIST and CIFAR10. ``"auto"``: below the first merge
-        that is 1.3 times or more as far as the one before (``clustering.first_gap``), which the first round's participants should show.
+        that is 1.3 times or more as far as the one before (``clustering.first_gap``), among all clients seen so far. Clients stay in the
+        clusters they were given, so the first round's participants should show it.
     vectors : int
         p, singular vectors per class; the EMD-CFL paper uses 3.
     split : "val" or "train"
