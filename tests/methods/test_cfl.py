@@ -138,6 +138,15 @@ def test_the_public_code_never_splits_with_batch_norm_where_the_method_does():
     assert len(run("cfl", scenario, rounds=6, preset="reference", **options)[2].sets) == 1
 
 
+def test_a_run_too_short_to_split_says_so(caplog):
+    fed = Scripted(CLIENTS, three_ways)
+    for method, rounds in ((make("cfl"), 2), (make("cfl"), None), (make("cfl", preset="original"), 1)):
+        method.init(fed, fed.begin(0, rounds))
+    assert not caplog.records
+    make("cfl").init(fed, fed.begin(0, 1))
+    assert "method.first_split = 2" in caplog.text and "1 round" in caplog.text
+
+
 def test_wrong_values_are_refused():
     with pytest.raises(ConfigError, match="epsilon1 above 0, got 0"):
         run("cfl", toy(), rounds=0, epsilon1=0.0)

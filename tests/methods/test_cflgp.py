@@ -126,6 +126,16 @@ def test_clusters_are_found_in_the_first_half_of_the_rounds_unless_told_otherwis
     assert history(Scripted("abcd", apart, k=2), make("cflgp", last_clustering="never"), 4)[-1].profile
 
 
+def test_a_run_too_short_to_cluster_says_so(caplog):
+    method, fed = make("cflgp", preset="original"), Scripted("abcd", apart, k=2)
+    for rounds in (None, 2):
+        method.init(fed, fed.begin(0, rounds))
+    assert not caplog.records
+    state = method.init(fed, fed.begin(0, 1))
+    assert "method.period = 2" in caplog.text and "1 round" in caplog.text
+    assert method.step(fed, state, fed.begin(1, 1)).labels == dict.fromkeys("abcd", 0)
+
+
 def test_profiles_are_thinned_before_they_fill_the_memory(monkeypatch):
     fed = federation()
     monkeypatch.setattr("emdcfl.methods.shared.profiles.LARGEST_PROFILE", 9 * 50)

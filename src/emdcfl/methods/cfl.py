@@ -31,7 +31,7 @@ from emdcfl.core.federation import Federation, Replies, Round
 from emdcfl.core.params import cosines
 from emdcfl.methods.base import Family, Serving, register, serve_clusters
 from emdcfl.methods.shared.split_tree import ROOT, SplitState, SplitTree
-from emdcfl.methods.shared.vectors import VectorScope, expect, update_gram
+from emdcfl.methods.shared.vectors import VectorScope, expect, update_gram, warn_if_too_short
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,7 @@ class CFL:
         for name in ("epsilon1", "epsilon2", "separation", "stationary", "relative1", "relative2"):
             expect(getattr(self, name) > 0, name, "above 0", getattr(self, name))
         expect(isinstance(self.first_split, str) or self.first_split >= 1, "first_split", "at least 1", self.first_split)
+        warn_if_too_short(round.total, self._first(round), "first_split")
         theta0 = fed.initial()
         return CFLState(list(fed.clients), theta0, sets=[[]], models=theta0[None], paths=[ROOT])
 
@@ -115,6 +116,10 @@ class CFL:
     def serve(self, state: CFLState) -> Serving:
         return serve_clusters(state)
 
+    def _first(self, round: Round) -> int:
+        """Return the first round in which a cluster may split."""
+        return (round.total or 4) // 4 + 1 if isinstance(self.first_split, str) else self.first_split
+
     def _advance(
         self, fed: Federation, tree: SplitTree, path: str, members: list[str], replies: Replies, round: Round, largest: float
     ) -> float:
@@ -126,8 +131,7 @@ class CFL:
         mean, top = float(G.sum().clamp_min(0).sqrt()) / len(members), float(G.diagonal().max().sqrt())
         largest = max(largest, mean)
         parts = [members]
-        first = (round.total or 4) // 4 + 1 if isinstance(self.first_split, str) else self.first_split
-        if len(members) > 2 and round.index >= first:
+        if len(members) > 2 and round.index >= self._first(round):
             alike = cosines(G).numpy()
             side = bipartition(1 - alike)
             apart = self._disagree(mean, top, largest) and (self.thresholds != "cosines" or separation(alike, side) > self.separation)

@@ -35,7 +35,7 @@ from emdcfl.core.keys import keyed_int
 from emdcfl.core.schema import Reply
 from emdcfl.methods.base import Family, Serving, clusters_wanted, register, serve_clusters
 from emdcfl.methods.shared.profiles import CFLGPState, Fresh, ProfileUpdate, nearest_clusters, profile_coordinates, renumber
-from emdcfl.methods.shared.vectors import VectorScope, average_present, expect, sets_of
+from emdcfl.methods.shared.vectors import VectorScope, average_present, expect, sets_of, warn_if_too_short
 
 
 @register
@@ -82,6 +82,7 @@ class CFLGP:
         expect(self.period >= 1, "period", "at least 1", self.period)
         last = self.last_clustering
         expect(isinstance(last, str) or last >= self.period, "last_clustering", "at least the period", last)
+        warn_if_too_short(round.total, self.period, "period")
         models = torch.stack([fed.initial(i) for i in range(k)])
         return CFLGPState(list(fed.clients), models[0], sets=[[] for _ in range(k)], models=models)
 
@@ -108,7 +109,7 @@ class CFLGP:
         return serve_clusters(state)
 
     def _last(self, round: Round) -> int | None:
-        """Return the last round in which clusters are found; they are found once at least."""
+        """Return the last round in which clusters are found; they are found once at least, if the rounds are enough for it."""
         if self.last_clustering == "half":
             return None if round.total is None else max(self.period, round.total // 2)
         return None if self.last_clustering == "never" else self.last_clustering

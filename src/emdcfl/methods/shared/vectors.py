@@ -7,6 +7,7 @@ matrix, so no method forms a second (C, P) matrix.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -15,8 +16,11 @@ from torch import Tensor
 
 from emdcfl.core.errors import ConfigError
 from emdcfl.core.params import Layout, Scope, average, gram
+from emdcfl.core.units import plural
 from emdcfl.methods.base import Clustered
 from emdcfl.trust import Guard
+
+log = logging.getLogger("emdcfl")
 
 VectorScope = Literal["P", "F", "H", "state"]
 """Trainable parameters, all floating state, the head, or all floating state and BatchNorm's integer counters."""
@@ -100,3 +104,10 @@ def expect(fine: bool, field: str, expected: str, got: Any) -> None:
     """Raise ``ConfigError`` unless a field of a method is in its range."""
     if not fine:
         raise ConfigError(f"expected method.{field} {expected}, got {got}")
+
+
+def warn_if_too_short(rounds: int | None, first: int, option: str) -> None:
+    """Say that a run ends before the round in which a method first looks for clusters, which its option sets."""
+    if rounds is not None and rounds < first:
+        short = plural(rounds, "round")
+        log.warning("method.%s = %d, and the run has %s: no clusters are found, and all clients share one model", option, first, short)
