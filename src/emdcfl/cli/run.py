@@ -127,7 +127,7 @@ def run(
         result = start(planned, place, resume=resume, observer=watch(live))
         if compare and not remote:  # else the federation has trained them
             say("for comparison: one model for all (fedavg), then every site alone (local)")
-            run_baselines(result, observer=live, keep=keep_baselines)
+            run_baselines(result, observer=live, keep=keep_baselines, workers=chosen.engine.workers)
     _finish(console, result, place, merging=not remote, baselines=compare, as_json=as_json)
 
 

@@ -16,7 +16,7 @@ import math
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -242,6 +242,11 @@ def dump(config: Config) -> str:
 def template() -> str:
     """Return the commented config that ``emdcfl init`` writes. As it stands, it is the defaults."""
     return Path(__file__).with_name("template.toml").read_text(encoding="utf-8")
+
+
+def with_workers(config: Config, workers: int) -> Config:
+    """Return the config with another number of workers, which changes no bit of a run."""
+    return replace(config, engine=replace(config.engine, workers=workers))
 
 
 def config_hash(config: Config) -> str:

@@ -25,7 +25,7 @@ from emdcfl.core.federation import Failure, Federation
 from emdcfl.core.metric import Metric, score_of
 from emdcfl.data.types import Scenario
 from emdcfl.runs import signals
-from emdcfl.runs.config import Config
+from emdcfl.runs.config import Config, with_workers
 from emdcfl.runs.loop import Finished, NoOpObserver, Observer, play
 from emdcfl.runs.outputs import read_summary, write_outputs
 from emdcfl.runs.personal import FineTuned, gain, personalize
@@ -64,9 +64,8 @@ def run(
         else:
             with RunStore.open(out, planned.config, resume=resume) as store:
                 data_record.bind(out, planned.config.scenario.options, planned.whole.fingerprints)
-                began = replace(planned.config.engine, workers=store.config().engine.workers)
-                planned = replace(planned, config=replace(planned.config, engine=began))
-                result = _play(_Account(planned, fed, started, store), observer)
+                began = replace(planned, config=with_workers(planned.config, store.config().engine.workers))
+                result = _play(_Account(began, fed, started, store), observer)
     if not planned.held or "unseen" in result.summary:
         return result
     from emdcfl.runs.new_sites.unseen import score_unseen  # which runs one model for all

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from emdcfl.data.types import Scenario
-from emdcfl.runs.config import Choice, Config, PersonalizeConfig, config_hash
+from emdcfl.runs.config import Choice, Config, PersonalizeConfig, config_hash, with_workers
 from emdcfl.runs.loop import Observer
 from emdcfl.runs.outputs import read_summary, write_summary
 from emdcfl.runs.personal import FINE_TUNED, with_personal
@@ -33,22 +33,23 @@ def not_tuned(config: Config, method: str) -> Config:
     return replace(config, method=Choice(method), personalize=PersonalizeConfig("off"))
 
 
-def run_baselines(result: Result, *, observer: Observer | None = None, keep: bool = False) -> dict[str, Result]:
+def run_baselines(result: Result, *, observer: Observer | None = None, keep: bool = False, workers: int | None = None) -> dict[str, Result]:
     """Run (or finish) the baselines on the same data, in sub-folders of the run directory if there is one.
 
     One run of FedAvg is two of them: one model for all, and the same model fine-tuned at home. It follows ``[personalize]`` of the run,
     or keeps what pays. Of a table whose rows are here there is also a regression at every site: logistic, or linear of numbers. Only
-    scores stay on disk, unless models are to be kept.
+    scores stay on disk, unless models are to be kept. ``workers`` are the run's if not given.
     """
     with ExitStack() as held:
         if result.folder is not None:  # whose own run has ended: nobody else is to resume it meanwhile
             held.callback(Lock(result.folder / LOCK).release)
-        return _run_all(result, observer, keep=keep)
+        common = result.config if workers is None else with_workers(result.config, workers)
+        return _run_all(result, common, observer, keep=keep)
 
 
-def _run_all(result: Result, observer: Observer | None, *, keep: bool) -> dict[str, Result]:
+def _run_all(result: Result, common: Config, observer: Observer | None, *, keep: bool) -> dict[str, Result]:
     found = {}
-    for name, config in (("fedavg", one_for_all(result.config)), ("local", not_tuned(result.config, "local"))):
+    for name, config in (("fedavg", one_for_all(common)), ("local", not_tuned(common, "local"))):
         place = None if result.folder is None else result.folder / "baselines" / name
         done = None if keep else _finished(result, config, place)
         found[name] = done or run(config, place, resume=place is not None, observer=observer, scenario=result.scenario)
@@ -76,7 +77,7 @@ def _finished(result: Result, config: Config, place: Path | None) -> Result | No
     if place is None or (place / "models").exists() or not (place / "summary.json").is_file():
         return None
     summary, stored = read_summary(place), RunStore.read(place)
-    planned = plan(config, result.scenario).config
+    planned = plan(with_workers(config, stored.config().engine.workers), result.scenario).config
     if not summary["finished"] or config_hash(planned) != summary["config"]:
         return None
     scores = replace(result, config=planned, summary=summary, history=stored.read_metrics(), folder=place)
