@@ -13,7 +13,8 @@ from PIL import Image
 from emdcfl.core.errors import ConfigError, DataError
 from emdcfl.data import scenarios
 from emdcfl.data.own import check_folder, from_arrays, load_folder, load_site
-from emdcfl.data.own.splitting import SplitRule
+from emdcfl.data.own.checking.check import check_site
+from emdcfl.data.own.splitting import RANDOM, SplitRule
 from emdcfl.data.split import grouped_indices
 from emdcfl.data.types import Scenario, Site
 from emdcfl.engines.flower.node.data import read_site
@@ -173,20 +174,31 @@ def test_patients_with_one_label_each_train_every_class() -> None:
     assert all(len(part) for part in grouped_indices(np.arange(3), np.arange(3), (0.6, 0.2, 0.2), np.random.default_rng(0)))
 
 
+def checks(folder: Path, rule: SplitRule = RANDOM) -> list[str]:
+    """What is said of two sites together, and of the first alone, as at a node."""
+    return [" ".join(report.notes) for report in (check_folder(folder, rule=rule), check_site(folder / "a.parquet", "a", rule=rule))]
+
+
 def test_check_names_repeated_measurements_and_the_column(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for site in "ab":
         table(tmp_path / f"{site}.parquet", patients(rng))
-    notes = " ".join(check_folder(tmp_path).notes)
-    assert "almost repeat a training row" in notes
-    assert "--group patient" in notes
-    assert "--group patient" in " ".join(load_folder(tmp_path).notes)  # a run says so too
+    for notes in checks(tmp_path):
+        assert "almost repeat a training row" in notes
+        assert "--group patient" in notes
+    for grouped in checks(tmp_path, SplitRule.of(group="patient")):
+        assert "almost repeat" not in grouped
+        assert "--group" not in grouped
+
+
+def test_runs_name_repeated_measurements_too(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for site in "ab":
+        table(tmp_path / f"{site}.parquet", patients(rng))
+    assert "--group patient" in " ".join(load_folder(tmp_path).notes)
     rows = {site: patients(rng) for site in "ab"}
     measured = {site: (np.column_stack([c[f"x{i}"] for i in range(8)]), c["label"]) for site, c in rows.items()}
     assert "a third array" in " ".join(from_arrays(measured).notes)
-    grouped = " ".join(check_folder(tmp_path, rule=SplitRule.of(group="patient")).notes)
-    assert "repeat" not in grouped
-    assert "--group" not in grouped
 
 
 @pytest.mark.parametrize("number", [2, 6])
@@ -208,8 +220,11 @@ def test_check_does_not_suspect_independent_rows(tmp_path: Path) -> None:
         table(tmp_path / "continuous" / f"{site}.parquet", columns)
         answers = {f"q{i}": rng.integers(0, 3, 200) for i in range(3)}  # a questionnaire: many equal rows
         table(tmp_path / "discrete" / f"{site}.parquet", {**answers, "label": rng.integers(0, 2, 200)})
-    for folder in ("continuous", "discrete"):
-        assert not [note for note in check_folder(tmp_path / folder).notes if "repeat" in note]
+        mood = rng.normal(size=400)
+        alike = {f"q{i}": np.round(mood + 0.3 * rng.normal(size=400)) for i in range(6)}  # whose questions ask for the same
+        table(tmp_path / "correlated" / f"{site}.parquet", {**alike, "label": rng.integers(0, 2, 400)})
+    for folder in ("continuous", "discrete", "correlated"):
+        assert not [notes for notes in checks(tmp_path / folder) if "almost repeat" in notes]
 
 
 def test_check_points_to_identifiers_and_dates(tmp_path: Path) -> None:

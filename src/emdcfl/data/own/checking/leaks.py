@@ -3,7 +3,7 @@ r"""Do rows of the validation or test split lie suspiciously close to training r
 Independent rows have near neighbours too. With :math:`k` neighbours in :math:`m` dimensions, :math:`(d_1/d_k)^m` is the smallest of
 :math:`k - 1` uniform numbers, so :math:`P(d_1 < r\,d_k) = 1 - (1 - r^m)^{k-1}`. A held-out row is a near-duplicate where that is below
 :math:`\alpha`; :math:`m` is estimated from the farther neighbours, which repeats of one patient do not reach. Rows of other sites, at the
-same distance, say how often discrete tables coincide by chance.
+same distance, say how often discrete tables coincide by chance; for a site alone, rows made of the halves of two of its training rows do.
 
 References
 ----------
@@ -160,7 +160,10 @@ def _share_of_equal_pairs(found: Counter[bytes]) -> float:
 
 
 def near_duplicates(site: Site, other: Site) -> Near | None:
-    """Find held-out rows of a site that almost repeat one of its training rows, far more often than those of another site."""
+    """Find held-out rows of a site that almost repeat one of its training rows, far more often than those of another site.
+
+    ``other`` is the site itself where there is no other.
+    """
     rng = keys.generator(0, site.name, 0, "near-duplicates")
     held = [("val", i) for i in range(len(site.val))] + [("test", i) for i in range(len(next(iter(site.tests.values()))))]
     held = [held[i] for i in np.sort(rng.permutation(len(held))[:MOST_HELD])]
@@ -170,7 +173,10 @@ def near_duplicates(site: Site, other: Site) -> Near | None:
     train = _rows(site.train.x.numpy()[trained])
     both = {"val": site.val.x.numpy(), "test": next(iter(site.tests.values())).x.numpy()}
     x = np.concatenate([_rows(both[split][i][None]) for split, i in held])
-    strangers = _rows(other.train.x.numpy()[np.sort(rng.permutation(len(other.train))[: len(trained)])])
+    if other is site:
+        strangers = np.where(rng.permutation(train.shape[1]) % 2 == 0, rng.permutation(train), rng.permutation(train))
+    else:
+        strangers = _rows(other.train.x.numpy()[np.sort(rng.permutation(len(other.train))[: len(trained)])])
     distances = _distances(x, train)
     order = np.argsort(distances, axis=1)[:, :NEIGHBOURS]
     nearest = np.take_along_axis(distances, order, axis=1)
