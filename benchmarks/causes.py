@@ -46,8 +46,9 @@ from emdcfl.data.scenarios.rotated import balance
 from emdcfl.data.split import Indices
 from emdcfl.data.transforms import Labels
 from emdcfl.data.types import Scenario, Split
-from emdcfl.methods import fedsac
+from emdcfl.methods.fedsac import FedSaC
 from emdcfl.methods.pacfl import PACFL
+from emdcfl.methods.shared.graph import personalise
 from emdcfl.methods.shared.subspaces import data_subspace, smallest_angle
 from emdcfl.methods.shared.vectors import update_gram
 from emdcfl.paper.elements import inside_and_overall
@@ -145,21 +146,18 @@ def published(scenario: Scenario) -> Scenario:
 def graph(chosen: RunPlan, rounds: int) -> Iterator[Finding]:
     """Play FedSaC, and average what its weights come from by who is meant."""
     method = chosen.method
-    assert isinstance(method, fedsac.FedSaC)
+    assert isinstance(method, FedSaC)
     groups = [chosen.scenario.groups[site.name] for site in chosen.scenario.sites]
     own, mates = np.eye(len(groups), dtype=bool), np.array([[a == b for b in groups] for a in groups])
     who = {"self": own, "group": mates & ~own, "others": ~mates}
-    asked = {"task": fedsac.train_and_basis, "components": method.components, "mode": method.embedding_mode}
     with chosen.federation() as fed:
         state = method.init(fed, fed.begin(0))
         for index in range(1, rounds + 1):
-            trained = fedsac.train_personal(fed, state, fed.begin(index), mu=method.mu, first_round_term=method.first_round_term, **asked)
-            s = fedsac.similarities(fed.layout, state, trained, since=method.since, scope=method.vector_scope, snap=method.snap)
-            c = fedsac.complementarity([reply["basis"] for reply in trained.replies], method.angles)
-            x = fedsac.project_simplex((trained.shares + (method.lambda2 * s - method.lambda1 * c) / 2).numpy())
-            found = {"cosine": (s.numpy(), "mean"), "likeness": (c.numpy(), "mean"), "weight": (x, "sum")}
+            trained = method.train(fed, state, fed.begin(index))
+            s, c, x = method.cosines(fed.layout, state, trained), method.likeness(trained), method.weights(fed.layout, state, trained)
+            found = {"cosine": (s.numpy(), "mean"), "likeness": (c.numpy(), "mean"), "weight": (x.numpy(), "sum")}
             yield {"round": index, "clients": len(groups)} | {name: _by(values, who, how) for name, (values, how) in found.items()}
-            state = fedsac.personalise(state, trained, torch.from_numpy(x), method.aggregate)
+            state = personalise(state, trained, x, method.aggregate)
 
 
 def _by(values: np.ndarray[Any, Any], who: dict[str, np.ndarray[Any, Any]], how: str) -> dict[str, float]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy.linalg import subspace_angles
 from sklearn.decomposition import PCA
-from tests.methods.test_pfedgraph import UNEQUAL, by_name, largest_difference, permuted, with_batchnorm
+from tests.methods.test_pfedgraph import UNEQUAL, by_name, graph, largest_difference, permuted, with_batchnorm
 from tests.methods.toy import federation, play, run, toy
 
 from emdcfl.core.errors import ConfigError
@@ -92,15 +92,16 @@ def test_a_round_follows_the_equations(options: dict[str, Any]) -> None:
     unit = updates / np.linalg.norm(updates, axis=1, keepdims=True)
     l1, l2 = options.get("lambda1", 0.9), options.get("lambda2", 1.4)
     x = project_simplex(np.array(UNEQUAL) / sum(UNEQUAL) + (l2 * unit @ unit.T - l1 * c) / 2)
-    np.testing.assert_allclose(new.graph.numpy(), x, atol=2e-3)
-    torch.testing.assert_close(new.models, (new.graph @ local.double()).float())
+    weights = graph(method, fed, state, 2)
+    np.testing.assert_allclose(weights.numpy(), x, atol=2e-3)
+    torch.testing.assert_close(new.models, (weights @ local.double()).float())
 
 
 def test_without_complementarity_it_is_pfedgraph() -> None:
     scenario = toy(n=UNEQUAL)
     sac = run("fedsac", scenario, rounds=3, lambda1=0.0, lambda2=1.25, training=BRIEF)[2]
-    graph = run("pfedgraph", scenario, rounds=3, alpha=0.8, training=BRIEF)[2]
-    torch.testing.assert_close(sac.models, graph.models)
+    plain = run("pfedgraph", scenario, rounds=3, alpha=0.8, training=BRIEF)[2]
+    torch.testing.assert_close(sac.models, plain.models)
 
 
 def test_complementarity_moves_weight_to_other_subspaces() -> None:
@@ -108,7 +109,7 @@ def test_complementarity_moves_weight_to_other_subspaces() -> None:
     asked = {c: fed.initial() for c in fed.clients}
     bases = fed.train(asked, task=train_and_basis, components=3, mode="eval").column("basis")
     c = complementarity(list(bases.values())).numpy()
-    with_term, without = (play(fed, make("fedsac", snap=-1.0, lambda1=v), 1)[0].graph.numpy() for v in (0.9, 0.0))
+    with_term, without = (graph(make("fedsac", snap=-1.0, lambda1=v), fed).numpy() for v in (0.9, 0.0))
     moved = with_term - without
     assert all(np.corrcoef(moved[i], c[i])[0, 1] < -0.5 for i in range(9))
 
@@ -134,9 +135,8 @@ def test_reference_prefers_strangers_on_networks_with_batchnorm() -> None:
     same = truth[:, None] == truth[None, :]
     shares = {}
     for preset in (None, "reference"):
-        options = {"preset": preset} if preset else {}
-        graph = run("fedsac", with_batchnorm(toy()), rounds=1, training=training, **options)[2].graph.numpy()
-        shares[preset] = float((graph * same).sum(1).mean())
+        weights = graph(make("fedsac", preset=preset), federation(with_batchnorm(toy()), training=training)).numpy()
+        shares[preset] = float((weights * same).sum(1).mean())
     assert shares[None] > 0.9 and shares["reference"] < 0.5, shares
 
 

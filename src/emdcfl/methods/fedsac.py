@@ -29,10 +29,11 @@ from torch import Tensor
 from emdcfl.core.client import Client, NodeNeeds, Stages, staged_task
 from emdcfl.core.errors import ClientError
 from emdcfl.core.federation import Federation, Round
+from emdcfl.core.params import Layout
 from emdcfl.core.schema import Field, Reply
 from emdcfl.core.tasks import TRAINED, Fit, Training
 from emdcfl.methods.base import register
-from emdcfl.methods.shared.graph import GraphOptions, PersonalModels, personalise, project_simplex, similarities, train_personal
+from emdcfl.methods.shared.graph import GraphOptions, PersonalModels, Trained, project_simplex
 from emdcfl.methods.shared.subspaces import LARGEST_ENTRY, Angles, complementarity, pca_basis
 from emdcfl.methods.shared.vectors import expect
 
@@ -89,14 +90,18 @@ class FedSaC(GraphOptions):
         expect(self.components >= 1, "components", ">= 1", self.components)
         return super().init(fed, round)
 
-    def step(self, fed: Federation, state: PersonalModels, round: Round) -> PersonalModels:
+    def train(self, fed: Federation, state: PersonalModels, round: Round, **options: Any) -> Trained:
         def verify(client: str, reply: Reply) -> None:
             if len(reply["basis"]) > self.components:
                 raise ClientError(f"expected at most {self.components} principal directions, got {len(reply['basis'])}")
 
         asked: dict[str, Any] = {"verify": verify, "task": train_and_basis, "components": self.components, "mode": self.embedding_mode}
-        trained = train_personal(fed, state, round, mu=self.mu, first_round_term=self.first_round_term, **asked)
-        s = similarities(fed.layout, state, trained, since=self.since, scope=self.vector_scope, snap=self.snap)
-        c = complementarity([reply["basis"] for reply in trained.replies], self.angles)
-        x = project_simplex((trained.shares + (self.lambda2 * s - self.lambda1 * c) / 2).numpy())
-        return personalise(self.with_best_models(fed, state, trained), trained, torch.from_numpy(x), self.aggregate)
+        return super().train(fed, state, round, **asked, **options)
+
+    def likeness(self, trained: Trained) -> Tensor:
+        """Return the ``complementarity`` of those who answered."""
+        return complementarity([reply["basis"] for reply in trained.replies], self.angles)
+
+    def weights(self, layout: Layout, state: PersonalModels, trained: Trained) -> Tensor:
+        s, c = self.cosines(layout, state, trained), self.likeness(trained)
+        return torch.from_numpy(project_simplex((trained.shares + (self.lambda2 * s - self.lambda1 * c) / 2).numpy()))

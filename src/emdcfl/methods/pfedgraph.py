@@ -23,10 +23,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from emdcfl.core.federation import Federation, Round
+from emdcfl.core.params import Layout
 from emdcfl.methods.base import register
-from emdcfl.methods.shared.graph import GraphOptions, PersonalModels, personalise, project_simplex, similarities, train_personal
+from emdcfl.methods.shared.graph import GraphOptions, PersonalModels, Trained, project_simplex
 from emdcfl.methods.shared.vectors import expect
 
 
@@ -50,8 +52,6 @@ class PFedGraph(GraphOptions):
         expect(self.alpha > 0, "alpha", "> 0", self.alpha)
         return super().init(fed, round)
 
-    def step(self, fed: Federation, state: PersonalModels, round: Round) -> PersonalModels:
-        trained = train_personal(fed, state, round, mu=self.mu, first_round_term=self.first_round_term)
-        s = similarities(fed.layout, state, trained, since=self.since, scope=self.vector_scope, snap=self.snap)
-        x = project_simplex((trained.shares + s / (2 * self.alpha)).numpy())
-        return personalise(self.with_best_models(fed, state, trained), trained, torch.from_numpy(x), self.aggregate)
+    def weights(self, layout: Layout, state: PersonalModels, trained: Trained) -> Tensor:
+        s = self.cosines(layout, state, trained)
+        return torch.from_numpy(project_simplex((trained.shares + s / (2 * self.alpha)).numpy()))

@@ -41,8 +41,6 @@ class PersonalModels:
     batches: dict[str, float] = field(default_factory=dict)
     """Client → batches its personal model has seen (averaged along the graph as the model is), of the clients seen. This is what
     BatchNorm's counters hold, which are outside θ."""
-    graph: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.float64))
-    """(C, C): in row i the weights :math:`x_i` of the last average client i received; zero before the first."""
     best: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
     """(C, P): model of each client with the best validation accuracy so far, kept only for ``scored="best-validation"``."""
     best_accuracy: Tensor = field(default_factory=lambda: torch.zeros(0))
@@ -172,12 +170,8 @@ def personalise(state: PersonalModels, trained: Trained, x: Tensor, aggregate: A
     batches = torch.tensor(counted, dtype=torch.float64)
     mix_rows(batches, range(len(who)), x, aggregate)
     mix_rows(trained.models, trained.rows, x, aggregate)
-    graph = state.graph.clone()
-    for i, weights in zip(trained.rows, x, strict=True):
-        graph[i] = 0.0
-        graph[i, trained.rows] = weights
     seen = dict(zip(who, batches.flatten().tolist(), strict=True))
-    return replace(state, models=trained.models, batches={**state.batches, **seen}, graph=graph)
+    return replace(state, models=trained.models, batches={**state.batches, **seen})
 
 
 @dataclass(frozen=True)
@@ -230,8 +224,25 @@ class GraphOptions:
         """Every client holds θ⁰."""
         expect(self.mu >= 0, "mu", ">= 0", self.mu)
         expect(self.snap is None or -1.0 <= self.snap <= 1.0, "snap", "to be a cosine between -1 and 1, or None", self.snap)
-        C = len(fed.clients)
-        return PersonalModels(list(fed.clients), fed.initial(), graph=torch.zeros(C, C, dtype=torch.float64))
+        return PersonalModels(list(fed.clients), fed.initial())
+
+    def step(self, fed: Federation, state: PersonalModels, round: Round) -> PersonalModels:
+        """Train, and average along the graph."""
+        trained = self.train(fed, state, round)
+        x = self.weights(fed.layout, state, trained)
+        return personalise(self.with_best_models(fed, state, trained), trained, x, self.aggregate)
+
+    def train(self, fed: Federation, state: PersonalModels, round: Round, **options: Any) -> Trained:
+        """Return the participants' local states; ``options`` as of ``train_personal``."""
+        return train_personal(fed, state, round, mu=self.mu, first_round_term=self.first_round_term, **options)
+
+    def cosines(self, layout: Layout, state: PersonalModels, trained: Trained) -> Tensor:
+        """Return the ``similarities`` of those who answered."""
+        return similarities(layout, state, trained, since=self.since, scope=self.vector_scope, snap=self.snap)
+
+    def weights(self, layout: Layout, state: PersonalModels, trained: Trained) -> Tensor:
+        """Return the graph: in row i the weights :math:`x_i` (A, A) of those who answered."""
+        raise NotImplementedError
 
     def with_best_models(self, fed: Federation, state: PersonalModels, trained: Trained) -> PersonalModels:
         """Return the state with each client's best model so far, where these are wanted; before ``trained.models`` are averaged."""
