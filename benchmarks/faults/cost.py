@@ -17,8 +17,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from emdcfl.apps import trial
-from emdcfl.apps.trial.processes import LINK, process_ids
+from emdcfl.apps import deployment
+from emdcfl.apps.deployment.processes import LINK, process_ids
 from emdcfl.runs import runner
 from emdcfl.runs.config import from_dict
 from faults.flower import host_processes
@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--test-every", type=int, help="rounds between tests; by default only the last round is tested")
     given = parser.parse_args()
     host_processes()
-    there = trial.create(given.out / "federation", nodes=given.nodes)
+    there = deployment.create(given.out / "federation", nodes=given.nodes)
     rotations = len({node.partition("-")[0] for node in there.nodes})
     config = from_dict(
         {
@@ -62,8 +62,8 @@ def main() -> None:
     )
     times: list[tuple[str, float]] = []
     try:
-        trial.up(there)
-        trial.wait_accepted(there)
+        deployment.up(there)
+        deployment.wait_accepted(there)
         groups = {name: pid for name, pid in process_ids(there).items() if pid is not None}
         idle = max(usage(pid)[0] for name, pid in groups.items() if name != LINK)
         before, began = seconds_of(groups), time.monotonic()
@@ -72,10 +72,10 @@ def main() -> None:
             times.append((event["event"], time.monotonic() - began))
 
         over = replace(config, engine=replace(config.engine, name="flower", on_failure="continue"))
-        outcome = trial.submit(there, over, given.out / "flower", watch=watch)
+        outcome = deployment.submit(there, over, given.out / "flower", watch=watch)
         used = {name: seconds - before[name] for name, seconds in seconds_of(groups).items()}
     finally:
-        trial.down(there)
+        deployment.down(there)
     runner.run(config, given.out / "local")
     messages = given.nodes + sum(count["requests"] for count in outcome["traffic"].values())
     ends = [moment for kind, moment in times if kind == "end"]

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import emdcfl
-from emdcfl.apps import trial
-from emdcfl.apps.trial.processes import LINK, identity, start
+from emdcfl.apps import deployment
+from emdcfl.apps.deployment.processes import LINK, identity, start
 from emdcfl.core.errors import EmdcflError
 from emdcfl.runs import runner
 from emdcfl.runs.config import from_dict
@@ -53,7 +53,7 @@ def kills(number: int, seed: int, work: Path, done: set[int], note: Callable[[Ro
     if not missing:
         return
     folder = work / "federation"
-    there = trial.create(folder, nodes=NODES, deadline=DEADLINE) if not folder.exists() else trial.Trial.read(folder)
+    there = deployment.create(folder, nodes=NODES, deadline=DEADLINE) if not folder.exists() else deployment.Deployment.read(folder)
     host_processes()
     try:
         wait_online(there)
@@ -63,14 +63,14 @@ def kills(number: int, seed: int, work: Path, done: set[int], note: Callable[[Ro
             note({"index": index, "setting": f"fedavg, flower, {NODES} nodes", **row})
             print(f"flower {index}: {json.dumps(row)[:300]}", flush=True)
     finally:
-        trial.down(there)
+        deployment.down(there)
 
 
-def _undisturbed(there: trial.Trial, work: Path) -> float:
+def _undisturbed(there: deployment.Deployment, work: Path) -> float:
     began = time.monotonic()
     if not (work / "flower-seconds").exists():
         shutil.rmtree(work / "flower-reference", ignore_errors=True)
-        trial.submit(there, from_dict(TABLES), work / "flower-reference")
+        deployment.submit(there, from_dict(TABLES), work / "flower-reference")
         (work / "flower-seconds").write_text(str(time.monotonic() - began), encoding="utf-8")
     local = work / "flower-local"
     if not (local / "summary.json").exists():
@@ -78,20 +78,20 @@ def _undisturbed(there: trial.Trial, work: Path) -> float:
     return float((work / "flower-seconds").read_text(encoding="utf-8"))
 
 
-def wait_online(there: trial.Trial, patience: float = 300.0) -> None:
+def wait_online(there: deployment.Deployment, patience: float = 300.0) -> None:
     """Start what is not running, as a supervisor would, and wait until all nodes are online and stay so."""
     end = time.monotonic() + patience
     looks = 0
     while time.monotonic() < end:
-        trial.up(there)
-        looks = looks + 1 if trial.report(there)["ok"] else 0
+        deployment.up(there)
+        looks = looks + 1 if deployment.report(there)["ok"] else 0
         if looks == 3:
             return
         time.sleep(5)
-    raise RuntimeError(f"some nodes are not online: {trial.report(there)}")
+    raise RuntimeError(f"some nodes are not online: {deployment.report(there)}")
 
 
-def kill_once(there: trial.Trial, out: Path, rng: random.Random, seconds: float) -> Row:
+def kill_once(there: deployment.Deployment, out: Path, rng: random.Random, seconds: float) -> Row:
     """Submit a run, kill a process at a random moment, let a supervisor bring it back, resume until finished."""
     wait_online(there)
     victim = rng.choice([LINK, *there.nodes])
@@ -123,7 +123,7 @@ def kill_once(there: trial.Trial, out: Path, rng: random.Random, seconds: float)
                 begun.append(event["round"])
 
         try:
-            trial.submit(there, from_dict(TABLES), out, resume=attempt > 0, watch=watch)
+            deployment.submit(there, from_dict(TABLES), out, resume=attempt > 0, watch=watch)
             finished = True
             break
         except EmdcflError as error:

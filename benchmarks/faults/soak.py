@@ -22,8 +22,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from emdcfl.apps import trial
-from emdcfl.apps.trial.processes import LINK, identity, process_ids, start
+from emdcfl.apps import deployment
+from emdcfl.apps.deployment.processes import LINK, identity, process_ids, start
 from emdcfl.runs.config import from_dict
 from faults.flower import host_processes
 
@@ -59,7 +59,7 @@ def held(database: Path) -> dict[str, int]:
     return {"free_bytes": free, **{name: count for name, count in rows.items() if count}}
 
 
-def sample(there: trial.Trial, round: int) -> dict[str, Any]:
+def sample(there: deployment.Deployment, round: int) -> dict[str, Any]:
     """One line of ``soak.jsonl``."""
     found = {name: usage(pid) for name, pid in process_ids(there).items() if pid is not None}
     nodes = [value for name, value in found.items() if name != LINK]
@@ -100,7 +100,7 @@ def main() -> None:
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     host_processes()
-    there = trial.create(given.out / "federation", nodes=NODES, deadline=300.0)
+    there = deployment.create(given.out / "federation", nodes=NODES, deadline=300.0)
     tables: dict[str, Any] = {
         "run": {"rounds": given.rounds, "evaluate_every": given.rounds},
         "scenario": {"name": "rotated-digits", "groups": 2, "clients_per_group": NODES // 2},
@@ -132,14 +132,14 @@ def main() -> None:
 
     began = time.monotonic()
     try:
-        trial.up(there)
-        trial.wait_accepted(there)
+        deployment.up(there)
+        deployment.wait_accepted(there)
         note(sample(there, 0))
         threading.Thread(target=supervise, daemon=True).start()
-        trial.submit(there, from_dict(tables), given.out / "run", watch=watch)
+        deployment.submit(there, from_dict(tables), given.out / "run", watch=watch)
     finally:
         ended.set()
-        trial.down(there)
+        deployment.down(there)
     summary = json.loads((given.out / "run" / "summary.json").read_text(encoding="utf-8"))
     missing = sorted({failure["client"] for failure in summary["failures"]})
     seconds = round_(time.monotonic() - began)

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs the extra emdcfl[flower]")
 
-from emdcfl.apps import trial
+from emdcfl.apps import deployment
 from emdcfl.cli.app import main
 from emdcfl.cli.federation import runner_over, show_event
 from emdcfl.core.errors import EmdcflError
@@ -63,7 +63,7 @@ def test_a_folder_that_is_no_federation_is_told(tmp_path: Path, capsys: pytest.C
 
 
 def test_without_a_config_the_federations_own_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    there, seen = trial.create(tmp_path / "fed", nodes=4), []
+    there, seen = deployment.create(tmp_path / "fed", nodes=4), []
 
     def submit(config: Config, *_: Any, **__: Any) -> None:
         seen.append(config)
@@ -76,7 +76,7 @@ def test_without_a_config_the_federations_own_is_run(tmp_path: Path, monkeypatch
 
 @pytest.mark.slow
 def test_a_federation_that_is_not_up_is_told(tmp_path: Path) -> None:
-    trial.create(tmp_path / "fed", nodes=2)
+    deployment.create(tmp_path / "fed", nodes=2)
     with pytest.raises(EmdcflError, match="is the federation up"):
         runner_over(tmp_path / "fed")(Config(), tmp_path / "out")
 

@@ -15,8 +15,8 @@ import pytest
 pytest.importorskip("flwr", reason="needs the extra emdcfl[flower]")
 
 import emdcfl
-from emdcfl.apps import trial
-from emdcfl.apps.trial.processes import LINK
+from emdcfl.apps import deployment
+from emdcfl.apps.deployment.processes import LINK
 from emdcfl.runs.config import Config, from_dict
 
 SOURCE = str(Path(emdcfl.__file__).parents[1])
@@ -38,22 +38,22 @@ def over_flower(given: Config) -> Config:
 
 
 @contextmanager
-def federation(folder: Path, *, nodes: int = 4, deadline: float = 300.0, start: bool = True) -> Iterator[trial.Trial]:
+def federation(folder: Path, *, nodes: int = 4, deadline: float = 300.0, start: bool = True) -> Iterator[deployment.Deployment]:
     """A running federation; its processes find this source tree whether or not it is installed.
 
     A test that is told to end (SIGTERM) stops them first.
     """
-    there = trial.create(folder, nodes=nodes, deadline=deadline)
+    there = deployment.create(folder, nodes=nodes, deadline=deadline)
     ended = signal.signal(signal.SIGTERM, _leave)
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = SOURCE if not before else f"{SOURCE}{os.pathsep}{before}"
     try:
         if start:
-            trial.up(there)
-            assert trial.wait_accepted(there) == {}
+            deployment.up(there)
+            assert deployment.wait_accepted(there) == {}
         yield there
     finally:
-        trial.down(there)
+        deployment.down(there)
         signal.signal(signal.SIGTERM, ended)
         if before is None:
             del os.environ["PYTHONPATH"]
@@ -65,5 +65,5 @@ def _leave(*_: object) -> None:
     raise KeyboardInterrupt  # a test may fail with SystemExit; this ends the session, after its fixtures
 
 
-def log_of(there: trial.Trial, name: str = LINK) -> str:
+def log_of(there: deployment.Deployment, name: str = LINK) -> str:
     return (there.path / "logs" / f"{name}.log").read_text(encoding="utf-8", errors="replace")

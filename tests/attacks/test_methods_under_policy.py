@@ -13,7 +13,7 @@ from tests.attacks.hostile import digits
 from tests.engines.flower import loopback
 from tests.engines.flower.loopback import LoopbackGrid
 
-from emdcfl.apps import trial
+from emdcfl.apps import deployment
 from emdcfl.core.errors import ConfigError, QuorumError
 from emdcfl.core.tasks import Training
 from emdcfl.data import scenarios
@@ -57,7 +57,7 @@ def play(method: str, homes: dict[str, Path], **options: Any) -> tuple[set[str],
 
 @pytest.fixture(scope="module")
 def trial_homes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    there = trial.create(tmp_path_factory.mktemp("trial") / "federation", nodes=NODES)
+    there = deployment.create(tmp_path_factory.mktemp("trial") / "federation", nodes=NODES)
     return {name: there.home(name) for name in there.nodes}
 
 

@@ -11,7 +11,7 @@ pytest.importorskip("flwr", reason="needs the extra emdcfl[flower]")
 
 from tests.attacks.hostile import HostileServer
 
-from emdcfl.apps import trial
+from emdcfl.apps import deployment
 from emdcfl.cli.node import RELEASES, released, report
 from emdcfl.core.client import TASKS
 from emdcfl.engines.flower.node.home import read_config
@@ -51,7 +51,7 @@ def test_it_fits_on_a_screen_and_says_what_is_dangerous(tmp_path: Path) -> None:
 
 
 def test_the_trial_federations_policy_is_read(tmp_path: Path) -> None:
-    there = trial.create(tmp_path / "fed", nodes=2)
+    there = deployment.create(tmp_path / "fed", nodes=2)
     lines = printed(there.home(next(iter(there.nodes))))
     assert any("data_subspace" in line for line in lines)
     (refused,) = (line for line in lines if line.startswith("It never receives: "))

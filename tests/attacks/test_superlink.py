@@ -18,18 +18,18 @@ from flwr.supercore.fab import Fab
 from flwr.supernode.start_client_internal import _verify_fab
 from tests.apps.trial_runs import federation
 
-from emdcfl.apps import superlink, trial
+from emdcfl.apps import deployment, superlink
+from emdcfl.apps.deployment import control
+from emdcfl.apps.deployment.certificates import make_node_key, make_publisher_key, sign_bundle
+from emdcfl.apps.deployment.check import attacks
+from emdcfl.apps.deployment.processes import LINK, _until_listening, start
 from emdcfl.apps.superlink import BUNDLE, ENROLMENT, SIGNATURE, TOKEN, UNCHECKED, Gate, read_token
 from emdcfl.apps.supernode import arguments
-from emdcfl.apps.trial import control
-from emdcfl.apps.trial.certificates import make_node_key, make_publisher_key, sign_bundle
-from emdcfl.apps.trial.check import attacks
-from emdcfl.apps.trial.processes import LINK, _until_listening, start
 from emdcfl.core.errors import ConfigError
 
 
 @pytest.fixture(scope="module")
-def link(tmp_path_factory: pytest.TempPathFactory) -> Iterator[trial.Trial]:
+def link(tmp_path_factory: pytest.TempPathFactory) -> Iterator[deployment.Deployment]:
     """A SuperLink without nodes."""
     with federation(tmp_path_factory.mktemp("link") / "federation", nodes=2, start=False) as there:
         start(there, LINK)
@@ -38,7 +38,7 @@ def link(tmp_path_factory: pytest.TempPathFactory) -> Iterator[trial.Trial]:
 
 
 @pytest.mark.slow
-def test_outsiders_foreign_nodes_and_a_stolen_token_are_refused(link: trial.Trial) -> None:
+def test_outsiders_foreign_nodes_and_a_stolen_token_are_refused(link: deployment.Deployment) -> None:
     *tried, bundle = attacks(link)
     assert len(tried) == 18
     assert [attack for attack in tried if not attack.held] == []
@@ -46,7 +46,7 @@ def test_outsiders_foreign_nodes_and_a_stolen_token_are_refused(link: trial.Tria
 
 
 @pytest.mark.slow
-def test_the_operator_enrols_nodes_one_by_one_and_closes_the_door(link: trial.Trial, tmp_path: Path) -> None:
+def test_the_operator_enrols_nodes_one_by_one_and_closes_the_door(link: deployment.Deployment, tmp_path: Path) -> None:
     make_node_key(tmp_path)
     key = (tmp_path / "auth.pub").read_bytes()
     assert control.enrol(link, "north", key)
@@ -59,7 +59,7 @@ def test_the_operator_enrols_nodes_one_by_one_and_closes_the_door(link: trial.Tr
 
 
 @pytest.mark.slow
-def test_a_node_is_replaced_removed_and_comes_back_by_name(link: trial.Trial, tmp_path: Path) -> None:
+def test_a_node_is_replaced_removed_and_comes_back_by_name(link: deployment.Deployment, tmp_path: Path) -> None:
     keys = []
     for number in range(3):
         (tmp_path / str(number)).mkdir()
@@ -171,7 +171,7 @@ def test_nodes_accept_the_publishers_signature_of_this_bundle_and_no_other(tmp_p
 
 
 def test_init_signs_the_app_and_gives_every_node_the_publishers_key(tmp_path: Path) -> None:
-    there = trial.create(tmp_path / "federation", nodes=2)
+    there = deployment.create(tmp_path / "federation", nodes=2)
     signed = json.loads((there.operator / SIGNATURE).read_text())
     for node in there.nodes:
         trusted = yaml.safe_load((there.home(node) / "trusted.yaml").read_text())

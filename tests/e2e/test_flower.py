@@ -14,17 +14,17 @@ pytest.importorskip("flwr", reason="needs the extra emdcfl[flower]")
 
 from tests.apps.trial_runs import config, federation, log_of, over_flower
 
-from emdcfl.apps import trial
-from emdcfl.apps.trial.certificates import make_node_key
-from emdcfl.apps.trial.check import attacks
-from emdcfl.apps.trial.processes import start
-from emdcfl.apps.trial.report import metrics
+from emdcfl.apps import deployment
+from emdcfl.apps.deployment.certificates import make_node_key
+from emdcfl.apps.deployment.check import attacks
+from emdcfl.apps.deployment.processes import start
+from emdcfl.apps.deployment.report import metrics
 from emdcfl.runs import runner
 
 pytestmark = pytest.mark.slow
 
 
-def add_unregistered(there: trial.Trial) -> trial.Trial:
+def add_unregistered(there: deployment.Deployment) -> deployment.Deployment:
     """Add a node with a key of its own that the SuperLink was never told of; it claims a client's name."""
     home = there.home("intruder")
     home.mkdir()
@@ -40,15 +40,15 @@ def test_four_nodes_find_two_clusters_with_the_bytes_of_the_local_engine(tmp_pat
         wider = add_unregistered(there)
         start(wider, "intruder")
         events: list[dict[str, object]] = []
-        outcome = trial.submit(there, over_flower(given), tmp_path / "flower", watch=events.append)
+        outcome = deployment.submit(there, over_flower(given), tmp_path / "flower", watch=events.append)
         end = time.monotonic() + 60
-        while trial.report(wider)["nodes"]["intruder"]["process"] == "running" and time.monotonic() < end:
+        while deployment.report(wider)["nodes"]["intruder"]["process"] == "running" and time.monotonic() < end:
             time.sleep(1)
         refused = log_of(there, "intruder")
-        assert trial.report(wider)["nodes"]["intruder"]["process"] == "ended by itself", refused
+        assert deployment.report(wider)["nodes"]["intruder"]["process"] == "ended by itself", refused
         assert "Failed to activate SuperNode" in refused
         assert [attack for attack in attacks(there) if not attack.held] == [], "a foreign bundle among them"
-        found = trial.report(there)
+        found = deployment.report(there)
         assert found["ok"] and set(found["nodes"]) == set(there.nodes), "the registered ones are online all the while"
         assert (found["run"]["state"], found["run"]["round"], found["run"]["rounds"]) == ("finished", 2, 2)
         assert 'emdcfl_node_online{node="rot0-1"} 1\n' in metrics(found)

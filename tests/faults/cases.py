@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from tests.apps.trial_runs import SOURCE, config, over_flower
 
-from emdcfl.apps import trial
-from emdcfl.apps.trial.processes import identity, start
+from emdcfl.apps import deployment
+from emdcfl.apps.deployment.processes import identity, start
 from emdcfl.runs import runner
 from emdcfl.runs.config import Config
 
@@ -43,13 +43,13 @@ def short(rounds: int = 4, **method: Any) -> Config:
     )
 
 
-def send(there: trial.Trial, name: str, number: signal.Signals) -> None:
+def send(there: deployment.Deployment, name: str, number: signal.Signals) -> None:
     found = identity(there, name)
     assert found is not None, f"{name} is not running"
     os.killpg(found[0], number)
 
 
-def end(there: trial.Trial, name: str) -> None:
+def end(there: deployment.Deployment, name: str) -> None:
     """Let a process take its leave, and wait until it is gone: another one in its place would be refused before."""
     send(there, name, signal.SIGTERM)
     last = time.monotonic() + 60
@@ -58,7 +58,7 @@ def end(there: trial.Trial, name: str) -> None:
         time.sleep(0.5)
 
 
-def bring_back(there: trial.Trial, name: str) -> None:
+def bring_back(there: deployment.Deployment, name: str) -> None:
     """What a supervisor (systemd) does: start the node until it stays up."""
     end = time.monotonic() + 240
     while time.monotonic() < end:
@@ -70,7 +70,7 @@ def bring_back(there: trial.Trial, name: str) -> None:
     raise AssertionError(f"{name} did not come back")
 
 
-def start_changed(there: trial.Trial, **variables: str) -> None:
+def start_changed(there: deployment.Deployment, **variables: str) -> None:
     """Start the node with the changes of ``liar/sitecustomize.py`` that these variables name."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", f"{Path(__file__).parent / 'liar'}{os.pathsep}{SOURCE}")
@@ -79,25 +79,25 @@ def start_changed(there: trial.Trial, **variables: str) -> None:
         start(there, VICTIM)
 
 
-def wait_online(there: trial.Trial) -> None:
+def wait_online(there: deployment.Deployment) -> None:
     """Have all nodes running and online before a case begins."""
-    trial.up(there)
+    deployment.up(there)
     end = time.monotonic() + 240
     while time.monotonic() < end:
-        trial.up(there)
-        if trial.report(there)["ok"]:
+        deployment.up(there)
+        if deployment.report(there)["ok"]:
             return
         time.sleep(5)
-    raise AssertionError(f"some nodes are not online: {trial.report(there)}")
+    raise AssertionError(f"some nodes are not online: {deployment.report(there)}")
 
 
-def journal(there: trial.Trial) -> list[Event]:
+def journal(there: deployment.Deployment) -> list[Event]:
     """What the server of the latest run said."""
     latest = max((there.path / "jobs").iterdir(), key=lambda job: int(job.name))
     return [json.loads(line) for line in (latest / "progress.jsonl").read_text().splitlines()]
 
 
-def account(there: trial.Trial, out: Path) -> dict[str, Any]:
+def account(there: deployment.Deployment, out: Path) -> dict[str, Any]:
     """Read the summary of a run that must have finished with one client named, if any, and nothing lost of the others."""
     summary: dict[str, Any] = json.loads((out / "summary.json").read_text())
     print(json.dumps({k: summary[k] for k in ("rounds", "finished", "clusters", "ari", "seconds", "failures")}))
@@ -112,7 +112,7 @@ def account(there: trial.Trial, out: Path) -> dict[str, Any]:
     return summary
 
 
-def came_back(there: trial.Trial, out: Path, rounds: int) -> dict[str, Any]:
+def came_back(there: deployment.Deployment, out: Path, rounds: int) -> dict[str, Any]:
     """Check that the client was back before the last round, and is in the right cluster at the end."""
     summary = account(there, out)
     assert summary["rounds"] == rounds

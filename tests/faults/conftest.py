@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from emdcfl.apps.trial import Trial
+    from emdcfl.apps.deployment import Deployment
 
 
 @pytest.fixture(scope="module")
-def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trial]:
+def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     from tests.apps.trial_runs import federation  # which need Flower
     from tests.faults.cases import deadline
 

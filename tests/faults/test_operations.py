@@ -24,8 +24,8 @@ pytest.importorskip("flwr", reason="needs the extra emdcfl[flower]")
 
 from tests.faults.cases import VICTIM, account, deadline, end, send, short, wait_online
 
-from emdcfl.apps import trial
-from emdcfl.apps.trial.processes import start
+from emdcfl.apps import deployment
+from emdcfl.apps.deployment.processes import start
 from emdcfl.engines.flower.survey import FILE
 from emdcfl.runs import runner
 
@@ -63,7 +63,7 @@ def until(test: Callable[[], Any], patience: float = 600.0) -> Any:
     return found
 
 
-def status(there: trial.Trial, code: int = 0) -> dict[str, Any]:
+def status(there: deployment.Deployment, code: int = 0) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(command("federation", "status", there.path, "--json", code=code))
     return found
 
@@ -74,7 +74,7 @@ def scrape(url: str) -> dict[str, float]:
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))}
 
 
-def test_a_run_is_watched_stopped_and_resumed_under_a_new_certificate(there: trial.Trial, tmp_path: Path) -> None:
+def test_a_run_is_watched_stopped_and_resumed_under_a_new_certificate(there: deployment.Deployment, tmp_path: Path) -> None:
     """Resume against a live run, attach, status, metrics, stop, renew, down, up and resume: the models are those of a local run."""
     wait_online(there)
     out = tmp_path / "run"
@@ -83,7 +83,7 @@ def test_a_run_is_watched_stopped_and_resumed_under_a_new_certificate(there: tri
     with background(*run) as first, background("federation", "metrics", there.path, "--port", "0") as serving:
         assert serving.stdout is not None
         url = serving.stdout.readline().strip()
-        until(lambda: (job := trial.report(there)["run"]) and job["state"] == "at work" and job["round"] >= 1)
+        until(lambda: (job := deployment.report(there)["run"]) and job["state"] == "at work" and job["round"] >= 1)
         assert "still works in" in command(*run, "--resume", code=2)
         with background("federation", "attach", there.path) as watching:
             assert watching.stdout is not None
@@ -116,12 +116,12 @@ def test_a_run_is_watched_stopped_and_resumed_under_a_new_certificate(there: tri
         assert path.read_bytes() == (out / "models" / path.name).read_bytes()
 
 
-def certificate(there: trial.Trial) -> str:
+def certificate(there: deployment.Deployment) -> str:
     return ssl.get_server_certificate(("127.0.0.1", there.port))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small disk: needs root")
-def test_a_full_disk_at_a_node(there: trial.Trial, tmp_path: Path) -> None:
+def test_a_full_disk_at_a_node(there: deployment.Deployment, tmp_path: Path) -> None:
     """Its client is missing, with the reason; once there is space it takes part again, in the same run."""
     wait_online(there)
     state = there.home(VICTIM) / "state"
@@ -137,7 +137,7 @@ def test_a_full_disk_at_a_node(there: trial.Trial, tmp_path: Path) -> None:
             filler.unlink()
 
     try:
-        trial.submit(there, short(6), tmp_path / "run", watch=watch)
+        deployment.submit(there, short(6), tmp_path / "run", watch=watch)
         failures = account(there, tmp_path / "run")["failures"]
         assert failures and {failure["client"] for failure in failures} == {VICTIM}
         assert all("cannot read or write its files" in failure["reason"] for failure in failures)
@@ -147,14 +147,14 @@ def test_a_full_disk_at_a_node(there: trial.Trial, tmp_path: Path) -> None:
         subprocess.run(["umount", "--lazy", state], check=True)
 
 
-def test_a_site_is_removed_and_comes_back_with_new_keys(there: trial.Trial, tmp_path: Path) -> None:
+def test_a_site_is_removed_and_comes_back_with_new_keys(there: deployment.Deployment, tmp_path: Path) -> None:
     """While a partner does not know the new key, that pair alone is left out."""
     wait_online(there)
     home, others = there.home(VICTIM), [name for name in there.nodes if name != VICTIM]
     command("federation", "remove", there.path, VICTIM)
     assert status(there, code=1)["nodes"][VICTIM]["online"] is False
     assert "rotate" in command("federation", "enrol", there.path, VICTIM, home / "auth.pub", code=2)
-    until(lambda: trial.report(there)["nodes"][VICTIM]["process"] != "running")  # it is refused, and ends
+    until(lambda: deployment.report(there)["nodes"][VICTIM]["process"] != "running")  # it is refused, and ends
     said = command("node", "rotate", home)
     told = re.findall(r"SHA256:\S+", said)[0].rstrip(",")
     assert command("node", "fingerprint", home).strip() == told
@@ -162,14 +162,14 @@ def test_a_site_is_removed_and_comes_back_with_new_keys(there: trial.Trial, tmp_
     for name in others[:-1]:
         command("node", "trust", there.home(name), VICTIM, told, "--replace")
     start(there, VICTIM)
-    until(lambda: trial.report(there)["ok"])
-    trial.submit(there, short(2), tmp_path / "half")
+    until(lambda: deployment.report(there)["ok"])
+    deployment.submit(there, short(2), tmp_path / "half")
     summary = json.loads((tmp_path / "half" / "summary.json").read_text())
     assert summary["finished"] and all("shows the key" in failure["reason"] for failure in summary["failures"])
     tested = [json.loads(line) for line in (tmp_path / "half" / "metrics.jsonl").read_text().splitlines()]
     assert [row["client"] for row in tested if row["round"] == 2 and row["accuracy"]] == summary["clients"], "nobody is left out"
     command("node", "trust", there.home(others[-1]), VICTIM, told, "--replace")
-    trial.submit(there, short(2), tmp_path / "whole")
+    deployment.submit(there, short(2), tmp_path / "whole")
     assert account(there, tmp_path / "whole")["failures"] == []
     assert json.loads((tmp_path / "whole" / "summary.json").read_text())["ari"] == 1.0
 
@@ -181,13 +181,13 @@ def test_a_survey_without_a_site_that_joins_when_the_run_is_resumed(tmp_path: Pa
     for number, name in enumerate(("north", "south", "west")):
         rows = [f"{i % 17 + 9 * number},{'xyz'[number]},{'ab'[i % 2]}" for i in range(120)]
         (data / f"{name}.csv").write_text("\n".join(["age,ward,label", *rows]), encoding="utf-8")
-    there = replace(trial.create(tmp_path / "fed", data=data, deadline=deadline()), wait=5.0)
+    there = replace(deployment.create(tmp_path / "fed", data=data, deadline=deadline()), wait=5.0)
     late, out = there.nodes[-1], tmp_path / "run"
     config = replace(short(6), scenario=replace(short().scenario, name="nodes", options={"clients": list(there.nodes)}))
     try:
-        trial.up(there)
+        deployment.up(there)
         send(there, late, signal.SIGTERM)
-        until(lambda: all(node["online"] for name, node in trial.report(there)["nodes"].items() if name != late))
+        until(lambda: all(node["online"] for name, node in deployment.report(there)["nodes"].items() if name != late))
         stopping = [False]
 
         def watch(event: dict[str, Any]) -> None:
@@ -196,16 +196,16 @@ def test_a_survey_without_a_site_that_joins_when_the_run_is_resumed(tmp_path: Pa
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            trial.submit(there, config, out, watch=watch)
+            deployment.submit(there, config, out, watch=watch)
         before = surveyed(out)
         wait_online(there)
-        trial.submit(there, config, out, resume=True)
+        deployment.submit(there, config, out, resume=True)
         summary = json.loads((out / "summary.json").read_text())
         assert summary["finished"] and {failure["client"] for failure in summary["failures"]} == {late}
         assert max(failure["round"] for failure in summary["failures"]) <= 3
         assert surveyed(out) == before
     finally:
-        trial.down(there)
+        deployment.down(there)
 
 
 def surveyed(out: Path) -> bytes:

@@ -15,7 +15,7 @@ pytest.importorskip("flwr", reason="needs the extra emdcfl[flower]")
 from tests.apps.trial_runs import config, federation, over_flower
 from tests.engines.flower.loopback import bytes_of_run
 
-from emdcfl.apps import trial
+from emdcfl.apps import deployment
 from emdcfl.core.params import Network
 from emdcfl.models.recipe import ModelRecipe
 from emdcfl.runs.config import Config
@@ -39,7 +39,7 @@ def measure(folder: Path, given: Config, *, nodes: int) -> tuple[dict[str, Any],
                 ends.append(event["seconds"])
 
         started = time.monotonic()
-        outcome = trial.submit(there, over_flower(given), folder / "run", watch=watch)
+        outcome = deployment.submit(there, over_flower(given), folder / "run", watch=watch)
         summary: dict[str, Any] = json.loads((folder / "run" / "summary.json").read_text())
         print(f"{nodes} nodes, {time.monotonic() - started:.0f} s in all, rounds {[round(e - b, 1) for b, e in zip(begins, ends)]}")
         print(json.dumps(outcome["traffic"]))

@@ -16,8 +16,8 @@ from emdcfl.core.errors import ConfigError, EmdcflError
 from emdcfl.core.units import names
 
 if TYPE_CHECKING:
-    from emdcfl.apps.trial.folder import Trial
-    from emdcfl.apps.trial.submit import Job
+    from emdcfl.apps.deployment.folder import Deployment
+    from emdcfl.apps.deployment.submit import Job
     from emdcfl.runs.config import Config
     from emdcfl.runs.result import Result
 
@@ -33,11 +33,11 @@ app.add_typer(federation, name="federation")
 Folder = Annotated[Path, typer.Argument(help="Folder of the federation.", show_default=False)]
 
 
-def _read(folder: Path) -> Trial:
+def _read(folder: Path) -> Deployment:
     needs_flower()
-    from emdcfl.apps import trial
+    from emdcfl.apps import deployment
 
-    return trial.Trial.read(folder)
+    return deployment.Deployment.read(folder)
 
 
 @federation.command()
@@ -56,7 +56,7 @@ def init(
 ) -> None:
     """Write certificates, keys, the operator's token, the signed app, configs and a start script."""
     needs_flower()
-    from emdcfl.apps.trial.folder import create, create_operator, fingerprints
+    from emdcfl.apps.deployment.folder import create, create_operator, fingerprints
 
     if host is not None:
         if nodes is not None or data is not None:
@@ -67,8 +67,8 @@ def init(
         return
     if site:
         raise ConfigError("--site is for nodes on other machines; give --host too")
-    trial = create(folder, nodes=nodes, data=data, deadline=deadline)
-    known = fingerprints(trial)
+    there = create(folder, nodes=nodes, data=data, deadline=deadline)
+    known = fingerprints(there)
     lines = [*(f"{node:<20} {print_}" for node, print_ in known.items()), f"wrote {folder}; next: emdcfl federation up {folder}"]
     answer({"folder": str(folder), "nodes": known}, lines, as_json=as_json)
 
@@ -77,12 +77,12 @@ def init(
 def up(folder: Folder, as_json: AsJson = False) -> None:
     """Start the SuperLink and the nodes that are not running, and wait until the nodes are accepted."""
     there = _read(folder)
-    from emdcfl.apps import trial
+    from emdcfl.apps import deployment
 
-    started = trial.up(there)
+    started = deployment.up(there)
     if not as_json:
         typer.echo(f"started {_listed(started)}" if started else "everything is running already")
-    missing = trial.wait_accepted(there)
+    missing = deployment.wait_accepted(there)
     lines = [f"{name:<20} {text}" for name, text in missing.items()]
     if not missing:
         lines = [f"all {len(there.nodes)} nodes are connected"] if there.nodes else []
@@ -119,8 +119,8 @@ def enrol(
 ) -> None:
     """Register a node's key with the SuperLink, and its fingerprint in the server's list. Enrolment is closed again at once."""
     there = _read(folder)
-    from emdcfl.apps.trial import control
-    from emdcfl.apps.trial.folder import check_names
+    from emdcfl.apps.deployment import control
+    from emdcfl.apps.deployment.folder import check_names
     from emdcfl.privacy.keylist import add_name
 
     try:
@@ -141,7 +141,7 @@ def remove(
 ) -> None:
     """Take a node's right to connect away, and its name off the server's list. To come back, it rotates its keys and is enrolled again."""
     there = _read(folder)
-    from emdcfl.apps.trial import control
+    from emdcfl.apps.deployment import control
     from emdcfl.privacy.keylist import remove_name
 
     control.remove(there, name)
@@ -153,7 +153,7 @@ def remove(
 def renew(folder: Folder, as_json: AsJson = False) -> None:
     """Make a new certificate for the SuperLink, for the same addresses; nodes need nothing new."""
     there = _read(folder)
-    from emdcfl.apps.trial.certificates import renew_server_certificate
+    from emdcfl.apps.deployment.certificates import renew_server_certificate
 
     until = renew_server_certificate(there.path / "certificates")
     lines = [
@@ -167,7 +167,7 @@ def renew(folder: Folder, as_json: AsJson = False) -> None:
 def check(folder: Folder, as_json: AsJson = False) -> None:
     """Try what an outsider, a foreign node and a stolen token could do to the running federation; fails if one succeeds."""
     there = _read(folder)
-    from emdcfl.apps.trial.check import attacks
+    from emdcfl.apps.deployment.check import attacks
 
     words = {True: "held", False: "BROKEN", None: "not tried"}
     tried = []
@@ -188,7 +188,7 @@ def check(folder: Folder, as_json: AsJson = False) -> None:
 def status(folder: Folder, as_json: AsJson = False) -> None:
     """Say what runs and which nodes are online; exits with 1 unless the SuperLink answers and all enrolled nodes are online."""
     there = _read(folder)
-    from emdcfl.apps.trial.report import lines, report
+    from emdcfl.apps.deployment.report import lines, report
 
     found = report(there)
     answer(found, lines(found), as_json=as_json)
@@ -199,7 +199,7 @@ def status(folder: Folder, as_json: AsJson = False) -> None:
 def metrics(folder: Folder, port: Annotated[int, typer.Option(help="Port of 127.0.0.1.", min=0)] = 9464) -> None:
     """Serve the numbers of 'status' to Prometheus, on this machine only, until stopped."""
     there = _read(folder)
-    from emdcfl.apps.trial.report import metrics_server
+    from emdcfl.apps.deployment.report import metrics_server
 
     with metrics_server(there, port) as server, contextlib.suppress(KeyboardInterrupt):
         typer.echo(f"http://127.0.0.1:{server.server_port}/metrics")
@@ -210,7 +210,7 @@ def metrics(folder: Folder, port: Annotated[int, typer.Option(help="Port of 127.
 def attach(folder: Folder) -> None:
     """Watch the run that is at work; Ctrl-C leaves it running."""
     there = _read(folder)
-    from emdcfl.apps.trial.submit import follow
+    from emdcfl.apps.deployment.submit import follow
 
     job = _live(there)
     typer.echo(f"run {job.number} in {job.out}")
@@ -226,7 +226,7 @@ def attach(folder: Folder) -> None:
 def stop(folder: Folder, as_json: AsJson = False) -> None:
     """Stop the run that is at work; 'emdcfl run --resume' continues it after its last complete round."""
     there = _read(folder)
-    from emdcfl.apps.trial.submit import stop as stop_run
+    from emdcfl.apps.deployment.submit import stop as stop_run
 
     job = _live(there)
     if not as_json:
@@ -236,8 +236,8 @@ def stop(folder: Folder, as_json: AsJson = False) -> None:
     answer({"stopped": job.number, "out": str(job.out)}, [told], as_json=as_json)
 
 
-def _live(there: Trial) -> Job:
-    from emdcfl.apps.trial.submit import live_run
+def _live(there: Deployment) -> Job:
+    from emdcfl.apps.deployment.submit import live_run
 
     job = live_run(there)
     if job is None:
@@ -249,14 +249,14 @@ def _live(there: Trial) -> Job:
 def down(folder: Folder, as_json: AsJson = False) -> None:
     """Stop everything that 'up' started."""
     there = _read(folder)
-    from emdcfl.apps import trial
+    from emdcfl.apps import deployment
 
-    stopped = trial.down(there)
+    stopped = deployment.down(there)
     answer({"stopped": stopped}, [f"stopped {_listed(stopped)}" if stopped else "nothing was running"], as_json=as_json)
 
 
 def _listed(processes: list[str]) -> str:
-    from emdcfl.apps.trial.processes import LINK
+    from emdcfl.apps.deployment.processes import LINK
 
     nodes = [name for name in processes if name != LINK]
     return " and ".join([*([LINK] if LINK in processes else []), *([names(nodes)] if nodes else [])])
@@ -267,7 +267,7 @@ def runner_over(folder: Path | None, aside: Any = None, *, baselines: bool = Fal
     if folder is None:
         raise ConfigError("engine 'flower' needs a federation: add --federation DIR (make one with: emdcfl federation init DIR --nodes 4)")
     there = _read(folder)
-    from emdcfl.apps import trial
+    from emdcfl.apps import deployment
     from emdcfl.models import BUILDERS
     from emdcfl.runs.result import load
 
@@ -281,7 +281,7 @@ def runner_over(folder: Path | None, aside: Any = None, *, baselines: bool = Fal
             show_event(event, watching)
 
         how: dict[str, Any] = {"resume": resume, "baselines": baselines, "keep_baselines": keep}
-        trial.submit(there, replace(config, engine=engine), out, watch=watch, **how)
+        deployment.submit(there, replace(config, engine=engine), out, watch=watch, **how)
         own = config.model is not None and config.model.name not in BUILDERS  # what the user asked for is what may come back
         return load(out, trust_model=own)
 

@@ -37,8 +37,8 @@ def init(
     """Write a node's keys and its node.toml, and print what to send to the federation's operator."""
     import json
 
-    from emdcfl.apps.trial.certificates import make_node_key
-    from emdcfl.apps.trial.folder import check_names
+    from emdcfl.apps.deployment.certificates import make_node_key
+    from emdcfl.apps.deployment.folder import check_names
 
     check_names([] if name is None else [name])
     if (home / "node.toml").exists():
@@ -72,7 +72,7 @@ def show_fingerprint(home: Home, as_json: AsJson = False) -> None:
 @node.command()
 def rotate(home: Home, as_json: AsJson = False) -> None:
     """Draw new keys; the old ones stay beside them (auth.key.1, …). Do this between runs: what was sealed for the old key is lost."""
-    from emdcfl.apps.trial.certificates import make_node_key, put_aside
+    from emdcfl.apps.deployment.certificates import make_node_key, put_aside
 
     _existing(home)
     for name in ("auth.key", "auth.pub", "secret.key"):
@@ -96,7 +96,7 @@ def trust(
     as_json: AsJson = False,
 ) -> None:
     """Add a partner's fingerprint to partners.toml: this node compares its data with that partner's."""
-    from emdcfl.apps.trial.folder import check_names
+    from emdcfl.apps.deployment.folder import check_names
     from emdcfl.privacy.keylist import KeyList, add_name
 
     check_names([name])
@@ -210,8 +210,8 @@ def serve(
 ) -> None:
     """Connect to the SuperLink and answer until stopped; torch is loaded once, and each message is answered in a process of its own."""
     needs_flower()
+    from emdcfl.apps.deployment.folder import check_names
     from emdcfl.apps.supernode import serve as serve_node
-    from emdcfl.apps.trial.folder import check_names
 
     config = _config(home)
     name, superlink = name or config.name, superlink or config.superlink

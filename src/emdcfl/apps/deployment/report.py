@@ -11,11 +11,11 @@ from typing import Any
 
 from cryptography import x509
 
+from emdcfl.apps.deployment import control
+from emdcfl.apps.deployment.folder import Deployment
+from emdcfl.apps.deployment.processes import LINK, process_ids, seconds_running
+from emdcfl.apps.deployment.submit import STOPPED, Job, jobs
 from emdcfl.apps.supernode import HOST
-from emdcfl.apps.trial import control
-from emdcfl.apps.trial.folder import Trial
-from emdcfl.apps.trial.processes import LINK, process_ids, seconds_running
-from emdcfl.apps.trial.submit import STOPPED, Job, jobs
 
 ACCEPTED = 300.0
 """Seconds the nodes may take to be accepted: after a hard kill and a reboot the SuperLink refuses a key for about a minute."""
@@ -36,44 +36,46 @@ METRICS = {
 """Name of each metric and what it says."""
 
 
-def report(trial: Trial) -> dict[str, Any]:
+def report(deployment: Deployment) -> dict[str, Any]:
     """Return the state of the SuperLink, of every node and of the latest run.
 
     ``ok`` is whether the SuperLink answers and all enrolled nodes are online.
     """
-    pids = process_ids(trial)
+    pids = process_ids(deployment)
     link = _process(pids, LINK)
-    nodes: dict[str, dict[str, Any]] = {n: {"process": _process(pids, n), "online": False, "id": None, "since": None} for n in trial.nodes}
+    nodes: dict[str, dict[str, Any]] = {
+        n: {"process": _process(pids, n), "online": False, "id": None, "since": None} for n in deployment.nodes
+    }
     try:
-        for node in control.enrolled(trial):
+        for node in control.enrolled(deployment):
             here = nodes.setdefault(node.name, {"process": "elsewhere"})
-            online = node.online and here["process"] != ENDED and not _of_predecessor(trial, node)
+            online = node.online and here["process"] != ENDED and not _of_predecessor(deployment, node)
             here.update(online=online, id=str(node.id), since=(node.since or None) if online == node.online else None)
         answers = True
     except control.ControlError:
         answers = False
-    latest = next(jobs(trial), None)
-    end = x509.load_pem_x509_certificate((trial.path / "certificates" / "server.pem").read_bytes()).not_valid_after_utc
+    latest = next(jobs(deployment), None)
+    end = x509.load_pem_x509_certificate((deployment.path / "certificates" / "server.pem").read_bytes()).not_valid_after_utc
     return {
         "ok": answers and bool(nodes) and all(node["online"] for node in nodes.values()),
         "superlink": {
             "state": "running" if answers else SILENT if link == "running" else link,
-            "address": trial.address,
+            "address": deployment.address,
             "certificate_until": end.isoformat(),
-            "database_bytes": sum(path.stat().st_size for path in trial.operator.glob("link.db*")),
+            "database_bytes": sum(path.stat().st_size for path in deployment.operator.glob("link.db*")),
         },
         "nodes": nodes,
-        "run": None if latest is None else _run(trial, latest, answers=answers),
-        "logs": str(trial.path / "logs"),
+        "run": None if latest is None else _run(deployment, latest, answers=answers),
+        "logs": str(deployment.path / "logs"),
     }
 
 
-def wait_accepted(trial: Trial, patience: float = ACCEPTED) -> dict[str, str]:
+def wait_accepted(deployment: Deployment, patience: float = ACCEPTED) -> dict[str, str]:
     """Wait until the SuperLink has accepted all nodes of this machine; returns those that it has not, and why."""
     end = time.monotonic() + patience
     while True:
-        found = report(trial)
-        missing = {name: str(found["nodes"][name]["process"]) for name in trial.nodes if not found["nodes"][name]["online"]}
+        found = report(deployment)
+        missing = {name: str(found["nodes"][name]["process"]) for name in deployment.nodes if not found["nodes"][name]["online"]}
         if "running" not in missing.values() or time.monotonic() > end:
             late = f"runs, and is not accepted after {patience:.0f} s"
             return {name: f"{late if text == 'running' else text}; see {found['logs']}/{name}.log" for name, text in missing.items()}
@@ -84,13 +86,13 @@ def _process(pids: dict[str, int | None], name: str) -> str:
     return "stopped" if name not in pids else ENDED if pids[name] is None else "running"
 
 
-def _of_predecessor(trial: Trial, node: control.Enrolled) -> bool:
+def _of_predecessor(deployment: Deployment, node: control.Enrolled) -> bool:
     """Whether a node connected before its process here began: the one before it was killed, which the SuperLink notices after a minute."""
-    running = seconds_running(trial, node.name)
+    running = seconds_running(deployment, node.name)
     return running is not None and bool(node.since) and time.time() - datetime.datetime.fromisoformat(node.since).timestamp() > running
 
 
-def _run(trial: Trial, job: Job, *, answers: bool) -> dict[str, Any]:
+def _run(deployment: Deployment, job: Job, *, answers: bool) -> dict[str, Any]:
     outcome, complete, total, warnings, last, compared = job.outcome, 0, 0, 0, None, False
     journal = job.path / "progress.jsonl"
     for line in journal.read_text(encoding="utf-8").splitlines() if journal.exists() else ():
@@ -105,7 +107,7 @@ def _run(trial: Trial, job: Job, *, answers: bool) -> dict[str, Any]:
     ended = "stopped" if (job.path / STOPPED).exists() else "failed"
     state = "finished" if outcome is not None and outcome["ok"] else ended
     if outcome is None:
-        said = control.run_status(trial, job.run) if answers else None
+        said = control.run_status(deployment, job.run) if answers else None
         state = "unknown" if said is None else ended if said.startswith("finished") else "at work"
     error = None if outcome is None else outcome.get("error")
     about = {"number": job.number, "out": str(job.out), "state": state, "round": complete, "rounds": total}
@@ -155,13 +157,13 @@ def metrics(found: dict[str, Any]) -> str:
     return "\n".join(text) + "\n"
 
 
-def metrics_server(trial: Trial, port: int) -> ThreadingHTTPServer:
+def metrics_server(deployment: Deployment, port: int) -> ThreadingHTTPServer:
     """Return a server of ``/metrics`` on 127.0.0.1; port 0 takes a free one."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             known = self.path == "/metrics"
-            body = metrics(report(trial)).encode() if known else b"try /metrics\n"
+            body = metrics(report(deployment)).encode() if known else b"try /metrics\n"
             self.send_response(200 if known else 404)
             self.send_header("Content-Type", "text/plain; version=0.0.4")
             self.send_header("Content-Length", str(len(body)))

@@ -22,9 +22,9 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from emdcfl.apps.trial import control
-from emdcfl.apps.trial.control import ControlError
-from emdcfl.apps.trial.folder import Trial
+from emdcfl.apps.deployment import control
+from emdcfl.apps.deployment.control import ControlError
+from emdcfl.apps.deployment.folder import Deployment
 
 if TYPE_CHECKING:
     from flwr.supercore.control import ControlHttpClient
@@ -46,21 +46,21 @@ class Attack:
     said: str
 
 
-def attacks(trial: Trial) -> Iterator[Attack]:
+def attacks(deployment: Deployment) -> Iterator[Attack]:
     """Try every attack, one after the other."""
     wrong = "wrong-token-" + "0" * 32
     for who, token in (("the CA certificate alone", ""), ("a wrong token", wrong)):
         for name, call in _orders().items():
-            yield _refused(f"{name} with {who}", lambda call=call, token=token: control.ask(trial, call, token=token))  # type: ignore[misc]
-    yield _refused("register a node after enrolment, with the operator's token", lambda: _register(trial))
-    yield _refused("join as a node with a key that was never registered", lambda: _foreign_node(trial, "register-node"))
-    yield _refused("activate a node with a key that was never registered", lambda: _foreign_node(trial, "activate-node"))
-    yield _refused("speak for a registered node without its private key", lambda: _impersonate(trial))
-    yield _refused("read the SuperLink's pages for developers", lambda: _send(trial, "/docs", method="GET"))
-    if not _is_loopback(trial.host):  # from the SuperLink's own machine it is served
-        yield _refused("take the place of the server program", lambda: _send(trial, "/v1/runtime/acquire-task"))
-    yield _refused("talk to the SuperLink without TLS", lambda: _send(trial, "/v1/fleet/get-run", scheme="http"))
-    yield _foreign_bundle(trial)
+            yield _refused(f"{name} with {who}", lambda call=call, token=token: control.ask(deployment, call, token=token))  # type: ignore[misc]
+    yield _refused("register a node after enrolment, with the operator's token", lambda: _register(deployment))
+    yield _refused("join as a node with a key that was never registered", lambda: _foreign_node(deployment, "register-node"))
+    yield _refused("activate a node with a key that was never registered", lambda: _foreign_node(deployment, "activate-node"))
+    yield _refused("speak for a registered node without its private key", lambda: _impersonate(deployment))
+    yield _refused("read the SuperLink's pages for developers", lambda: _send(deployment, "/docs", method="GET"))
+    if not _is_loopback(deployment.host):  # from the SuperLink's own machine it is served
+        yield _refused("take the place of the server program", lambda: _send(deployment, "/v1/runtime/acquire-task"))
+    yield _refused("talk to the SuperLink without TLS", lambda: _send(deployment, "/v1/fleet/get-run", scheme="http"))
+    yield _foreign_bundle(deployment)
 
 
 def _is_loopback(host: str) -> bool:
@@ -106,15 +106,15 @@ def _new_key() -> tuple[ec.EllipticCurvePrivateKey, bytes]:
     return key, key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
-def _register(trial: Trial) -> None:
+def _register(deployment: Deployment) -> None:
     from flwr.proto.control_pb2 import RegisterNodeRequest, UnregisterNodeRequest
 
-    made = control.ask(trial, lambda client: client.RegisterNode(RegisterNodeRequest(public_key=_new_key()[1])))
-    control.ask(trial, lambda client: client.UnregisterNode(UnregisterNodeRequest(node_id=made.node_id)))
+    made = control.ask(deployment, lambda client: client.RegisterNode(RegisterNodeRequest(public_key=_new_key()[1])))
+    control.ask(deployment, lambda client: client.UnregisterNode(UnregisterNodeRequest(node_id=made.node_id)))
 
 
 def _send(
-    trial: Trial,
+    deployment: Deployment,
     path: str,
     body: bytes = b"",
     signature: dict[str, str] | None = None,
@@ -126,9 +126,9 @@ def _send(
     import httpx
     from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
-    address = f"{scheme}://{trial.address}{path}"
+    address = f"{scheme}://{deployment.address}{path}"
     headers = {"content-type": PROTOBUF_MEDIA_TYPE, "accept": PROTOBUF_MEDIA_TYPE, **(signature or {})}
-    with control.http_errors(trial), httpx.Client(verify=ssl.create_default_context(cafile=trial.authority)) as client:
+    with control.http_errors(deployment), httpx.Client(verify=ssl.create_default_context(cafile=deployment.authority)) as client:
         try:
             client.request(method, address, content=body, headers=headers).raise_for_status()
         except httpx.RemoteProtocolError as error:
@@ -146,27 +146,27 @@ def _signed(key: ec.EllipticCurvePrivateKey, public: bytes) -> dict[str, str]:
     return {TIMESTAMP_HEADER: now, **{name: base64.b64encode(value).decode() for name, value in encoded.items()}}
 
 
-def _foreign_node(trial: Trial, action: str) -> None:
+def _foreign_node(deployment: Deployment, action: str) -> None:
     from flwr.proto.fleet_pb2 import ActivateNodeRequest, RegisterNodeFleetRequest
 
     key, public = _new_key()
     register = RegisterNodeFleetRequest(public_key=public)
     request = register if action == "register-node" else ActivateNodeRequest(public_key=public, heartbeat_interval=30)
-    _send(trial, f"/v1/fleet/{action}", request.SerializeToString(), _signed(key, public))
+    _send(deployment, f"/v1/fleet/{action}", request.SerializeToString(), _signed(key, public))
 
 
-def _impersonate(trial: Trial) -> None:
+def _impersonate(deployment: Deployment) -> None:
     """Send a heartbeat for the first registered node, signed with another key."""
     from flwr.proto.control_pb2 import ListNodesRequest
     from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
     from flwr.proto.node_pb2 import Node
 
-    known = control.ask(trial, lambda client: client.ListNodes(ListNodesRequest())).nodes_info
+    known = control.ask(deployment, lambda client: client.ListNodes(ListNodesRequest())).nodes_info
     key, public = _new_key()
     victim = Node(node_id=known[0].node_id if known else 1)
     beat = SendNodeHeartbeatRequest(node=victim, heartbeat_interval=30)
     claimed = known[0].public_key if known else public
-    _send(trial, "/v1/fleet/send-node-heartbeat", beat.SerializeToString(), _signed(key, claimed))
+    _send(deployment, "/v1/fleet/send-node-heartbeat", beat.SerializeToString(), _signed(key, claimed))
 
 
 _FOREIGN = """
@@ -217,7 +217,7 @@ def _bundle() -> bytes:
     return made
 
 
-def _foreign_bundle(trial: Trial) -> Attack:
+def _foreign_bundle(deployment: Deployment) -> Attack:
     """Submit a bundle without the publisher's signature, with the operator's token: a stolen token must not be enough."""
     from flwr.common.serde import user_config_to_proto
     from flwr.proto.control_pb2 import StartRunRequest
@@ -225,7 +225,7 @@ def _foreign_bundle(trial: Trial) -> Attack:
 
     name = "run a foreign bundle on the nodes, with the operator's token"
     try:
-        online = any(node.online for node in control.enrolled(trial))
+        online = any(node.online for node in control.enrolled(deployment))
     except ControlError as error:
         return Attack(name, None, str(error))
     if not online:
@@ -235,14 +235,14 @@ def _foreign_bundle(trial: Trial) -> Attack:
         config = user_config_to_proto({"answer": str(answer), "patience": PATIENCE})
         request = StartRunRequest(fab=Fab(content=_bundle()), override_config=config)
         try:
-            run = int(control.ask(trial, lambda client: client.StartRun(request)).run_id)
+            run = int(control.ask(deployment, lambda client: client.StartRun(request)).run_id)
         except ControlError as error:
             return Attack(name, True, str(error))
         end = time.monotonic() + 2 * PATIENCE
         while not answer.exists() and time.monotonic() < end:
             time.sleep(0.5)
         if not answer.exists():
-            control.stop_run(trial, run)
+            control.stop_run(deployment, run)
             return Attack(name, None, "the foreign server program did not end; see the SuperLink's log")
         found = json.loads(answer.read_text(encoding="utf-8"))
     said = f"{found['ran']} of {found['asked']} nodes ran it, {found['answered'] - found['ran']} refused"

@@ -32,16 +32,16 @@ import tomli_w
 
 import emdcfl
 from emdcfl.apps import superlink
+from emdcfl.apps.deployment.certificates import make_certificates, make_node_key, make_publisher_key, sign_bundle, write_private
 from emdcfl.apps.supernode import HOST, QUIET, free_port
-from emdcfl.apps.trial.certificates import make_certificates, make_node_key, make_publisher_key, sign_bundle, write_private
 from emdcfl.core.errors import ConfigError
 
-CONNECTION = "trial"
+CONNECTION = "federation"
 MOST = 64
 
 
 @dataclass(frozen=True)
-class Trial:
+class Deployment:
     """A federation's folder, read. ``nodes`` are those of this machine."""
 
     path: Path
@@ -52,7 +52,7 @@ class Trial:
     host: str = HOST
 
     @classmethod
-    def read(cls, path: str | Path) -> Trial:
+    def read(cls, path: str | Path) -> Deployment:
         """Read ``federation.toml`` of a folder that ``create`` wrote."""
         folder = Path(path).resolve()
         try:
@@ -97,7 +97,7 @@ class Trial:
         return {**QUIET, **more, "OMP_NUM_THREADS": "1"}
 
 
-def create(path: str | Path, *, nodes: int | None = None, data: str | Path | None = None, deadline: float = 600.0) -> Trial:
+def create(path: str | Path, *, nodes: int | None = None, data: str | Path | None = None, deadline: float = 600.0) -> Deployment:
     """Write the folder of a federation of ``nodes`` clients of ``rotated-digits``, or one per client of the folder ``data``."""
     from emdcfl.data import scenarios  # not for every command: it loads torch
     from emdcfl.data.own.formats.layout import discover
@@ -117,25 +117,25 @@ def create(path: str | Path, *, nodes: int | None = None, data: str | Path | Non
             raise ConfigError(f"{data} holds {len(names)} clients, got --nodes {nodes}; leave it out")
         run = {"name": "nodes"}
     check_names(names)
-    trial = _write_operator(folder, run, port=free_port(), deadline=deadline, nodes=names)
+    deployment = _write_operator(folder, run, port=free_port(), deadline=deadline, nodes=names)
     for name in names:
-        home = _made(trial.home(name))
+        home = _made(deployment.home(name))
         make_node_key(home)
         load_secret(home / "secret.key")
         for file in ("ca.crt", "trusted.yaml"):
-            shutil.copyfile(trial.path / "certificates" / file, home / file)
-        about = {"name": name, "superlink": trial.address, "data": sources[name]}
+            shutil.copyfile(deployment.path / "certificates" / file, home / file)
+        about = {"name": name, "superlink": deployment.address, "data": sources[name]}
         shown = {key: json.dumps(value, ensure_ascii=False) for key, value in about.items()}
         (home / "node.toml").write_text(_NODE.format(**shown, home=home), encoding="utf-8")
-    prints = fingerprints(trial)
+    prints = fingerprints(deployment)
     for name in names:
-        write_list(trial.home(name) / "partners.toml", {other: prints[other] for other in names if other != name})
-    write_list(trial.operator / "clients.toml", prints)
-    _write_start(trial)
-    return trial
+        write_list(deployment.home(name) / "partners.toml", {other: prints[other] for other in names if other != name})
+    write_list(deployment.operator / "clients.toml", prints)
+    _write_start(deployment)
+    return deployment
 
 
-def create_operator(path: str | Path, sites: Sequence[str], *, host: str, port: int = 8000, deadline: float = 600.0) -> Trial:
+def create_operator(path: str | Path, sites: Sequence[str], *, host: str, port: int = 8000, deadline: float = 600.0) -> Deployment:
     """Write the operator's folder of a federation whose nodes are on other machines and reach it at ``host``."""
     folder = _empty(path)
     if len(set(sites)) < 2:
@@ -144,7 +144,7 @@ def create_operator(path: str | Path, sites: Sequence[str], *, host: str, port: 
     return _write_operator(folder, {"name": "nodes", "clients": list(sites)}, host=host, port=port, deadline=deadline, nodes=[])
 
 
-def _write_operator(folder: Path, scenario: Mapping[str, Any], *, port: int, deadline: float, **about: Any) -> Trial:
+def _write_operator(folder: Path, scenario: Mapping[str, Any], *, port: int, deadline: float, **about: Any) -> Deployment:
     """Write what the SuperLink and its operator need: certificates, token, signed app, configs."""
     from flwr.cli.build import build_fab_from_disk
 
@@ -165,41 +165,41 @@ def _write_operator(folder: Path, scenario: Mapping[str, Any], *, port: int, dea
         _made(folder / name)
     for name in ("server", "certificates", "logs", "jobs"):  # keys, messages, configs and names of sites
         (folder / name).chmod(0o700)
-    trial = Trial.read(folder)
+    deployment = Deployment.read(folder)
     token = secrets.token_urlsafe(32)
-    write_private(trial.operator / superlink.TOKEN, token.encode())
+    write_private(deployment.operator / superlink.TOKEN, token.encode())
     bundle = build_fab_from_disk(folder / "app")
-    (trial.operator / superlink.BUNDLE).write_bytes(bundle)
+    (deployment.operator / superlink.BUNDLE).write_bytes(bundle)
     signed = sign_bundle(folder / "certificates", bundle)
-    (trial.operator / superlink.SIGNATURE).write_text(json.dumps(signed), encoding="utf-8")
-    _write_connection(trial, token)
-    return trial
+    (deployment.operator / superlink.SIGNATURE).write_text(json.dumps(signed), encoding="utf-8")
+    _write_connection(deployment, token)
+    return deployment
 
 
-def _write_connection(trial: Trial, token: str) -> None:
+def _write_connection(deployment: Deployment, token: str) -> None:
     """Write address and token for Flower's own command."""
     from flwr.cli.constant import ACCESS_TOKEN_STORE_KEY, AUTHN_TYPE_STORE_KEY, REFRESH_TOKEN_STORE_KEY
     from flwr.common.constant import AuthnType
     from flwr.supercore.credential_store.file_credential_store import FileCredentialStore
 
-    home = _made(trial.path / "flwr")
-    there = {"address": trial.address, "root-certificates": str(trial.authority)}
+    home = _made(deployment.path / "flwr")
+    there = {"address": deployment.address, "root-certificates": str(deployment.authority)}
     (home / "config.toml").write_text(tomli_w.dumps({"superlink": {"default": CONNECTION, CONNECTION: there}}), encoding="utf-8")
     write_private(home / "credentials.yaml", b"{}")
     store = FileCredentialStore(home / "credentials.yaml")
-    store.set(AUTHN_TYPE_STORE_KEY % trial.address, AuthnType.OIDC.encode())  # the only kind of login that sends a token
+    store.set(AUTHN_TYPE_STORE_KEY % deployment.address, AuthnType.OIDC.encode())  # the only kind of login that sends a token
     for key in (ACCESS_TOKEN_STORE_KEY, REFRESH_TOKEN_STORE_KEY):
-        store.set(key % trial.address, token.encode())
+        store.set(key % deployment.address, token.encode())
 
 
 def write_list(path: Path, prints: Mapping[str, str]) -> None:
     path.write_text(tomli_w.dumps(dict(sorted(prints.items()))), encoding="utf-8")
 
 
-def fingerprints(trial: Trial) -> dict[str, str]:
+def fingerprints(deployment: Deployment) -> dict[str, str]:
     from emdcfl.privacy.exchange import fingerprint, load_secret, public_key
 
-    return {node: fingerprint(public_key(load_secret(trial.home(node) / "secret.key"))) for node in trial.nodes}
+    return {node: fingerprint(public_key(load_secret(deployment.home(node) / "secret.key"))) for node in deployment.nodes}
 
 
 def _empty(path: str | Path) -> Path:
@@ -235,18 +235,18 @@ def check_names(names: Sequence[str]) -> None:
             raise ConfigError(f"client name {name!r} cannot name a node: use letters, digits, '.', '-' and '_' only")
 
 
-def _write_start(trial: Trial) -> None:
+def _write_start(deployment: Deployment) -> None:
     """Write the commands as a script to read, and to take apart for several machines."""
     lines = ["#!/bin/sh", "# What 'emdcfl federation up' does, command by command. On real machines each node runs its own line.", "set -e"]
-    lines += [f"export {key}={shlex.quote(value)}" for key, value in trial.environment().items()]
-    lines += [f"{shlex.join(trial.link_command())} &", "sleep 5"]
-    for node in trial.nodes:
-        key = str(trial.home(node) / "auth.pub")
-        lines.append(shlex.join([sys.executable, "-m", "emdcfl", "federation", "enrol", str(trial.path), node, key]))
-    for node in trial.nodes:
-        lines.append(f"{shlex.join(trial.node_command(node))} &")
+    lines += [f"export {key}={shlex.quote(value)}" for key, value in deployment.environment().items()]
+    lines += [f"{shlex.join(deployment.link_command())} &", "sleep 5"]
+    for node in deployment.nodes:
+        key = str(deployment.home(node) / "auth.pub")
+        lines.append(shlex.join([sys.executable, "-m", "emdcfl", "federation", "enrol", str(deployment.path), node, key]))
+    for node in deployment.nodes:
+        lines.append(f"{shlex.join(deployment.node_command(node))} &")
     lines.append("wait")
-    path = trial.path / "start.sh"
+    path = deployment.path / "start.sh"
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     path.chmod(0o755)
 

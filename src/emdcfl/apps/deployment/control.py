@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
 
+from emdcfl.apps.deployment.folder import Deployment
 from emdcfl.apps.superlink import APP, BUNDLE, ENROLMENT, read_token
-from emdcfl.apps.trial.folder import Trial
 from emdcfl.core.errors import ConfigError, EmdcflError, nearest
 
 if TYPE_CHECKING:
@@ -41,27 +41,27 @@ class _Bearer:
 
 
 @contextmanager
-def connection(trial: Trial, *, token: str | None = None) -> Iterator[ControlHttpClient]:
+def connection(deployment: Deployment, *, token: str | None = None) -> Iterator[ControlHttpClient]:
     """Connect to the control interface; with an empty ``token`` as anybody who has the CA certificate could."""
     from flwr.supercore.control import ControlHttpClient
 
-    given = read_token(trial.operator) if token is None else token
+    given = read_token(deployment.operator) if token is None else token
     signer = [_Bearer(given)] if given else []
-    client = ControlHttpClient.from_server_address(trial.address, False, trial.authority.read_bytes(), signer)
+    client = ControlHttpClient.from_server_address(deployment.address, False, deployment.authority.read_bytes(), signer)
     try:
         yield client
     finally:
         client.close()
 
 
-def ask(trial: Trial, call: Callable[[ControlHttpClient], T], *, token: str | None = None) -> T:
+def ask(deployment: Deployment, call: Callable[[ControlHttpClient], T], *, token: str | None = None) -> T:
     """Make one call; an error is a ``ControlError`` of one line."""
-    with http_errors(trial), connection(trial, token=token) as client:
+    with http_errors(deployment), connection(deployment, token=token) as client:
         return call(client)
 
 
 @contextmanager
-def http_errors(trial: Trial) -> Iterator[None]:
+def http_errors(deployment: Deployment) -> Iterator[None]:
     """Turn errors of HTTP into a ``ControlError``."""
     import httpx
 
@@ -71,32 +71,32 @@ def http_errors(trial: Trial) -> Iterator[None]:
         status = error.response.status_code
         raise ControlError(f"the SuperLink answered {status}: {error.response.text[:200]}", status) from error
     except (httpx.HTTPError, OSError, ValueError) as error:
-        raise ControlError(f"the SuperLink at {trial.address} does not answer ({type(error).__name__})") from error
+        raise ControlError(f"the SuperLink at {deployment.address} does not answer ({type(error).__name__})") from error
 
 
-def start_run(trial: Trial, options: Mapping[str, Any]) -> int:
+def start_run(deployment: Deployment, options: Mapping[str, Any]) -> int:
     """Start the signed bundle with a run config; returns Flower's number of the run."""
     from flwr.common.serde import user_config_to_proto
     from flwr.proto.control_pb2 import StartRunRequest
     from flwr.proto.fab_pb2 import Fab
 
-    stored = Fab(hash_str=hashlib.sha256((trial.operator / BUNDLE).read_bytes()).hexdigest())
+    stored = Fab(hash_str=hashlib.sha256((deployment.operator / BUNDLE).read_bytes()).hexdigest())
     request = StartRunRequest(fab=stored, app_spec=APP, override_config=user_config_to_proto(dict(options)))
-    return int(ask(trial, lambda client: client.StartRun(request)).run_id)
+    return int(ask(deployment, lambda client: client.StartRun(request)).run_id)
 
 
-def stop_run(trial: Trial, run: int) -> None:
+def stop_run(deployment: Deployment, run: int) -> None:
     from flwr.proto.control_pb2 import StopRunRequest
 
-    ask(trial, lambda client: client.StopRun(StopRunRequest(run_id=run)))
+    ask(deployment, lambda client: client.StopRun(StopRunRequest(run_id=run)))
 
 
-def run_status(trial: Trial, run: int) -> str | None:
+def run_status(deployment: Deployment, run: int) -> str | None:
     """A run's status, such as ``finished:completed``; ``None`` if the SuperLink does not answer."""
     from flwr.proto.control_pb2 import ListRunsRequest
 
     try:
-        found = ask(trial, lambda client: client.ListRuns(ListRunsRequest(run_id=run))).run_dict
+        found = ask(deployment, lambda client: client.ListRuns(ListRunsRequest(run_id=run))).run_dict
     except ControlError:
         return None
     status = found[run].status
@@ -114,11 +114,11 @@ class Enrolled:
     since: str
 
 
-def enrolled(trial: Trial) -> list[Enrolled]:
+def enrolled(deployment: Deployment) -> list[Enrolled]:
     """The nodes that may connect."""
     from flwr.proto.control_pb2 import ListNodesRequest
 
-    found = ask(trial, lambda client: client.ListNodes(ListNodesRequest())).nodes_info
+    found = ask(deployment, lambda client: client.ListNodes(ListNodesRequest())).nodes_info
     return [
         Enrolled(
             n.name, n.node_id, n.public_key, n.status == "online", n.last_activated_at if n.status == "online" else n.last_deactivated_at
@@ -128,7 +128,7 @@ def enrolled(trial: Trial) -> list[Enrolled]:
     ]
 
 
-def enrol(trial: Trial, name: str, key: bytes, *, replace: bool = False) -> bool:
+def enrol(deployment: Deployment, name: str, key: bytes, *, replace: bool = False) -> bool:
     """Register a node's public key (``auth.pub``) under its name; enrolment is open for this call alone.
 
     Returns whether the key was new. With ``replace`` the node takes the place of the one that was enrolled under this name.
@@ -139,7 +139,7 @@ def enrol(trial: Trial, name: str, key: bytes, *, replace: bool = False) -> bool
         public = load_ssh_public_key(key).public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     except (ValueError, UnsupportedAlgorithm) as error:
         raise ConfigError("expected a node's public key as in its auth.pub, got something else") from error
-    there = enrolled(trial)
+    there = enrolled(deployment)
     if owner := next((node for node in there if node.key == public), None):
         if owner.name != name:
             raise ConfigError(f"this key is that of {owner.name!r}, got it for {name!r}; every site has its own auth.pub")
@@ -147,10 +147,10 @@ def enrol(trial: Trial, name: str, key: bytes, *, replace: bool = False) -> bool
     before = [node for node in there if node.name == name]
     if before and not replace:
         raise ConfigError(f"{name!r} is enrolled with another key; add --replace if the site has rotated its keys")
-    is_open = trial.operator / ENROLMENT
+    is_open = deployment.operator / ENROLMENT
     is_open.touch(mode=0o600)
     try:
-        ask(trial, lambda client: client.RegisterNode(RegisterNodeRequest(public_key=public, name=name)))
+        ask(deployment, lambda client: client.RegisterNode(RegisterNodeRequest(public_key=public, name=name)))
     except ControlError as error:
         if "already" in str(error).lower():
             raise ConfigError(
@@ -160,21 +160,21 @@ def enrol(trial: Trial, name: str, key: bytes, *, replace: bool = False) -> bool
     finally:
         is_open.unlink(missing_ok=True)
     for node in before:
-        _unregister(trial, node)
+        _unregister(deployment, node)
     return True
 
 
-def remove(trial: Trial, name: str) -> None:
+def remove(deployment: Deployment, name: str) -> None:
     """Take a node's right to connect away."""
-    found = [node for node in enrolled(trial) if node.name == name]
+    found = [node for node in enrolled(deployment) if node.name == name]
     if not found:
-        known = sorted(node.name for node in enrolled(trial))
+        known = sorted(node.name for node in enrolled(deployment))
         raise ConfigError(f"no node {name!r} is enrolled: {nearest(name, known) if known else 'there is none at all'}")
     for node in found:
-        _unregister(trial, node)
+        _unregister(deployment, node)
 
 
-def _unregister(trial: Trial, node: Enrolled) -> None:
+def _unregister(deployment: Deployment, node: Enrolled) -> None:
     from flwr.proto.control_pb2 import UnregisterNodeRequest
 
-    ask(trial, lambda client: client.UnregisterNode(UnregisterNodeRequest(node_id=node.id)))
+    ask(deployment, lambda client: client.UnregisterNode(UnregisterNodeRequest(node_id=node.id)))

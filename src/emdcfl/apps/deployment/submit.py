@@ -1,4 +1,4 @@
-"""Submit a run to a trial federation and follow it: ``emdcfl run --engine flower --federation DIR``."""
+"""Submit a run to a federation and follow it: ``emdcfl run --engine flower --federation DIR``."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
-from emdcfl.apps.trial import control
-from emdcfl.apps.trial.folder import Trial
-from emdcfl.apps.trial.processes import LINK, identity, process_ids
+from emdcfl.apps.deployment import control
+from emdcfl.apps.deployment.folder import Deployment
+from emdcfl.apps.deployment.processes import LINK, identity, process_ids
 from emdcfl.core.errors import ConfigError, EmdcflError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ CHECK = 60.0
 
 
 def submit(
-    trial: Trial,
+    deployment: Deployment,
     config: Config,
     out: Path,
     *,
@@ -52,42 +52,44 @@ def submit(
     from emdcfl.runs.config import dump
     from emdcfl.runs.store.identity import is_run
 
-    link = identity(trial, LINK)  # before the run exists, to notice a SuperLink that dies just after taking it
-    if (live := live_run(trial, out)) is not None and resume and link is not None and live.link != link:
+    link = identity(deployment, LINK)  # before the run exists, to notice a SuperLink that dies just after taking it
+    if (live := live_run(deployment, out)) is not None and resume and link is not None and live.link != link:
         log.info("run %d was left behind by a SuperLink that ended; it is stopped", live.number)
-        control.stop_run(trial, live.run)
+        control.stop_run(deployment, live.run)
     elif live is not None:
         raise ConfigError(
-            f"run {live.number} still works in {out}; watch it with: emdcfl federation attach {trial.path}, "
-            f"or stop it with: emdcfl federation stop {trial.path}"
+            f"run {live.number} still works in {out}; watch it with: emdcfl federation attach {deployment.path}, "
+            f"or stop it with: emdcfl federation stop {deployment.path}"
         )
     if not resume and is_run(out):  # the server would say so too, after it has started
         raise ConfigError(f"{out}: already holds a run; add --resume to continue it, or choose another --out")
-    number = 1 + max([int(p.name) for p in (trial.path / "jobs").iterdir() if p.name.isdigit()], default=0)
-    job = trial.path / "jobs" / str(number)
+    number = 1 + max([int(p.name) for p in (deployment.path / "jobs").iterdir() if p.name.isdigit()], default=0)
+    job = deployment.path / "jobs" / str(number)
     job.mkdir(parents=True)
     options = Options(
         config=dump(config),
         out=str(out.resolve()),
         resume=resume,
-        keys=str(trial.path / "server" / "clients.toml"),
+        keys=str(deployment.path / "server" / "clients.toml"),
         trust=trust,
-        deadline=trial.deadline,
-        wait=trial.wait,
+        deadline=deployment.deadline,
+        wait=deployment.wait,
         baselines=baselines,
         keep_baselines=keep_baselines,
         job=str(job),
     )
     (job / "run-config.toml").write_text(tomli_w.dumps(options.as_dict()), encoding="utf-8")
     try:
-        run = control.start_run(trial, options.as_dict())
+        run = control.start_run(deployment, options.as_dict())
     except control.ControlError as error:
-        raise ConfigError(f"the run could not be submitted; is the federation up (emdcfl federation up {trial.path})? {error}") from error
+        raise ConfigError(
+            f"the run could not be submitted; is the federation up (emdcfl federation up {deployment.path})? {error}"
+        ) from error
     (job / RUN).write_text(json.dumps({"run": run, "link": link}), encoding="ascii")
     try:
-        return follow(trial, job, run, watch or (lambda event: None), link=link)
+        return follow(deployment, job, run, watch or (lambda event: None), link=link)
     except KeyboardInterrupt:  # as in a local run: complete rounds are on disk, and --resume must find no other server at work
-        stop(trial, job, run)
+        stop(deployment, job, run)
         raise
 
 
@@ -108,9 +110,9 @@ class Job:
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
-def jobs(trial: Trial) -> Iterator[Job]:
+def jobs(deployment: Deployment) -> Iterator[Job]:
     """Yield the runs that the SuperLink took, latest first."""
-    for path in sorted((trial.path / "jobs").iterdir(), key=lambda p: int(p.name) if p.name.isdigit() else 0, reverse=True):
+    for path in sorted((deployment.path / "jobs").iterdir(), key=lambda p: int(p.name) if p.name.isdigit() else 0, reverse=True):
         if (path / RUN).exists():
             options = tomllib.loads((path / "run-config.toml").read_text(encoding="utf-8"))
             taken = json.loads((path / RUN).read_text(encoding="ascii"))
@@ -118,17 +120,17 @@ def jobs(trial: Trial) -> Iterator[Job]:
             yield Job(int(path.name), path, int(taken["run"]), Path(options["out"]), link)
 
 
-def live_run(trial: Trial, out: Path | None = None) -> Job | None:
+def live_run(deployment: Deployment, out: Path | None = None) -> Job | None:
     """Return the run that is at work, in ``out`` or anywhere; ``None`` if there is none or the SuperLink does not answer."""
-    for job in jobs(trial):
+    for job in jobs(deployment):
         if job.outcome is None and (out is None or job.out == out.resolve()):
-            state = control.run_status(trial, job.run)
+            state = control.run_status(deployment, job.run)
             if state is not None and not state.startswith("finished"):
                 return job
     return None
 
 
-def follow(trial: Trial, job: Path, run: int, watch: Callable[[Event], None], *, link: tuple[int, str] | None) -> dict[str, Any]:
+def follow(deployment: Deployment, job: Path, run: int, watch: Callable[[Event], None], *, link: tuple[int, str] | None) -> dict[str, Any]:
     """Pass the server's journal on until the run ends; raise if the SuperLink that took it ends first."""
     position, checked = 0, time.monotonic()
     while True:
@@ -141,28 +143,30 @@ def follow(trial: Trial, job: Path, run: int, watch: Callable[[Event], None], *,
             if not outcome["ok"]:
                 raise EmdcflError(str(outcome["error"]))
             return outcome
-        if link is not None and identity(trial, LINK) != link:
-            raise EmdcflError(f"the SuperLink ended during the run; start it again (emdcfl federation up {trial.path}) and use --resume")
+        if link is not None and identity(deployment, LINK) != link:
+            raise EmdcflError(
+                f"the SuperLink ended during the run; start it again (emdcfl federation up {deployment.path}) and use --resume"
+            )
         if time.monotonic() - checked > CHECK:
             checked = time.monotonic()
-            state = control.run_status(trial, run)
+            state = control.run_status(deployment, run)
             if state is not None and state.startswith("finished") and not (job / "outcome.json").exists():
                 raise EmdcflError(
-                    f"run {run} ended without a result ({state}); see {trial.path}/logs/superlink.log, then use --resume to continue it"
+                    f"run {run} ended without a result ({state}); see {deployment.path}/logs/superlink.log, then go on with --resume"
                 )
         time.sleep(POLL)
 
 
-def stop(trial: Trial, job: Path, run: int, *, patience: float = 60.0) -> None:
+def stop(deployment: Deployment, job: Path, run: int, *, patience: float = 60.0) -> None:
     """Stop a run, and wait until its server has ended."""
     (job / STOPPED).touch()
-    service = LINK not in process_ids(trial)  # not started by 'up': whether it runs is seen from its answer
+    service = LINK not in process_ids(deployment)  # not started by 'up': whether it runs is seen from its answer
     try:
-        control.stop_run(trial, run)
+        control.stop_run(deployment, run)
     except control.ControlError:
         service = False
     end = time.monotonic() + patience
-    while not (job / "outcome.json").exists() and (service or identity(trial, LINK) is not None) and time.monotonic() < end:
+    while not (job / "outcome.json").exists() and (service or identity(deployment, LINK) is not None) and time.monotonic() < end:
         time.sleep(POLL)
 
 

@@ -1,4 +1,4 @@
-"""The folder of a trial federation, its certificates, and what the server app makes of its options; no process is started."""
+"""The folder of a federation, its certificates, and what the server app makes of its options; no process is started."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
 import emdcfl
-from emdcfl.apps import options, superlink, trial
+from emdcfl.apps import deployment, options, superlink
+from emdcfl.apps.deployment import check, control
+from emdcfl.apps.deployment.folder import create_operator, fingerprints
+from emdcfl.apps.deployment.processes import LINK, process_ids, record, start_time
+from emdcfl.apps.deployment.submit import new_events, stop
 from emdcfl.apps.options import Options
 from emdcfl.apps.server import Journal, read_config
-from emdcfl.apps.trial import check, control
-from emdcfl.apps.trial.folder import create_operator, fingerprints
-from emdcfl.apps.trial.processes import LINK, process_ids, record, start_time
-from emdcfl.apps.trial.submit import new_events, stop
 from emdcfl.core.errors import ConfigError, EmdcflError
 from emdcfl.data import scenarios
 from emdcfl.runs.config import dump, load
@@ -43,11 +43,11 @@ ROOT = Path(emdcfl.__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> trial.Trial:
-    return trial.create(tmp_path_factory.mktemp("trial") / "federation", nodes=4)
+def four(tmp_path_factory: pytest.TempPathFactory) -> deployment.Deployment:
+    return deployment.create(tmp_path_factory.mktemp("trial") / "federation", nodes=4)
 
 
-def test_the_certificate_is_valid_for_loopback_and_signed_by_the_authority(four: trial.Trial) -> None:
+def test_the_certificate_is_valid_for_loopback_and_signed_by_the_authority(four: deployment.Deployment) -> None:
     folder = four.path / "certificates"
     authority, server = (x509.load_pem_x509_certificate((folder / name).read_bytes()) for name in ("ca.crt", "server.pem"))
     server.verify_directly_issued_by(authority)
@@ -59,7 +59,7 @@ def test_the_certificate_is_valid_for_loopback_and_signed_by_the_authority(four:
     ssl.create_default_context(cafile=str(folder / "ca.crt"))
 
 
-def test_private_files_are_readable_by_their_owner_alone(four: trial.Trial) -> None:
+def test_private_files_are_readable_by_their_owner_alone(four: deployment.Deployment) -> None:
     private = [four.path / "certificates" / "ca.key", four.path / "certificates" / "server.key"]
     private += [four.path / name for name in ("certificates/publisher.key", "server/operator.token", "flwr/credentials.yaml")]
     private += [four.home(node) / name for node in four.nodes for name in ("auth.key", "secret.key")]
@@ -68,7 +68,7 @@ def test_private_files_are_readable_by_their_owner_alone(four: trial.Trial) -> N
     assert {stat.S_IMODE(path.stat().st_mode) for path in folders} == {0o700}
 
 
-def test_every_node_has_keys_of_its_own(four: trial.Trial) -> None:
+def test_every_node_has_keys_of_its_own(four: deployment.Deployment) -> None:
     publics = set()
     for node in four.nodes:
         key = load_ssh_private_key((four.home(node) / "auth.key").read_bytes(), None)
@@ -79,14 +79,14 @@ def test_every_node_has_keys_of_its_own(four: trial.Trial) -> None:
     assert len(publics) == len(set(fingerprints(four).values())) == 4
 
 
-def test_the_run_config_fits_the_nodes(four: trial.Trial) -> None:
+def test_the_run_config_fits_the_nodes(four: deployment.Deployment) -> None:
     chosen = load(four.path / "run.toml")
     built = scenarios.build(chosen.scenario.name, **chosen.scenario.options)
     assert [site.name for site in built.sites] == list(four.nodes) == ["rot0-1", "rot0-2", "rot90-1", "rot90-2"]
     assert (chosen.engine.name, chosen.engine.on_failure) == ("flower", "continue")
 
 
-def test_the_script_starts_every_node(four: trial.Trial) -> None:
+def test_the_script_starts_every_node(four: deployment.Deployment) -> None:
     script = (four.path / "start.sh").read_text()
     assert script.count("emdcfl node serve") == script.count("federation enrol") == 4
     assert "--enable-supernode-auth" in script
@@ -97,7 +97,7 @@ def test_a_folder_of_own_data_gives_one_node_per_client(tmp_path: Path) -> None:
     for name in ("north", "south"):
         (tmp_path / "data").mkdir(exist_ok=True)
         (tmp_path / "data" / f"{name}.csv").write_text("x,label\n1,a\n")
-    there = trial.create(tmp_path / "federation", data=tmp_path / "data")
+    there = deployment.create(tmp_path / "federation", data=tmp_path / "data")
     assert list(there.nodes) == ["north", "south"]
     assert tomllib.loads((there.home("north") / "node.toml").read_text())["data"] == str((tmp_path / "data" / "north.csv").resolve())
     assert load(there.path / "run.toml").scenario.name == "nodes"
@@ -112,7 +112,7 @@ def test_folders_with_spaces_and_quotes_reach_the_nodes(tmp_path: Path) -> None:
     for name in ("north", "south"):
         data.mkdir(exist_ok=True)
         (data / f"{name}.csv").write_text("x,label\n1,a\n")
-    there = trial.create(tmp_path / "a federation", data=data)
+    there = deployment.create(tmp_path / "a federation", data=data)
     assert tomllib.loads((there.home("north") / "node.toml").read_text())["data"] == str((data / "north.csv").resolve())
     assert there.node_command("north")[-1] == str(there.home("north"))
     given = arguments(there.home("north"), "north", there.address, 9094)
@@ -157,31 +157,31 @@ def test_a_node_is_served_once_and_takes_the_place_of_one_that_was_killed(tmp_pa
         start()
 
 
-def test_mistakes_are_told(four: trial.Trial, tmp_path: Path) -> None:
+def test_mistakes_are_told(four: deployment.Deployment, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not empty"):
-        trial.create(four.path, nodes=4)
+        deployment.create(four.path, nodes=4)
     for seconds in (0.0, float("nan")):
         with pytest.raises(ConfigError, match="deadline must be at least 1"):
-            trial.create(tmp_path / "late", nodes=2, deadline=seconds)
+            deployment.create(tmp_path / "late", nodes=2, deadline=seconds)
     assert not (tmp_path / "late").exists()
     with pytest.raises(ConfigError, match="between 2 and 64"):
-        trial.create(tmp_path / "one", nodes=1)
+        deployment.create(tmp_path / "one", nodes=1)
     with pytest.raises(ConfigError, match="emdcfl federation init"):
-        trial.Trial.read(tmp_path / "nothing")
+        deployment.Deployment.read(tmp_path / "nothing")
 
 
-def test_a_process_number_that_was_given_to_another_is_not_taken_for_ours(four: trial.Trial) -> None:
+def test_a_process_number_that_was_given_to_another_is_not_taken_for_ours(four: deployment.Deployment) -> None:
     record(four, {"superlink": {"pid": os.getpid(), "started": "1"}, "rot0-1": {"pid": os.getpid(), "started": start_time(os.getpid())}})
     try:
         assert process_ids(four) == {"superlink": None, "rot0-1": os.getpid()}
-        found = trial.report(four)
+        found = deployment.report(four)
         assert (found["superlink"]["state"], found["nodes"]["rot0-1"]["process"]) == ("ended by itself", "running")
     finally:
         record(four, {})
-    assert {node["process"] for node in trial.report(four)["nodes"].values()} == {"stopped"}
+    assert {node["process"] for node in deployment.report(four)["nodes"].values()} == {"stopped"}
 
 
-def test_a_node_is_online_if_its_own_process_connected(four: trial.Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_is_online_if_its_own_process_connected(four: deployment.Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     """For a minute after a kill, the SuperLink takes the process that was started in its place for it."""
     seen = []
     record(four, {"rot0-1": {"pid": os.getpid(), "started": start_time(os.getpid())}})
@@ -189,7 +189,7 @@ def test_a_node_is_online_if_its_own_process_connected(four: trial.Trial, monkey
         for age in (timedelta(days=1), timedelta(0)):
             since = (datetime.now(UTC) - age).isoformat()
             monkeypatch.setattr(control, "enrolled", lambda there, since=since: [control.Enrolled("rot0-1", 1, b"", True, since)])
-            node = trial.report(four)["nodes"]["rot0-1"]
+            node = deployment.report(four)["nodes"]["rot0-1"]
             seen.append((node["process"], node["online"], node["since"] == since))
     finally:
         record(four, {})
@@ -197,18 +197,18 @@ def test_a_node_is_online_if_its_own_process_connected(four: trial.Trial, monkey
 
 
 def test_down_ends_what_outlives_the_process_that_started_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    there = trial.create(tmp_path / "federation", nodes=2)
-    monkeypatch.setattr("emdcfl.apps.trial.processes.GRACE", 0.5)
+    there = deployment.create(tmp_path / "federation", nodes=2)
+    monkeypatch.setattr("emdcfl.apps.deployment.processes.GRACE", 0.5)
     deaf = "trap 'exit 0' TERM; (trap '' TERM; echo; sleep 300) & wait"
     with subprocess.Popen(["sh", "-c", deaf], start_new_session=True, stdout=subprocess.PIPE) as link:
         assert link.stdout is not None and link.stdout.readline()
         record(there, {LINK: {"pid": link.pid, "started": start_time(link.pid)}})
-        assert trial.down(there) == [LINK]
+        assert deployment.down(there) == [LINK]
         assert link.stdout.read() == b"", "the child holds the other end, and is gone"
 
 
 def test_a_superlink_that_dies_as_soon_as_it_has_taken_the_run_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    there = trial.create(tmp_path / "federation", nodes=2)
+    there = deployment.create(tmp_path / "federation", nodes=2)
     with subprocess.Popen(["sleep", "300"]) as link:
         record(there, {LINK: {"pid": link.pid, "started": start_time(link.pid)}})
 
@@ -218,10 +218,10 @@ def test_a_superlink_that_dies_as_soon_as_it_has_taken_the_run_is_noticed(tmp_pa
 
         monkeypatch.setattr(control, "start_run", taken)
         with pytest.raises(EmdcflError, match="the SuperLink ended during the run; start it again"):
-            trial.submit(there, load(there.path / "run.toml"), tmp_path / "run")
+            deployment.submit(there, load(there.path / "run.toml"), tmp_path / "run")
 
 
-def test_the_server_reads_a_config_as_text_or_file_and_runs_it_over_flower(four: trial.Trial) -> None:
+def test_the_server_reads_a_config_as_text_or_file_and_runs_it_over_flower(four: deployment.Deployment) -> None:
     from_file = read_config(str(four.path / "run.toml"))
     from_text = read_config(dump(from_file))
     assert from_file == from_text
@@ -243,7 +243,7 @@ def test_the_journal_is_read_line_by_line_as_it_grows(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "outcome.json").read_text()) == {"ok": True}
 
 
-def test_the_trials_app_takes_the_options_of_the_code(four: trial.Trial) -> None:
+def test_the_app_takes_the_options_of_the_code(four: deployment.Deployment) -> None:
     app = tomllib.loads((four.path / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
     assert app["config"] == Options().as_dict()
     assert Options.read(app["config"]) == Options()
@@ -307,7 +307,7 @@ def test_the_certificate_holds_for_the_nodes_and_for_the_server_program_beside_t
 def test_stop_waits_for_the_server_of_a_run_also_where_a_service_runs_the_superlink(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    there, outcome = trial.Trial(tmp_path, 1, [], 600.0, 60.0), tmp_path / "outcome.json"
+    there, outcome = deployment.Deployment(tmp_path, 1, [], 600.0, 60.0), tmp_path / "outcome.json"
     monkeypatch.setattr(control, "stop_run", lambda *_: threading.Timer(0.2, outcome.touch).start())
     stop(there, tmp_path, 1)
     assert outcome.exists(), "else --resume finds the run directory in use"
@@ -316,7 +316,7 @@ def test_stop_waits_for_the_server_of_a_run_also_where_a_service_runs_the_superl
     stop(there, tmp_path, 1)  # there is nothing to wait for
 
 
-def test_pages_for_developers_are_asked_for_as_a_browser_does(four: trial.Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_for_developers_are_asked_for_as_a_browser_does(four: deployment.Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
     def open_link(request: httpx.Request) -> httpx.Response:
         return httpx.Response(200 if (request.method, request.url.path) == ("GET", "/docs") else 403)
 
