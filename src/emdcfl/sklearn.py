@@ -235,7 +235,9 @@ def _sites(groups: ArrayLike | None, X: Array, *, required: bool = True) -> NDAr
     check_consistent_length(X, sites)
     if has_gaps(sites.tolist()):
         raise ValueError("expected groups= to say whose row it is for every row, got gaps; leave those rows out")
-    return np.array([str(site) for site in sites.tolist()])
+    names = sites.tolist()
+    # a gap elsewhere turns pandas' integers into floats: 1.0 is site 1
+    return np.array([str(int(name) if isinstance(name, float) and name.is_integer() else name) for name in names])
 
 
 def _rows_of(sites: NDArray[np.str_]) -> dict[str, NDArray[np.int64]]:

@@ -83,6 +83,14 @@ def test_it_is_the_same_run_as_fit() -> None:
     assert np.array_equal(plain.serving.models.numpy(), model.result_.serving.models.numpy())
 
 
+def test_a_site_is_known_by_its_number_however_that_is_stored() -> None:
+    x, y, site = rows({"1": 1, "2": -1}, n=40)
+    model = FederatedClassifier("local", rounds=1).fit(x, y, groups=site.astype(int))
+    by_integers = model.predict_proba(x, groups=site.astype(int))
+    assert np.array_equal(model.predict_proba(x, groups=site.astype(float)), by_integers)
+    assert np.array_equal(FederatedClassifier("local", rounds=1).fit(x, y, groups=site.astype(float)).predict_proba(x, site), by_integers)
+
+
 def test_cross_validation_over_sites() -> None:
     x, y, site = rows({"a": 1, "b": 1, "c": 1}, n=40)
     with sklearn.config_context(enable_metadata_routing=True):
