@@ -100,6 +100,14 @@ def test_clients_may_come_from_a_generator_and_not_from_a_number() -> None:
             scenario_of(clients)
 
 
+def test_sparse_columns_are_read_as_dense_ones() -> None:
+    table = frame().assign(dose=0.0, visits=[0, 0, 3] * 40)
+    sparse = table.astype({"dose": pd.SparseDtype(float, 0.0), "visits": pd.SparseDtype(int)})
+    assert encode(sparse, scenario_of(sparse, label="outcome", client="hospital").encoding).equal(
+        encode(table, scenario_of(table, label="outcome", client="hospital").encoding)
+    )
+
+
 def test_intervals_lists_and_bytes_in_frames_and_files_are_words(tmp_path: Path) -> None:
     table = frame().assign(band=lambda t: pd.cut(t["age"], [-9, -1, 1, 9]), tags=[["x"], ["x", "y"]] * 60, code=[b"k", b"l"] * 60)
     found = scenario_of(table, label="outcome", client="hospital").encoding["columns"]

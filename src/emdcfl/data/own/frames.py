@@ -75,21 +75,22 @@ def as_table(value: Any, label: str | None = None) -> pa.Table:
                 table = table.set_column(table.column_names.index(name), name, pa.array(named, pa.string()))
         return as_plain(table, "the data set")
     try:
-        return as_plain(pa.Table.from_pandas(_with_text(value), preserve_index=False), "the frame")
+        return as_plain(pa.Table.from_pandas(_for_arrow(value), preserve_index=False), "the frame")
     except (pa.ArrowException, TypeError, ValueError) as error:
-        raise DataError(f"a column of the frame holds values of several kinds: {error}; make it numbers or text") from error
+        raise DataError(f"a column of the frame can be read neither as numbers nor as text: {error}; make it one of them") from error
 
 
-def _with_text(frame: Any) -> Any:
-    """Return a frame whose names are text, and so are its cells that are intervals (of ``cut``) or periods."""
+def _for_arrow(frame: Any) -> Any:
+    """Return a frame whose names are text, whose sparse columns are dense, and whose intervals (of ``cut``) and periods are text."""
     if not all(isinstance(name, str) for name in frame.columns):
         frame = frame.rename(columns=str)
     twice = frame.columns[frame.columns.duplicated()]
     if len(twice):
         raise DataError(f"the frame has two columns named {twice[0]!r}: rename one")
     kinds = {name: str(getattr(getattr(kind, "categories", None), "dtype", kind)) for name, kind in frame.dtypes.items()}
-    odd = [name for name, kind in kinds.items() if kind.startswith(("interval", "period"))]
-    return frame.assign(**{name: frame[name].map(str, na_action="ignore") for name in odd}) if odd else frame
+    dense = {name: frame[name].sparse.to_dense() for name, kind in kinds.items() if kind.startswith("Sparse")}
+    text = {name: frame[name].map(str, na_action="ignore") for name, kind in kinds.items() if kind.startswith(("interval", "period"))}
+    return frame.assign(**dense, **text) if dense or text else frame
 
 
 def _read(value: Any, label: str | None, cells: CellRules, origin: str) -> pa.Table:
