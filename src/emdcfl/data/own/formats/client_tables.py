@@ -95,7 +95,7 @@ def read_client_tables(
 def encoding_notes(table: pa.Table, name: str, origin: str) -> list[Note]:
     """Say that a file is no UTF-8."""
     other = (table.schema.metadata or {}).get(ENCODING.encode())
-    text = f"read as {WINDOWS}, because it is not UTF-8; if letters look wrong, save it as UTF-8"
+    text = f"read as {WINDOWS} (Western Europe), because it is not UTF-8; if letters look wrong, save it as UTF-8"
     return [Note(name, origin, text)] if other else []
 
 

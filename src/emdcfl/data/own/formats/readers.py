@@ -63,8 +63,8 @@ NO_CSV = {
 
 WINDOWS = "Windows-1252"
 NO_TEXT = f"it is neither UTF-8 nor {WINDOWS} text; save it as UTF-8 (Excel: CSV UTF-8)"
-IN_DOS = re.compile(rb"[A-Za-z][\x82\x84\x87-\x89\x8b\x93\x94][A-Za-z]")
-"""Bytes that are letters in the encodings of DOS, and in Windows-1252 marks that do not stand inside a word."""
+OTHER_TEXT = re.compile(rb"[A-Za-z][\x82\x84\x87-\x89\x8b\x93\x94\xa3\xb3\xb9\xbc\xbe\xbf][A-Za-z]")
+"""Bytes that are letters in the encodings of DOS or in Windows-1250, and in Windows-1252 marks that do not stand inside a word."""
 DECIMAL, ENCODING, CODES = "decimal", "encoding", "codes"
 """How a file is written, kept with its table: its decimal point, its encoding if not UTF-8, and columns of numbers with a 0 ahead."""
 
@@ -200,7 +200,7 @@ def _read_csv(path: Path, cells: CellRules = AS_WRITTEN, *, threads: bool = True
     table, how = pcsv.read_csv(path, read, parse, convert), {DECIMAL: decimal}
     if not _is_utf8(table):
         with path.open("rb") as file:
-            if IN_DOS.search(file.read(LARGEST_BLOCK)):
+            if OTHER_TEXT.search(file.read(LARGEST_BLOCK)):
                 raise DataError(f"cannot read the table {path}: {NO_TEXT}")
         read.encoding = "cp1252"
         table, how[ENCODING] = pcsv.read_csv(path, read, parse, convert), WINDOWS
