@@ -126,7 +126,7 @@ def _tell_keys(home: Path, *then: str, as_json: bool) -> None:
 
 RELEASES = {
     "describe": "how many train and validation samples it has; its public key",
-    "train": "a model trained on its data in batches of {batch_size} or more, the loss, the number of samples",
+    "train": "a model trained on its data in batches of {batch_size} or more (an epoch's last: any size), the loss, the number of samples",
     "test": "accuracy (balanced accuracy and AUC where classes are unbalanced) and loss of a model on its test data, the number of samples",
     "personalize": "the model it is served, fine-tuned on its data; the server may ask for it only where the validation loss improved",
     "evaluate": "accuracy and losses of up to {models_at_once} models at once, as {reductions}",

@@ -70,7 +70,7 @@ class Policy:
     samples: int = 512
     """Most samples a side that are embedded for one comparison."""
     batch_size: int = 8
-    """Smallest batch to train with: a model that one sample changed shows that sample."""
+    """Smallest batch size to train with: a model that one sample changed shows that sample. An epoch's last batch may be smaller."""
     local_epochs: int = 100
     """Most epochs of one training."""
     split_seed: int = 0
@@ -223,7 +223,7 @@ class Policy:
         asked = {**Training().as_dict(), **training}
         size, epochs = asked["batch_size"], asked["local_epochs"]
         if type(size) is not int or size < self.batch_size:
-            raise _refusal(f"training in batches of {size!r}", "batch_size", [f"at least {self.batch_size}"])
+            raise _refusal(f"training with a batch size of {size!r}", "batch_size", [f"at least {self.batch_size}"])
         if type(epochs) is not int or not 1 <= epochs <= self.local_epochs:
             raise _refusal(f"training for {epochs!r} epochs", "local_epochs", [f"1 to {self.local_epochs}"])
 
