@@ -46,6 +46,20 @@ def kinds(grid: LoopbackGrid, node: int) -> list[str]:
     return [m.metadata.message_type for m, _ in grid.log if m.metadata.dst_node_id == node]
 
 
+def test_a_request_is_sent_before_the_next_is_encoded() -> None:
+    grid = loopback.loopback(SCENARIO)
+    fed = met(grid)
+    encoded: list[int] = []
+
+    def count(message: Message, answer: Callable[[Message], Message]) -> Message:
+        encoded.append(fed.task_traffic["train"][2])
+        return answer(message)
+
+    grid.tamper = dict.fromkeys(grid.nodes, count)
+    train(fed, 2)
+    assert encoded == [1, 2, 3, 4]
+
+
 def test_a_lost_reply_is_noticed_and_asked_for_again() -> None:
     grid = loopback.loopback(SCENARIO)
     fed = met(grid)
@@ -257,8 +271,8 @@ def test_a_reply_that_does_not_end_holds_up_nobody_and_is_asked_for_again(slow: 
 def ask_all(fed: FlowerFederation, **how: Any) -> Iterator[tuple[Any, Any]]:
     """Let all nodes train, in one exchange of messages."""
     request = {"task": "train", "round": 2, "job": fed.job, "inputs": {"theta": fed.initial(), "training": fed.training.as_dict()}}
-    at = {client: (node, codec.encode({**request, "client": client})) for client, node in fed.connected.nodes.items()}
-    return fed.connected.messenger.exchange("query.train", at, group="2", **how)
+    requests = ((client, node, codec.encode({**request, "client": client})) for client, node in fed.connected.nodes.items())
+    return fed.connected.messenger.exchange("query.train", requests, group="2", **how)
 
 
 def test_complete_replies_come_at_once_beside_one_that_was_found_with_them_and_has_no_end(slow: SlowGrid) -> None:

@@ -110,7 +110,7 @@ class ConnectedNodes:
     def _greet(self, new: list[int]) -> None:
         challenge = Challenge()
         record = codec.encode({"challenge": challenge.public, "nonce": challenge.nonce, **self.asked})
-        requests = {node: (node, record) for node in new}
+        requests = [(node, node, record) for node in new]
         deadline = self.messenger.settings.hello_deadline
         for node, reply in self.messenger.exchange(f"query.{HELLO}", requests, group="", deadline=deadline):
             failed = reply.get("failure") if isinstance(reply, dict) else reply if isinstance(reply, ClientError) else None

@@ -250,9 +250,9 @@ class FlowerFederation(Federation):
             return record
 
         kind, group = f"query.{info.name}", str(self.index)
-        messages = {client: (node, counted(client)) for client, node in nodes.items()}
+        requests = ((client, node, counted(client)) for client, node in nodes.items())  # the first is at work while others are encoded
         how: dict[str, Any] = {"group": group, "deadline": self.settings.deadline, "phase": self._phase, "pending": pending}
-        for client, outcome in self._messenger.exchange(kind, messages, retry=Retry(self._find, counted), **how):
+        for client, outcome in self._messenger.exchange(kind, requests, retry=Retry(self._find, counted), **how):
             if isinstance(outcome, LateError):
                 self._unanswered.add(client)
             count[1] += self._messenger.take_received()

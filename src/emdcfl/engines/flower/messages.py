@@ -138,7 +138,7 @@ class Messenger:
     def exchange(
         self,
         kind: str,
-        requests: Mapping[Any, tuple[int, RecordDict]],
+        requests: Iterable[tuple[Any, int, RecordDict]],
         *,
         group: str,
         deadline: float,
@@ -148,6 +148,7 @@ class Messenger:
     ) -> Iterator[tuple[Any, Any]]:
         """Yield ``(key, value or ClientError)`` for every request as replies arrive; the rest when the deadline has passed.
 
+        A request is a key, the node to ask, and what to send; each is sent before the next is taken.
         A ``phase`` that is shorter ends the wait before, and leaves requests ``pending``: a later call can wait for them again, or
         ``drop`` ends that. With ``retry``, a request whose node or reply is lost is sent again, with a deadline of its own.
         """
@@ -209,13 +210,13 @@ class _Exchange:
         self._pings: dict[str, str] = {}  # message id of a ping → that of the request it is about
         self._passed: dict[str, float] = {}  # message id → when its node answered a later ping
 
-    def run(self, requests: Mapping[Any, tuple[int, RecordDict]], pending: Mapping[Any, PendingRequest]) -> Iterator[tuple[Any, Any]]:
+    def run(self, requests: Iterable[tuple[Any, int, RecordDict]], pending: Mapping[Any, PendingRequest]) -> Iterator[tuple[Any, Any]]:
         """See ``Messenger.exchange``."""
         began = self._heard = checked = time.monotonic()
         for key, one in pending.items():
             self._wait_for(key, one)
-        for key, (node, record) in requests.items():
-            yield from self._send(key, node, record)
+        for request in requests:
+            yield from self._send(*request)
         while self._waiting:
             yield from self._collect()
             if time.monotonic() - checked >= self._settings.check_interval:

@@ -167,26 +167,27 @@ class _Survey:
             wait = connected.messenger.settings.wait
             raise DataError(f"expected at least two nodes, got {len(self.clients)} connected after {wait:.0f} s; start them")
 
-    def _ask(self, at: Mapping[str, tuple[int, RecordDict]]) -> Iterator[tuple[str, Any]]:
+    def _ask(self, nodes: Mapping[str, int], record: RecordDict) -> Iterator[tuple[str, Any]]:
         """Yield answers as they arrive; ask again where an answer was lost."""
         messenger = self._connected.messenger
         settings = messenger.settings
         for left in reversed(range(settings.attempts)):
             lost: list[str] = []
-            for client, outcome in messenger.exchange("query.survey", at, group="0", deadline=settings.deadline):
+            requests = [(client, node, record) for client, node in nodes.items()]
+            for client, outcome in messenger.exchange("query.survey", requests, group="0", deadline=settings.deadline):
                 if left and isinstance(outcome, LostError):
                     lost.append(client)
                 else:
                     yield client, outcome
-            at = {client: at[client] for client in lost}
+            nodes = {client: nodes[client] for client in lost}
 
     def __call__(self, question: Mapping[str, Any]) -> dict[str, Answer]:
         record, nodes = codec.encode(dict(question)), self._connected.nodes
         answers: dict[str, Answer] = {}
         with_greeting, said = self._connected.asked.get(SURVEY) == question, self._connected.answers
         greeted = {c: said.pop(c)[SURVEY] for c in list(said) if with_greeting and SURVEY in said[c]}
-        waiting = {c: (nodes[c], record) for c in self.clients if c in nodes and c not in greeted}
-        for client, outcome in chain(((c, greeted[c]) for c in self.clients if c in greeted), self._ask(waiting)):
+        waiting = {c: nodes[c] for c in self.clients if c in nodes and c not in greeted}
+        for client, outcome in chain(((c, greeted[c]) for c in self.clients if c in greeted), self._ask(waiting, record)):
             answer = outcome if isinstance(outcome, dict) else {}
             reason = str(outcome) if isinstance(outcome, ClientError) else answer.get("failure", "no answer in its reply")
             if "failure" not in answer and answer.get("client") == client and isinstance(answer.get("reply"), dict):
