@@ -231,6 +231,23 @@ def test_a_lost_node_that_is_back_under_another_id_is_asked_again() -> None:
     assert not fed.failures
 
 
+def test_a_node_that_was_replaced_takes_part_again_when_the_other_one_leaves() -> None:
+    grid = loopback.loopback(SCENARIO)
+    fed = fed_of(grid)
+    train(fed)
+    grid.nodes[203] = grid.nodes[103]
+    grid.online.add(203)
+    train(fed, 2)
+    assert fed.connected.nodes["site-3"] == 203
+    grid.online.remove(203)
+    assert train(fed, 3).clients == fed.clients and fed.connected.nodes["site-3"] == 103
+    grid.nodes[50] = grid.nodes[103]
+    grid.online.add(50)
+    train(fed, 4)
+    grid.online -= {100, 103}
+    assert train(fed, 5).clients == fed.clients[1:]
+
+
 def test_a_node_lost_near_the_deadline_and_back_has_a_deadline_of_its_own() -> None:
     grid = loopback.loopback(SCENARIO)
     fed = fed_of(grid, settings=replace(SHORT, deadline=60.0))

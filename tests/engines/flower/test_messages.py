@@ -60,6 +60,28 @@ def test_a_request_is_sent_before_the_next_is_encoded() -> None:
     assert encoded == [1, 2, 3, 4]
 
 
+def test_a_node_that_is_slow_to_say_who_it_is_holds_up_nobody_and_is_asked_when_it_has() -> None:
+    grid = loopback.loopback(SCENARIO)
+    grid.online.remove(103)
+    fed = met(grid)
+    held: list[tuple[str, Message]] = []
+
+    def hold_back(message: Message, answer: Callable[[Message], Message]) -> Message | None:
+        if message.metadata.message_type == "query.train":
+            return answer(message)
+        held.append((message.metadata.message_id, answer(message)))
+        return None
+
+    def release(message: Message, answer: Callable[[Message], Message]) -> Message:
+        grid._replies |= dict(held[:1])
+        return answer(message)
+
+    grid.tamper = {100: release, 103: hold_back}
+    grid.online.add(103)
+    assert train(fed, 2).clients == fed.clients
+    assert kinds(grid, 103) == ["query.hello", "query.train"]
+
+
 def test_a_lost_reply_is_noticed_and_asked_for_again() -> None:
     grid = loopback.loopback(SCENARIO)
     fed = met(grid)

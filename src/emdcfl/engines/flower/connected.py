@@ -1,7 +1,8 @@
 """Which connected node is which client. Names come from the nodes' own configs; Flower may give a node another id at any time.
 
 A node that is new to this run is asked ``hello``: it answers with its client's name, its public key, and a proof that it holds the
-key. The server's list of keys decides whether the node may use the name.
+key. The server's list of keys decides whether the node may use the name. A slow answer is taken when it comes: it holds up the others
+for a short while at most, unless a client has left that this node may be.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import emdcfl
@@ -16,7 +19,7 @@ from emdcfl.core.errors import ClientError, ConfigError
 from emdcfl.core.replies import brief
 from emdcfl.engines.flower import codec
 from emdcfl.engines.flower.codec import LIMITS
-from emdcfl.engines.flower.messages import Messenger
+from emdcfl.engines.flower.messages import Messenger, PendingRequest, StragglerError
 from emdcfl.privacy.exchange import Challenge, node_key
 from emdcfl.privacy.keylist import KeyList
 
@@ -26,7 +29,7 @@ HELLO, SURVEY, ALONG = "hello", "survey", "along"
 """The greeting, the first question of a survey in it, and the tasks that come along with a greeting or with another task."""
 
 LONGEST_PAUSE = 8
-"""A node that does not answer ``hello`` is asked again after 1, 2, 4, … refreshes, at most this many: each try may cost a deadline."""
+"""A node that does not answer ``hello``, or only that it cannot, is asked again after 1, 2, 4, … refreshes, at most this many."""
 
 
 def compatible(version: str) -> bool:
@@ -44,6 +47,14 @@ def _series(version: str) -> list[str]:
     return version.split(".")[:2]
 
 
+@dataclass(frozen=True)
+class Greeting:
+    """A ``hello``: its challenge, and what was asked with it."""
+
+    challenge: Challenge
+    asked: dict[str, Any]
+
+
 class ConnectedNodes:
     """Client name → node id, kept up to date; ``keys`` says which key may use which name."""
 
@@ -55,6 +66,7 @@ class ConnectedNodes:
         self._online: dict[int, str] = {}  # node id → since when
         self._refreshes = 0
         self._silent: dict[int, tuple[int, int]] = {}  # node → refreshes to pause, refresh at which to ask again
+        self._greeted: dict[int, tuple[Greeting, PendingRequest]] = {}  # node → the greeting that it has not answered yet
         self.refused: dict[str, str] = {}  # client → why the last node that used its name was refused
         self.asked: dict[str, Any] = {}  # what nodes are asked together with ``hello``
         self.answers: dict[str, dict[str, Any]] = {}  # client → what it said to that
@@ -79,21 +91,24 @@ class ConnectedNodes:
         online, same = self._online, {node for node, since in self._online.items() if since == before.get(node)}
         self._refreshes += 1
         self._silent = {node: entry for node, entry in self._silent.items() if node in same}
+        for node in [node for node in self._greeted if node not in same]:
+            self.messenger.drop({self._greeted.pop(node)[1].identity})
         for node in [node for node in self._names if node not in same]:
-            name = self._names.pop(node)
+            name = self._names.pop(node, "")
             if name:
                 self._left[name] = time.strftime("%H:%M:%S UTC", time.gmtime())
                 log.warning("client %r: its node %d %s", name, node, "has left and is back" if node in online else "is no longer connected")
-        new = [node for node in online if node not in self._names and self._silent.get(node, (0, 0))[1] <= self._refreshes]
-        if new:
+                self._names = {other: known for other, known in self._names.items() if known}  # one that it replaced may take its place
+        known = self._names.keys() | self._greeted.keys()
+        new = [node for node in online if node not in known and self._silent.get(node, (0, 0))[1] <= self._refreshes]
+        if new or self._greeted:
             self._greet(new)
 
     def wait_until(self, complete: Callable[[], bool]) -> None:
         """Refresh until ``complete()`` is true, but no longer than the settings allow."""
-        settings = self.messenger.settings
-        end = time.monotonic() + settings.wait
+        settings, began = self.messenger.settings, time.monotonic()
         self.refresh()
-        while not complete() and time.monotonic() < end:
+        while not complete() and time.monotonic() - began < max(settings.wait, settings.hello_deadline if self._greeted else 0.0):
             time.sleep(min(2.0, max(0.1, settings.poll)))
             self.refresh()
 
@@ -108,31 +123,46 @@ class ConnectedNodes:
         self.keys.check(client, node_key(key))
 
     def _greet(self, new: list[int]) -> None:
-        challenge = Challenge()
-        record = codec.encode({"challenge": challenge.public, "nonce": challenge.nonce, **self.asked})
-        requests = [(node, node, record) for node in new]
-        deadline = self.messenger.settings.hello_deadline
-        for node, reply in self.messenger.exchange(f"query.{HELLO}", requests, group="", deadline=deadline):
-            failed = reply.get("failure") if isinstance(reply, dict) else reply if isinstance(reply, ClientError) else None
-            if failed is not None:
-                pause = min(LONGEST_PAUSE, 2 * self._silent.get(node, (0, 0))[0] or 1)
-                self._silent[node] = pause, self._refreshes + pause
-                log.warning("node %d did not say who it is: %s", node, brief(str(failed)))
-                continue
-            try:
-                name = self._identify(challenge, reply)
-            except ClientError as error:
-                self._refuse(node, reply, str(error))
-                continue
-            before = self.nodes.get(name)
-            if before is not None:  # the same key under two ids: the node restarted, and the old id has not expired yet
-                self._names[before] = ""
-            self._names[node] = name
-            self.answers[name] = {key: reply[key] for key in (SURVEY, ALONG) if key in reply and key in self.asked}
-            self._silent.pop(node, None)
-            self.refused.pop(name, None)
-            self._left.pop(name, None)
-            log.info("client %r is node %d, emdcfl %s", name, node, brief(reply["version"], 40))
+        """Ask nodes who they are, and take what those asked before have answered; no node is waited for twice."""
+        greeting, settings = Greeting(Challenge(), self.asked), self.messenger.settings
+        record = codec.encode({"challenge": greeting.challenge.public, "nonce": greeting.challenge.nonce, **greeting.asked})
+        earlier, self._greeted = self._greeted, {}
+        pending = {node: request for node, (_, request) in earlier.items()}
+        first, again = ([(node, node, record) for node in new if (node in self._silent) == silent] for silent in (False, True))
+        how: dict[str, Any] = {"group": "", "deadline": settings.hello_deadline}
+        for node, reply in chain(
+            self.messenger.exchange(f"query.{HELLO}", again, phase=0.0, pending=pending, **how),
+            self.messenger.exchange(f"query.{HELLO}", first, phase=None if self._left else settings.grace, **how),
+        ):
+            asked = earlier[node][0] if node in earlier else greeting
+            if isinstance(reply, StragglerError):
+                self._greeted[node] = asked, reply.pending
+            else:
+                self._hear(node, asked, reply)
+
+    def _hear(self, node: int, greeting: Greeting, reply: Any) -> None:
+        """Learn from the answer to ``hello`` which client a node is."""
+        failed = reply.get("failure") if isinstance(reply, dict) else reply if isinstance(reply, ClientError) else None
+        if failed is not None:
+            pause = min(LONGEST_PAUSE, 2 * self._silent.get(node, (0, 0))[0] or 1)
+            self._silent[node] = pause, self._refreshes + pause
+            log.warning("node %d did not say who it is: %s", node, brief(str(failed)))
+            return
+        try:
+            name = self._identify(greeting.challenge, reply)
+        except ClientError as error:
+            self._refuse(node, reply, str(error))
+            return
+        before = self.nodes.get(name)
+        if before is not None:  # the same key under two ids: the node restarted, and the old id has not expired yet
+            self._names[before] = ""
+        self._names[node] = name
+        told = greeting.asked if greeting.asked is self.asked else {}  # a late answer may be about another job
+        self.answers[name] = {key: reply[key] for key in (SURVEY, ALONG) if key in reply and key in told}
+        self._silent.pop(node, None)
+        self.refused.pop(name, None)
+        self._left.pop(name, None)
+        log.info("client %r is node %d, emdcfl %s", name, node, brief(reply["version"], 40))
 
     def _refuse(self, node: int, reply: Any, reason: str) -> None:
         self._names[node] = ""
