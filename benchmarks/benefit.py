@@ -17,7 +17,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -30,7 +30,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.calibration import Case, sites
-from benchmarks.rows import append, key, read
+from benchmarks.rows import append, read
 
 from emdcfl.api.fitting import configure
 from emdcfl.core import tasks
@@ -135,14 +135,17 @@ def left_out(case: str, seed: int) -> Iterator[tuple[Config, Scenario, list[str]
         yield config, whole, held
 
 
-def placements(case: str, seed: int) -> Iterator[dict[str, Any]]:
-    """Yield where each site that took no part is placed, and how well the models serve it."""
+def placements(case: str, seed: int, done: Collection[str]) -> Iterator[dict[str, Any]]:
+    """Yield where each site that took no part is placed, and how well the models serve it; but for those that are done."""
     for config, whole, held in left_out(case, seed):
+        missing = set(held).difference(done)
+        if not missing:
+            continue
         rest = replace(whole, sites=tuple(site for site in whole.sites if site.name not in held), groups=None)
         found = plan(override(config, {"engine.threads": 1, "personalize.mode": "off"}), rest)
         result, truth = run(found), whole.groups or {}
         groups = groups_of(result.serving, result.clients)
-        for site in (site for site in whole.sites if site.name in held):
+        for site in (site for site in whole.sites if site.name in missing):
             placed = place_site(found, site, result.serving)
             with with_site(found, unlabelled(site)).federation() as fed:
                 fed.begin(1)
@@ -173,14 +176,12 @@ def placements(case: str, seed: int) -> Iterator[dict[str, Any]]:
             }
 
 
-PLACE = ("case", "seed", "site")
-
-
 def place(file: Path, cases: Sequence[str], seeds: Sequence[int]) -> None:
-    """Add a line per site that takes no part; one that is there already counts once."""
-    there = {key(row, PLACE) for row in read(file)}
-    for row in (row for case in cases for seed in seeds for row in placements(case, seed)):
-        if key(row, PLACE) not in there:
+    """Add a line per site that takes no part and has none yet."""
+    there = read(file)
+    for case, seed in product(cases, seeds):
+        done = {row["site"] for row in there if (row["case"], row["seed"]) == (case, seed)}
+        for row in placements(case, seed, done):
             append(file, row)
 
 

@@ -253,6 +253,8 @@ def main() -> None:
     parser.add_argument("--models", default="mlp", help="with thresholds: networks")
     parser.add_argument("--seeds", type=int, default=1, help="with thresholds: how many seeds")
     args = parser.parse_args()
+    if args.finding == "thresholds" and args.scenario != "rotated-digits":
+        parser.error(f"thresholds are found on rotated-digits, got --scenario {args.scenario}; leave it out")
     method = {"angles": "pacfl", "graph": "fedsac"}.get(args.finding, "fedavg")
     options = {} if args.scenario == "rotated-digits" else {"scale": args.scale}
     config = Config(scenario=Choice(args.scenario, options), method=Choice(method))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -61,6 +62,15 @@ def test_the_published_draw_holds_out_a_tenth_of_each_site(causes: ModuleType, t
     for site, same, other in zip(drawn.sites, again.sites, ours.sites, strict=True):
         assert torch.equal(site.val.x, same.val.x)
         assert site.train is other.train
+
+
+def test_thresholds_are_found_on_digits_and_not_under_the_name_of_another_scenario(
+    causes: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["causes", "thresholds", "--scenario", "pacs"])
+    with pytest.raises(SystemExit):
+        causes.main()
+    assert "rotated-digits" in capsys.readouterr().err
 
 
 def test_weights_of_a_graph_add_up_and_are_those_of_the_method(causes: ModuleType) -> None:

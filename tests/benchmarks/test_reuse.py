@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -76,8 +77,17 @@ def test_noise_on_another_network_or_of_other_trials_is_not_taken_for_measured(t
     assert [rows(*of, "--trials", "2"), rows(*of, "--trials", "3"), rows(*of, "--trials", "2")] == [1, 2, 2]
 
 
-def test_sites_that_were_placed_before_are_not_counted_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(benefit, "placements", lambda case, seed: [{"case": case, "seed": seed, "site": site} for site in "ab"])
-    for seeds in ([0], [0, 1]):
-        benefit.place(tmp_path / "place.jsonl", ["watch"], seeds)
-    assert len(read(tmp_path / "place.jsonl")) == 4
+def test_sites_that_are_placed_already_are_not_trained_without_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, file, trained = "4 rotations × 3 sites", tmp_path / "placed.jsonl", []
+    folds = [held for _, _, held in benefit.left_out(case, 0)]
+    for site in chain(*folds[:-1], folds[-1][:1]):
+        append(file, {"case": case, "seed": 0, "site": site})
+
+    def stop(found: Any) -> None:
+        trained.append([site.name for site in found.scenario.sites])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(benefit, "run", stop)
+    with pytest.raises(KeyboardInterrupt):
+        benefit.place(file, [case], [0])
+    assert [set(names) for names in trained] == [set(chain(*folds[:-1]))]
