@@ -99,15 +99,14 @@ def tolerance(folder: Path) -> str:
 
 
 def calibration(folder: Path) -> str:
-    """Write how often synthetic sites are grouped right, with the rule before pairs had sizes and class counts of their own, and now."""
-    now, before = (read(folder / f"calibration{name}.jsonl") for name in ("", "-before"))
-    benefit = [r for r in now if r["options"].get("grouping") == "benefit"]
-    now = [r for r in now if not r["options"]]
+    """Write how often synthetic sites are grouped right, by the rule and by one where pairs have no sizes and class counts of their own."""
+    rows, simpler = (read(folder / f"calibration{name}.jsonl") for name in ("", "-before"))
+    benefit = [r for r in rows if r["options"].get("grouping") == "benefit"]
+    rules = {"": [r for r in rows if not r["options"]], ", by the simpler rule": simpler}
     titles = {"grouped": "Sites in groups, and sites of one law that differ in class frequencies or size", "equal": "Twelve equal sites"}
-    parts = []
-    for kind, title in titles.items():
-        sides = [[r for r in rows if r["case"] in CASES[kind]] for rows in (before, now)]
-        parts.append(section(title, _calibration(*sides, list(CASES[kind]))))
+    parts = [
+        section(f"{title}{rule}", _calibration(found, list(CASES[kind]))) for kind, title in titles.items() for rule, found in rules.items()
+    ]
     if benefit:
         parts.append(section("Grouping by benefit", _benefit(benefit)))
     return "\n".join(parts)
@@ -319,13 +318,11 @@ def small_tables(folder: Path) -> str:
     return "\n".join(parts)
 
 
-def _calibration(before: Sequence[Row], now: Sequence[Row], cases: Sequence[str]) -> str:
+def _calibration(rows: Sequence[Row], cases: Sequence[str]) -> str:
     head = ["sites", "right", "false splits", "false merges", "silent", "pairs of one law refused", "pairs of two laws linked"]
-    lines = []
-    for case in [*cases, None]:
-        sides = [[r for r in rows if case in (None, r["case"])] for rows in (before, now)]
-        lines.append([case or "all", *(" → ".join(cells) for cells in zip(*map(_counted, sides), strict=True))])
-    return f"{table(head, lines)}\n\nBefore: {sources(before)} Now: {sources(now)}"
+    rows = [r for r in rows if r["case"] in cases]
+    lines = [[case or "all", *_counted([r for r in rows if case in (None, r["case"])])] for case in [*cases, None]]
+    return f"{table(head, lines)}\n\n{sources(rows)}"
 
 
 def _counted(rows: Sequence[Row]) -> list[str]:
