@@ -59,7 +59,9 @@ class MessageSettings:
     check_interval: float = 5.0
     """Seconds between checks whether the nodes still missing are connected."""
     grace: float = 30.0
-    """Seconds that a node which is gone has to come back: systemd starts it again after 5, which takes some on a busy machine."""
+    """Seconds that a node which is gone has to come back: systemd starts it again after 5, which takes some on a busy machine.
+
+    Others wait as long for a new node to say who it is, if no client has left."""
 
     @property
     def hello_deadline(self) -> float:
