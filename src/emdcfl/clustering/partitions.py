@@ -101,7 +101,8 @@ def bipartition(d: Any) -> Labels:
     """
     # Not by fcluster("maxclust"): equal heights at the top would make it return one cluster.
     found = merges(d, linkage="complete")
-    return first_appearance(client in found[-1][1] for client in range(len(found) + 1)) if found else np.zeros(1, dtype=np.int64)
+    right = set(found[-1][1]) if found else set()
+    return first_appearance(client in right for client in range(len(found) + 1))
 
 
 def merges(d: Any, *, linkage: Linkage = "average") -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
