@@ -17,6 +17,8 @@ from PIL import Image
 from emdcfl.core.errors import ConfigError, DataError
 from emdcfl.data import scenarios
 from emdcfl.data.own import check_folder, from_arrays, load_folder, load_site, read_inputs
+from emdcfl.data.own.checking.check import check_options
+from emdcfl.data.own.checking.fix import propose
 from emdcfl.data.own.cleaning import Cleaning
 from emdcfl.data.own.formats.readers import read_file
 from emdcfl.data.own.tables import CellRules
@@ -79,6 +81,19 @@ def test_numbers_beside_words_are_named_and_mapped(tmp_path: Path) -> None:
     for wrong in ("0", "0=", "=benign"):
         with pytest.raises(ConfigError, match="OLD=NEW"):
             Cleaning.of(label_map=wrong)
+
+
+def test_labels_that_no_other_site_has_are_named_and_mapped(tmp_path: Path) -> None:
+    for site, labels in {"a": ["hi", "lo"], "b": ["high", "LOW"], "c": ["lo", "hi"]}.items():
+        write(tmp_path / f"{site}.csv", labels)
+    (line,) = about(check_folder(tmp_path).notes, "--label-map")
+    assert "b (LOW, high)" in line and "a (" not in line and "c (" not in line
+    mapped = load_folder(tmp_path, cleaning=Cleaning.of(label_map="high=hi,LOW=lo"))
+    assert mapped.classes == ("hi", "lo") and not about(mapped.notes, "share no label")
+    _, reasons, _ = propose(lambda tried: check_options(tmp_path, tried), {})
+    assert "b (LOW, high)" in reasons["label_map"] and "merge_labels" not in reasons
+    write(tmp_path / "b.csv", ["lo", "higher"])
+    assert not about(check_folder(tmp_path).notes, "--label-map")  # a class that one site has is no doubt where it shares others
 
 
 def test_letters_that_mean_different_things_stay_apart_and_arrays_are_named(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -219,15 +220,19 @@ def folded(label: str) -> str:
     return re.sub(r"\.0*$", "", text) if NUMBER.fullmatch(text) else text
 
 
-def label_variants(labels: Mapping[str, Collection[str]]) -> Iterator[str]:
-    """Yield one sentence for labels that differ only in spelling, and one where some sites write numbers and others words.
+def label_variants(labels: Mapping[str, Collection[str]]) -> Iterator[tuple[str, str]]:
+    """Yield what may be wrong with the sites' labels, each with the option that repairs it.
+
+    That is: labels that differ only in spelling, numbers at some sites and words at others, and sites that share no label with another.
 
     Examples
     --------
     >>> list(label_variants({"a": ["benign"], "b": ["Benign"], "c": ["benign"]}))
-    ["labels are spelled in different ways: 'Benign' at b, 'benign' at a, c"]
+    [('merge_labels', "labels are spelled in different ways: 'Benign' at b, 'benign' at a, c")]
     >>> list(label_variants({"a": ["0", "1"], "b": ["no", "yes"]}))
-    ['labels are numbers at a (0, 1) and words at b (no, yes)']
+    [('label_map', 'labels are numbers at a (0, 1) and words at b (no, yes)')]
+    >>> list(label_variants({"a": ["no", "yes"], "b": ["nein", "ja"], "c": ["yes"]}))
+    [('label_map', 'sites share no label with another: b (ja, nein)')]
     """
     at: dict[str, list[str]] = {}
     for site, words in labels.items():
@@ -238,12 +243,19 @@ def label_variants(labels: Mapping[str, Collection[str]]) -> Iterator[str]:
         spellings.setdefault(folded(word), []).append(word)
     variants = [", ".join(f"{w!r} at {names(at[w])}" for w in words) for words in spellings.values() if len(words) > 1]
     if variants:
-        yield f"labels are spelled in different ways: {some(variants, '; ')}"
+        yield "merge_labels", f"labels are spelled in different ways: {some(variants, '; ')}"
     coded = [site for site, words in labels.items() if words and all(NUMBER.fullmatch(word.strip()) for word in words)]
     worded = [site for site, words in labels.items() if not any(NUMBER.fullmatch(word.strip()) for word in words)]
     if coded and worded:
         numbers, words = ({word for site in sites for word in labels[site]} for sites in (coded, worded))
-        yield f"labels are numbers at {names(coded)} ({some(sort_words(numbers))}) and words at {names(worded)} ({some(sorted(words))})"
+        told = f"labels are numbers at {names(coded)} ({some(sort_words(numbers))}) and words at {names(worded)} ({some(sorted(words))})"
+        yield "label_map", told
+        return
+    sites_with = Counter(word for words in labels.values() for word in {folded(word) for word in words})
+    apart = {site: words for site, words in labels.items() if words and all(sites_with[folded(word)] == 1 for word in words)}
+    if apart and len(labels) > 1:
+        told = some([f"{names([site])} ({some(sort_words(set(words)))})" for site, words in apart.items()])
+        yield "label_map", f"sites share no label with another: {told}"
 
 
 def variant_notes(where: str, raws: Sequence[Raw], *, files: bool = True) -> list[Note]:
@@ -252,8 +264,8 @@ def variant_notes(where: str, raws: Sequence[Raw], *, files: bool = True) -> lis
     notes: list[Note] = []
     if any(is_numbers(part.labels) for raw in raws for part in raw.parts.values()):
         return notes
-    for sentence in label_variants(labels):
-        flag = "--label-map NUMBER=WORD,…" if sentence.startswith("labels are numbers") else "--merge-labels"
+    for repair, sentence in label_variants(labels):
+        flag = "--label-map OLD=NEW,…" if repair == "label_map" else "--merge-labels"
         remedy = f"if they mean the same, add {flag}" if files else "if they mean the same, write them alike"
         notes.append(Note("", where, "{words}; " + remedy, words=(sentence,), doubt=True))
     return notes

@@ -135,7 +135,8 @@ def survey_nodes(
     if len(classes) < 2:
         raise DataError(f"all training samples have the same label {classes[0] if classes else ''!r}: at least two classes are needed")
     labels = {client: [str(word) for word in answer["labels"]] for client, answer in described.items()}
-    doubtful = [f"{sentence}; if they mean the same, set {_key(sentence)} in node.toml of the nodes" for sentence in label_variants(labels)]
+    keys = {"label_map": 'label_map = "OLD=NEW,…"', "merge_labels": "merge_labels = true"}
+    doubtful = [f"{told}; if they mean the same, set {keys[repair]} in node.toml of the nodes" for repair, told in label_variants(labels)]
     decide = _images if kinds == ["images"] else _tables
     encoding, preprocess, shape = decide(
         ask, described, {"seed": data_seed, "label": label, "size": size, "model": model, "cleaning": cleaning}
@@ -144,11 +145,6 @@ def survey_nodes(
     notes = (*([f"not surveyed, because they did not answer: {names(missing)}"] if missing else []), *doubtful)
     kind = label_kind([answer.get("label_kind", "text") for answer in described.values()], classes)
     return Survey(tuple(ask.clients), classes, encoding, preprocess, shape, notes, kind)
-
-
-def _key(sentence: str) -> str:
-    """Name the key of ``node.toml`` that repairs labels."""
-    return 'label_map = "NUMBER=WORD,…"' if "numbers at" in sentence else "merge_labels = true"
 
 
 class _Survey:

@@ -44,8 +44,8 @@ def _repairs(report: FolderReport, options: Options, reasons: dict[str, str]) ->
     """Return the options with one repair for every doubt that has one."""
     found = dict(options)
     spelled = {client.name: [report.renamed.get(word, word) for word in client.spelled] for client in report.clients}
-    for sentence in label_variants(spelled):
-        if sentence.startswith("labels are numbers"):
+    for repair, sentence in label_variants(spelled):
+        if repair == "label_map":
             reasons["label_map"] = f"{sentence}: which is which?"
         elif len({folded(word) for words in spelled.values() for word in words}) > 1:
             found["merge_labels"], reasons["merge_labels"] = True, sentence
