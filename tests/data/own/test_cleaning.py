@@ -96,6 +96,26 @@ def test_labels_that_no_other_site_has_are_named_and_mapped(tmp_path: Path) -> N
     assert not about(check_folder(tmp_path).notes, "--label-map")  # a class that one site has is no doubt where it shares others
 
 
+def test_numbers_to_predict_in_other_units_at_a_site_are_named(tmp_path: Path) -> None:
+    for seed, site in enumerate("abc"):
+        unit = 0.001 if site == "b" else 1
+        write(tmp_path / f"{site}.csv", [f"{(20 + i) * unit:g}" for i in range(40)], seed=seed)
+    asked = Cleaning.of(task="regression")
+    (line,) = about(check_folder(tmp_path, cleaning=asked).notes, "to predict")
+    assert "('label') at b" in line and "b 0.02 to 0.059; a 20 to 59" in line and "--drop" not in line
+    assert about(load_folder(tmp_path, cleaning=asked).notes, "to predict") == [line]
+    rng = np.random.default_rng(0)
+    sites = {site: (rng.normal(size=(40, 2)), rng.normal(size=40) + (9 if site == "b" else 0)) for site in "abc"}
+    (line,) = about(from_arrays(sites, task="regression").notes, "to predict")
+    assert " at b" in line
+
+
+def test_names_of_sites_in_several_spellings_are_named(tmp_path: Path) -> None:
+    rows = write(tmp_path / "a.csv", WORDS, site=lambda i: ["Oslo", "oslo ", "Rome", "Nice"][i // 2 % 4], n=160)
+    (line,) = about(check_folder(rows, client="site").notes, "names of sites")
+    assert "'Oslo', 'oslo'" in line and "Rome" not in line
+
+
 def test_letters_that_mean_different_things_stay_apart_and_arrays_are_named(tmp_path: Path) -> None:
     for site in "ab":
         write(tmp_path / f"{site}.csv", ["a", "b", "1.5"])

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from emdcfl.core.errors import ConfigError, DataError, nearest
 from emdcfl.core.units import names
-from emdcfl.data.own.checking.columns import index_columns
+from emdcfl.data.own.checking.columns import ColumnProfile, SiteColumn, index_columns
+from emdcfl.data.own.checking.profiling import with_units
 from emdcfl.data.own.formats.dates import read_dates
 from emdcfl.data.own.formats.readers import NUMBER
 from emdcfl.data.own.notes import Note, some
@@ -238,10 +239,7 @@ def label_variants(labels: Mapping[str, Collection[str]]) -> Iterator[tuple[str,
     for site, words in labels.items():
         for word in set(words):
             at.setdefault(word, []).append(site)
-    spellings: dict[str, list[str]] = {}
-    for word in sorted(at):
-        spellings.setdefault(folded(word), []).append(word)
-    variants = [", ".join(f"{w!r} at {names(at[w])}" for w in words) for words in spellings.values() if len(words) > 1]
+    variants = [", ".join(f"{w!r} at {names(at[w])}" for w in words) for words in _spellings(at) if len(words) > 1]
     if variants:
         yield "merge_labels", f"labels are spelled in different ways: {some(variants, '; ')}"
     coded = [site for site, words in labels.items() if words and all(NUMBER.fullmatch(word.strip()) for word in words)]
@@ -259,13 +257,38 @@ def label_variants(labels: Mapping[str, Collection[str]]) -> Iterator[tuple[str,
 
 
 def variant_notes(where: str, raws: Sequence[Raw], *, files: bool = True) -> list[Note]:
-    """Return notes on labels that may mean the same, with the remedy."""
-    labels = {raw.name: {str(word) for part in raw.parts.values() for word in part.labels.tolist()} for raw in raws}
+    """Return notes on names of sites and on labels that may mean the same, or other units where numbers are predicted, with the remedy."""
     notes: list[Note] = []
+    if several := [", ".join(map(repr, same)) for same in _spellings([raw.name for raw in raws]) if len(same) > 1]:
+        text = "names of sites in several spellings, which count as different sites: {words}; write them alike"
+        notes.append(Note("", where, text, words=tuple(several), doubt=True))
     if any(is_numbers(part.labels) for raw in raws for part in raw.parts.values()):
-        return notes
+        return [*notes, *_target_notes(where, raws)]
+    labels = {raw.name: {str(word) for part in raw.parts.values() for word in part.labels.tolist()} for raw in raws}
     for repair, sentence in label_variants(labels):
         flag = "--label-map OLD=NEW,…" if repair == "label_map" else "--merge-labels"
         remedy = f"if they mean the same, add {flag}" if files else "if they mean the same, write them alike"
         notes.append(Note("", where, "{words}; " + remedy, words=(sentence,), doubt=True))
     return notes
+
+
+def _spellings(words: Collection[str]) -> list[list[str]]:
+    """Group words that differ only in spelling."""
+    found: dict[str, list[str]] = {}
+    for word in sorted(words):
+        found.setdefault(folded(word), []).append(word)
+    return list(found.values())
+
+
+def _target_notes(where: str, raws: Sequence[Raw]) -> list[Note]:
+    """Name sites whose numbers to predict all lie outside the range of the others': those of other units."""
+    numbers = {raw.name: np.concatenate([part.labels for part in raw.parts.values()]) for raw in raws}
+    ranges = {site: SiteColumn(len(own), 0, float(own.min()), float(own.max())) for site, own in numbers.items() if len(own)}
+    column = with_units(ColumnProfile(raws[0].label, "number", ranges))
+    if column.doubt is None:
+        return []
+    odd = column.odd or tuple(ranges)
+    lies = some([f"{site} {column.range_at(site)}" for site in sorted(ranges, key=lambda site: site not in odd)], "; ")
+    what = f"the numbers to predict{f' ({raws[0].label!r})' if raws[0].label else ''}"
+    text = f"{what} at {{words}} lie apart from those of the other sites ({lies}): if the units differ, convert them"
+    return [Note("", where, text, words=(names(list(odd)),), doubt=True)]

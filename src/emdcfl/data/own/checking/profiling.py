@@ -79,11 +79,11 @@ def profile_columns(raws: Sequence[Raw], label: str) -> dict[str, ColumnProfile]
             doubt = Doubt.LABEL_COPY
         elif doubt is None and len(pieces) == len(parts) and _tells_cases(pieces, labels, enough):
             doubt = Doubt.CASES
-        found[name] = _with_units(ColumnProfile(name, _kind(pieces, doubt), _by_site(pieces, doubt), doubt, odd))
+        found[name] = with_units(ColumnProfile(name, _kind(pieces, doubt), _by_site(pieces, doubt), doubt, odd))
     return found
 
 
-def _with_units(column: ColumnProfile) -> ColumnProfile:
+def with_units(column: ColumnProfile) -> ColumnProfile:
     """Suspect other units at a site whose numbers all lie outside the range of the other sites; or a column by which sites were divided."""
     if column.doubt is not None or column.kind != "number":
         return column
