@@ -79,6 +79,8 @@ class ColumnProfile:
     sites: Mapping[str, SiteColumn]
     doubt: Doubt | None = None
     odd: tuple[str, ...] = ()
+    different: int = 0
+    """Different identifiers at all sites together."""
 
     def as_dict(self) -> dict[str, Any]:
         """JSON values. Words of identifiers and free text are counted, not listed."""
@@ -119,10 +121,10 @@ class ColumnProfile:
         words = sum((Counter(one.words) for one in self.sites.values()), Counter[str]())
         lows = [one.low for one in self.sites.values() if one.low is not None]
         highs = [one.high for one in self.sites.values() if one.high is not None]
-        rows = sum(one.rows for one in self.sites.values())
-        different = len(words) or max((one.different for one in self.sites.values()), default=0)
-        whole = SiteColumn(rows, self.missing, min(lows, default=None), max(highs, default=None), words, different)
-        return replace(self, sites={"": whole}).range_at("")
+        whole = SiteColumn(sum(one.rows for one in self.sites.values()), self.missing, min(lows, default=None), max(highs, default=None))
+        text = replace(whole, words=words, different=self.different or len(words))
+        parts = [whole] * bool(lows and words and not self.different) + [text]  # dates or numbers at some sites, text at others
+        return "; ".join(replace(self, sites={"": part}).range_at("") for part in parts)
 
     def odd_one_out(self) -> str | None:
         """The site whose range lies farthest from the others', in units of the whole range; none where they overlap by half."""

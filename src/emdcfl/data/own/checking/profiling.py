@@ -79,7 +79,7 @@ def profile_columns(raws: Sequence[Raw], label: str) -> dict[str, ColumnProfile]
             doubt = Doubt.LABEL_COPY
         elif doubt is None and len(pieces) == len(parts) and _tells_cases(pieces, labels, enough):
             doubt = Doubt.CASES
-        found[name] = with_units(ColumnProfile(name, _kind(pieces, doubt), _by_site(pieces, doubt), doubt, odd))
+        found[name] = with_units(ColumnProfile(name, _kind(pieces, doubt), _by_site(pieces, doubt), doubt, odd, _different(pieces, doubt)))
     return found
 
 
@@ -280,6 +280,13 @@ def _by_site(pieces: Sequence[_Facts], doubt: Doubt | None) -> dict[str, SiteCol
         highs = [end for end in (one.high, piece.high) if end is not None and end == end]
         words = Counter(one.words) + piece.words if one.words else piece.words
         rows, missing = one.rows + piece.rows, one.missing + piece.missing
-        different = len(words) if words else one.different + len(piece.values.unique()) if doubt == Doubt.IDS else 0
+        different = len(words) or _different([p for p in pieces if p.site == piece.site], doubt)
         sites[piece.site] = SiteColumn(rows, missing, min(lows, default=None), max(highs, default=None), words, different)
     return sites
+
+
+def _different(pieces: Sequence[_Facts], doubt: Doubt | None) -> int:
+    """Count the different identifiers in tables that may share some."""
+    if doubt != Doubt.IDS:
+        return 0
+    return len({value for piece in pieces for value in piece.values.unique().to_pylist()} - {None})
