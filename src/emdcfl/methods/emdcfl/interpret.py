@@ -145,7 +145,7 @@ def _read_splits(distances: Distances, splits: list[dict[str, Any]], clients: Se
 
 def _gain(split: Mapping[str, Any]) -> str:
     if split["points"] == split["points_error"] == 0:  # numbers are predicted, or no answer changed
-        return f"a validation loss of {-split['gain']:+.2g} ± {2 * split['error']:.1g}"
+        return f"{-split['gain']:+.2g} ± {2 * split['error']:.1g} in validation loss"
     points = f"{split['points']:+.1f} ± {2 * split['points_error']:.1f} points on validation data"
     return f"{points} (loss {-split['gain']:+.2g} ± {2 * split['error']:.1g})"
 
