@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,15 @@ def test_images_are_told_apart_by_brightness_and_by_how_they_are_turned() -> Non
     negative = dict(zip(IMAGE_FEATURES, image_features(1 - x).mean(0).tolist(), strict=True))
     assert at["low"] < -0.3 and turned["low"] > 0.3 and at["upright"] < 0.3 < 0.7 < aside["upright"]
     assert negative["brightness"] == pytest.approx(1 - at["brightness"]) and negative["low"] == pytest.approx(at["low"], abs=1e-4)
+
+
+def test_the_group_with_more_edges_of_a_kind_has_the_larger_share() -> None:
+    level = np.random.default_rng(0).integers(0, 25, (60, 12, 12)).astype(np.uint8)
+    level[:, 2:4] += 200
+    found = told(from_arrays({"a": (level, np.arange(60) % 2), "b": (level.swapaxes(1, 2), np.arange(60) % 2)}), [0, 1])
+    said = [part for text in found.values() for part in text.split("; ") if "edges" in part]
+    shares = {part: [int(share) for share in re.findall(r"(\d+)%", part)] for part in said}
+    assert len(said) == 2 and all((here > there) == ("more" in part) for part, (here, there) in shares.items())
 
 
 def test_a_local_run_says_and_draws_it_and_one_with_noise_does_not(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ PICTURE = 96
 IMAGE_WORDS = {
     "brightness": ("brighter", "darker"),
     "contrast": ("more contrast", "less contrast"),
-    "upright": ("more upright edges", "more level edges"),
+    "upright": ("more upright edges", "fewer upright edges"),
     "right": ("what stands out lies further right", "what stands out lies further left"),
     "low": ("what stands out lies lower", "what stands out lies higher"),
     "red": ("more red", "less red"),
