@@ -61,6 +61,7 @@ def test_images_in_folders(tmp_path: Path, follow: Follow) -> None:
     printed = follow("own-data.md", "Tutorial 1:")
     assert groups(tmp_path / "runs" / "scans") == [{"east", "west"}, {"north", "south"}]
     assert "fedavg" in printed and "local" in printed
+    assert "doubt: one model for all gained 43.6 points in the last of 2 rounds" in printed
     assert re.search(r"south .*cluster 1", printed)
 
 

@@ -82,6 +82,20 @@ def test_a_model_that_has_learned_nothing_is_not_recommended(
     assert headline(run, READING).startswith("No model is of use yet") == (own[0] == 0.5)
 
 
+@pytest.mark.parametrize(("rising", "doubted"), [("fedavg", True), ("local", True), ("fedavg+ft", False)])
+def test_a_gain_over_a_training_that_still_improves_is_doubted(rising: str, doubted: bool) -> None:
+    """More rounds of it may be as good."""
+    others = {**baselines(0.79, 0.8), "fedavg+ft": summary(0.9)}
+    others[rising] = {**others[rising], "rising": 0.031, "rounds": 5}
+    run = summary(0.9, GROUPS)
+    found = advice(run, others)
+    assert found is not None and found.choice == "this run" and bool(found.doubts) == doubted
+    assert ("still improving" in found.headline) == (rising == "local")  # whose difference the line names
+    if doubted:
+        assert "3.1 points" in found.doubts[0] and "--rounds 10" in found.doubts[0]
+        assert "--rounds 10" in in_brief(run, READING, others)[1][1]
+
+
 def test_groups_by_benefit_are_called_what_was_tested() -> None:
     """Distances may show nothing where a split pays."""
     split = {"round": 1, "pays": True, "members": SITES, "points": 12.34}

@@ -5,7 +5,7 @@ import torch
 from tests.tiny import federation, same_bits, score
 
 from emdcfl.methods.base import Serving
-from emdcfl.runs.scoring import agreement, model_names, site_scores
+from emdcfl.runs.scoring import agreement, model_names, site_scores, still_rising
 from emdcfl.runs.served import served_to
 
 MODELS = torch.arange(6.0).reshape(3, 2)
@@ -49,6 +49,29 @@ def test_accuracy_is_an_unweighted_mean_over_those_who_count() -> None:
     assert (one["mean"], one["worst"], one["new_sites"], one["tested"]) == (1.0, 1.0, None, [0, 1000, 0, 0])
     for nobody in (site_scores(rows, "test", []), site_scores([], "test")):
         assert {nobody[key] for key in ("mean", "worst", "low", "high", "new_sites")} == {None}
+
+
+@pytest.mark.parametrize(
+    ("means", "n", "rise"),
+    [
+        ((0.58, 0.78, 0.78, 0.89, 0.92), 250, 0.03),
+        ((0.44, 0.87), 360, 0.43),
+        ((0.6, 0.8, 0.95, 0.96, 0.96), 250, None),  # flat at the end
+        ((0.58, 0.78, 0.89, 0.92, 0.89), 250, None),
+        ((0.9, 0.9, 0.9, 0.9, 0.93), 30, None),  # one sample
+        ((0.5,), 250, None),
+    ],
+)
+def test_a_score_rises_where_the_second_half_of_the_rounds_and_the_last_one_raised_it(
+    means: tuple[float, ...], n: int, rise: float | None
+) -> None:
+    rows = [
+        {"round": t, "client": c, "accuracy": {"test": mean}, "test_samples": {"test": n // 2}}
+        for t, mean in enumerate(means, start=1)
+        for c in "ab"
+    ]
+    summary = {"clients": ["a", "b"], "scored": None, "accuracy": {"variants": {"test": {}}}}
+    assert still_rising(rows, summary) == (None if rise is None else pytest.approx(rise))
 
 
 def test_agreement_needs_clusters_and_truth() -> None:

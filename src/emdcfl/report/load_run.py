@@ -15,7 +15,7 @@ from emdcfl.core.metric import Metric, metric_of, score_of
 from emdcfl.report.svg import COLOURS, SHAPES
 from emdcfl.runs.outputs import read_reading, read_summary
 from emdcfl.runs.personal import FINE_TUNED, with_personal
-from emdcfl.runs.scoring import MetricsRow
+from emdcfl.runs.scoring import MetricsRow, still_rising
 from emdcfl.runs.store import RunStore
 from emdcfl.runs.store.files import read_arrays, refuse_links
 
@@ -73,8 +73,9 @@ class Run:
 
     @property
     def others(self) -> dict[str, dict[str, Any]]:
-        """Summaries of the baselines."""
-        return {name: run.summary for name, run in self.baselines.items()}
+        """Summaries of the baselines; ``rising`` is what the last round raised the score of one that more rounds would improve."""
+        rising = {name: still_rising(run.rows, run.summary) for name, run in self.baselines.items() if not name.endswith(FINE_TUNED)}
+        return {name: {**run.summary, **({"rising": rising[name]} if rising.get(name) else {})} for name, run in self.baselines.items()}
 
     @cached_property
     def fine_tuned(self) -> dict[str, float | None]:

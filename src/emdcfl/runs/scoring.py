@@ -19,10 +19,13 @@ from emdcfl.core.metric import Metric, metric_of, score_of
 from emdcfl.core.schema import Reply
 from emdcfl.methods.base import Serving
 from emdcfl.runs.served import served_to
-from emdcfl.runs.verdict.intervals import SiteScores, new_sites, these_sites
+from emdcfl.runs.verdict.intervals import SiteScores, difference, new_sites, these_sites
 
 MetricsRow = dict[str, Any]
 """One line of ``metrics.jsonl``: a client in a round."""
+
+LEAST_RISE = 0.02
+"""Gain of the mean score in the last round from which a run counts as still improving."""
 
 
 def check_rows(rows: Sequence[Any], where: str) -> None:
@@ -221,6 +224,21 @@ def by_round(rows: Sequence[MetricsRow], summary: Mapping[str, Any]) -> list[dic
         ari = agreement(clusters, [row["client"] for row in here], truth)
         found.append({"round": index, "k": k, "ari": ari, "mean": site_scores(here, variant, summary["scored"])["mean"]})
     return found
+
+
+def still_rising(rows: Sequence[MetricsRow], summary: Mapping[str, Any]) -> float | None:
+    """Return by how much the last tested round raised the mean score of a run that more rounds would improve; None of any other.
+
+    Such a run gained more than chance in the second half of its tested rounds, and at least ``LEAST_RISE`` in the last one.
+    """
+    variant, rounds = next(iter(score_of(summary)["variants"])), dict[int, list[MetricsRow]]()
+    for row in rows:
+        rounds.setdefault(row["round"], []).append(row)
+    scores = [SiteScores.of(site_scores(here, variant, summary["scored"])) for here in rounds.values()]
+    tested = [one for one in scores if one is not None and one.counted]
+    half = difference(tested[-1], tested[(len(tested) - 1) // 2]) if len(tested) > 1 else None
+    last = difference(tested[-1], tested[-2]) if half is not None and half.sign == 1 else None
+    return last.mean if last is not None and last.mean >= LEAST_RISE else None
 
 
 def model_names(serving: Serving, clients: Sequence[str]) -> list[str]:

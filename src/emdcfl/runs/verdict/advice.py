@@ -232,11 +232,21 @@ def _by_differences(summary: Summary, baselines: Mapping[str, Summary]) -> Advic
         return Advice(best, _instead(summary, best, worse[best]), told, found, doubts, look)
     if better:
         least = min(better, key=lambda name: better[name].mean)
+        rising = {name: baselines[name] for name in better if "rising" in baselines[name]}
         text = f"{_what(summary)}: worth {better[least].points('')} against {BASELINES[least]}"
+        text += ", which is still improving" if least in rising else ""
         level = [BASELINES[name] for name, gain in found.items() if gain.sign == 0]
         text += f"; {level[0] if len(level) == 1 else f'{len(level)} others'} may be as good" if level else ""
-        return Advice("this run", text, told, found, doubts, look)
+        return Advice("this run", text, told, found, [*map(_more_rounds, rising, rising.values()), *doubts], look)
     return Advice("undecided", _undecided(summary, networks or found), told, found, doubts, look)
+
+
+def _more_rounds(name: str, other: Summary) -> str:
+    """Say that a baseline might be as good after more rounds."""
+    gained, rounds = _in_units(other, other["rising"]), int(other["rounds"])
+    return (
+        f"{BASELINES[name]} gained {gained} in the last of {plural(rounds, 'round')}: with more it may be as good (--rounds {2 * rounds})"
+    )
 
 
 def _best(worse: Mapping[str, Interval], baselines: Mapping[str, Summary], *, disagree: bool) -> str:
