@@ -227,6 +227,16 @@ def test_check_does_not_suspect_independent_rows(tmp_path: Path) -> None:
         assert not [notes for notes in checks(tmp_path / folder) if "almost repeat" in notes]
 
 
+def test_rows_of_few_categories_are_judged_by_all_other_sites(tmp_path: Path) -> None:
+    """One site that writes its words otherwise says nothing about how often rows of the others coincide."""
+    for seed, site in enumerate("abcd"):
+        rng, n = np.random.default_rng(seed), 300
+        grade = np.array(["high", "LOW"] if site == "c" else ["hi", "lo"])[rng.integers(0, 2, n)]
+        answers = {"age": rng.integers(0, 12, n), "sex": rng.integers(0, 2, n), "grade": grade}
+        table(tmp_path / f"{site}.parquet", {**answers, "label": rng.integers(0, 2, n).astype(str)})
+    assert not any("b" in note.partition(":")[0] for note in check_folder(tmp_path).notes if "almost repeat" in note)
+
+
 def test_check_points_to_identifiers_and_dates(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for site in "ab":

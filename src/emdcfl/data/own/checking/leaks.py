@@ -61,8 +61,7 @@ class Near:
 
 def leaks(scenario: Scenario, divided: Divided, rule: SplitRule, *, hints: bool = True) -> list[str]:
     """Return notes on rows that are almost the same in training and in test, with the remedy; ``hints``: and on columns that look so."""
-    others = [*scenario.sites[1:], scenario.sites[0]]
-    found = [near for site, other in zip(scenario.sites, others, strict=True) if (near := near_duplicates(site, other))]
+    found = [near for site in scenario.sites if (near := near_duplicates(site, [one for one in scenario.sites if one is not site]))]
     kind = scenario.encoding.get("kind")
     tables = kind == "table"
     other = "--group EXPRESSION (by file name)" if kind else "a third array beside X and y: who or what was measured"
@@ -159,10 +158,10 @@ def _share_of_equal_pairs(found: Counter[bytes]) -> float:
     return (equal + 2 * math.sqrt(equal)) / max(found.total() * (found.total() - 1) / 2, 1)
 
 
-def near_duplicates(site: Site, other: Site) -> Near | None:
-    """Find held-out rows of a site that almost repeat one of its training rows, far more often than those of another site.
+def near_duplicates(site: Site, others: Sequence[Site]) -> Near | None:
+    """Find held-out rows of a site that almost repeat one of its training rows, far more often than those of other sites.
 
-    ``other`` is the site itself where there is no other.
+    Without others, the halves of its own training rows are put together anew for comparison.
     """
     rng = keys.generator(0, site.name, 0, "near-duplicates")
     held = [("val", i) for i in range(len(site.val))] + [("test", i) for i in range(len(next(iter(site.tests.values()))))]
@@ -173,10 +172,11 @@ def near_duplicates(site: Site, other: Site) -> Near | None:
     train = _rows(site.train.x.numpy()[trained])
     both = {"val": site.val.x.numpy(), "test": next(iter(site.tests.values())).x.numpy()}
     x = np.concatenate([_rows(both[split][i][None]) for split, i in held])
-    if other is site:
-        strangers = np.where(rng.permutation(train.shape[1]) % 2 == 0, rng.permutation(train), rng.permutation(train))
+    if others:  # as many of each: one odd site does not decide what is usual
+        chosen = [rng.permutation(len(one.train))[: -(-len(trained) // len(others))] for one in others]
+        strangers = np.concatenate([_rows(one.train.x.numpy()[rows]) for one, rows in zip(others, chosen, strict=True)])
     else:
-        strangers = _rows(other.train.x.numpy()[np.sort(rng.permutation(len(other.train))[: len(trained)])])
+        strangers = np.where(rng.permutation(train.shape[1]) % 2 == 0, rng.permutation(train), rng.permutation(train))
     distances = _distances(x, train)
     order = np.argsort(distances, axis=1)[:, :NEIGHBOURS]
     nearest = np.take_along_axis(distances, order, axis=1)
