@@ -110,6 +110,23 @@ def test_numbers_to_predict_in_other_units_at_a_site_are_named(tmp_path: Path) -
     assert " at b" in line
 
 
+def test_columns_in_other_units_than_in_training_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for seed, site in enumerate("ab"):
+        write(tmp_path / f"{site}.csv", WORDS, seed=seed, dose=lambda i: 200 + 9 * i)
+    trained = load_folder(tmp_path)
+    about_run = {"encoding": trained.encoding, "classes": trained.classes}
+    grams = write(tmp_path / "new" / "grams.csv", WORDS, dose=lambda i: (200 + 9 * i) / 1000)
+    (line,) = about(load_site(grams, **about_run)[1], "training")
+    assert "'dose' (mean 0.376, in training 3" in line and "age" not in line
+    read_inputs([grams], encoding=trained.encoding)
+    assert "'dose' (mean 0.376" in caplog.text
+    caplog.clear()
+    other = write(tmp_path / "new" / "higher.csv", WORDS, seed=5, dose=lambda i: 400 + 20 * i)  # another site, not other units
+    assert not about(load_site(other, **about_run)[1], "training")
+    read_inputs([other], encoding=trained.encoding)
+    assert "training" not in caplog.text
+
+
 def test_names_of_sites_in_several_spellings_are_named(tmp_path: Path) -> None:
     rows = write(tmp_path / "a.csv", WORDS, site=lambda i: ["Oslo", "oslo ", "Rome", "Nice"][i // 2 % 4], n=160)
     (line,) = about(check_folder(rows, client="site").notes, "names of sites")

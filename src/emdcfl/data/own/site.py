@@ -32,6 +32,7 @@ from emdcfl.data.types import Scenario, Site, Target
 log = logging.getLogger("emdcfl")
 
 UNKNOWN = "words that training did not have are read as missing: {words}"
+OTHER_UNITS = "columns of another size than in training: {words}; if the units differ, convert them"
 
 
 def encoding_of(scenario: Scenario) -> dict[str, Any]:
@@ -101,6 +102,8 @@ def new_site(
         arrays = {split: reader.encode(divided[split].x, raw.origin) for split in SPLITS}
         if words := dict.fromkeys(word for split in SPLITS for word in reader.unknown(divided[split].x)):
             notes.append(Note(raw.name, raw.origin, UNKNOWN, words=tuple(words)))
+        if columns := reader.other_sizes(*(divided[split].x for split in SPLITS)):
+            notes.append(Note(raw.name, raw.origin, OTHER_UNITS, words=tuple(columns)))
     return to_site(raw.name, arrays, divided, classes, target), tuple(write_notes(notes))
 
 
@@ -139,7 +142,7 @@ def read_inputs(files: Sequence[str | Path], *, encoding: Mapping[str, Any]) -> 
 def encode_rows(table: pa.Table, encoding: Mapping[str, Any], origin: str) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Return the rows of a table that training would not have left out, as a run stores them, and their numbers.
 
-    One line of the log says which words the models do not know.
+    One line of the log says which words the models do not know, and one which columns may have other units.
     """
     reader = TableEncoding.from_dict(encoding)
     table, units = read_units(table, [encoding["label"], *dict(reader.cells.words)])
@@ -149,6 +152,8 @@ def encode_rows(table: pa.Table, encoding: Mapping[str, Any], origin: str) -> tu
     encoded = reader.encode(kept, origin)
     if words := reader.unknown(kept):
         log.warning("%s: %s", origin, UNKNOWN.format(words=some(words)))
+    if columns := reader.other_sizes(kept):
+        log.warning("%s: %s", origin, OTHER_UNITS.format(words=some(columns)))
     return encoded, rows
 
 

@@ -89,6 +89,10 @@ class Numeric:
         return 1 + self.gaps
 
 
+OTHER_SIZE, LEAST_VALUES = 8.0, 10
+"""How many times larger or smaller new numbers are that look like those of another unit, and how many different ones say so."""
+
+
 @dataclass(frozen=True)
 class Categorical:
     """A one-hot column; words outside the vocabulary (and gaps) become all zeros."""
@@ -161,6 +165,19 @@ class TableEncoding:
         """Return the words of a table that are encoded as none, each after its column; gaps are none."""
         texts = [column for column in self.columns if isinstance(column, Categorical)]
         return [f"{c.name} {word!r}" for c in texts for word in sorted({*c.read(table)} - {"", *c.words})]
+
+    def other_sizes(self, *tables: pa.Table) -> list[str]:
+        """Return the columns whose mean and spread are both ``OTHER_SIZE`` times those of training or more, or as many times less."""
+        columns = [c for c in self.columns if isinstance(c, Numeric) and not c.date]
+        numbers, found = np.concatenate([number_matrix(table, [c.name for c in columns]) for table in tables]), []
+        for column, own in zip(columns, numbers.T, strict=True):
+            known = own[~np.isnan(own)]
+            if len(np.unique(known)) < LEAST_VALUES or column.mean == 0:
+                continue
+            sizes = abs(known.mean() / column.mean), known.std() / column.std
+            if min(sizes) >= OTHER_SIZE or max(sizes) <= 1 / OTHER_SIZE:
+                found.append(f"{column.name!r} (mean {known.mean():.3g}, in training {column.mean:.3g})")
+        return found
 
     def _encode_numbers(self, table: pa.Table, columns: Sequence[tuple[int, Numeric]], out: NDArray[np.float32], origin: str) -> None:
         """Standardise all numeric columns at once: a table may have thousands."""
