@@ -304,7 +304,7 @@ def test_one_client_too_few_rows_and_empty_folders(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="at least two clients .*'a'"):
         load_folder(tmp_path / "d")
     write(tmp_path / "d" / "b.csv", rows(5))
-    with pytest.raises(DataError, match=r"client 'b' \(.*b\.csv\) has 5 samples; at least 10"):
+    with pytest.raises(DataError, match=r"client 'b' \(.*b\.csv\) has 5 samples; at least 10 .*emdcfl place RUN FILE --unlabelled"):
         load_folder(tmp_path / "d")
     write(tmp_path / "d" / "c.csv", rows(9))
     with pytest.raises(DataError, match=r"2 clients have fewer than 10 samples: b \(5\), c \(9\)"):

@@ -107,7 +107,8 @@ def divide(raw: Raw, seed: int) -> dict[str, Part]:
     total = raw.total
     if total < MIN_SAMPLES:
         raise DataError(
-            f"client {raw.name!r} ({raw.origin}) has {total} samples; at least {MIN_SAMPLES} are needed; add some, or leave it out"
+            f"client {raw.name!r} ({raw.origin}) has {total} samples; at least {MIN_SAMPLES} are needed; add some, or leave it out: "
+            "a small site can join a run later (emdcfl place RUN FILE --unlabelled)"
         )
     given = {name: part for name, part in raw.parts.items() if len(part)}
     if MIXED in given and SPLIT in given[MIXED].by:
