@@ -96,6 +96,19 @@ def test_a_gain_over_a_training_that_still_improves_is_doubted(rising: str, doub
         assert "--rounds 10" in in_brief(run, READING, others)[1][1]
 
 
+def test_where_groups_are_undecided_no_training_is_recommended_that_another_clearly_beats() -> None:
+    """Neither differs clearly from the groups, and yet they differ from each other."""
+    run = summary((0.95, 0.83, 0.89, 0.92, 0.86, 0.89), GROUPS, 60)
+    one, tuned = summary((0.8, 0.93, 0.82, 0.85, 0.89, 0.81), n=60), summary((0.94, 0.94, 0.93, 0.94, 0.92, 0.93), n=60)
+    found = advice(run, {"fedavg": one, "fedavg+ft": tuned})
+    assert found is not None and found.choice == "undecided"
+    assert found.headline.startswith("Undecided, for now train one model for all, fine-tuned at home: 8.3 points")
+    logistic = advice(run, {"fedavg": one, "logistic": tuned})
+    assert logistic is not None and logistic.headline.startswith("Undecided, for now train a logistic regression per site: 8.3 points")
+    simplest = advice(run, {"fedavg": one, "fedavg+ft": one})
+    assert simplest is not None and simplest.headline.startswith("Undecided, for now train one model for all: ")
+
+
 def test_groups_by_benefit_are_called_what_was_tested() -> None:
     """Distances may show nothing where a split pays."""
     split = {"round": 1, "pays": True, "members": SITES, "points": 12.34}

@@ -34,7 +34,6 @@ DISAGREE = 0.05
 DETECTABLE = 0.02
 """Difference that test data should be able to show; where an interval is wider, a comparison is undecided."""
 
-
 Summary = Mapping[str, Any]
 
 
@@ -238,7 +237,7 @@ def _by_differences(summary: Summary, baselines: Mapping[str, Summary]) -> Advic
         level = [BASELINES[name] for name, gain in found.items() if gain.sign == 0]
         text += f"; {level[0] if len(level) == 1 else f'{len(level)} others'} may be as good" if level else ""
         return Advice("this run", text, told, found, [*map(_more_rounds, rising, rising.values()), *doubts], look)
-    return Advice("undecided", _undecided(summary, networks or found), told, found, doubts, look)
+    return Advice("undecided", _undecided(summary, networks or found, baselines), told, found, doubts, look)
 
 
 def _more_rounds(name: str, other: Summary) -> str:
@@ -260,8 +259,7 @@ def _best(worse: Mapping[str, Interval], baselines: Mapping[str, Summary], *, di
 
 def _what(summary: Summary) -> str:
     """Say what this run did, as something to do."""
-    k, n = summary["k"], len(summary["clients"])
-    tuned = _tuned(summary)
+    k, n, tuned = summary["k"], len(summary["clients"]), _tuned(summary)
     if summary.get("clusters") is None:
         return f"Train with {summary['method']}{tuned}"
     if k == 1:
@@ -275,10 +273,9 @@ def _instead(summary: Summary, best: str, gain: Interval) -> str:
     if summary.get("clusters") is None:
         return f"{_train(best)}: {cost} better than {summary['method']}"
     if summary["k"] == 1 and best == "local":
-        if gain.mean <= -DISAGREE:
-            why, until = "look alike but do not agree on labels", " until their labels agree"
-        else:
-            why, until = "look alike, and yet sharing does not pay", ""
+        agree = gain.mean > -DISAGREE
+        why = "look alike, and yet sharing does not pay" if agree else "look alike but do not agree on labels"
+        until = "" if agree else " until their labels agree"
         return f"Do not use one model: the sites {why}, it costs {cost}; train every site alone{until}"
     own = "the sites alone" if summary["k"] == len(summary["clients"]) else _called(summary)
     return f"{_train(best)}: {cost} better than {own}"
@@ -298,9 +295,15 @@ def _called(summary: Summary, choice: str = "this run") -> str:
     return own.get(summary["k"], f"training in these {summary['k']} groups")
 
 
-def _undecided(summary: Summary, found: Mapping[str, Interval]) -> str:
-    """Say what to do where no difference can be seen: the simplest, and why."""
-    simplest = _what(summary) if summary["k"] == 1 or "fedavg" not in found else "Train one model for all"
+def _undecided(summary: Summary, found: Mapping[str, Interval], baselines: Mapping[str, Summary]) -> str:
+    """Say what to do where no difference to this run can be seen: the simplest, or what is clearly better than that; and why."""
+    simplest = _what(summary)
+    if summary["k"] != 1 and "fedavg" in found:
+        simplest, one = _train("fedavg"), scores_of_sites(baselines["fedavg"])
+        others = {name: difference(scores_of_sites(baselines[name]), one) for name in BASELINES.keys() & baselines.keys()}
+        if better := {name: gain for name, gain in others.items() if gain is not None and gain.sign == 1}:
+            best = max(sorted(better), key=lambda name: better[name].mean)
+            return f"Undecided, for now {_inside(_train(best))}: {better[best].points('')} better than {BASELINES['fedavg']}"
     widest = max(max(-gain.low, gain.high) for gain in found.values())
     if widest > DETECTABLE:
         return f"Undecided, for now {_inside(simplest)}: {_needed(summary, found)}"
