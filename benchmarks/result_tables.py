@@ -156,8 +156,9 @@ def _scenarios(folder: Path) -> Iterator[str]:
     head = ["scenario", "seeds", "Oracle", "calibrated rule", "by benefit", "groups, calibrated", "groups, by benefit"]
     lines, used = _paper_scenarios([row for name in PAPER for row in read(folder.parent / f"{name}.jsonl")])
     note = (
-        "At the paper's size; the run on Rotated MNIST by benefit had the GPU to itself, the others shared it and are older. Backdoor scenarios: without and with the trigger. Losses: evaluating beyond what "
-        "Oracle does. PACS by benefit has images of 224 pixels, encoded once more; with them Oracle has 92.30 too."
+        "At the paper's size; the run on Rotated MNIST by benefit had the GPU to itself, the others shared it and are "
+        "older. Backdoor scenarios: without and with the trigger. Losses: evaluating beyond what Oracle does. PACS by "
+        "benefit has images of 224 pixels, encoded once more; with them Oracle has 92.30 too."
     )
     yield section("The paper's scenarios", f"{note}\n\n{table([*head, 'distances', 'validation losses'], lines)}\n\n{sources(used)}")
     lines, used = _paper_scenarios(read(folder / "paper-small.jsonl"))
