@@ -26,6 +26,9 @@ from numpy.typing import NDArray
 from emdcfl.core.errors import ConfigError, DataError
 from emdcfl.core.optional import pa, pc
 
+OTHER_SIZE, LEAST_VALUES = 8.0, 10
+"""How many times larger or smaller new numbers are that look like those of another unit, and how many different ones say so."""
+
 DROP_ROWS = "drop-rows"
 """Policy of missing values by which rows with one are left out."""
 
@@ -87,10 +90,6 @@ class Numeric:
     @property
     def width(self) -> int:
         return 1 + self.gaps
-
-
-OTHER_SIZE, LEAST_VALUES = 8.0, 10
-"""How many times larger or smaller new numbers are that look like those of another unit, and how many different ones say so."""
 
 
 @dataclass(frozen=True)

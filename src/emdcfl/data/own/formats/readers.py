@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from emdcfl.core.errors import DataError
-from emdcfl.core.optional import arrow
+from emdcfl.core.optional import arrow, pa, pc, pq
 from emdcfl.data.own.formats.dates import as_dates
 from emdcfl.data.own.formats.layout import EXCEL_SUFFIXES
 from emdcfl.data.own.formats.quantities import find_unit, is_money, split_unit, without_unit
@@ -20,12 +20,9 @@ from emdcfl.data.own.formats.spreadsheet import read_workbook
 from emdcfl.data.own.tables import AS_WRITTEN, CellRules, text_values
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-    import pyarrow.compute as pc
     import pyarrow.csv as pcsv
-    import pyarrow.parquet as pq
 else:
-    pa, pc, pcsv, pq = arrow(), arrow("compute"), arrow("csv"), arrow("parquet")
+    pcsv = arrow("csv")
 
 LARGEST = 1e30
 """Largest number of a table, either sign."""
