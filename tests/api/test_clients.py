@@ -101,8 +101,8 @@ def test_clients_may_come_from_a_generator_and_not_from_a_number() -> None:
 
 
 def test_sparse_columns_are_read_as_dense_ones() -> None:
-    table = frame().assign(dose=0.0, visits=[0, 0, 3] * 40)
-    sparse = table.astype({"dose": pd.SparseDtype(float, 0.0), "visits": pd.SparseDtype(int)})
+    table = frame().assign(dose=0.0, visits=[0, 0, 3] * 40).rename(columns={"visits": "self"})
+    sparse = table.astype({"dose": pd.SparseDtype(float, 0.0), "self": pd.SparseDtype(int)})
     assert encode(sparse, scenario_of(sparse, label="outcome", client="hospital").encoding).equal(
         encode(table, scenario_of(table, label="outcome", client="hospital").encoding)
     )

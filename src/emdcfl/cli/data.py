@@ -129,14 +129,16 @@ def _show(console: Console, block: Block) -> None:
         console.print(f"{len(block.rows) - MOST_ROWS} more with --html FILE or --json")
 
 
-def show_report(report: FolderReport, html: Path | None, *, as_json: bool = False) -> None:
-    """Print the page, write it as HTML where asked, and fail where a run would."""
+def show_report(report: FolderReport, html: Path | None, hint: str = "", *, as_json: bool = False) -> None:
+    """Print the page and a hint, write the page as HTML where asked, and fail where a run would."""
     from emdcfl.data.own.checking.page import data_page
 
     if as_json:
         print_json(report.as_dict())
     else:
         show_data_page(terminal(), data_page(report))
+        if hint:
+            terminal().print(hint, soft_wrap=True)
     _finish(report, html, as_json=as_json)
 
 

@@ -197,7 +197,8 @@ def data(
     if own.data == "scenario":
         raise ConfigError(f"{home}: expected a node with files of its own (data in node.toml), got none; see 'emdcfl node init'")
     how: dict[str, Any] = {"label": own.label, "seed": own.policy.split_seed, "rule": own.rule, "cleaning": own.cleaning}
-    show_report(check_site(home / own.data, home.name, **how), html, as_json=as_json)
+    hint = f'options such as --drop COLUMN are lines of {home / "node.toml"} here: drop = ["COLUMN"]'
+    show_report(check_site(home / own.data, home.name, **how), html, hint, as_json=as_json)
 
 
 @node.command()

@@ -257,6 +257,7 @@ def test_a_node_repairs_its_own_files_and_its_owner_reads_the_page(tmp_path: Pat
         main(["node", "data", str(places["b"]), "--html", str(tmp_path / "b.html")])
     printed = capsys.readouterr().out
     assert done.value.code == 0 and "home-b" in printed and "'n' at home-b" in printed and "Unnamed: 0" in printed
+    assert 'drop = ["COLUMN"]' in printed  # an owner has no command line to add options to
     assert (tmp_path / "b.html").is_file()
 
 

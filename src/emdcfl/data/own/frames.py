@@ -90,7 +90,10 @@ def _for_arrow(frame: Any) -> Any:
     kinds = {name: str(getattr(getattr(kind, "categories", None), "dtype", kind)) for name, kind in frame.dtypes.items()}
     dense = {name: frame[name].sparse.to_dense() for name, kind in kinds.items() if kind.startswith("Sparse")}
     text = {name: frame[name].map(str, na_action="ignore") for name, kind in kinds.items() if kind.startswith(("interval", "period"))}
-    return frame.assign(**dense, **text) if dense or text else frame
+    frame = frame.copy(deep=False) if dense or text else frame
+    for name, column in (dense | text).items():
+        frame[name] = column
+    return frame
 
 
 def _read(value: Any, label: str | None, cells: CellRules, origin: str) -> pa.Table:

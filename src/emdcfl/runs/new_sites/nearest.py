@@ -7,7 +7,7 @@ transport; how sure the model is of them counts too. The models of the groups th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +166,7 @@ class NearestCluster:
 
     site: str
     candidates: list[tuple[int, list[str], ClusterFit]]
-    model: Served
+    model: Served = field(repr=False)
 
     @property
     def cluster(self) -> int:
