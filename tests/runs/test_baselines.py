@@ -8,8 +8,9 @@ import pytest
 
 from emdcfl.runs.personal import in_words
 from emdcfl.runs.scoring import site_scores
-from emdcfl.runs.verdict.advice import advice, headline, structure, worth
+from emdcfl.runs.verdict.advice import advice, worth
 from emdcfl.runs.verdict.findings import how_sure, in_brief, sentences
+from emdcfl.runs.verdict.structure import headline, structure
 
 SITES = ("a", "b", "c", "d", "e", "f")
 GROUPS = [0, 0, 0, 1, 1, 1]
@@ -82,18 +83,20 @@ def test_a_model_that_has_learned_nothing_is_not_recommended(
     assert headline(run, READING).startswith("No model is of use yet") == (own[0] == 0.5)
 
 
-@pytest.mark.parametrize(("rising", "doubted"), [("fedavg", True), ("local", True), ("fedavg+ft", False)])
-def test_a_gain_over_a_training_that_still_improves_is_doubted(rising: str, doubted: bool) -> None:
-    """More rounds of it may be as good."""
+@pytest.mark.parametrize(("change", "better"), [(0.031, 10), (-0.031, 2)])
+@pytest.mark.parametrize(("other", "doubted"), [("fedavg", True), ("local", True), ("fedavg+ft", False)])
+def test_a_gain_over_a_training_that_other_rounds_would_improve_is_doubted(other: str, doubted: bool, change: float, better: int) -> None:
+    """With more rounds, or fewer, it may be as good."""
     others = {**baselines(0.79, 0.8), "fedavg+ft": summary(0.9)}
-    others[rising] = {**others[rising], "rising": 0.031, "rounds": 5}
+    others[other] = {**others[other], "better_rounds": (better, change), "rounds": 5}
     run = summary(0.9, GROUPS)
     found = advice(run, others)
     assert found is not None and found.choice == "this run" and bool(found.doubts) == doubted
-    assert ("still improving" in found.headline) == (rising == "local")  # whose difference the line names
+    told = "still improving" if change > 0 else "better after fewer rounds"
+    assert (told in found.headline) == (other == "local")  # whose difference the line names
     if doubted:
-        assert "3.1 points" in found.doubts[0] and "--rounds 10" in found.doubts[0]
-        assert "--rounds 10" in in_brief(run, READING, others)[1][1]
+        assert "3.1 points" in found.doubts[0] and f"--rounds {better}" in found.doubts[0]
+        assert f"--rounds {better}" in in_brief(run, READING, others)[1][1]
 
 
 def test_where_groups_are_undecided_no_training_is_recommended_that_another_clearly_beats() -> None:

@@ -5,7 +5,7 @@ import torch
 from tests.tiny import federation, same_bits, score
 
 from emdcfl.methods.base import Serving
-from emdcfl.runs.scoring import agreement, model_names, site_scores, still_rising
+from emdcfl.runs.scoring import agreement, better_rounds, model_names, site_scores
 from emdcfl.runs.served import served_to
 
 MODELS = torch.arange(6.0).reshape(3, 2)
@@ -52,18 +52,20 @@ def test_accuracy_is_an_unweighted_mean_over_those_who_count() -> None:
 
 
 @pytest.mark.parametrize(
-    ("means", "n", "rise"),
+    ("means", "n", "better"),
     [
-        ((0.58, 0.78, 0.78, 0.89, 0.92), 250, 0.03),
-        ((0.44, 0.87), 360, 0.43),
+        ((0.58, 0.78, 0.78, 0.89, 0.92), 250, (10, 0.03)),
+        ((0.44, 0.87), 360, (4, 0.43)),
         ((0.6, 0.8, 0.95, 0.96, 0.96), 250, None),  # flat at the end
-        ((0.58, 0.78, 0.89, 0.92, 0.89), 250, None),
+        ((0.58, 0.78, 0.89, 0.92, 0.89), 250, None),  # a fall by chance
+        ((0.58, 0.92, 0.85, 0.83, 0.82), 250, (2, -0.1)),
+        ((0.58, 0.92, 0.9, 0.9, 0.905), 5000, None),  # nothing to speak of
         ((0.9, 0.9, 0.9, 0.9, 0.93), 30, None),  # one sample
         ((0.5,), 250, None),
     ],
 )
-def test_a_score_rises_where_the_second_half_of_the_rounds_and_the_last_one_raised_it(
-    means: tuple[float, ...], n: int, rise: float | None
+def test_other_rounds_are_better_where_the_score_still_rises_or_has_fallen(
+    means: tuple[float, ...], n: int, better: tuple[int, float] | None
 ) -> None:
     rows = [
         {"round": t, "client": c, "accuracy": {"test": mean}, "test_samples": {"test": n // 2}}
@@ -71,7 +73,7 @@ def test_a_score_rises_where_the_second_half_of_the_rounds_and_the_last_one_rais
         for c in "ab"
     ]
     summary = {"clients": ["a", "b"], "scored": None, "accuracy": {"variants": {"test": {}}}}
-    assert still_rising(rows, summary) == (None if rise is None else pytest.approx(rise))
+    assert better_rounds(rows, summary) == (None if better is None else pytest.approx(better))
 
 
 def test_agreement_needs_clusters_and_truth() -> None:

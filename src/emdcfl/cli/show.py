@@ -17,8 +17,9 @@ from emdcfl.runs.new_sites.unseen import UNSEEN, unseen_sentence
 from emdcfl.runs.outputs import read_reading
 from emdcfl.runs.personal import in_words
 from emdcfl.runs.scoring import MetricsRow, is_tested, rests_on
-from emdcfl.runs.verdict.advice import advice, one_group_by_benefit, structure, used, worth_rows
+from emdcfl.runs.verdict.advice import advice, used, worth_rows
 from emdcfl.runs.verdict.findings import in_brief, unbalanced
+from emdcfl.runs.verdict.structure import one_group_by_benefit, structure
 from emdcfl.runs.verdict.trained_with import in_words as trained_with
 from emdcfl.runs.verdict.what_differs import in_words as what_differs
 

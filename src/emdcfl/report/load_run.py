@@ -15,7 +15,7 @@ from emdcfl.core.metric import Metric, metric_of, score_of
 from emdcfl.report.svg import COLOURS, SHAPES
 from emdcfl.runs.outputs import read_reading, read_summary
 from emdcfl.runs.personal import FINE_TUNED, with_personal
-from emdcfl.runs.scoring import MetricsRow, still_rising
+from emdcfl.runs.scoring import MetricsRow, better_rounds
 from emdcfl.runs.store import RunStore
 from emdcfl.runs.store.files import read_arrays, refuse_links
 
@@ -73,9 +73,11 @@ class Run:
 
     @property
     def others(self) -> dict[str, dict[str, Any]]:
-        """Summaries of the baselines; ``rising`` is what the last round raised the score of one that more rounds would improve."""
-        rising = {name: still_rising(run.rows, run.summary) for name, run in self.baselines.items() if not name.endswith(FINE_TUNED)}
-        return {name: {**run.summary, **({"rising": rising[name]} if rising.get(name) else {})} for name, run in self.baselines.items()}
+        """Summaries of the baselines, with their ``better_rounds`` where there are any."""
+        found = {name: better_rounds(run.rows, run.summary) for name, run in self.baselines.items() if not name.endswith(FINE_TUNED)}
+        return {
+            name: {**run.summary, **({"better_rounds": found[name]} if found.get(name) else {})} for name, run in self.baselines.items()
+        }
 
     @cached_property
     def fine_tuned(self) -> dict[str, float | None]:

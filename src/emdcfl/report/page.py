@@ -33,9 +33,10 @@ from emdcfl.runs.personal import in_words
 from emdcfl.runs.runner import PHASES
 from emdcfl.runs.scoring import rests_on
 from emdcfl.runs.store.files import write_file
-from emdcfl.runs.verdict.advice import BASELINES, headline, scores_of_sites, used, worth_rows
+from emdcfl.runs.verdict.advice import BASELINES, scores_of_sites, used, worth_rows
 from emdcfl.runs.verdict.findings import in_brief, sentences
 from emdcfl.runs.verdict.intervals import row_interval
+from emdcfl.runs.verdict.structure import headline
 from emdcfl.runs.verdict.what_differs import difference_in_words, nothing_differs
 from emdcfl.studies.results import RESULTS
 

@@ -25,7 +25,7 @@ MetricsRow = dict[str, Any]
 """One line of ``metrics.jsonl``: a client in a round."""
 
 LEAST_RISE = 0.02
-"""Gain of the mean score in the last round from which a run counts as still improving."""
+"""Change of the mean score in the last round, or since the best one, from which other rounds would have been better."""
 
 
 def check_rows(rows: Sequence[Any], where: str) -> None:
@@ -226,19 +226,26 @@ def by_round(rows: Sequence[MetricsRow], summary: Mapping[str, Any]) -> list[dic
     return found
 
 
-def still_rising(rows: Sequence[MetricsRow], summary: Mapping[str, Any]) -> float | None:
-    """Return by how much the last tested round raised the mean score of a run that more rounds would improve; None of any other.
+def better_rounds(rows: Sequence[MetricsRow], summary: Mapping[str, Any]) -> tuple[int, float] | None:
+    """Return a number of rounds with which a run may have done better, and how its mean score changed; None if there is none.
 
-    Such a run gained more than chance in the second half of its tested rounds, and at least ``LEAST_RISE`` in the last one.
+    Twice as many, where it gained more than chance in the second half of its tested rounds and at least ``LEAST_RISE`` in the last one.
+    Those of its best round, where it has lost more than chance and ``LEAST_RISE`` since.
     """
     variant, rounds = next(iter(score_of(summary)["variants"])), dict[int, list[MetricsRow]]()
     for row in rows:
         rounds.setdefault(row["round"], []).append(row)
-    scores = [SiteScores.of(site_scores(here, variant, summary["scored"])) for here in rounds.values()]
-    tested = [one for one in scores if one is not None and one.counted]
-    half = difference(tested[-1], tested[(len(tested) - 1) // 2]) if len(tested) > 1 else None
-    last = difference(tested[-1], tested[-2]) if half is not None and half.sign == 1 else None
-    return last.mean if last is not None and last.mean >= LEAST_RISE else None
+    scores = {number: SiteScores.of(site_scores(here, variant, summary["scored"])) for number, here in rounds.items()}
+    tested = {number: one for number, one in scores.items() if one is not None and one.counted}
+    if len(tested) < 2:
+        return None
+    *_, before, last = numbers = list(tested)
+    best = max(numbers, key=lambda number: sum(tested[number].values))
+    gained = difference(tested[last], tested[numbers[(len(numbers) - 1) // 2]])
+    now, since = difference(tested[last], tested[before]), difference(tested[last], tested[best])
+    if gained is not None and gained.sign == 1 and now is not None and now.mean >= LEAST_RISE:
+        return 2 * last, now.mean
+    return (best, since.mean) if since is not None and since.sign == -1 and since.mean <= -LEAST_RISE else None
 
 
 def model_names(serving: Serving, clients: Sequence[str]) -> list[str]:

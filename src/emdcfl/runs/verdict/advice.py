@@ -6,13 +6,12 @@ Distances say which sites look alike; test data say which training pays. Where b
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from emdcfl.core.metric import Metric, metric_of, score_of
 from emdcfl.core.units import names, plural
-from emdcfl.methods import METHODS
 from emdcfl.runs.verdict.chance import Guessing, guessing
 from emdcfl.runs.verdict.intervals import Interval, SiteScores, difference, more_samples
 
@@ -53,99 +52,6 @@ class Advice:
     """What speaks against the grouping, with the remedy."""
     look: list[str]
     """The sites that lose most."""
-
-
-def headline(summary: Summary, reading: Summary | None, baselines: Mapping[str, Summary] | None = None) -> str:
-    """Say in one line what to do; without baselines, how many groups there are and how clearly they are separated.
-
-    ``summary`` and ``reading`` are contents of ``summary.json`` and ``reading.json``, ``None`` where the method has no distances.
-    """
-    found = advice(summary, baselines or {})
-    if found is not None:
-        return found.headline
-    nothing = guessing(used(summary))
-    return _no_model(summary, "this run", nothing) if nothing else _by_benefit(summary, reading) or _by_distances(summary, reading)
-
-
-def _by_benefit(summary: Summary, reading: Summary | None) -> str | None:
-    """Say what to do where only validation losses speak; None where links decided."""
-    splits = None if reading is None else reading.get("splits")
-    if not splits or summary.get("clusters") is None:
-        return None
-    if summary["k"] == 1:
-        return f"{_what(summary)}: dividing them does not pay by more than chance"
-    return f"{_what(summary)}: {_what_pays(summary, splits)}"
-
-
-def _what_pays(summary: Summary, splits: Sequence[Summary]) -> str:
-    """Say what groups gain that validation losses decided."""
-    first = max((s for s in splits if s["pays"]), key=lambda s: len(s["members"]), default=None)
-    some = first is None or len(first["members"]) < len(summary["clients"])
-    none = first is None or some or round(float(first["points"]), 1) <= 0  # what some of the clients gain is not what all gain
-    if first is None or none or metric_of(summary) is Metric.R2:
-        return "their validation losses are lower than with fewer groups"
-    return f"the split of round {first['round']} pays by {float(first['points']):.1f} points on validation data"
-
-
-def _by_distances(summary: Summary, reading: Summary | None) -> str:
-    """Say what to do where only distances speak: as they say where they are clear, else what would decide."""
-    n, seen = len(summary["clients"]), structure(summary, reading)
-    if summary.get("clusters") is None or n == 1:
-        return seen
-    unknown = 0 if reading is None else len(reading["not_compared"])
-    if reading is not None and (reading["doubts"] or reading["borderline"] or unknown):
-        alone = f"the {metric_of(summary).label} of one model for all and of every site alone"
-        more = "more validation samples" if unknown or reading["doubts"] else alone
-        return f"Undecided: {_inside(seen)}; {more} would decide"
-    return f"{_what(summary)}: {_inside(seen)}" if summary["k"] in (1, n) else seen
-
-
-def _inside(sentence: str) -> str:
-    """Write a sentence as a part of another."""
-    return f"{sentence[:1].lower()}{sentence[1:]}"
-
-
-def structure(summary: Summary, reading: Summary | None) -> str:
-    """Say in one line how many groups there are and how clearly: by distances, or by what they gain where validation losses decided."""
-    n, clusters = len(summary["clients"]), summary.get("clusters")
-    if clusters is None:
-        method = METHODS.get(str(summary["method"]))
-        mixed = f"{plural(int(summary.get('k') or 0), 'model')}, mixed for each of {plural(n, 'client')}"
-        return {
-            "global": f"One model for all {plural(n, 'client')}",
-            "alone": f"{plural(n, 'client')}, each trained alone",
-            "personal": f"A model of its own for each of {plural(n, 'client')}",
-        }.get("" if method is None else method.family, mixed)
-    if n == 1:
-        return "A single client"
-    unknown = 0 if reading is None else len(reading["not_compared"])
-    compared, found = n - unknown, len(set(clusters)) - unknown  # a client that was not compared is a cluster of its own
-    if compared == 0:
-        return f"None of the {n} clients could be compared"
-    by_benefit = reading is not None and bool(reading.get("splits"))  # none weighed yet: W finds them alike
-    if found == 1:
-        text = f"No division of the {compared} clients pays" if by_benefit else f"All {compared} clients look alike"
-    elif found == compared:
-        text = f"No two of the {compared} clients {'train better together' if by_benefit else 'look alike'}"
-    else:
-        text = f"{plural(found, 'group')} among {compared} clients"
-    clarity = None if reading is None else _clarity(summary, reading, found)
-    return text + (clarity or "") + (f"; {plural(unknown, 'client')} not compared" if unknown else "")
-
-
-def one_group_by_benefit(summary: Summary, reading: Summary | None) -> bool:
-    """Whether validation losses keep all clients together: the first sentence of the reading says it then, with numbers."""
-    return reading is not None and "splits" in reading and summary["k"] == 1
-
-
-def _clarity(summary: Summary, reading: Summary, clusters: int) -> str | None:
-    if reading["borderline"]:
-        return f", with {plural(len(reading['borderline']), 'borderline client')}"
-    if reading["doubts"]:
-        return ", but uncertain"
-    if clusters > 1 and reading.get("splits"):  # losses were tested, not distances
-        return f": {_what_pays(summary, reading['splits'])}"
-    return ", clearly separated" if clusters > 1 and not reading["near_bounds"] else None
 
 
 def gains(summary: Summary, baselines: Mapping[str, Summary]) -> dict[str, Interval]:
@@ -197,13 +103,13 @@ def advice(summary: Summary, baselines: Mapping[str, Summary]) -> Advice | None:
         return found
     useful = {name: one for name, one in trained.items() if score_of(one).get("low") is not None and guessing(one) is None}
     if not useful:
-        return replace(found, choice="none", headline=_no_model(summary, choice, nothing))
+        return replace(found, choice="none", headline=no_model(summary, choice, nothing))
     best = max(useful, key=lambda name: _beyond_classes(useful[name]))
-    instead = _what(summary) if best == "this run" else _train(best)
+    instead = what_to_do(summary) if best == "this run" else _train(best)
     return replace(found, choice=best, headline=f"{instead}: {_called(summary, choice)} {nothing.says}")
 
 
-def _no_model(summary: Summary, choice: str, nothing: Guessing) -> str:
+def no_model(summary: Summary, choice: str, nothing: Guessing) -> str:
     """Say that nothing was learned."""
     return f"No model is of use yet: {_called(summary, choice)} {nothing.says}; {nothing.remedy} may help"
 
@@ -231,21 +137,26 @@ def _by_differences(summary: Summary, baselines: Mapping[str, Summary]) -> Advic
         return Advice(best, _instead(summary, best, worse[best]), told, found, doubts, look)
     if better:
         least = min(better, key=lambda name: better[name].mean)
-        rising = {name: baselines[name] for name in better if "rising" in baselines[name]}
-        text = f"{_what(summary)}: worth {better[least].points('')} against {BASELINES[least]}"
-        text += ", which is still improving" if least in rising else ""
+        other_rounds = {name: baselines[name] for name in better if "better_rounds" in baselines[name]}
+        text = f"{what_to_do(summary)}: worth {better[least].points('')} against {BASELINES[least]}"
+        text += _trend(other_rounds[least]) if least in other_rounds else ""
         level = [BASELINES[name] for name, gain in found.items() if gain.sign == 0]
         text += f"; {level[0] if len(level) == 1 else f'{len(level)} others'} may be as good" if level else ""
-        return Advice("this run", text, told, found, [*map(_more_rounds, rising, rising.values()), *doubts], look)
+        return Advice("this run", text, told, found, [*map(_other_rounds, other_rounds, other_rounds.values()), *doubts], look)
     return Advice("undecided", _undecided(summary, networks or found, baselines), told, found, doubts, look)
 
 
-def _more_rounds(name: str, other: Summary) -> str:
-    """Say that a baseline might be as good after more rounds."""
-    gained, rounds = _in_units(other, other["rising"]), int(other["rounds"])
-    return (
-        f"{BASELINES[name]} gained {gained} in the last of {plural(rounds, 'round')}: with more it may be as good (--rounds {2 * rounds})"
-    )
+def _trend(other: Summary) -> str:
+    return ", which is still improving" if other["better_rounds"][1] > 0 else ", which was better after fewer rounds"
+
+
+def _other_rounds(name: str, other: Summary) -> str:
+    """Say that a baseline might be as good after more or fewer rounds."""
+    (better, change), rounds = other["better_rounds"], plural(int(other["rounds"]), "round")
+    points = _in_units(other, abs(change))
+    if change > 0:
+        return f"{BASELINES[name]} gained {points} in the last of {rounds}: with more it may be as good (--rounds {better})"
+    return f"{BASELINES[name]} was best after round {better} of {rounds} and lost {points} since: it may be as good (--rounds {better})"
 
 
 def _best(worse: Mapping[str, Interval], baselines: Mapping[str, Summary], *, disagree: bool) -> str:
@@ -257,7 +168,7 @@ def _best(worse: Mapping[str, Interval], baselines: Mapping[str, Summary], *, di
     return best
 
 
-def _what(summary: Summary) -> str:
+def what_to_do(summary: Summary) -> str:
     """Say what this run did, as something to do."""
     k, n, tuned = summary["k"], len(summary["clients"]), _tuned(summary)
     if summary.get("clusters") is None:
@@ -297,17 +208,22 @@ def _called(summary: Summary, choice: str = "this run") -> str:
 
 def _undecided(summary: Summary, found: Mapping[str, Interval], baselines: Mapping[str, Summary]) -> str:
     """Say what to do where no difference to this run can be seen: the simplest, or what is clearly better than that; and why."""
-    simplest = _what(summary)
+    simplest = what_to_do(summary)
     if summary["k"] != 1 and "fedavg" in found:
         simplest, one = _train("fedavg"), scores_of_sites(baselines["fedavg"])
         others = {name: difference(scores_of_sites(baselines[name]), one) for name in BASELINES.keys() & baselines.keys()}
         if better := {name: gain for name, gain in others.items() if gain is not None and gain.sign == 1}:
             best = max(sorted(better), key=lambda name: better[name].mean)
-            return f"Undecided, for now {_inside(_train(best))}: {better[best].points('')} better than {BASELINES['fedavg']}"
+            return f"Undecided, for now {lower_first(_train(best))}: {better[best].points('')} better than {BASELINES['fedavg']}"
     widest = max(max(-gain.low, gain.high) for gain in found.values())
     if widest > DETECTABLE:
-        return f"Undecided, for now {_inside(simplest)}: {_needed(summary, found)}"
+        return f"Undecided, for now {lower_first(simplest)}: {_needed(summary, found)}"
     return f"{simplest}, the simplest choice: nothing else differs by more than {_in_units(summary, widest)}"
+
+
+def lower_first(sentence: str) -> str:
+    """Write a sentence as a part of another."""
+    return f"{sentence[:1].lower()}{sentence[1:]}"
 
 
 def _needed(summary: Summary, found: Mapping[str, Interval]) -> str:

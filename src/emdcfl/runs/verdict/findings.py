@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 
 from emdcfl.core.metric import metric_of, score_of
 from emdcfl.core.units import names, percent, percent_range, plural
-from emdcfl.runs.verdict.advice import Summary, advice, headline, one_group_by_benefit, scores_of_sites, structure, used, worth
+from emdcfl.runs.verdict.advice import Summary, advice, scores_of_sites, used, worth
 from emdcfl.runs.verdict.intervals import these_sites
+from emdcfl.runs.verdict.structure import headline, one_group_by_benefit, structure
 from emdcfl.runs.verdict.trained_with import in_words as trained_with
 from emdcfl.runs.verdict.what_differs import in_words as what_differs
 
