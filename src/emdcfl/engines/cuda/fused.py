@@ -261,11 +261,10 @@ class LowNetwork(Network):
         pool_first(module, head=find_head(module))
         full = copy_low(module)
         fuse(module)
-        copies = {name: parameter for name, parameter in module.named_parameters() if name in full}
-        for copy in copies.values():
+        self._copies = [(module.get_parameter(name), parameter) for name, parameter in full.items()]
+        for copy, _ in self._copies:
             if copy.dim() == 4:  # as the kernels read them
                 copy.data = copy.data.contiguous(memory_format=torch.channels_last)
-        self._copies = [(copies[name], full[name]) for name in full]
 
     @torch.no_grad()
     def load(self, theta: Tensor) -> None:
