@@ -223,7 +223,11 @@ def test_check_does_not_suspect_independent_rows(tmp_path: Path) -> None:
         mood = rng.normal(size=400)
         alike = {f"q{i}": np.round(mood + 0.3 * rng.normal(size=400)) for i in range(6)}  # whose questions ask for the same
         table(tmp_path / "correlated" / f"{site}.parquet", {**alike, "label": rng.integers(0, 2, 400)})
-    for folder in ("continuous", "discrete", "correlated"):
+        city = rng.integers(0, 25, 400)
+        places = {"city": [f"c{i}" for i in city], "state": [f"s{i // 3}" for i in city], "region": [f"r{i // 8}" for i in city]}
+        houses = {"size": np.round(rng.gamma(2, 30, 400)), "rooms": rng.integers(1, 7, 400)}
+        table(tmp_path / "nested" / f"{site}.parquet", {**places, **houses, "label": rng.integers(0, 2, 400)})
+    for folder in ("continuous", "discrete", "correlated", "nested"):
         assert not [notes for notes in checks(tmp_path / folder) if "almost repeat" in notes]
 
 

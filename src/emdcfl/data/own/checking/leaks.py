@@ -3,7 +3,7 @@ r"""Do rows of the validation or test split lie suspiciously close to training r
 Independent rows have near neighbours too. With :math:`k` neighbours in :math:`m` dimensions, :math:`(d_1/d_k)^m` is the smallest of
 :math:`k - 1` uniform numbers, so :math:`P(d_1 < r\,d_k) = 1 - (1 - r^m)^{k-1}`. A held-out row is a near-duplicate where that is below
 :math:`\alpha`; :math:`m` is estimated from the farther neighbours, which repeats of one patient do not reach. Rows of other sites, at the
-same distance, say how often discrete tables coincide by chance; for a site alone, rows made of the halves of two of its training rows do.
+same distance, say how often discrete tables coincide by chance; for a site alone, rows made of parts of two of its training rows do.
 
 References
 ----------
@@ -161,7 +161,8 @@ def _share_of_equal_pairs(found: Counter[bytes]) -> float:
 def near_duplicates(site: Site, others: Sequence[Site]) -> Near | None:
     """Find held-out rows of a site that almost repeat one of its training rows, far more often than those of other sites.
 
-    Without others, the halves of its own training rows are put together anew for comparison.
+    Without others, half of the columns of its own training rows are exchanged among them for comparison. Columns of few values stay where
+    they are: those of a city and its state also coincide in independent rows.
     """
     rng = keys.generator(0, site.name, 0, "near-duplicates")
     held = [("val", i) for i in range(len(site.val))] + [("test", i) for i in range(len(next(iter(site.tests.values()))))]
@@ -176,7 +177,9 @@ def near_duplicates(site: Site, others: Sequence[Site]) -> Near | None:
         chosen = [rng.permutation(len(one.train))[: -(-len(trained) // len(others))] for one in others]
         strangers = np.concatenate([_rows(one.train.x.numpy()[rows]) for one, rows in zip(others, chosen, strict=True)])
     else:
-        strangers = np.where(rng.permutation(train.shape[1]) % 2 == 0, rng.permutation(train), rng.permutation(train))
+        changes = np.diff(np.sort(train[: 10 * FEW_VALUES], axis=0), axis=0) > 0
+        exchanged = (changes.sum(axis=0) >= FEW_VALUES) & (rng.permutation(train.shape[1]) % 2 == 0)
+        strangers = np.where(exchanged, rng.permutation(train), train)
     distances = _distances(x, train)
     order = np.argsort(distances, axis=1)[:, :NEIGHBOURS]
     nearest = np.take_along_axis(distances, order, axis=1)
