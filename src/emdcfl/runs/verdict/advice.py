@@ -137,13 +137,19 @@ def _by_differences(summary: Summary, baselines: Mapping[str, Summary]) -> Advic
         return Advice(best, _instead(summary, best, worse[best]), told, found, doubts, look)
     if better:
         least = min(better, key=lambda name: better[name].mean)
-        other_rounds = {name: baselines[name] for name in better if "better_rounds" in baselines[name]}
+        other_rounds = {name: baselines[name] for name, gain in better.items() if _may_catch_up(baselines[name], gain)}
         text = f"{what_to_do(summary)}: worth {better[least].points('')} against {BASELINES[least]}"
         text += _trend(other_rounds[least]) if least in other_rounds else ""
         level = [BASELINES[name] for name, gain in found.items() if gain.sign == 0]
         text += f"; {level[0] if len(level) == 1 else f'{len(level)} others'} may be as good" if level else ""
         return Advice("this run", text, told, found, [*map(_other_rounds, other_rounds, other_rounds.values()), *doubts], look)
     return Advice("undecided", _undecided(summary, networks or found, baselines), told, found, doubts, look)
+
+
+def _may_catch_up(other: Summary, gain: Interval) -> bool:
+    """Whether a baseline might be as good after more rounds, or was after fewer: what it lost since is known."""
+    change = float(other.get("better_rounds", (0, 0.0))[1])
+    return change > 0 or (change < 0 and gain.low <= -change)
 
 
 def _trend(other: Summary) -> str:
