@@ -32,7 +32,7 @@ from emdcfl.data.types import Scenario, Site, Target
 log = logging.getLogger("emdcfl")
 
 UNKNOWN = "words that training did not have are read as missing: {words}"
-OTHER_UNITS = "columns of another size than in training: {words}; if the units differ, convert them"
+OTHER_UNITS = "numbers much larger or smaller than in training: {words}; if the units differ, convert them"
 
 
 def encoding_of(scenario: Scenario) -> dict[str, Any]:

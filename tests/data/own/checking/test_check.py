@@ -66,10 +66,12 @@ def test_columns_have_kinds_doubts_and_ranges(traps: Path) -> None:
 def test_what_is_said_of_all_sites_counts_every_site(tmp_path: Path) -> None:
     day = {"a": lambda i: f"2024-01-{i % 28 + 1:02}", "b": lambda i: f"{i % 28 + 1:02}.03.2024"}
     for start, site in enumerate("ab"):
-        write(tmp_path / f"{site}.csv", WORDS, patient_id=lambda i, start=start: 7 * (i + 30 * start) % 80, seen=day[site])
+        told = {"patient_id": lambda i, start=start: 7 * (i + 30 * start) % 80, "seen": day[site]}
+        write(tmp_path / f"{site}.csv", WORDS, **told, due=day["a"] if site == "a" else lambda i: ("early", "late")[i % 2])
     columns = {column.name: column for column in check_folder(tmp_path).columns}
     assert columns["patient_id"].doubt == Doubt.IDS and columns["patient_id"].range_over() == "70 different"
     assert columns["seen"].doubt == Doubt.DATES and columns["seen"].range_over() == "2024-01-01 to 2024-01-28; 28 different"
+    assert columns["due"].range_over() == "2024-01-01 to 2024-01-28; early, late"
 
 
 def test_terminal_and_html_say_the_same(traps: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

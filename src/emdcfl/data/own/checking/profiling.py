@@ -266,9 +266,9 @@ def _kind(pieces: Sequence[_Facts], doubt: Doubt | None) -> str:
     present = [piece for piece in pieces if piece.missing < piece.rows]
     if not present:
         return "empty"
-    if doubt == Doubt.DATES or all(pa.types.is_temporal(piece.kind) for piece in present):
+    textual, dated = [bool(piece.words) for piece in present], [bool(pa.types.is_temporal(piece.kind)) for piece in present]
+    if doubt == Doubt.DATES or (any(dated) and all(date or text for date, text in zip(dated, textual, strict=True))):
         return "date"
-    textual = [bool(piece.words) for piece in present]
     return "category" if all(textual) else "number" if not any(textual) else "mixed"
 
 
