@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -58,6 +59,23 @@ def test_a_request_is_sent_before_the_next_is_encoded() -> None:
     grid.tamper = dict.fromkeys(grid.nodes, count)
     train(fed, 2)
     assert encoded == [1, 2, 3, 4]
+
+
+def test_a_phase_begins_when_all_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    grid = loopback.loopback(SCENARIO)
+    fed, clock, held = met(grid), [0.0], list[tuple[str, Message]]()
+
+    def hold_back(message: Message, answer: Callable[[Message], Message]) -> None:
+        held.append((message.metadata.message_id, answer(message)))
+
+    def sleep(seconds: float) -> None:
+        clock[0] += 10
+        grid._replies |= dict(held)
+
+    monkeypatch.setattr(messages, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=sleep))
+    grid.tamper[103] = hold_back
+    answers = dict(ask_all(fed, lambda: sleep(0), deadline=300.0, phase=25.0))
+    assert [client for client, answer in answers.items() if isinstance(answer, dict)] == list(fed.clients)
 
 
 def test_a_node_that_is_slow_to_say_who_it_is_holds_up_nobody_and_is_asked_when_it_has() -> None:
@@ -290,11 +308,16 @@ def test_a_reply_that_does_not_end_holds_up_nobody_and_is_asked_for_again(slow: 
     assert kinds(slow, 103)[before:].count("query.train") == 2 and not slow.link.rest.is_set()
 
 
-def ask_all(fed: FlowerFederation, **how: Any) -> Iterator[tuple[Any, Any]]:
+def ask_all(fed: FlowerFederation, encoding: Callable[[], None] = lambda: None, **how: Any) -> Iterator[tuple[Any, Any]]:
     """Let all nodes train, in one exchange of messages."""
     request = {"task": "train", "round": 2, "job": fed.job, "inputs": {"theta": fed.initial(), "training": fed.training.as_dict()}}
-    requests = ((client, node, codec.encode({**request, "client": client})) for client, node in fed.connected.nodes.items())
-    return fed.connected.messenger.exchange("query.train", requests, group="2", **how)
+
+    def requests() -> Iterator[tuple[Any, int, RecordDict]]:
+        for client, node in fed.connected.nodes.items():
+            encoding()
+            yield client, node, codec.encode({**request, "client": client})
+
+    return fed.connected.messenger.exchange("query.train", requests(), group="2", **how)
 
 
 def test_complete_replies_come_at_once_beside_one_that_was_found_with_them_and_has_no_end(slow: SlowGrid) -> None:

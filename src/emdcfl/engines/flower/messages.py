@@ -214,11 +214,11 @@ class _Exchange:
 
     def run(self, requests: Iterable[tuple[Any, int, RecordDict]], pending: Mapping[Any, PendingRequest]) -> Iterator[tuple[Any, Any]]:
         """See ``Messenger.exchange``."""
-        began = self._heard = checked = time.monotonic()
         for key, one in pending.items():
             self._wait_for(key, one)
         for request in requests:
             yield from self._send(*request)
+        began = self._heard = checked = time.monotonic()  # a phase is as long for the last one asked
         while self._waiting:
             yield from self._collect()
             if time.monotonic() - checked >= self._settings.check_interval:
