@@ -191,7 +191,7 @@ CITIES = ("Köln", "Nîmes", "Málaga")
 
 def clinic(path: Path, encoding: str, dose: str = "{} mg", n: int = 60) -> Path:
     rows = [f"{20 + i % 50};{CITIES[i % 3]};{dose.format(f'{i / 8:.2f}'.replace('.', ','))};{'ja' if i % 2 else 'nein'}" for i in range(n)]
-    path.write_bytes("\n".join(["Größe;Stadt;Dosis;label", *rows]).encode(encoding))
+    path.write_bytes("\n".join(["Wärme in kWh/m³a;Stadt;Dosis;label", *rows]).encode(encoding))
     return path
 
 

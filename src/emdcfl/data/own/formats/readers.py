@@ -60,8 +60,8 @@ NO_CSV = {
 
 WINDOWS = "Windows-1252"
 NO_TEXT = f"it is neither UTF-8 nor {WINDOWS} text; save it as UTF-8 (Excel: CSV UTF-8)"
-OTHER_TEXT = re.compile(rb"[A-Za-z][\x82\x84\x87-\x89\x8b\x93\x94\xa3\xb3\xb9\xbc\xbe\xbf][A-Za-z]")
-"""Bytes that are letters in the encodings of DOS or in Windows-1250, and in Windows-1252 marks that do not stand inside a word."""
+OTHER_TEXT = re.compile(rb"[A-Za-z]([\x82\x84\x87-\x89\x8b\x93\x94\xa3\xb9\xbc\xbe\xbf]|(?<!m)\xb3)[A-Za-z]")
+"""Bytes that are letters in DOS or Windows-1250, and in Windows-1252 marks that do not stand inside a word; m³a is a unit."""
 DECIMAL, ENCODING, CODES = "decimal", "encoding", "codes"
 """How a file is written, kept with its table: its decimal point, its encoding if not UTF-8, and columns of numbers with a 0 ahead."""
 
