@@ -171,10 +171,10 @@ class TableEncoding:
         numbers, found = np.concatenate([number_matrix(table, [c.name for c in columns]) for table in tables]), []
         for column, own in zip(columns, numbers.T, strict=True):
             known = own[~np.isnan(own)]
-            if len(np.unique(known)) < LEAST_VALUES or column.mean == 0:
+            if len(known) < LEAST_VALUES or column.mean == 0:
                 continue
             sizes = abs(known.mean() / column.mean), known.std() / column.std
-            if min(sizes) >= OTHER_SIZE or max(sizes) <= 1 / OTHER_SIZE:
+            if (min(sizes) >= OTHER_SIZE or max(sizes) <= 1 / OTHER_SIZE) and len(np.unique(known)) >= LEAST_VALUES:
                 found.append(f"{column.name!r} (mean {known.mean():.3g}, in training {column.mean:.3g})")
         return found
 
