@@ -52,23 +52,25 @@ def test_accuracy_is_an_unweighted_mean_over_those_who_count() -> None:
 
 
 @pytest.mark.parametrize(
-    ("means", "n", "better"),
+    ("means", "every", "n", "better"),
     [
-        ((0.58, 0.78, 0.78, 0.89, 0.92), 250, (10, 0.03)),
-        ((0.44, 0.87), 360, (4, 0.43)),
-        ((0.6, 0.8, 0.95, 0.96, 0.96), 250, None),  # flat at the end
-        ((0.58, 0.78, 0.89, 0.92, 0.89), 250, None),  # a fall by chance
-        ((0.58, 0.92, 0.85, 0.83, 0.82), 250, (2, -0.1)),
-        ((0.58, 0.92, 0.9, 0.9, 0.905), 5000, None),  # nothing to speak of
-        ((0.9, 0.9, 0.9, 0.9, 0.93), 30, None),  # one sample
-        ((0.5,), 250, None),
+        ((0.58, 0.78, 0.78, 0.89, 0.92), 1, 250, (10, 0.03)),
+        ((0.58, 0.78, 0.78, 0.89, 0.92), 5, 250, None),  # by less in each round
+        ((0.44, 0.87), 1, 360, (4, 0.43)),
+        ((0.44, 0.87), 5, 360, (20, 0.086)),
+        ((0.6, 0.8, 0.95, 0.96, 0.96), 1, 250, None),  # flat at the end
+        ((0.58, 0.78, 0.89, 0.92, 0.89), 1, 250, None),  # a fall by chance
+        ((0.58, 0.92, 0.85, 0.83, 0.82), 1, 250, (2, -0.1)),
+        ((0.58, 0.92, 0.9, 0.9, 0.905), 1, 5000, None),  # nothing to speak of
+        ((0.9, 0.9, 0.9, 0.9, 0.93), 1, 30, None),  # one sample
+        ((0.5,), 1, 250, None),
     ],
 )
 def test_other_rounds_are_better_where_the_score_still_rises_or_has_fallen(
-    means: tuple[float, ...], n: int, better: tuple[int, float] | None
+    means: tuple[float, ...], every: int, n: int, better: tuple[int, float] | None
 ) -> None:
     rows = [
-        {"round": t, "client": c, "accuracy": {"test": mean}, "test_samples": {"test": n // 2}}
+        {"round": every * t, "client": c, "accuracy": {"test": mean}, "test_samples": {"test": n // 2}}
         for t, mean in enumerate(means, start=1)
         for c in "ab"
     ]

@@ -229,8 +229,8 @@ def by_round(rows: Sequence[MetricsRow], summary: Mapping[str, Any]) -> list[dic
 def better_rounds(rows: Sequence[MetricsRow], summary: Mapping[str, Any]) -> tuple[int, float] | None:
     """Return a number of rounds with which a run may have done better, and how its mean score changed; None if there is none.
 
-    Twice as many, where it gained more than chance in the second half of its tested rounds and at least ``LEAST_RISE`` in the last one.
-    Those of its best round, where it has lost more than chance and ``LEAST_RISE`` since.
+    Twice as many, where it gained more than chance in the second half of its tested rounds and at least ``LEAST_RISE`` in the last one,
+    or a round since the test before. Those of its best round, where it has lost more than chance and ``LEAST_RISE`` since.
     """
     variant, rounds = next(iter(score_of(summary)["variants"])), dict[int, list[MetricsRow]]()
     for row in rows:
@@ -243,8 +243,9 @@ def better_rounds(rows: Sequence[MetricsRow], summary: Mapping[str, Any]) -> tup
     best = max(numbers, key=lambda number: sum(tested[number].values))
     gained = difference(tested[last], tested[numbers[(len(numbers) - 1) // 2]])
     now, since = difference(tested[last], tested[before]), difference(tested[last], tested[best])
-    if gained is not None and gained.sign == 1 and now is not None and now.mean >= LEAST_RISE:
-        return 2 * last, now.mean
+    risen = 0.0 if now is None else now.mean / (last - before)
+    if gained is not None and gained.sign == 1 and risen >= LEAST_RISE:
+        return 2 * last, risen
     return (best, since.mean) if since is not None and since.sign == -1 and since.mean <= -LEAST_RISE else None
 
 
