@@ -149,15 +149,21 @@ def methods() -> dict[str, tuple[str, Path, ast.ClassDef]]:
     return dict(sorted(found.items(), key=lambda item: (item[0] != "emdcfl", item[0])))
 
 
-def constant(node: ast.ClassDef, name: str) -> object:
-    """Return a class variable, of the class or of one it inherits."""
+def declared(node: ast.ClassDef, name: str) -> ast.AnnAssign | None:
+    """Return the line that gives a field or class variable its value, of the class or of one it inherits."""
     for line in node.body:
         if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and line.target.id == name and line.value is not None:
-            return ast.literal_eval(line.value)
+            return line
     for base in node.bases:
-        if isinstance(base, ast.Name) and base.id in classes() and (found := constant(classes()[base.id], name)) is not None:
+        if isinstance(base, ast.Name) and base.id in classes() and (found := declared(classes()[base.id], name)) is not None:
             return found
     return None
+
+
+def constant(node: ast.ClassDef, name: str) -> object:
+    """Return a class variable."""
+    line = declared(node, name)
+    return None if line is None or line.value is None else ast.literal_eval(line.value)
 
 
 @lru_cache
@@ -183,7 +189,7 @@ def method_pages() -> Iterator[tuple[str, str]]:
         heading, _, idea = title.partition(":")
         facts = [
             f"- Family: {FAMILIES[str(constant(node, 'family'))]}",
-            f"- Must be told the number of groups: {'yes' if constant(node, 'needs_k') else 'no'}",
+            f"- Must be told the number of groups: {'yes' if declared(node, 'k') else 'no'}",
             f"- Paper: {constant(node, 'citation')}",
             f"- Command: `emdcfl run --scenario rotated-digits --method {name}`",
         ]

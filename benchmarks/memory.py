@@ -80,7 +80,7 @@ def world(case: Case) -> Scenario:
 
 def config(case: Case, method: str, *, workers: int = 1, rounds: int = 1) -> Config:
     """Return the run of a method in it, with four clusters where it must be told their number."""
-    options: dict[str, Any] = {"k": min(4, case.clients)} if find(method).needs_k else {}
+    options: dict[str, Any] = {"k": min(4, case.clients)} if hasattr(find(method), "k") else {}
     if method == "emdcfl" and case.clients > 100:  # a thousand clients have a million pairs; representatives compare with one per cluster
         options["pairing"] = "representatives"
     return Config(

@@ -88,7 +88,6 @@ def test_every_option_is_documented_and_the_presets_exist(name):
     own = [f.name for f in fields(cls)]
     for option in own:
         assert any(re.search(rf"\b{option}\b", c.__doc__ or "") for c in cls.__mro__), f"{name}.{option} is not described"
-    assert ("k" in own) == cls.needs_k
     for preset in PRESETS:
         wanted = dict(preset_values(cls, preset))
         method = make(name, preset=preset)
@@ -149,7 +148,7 @@ def test_a_cluster_of_one_and_clients_of_unequal_size(name):
         assert adjusted_rand(truth(fed), serving.clusters) == 1.0
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if METHODS[name].needs_k])
+@pytest.mark.parametrize("name", [name for name in NAMES if "k" in METHODS[name].__dataclass_fields__])
 @pytest.mark.parametrize("k", [1, 4])
 def test_more_clusters_than_groups_and_a_single_one(name, k):
     """Clients that are all alike leave clusters empty; with K = 1 there is nothing to choose."""

@@ -206,7 +206,7 @@ def check_case(number: int) -> Case:
     """Play a case; whatever the liar says, the run ends well and no honest client is blamed or left without a model."""
     case = Case(number)
     fed = RandomLiar(case)
-    options = {"k": 2} if make(case.method).needs_k else {"threshold": 40.0} if case.method == "pacfl" else {}
+    options = {"k": 2} if hasattr(make(case.method), "k") else {"threshold": 40.0} if case.method == "pacfl" else {}
     *_, last = play(fed, make(case.method, **options), rounds=ROUNDS)
     blamed = {c: faults[0].reason for c, faults in fed.guard.ledger.faults.items() if c != LIAR}
     assert not blamed, f"{case}: blamed {blamed}"

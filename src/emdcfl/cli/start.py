@@ -32,7 +32,7 @@ def about(cls: type[Method]) -> dict[str, Any]:
     return {
         "name": cls.name,
         "family": cls.family,
-        "needs_k": cls.needs_k,
+        "needs_k": "k" in hints,
         "citation": cls.citation,
         "fields": {
             f.name: {"type": describe(hints[f.name]), "default": None if f.default is MISSING else f.default}

@@ -79,7 +79,6 @@ class Method(Protocol):
 
     name: ClassVar[str]
     family: ClassVar[Family]
-    needs_k: ClassVar[bool]
     citation: ClassVar[str]
     State: ClassVar[type]
 

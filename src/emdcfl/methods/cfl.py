@@ -86,7 +86,6 @@ class CFL:
 
     name: ClassVar[str] = "cfl"
     family: ClassVar[Family] = "hard"
-    needs_k: ClassVar[bool] = False
     citation: ClassVar[str] = "Sattler, Müller, Samek, IEEE TNNLS 2021"
     original: ClassVar[Mapping[str, Any]] = {"thresholds": "absolute", "first_split": "quarter", "weights": "equal"}
     reference: ClassVar[Mapping[str, Any]] = {"thresholds": "absolute", "vector_scope": "state"}

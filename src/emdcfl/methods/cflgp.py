@@ -71,7 +71,6 @@ class CFLGP:
 
     name: ClassVar[str] = "cflgp"
     family: ClassVar[Family] = "hard"
-    needs_k: ClassVar[bool] = True
     citation: ClassVar[str] = "Kim, Kim, de Veciana, ICML 2024"
     original: ClassVar[Mapping[str, Any]] = {"period": 2}
     reference: ClassVar[Mapping[str, Any]] = {"last_clustering": "never", "profile": "own_block", "vector_scope": "state"}

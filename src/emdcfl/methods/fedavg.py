@@ -49,7 +49,6 @@ class FedAvg:
 
     name: ClassVar[str] = "fedavg"
     family: ClassVar[Family] = "global"
-    needs_k: ClassVar[bool] = False
     citation: ClassVar[str] = "McMahan et al., AISTATS 2017"
     late_updates: ClassVar[bool] = True
     State: ClassVar[type] = GlobalState

@@ -67,7 +67,6 @@ class FedCE:
     name: ClassVar[str] = "fedce"
     node_needs: ClassVar[NodeNeeds] = NodeNeeds(("evaluate",), ("per_batch",))
     family: ClassVar[Family] = "soft"
-    needs_k: ClassVar[bool] = True
     citation: ClassVar[str] = "Cai et al., ACM Multimedia 2023"
     reference: ClassVar[Mapping[str, Any]] = {"loss_mean": "batch", "increment": "running"}
     State: ClassVar[type] = FedCEState

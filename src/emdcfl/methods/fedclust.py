@@ -65,7 +65,6 @@ class FedClust:
 
     name: ClassVar[str] = "fedclust"
     family: ClassVar[Family] = "hard"
-    needs_k: ClassVar[bool] = False
     citation: ClassVar[str] = "Islam et al., ICPP 2024"
     original: ClassVar[Mapping[str, Any]] = {"vector_scope": "H", "threshold": "auto"}
     reference: ClassVar[Mapping[str, Any]] = {"aggregate": "first-round", "vector_scope": "state"}

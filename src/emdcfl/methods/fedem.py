@@ -53,7 +53,6 @@ class FedEM:
     name: ClassVar[str] = "fedem"
     node_needs: ClassVar[NodeNeeds] = NodeNeeds(("em_step",))
     family: ClassVar[Family] = "soft"
-    needs_k: ClassVar[bool] = True
     citation: ClassVar[str] = "Marfoq et al., NeurIPS 2021"
     original: ClassVar[Mapping[str, Any]] = {"rate": 3.0}
     reference: ClassVar[Mapping[str, Any]] = {"mixture_eval": "last-component"}

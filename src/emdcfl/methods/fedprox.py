@@ -41,7 +41,6 @@ class FedProx:
 
     name: ClassVar[str] = "fedprox"
     family: ClassVar[Family] = "global"
-    needs_k: ClassVar[bool] = False
     citation: ClassVar[str] = "Li et al., MLSys 2020"
     reference: ClassVar[Mapping[str, Any]] = {"prox": "layer_norm"}
     late_updates: ClassVar[bool] = True

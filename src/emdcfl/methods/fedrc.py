@@ -81,7 +81,6 @@ class FedRC:
     name: ClassVar[str] = "fedrc"
     node_needs: ClassVar[NodeNeeds] = NodeNeeds(("em_step",))
     family: ClassVar[Family] = "soft"
-    needs_k: ClassVar[bool] = True
     citation: ClassVar[str] = "Guo, Tang, Lin, ICML 2024"
     original: ClassVar[Mapping[str, Any]] = {"rate": 6.0}
     reference: ClassVar[Mapping[str, Any]] = {"mixture_eval": "last-component"}

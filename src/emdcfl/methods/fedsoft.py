@@ -82,7 +82,6 @@ class FedSoft:
     name: ClassVar[str] = "fedsoft"
     node_needs: ClassVar[NodeNeeds] = NodeNeeds(("soft_train",))
     family: ClassVar[Family] = "soft"
-    needs_k: ClassVar[bool] = True
     citation: ClassVar[str] = "Ruan, Joe-Wong, AAAI 2022"
     original: ClassVar[Mapping[str, Any]] = {"split": "train", "start": "own"}
     reference: ClassVar[Mapping[str, Any]] = {"lam": 0.0, "votes": "batch", "smoothing": 1e-3, "weights": "votes"}

@@ -79,7 +79,6 @@ class FeSEM:
 
     name: ClassVar[str] = "fesem"
     family: ClassVar[Family] = "hard"
-    needs_k: ClassVar[bool] = True
     citation: ClassVar[str] = "Long et al., World Wide Web 2023"
     original: ClassVar[Mapping[str, Any]] = {"mu": 0.0, "start": "random", "vector_scope": "H"}
     reference: ClassVar[Mapping[str, Any]] = {"prox": "layer_norm", "order": "cluster-first", "vector_scope": "state"}

@@ -71,7 +71,6 @@ class FlexCFL:
 
     name: ClassVar[str] = "flexcfl"
     family: ClassVar[Family] = "hard"
-    needs_k: ClassVar[bool] = True
     citation: ClassVar[str] = "Duan et al., IEEE TPDS 2022"
     reference: ClassVar[Mapping[str, Any]] = {"eta_g": 5.0, "inter": "raw", "vector_scope": "state"}
     State: ClassVar[type] = FlexCFLState

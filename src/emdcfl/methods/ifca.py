@@ -66,7 +66,6 @@ class IFCA:
     name: ClassVar[str] = "ifca"
     node_needs: ClassVar[NodeNeeds] = NodeNeeds(("evaluate",), ("mean", "per_batch"))
     family: ClassVar[Family] = "hard"
-    needs_k: ClassVar[bool] = True
     citation: ClassVar[str] = "Ghosh et al., NeurIPS 2020"
     original: ClassVar[Mapping[str, Any]] = {"split": "train", "weights": "equal", "min_share": 0.1}
     reference: ClassVar[Mapping[str, Any]] = {"loss_mean": "batch"}

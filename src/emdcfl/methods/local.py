@@ -34,7 +34,6 @@ class Local:
 
     name: ClassVar[str] = "local"
     family: ClassVar[Family] = "alone"
-    needs_k: ClassVar[bool] = False
     citation: ClassVar[str] = "no federation"
     State: ClassVar[type] = LocalState
 

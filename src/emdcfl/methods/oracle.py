@@ -32,7 +32,6 @@ class Oracle:
 
     name: ClassVar[str] = "oracle"
     family: ClassVar[Family] = "hard"
-    needs_k: ClassVar[bool] = False
     citation: ClassVar[str] = "known groups; an upper bound"
     State: ClassVar[type] = Clustered
 

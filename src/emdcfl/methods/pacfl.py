@@ -74,7 +74,6 @@ class PACFL:
     name: ClassVar[str] = "pacfl"
     node_needs: ClassVar[NodeNeeds] = NodeNeeds(("data_subspace",))
     family: ClassVar[Family] = "hard"
-    needs_k: ClassVar[bool] = False
     citation: ClassVar[str] = "Vahidian et al., AAAI 2023"
     original: ClassVar[Mapping[str, Any]] = {"split": "train", "flatten": "image"}
     reference: ClassVar[Mapping[str, Any]] = {"sign": "signed"}

@@ -59,7 +59,6 @@ class EMDCFL(Options):
     name: ClassVar[str] = "emdcfl"
     node_needs: ClassVar[NodeNeeds] = NodeNeeds(("evaluate", "reference", "recalibrate", "project", "loss_moments"), ("mean",))
     family: ClassVar[Family] = "hard"
-    needs_k: ClassVar[bool] = False
     citation: ClassVar[str] = "Zhang, Williams, Toni, 2025"
     original: ClassVar[Mapping[str, Any]] = {"tolerance": PAPER_TOLERANCE, "projection": "paper"}
     reference: ClassVar[Mapping[str, Any]] = {

@@ -208,7 +208,6 @@ class GraphOptions:
     scored: Literal["aggregated", "best-validation"] = "aggregated"
 
     family: ClassVar[Family] = "personal"
-    needs_k: ClassVar[bool] = False
     original: ClassVar[Mapping[str, Any]] = {"scored": "best-validation"}
     reference: ClassVar[Mapping[str, Any]] = {
         "since": "round",
