@@ -6,7 +6,7 @@ import inspect
 import json
 import re
 import textwrap
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -40,7 +40,7 @@ def about(cls: type[Method]) -> dict[str, Any]:
         },
         **{preset: dict(preset_values(cls, preset)) for preset in PRESETS},
         "description": inspect.getdoc(inspect.getmodule(cls)) or "",
-        "parameters": "\n\n".join(inspect.cleandoc(c.__doc__) for c in cls.__mro__[:-1] if c.__doc__),
+        "parameters": "\n\n".join(inspect.cleandoc(c.__doc__) for c in cls.__mro__ if is_dataclass(c) and c.__doc__),
     }
 
 

@@ -288,3 +288,13 @@ def serve_clusters(state: Clustered, distances: Distances | None = None) -> Serv
     more = len(models) - len(state.models)  # θ⁰ holds nobody's updates
     reached, shares = (F.pad(rows, (0, 0, 0, more)) if len(rows) else None for rows in (state.reached, state.shares))
     return Serving(models, weights, clusters=torch.tensor(clusters), distances=distances, reached=reached, shares=shares)
+
+
+class ClusteredMethod:
+    """A method whose state is ``Clustered``: every client is served its cluster's model."""
+
+    family: ClassVar[Family] = "hard"
+    State: ClassVar[type] = Clustered
+
+    def serve(self, state: Clustered) -> Serving:
+        return serve_clusters(state)

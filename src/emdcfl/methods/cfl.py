@@ -29,7 +29,7 @@ import numpy as np
 from emdcfl.clustering import bipartition
 from emdcfl.core.federation import Federation, Replies, Round
 from emdcfl.core.params import cosines
-from emdcfl.methods.base import Family, Serving, register, serve_clusters
+from emdcfl.methods.base import ClusteredMethod, register
 from emdcfl.methods.shared.split_tree import ROOT, SplitState, SplitTree
 from emdcfl.methods.shared.vectors import VectorScope, expect, update_gram, warn_if_too_short
 
@@ -43,7 +43,7 @@ class CFLState(SplitState):
 
 @register
 @dataclass(frozen=True)
-class CFL:
+class CFL(ClusteredMethod):
     r"""CFL.
 
     Parameters
@@ -85,7 +85,6 @@ class CFL:
     vector_scope: VectorScope = "P"
 
     name: ClassVar[str] = "cfl"
-    family: ClassVar[Family] = "hard"
     citation: ClassVar[str] = "Sattler, Müller, Samek, IEEE TNNLS 2021"
     original: ClassVar[Mapping[str, Any]] = {"thresholds": "absolute", "first_split": "quarter", "weights": "equal"}
     reference: ClassVar[Mapping[str, Any]] = {"thresholds": "absolute", "vector_scope": "state"}
@@ -111,9 +110,6 @@ class CFL:
             if members:
                 largest = self._advance(fed, tree, path, members, replies, round, largest)
         return replace(tree.to_state(state, n), largest=largest)
-
-    def serve(self, state: CFLState) -> Serving:
-        return serve_clusters(state)
 
     def _first(self, round: Round) -> int:
         """Return the first round in which a cluster may split."""

@@ -33,14 +33,14 @@ from emdcfl.core import tasks
 from emdcfl.core.federation import Federation, Replies, Round
 from emdcfl.core.keys import keyed_int
 from emdcfl.core.schema import Reply
-from emdcfl.methods.base import Family, Serving, clusters_wanted, register, serve_clusters
+from emdcfl.methods.base import ClusteredMethod, clusters_wanted, register
 from emdcfl.methods.shared.profiles import CFLGPState, Fresh, ProfileUpdate, nearest_clusters, profile_coordinates, renumber
 from emdcfl.methods.shared.vectors import VectorScope, average_present, expect, sets_of, warn_if_too_short
 
 
 @register
 @dataclass(frozen=True)
-class CFLGP:
+class CFLGP(ClusteredMethod):
     r"""CFLGP.
 
     Parameters
@@ -70,7 +70,6 @@ class CFLGP:
     vector_scope: VectorScope = "P"
 
     name: ClassVar[str] = "cflgp"
-    family: ClassVar[Family] = "hard"
     citation: ClassVar[str] = "Kim, Kim, de Veciana, ICML 2024"
     original: ClassVar[Mapping[str, Any]] = {"period": 2}
     reference: ClassVar[Mapping[str, Any]] = {"last_clustering": "never", "profile": "own_block", "vector_scope": "state"}
@@ -103,9 +102,6 @@ class CFLGP:
         over = last is not None and round.index >= last and len(labels) == len(state.clients)
         profile, steps = ({}, {}) if over else update.apply()
         return replace(state, profile=profile, profile_steps=steps)
-
-    def serve(self, state: CFLGPState) -> Serving:
-        return serve_clusters(state)
 
     def _last(self, round: Round) -> int | None:
         """Return the last round in which clusters are found; they are found once at least, if the rounds are enough for it."""

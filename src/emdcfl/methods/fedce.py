@@ -29,7 +29,7 @@ from torch import Tensor
 
 from emdcfl.core.client import LOSS_BATCH, NodeNeeds
 from emdcfl.core.federation import Federation, Round
-from emdcfl.methods.base import Clustered, Family, Serving, clusters_wanted, register, serve_clusters
+from emdcfl.methods.base import Clustered, ClusteredMethod, Family, clusters_wanted, register
 from emdcfl.methods.shared.vectors import expect, sets_of
 from emdcfl.trust import Guard
 
@@ -43,7 +43,7 @@ class FedCEState(Clustered):
 
 @register
 @dataclass(frozen=True)
-class FedCE:
+class FedCE(ClusteredMethod):
     r"""FedCE.
 
     Parameters
@@ -90,9 +90,6 @@ class FedCE:
         local = fed.guard.clip_updates(replies.column("theta"), starts, [replies.clients])
         models = self._ensembles(local, h, fed.guard)
         return replace(state, sets=sets, labels=labels, models=models, n={**state.n, **replies.column("n")}, h=h)
-
-    def serve(self, state: FedCEState) -> Serving:
-        return serve_clusters(state)
 
     def credit(self, table: Tensor, n: int) -> tuple[int, Tensor]:
         """Return k* and what the round adds to h, from the ``(K, batches)`` table of batch-mean losses over n samples."""

@@ -28,7 +28,7 @@ from torch import Tensor
 from emdcfl.clustering import cut, first_gap
 from emdcfl.core.federation import Federation, Round
 from emdcfl.core.params import squared_distances
-from emdcfl.methods.base import Clustered, Family, Serving, register, serve_clusters
+from emdcfl.methods.base import Clustered, ClusteredMethod, register
 from emdcfl.methods.shared.vectors import VectorScope, average_present, expect, sets_of, update_gram
 
 
@@ -42,7 +42,7 @@ class FedClustState(Clustered):
 
 @register
 @dataclass(frozen=True)
-class FedClust:
+class FedClust(ClusteredMethod):
     r"""FedClust.
 
     Parameters
@@ -64,7 +64,6 @@ class FedClust:
     aggregate: Literal["every-round", "first-round"] = "every-round"
 
     name: ClassVar[str] = "fedclust"
-    family: ClassVar[Family] = "hard"
     citation: ClassVar[str] = "Islam et al., ICPP 2024"
     original: ClassVar[Mapping[str, Any]] = {"vector_scope": "H", "threshold": "auto"}
     reference: ClassVar[Mapping[str, Any]] = {"aggregate": "first-round", "vector_scope": "state"}
@@ -88,9 +87,6 @@ class FedClust:
         models = average_present(state, sets, local, state.models, fed.guard)
         state = replace(state, labels=labels, sets=sets, models=models)
         return replace(state, first={}, first_steps={}) if len(labels) == len(state.clients) else state
-
-    def serve(self, state: FedClustState) -> Serving:
-        return serve_clusters(state)
 
     def _place(self, fed: Federation, state: FedClustState, newcomers: list[str]) -> dict[str, int]:
         """Cut the dendrogram of the first participants; later ones join the nearest cluster within λ, or found one."""

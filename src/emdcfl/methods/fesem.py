@@ -29,7 +29,7 @@ from emdcfl.clustering import gram_features, kmeans
 from emdcfl.core.federation import ByClient, Federation, Replies, Round
 from emdcfl.core.keys import keyed_int
 from emdcfl.core.params import Layout, squared_distances
-from emdcfl.methods.base import Clustered, Family, Serving, clusters_wanted, register, serve_clusters
+from emdcfl.methods.base import Clustered, ClusteredMethod, clusters_wanted, register
 from emdcfl.methods.shared.vectors import VectorScope, average_present, expect, sets_of, update_gram
 from emdcfl.trust import Guard
 
@@ -47,7 +47,7 @@ class FeSEMState(Clustered):
 
 @register
 @dataclass(frozen=True)
-class FeSEM:
+class FeSEM(ClusteredMethod):
     r"""FeSEM.
 
     Parameters
@@ -78,7 +78,6 @@ class FeSEM:
     vector_scope: VectorScope = "P"
 
     name: ClassVar[str] = "fesem"
-    family: ClassVar[Family] = "hard"
     citation: ClassVar[str] = "Long et al., World Wide Web 2023"
     original: ClassVar[Mapping[str, Any]] = {"mu": 0.0, "start": "random", "vector_scope": "H"}
     reference: ClassVar[Mapping[str, Any]] = {"prox": "layer_norm", "order": "cluster-first", "vector_scope": "state"}
@@ -98,9 +97,6 @@ class FeSEM:
         local = replies.column("theta")
         state = replace(state, n={**state.n, **replies.column("n")})
         return self._m_step(state, self._e_step(fed.layout, state, local, counters, seed), local, counters, fed.guard)
-
-    def serve(self, state: FeSEMState) -> Serving:
-        return serve_clusters(state)
 
     def _train(self, fed: Federation, state: FeSEMState, clients: Sequence[str]) -> tuple[Replies, dict[str, float]]:
         """Train from each client's cluster model, pulled towards it; return also where each client's counters now stand."""

@@ -31,7 +31,7 @@ from emdcfl.clustering import edc, kmeans
 from emdcfl.core.federation import Federation, Replies, Round
 from emdcfl.core.keys import keyed_int
 from emdcfl.core.params import Layout, blocks, cosines
-from emdcfl.methods.base import Clustered, Family, Serving, clusters_wanted, register, serve_clusters
+from emdcfl.methods.base import Clustered, ClusteredMethod, clusters_wanted, register
 from emdcfl.methods.shared.vectors import VectorScope, average_present, expect, sets_of, update_gram
 
 
@@ -46,7 +46,7 @@ class FlexCFLState(Clustered):
 
 @register
 @dataclass(frozen=True)
-class FlexCFL:
+class FlexCFL(ClusteredMethod):
     r"""FlexCFL.
 
     Parameters
@@ -70,7 +70,6 @@ class FlexCFL:
     vector_scope: VectorScope = "P"
 
     name: ClassVar[str] = "flexcfl"
-    family: ClassVar[Family] = "hard"
     citation: ClassVar[str] = "Duan et al., IEEE TPDS 2022"
     reference: ClassVar[Mapping[str, Any]] = {"eta_g": 5.0, "inter": "raw", "vector_scope": "state"}
     State: ClassVar[type] = FlexCFLState
@@ -85,9 +84,6 @@ class FlexCFL:
         state = replace(state, n={**state.n, **replies.column("n")})
         state = self._average(fed, state, replies) if state.labels else self._cold_start(fed, state, replies, round)
         return replace(state, cold=torch.zeros(0, 0), cold_steps=[]) if len(state.labels) == len(state.clients) else state
-
-    def serve(self, state: FlexCFLState) -> Serving:
-        return serve_clusters(state)
 
     def _cold_start(self, fed: Federation, state: FlexCFLState, replies: Replies, round: Round) -> FlexCFLState:
         k = min(clusters_wanted(self.k, fed, self.name), len(replies))

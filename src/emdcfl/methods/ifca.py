@@ -28,7 +28,7 @@ from torch import Tensor
 from emdcfl.core.client import NodeNeeds
 from emdcfl.core.federation import Federation, Replies, Round
 from emdcfl.core.schema import Reply
-from emdcfl.methods.base import Clustered, Family, Serving, clusters_wanted, register, serve_clusters
+from emdcfl.methods.base import Clustered, ClusteredMethod, clusters_wanted, register
 from emdcfl.methods.shared.vectors import expect, sets_of
 
 log = logging.getLogger("emdcfl")
@@ -36,7 +36,7 @@ log = logging.getLogger("emdcfl")
 
 @register
 @dataclass(frozen=True)
-class IFCA:
+class IFCA(ClusteredMethod):
     """IFCA.
 
     Parameters
@@ -65,11 +65,9 @@ class IFCA:
 
     name: ClassVar[str] = "ifca"
     node_needs: ClassVar[NodeNeeds] = NodeNeeds(("evaluate",), ("mean", "per_batch"))
-    family: ClassVar[Family] = "hard"
     citation: ClassVar[str] = "Ghosh et al., NeurIPS 2020"
     original: ClassVar[Mapping[str, Any]] = {"split": "train", "weights": "equal", "min_share": 0.1}
     reference: ClassVar[Mapping[str, Any]] = {"loss_mean": "batch"}
-    State: ClassVar[type] = Clustered
 
     def init(self, fed: Federation, round: Round) -> Clustered:
         K = clusters_wanted(self.k, fed, self.name)
@@ -97,9 +95,6 @@ class IFCA:
         labels = {**state.labels, **{c: chosen[c] for c in replies.clients}}
         sets = sets_of(state.clients, labels, len(models))
         return replace(state, sets=sets, labels=labels, models=models, n={**state.n, **n})
-
-    def serve(self, state: Clustered) -> Serving:
-        return serve_clusters(state)
 
     def _assign(self, fed: Federation, clients: Sequence[str], models: Tensor) -> tuple[dict[str, int], Replies]:
         """Return π(c) of those who answered; the smallest k among equals."""

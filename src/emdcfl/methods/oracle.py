@@ -14,12 +14,12 @@ from typing import ClassVar, Literal
 
 from emdcfl.core.errors import ConfigError
 from emdcfl.core.federation import Federation, Round
-from emdcfl.methods.base import Clustered, Family, Serving, average_sets, register, serve_clusters
+from emdcfl.methods.base import Clustered, ClusteredMethod, average_sets, register
 
 
 @register
 @dataclass(frozen=True)
-class Oracle:
+class Oracle(ClusteredMethod):
     """Known groups.
 
     Parameters
@@ -31,9 +31,7 @@ class Oracle:
     aggregate: Literal["latest", "participants"] = "latest"
 
     name: ClassVar[str] = "oracle"
-    family: ClassVar[Family] = "hard"
     citation: ClassVar[str] = "known groups; an upper bound"
-    State: ClassVar[type] = Clustered
 
     def init(self, fed: Federation, round: Round) -> Clustered:
         if fed.truth is None:
@@ -50,6 +48,3 @@ class Oracle:
         labels = {c: order.index(fed.truth[c]) for c in seen}
         keep = not fed.everyone_answers
         return average_sets(state, sets, labels, replies.column("theta"), keep=keep, members=self.aggregate, guard=fed.guard)
-
-    def serve(self, state: Clustered) -> Serving:
-        return serve_clusters(state)

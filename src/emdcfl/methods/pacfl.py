@@ -30,7 +30,7 @@ from torch import Tensor
 from emdcfl.clustering import cut, first_gap
 from emdcfl.core.client import NodeNeeds
 from emdcfl.core.federation import Failure, Federation, Replies, Round
-from emdcfl.methods.base import Clustered, Family, Serving, average_sets, register, serve_clusters
+from emdcfl.methods.base import Clustered, ClusteredMethod, average_sets, register
 from emdcfl.methods.shared.subspaces import Flatten, data_subspace, smallest_angle
 from emdcfl.methods.shared.vectors import expect, sets_of
 
@@ -45,7 +45,7 @@ class PACFLState(Clustered):
 
 @register
 @dataclass(frozen=True)
-class PACFL:
+class PACFL(ClusteredMethod):
     """PACFL.
 
     Parameters
@@ -73,7 +73,6 @@ class PACFL:
 
     name: ClassVar[str] = "pacfl"
     node_needs: ClassVar[NodeNeeds] = NodeNeeds(("data_subspace",))
-    family: ClassVar[Family] = "hard"
     citation: ClassVar[str] = "Vahidian et al., AAAI 2023"
     original: ClassVar[Mapping[str, Any]] = {"split": "train", "flatten": "image"}
     reference: ClassVar[Mapping[str, Any]] = {"sign": "signed"}
@@ -99,9 +98,6 @@ class PACFL:
         state = replace(state, n={**state.n, **replies.column("n")})
         sets = sets_of(state.clients, labels, max(labels.values()) + 1)
         return average_sets(state, sets, labels, replies.column("theta"), keep=False, members="participants", guard=fed.guard)
-
-    def serve(self, state: PACFLState) -> Serving:
-        return serve_clusters(state)
 
     def _place(self, state: PACFLState, new: Mapping[str, Tensor]) -> tuple[PACFLState, dict[str, int]]:
         """Cluster the first clients seen, or place newcomers into what there is; return the angles known now and the labels."""
