@@ -13,7 +13,7 @@ from emdcfl.core import tasks
 from emdcfl.core.client import TASKS, Client
 from emdcfl.core.errors import ClientError, DataError
 from emdcfl.core.schema import check
-from emdcfl.core.tasks import Training, local_sgd, sample_losses
+from emdcfl.core.tasks import Fit, Training, local_sgd, sample_losses
 from emdcfl.data.types import Scenario, Site, Split
 from emdcfl.privacy.exchange import public_key
 
@@ -50,7 +50,7 @@ def start(c: Client) -> Tensor:
 def test_local_sgd_is_torchs() -> None:
     c = client()
     theta = start(c)
-    reply = local_sgd(c, theta, STEEP)
+    reply = local_sgd(c, Fit(theta, STEEP))
     torch.testing.assert_close(reply["theta"], plain_sgd(c, theta, STEEP), rtol=1e-5, atol=1e-6)
     assert (reply["n"], reply["steps"]) == (80, 2 * 5)
     assert not torch.allclose(reply["theta"], theta)
@@ -89,26 +89,28 @@ def test_terms_have_the_gradient_autograd_finds(options: dict[str, Any], term: A
     anchor = theta if own_anchor else torch.randn(theta.shape, generator=torch.Generator().manual_seed(3))
     if not own_anchor:
         options = {name: {**value, "anchor": anchor} for name, value in options.items()}
-    reply = local_sgd(c, theta, STEEP, **options)
+    reply = local_sgd(c, Fit(theta, STEEP, **options))
     expected = plain_sgd(c, theta, STEEP, extra=lambda now, _: term(now, anchor))
     torch.testing.assert_close(reply["theta"], expected, rtol=1e-4, atol=1e-5)
-    assert not torch.allclose(reply["theta"], local_sgd(c, theta, STEEP)["theta"], rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(reply["theta"], local_sgd(c, Fit(theta, STEEP))["theta"], rtol=1e-4, atol=1e-5)
 
 
 def test_the_layer_norm_term_is_still_where_it_starts() -> None:
     c = client()
     theta = start(c)
     once = Training(local_epochs=1, batch_size=80, lr=0.05)
-    assert same_bits(local_sgd(c, theta, once, prox={"mu": 5.0, "kind": "layer_norm"})["theta"], local_sgd(c, theta, once)["theta"])
+    assert same_bits(
+        local_sgd(c, Fit(theta, once, prox={"mu": 5.0, "kind": "layer_norm"}))["theta"], local_sgd(c, Fit(theta, once))["theta"]
+    )
 
 
 def test_sample_weights_divide_by_the_batch_and_ones_change_no_bit() -> None:
     c = client()
     theta = start(c)
-    plain = local_sgd(c, theta, STEEP)
-    assert same_bits(local_sgd(c, theta, STEEP, sample_weights=torch.ones(80))["theta"], plain["theta"])
+    plain = local_sgd(c, Fit(theta, STEEP))
+    assert same_bits(local_sgd(c, Fit(theta, STEEP, sample_weights=torch.ones(80)))["theta"], plain["theta"])
     w = torch.linspace(0, 2, 80)
-    weighted = local_sgd(c, theta, STEEP, sample_weights=w)
+    weighted = local_sgd(c, Fit(theta, STEEP, sample_weights=w))
     torch.testing.assert_close(weighted["theta"], plain_sgd(c, theta, STEEP, weights=w), rtol=1e-5, atol=1e-6)
     assert not torch.allclose(weighted["theta"], plain["theta"], atol=1e-3)
 
@@ -116,11 +118,11 @@ def test_sample_weights_divide_by_the_batch_and_ones_change_no_bit() -> None:
 def test_the_optimiser_is_fresh_every_round() -> None:
     c = client()
     theta = start(c)
-    first = local_sgd(c, theta, STEEP)["theta"]
-    again = local_sgd(c, theta, STEEP)["theta"]
+    first = local_sgd(c, Fit(theta, STEEP))["theta"]
+    again = local_sgd(c, Fit(theta, STEEP))["theta"]
     assert same_bits(first, again)
     c.begin(2)
-    assert not torch.equal(local_sgd(c, theta, STEEP)["theta"], first)  # another round shuffles anew
+    assert not torch.equal(local_sgd(c, Fit(theta, STEEP))["theta"], first)  # another round shuffles anew
 
 
 @pytest.mark.parametrize("model", ["mlp", "tiny_bn", "tiny_dropout"])
@@ -142,32 +144,32 @@ def test_a_reply_depends_on_no_other_client(model: str) -> None:
 
 def test_batchnorm_never_sees_a_batch_of_one() -> None:
     c = client(tiny(model="tiny_bn", n=(33,)))
-    reply = local_sgd(c, start(c), Training(local_epochs=1, batch_size=16))
+    reply = local_sgd(c, Fit(start(c), Training(local_epochs=1, batch_size=16)))
     assert reply["steps"] == 2  # 16 and 17
     plain = client(tiny(n=(33,)))
-    assert local_sgd(plain, start(plain), Training(local_epochs=1, batch_size=16))["steps"] == 3
+    assert local_sgd(plain, Fit(start(plain), Training(local_epochs=1, batch_size=16)))["steps"] == 3
     untracked = client(tiny(model="tiny_untracked", n=(33,)))
-    assert local_sgd(untracked, start(untracked), Training(local_epochs=1, batch_size=16))["steps"] == 2
+    assert local_sgd(untracked, Fit(start(untracked), Training(local_epochs=1, batch_size=16)))["steps"] == 2
     lonely = client(tiny(model="tiny_bn", n=(1,)))
     with pytest.raises(DataError, match="client 'site-0' has one training sample in a batch, and BatchNorm needs two"):
-        local_sgd(lonely, start(lonely), TRAINING)
+        local_sgd(lonely, Fit(start(lonely), TRAINING))
 
 
 def test_a_client_without_training_data_is_named() -> None:
     c = client(tiny(n=(0,)))
     with pytest.raises(DataError, match="client 'site-0' has no training data"):
-        local_sgd(c, start(c), TRAINING)
+        local_sgd(c, Fit(start(c), TRAINING))
 
 
 def test_divergence_is_reported_with_advice() -> None:
     c = client()
     wild = Training(local_epochs=3, batch_size=16, lr=1e30)
     with pytest.raises(ClientError, match=r"the training loss became (nan|inf); lower the learning rate \(training.lr = 1e\+30\)"):
-        local_sgd(c, start(c), wild)
+        local_sgd(c, Fit(start(c), wild))
     last_step = Training(local_epochs=1, batch_size=80, lr=1e38, weight_decay=1e3)
     c = client()
     with pytest.raises(ClientError, match=r"no longer finite after training; lower the learning rate"):
-        local_sgd(c, start(c), last_step)
+        local_sgd(c, Fit(start(c), last_step))
 
 
 def test_divergence_names_client_and_round() -> None:

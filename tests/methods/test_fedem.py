@@ -11,7 +11,7 @@ import torch
 from tests.methods.toy import accuracies, federation, play, run, toy
 
 from emdcfl.core.errors import ConfigError
-from emdcfl.core.tasks import Training, local_sgd, mixture, sample_losses
+from emdcfl.core.tasks import Fit, Training, local_sgd, mixture, sample_losses
 from emdcfl.methods import make
 from emdcfl.methods.shared.em import label_mass, responsibilities
 
@@ -66,7 +66,9 @@ def test_a_round_is_the_em_step_written_out() -> None:
         q = joint / joint.sum(0)
         torch.testing.assert_close(new.pi[name], q.mean(1), rtol=1e-9, atol=1e-12)
         for k in range(2):
-            total[k] += local_sgd(client, state.models[k], BRIEF, sample_weights=q[k].float())["theta"].double() * len(client.site.train)
+            total[k] += local_sgd(client, Fit(state.models[k], BRIEF, sample_weights=q[k].float()))["theta"].double() * len(
+                client.site.train
+            )
     torch.testing.assert_close(new.models, (total / 200).float(), rtol=1e-5, atol=1e-6)
 
 
@@ -93,7 +95,7 @@ def test_reference_scores_the_last_component_as_trained_at_home() -> None:
     before, _ = play(federation(training=BRIEF), method, 2)
     client.begin(3)
     q = responsibilities(torch.stack([sample_losses(client, theta, "train")[0] for theta in before.models]), before.pi["site-4"])
-    assert torch.equal(reference.models[4], local_sgd(client, before.models[-1], BRIEF, sample_weights=q[-1].float())["theta"])
+    assert torch.equal(reference.models[4], local_sgd(client, Fit(before.models[-1], BRIEF, sample_weights=q[-1].float()))["theta"])
     assert not torch.equal(reference.models[4], state.models[-1])
     assert accuracies(fed, reference).tolist() != accuracies(fed, mixed).tolist()
 

@@ -71,7 +71,7 @@ TRAINED = {
 
 @dataclass(slots=True)
 class Fit:
-    """Local SGD as a piece of work: the arguments of ``local_sgd``."""
+    """Local SGD as a piece of work; ``local_sgd`` says what the fields do."""
 
     theta: Tensor
     training: Training
@@ -81,8 +81,7 @@ class Fit:
     purpose: str = "shuffle"
 
     def __call__(self, client: Client) -> Reply:
-        terms: dict[str, Any] = {"prox": self.prox, "cosine": self.cosine, "sample_weights": self.sample_weights}
-        return local_sgd(client, self.theta, self.training, **terms, purpose=self.purpose)
+        return local_sgd(client, self)
 
 
 LOOKED_AT = 64
@@ -135,16 +134,7 @@ def train(
     return reply
 
 
-def local_sgd(
-    client: Client,
-    theta: Tensor,
-    training: Training,
-    *,
-    prox: Mapping[str, Any] | None = None,
-    cosine: Mapping[str, Any] | None = None,
-    sample_weights: Tensor | None = None,
-    purpose: str = "shuffle",
-) -> Reply:
+def local_sgd(client: Client, fit: Fit) -> Reply:
     r"""Minimise :math:`\frac1{|b|}\sum_{s\in b} w_s\,\ell(\theta; x_s, y_s) + \text{terms}` by SGD with momentum.
 
     ``prox`` adds :math:`\frac\mu2\|P(\theta) - P(a)\|^2`, or with the kind ``"layer_norm"`` :math:`\mu\sum_l\|\theta_l - a_l\|` over
@@ -154,19 +144,19 @@ def local_sgd(
 
     Returns ``theta`` after training, ``n`` samples, mean ``loss`` of the last epoch, number of ``steps``.
     """
-    net, data = client.network, client.split("train")
+    net, data, training = client.network, client.split("train"), fit.training
     if len(data) == 0:
         raise DataError(f"client {client.name!r} has no training data; give it some or leave it out")
-    net.load(theta)
+    net.load(fit.theta)
     where = net.layout.trainable
     weights = net.theta[where]
     velocity = torch.zeros_like(weights)
-    terms = loss_terms(net, prox, cosine)
-    rng = client.generator(purpose)
+    terms = loss_terms(net, fit.prox, fit.cosine)
+    rng = client.generator(fit.purpose)
     device = net.device
-    w = torch.ones(len(data), device=device) if sample_weights is None else sample_weights.to(device)
+    w = torch.ones(len(data), device=device) if fit.sample_weights is None else fit.sample_weights.to(device)
     steps, loss_sum = 0, torch.zeros((), device=device)
-    with client.mode(training=True, purpose="dropout" if purpose == "shuffle" else f"{purpose} dropout"):
+    with client.mode(training=True, purpose="dropout" if fit.purpose == "shuffle" else f"{fit.purpose} dropout"):
         for _ in range(training.local_epochs):
             loss_sum.zero_()
             for batch in batches(rng.permutation(len(data)), training.batch_size, needs_two=net.layout.batch_statistics, client=client):
