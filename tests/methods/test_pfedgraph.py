@@ -18,7 +18,7 @@ from emdcfl.core.tasks import Training
 from emdcfl.data.types import Scenario
 from emdcfl.engines.local import SequentialFederation
 from emdcfl.methods import make
-from emdcfl.methods.shared.graph import PersonalModels, Trained, mix_rows, project_simplex, similarities, train_personal
+from emdcfl.methods.shared.graph import PersonalModels, Trained, mix_rows, project_simplex
 from emdcfl.models.recipe import ModelRecipe
 
 BRIEF = Training(local_epochs=1, batch_size=16, lr=0.05)
@@ -169,8 +169,9 @@ def test_reference_counters_flatten_the_graph_of_networks_with_batchnorm() -> No
 def test_counters_enter_as_columns_would(since: Any) -> None:
     fed = federation(with_batchnorm(toy(n=UNEQUAL)), training=BRIEF)
     state, _ = play(fed, make("pfedgraph"), 2)
-    trained = train_personal(fed, state, fed.begin(3), mu=0.0, first_round_term=False)
-    s = similarities(fed.layout, state, trained, since=since, scope="state", snap=None)
+    method: Any = make("pfedgraph", mu=0.0, since=since, vector_scope="state", snap=None)
+    trained = method.train(fed, state, fed.begin(3))
+    s = method.cosines(fed.layout, state, trained)
     origin = state.theta0 if since == "initial" else state.models
     steps = torch.tensor([reply["steps"] for reply in trained.replies], dtype=torch.float64)
     before = torch.tensor([state.batches[c] for c in state.clients], dtype=torch.float64)
@@ -192,7 +193,9 @@ def test_the_cosine_term_waits_for_a_personal_model() -> None:
     start = make("pfedgraph").init(fed, fed.begin(0))
 
     def local(mu: float, first: bool, state: PersonalModels, index: int) -> Trained:
-        return train_personal(fed, state, fed.begin(index), mu=mu, first_round_term=first)
+        method: Any = make("pfedgraph", mu=mu, first_round_term=first)
+        trained: Trained = method.train(fed, state, fed.begin(index))
+        return trained
 
     assert torch.equal(local(0.5, False, start, 1).models, local(0.0, False, start, 1).models)
     assert not torch.equal(local(0.5, True, start, 1).models, local(0.0, True, start, 1).models)

@@ -25,7 +25,6 @@ from emdcfl.core.schema import Reply
 from emdcfl.methods.base import Family, Serving
 from emdcfl.methods.shared.vectors import VectorScope, expect, update_gram
 
-Since = Literal["initial", "round"]
 Aggregate = Literal["snapshot", "in-place"]
 
 
@@ -63,47 +62,6 @@ class Trained:
         r""":math:`p_j = n_j / \sum_j n_j` over those who answered."""
         n = torch.tensor([float(reply["n"]) for reply in self.replies], dtype=torch.float64)
         return n / n.sum()
-
-
-def train_personal(
-    fed: Federation, state: PersonalModels, round: Round, *, mu: float, first_round_term: bool, task: Task = tasks.train, **options: Any
-) -> Trained:
-    r"""Train the participants from their own models with the term :math:`-\mu\cos(P(\theta), P(a_c))` towards them."""
-    starts = {c: state.start(c) for c in round.participants}
-    models = torch.empty(len(state.clients), state.theta0.shape[0])
-    models.copy_(state.models if len(state.models) else state.theta0)
-    index = {c: i for i, c in enumerate(state.clients)}
-    replies: dict[str, Reply] = {}
-
-    def fold(client: str, reply: Reply) -> None:
-        models[index[client]] = reply["theta"]
-        replies[client] = {name: value for name, value in reply.items() if name != "theta"}
-
-    terms = ByClient({c: {"mu": mu} for c in starts if mu and (first_round_term or c in state.batches)})
-    fed.train(starts, task=task, fold=fold, cosine=terms, **options)
-    return Trained(models, [index[c] for c in replies], list(replies.values()))
-
-
-def similarities(
-    layout: Layout, state: PersonalModels, trained: Trained, *, since: Since, scope: VectorScope, snap: float | None
-) -> Tensor:
-    r"""Return :math:`s_{ij} = \cos(\Delta_i, \Delta_j)` of those who answered.
-
-    Parameters
-    ----------
-    since : "initial" or "round"
-        :math:`\Delta` is the difference to θ⁰, or to the model the client started the round from.
-    scope : "P", "F", "H" or "state"
-        Part of the state; ``"state"`` adds BatchNorm's counters to ``"F"``.
-    snap : float or None
-        Cosines above it become 1.
-    """
-    who = [state.clients[i] for i in trained.rows]
-    origin = state.theta0 if since == "initial" else [state.start(c) for c in who]
-    before = [state.batches.get(c, 0.0) if since == "initial" else 0.0 for c in who]
-    steps = [counted + reply["steps"] for counted, reply in zip(before, trained.replies, strict=True)]
-    s = cosines(update_gram(layout, [trained.models[i] for i in trained.rows], origin, steps, scope))
-    return s if snap is None else torch.where(s > snap, torch.ones_like(s), s)
 
 
 def project_simplex(v: Any) -> np.ndarray[Any, Any]:
@@ -200,7 +158,7 @@ class GraphOptions:
     """
 
     mu: float = 0.01
-    since: Since = "initial"
+    since: Literal["initial", "round"] = "initial"
     snap: float | None = 0.9
     vector_scope: VectorScope = "P"
     aggregate: Aggregate = "snapshot"
@@ -231,13 +189,30 @@ class GraphOptions:
         x = self.weights(fed.layout, state, trained)
         return personalise(self.with_best_models(fed, state, trained), trained, x, self.aggregate)
 
-    def train(self, fed: Federation, state: PersonalModels, round: Round, **options: Any) -> Trained:
-        """Return the participants' local states; ``options`` as of ``train_personal``."""
-        return train_personal(fed, state, round, mu=self.mu, first_round_term=self.first_round_term, **options)
+    def train(self, fed: Federation, state: PersonalModels, round: Round, *, task: Task = tasks.train, **options: Any) -> Trained:
+        r"""Train the participants from their own models with the term :math:`-\mu\cos(P(\theta), P(a_c))` towards them."""
+        starts = {c: state.start(c) for c in round.participants}
+        models = torch.empty(len(state.clients), state.theta0.shape[0])
+        models.copy_(state.models if len(state.models) else state.theta0)
+        index = {c: i for i, c in enumerate(state.clients)}
+        replies: dict[str, Reply] = {}
+
+        def fold(client: str, reply: Reply) -> None:
+            models[index[client]] = reply["theta"]
+            replies[client] = {name: value for name, value in reply.items() if name != "theta"}
+
+        terms = ByClient({c: {"mu": self.mu} for c in starts if self.mu and (self.first_round_term or c in state.batches)})
+        fed.train(starts, task=task, fold=fold, cosine=terms, **options)
+        return Trained(models, [index[c] for c in replies], list(replies.values()))
 
     def cosines(self, layout: Layout, state: PersonalModels, trained: Trained) -> Tensor:
-        """Return the ``similarities`` of those who answered."""
-        return similarities(layout, state, trained, since=self.since, scope=self.vector_scope, snap=self.snap)
+        r"""Return :math:`s_{ij} = \cos(\Delta_i, \Delta_j)` of those who answered, as ``since``, ``vector_scope`` and ``snap`` say."""
+        who = [state.clients[i] for i in trained.rows]
+        origin = state.theta0 if self.since == "initial" else [state.start(c) for c in who]
+        before = [state.batches.get(c, 0.0) if self.since == "initial" else 0.0 for c in who]
+        steps = [counted + reply["steps"] for counted, reply in zip(before, trained.replies, strict=True)]
+        s = cosines(update_gram(layout, [trained.models[i] for i in trained.rows], origin, steps, self.vector_scope))
+        return s if self.snap is None else torch.where(s > self.snap, torch.ones_like(s), s)
 
     def weights(self, layout: Layout, state: PersonalModels, trained: Trained) -> Tensor:
         """Return the graph: in row i the weights :math:`x_i` (A, A) of those who answered."""
