@@ -144,9 +144,18 @@ def methods() -> dict[str, tuple[str, Path, ast.ClassDef]]:
     for path in sorted(SOURCE.glob("methods/**/*.py")):
         for node in docstring(path)[0].body:
             if isinstance(node, ast.ClassDef) and any(isinstance(d, ast.Name) and d.id == "register" for d in node.decorator_list):
-                module = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
-                found[str(constant(node, "name"))] = f"{module}.{node.name}", path, node
+                found[str(constant(node, "name"))] = f"{module(path)}.{node.name}", path, node
     return dict(sorted(found.items(), key=lambda item: (item[0] != "emdcfl", item[0])))
+
+
+def module(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
+
+
+def bases(node: ast.ClassDef) -> dict[str, ast.ClassDef]:
+    """Return the classes of this package that a class inherits from directly, by import path."""
+    names = [base.id for base in node.bases if isinstance(base, ast.Name)]
+    return {path: found for path, found in classes().items() if found.name in names}
 
 
 def declared(node: ast.ClassDef, name: str) -> ast.AnnAssign | None:
@@ -154,8 +163,8 @@ def declared(node: ast.ClassDef, name: str) -> ast.AnnAssign | None:
     for line in node.body:
         if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and line.target.id == name and line.value is not None:
             return line
-    for base in node.bases:
-        if isinstance(base, ast.Name) and base.id in classes() and (found := declared(classes()[base.id], name)) is not None:
+    for base in bases(node).values():
+        if (found := declared(base, name)) is not None:
             return found
     return None
 
@@ -168,9 +177,9 @@ def constant(node: ast.ClassDef, name: str) -> object:
 
 @lru_cache
 def classes() -> dict[str, ast.ClassDef]:
-    """Return the classes of all methods by name."""
-    trees = [docstring(path)[0] for path in SOURCE.glob("methods/**/*.py")]
-    return {node.name: node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)}
+    """Return the classes of all methods by import path."""
+    trees = {module(path): docstring(path)[0] for path in SOURCE.glob("methods/**/*.py")}
+    return {f"{path}.{node.name}": node for path, tree in trees.items() for node in tree.body if isinstance(node, ast.ClassDef)}
 
 
 FAMILIES = {
@@ -193,9 +202,10 @@ def method_pages() -> Iterator[tuple[str, str]]:
             f"- Paper: {constant(node, 'citation')}",
             f"- Command: `emdcfl run --scenario rotated-digits --method {name}`",
         ]
-        options = "emdcfl.methods.emdcfl.settings.Options" if name == "emdcfl" else path
+        shared = [base for base in bases(node) if base.endswith("Options")]
+        options = shared if name == "emdcfl" else [path, *shared]
         shown = ["show_root_heading: false", "show_root_toc_entry: false", "members: false"]
-        described = [f"::: {options}", "    options:", *(f"      {line}" for line in shown)]
+        described = [text for one in options for text in (f"::: {one}", "    options:", *(f"      {line}" for line in shown), "")]
         idea = idea.strip()[:1].upper() + idea.strip()[1:]
         lines = [f"# {heading}", "", idea, "", *facts, "", from_rst(text), "", "## Options", "", *described, ""]
         yield f"methods/{name}.md", "\n".join(lines)

@@ -27,10 +27,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from emdcfl.core.client import NodeNeeds
 from emdcfl.core.federation import Federation, Round
-from emdcfl.methods.base import Family, Serving, clusters_wanted, register
-from emdcfl.methods.shared.em import Mixture, MixtureEval, Rate, expect_rate, serve_mixture, step_mixture
+from emdcfl.methods.base import register
+from emdcfl.methods.shared.em import Mixture, MixtureOptions
 from emdcfl.methods.shared.vectors import expect
 
 
@@ -56,50 +55,30 @@ def marginals(masses: Iterable[Tensor], floor: float) -> Tensor:
 
 @register
 @dataclass(frozen=True)
-class FedRC:
-    r"""FedRC.
+class FedRC(MixtureOptions):
+    r"""FedRC; ``MixtureOptions`` describes the options that it shares with FedEM.
 
     Parameters
     ----------
-    k : int or None
-        Number of components K; the scenario's by default. The paper uses 3.
     floor : float
         Smallest label mass of a component, so that :math:`\rho` is positive for labels it never saw; the public code uses 1e-8.
-    mixture_eval : "mixture" or "last-component"
-        Serve the mixture of the K averaged components (the paper), or the K-th component alone, as the client itself last trained
-        it and before any averaging (the EMD-CFL authors' public code).
-    rate : float or "times-k"
-        Learning rate of the components, in rates of the run; ``"times-k"``: K. The authors' command trains three at 0.06, six
-        times FedAvg's 0.01 of FedEM's commands.
     """
 
-    k: int | None = None
     floor: float = 1e-8
-    mixture_eval: MixtureEval = "mixture"
-    rate: Rate = 1.0
 
     name: ClassVar[str] = "fedrc"
-    node_needs: ClassVar[NodeNeeds] = NodeNeeds(("em_step",))
-    family: ClassVar[Family] = "soft"
     citation: ClassVar[str] = "Guo, Tang, Lin, ICML 2024"
     original: ClassVar[Mapping[str, Any]] = {"rate": 6.0}
-    reference: ClassVar[Mapping[str, Any]] = {"mixture_eval": "last-component"}
     State: ClassVar[type] = FedRCState
 
     def init(self, fed: Federation, round: Round) -> FedRCState:
         """Start K components from K initial models; all weights are uniform and ρ is 1."""
         expect(self.floor > 0, "floor", "> 0 (the logarithm of ρ is taken)", self.floor)
-        expect_rate(self.rate)
-        K = clusters_wanted(self.k, fed, self.name)
-        models = torch.stack([fed.initial(k) for k in range(K)])
-        return FedRCState(list(fed.clients), models, rho=torch.ones(K, fed.layout.outputs, dtype=torch.float64))
+        models = self.components(fed, self.name)
+        return FedRCState(list(fed.clients), models, rho=torch.ones(len(models), fed.layout.outputs, dtype=torch.float64))
 
     def step(self, fed: Federation, state: FedRCState, round: Round) -> FedRCState:
-        keep_last = self.mixture_eval == "last-component"
-        state, heard = step_mixture(fed, state, round, keep_last=keep_last, rate=self.rate, rho=state.rho)
+        state, heard = self.em_round(fed, state, round, rho=state.rho)
         mass = {**state.mass, **heard}
         rho = marginals([mass[c] for c in state.clients if c in mass], self.floor) if mass else state.rho
         return replace(state, rho=rho, mass=mass)
-
-    def serve(self, state: FedRCState) -> Serving:
-        return serve_mixture(state, self.mixture_eval)

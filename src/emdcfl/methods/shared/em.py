@@ -16,29 +16,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
-from emdcfl.core.client import Client, Stages, staged_task
+from emdcfl.core.client import Client, NodeNeeds, Stages, staged_task
 from emdcfl.core.errors import ClientError
 from emdcfl.core.federation import Federation, Round
 from emdcfl.core.schema import Field, Reply
 from emdcfl.core.tasks import LARGEST_LOSS, LARGEST_STEPS, Fit, Training, sample_losses
-from emdcfl.methods.base import Serving
+from emdcfl.methods.base import Family, Serving, clusters_wanted
 from emdcfl.methods.shared.vectors import expect
 
 SMALLEST_WEIGHT = 1e-12
 """A component's weight before the logarithm is never taken to be less: one that died out may come back."""
-
-MixtureEval = Literal["mixture", "last-component"]
-Rate = float | Literal["times-k"]
-
-
-def expect_rate(rate: Rate) -> None:
-    """Raise ``ConfigError`` unless the rate of the components is in its range."""
-    expect(isinstance(rate, str) or rate > 0, "rate", "above 0 (in learning rates of the run) or 'times-k'", rate)
 
 
 def responsibilities(losses: Tensor, pi: Tensor, log_rho: Tensor | None = None) -> Tensor:
@@ -132,40 +124,69 @@ def verify_mass(client: str, reply: Reply) -> None:
         raise ClientError(f"expected a label mass of {reply['n']} samples, got {total:g}")
 
 
-def step_mixture(
-    fed: Federation, state: AnyMixture, round: Round, *, keep_last: bool, rate: Rate, rho: Tensor | None = None
-) -> tuple[AnyMixture, dict[str, Tensor]]:
-    r"""Ask the participants for an EM step and average component by component, :math:`\theta_k = \sum_c n_c\theta_{ck}/\sum_c n_c`.
+@dataclass(frozen=True)
+class MixtureOptions:
+    """Options and functions that both methods have.
 
-    Returns the state with new components and weights, and the label mass of each client that sent it.
-    A sample's weights sum to 1 over the components, so each moves by about 1/K of a full step; a ``rate`` above 1 makes up for it.
+    Parameters
+    ----------
+    k : int or None
+        Number of components K; the scenario's by default. The papers use 3.
+    mixture_eval : "mixture" or "last-component"
+        Serve the mixture of the K averaged components (the papers), or the K-th component alone, as the client itself last trained
+        it and before any averaging (the EMD-CFL authors' public code).
+    rate : float or "times-k"
+        Learning rate of the components, in rates of the run; ``"times-k"``: K. Where FedAvg trains at 0.01, the commands of FedEM's
+        authors train three components, and four, at 0.03, and that of FedRC's trains three at 0.06.
     """
-    mean = fed.average()
-    pi, mass, last = dict(state.pi), {}, dict(state.last)
 
-    def fold(client: str, reply: Reply) -> None:
-        mean.add(reply["models"], reply["n"], client=client, start=state.models)
-        total = float(reply["pi"].sum())
-        if abs(total - 1.0) < 1e-3:  # invalid weights would leave only this client without a model
-            pi[client] = reply["pi"] / total
-        if "mass" in reply:
-            mass[client] = reply["mass"]
-        if keep_last:
-            last[client] = reply["models"][-1].clone()
+    k: int | None = None
+    mixture_eval: Literal["mixture", "last-component"] = "mixture"
+    rate: float | Literal["times-k"] = 1.0
 
-    inputs = {c: {"pi": state.weights(c)} for c in round.participants}
-    K = state.models.shape[0]
-    dims = {"K": K, "Y": 0 if rho is None else rho.shape[1]}
-    training = replace(fed.training, lr=fed.training.lr * (K if isinstance(rate, str) else rate))
-    common: dict[str, Any] = {"models": state.models, "training": training.as_dict()} | ({} if rho is None else {"rho": rho})
-    replies = fed.run(em_step, inputs, fold=fold, dims=dims, verify=None if rho is None else verify_mass, **common)
-    fed.check_quorum(replies, len(inputs))
-    return replace(state, models=mean.result(), pi=pi, last=last), mass
+    node_needs: ClassVar[NodeNeeds] = NodeNeeds(("em_step",))
+    family: ClassVar[Family] = "soft"
+    reference: ClassVar[Mapping[str, Any]] = {"mixture_eval": "last-component"}
 
+    def components(self, fed: Federation, name: str) -> Tensor:
+        """Return the K initial models (K, P), or raise ``ConfigError`` if an option is out of its range."""
+        rate = self.rate
+        expect(isinstance(rate, str) or rate > 0, "rate", "above 0 (in learning rates of the run) or 'times-k'", rate)
+        return torch.stack([fed.initial(k) for k in range(clusters_wanted(self.k, fed, name))])
 
-def serve_mixture(state: Mixture, mixture_eval: MixtureEval) -> Serving:
-    r"""Serve :math:`p(y|x) = \sum_k \pi_{ck}\,\mathrm{softmax}(f_{\theta_k}(x))`, or every client its own last trained component."""
-    if mixture_eval == "mixture":
-        return Serving(state.models, torch.stack([state.weights(c) for c in state.clients]).float(), mix="predictions")
-    models = torch.stack([state.last.get(c, state.models[-1]) for c in state.clients])
-    return Serving(models, torch.eye(len(state.clients)))
+    def em_round(
+        self, fed: Federation, state: AnyMixture, round: Round, *, rho: Tensor | None = None
+    ) -> tuple[AnyMixture, dict[str, Tensor]]:
+        r"""Ask the participants for an EM step and average component by component, :math:`\theta_k = \sum_c n_c\theta_{ck}/\sum_c n_c`.
+
+        Returns the state with new components and weights, and the label mass of each client that sent it.
+        A sample's weights sum to 1 over the components, so each moves by about 1/K of a full step; a ``rate`` above 1 makes up for it.
+        """
+        mean = fed.average()
+        pi, mass, last = dict(state.pi), {}, dict(state.last)
+
+        def fold(client: str, reply: Reply) -> None:
+            mean.add(reply["models"], reply["n"], client=client, start=state.models)
+            total = float(reply["pi"].sum())
+            if abs(total - 1.0) < 1e-3:  # invalid weights would leave only this client without a model
+                pi[client] = reply["pi"] / total
+            if "mass" in reply:
+                mass[client] = reply["mass"]
+            if self.mixture_eval == "last-component":
+                last[client] = reply["models"][-1].clone()
+
+        inputs = {c: {"pi": state.weights(c)} for c in round.participants}
+        K = state.models.shape[0]
+        dims = {"K": K, "Y": 0 if rho is None else rho.shape[1]}
+        training = replace(fed.training, lr=fed.training.lr * (K if isinstance(self.rate, str) else self.rate))
+        common: dict[str, Any] = {"models": state.models, "training": training.as_dict()} | ({} if rho is None else {"rho": rho})
+        replies = fed.run(em_step, inputs, fold=fold, dims=dims, verify=None if rho is None else verify_mass, **common)
+        fed.check_quorum(replies, len(inputs))
+        return replace(state, models=mean.result(), pi=pi, last=last), mass
+
+    def serve(self, state: Mixture) -> Serving:
+        r"""Serve :math:`p(y|x) = \sum_k \pi_{ck}\,\mathrm{softmax}(f_{\theta_k}(x))`, or every client its own last trained component."""
+        if self.mixture_eval == "mixture":
+            return Serving(state.models, torch.stack([state.weights(c) for c in state.clients]).float(), mix="predictions")
+        models = torch.stack([state.last.get(c, state.models[-1]) for c in state.clients])
+        return Serving(models, torch.eye(len(state.clients)))
