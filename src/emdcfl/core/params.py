@@ -30,8 +30,8 @@ LAUNCHED = 1 << 20
 WIDE = 1 << 12
 """Fewest columns of a block, however many rows it has."""
 
-Scope = Literal["P", "F", "H"]
-"""Which part of θ represents a client: trainable parameters, all floating state, or the head."""
+Scope = Literal["P", "F", "H", "state"]
+"""What represents a client: trainable parameters, all floating state, the head, or all floating state and BatchNorm's counters."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,9 @@ class Layout:
         return _span(self.entries, lambda e: e.head)
 
     def scope(self, scope: Scope) -> slice:
-        """Return the slice of θ that ``scope`` names: ``"P"`` trainable, ``"F"`` all, ``"H"`` head."""
-        return {"P": self.trainable, "F": slice(0, self.size), "H": self.head}[scope]
+        """Return the slice of θ that ``scope`` names: ``"P"`` trainable, ``"F"`` and ``"state"`` all, ``"H"`` head."""
+        whole = slice(0, self.size)
+        return {"P": self.trainable, "F": whole, "state": whole, "H": self.head}[scope]
 
 
 def _span(entries: Sequence[LayoutEntry], wanted: Callable[[LayoutEntry], bool]) -> slice:

@@ -28,10 +28,10 @@ import numpy as np
 
 from emdcfl.clustering import bipartition
 from emdcfl.core.federation import Federation, Replies, Round
-from emdcfl.core.params import cosines
+from emdcfl.core.params import Scope, cosines
 from emdcfl.methods.base import ClusteredMethod, register
 from emdcfl.methods.shared.split_tree import ROOT, SplitState, SplitTree
-from emdcfl.methods.shared.vectors import VectorScope, expect, update_gram, warn_if_too_short
+from emdcfl.methods.shared.vectors import expect, update_gram, warn_if_too_short
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class CFL(ClusteredMethod):
     relative2: float = 0.5
     first_split: int | Literal["quarter"] = 2
     weights: Literal["train", "equal"] = "train"
-    vector_scope: VectorScope = "P"
+    vector_scope: Scope = "P"
 
     name: ClassVar[str] = "cfl"
     citation: ClassVar[str] = "Sattler, Müller, Samek, IEEE TNNLS 2021"

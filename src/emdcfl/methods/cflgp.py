@@ -32,10 +32,11 @@ from emdcfl.clustering import gram_features, kmeans
 from emdcfl.core import tasks
 from emdcfl.core.federation import Federation, Replies, Round
 from emdcfl.core.keys import keyed_int
+from emdcfl.core.params import Scope
 from emdcfl.core.schema import Reply
 from emdcfl.methods.base import ClusteredMethod, clusters_wanted, register
 from emdcfl.methods.shared.profiles import CFLGPState, Fresh, ProfileUpdate, nearest_clusters, profile_coordinates, renumber
-from emdcfl.methods.shared.vectors import VectorScope, average_present, expect, sets_of, warn_if_too_short
+from emdcfl.methods.shared.vectors import average_present, expect, sets_of, warn_if_too_short
 
 
 @register
@@ -67,7 +68,7 @@ class CFLGP(ClusteredMethod):
     period: int = 1
     last_clustering: int | Literal["half", "never"] = "half"
     profile: Literal["shared", "own_block", "criterion"] = "shared"
-    vector_scope: VectorScope = "P"
+    vector_scope: Scope = "P"
 
     name: ClassVar[str] = "cflgp"
     citation: ClassVar[str] = "Kim, Kim, de Veciana, ICML 2024"

@@ -27,9 +27,9 @@ from torch import Tensor
 
 from emdcfl.clustering import cut, first_gap
 from emdcfl.core.federation import Federation, Round
-from emdcfl.core.params import squared_distances
+from emdcfl.core.params import Scope, squared_distances
 from emdcfl.methods.base import Clustered, ClusteredMethod, register
-from emdcfl.methods.shared.vectors import VectorScope, average_present, expect, sets_of, update_gram
+from emdcfl.methods.shared.vectors import average_present, expect, sets_of, update_gram
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class FedClust(ClusteredMethod):
     """
 
     threshold: float | Literal["auto"] = "auto"
-    vector_scope: VectorScope = "F"
+    vector_scope: Scope = "F"
     aggregate: Literal["every-round", "first-round"] = "every-round"
 
     name: ClassVar[str] = "fedclust"

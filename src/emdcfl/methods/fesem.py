@@ -28,9 +28,9 @@ from torch import Tensor
 from emdcfl.clustering import gram_features, kmeans
 from emdcfl.core.federation import ByClient, Federation, Replies, Round
 from emdcfl.core.keys import keyed_int
-from emdcfl.core.params import Layout, squared_distances
+from emdcfl.core.params import Layout, Scope, squared_distances
 from emdcfl.methods.base import Clustered, ClusteredMethod, clusters_wanted, register
-from emdcfl.methods.shared.vectors import VectorScope, average_present, expect, sets_of, update_gram
+from emdcfl.methods.shared.vectors import average_present, expect, sets_of, update_gram
 from emdcfl.trust import Guard
 
 ROUNDING = 1e-6
@@ -75,7 +75,7 @@ class FeSEM(ClusteredMethod):
     prox: Literal["squared", "layer_norm"] = "squared"
     order: Literal["train-first", "cluster-first"] = "train-first"
     start: Literal["k-means", "random"] = "k-means"
-    vector_scope: VectorScope = "P"
+    vector_scope: Scope = "P"
 
     name: ClassVar[str] = "fesem"
     citation: ClassVar[str] = "Long et al., World Wide Web 2023"

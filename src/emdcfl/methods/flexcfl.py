@@ -30,9 +30,9 @@ from torch import Tensor
 from emdcfl.clustering import edc, kmeans
 from emdcfl.core.federation import Federation, Replies, Round
 from emdcfl.core.keys import keyed_int
-from emdcfl.core.params import Layout, blocks, cosines
+from emdcfl.core.params import Layout, Scope, blocks, cosines
 from emdcfl.methods.base import Clustered, ClusteredMethod, clusters_wanted, register
-from emdcfl.methods.shared.vectors import VectorScope, average_present, expect, sets_of, update_gram
+from emdcfl.methods.shared.vectors import average_present, expect, sets_of, update_gram
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class FlexCFL(ClusteredMethod):
     k: int | None = None
     eta_g: float = 0.1
     inter: Literal["normalised", "raw"] = "normalised"
-    vector_scope: VectorScope = "P"
+    vector_scope: Scope = "P"
 
     name: ClassVar[str] = "flexcfl"
     citation: ClassVar[str] = "Duan et al., IEEE TPDS 2022"
@@ -120,7 +120,7 @@ class FlexCFL(ClusteredMethod):
         return {**state.labels, **dict(zip(newcomers, alike.argmax(1).tolist(), strict=True))}
 
 
-def inter_group(layout: Layout, models: Tensor, eta: float, inter: Literal["normalised", "raw"], scope: VectorScope) -> Tensor:
+def inter_group(layout: Layout, models: Tensor, eta: float, inter: Literal["normalised", "raw"], scope: Scope) -> Tensor:
     """Pull every group model towards the directions of the others.
 
     ``models`` (K, P + 1) are intra-group averages, each followed by the value of its BatchNorm counters, which take part in the pull and,

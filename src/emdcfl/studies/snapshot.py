@@ -26,11 +26,11 @@ from torch import Tensor
 from emdcfl.core import tasks
 from emdcfl.core.errors import ConfigError, StoreError
 from emdcfl.core.federation import Federation
-from emdcfl.core.params import Layout, gram
+from emdcfl.core.params import Layout, Scope, gram
 from emdcfl.data.types import Scenario
 from emdcfl.engines.local.sequential import simulated_clients
 from emdcfl.methods.shared.subspaces import data_subspace, smallest_angle
-from emdcfl.methods.shared.vectors import VectorScope, update_gram
+from emdcfl.methods.shared.vectors import update_gram
 from emdcfl.runs.config import Choice, Config, as_dict
 from emdcfl.runs.plan import plan
 from emdcfl.runs.store.files import make_folder, read_arrays, read_tensors, remove, write_arrays, write_tensors
@@ -39,7 +39,7 @@ from emdcfl.studies.compare import shared_scenario
 log = logging.getLogger("emdcfl")
 
 Array = np.ndarray[Any, Any]
-SCOPES: dict[str, VectorScope] = {"parameters": "P", "state": "F"}
+SCOPES: dict[str, Scope] = {"parameters": "P", "state": "F"}
 
 
 @dataclass(frozen=True)

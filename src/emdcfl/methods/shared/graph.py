@@ -20,10 +20,10 @@ from emdcfl.core import tasks
 from emdcfl.core.client import NodeNeeds, Task
 from emdcfl.core.errors import DataError
 from emdcfl.core.federation import ByClient, Federation, Round
-from emdcfl.core.params import Layout, blocks, cosines
+from emdcfl.core.params import Layout, Scope, blocks, cosines
 from emdcfl.core.schema import Reply
 from emdcfl.methods.base import Family, Serving
-from emdcfl.methods.shared.vectors import VectorScope, expect, update_gram
+from emdcfl.methods.shared.vectors import expect, update_gram
 
 Aggregate = Literal["snapshot", "in-place"]
 
@@ -160,7 +160,7 @@ class GraphOptions:
     mu: float = 0.01
     since: Literal["initial", "round"] = "initial"
     snap: float | None = 0.9
-    vector_scope: VectorScope = "P"
+    vector_scope: Scope = "P"
     aggregate: Aggregate = "snapshot"
     first_round_term: bool = False
     scored: Literal["aggregated", "best-validation"] = "aggregated"

@@ -17,9 +17,9 @@ from torch import Tensor
 from emdcfl.clustering import match_labels
 from emdcfl.core.federation import Federation
 from emdcfl.core.keys import generator
-from emdcfl.core.params import gram
+from emdcfl.core.params import Scope, gram
 from emdcfl.methods.base import Clustered
-from emdcfl.methods.shared.vectors import VectorScope, floating, sets_of
+from emdcfl.methods.shared.vectors import sets_of
 
 LARGEST_PROFILE = 1 << 29
 """Numbers all profiles together may hold (2 GiB); 40 clients of ResNet18 fit in one block. Larger ones keep a share of the coordinates."""
@@ -124,9 +124,9 @@ class ProfileUpdate:
         return vectors, steps
 
 
-def profile_coordinates(fed: Federation, blocks: int, scope: VectorScope) -> tuple[slice | Tensor, float]:
+def profile_coordinates(fed: Federation, blocks: int, scope: Scope) -> tuple[slice | Tensor, float]:
     """Return which entries of θ profiles keep, and their share; the entries are drawn once per run."""
-    span = fed.layout.scope(floating(scope))
+    span = fed.layout.scope(scope)
     width = span.stop - span.start
     share = min(1.0, LARGEST_PROFILE / (blocks * len(fed.clients) * width))
     if share >= 1:

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from emdcfl.core import tasks
 from emdcfl.core.federation import Federation
-from emdcfl.core.params import average, cosines
+from emdcfl.core.params import Scope, average, cosines
 from emdcfl.core.schema import Reply
 from emdcfl.methods.base import Clustered
-from emdcfl.methods.shared.vectors import VectorScope, sets_of, update_gram
+from emdcfl.methods.shared.vectors import sets_of, update_gram
 
 ROOT = ""
 
@@ -78,7 +78,7 @@ class SplitTree:
         self.founded_steps[child] = sum(steps) / len(members)
         self.at |= dict.fromkeys(members, child)
 
-    def descend(self, fed: Federation, clients: Sequence[str], scope: VectorScope) -> tuple[dict[str, str], dict[str, int]]:
+    def descend(self, fed: Federation, clients: Sequence[str], scope: Scope) -> tuple[dict[str, str], dict[str, int]]:
         """Lead the clients at nodes that have split down to a leaf; returns where each is, and n of those who trained on the way.
 
         Those who do not answer on the way do not take part.

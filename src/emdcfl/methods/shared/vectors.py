@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,39 +22,20 @@ from emdcfl.trust import Guard
 
 log = logging.getLogger("emdcfl")
 
-VectorScope = Literal["P", "F", "H", "state"]
-"""Trainable parameters, all floating state, the head, or all floating state and BatchNorm's integer counters."""
-
-
-def floating(scope: VectorScope) -> Scope:
-    """Return the part of θ that a scope covers; counters lie outside θ."""
-    return "F" if scope == "state" else scope
-
 
 def update_gram(
     layout: Layout,
     thetas: Tensor | Sequence[Tensor],
     origin: Tensor | Sequence[Tensor] | None = None,
     steps: Sequence[float] | None = None,
-    scope: VectorScope = "P",
+    scope: Scope = "P",
 ) -> Tensor:
     r"""Return :math:`G_{ij} = \langle v_i, v_j\rangle` with :math:`v_i` the scope's part of :math:`\theta_i - o_i`, in float64.
 
-    Parameters
-    ----------
-    layout : Layout
-    thetas : (C, P) tensor or its rows
-    origin : (P,) tensor, or (C, P) tensor or its rows, optional
-        Subtracted from each row.
-    steps : sequence of float
-        How far each row's counters have moved from the origin's; needed by the scope ``"state"`` alone.
-    scope : "P", "F", "H" or "state"
-
-    Returns
-    -------
-    (C, C) float64 tensor
+    The origin is one state for all, or one for each row. ``steps`` says how far each row's counters have moved from its origin's; the scope
+    ``"state"`` alone needs it.
     """
-    out = gram(thetas, layout.scope(floating(scope)), origin=origin)
+    out = gram(thetas, layout.scope(scope), origin=origin)
     if scope == "state" and layout.counters:
         if steps is None:
             raise ValueError("expected steps with the scope 'state', got None")
