@@ -22,19 +22,6 @@ ACCEPTED = 300.0
 
 ENDED, SILENT = "ended by itself", "not answering"
 
-METRICS = {
-    "emdcfl_superlink_up": "1 if the SuperLink answers",
-    "emdcfl_nodes_enrolled": "nodes that may connect",
-    "emdcfl_node_online": "1 if the node is connected",
-    "emdcfl_run_active": "1 while the latest run is at work",
-    "emdcfl_run_round": "rounds of the latest run that are complete",
-    "emdcfl_run_rounds": "rounds it will have",
-    "emdcfl_run_warnings": "warnings of the latest run so far",
-    "emdcfl_certificate_seconds": "seconds until the certificate of the SuperLink ends",
-    "emdcfl_database_bytes": "size of the database of the SuperLink, its journal included",
-}
-"""Name of each metric and what it says."""
-
 
 def report(deployment: Deployment) -> dict[str, Any]:
     """Return the state of the SuperLink, of every node and of the latest run.
@@ -138,21 +125,20 @@ def metrics(found: dict[str, Any]) -> str:
     """Return a report as text for Prometheus."""
     link, nodes, run = found["superlink"], found["nodes"], found["run"] or {}
     left = datetime.datetime.fromisoformat(link["certificate_until"]) - datetime.datetime.now(datetime.UTC)
-    values: dict[str, Any] = {
-        "emdcfl_superlink_up": int(link["state"] == "running"),
-        "emdcfl_nodes_enrolled": sum(node["id"] is not None for node in nodes.values()),
-        "emdcfl_node_online": {name: int(node["online"]) for name, node in sorted(nodes.items())},
-        "emdcfl_run_active": int(run.get("state") == "at work"),
-        "emdcfl_run_round": run.get("round", 0),
-        "emdcfl_run_rounds": run.get("rounds", 0),
-        "emdcfl_run_warnings": run.get("warnings", 0),
-        "emdcfl_certificate_seconds": int(left.total_seconds()),
-        "emdcfl_database_bytes": link["database_bytes"],
-    }
+    gauges: list[tuple[str, str, Any]] = [
+        ("emdcfl_superlink_up", "1 if the SuperLink answers", int(link["state"] == "running")),
+        ("emdcfl_nodes_enrolled", "nodes that may connect", sum(node["id"] is not None for node in nodes.values())),
+        ("emdcfl_node_online", "1 if the node is connected", {name: int(node["online"]) for name, node in sorted(nodes.items())}),
+        ("emdcfl_run_active", "1 while the latest run is at work", int(run.get("state") == "at work")),
+        ("emdcfl_run_round", "rounds of the latest run that are complete", run.get("round", 0)),
+        ("emdcfl_run_rounds", "rounds it will have", run.get("rounds", 0)),
+        ("emdcfl_run_warnings", "warnings of the latest run so far", run.get("warnings", 0)),
+        ("emdcfl_certificate_seconds", "seconds until the certificate of the SuperLink ends", int(left.total_seconds())),
+        ("emdcfl_database_bytes", "size of the database of the SuperLink, its journal included", link["database_bytes"]),
+    ]
     text = []
-    for name, help_ in METRICS.items():
+    for name, help_, value in gauges:
         text += [f"# HELP {name} {help_}", f"# TYPE {name} gauge"]
-        value = values[name]
         text += [f'{name}{{node="{node}"}} {v}' for node, v in value.items()] if isinstance(value, dict) else [f"{name} {value}"]
     return "\n".join(text) + "\n"
 
