@@ -55,7 +55,7 @@ def _builder(subject: x509.Name, key: ec.EllipticCurvePublicKey, days: int) -> x
     return times.serial_number(x509.random_serial_number())
 
 
-def make_certificates(folder: Path, hosts: Sequence[str] = ("localhost", "127.0.0.1")) -> None:
+def make_certificates(folder: Path, hosts: Sequence[str]) -> None:
     """Write ``ca.crt``, ``ca.key``, ``server.pem`` and ``server.key``: an authority of this federation and the SuperLink's certificate."""
     authority = ec.generate_private_key(ec.SECP384R1())
     usage = x509.KeyUsage(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -40,24 +40,15 @@ class _Bearer:
         return call_next(context)
 
 
-@contextmanager
-def connection(deployment: Deployment, *, token: str | None = None) -> Iterator[ControlHttpClient]:
-    """Connect to the control interface; with an empty ``token`` as anybody who has the CA certificate could."""
+def ask(deployment: Deployment, call: Callable[[ControlHttpClient], T], *, token: str | None = None) -> T:
+    """Make one call, with an empty ``token`` as anybody who has the CA certificate could; an error is a ``ControlError`` of one line."""
     from flwr.supercore.control import ControlHttpClient
 
-    given = read_token(deployment.operator) if token is None else token
-    signer = [_Bearer(given)] if given else []
-    client = ControlHttpClient.from_server_address(deployment.address, False, deployment.authority.read_bytes(), signer)
-    try:
-        yield client
-    finally:
-        client.close()
-
-
-def ask(deployment: Deployment, call: Callable[[ControlHttpClient], T], *, token: str | None = None) -> T:
-    """Make one call; an error is a ``ControlError`` of one line."""
-    with http_errors(deployment), connection(deployment, token=token) as client:
-        return call(client)
+    with http_errors(deployment):
+        given = read_token(deployment.operator) if token is None else token
+        signer = [_Bearer(given)] if given else []
+        with closing(ControlHttpClient.from_server_address(deployment.address, False, deployment.authority.read_bytes(), signer)) as client:
+            return call(client)
 
 
 @contextmanager
