@@ -22,7 +22,7 @@ from emdcfl.runs.store.files import read_tensors, write_tensors
 
 EVIL = """
 from pathlib import Path
-from emdcfl.models import mlp
+from emdcfl.models.networks import mlp
 Path(__file__).with_name("ran").write_text("code ran")
 def build(**options):
     return mlp(**options)

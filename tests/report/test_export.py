@@ -161,7 +161,7 @@ def test_the_script_reads_dates_times_truth_values_and_infinities(tmp_path: Path
 @pytest.mark.slow
 def test_pictures_are_prepared_inside_the_exported_program() -> None:
     from emdcfl.data.types import Preprocess
-    from emdcfl.models import small_cnn
+    from emdcfl.models.networks import small_cnn
     from emdcfl.report.export import Standalone
 
     network, prepare = small_cnn(channels=3).eval(), Preprocess((0.4, 0.5, 0.6), (0.2, 0.3, 0.4), 1 / 255, 8)

@@ -86,12 +86,9 @@ class FactoryRecipe(ModelRecipe):
 
     factory: Callable[[], nn.Module] | None = None
 
-    def __call__(self) -> nn.Module:
+    def builder_function(self) -> Callable[..., nn.Module]:
         assert self.factory is not None
-        module = self.factory()
-        if not isinstance(module, nn.Module):
-            raise ModelError(f"expected {self.name} to return an nn.Module, got {type(module).__name__}")
-        return module
+        return self.factory
 
 
 def recipe_of(model: str | ModelRecipe | Callable[[], nn.Module]) -> str | ModelRecipe:
