@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence, Set
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -52,7 +53,7 @@ class ReplyPoller:
 
     def __init__(self, grid: Grid) -> None:
         self._grid, self._slots = grid, threading.Semaphore(MAX_FETCHES)
-        self._asking: _Work | None = None
+        self._asking: Future[dict[str, Any]] | None = None
         self._fetches: dict[str, _Fetch] = {}
         self._dropped: set[str] = set()  # while a poll is under way
 
@@ -73,44 +74,33 @@ class ReplyPoller:
         new = [identity for identity in identities if identity not in self._fetches]
         if self._asking is None and new:
             self._dropped.clear()
-            self._asking = _Work(lambda: retry_when_busy(lambda: _take(self._grid, new)))
-        if self._asking is not None and self._asking.ended.wait(POLL_TIMEOUT):
+            self._asking = _begin(lambda: retry_when_busy(lambda: _take(self._grid, new)))
+        if self._asking is not None and wait([self._asking], POLL_TIMEOUT).done:
             asked, self._asking = self._asking, None
             self._fetches |= {identity: _Fetch(self._grid, found, self._slots) for identity, found in asked.result().items()}
             self.drop(set(self._dropped))
         fetches = {identity: self._fetches[identity] for identity in identities if identity in self._fetches}
         for fetch in fetches.values():
             fetch.settled.wait(max(0.0, end - time.monotonic()))
-        ended = [identity for identity, fetch in fetches.items() if fetch.ended.is_set()]
-        return [reply for identity in ended for reply in self._fetches.pop(identity).result()]
+        ended = [identity for identity, fetch in fetches.items() if fetch.replies.done()]
+        return [reply for identity in ended for reply in self._fetches.pop(identity).replies.result()]
 
 
-class _Work(threading.Thread):
-    """One call, in a thread of its own."""
+def _begin(call: Callable[[], T]) -> Future[T]:
+    """Make one call in a thread of its own, which does not keep the process from ending."""
+    future: Future[T] = Future()
 
-    def __init__(self, call: Callable[[], Any]) -> None:
-        super().__init__(daemon=True, name=THREAD)
-        self.ended = threading.Event()
-        self._call = call
-        self._found: Any = None
-        self._error: BaseException | None = None
-        self.start()
-
-    def run(self) -> None:
+    def run() -> None:
         try:
-            self._found = self._call()
+            future.set_result(call())
         except BaseException as error:  # Flower ends a run with SystemExit
-            self._error = error
-        finally:
-            self.ended.set()
+            future.set_exception(error)
 
-    def result(self) -> Any:
-        if self._error is not None:
-            raise self._error
-        return self._found
+    threading.Thread(target=run, daemon=True, name=THREAD).start()
+    return future
 
 
-class _Fetch(_Work):
+class _Fetch:
     """Fetches one reply that a poll has found. Flower's own code does it, and takes this object for the link to the SuperLink.
 
     ``settled`` is set when the reply has been fetched, or a part of it is missing at the SuperLink; ``dropped`` when nobody waits any more.
@@ -123,12 +113,8 @@ class _Fetch(_Work):
         self._counting, self._received = threading.Lock(), 0
         self._sizes: dict[str, int] = {}
         self._arrays: dict[str, bytes] = {}  # which chunks each consists of, as Flower writes it
-        super().__init__(self._fetch)
-
-    def run(self) -> None:
-        self._slots.acquire()
-        super().run()
-        self._settle()
+        self.replies = _begin(self._fetch)
+        self.replies.add_done_callback(lambda _: self._settle())
 
     def _settle(self) -> None:
         """Let others fetch; once."""
@@ -141,6 +127,7 @@ class _Fetch(_Work):
         from flwr.app import RecordDict
         from flwr.superlink.grid.http_grid import HttpGrid
 
+        self._slots.acquire()
         asker: Any = SimpleNamespace(_run=self._grid._run, node=self._grid.node, _runtime_client=self)
         about, readable = self._announced.messages_list[0].metadata, True
         try:
