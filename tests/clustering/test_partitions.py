@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emdcfl.clustering import bipartition, cut, edc, gram_features, kmeans, match_labels
-from emdcfl.core.errors import ConfigError, DataError
+from emdcfl.core.errors import DataError
 
 
 def distances(seed: int, clients: int, dim: int = 3) -> np.ndarray:
@@ -38,8 +38,6 @@ def test_kmeans_is_a_function_of_its_seed() -> None:
 
 def test_kmeans_with_more_clusters_than_points() -> None:
     assert kmeans([[0.0, 1.0], [-0.0, 1.0], [2.0, 2.0]], 7, seed=0).tolist() == [0, 0, 1]
-    with pytest.raises(ConfigError):
-        kmeans([[0.0]], 0, seed=0)
     with pytest.raises(DataError):
         kmeans([[np.nan]], 1, seed=0)
 
@@ -129,10 +127,8 @@ def test_matching_is_the_best_permutation(case: tuple[int, list[tuple[int, int]]
     assert int((matched == old).sum()) == best
 
 
-def test_matching_keeps_numbers_without_evidence_and_refuses_bad_labels() -> None:
+def test_matching_keeps_numbers_without_evidence() -> None:
     assert match_labels([0, 1, 2], [0, 0, 0], 3)[0] == 0
-    with pytest.raises(DataError, match="between 0 and 1"):
-        match_labels([0, 2], [0, 1], 2)
 
 
 # --- spectral features ---

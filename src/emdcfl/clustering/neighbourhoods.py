@@ -39,24 +39,12 @@ def links(w: Any, epsilon: Any, *, force_diagonal: bool = True) -> NDArray[np.bo
            [0, 0, 1]])
     """
     x = square(w, "W").astype(np.float64)
-    accepts = x < _per_pair(epsilon, len(x))
+    e = np.asarray(epsilon, dtype=np.float64)
+    accepts = x < (e[:, None] if e.ndim == 1 else e)
     m = accepts & accepts.T
     if force_diagonal:
         np.fill_diagonal(m, True)
     return np.asarray(m)
-
-
-def _per_pair(epsilon: Any, clients: int) -> NDArray[np.float64]:
-    """Spread a tolerance (scalar, per row, or per ordered pair) to a (C, C) matrix."""
-    e = np.asarray(epsilon, dtype=np.float64)
-    if e.ndim == 1:
-        e = e[:, None]
-    try:
-        return np.broadcast_to(e, (clients, clients))
-    except ValueError:
-        raise DataError(
-            f"expected a tolerance that is a number, ({clients},) or ({clients}, {clients}), got shape {np.shape(epsilon)}"
-        ) from None
 
 
 def neighbourhoods(m: Any) -> tuple[Labels, Sets]:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from emdcfl.clustering.labels import Array, Labels, first_appearance, square
-from emdcfl.core.errors import ConfigError, DataError
+from emdcfl.core.errors import DataError
 
 Linkage = Literal["complete", "average", "weighted"]
 GAP = 1.3
@@ -30,8 +30,6 @@ def kmeans(x: Any, k: int, *, seed: int, max_iter: int = 300) -> Labels:
     points = np.asarray(x, dtype=np.float64)
     if points.ndim != 2 or not np.isfinite(points).all():
         raise DataError(f"k-means expected finite (clients, features) points, got shape {points.shape}")
-    if k < 1:
-        raise ConfigError(f"expected at least one cluster, got k={k}")
     rows = [row.tobytes() for row in points + 0.0]  # + 0.0 makes -0.0 and 0.0 the same bytes
     if len(set(rows)) <= k:
         return first_appearance(rows)
@@ -169,8 +167,6 @@ def gram_features(gram: Any, k: int) -> Array:
     g = square(gram, "the Gram matrix").astype(np.float64)
     if not np.isfinite(g).all():
         raise DataError("expected a finite Gram matrix, got NaN or infinity; a client's update has diverged")
-    if k < 1:
-        raise ConfigError(f"expected at least one direction, got k={k}")
     values, vectors = np.linalg.eigh((g + g.T) / 2)
     leading = vectors[:, ::-1][:, :k] * np.sqrt(np.maximum(values[::-1][:k], 0.0))
     # Rounded before the choice, so that entries equal up to rounding do not decide the sign by their last bit.
