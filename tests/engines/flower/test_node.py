@@ -286,6 +286,16 @@ def test_columns_and_rows_that_an_owner_leaves_out_are_left_out_as_in_one_place(
         answer_survey(HomeNode("a", places["a"]), asked)
 
 
+@pytest.mark.parametrize("size", [0, 2, 50_000])
+def test_a_size_that_one_folder_refuses_is_refused_at_nodes(tmp_path: Path, size: int) -> None:
+    data = own(tmp_path, "images")
+    homes = {i: (name, home(tmp_path / f"home-{name}", data=str(data / name))) for i, name in enumerate("abc", start=1)}
+    with pytest.raises(DataError, match=f"scenario.size = {size}"):
+        load_folder(data, size=size)
+    with session(Session(HomeGrid(homes), QUICK, KeyList())), pytest.raises(DataError, match=f"scenario.size = {size}"):
+        scenarios.build("nodes", clients=["a", "b", "c"], size=size)
+
+
 def test_images_are_measured_over_the_samples_that_are_trained_on(tmp_path: Path) -> None:
     """Samples are divided class by class, so that a repair of labels changes which ones are in the train split."""
     rng = np.random.default_rng(0)

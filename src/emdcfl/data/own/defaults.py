@@ -69,7 +69,11 @@ def pooled_preprocess(train: Sequence[NDArray[Any]], *, axes: tuple[int, ...], s
         sums.append((x.sum(axis=axes, dtype=np.float64)) * scale)
         squares.append(np.square(x, dtype=np.float64).sum(axis=axes) * scale**2)
     count = float(np.sum(counts))
-    mean = np.sum(sums, axis=0) / count
-    variance = np.maximum(np.sum(squares, axis=0) / count - mean**2, 0)
+    return standardisation(np.sum(sums, axis=0) / count, np.sum(squares, axis=0) / count, scale)
+
+
+def standardisation(mean: NDArray[Any], square: NDArray[Any], scale: float) -> Preprocess:
+    """Standardise by the means of values and of their squares; what does not vary is only centred."""
+    variance = np.maximum(square - mean**2, 0)
     std = np.where(variance > 1e-12 * np.maximum(1, mean**2), np.sqrt(variance), 1.0)
     return Preprocess(mean=tuple(mean.tolist()), std=tuple(std.tolist()), scale=scale)

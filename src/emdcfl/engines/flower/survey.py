@@ -18,7 +18,6 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from emdcfl.core.errors import ClientError, DataError
@@ -28,7 +27,7 @@ from emdcfl.core.replies import brief
 from emdcfl.core.units import names
 from emdcfl.data.own import defaults
 from emdcfl.data.own.cleaning import AS_THEY_ARE, Cleaning, label_variants
-from emdcfl.data.own.formats.images import LARGEST_DEFAULT
+from emdcfl.data.own.formats.images import image_shape
 from emdcfl.data.own.formats.quantities import common_units
 from emdcfl.data.own.parts import label_kind, sort_words
 from emdcfl.data.own.tables import Moments, Summary, pool
@@ -203,17 +202,13 @@ def _images(ask: _Survey, described: Mapping[str, Answer], options: Mapping[str,
     """Shape and standardisation of images, by the rules of ``load_folder``."""
     options["cleaning"].columns((), None)
     pretrained = defaults.is_pretrained(options["model"])
-    size = options["size"] or (224 if pretrained else None)
-    if size is None:
-        counts: Counter[tuple[int, int]] = Counter()
-        for answer in described.values():
-            counts.update({(width, height): count for width, height, count in answer["sizes"]})
-        if not counts:
-            raise DataError("expected images that can be read, got none at any node; see the warnings above")
-        width, height = counts.most_common(1)[0][0]
-        size = width if width == height and width <= LARGEST_DEFAULT else LARGEST_DEFAULT
-    channels = 3 if pretrained or any(answer["colour"] for answer in described.values()) else 1
-    shape = (channels, size, size)
+    sizes: Counter[tuple[int, int]] = Counter()
+    for answer in described.values():
+        sizes.update({(width, height): count for width, height, count in answer["sizes"]})
+    if not sizes:
+        raise DataError("expected images that can be read, got none at any node; see the warnings above")
+    size = 224 if pretrained and options["size"] is None else options["size"]
+    shape = image_shape(sizes, size=size, colour=pretrained or any(answer["colour"] for answer in described.values()))
     encoding = {"kind": "images", "shape": list(shape)}
     if pretrained:
         return encoding, Preprocess(mean=IMAGENET_MEAN, std=IMAGENET_STD, scale=1 / 255), shape
@@ -221,9 +216,7 @@ def _images(ask: _Survey, described: Mapping[str, Answer], options: Mapping[str,
     count = float(sum(answer["count"] for answer in measured.values()))
     mean = torch.stack([answer["sums"] for answer in measured.values()]).sum(0).numpy() / 255 / count
     square = torch.stack([answer["squares"] for answer in measured.values()]).sum(0).numpy() / 255**2 / count
-    variance = np.maximum(square - mean**2, 0)
-    std = np.where(variance > 1e-12 * np.maximum(1, mean**2), np.sqrt(variance), 1.0)
-    return encoding, Preprocess(mean=tuple(mean.tolist()), std=tuple(std.tolist()), scale=1 / 255), shape
+    return encoding, defaults.standardisation(mean, square, 1 / 255), shape
 
 
 def _tables(ask: _Survey, described: Mapping[str, Answer], options: Mapping[str, Any]) -> Agreed:

@@ -84,13 +84,18 @@ def common_shape(clients: Mapping[str, Sequence[Header | None]], *, size: int | 
     known = [header for headers in clients.values() for header in headers if header is not None]
     if not known:
         raise DataError(f"none of the {sum(map(len, clients.values()))} images of {names(clients)} can be read; save them again as PNG")
-    channels = 3 if (not all(is_grey(mode) for mode, _ in known) if colour is None else colour) else 1
+    colour = not all(is_grey(mode) for mode, _ in known) if colour is None else colour
+    return image_shape(Counter(shape for _, shape in known), size=size, colour=colour)
+
+
+def image_shape(sizes: Counter[tuple[int, int]], *, size: int | None, colour: bool) -> Shape:
+    """Channels, height and width, given how many images have which width and height; see ``common_shape``."""
     if size is None:
-        width, height = Counter(shape for _, shape in known).most_common(1)[0][0]
+        width, height = sizes.most_common(1)[0][0]
         size = width if width == height and width <= LARGEST_DEFAULT else LARGEST_DEFAULT
     if size < 4 or size**2 > MOST_PIXELS:
         raise DataError(f"images need at least 4×4 and at most {MOST_PIXELS:,} pixels, got scenario.size = {size}; choose another")
-    return channels, size, size
+    return 3 if colour else 1, size, size
 
 
 def is_grey(mode: str) -> bool:
