@@ -116,7 +116,8 @@ def test_a_lost_reply_is_noticed_and_asked_for_again() -> None:
     before = len(kinds(grid, 103))
     replies = train(fed, 2)
     assert replies.clients == fed.clients and not fed.failures
-    assert kinds(grid, 103)[before:] == ["query.train", "query.ping", "query.train"]
+    asked = kinds(grid, 103)[before:]
+    assert asked[:2] == ["query.train", "query.ping"] and asked.count("query.train") == 2  # more pings, where the machine is busy
     assert "query.ping" not in kinds(grid, 102)  # nobody asks after a node that has answered
 
 
