@@ -12,7 +12,7 @@ from tests.tiny import TRAINING, SequentialFederation, federation, same_bits, ti
 from emdcfl.core import rounds, tasks
 from emdcfl.core.client import Client, TaskInfo, task
 from emdcfl.core.errors import ClientError, ConfigError, QuorumError
-from emdcfl.core.federation import ByClient, Clock, Failure, Inputs, Round, participants
+from emdcfl.core.federation import Clock, Failure, Inputs, Round, participants
 from emdcfl.core.schema import Field, Reply
 from emdcfl.methods import make
 
@@ -176,7 +176,7 @@ def test_options_for_all_and_per_client() -> None:
     theta = fed.initial()
     starts = dict.fromkeys(fed.clients, theta)
     plain = fed.train(starts)
-    pulled = fed.train(starts, prox=ByClient({"site-0": {"anchor": theta, "mu": 5.0}}))
+    pulled = fed.train(starts, own={"site-0": {"prox": {"anchor": theta, "mu": 5.0}}})
     assert same_bits(pulled["site-1"]["theta"], plain["site-1"]["theta"])
     assert (pulled["site-0"]["theta"] - theta).norm() < 0.9 * (plain["site-0"]["theta"] - theta).norm()
     everybody = fed.train(starts, prox={"anchor": theta, "mu": 5.0})

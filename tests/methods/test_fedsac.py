@@ -13,7 +13,6 @@ from tests.methods.test_pfedgraph import UNEQUAL, by_name, graph, largest_differ
 from tests.methods.toy import federation, play, run, toy
 
 from emdcfl.core.errors import ConfigError
-from emdcfl.core.federation import ByClient
 from emdcfl.core.tasks import Training
 from emdcfl.methods import make
 from emdcfl.methods.fedsac import train_and_basis
@@ -80,8 +79,8 @@ def test_a_round_follows_the_equations(options: dict[str, Any]) -> None:
     method = make("fedsac", snap=None, **options)
     state, _ = play(fed, method, 1)
     new = method.step(fed, state, fed.begin(2))
-    terms = {c: {"anchor": theta, "mu": 0.01} for c, theta in by_name(state).items()}
-    local = fed.train(by_name(state), cosine=ByClient(terms)).stack("theta")
+    terms = {c: {"cosine": {"anchor": theta, "mu": 0.01}} for c, theta in by_name(state).items()}
+    local = fed.train(by_name(state), own=terms).stack("theta")
     bases = []
     for theta, client in zip(local, fed._clients.values(), strict=True):
         z = client.embeddings(theta, "train", torch.arange(len(client.site.train)))

@@ -7,7 +7,6 @@ import torch
 from tests.methods.toy import TRAINING, accuracies, federation, run, toy
 
 from emdcfl.core.errors import ConfigError
-from emdcfl.core.federation import ByClient
 from emdcfl.core.params import average
 from emdcfl.methods import make
 from emdcfl.methods.shared.votes import batch_votes, smooth
@@ -34,7 +33,7 @@ def test_one_round_is_the_paper():
     counts = {c: table[:, 0] for c, table in replies.column("table").items()}
     a = {c: torch.where(counts[c] > 0, counts[c].double(), 64e-4) for c in fed.clients}
     mix = {c: average(before.models, a[c].tolist()) for c in fed.clients}
-    local = fed.train(mix, prox=ByClient({c: {"anchor": mix[c], "mu": 0.3} for c in fed.clients}))
+    local = fed.train(mix, own={c: {"prox": {"anchor": mix[c], "mu": 0.3}} for c in fed.clients})
     for c in fed.clients:
         assert torch.equal(after.own[c], local[c]["theta"])
     for k in range(3):

@@ -13,7 +13,6 @@ from tests.methods.toy import CLASSES, FEATURES, federation, history, play, run,
 from torch import nn
 
 from emdcfl.core.errors import ConfigError
-from emdcfl.core.federation import ByClient
 from emdcfl.core.tasks import Training
 from emdcfl.data.types import Scenario
 from emdcfl.engines.local import SequentialFederation
@@ -112,7 +111,7 @@ def test_a_round_follows_the_equations() -> None:
     method = make("pfedgraph", snap=None)
     state, _ = play(fed, method, 1)
     new = method.step(fed, state, fed.begin(2))
-    replies = fed.train(by_name(state), cosine=ByClient({c: {"anchor": theta, "mu": 0.01} for c, theta in by_name(state).items()}))
+    replies = fed.train(by_name(state), own={c: {"cosine": {"anchor": theta, "mu": 0.01}} for c, theta in by_name(state).items()})
     local = replies.stack("theta").double()
     updates = (local - state.theta0.double())[:, fed.layout.trainable].numpy()
     unit = updates / np.linalg.norm(updates, axis=1, keepdims=True)

@@ -38,7 +38,7 @@ from emdcfl.trust.bounds import LARGEST_GROWTH, Bounds, Update, excesses
 if TYPE_CHECKING:
     from emdcfl.transport import QueueFactory
 
-__all__ = ["ByClient", "Clock", "Failure", "Federation", "Inputs", "Replies", "Reply", "Round", "participants"]
+__all__ = ["Clock", "Failure", "Federation", "Inputs", "Replies", "Reply", "Round", "participants"]
 
 log = logging.getLogger("emdcfl")
 
@@ -60,10 +60,6 @@ def _start(asked: tuple[Inputs, Inputs]) -> Tensor | None:
 
 def _state(reply: Reply) -> str:
     return next(name for name in STATES if name in reply)
-
-
-class ByClient(dict[str, Any]):
-    """An option of ``Federation.train`` that differs by client; a client it does not name goes without."""
 
 
 class Federation(ABC):
@@ -319,27 +315,20 @@ class Federation(ABC):
         starts: Mapping[str, Tensor],
         *,
         task: Task = tasks.train,
+        own: Mapping[str, Inputs] | None = None,
         fold: Fold | None = None,
         verify: Verify | None = None,
-        **options: Any,
+        **common: Any,
     ) -> Replies:
-        """Train every client of ``starts`` from its state; options go to the task, those in a ``ByClient`` to their clients alone.
+        """Train every client of ``starts`` from its state, with inputs of its own (``own``) and some for all (``common``).
 
         Raises
         ------
         QuorumError
             If fewer than the quorum's share of the clients asked gave a valid reply.
         """
-        inputs: dict[str, dict[str, Any]] = {c: {"theta": theta} for c, theta in starts.items()}
-        common: dict[str, Any] = {"training": self.training.as_dict()}
-        for name, value in options.items():
-            if isinstance(value, ByClient):
-                for c in inputs:
-                    if c in value:
-                        inputs[c][name] = value[c]
-            else:
-                common[name] = value
-        replies = self.run(task, inputs, fold=fold, verify=verify, **common)
+        inputs = {c: {"theta": theta, **(own or {}).get(c, {})} for c, theta in starts.items()}
+        replies = self.run(task, inputs, fold=fold, verify=verify, training=self.training.as_dict(), **common)
         self.check_quorum(replies, len(starts))
         return replies
 

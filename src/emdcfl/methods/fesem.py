@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from emdcfl.clustering import gram_features, kmeans
-from emdcfl.core.federation import ByClient, Federation, Replies, Round
+from emdcfl.core.federation import Federation, Replies, Round
 from emdcfl.core.keys import keyed_int
 from emdcfl.core.params import Layout, Scope, squared_distances
 from emdcfl.methods.base import Clustered, ClusteredMethod, clusters_wanted, register
@@ -101,8 +101,8 @@ class FeSEM(ClusteredMethod):
     def _train(self, fed: Federation, state: FeSEMState, clients: Sequence[str]) -> tuple[Replies, dict[str, float]]:
         """Train from each client's cluster model, pulled towards it; return also where each client's counters now stand."""
         pulled = [c for c in clients if c in state.labels] if self.mu > 0 else []
-        prox = ByClient({c: {"mu": self.mu, "kind": self.prox} for c in pulled})
-        replies = fed.train({c: state.start(c) for c in clients}, prox=prox)
+        terms = {c: {"prox": {"mu": self.mu, "kind": self.prox}} for c in pulled}
+        replies = fed.train({c: state.start(c) for c in clients}, own=terms)
         began = {c: state.counters[state.labels[c]] if c in state.labels else 0.0 for c in replies.clients}
         return replies, {c: began[c] + replies[c]["steps"] for c in replies.clients}
 

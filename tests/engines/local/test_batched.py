@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from emdcfl.core import tasks
 from emdcfl.core.errors import ClientError
-from emdcfl.core.federation import ByClient, Replies
+from emdcfl.core.federation import Replies
 from emdcfl.core.keys import global_seed
 from emdcfl.core.params import Network
 from emdcfl.core.tasks import Training
@@ -112,16 +112,14 @@ def scenario(model: str, sizes: list[int] = SIZES) -> Scenario:
     return base if model == "mlp" else replace(base, model=ModelRecipe(f"{__name__}:{model}"))
 
 
-def wrapped(values: Any) -> Any:
-    return ByClient(values) if isinstance(values, dict) else values
-
-
 def train(engine: type[SequentialFederation], world: Scenario, options: Mapping[str, Any], **settings: Any) -> tuple[Any, Replies]:
     fed = engine(world, training=settings.pop("training", TRAINING), device="cpu", **settings)
     fed.begin(3)
     thetas = {c: fed.initial(i) for i, c in enumerate(fed.clients)}
-    chosen = {name: wrapped(make(fed, thetas)) if callable(make) else make for name, make in options.items()}
-    return fed, fed.train(thetas, **chosen)
+    made = {name: make(fed, thetas) for name, make in options.items() if callable(make)}
+    own = {c: {name: values[c] for name, values in made.items() if isinstance(values, dict) and c in values} for c in fed.clients}
+    common = {name: made.get(name, value) for name, value in options.items() if not isinstance(made.get(name), dict)}
+    return fed, fed.train(thetas, own=own, **common)
 
 
 TERMS: dict[str, dict[str, Any]] = {
@@ -355,8 +353,8 @@ def test_replies_are_checked_together_and_the_one_at_fault_is_named(name: str, w
 def test_a_schedule_serves_no_other_clients_weights_or_settings() -> None:
     world, once = scenario("mlp"), replace(TRAINING, batch_size=64)  # one batch per epoch, the same in every round
     slow, fast = (engine(world, training=once, device="cpu") for engine in (SequentialFederation, BatchedFederation))
-    weights = ByClient({c: torch.linspace(0, 2, n) for c, n in zip(fast.clients, SIZES, strict=True)})
-    for clients, options, epochs in [(6, {}, 2), (6, {}, 2), (6, {"sample_weights": weights}, 2), (6, {}, 2), (4, {}, 2), (4, {}, 1)]:
+    weights = {c: {"sample_weights": torch.linspace(0, 2, n)} for c, n in zip(fast.clients, SIZES, strict=True)}
+    for clients, options, epochs in [(6, {}, 2), (6, {}, 2), (6, {"own": weights}, 2), (6, {}, 2), (4, {}, 2), (4, {}, 1)]:
         for fed in (slow, fast):
             fed.training = replace(once, local_epochs=epochs)
         starts = dict.fromkeys(fast.clients[-clients:], fast.initial())

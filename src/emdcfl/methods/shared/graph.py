@@ -19,7 +19,7 @@ from torch import Tensor
 from emdcfl.core import tasks
 from emdcfl.core.client import NodeNeeds, Task
 from emdcfl.core.errors import DataError
-from emdcfl.core.federation import ByClient, Federation, Round
+from emdcfl.core.federation import Federation, Round
 from emdcfl.core.params import Layout, Scope, blocks, cosines
 from emdcfl.core.schema import Reply
 from emdcfl.methods.base import Family, Serving
@@ -201,8 +201,8 @@ class GraphOptions:
             models[index[client]] = reply["theta"]
             replies[client] = {name: value for name, value in reply.items() if name != "theta"}
 
-        terms = ByClient({c: {"mu": self.mu} for c in starts if self.mu and (self.first_round_term or c in state.batches)})
-        fed.train(starts, task=task, fold=fold, cosine=terms, **options)
+        terms = {c: {"cosine": {"mu": self.mu}} for c in starts if self.mu and (self.first_round_term or c in state.batches)}
+        fed.train(starts, task=task, fold=fold, own=terms, **options)
         return Trained(models, [index[c] for c in replies], list(replies.values()))
 
     def cosines(self, layout: Layout, state: PersonalModels, trained: Trained) -> Tensor:
