@@ -180,7 +180,6 @@ _NOT_LOADED = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 )
-_library: torch.library.Library | None = None  # the declarations live as long as this object
 
 
 def torchvision_models() -> Any:
@@ -213,9 +212,9 @@ def _compiled_operators_load(folder: Path) -> bool:
     return False
 
 
-def _declare_missing_operators() -> None:
-    global _library
-    if _library is None:
-        _library = torch.library.Library("torchvision", "FRAGMENT")
-        for schema in _NOT_LOADED:
-            _library.define(schema)
+@functools.cache  # once, and the declarations live as long as the library, which the cache keeps
+def _declare_missing_operators() -> torch.library.Library:
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for schema in _NOT_LOADED:
+        library.define(schema)
+    return library
