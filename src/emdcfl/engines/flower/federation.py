@@ -48,9 +48,6 @@ class Postponed:
     round: int
     inputs: Inputs
 
-    def as_dict(self) -> dict[str, Any]:
-        return {"task": self.task, "round": self.round, "inputs": self.inputs}
-
 
 class FlowerFederation(Federation):
     """Clients that are nodes of Flower, connected or not.
@@ -86,7 +83,7 @@ class FlowerFederation(Federation):
         self._postponed: dict[str, list[Postponed]] = {}
         self._early: dict[tuple[str, str], tuple[Postponed, Any]] = {}  # task, client → what came along with another answer
         connected.answers.clear()
-        connected.asked = {"job": self.job, ALONG: [Postponed(DESCRIBE, 0, {}).as_dict()]}
+        connected.asked = {"job": self.job, ALONG: [vars(Postponed(DESCRIBE, 0, {}))]}
 
     def wait_for_clients(self) -> None:
         """Wait for the clients before the first round, and warn of those that are missing."""
@@ -153,7 +150,7 @@ class FlowerFederation(Federation):
                 self._stragglers.pop(client, None)
             request = {"task": info.name, "round": self.index, "client": client, "job": self.job, "inputs": requests[client]}
             if along := self._postponed.get(client):
-                request[ALONG] = [asked.as_dict() for asked in along]
+                request[ALONG] = [vars(asked) for asked in along]
             return encoder.encode(request)
 
         for last in (False, True):

@@ -169,11 +169,8 @@ class HomeNode:
         client = Client(site, network, preprocess, seed=seed, secret=self.secret, run=run, precision=precision)
         client.most_epsilon = self.config.privacy_epsilon
         counted = Releases(self.home / "state", run)
-        client.session, client.projections, client.checks_models = (
-            counted.session(),
-            counted.projections(),
-            not self.config.policy.crafted_models,
-        )
+        client.session, client.projections = counted.session(), counted.projections()
+        client.checks_models = not self.config.policy.crafted_models
         client.withheld = frozenset(TASKS) - set(self.config.policy.answered)
         return client
 
