@@ -161,19 +161,19 @@ class Federation(ABC):
         """Check that a description is its sender's own; an engine that knows the sender's key compares it."""
 
     def expect(self, task: Task) -> None:  # noqa: B027  most engines are always ready
-        """Hear from a method that it will ask for a task once clients have trained; an engine may make itself ready meanwhile."""
+        """Announce a task that a method will ask for once clients have trained, so that an engine can prepare for it."""
 
     def piggyback(self, task: Task, inputs: Mapping[str, Inputs]) -> bool:
-        """Hear that a task will be asked for, with these inputs, in the name of this round but later.
+        """Announce a task of this round that will be run later, with these inputs.
 
-        An engine to which each message is a cost sends it along with what it asks these clients next, and ``run`` then finds the answers
-        there. Returns whether it does; if not, there is nothing to gain from asking later.
+        An engine for which messages are expensive sends it along with its next request to these clients; ``run`` then finds the answers.
+        Returns whether it does; if not, nothing is gained by running the task later.
         """
         return False
 
     @contextmanager
     def revisit(self, index: int, excluded: Mapping[str, str]) -> Iterator[None]:
-        """Ask in the name of an earlier round for a block, without the clients that were ``excluded`` from it then."""
+        """Run the tasks of a block as tasks of an earlier round, without the clients that were ``excluded`` from it then."""
         now, self.index = self.index, index
         try:
             with self.guard.ledger.revisit(index, excluded):
@@ -186,7 +186,7 @@ class Federation(ABC):
         return None
 
     def near(self, states: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return states where this engine computes fastest, for the server's arithmetic in this round."""
+        """Return states on the device where the server's arithmetic on them is fastest, for this round."""
         return states
 
     def run(
@@ -367,7 +367,7 @@ class Federation(ABC):
         return {}
 
     def close(self) -> None:  # noqa: B027  most engines hold nothing
-        """Let go of workers and connections."""
+        """Release workers and connections."""
 
     def __enter__(self) -> Federation:
         return self

@@ -230,7 +230,7 @@ class FlowerFederation(Federation):
         return stale(reply, start=late.start, now=asked["theta"], **about)
 
     def _fail(self, failure: Failure, replies: Replies) -> None:
-        """Take a late training off the list as well, if it did not count in the end."""
+        """Also remove a late training from the list, if it did not count in the end."""
         if failure.task in TASKS and TASKS[failure.task].phase == "train":
             self.late = [one for one in self.late if (one["client"], one["used_in"]) != (failure.client, failure.round)]
         super()._fail(failure, replies)
