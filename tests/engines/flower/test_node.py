@@ -364,7 +364,8 @@ def test_an_answer_to_the_survey_that_is_lost_is_asked_for_again(tmp_path: Path)
     grid.tamper[2] = lose_the_first
     with session(Session(grid, replace(QUICK, patience=0.05), KeyList())):
         assert [site.name for site in scenarios.build("nodes", clients=["a", "b", "c"]).sites] == ["a", "b", "c"]
-    assert asked == ["query.hello", "query.survey", "query.ping", "query.survey"], "describe comes with the greeting"
+    assert "query.ping" in asked  # several, where the machine is busy
+    assert [kind for kind in asked if kind != "query.ping"] == ["query.hello", "query.survey", "query.survey"], "describe comes with hello"
 
 
 def test_nodes_of_different_kinds_and_a_missing_folder_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -12,11 +12,11 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -34,13 +34,10 @@ from emdcfl.data.own.tables import Moments, Summary, pool
 from emdcfl.data.types import Preprocess, Scenario, Site, Split
 from emdcfl.engines.flower import codec
 from emdcfl.engines.flower.connected import SURVEY, ConnectedNodes
-from emdcfl.engines.flower.messages import LostError
+from emdcfl.engines.flower.messages import Retry
 from emdcfl.engines.flower.node.survey import DESCRIBE, MEASURE, Answer
 from emdcfl.engines.flower.survey_replies import check_answer
 from emdcfl.models.vision import IMAGENET_MEAN, IMAGENET_STD
-
-if TYPE_CHECKING:
-    from flwr.app import RecordDict
 
 log = logging.getLogger("emdcfl")
 
@@ -162,27 +159,20 @@ class _Survey:
             wait = connected.messenger.settings.wait
             raise DataError(f"expected at least two nodes, got {len(self.clients)} connected after {wait:.0f} s; start them")
 
-    def _ask(self, nodes: Mapping[str, int], record: RecordDict) -> Iterator[tuple[str, Any]]:
-        """Yield answers as they arrive; ask again where an answer was lost."""
-        messenger = self._connected.messenger
-        settings = messenger.settings
-        for left in reversed(range(settings.attempts)):
-            lost: list[str] = []
-            requests = [(client, node, record) for client, node in nodes.items()]
-            for client, outcome in messenger.exchange("query.survey", requests, group="0", deadline=settings.deadline):
-                if left and isinstance(outcome, LostError):
-                    lost.append(client)
-                else:
-                    yield client, outcome
-            nodes = {client: nodes[client] for client in lost}
+    def _find(self) -> dict[str, int]:
+        """Return the node of every client that is connected now."""
+        self._connected.refresh()
+        return self._connected.nodes
 
     def __call__(self, question: Mapping[str, Any]) -> dict[str, Answer]:
         record, nodes = codec.encode(dict(question)), self._connected.nodes
         answers: dict[str, Answer] = {}
         with_greeting, said = self._connected.asked.get(SURVEY) == question, self._connected.answers
         greeted = {c: said.pop(c)[SURVEY] for c in list(said) if with_greeting and SURVEY in said[c]}
-        waiting = {c: nodes[c] for c in self.clients if c in nodes and c not in greeted}
-        for client, outcome in chain(((c, greeted[c]) for c in self.clients if c in greeted), self._ask(waiting, record)):
+        waiting = [(c, nodes[c], record) for c in self.clients if c in nodes and c not in greeted]
+        messenger, retry = self._connected.messenger, Retry(self._find, lambda _: record)
+        outcomes = messenger.exchange("query.survey", waiting, group="0", deadline=messenger.settings.deadline, retry=retry)
+        for client, outcome in chain(((c, greeted[c]) for c in self.clients if c in greeted), outcomes):
             answer = outcome if isinstance(outcome, dict) else {}
             reason = str(outcome) if isinstance(outcome, ClientError) else answer.get("failure", "no answer in its reply")
             if "failure" not in answer and answer.get("client") == client and isinstance(answer.get("reply"), dict):
