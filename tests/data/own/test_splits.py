@@ -84,11 +84,10 @@ def test_a_new_site_is_split_as_the_run_was(days: Path) -> None:
 def test_options_of_a_config_and_of_a_node_split_alike(days: Path, tmp_path: Path) -> None:
     scenario = scenarios.build("folder", path=str(days), split="time:day")
     data = {"encoding": scenario.encoding, "classes": scenario.classes, "seed": 0}
-    config = NodeConfig(data="a.parquet", split="time:day")
-    cache = tmp_path / "cache"
-    site = read_site("a", config.data, days / "a.parquet", data, label=None, cache=cache, policy=config.policy, rule=config.rule)
+    config = NodeConfig(data=str(days / "a.parquet"), split="time:day")
+    site = read_site("a", tmp_path, config, data)
     assert values(scenario, site) == values(scenario, scenario.sites[0])
-    other = read_site("a", config.data, days / "a.parquet", data, label=None, cache=cache, policy=config.policy)
+    other = read_site("a", tmp_path, NodeConfig(data=config.data), data)
     assert values(scenario, other) != values(scenario, site)
     with pytest.raises(ConfigError, match="expected --split"):
         NodeConfig(split="newest")

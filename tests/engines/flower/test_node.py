@@ -245,13 +245,7 @@ def test_a_node_repairs_its_own_files_and_its_owner_reads_the_page(tmp_path: Pat
         assert surveyed.encoding == whole.encoding and surveyed.classes == ("0", "1") and not surveyed.notes
         job = {"encoding": surveyed.encoding, "classes": list(surveyed.classes), "seed": 0}
         config = read_config(places["b"] / "node.toml")
-        about: dict[str, Any] = {
-            "label": config.label,
-            "cleaning": config.cleaning,
-            "policy": config.policy,
-            "cache": tmp_path / "state" / "site",
-        }
-        site = read_site("b", config.data, messy / "b.csv", job, **about)
+        site = read_site("b", tmp_path, config, job)
     assert torch.equal(site.train.x, whole.sites[1].train.x) and torch.equal(site.train.y, whole.sites[1].train.y)
     with pytest.raises(SystemExit) as done:
         main(["node", "data", str(places["b"]), "--html", str(tmp_path / "b.html")])

@@ -12,7 +12,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,51 +24,42 @@ from emdcfl.core.errors import ClientError, DataError, nearest
 from emdcfl.core.files import locked, replace_text
 from emdcfl.core.keys import digest
 from emdcfl.data.own import load_site
-from emdcfl.data.own.cleaning import AS_THEY_ARE, Cleaning
+from emdcfl.data.own.cleaning import Cleaning
 from emdcfl.data.own.formats.client_tables import LABEL_NAMES, read_client_tables
 from emdcfl.data.own.formats.images import Listed, list_images
 from emdcfl.data.own.formats.layout import site_files
 from emdcfl.data.own.notes import Note
 from emdcfl.data.own.parts import Part, Raw, Text, divide
 from emdcfl.data.own.site import new_site
-from emdcfl.data.own.splitting import RANDOM, SplitRule, file_keys
+from emdcfl.data.own.splitting import SplitRule, file_keys
 from emdcfl.data.own.tables import is_numeric, withheld
 from emdcfl.data.types import Site, Split
 from emdcfl.engines.flower.node.policy import Policy, PolicyError
+
+if TYPE_CHECKING:
+    from emdcfl.engines.flower.node.home import NodeConfig
 
 log = logging.getLogger("emdcfl")
 
 SCENARIO = "scenario"
 
 
-def read_site(
-    name: str,
-    source: str,
-    path: Path,
-    data: Mapping[str, Any],
-    *,
-    label: str | None,
-    cache: Path,
-    policy: Policy,
-    rule: SplitRule = RANDOM,
-    cleaning: Cleaning = AS_THEY_ARE,
-) -> Site:
-    """Return the site of a node: its share of a scenario (``source`` "scenario"), or own files at ``path``.
+def read_site(name: str, home: Path, config: NodeConfig, data: Mapping[str, Any]) -> Site:
+    """Return the site of the node at ``home``: its share of a scenario, or its own files.
 
-    ``data`` is the job's: a scenario's name and options, or encoding, classes and seed of own files. ``label`` is the label column, if this
-    site calls it by another name. The site is kept in ``cache``, inside the node's state. ``policy`` says which columns may be read as
-    words.
+    ``data`` is the job's: a scenario's name and options, or encoding, classes and seed of own files.
     """
-    if source == SCENARIO and "scenario" not in data:
+    shares, path, state = config.data == SCENARIO, home / config.data, home / "state"
+    if shares and "scenario" not in data:
         raise ClientError(f"node {name!r} serves a share of a scenario, but the run asks for own files; set data in its node.toml")
-    if source != SCENARIO and "encoding" not in data:
+    if not shares and "encoding" not in data:
         raise ClientError(f"node {name!r} serves its own files, but the run asks for a scenario; run it with --scenario nodes")
-    files = "" if source == SCENARIO else _listing(path)
-    how = digest(name, label, json.dumps(data, sort_keys=True), files, repr(rule), repr(policy), repr(cleaning))
-    kept = cache / f"{how.hex()[:32]}.safetensors"
+    rules = map(repr, (config.rule, config.policy, config.cleaning))
+    how = digest(name, config.label, json.dumps(data, sort_keys=True), "" if shares else _listing(path), *rules)
+    kept = state / "site" / f"{how.hex()[:32]}.safetensors"
     site = _cached(name, kept)
     if site is None:
-        site = _share(name, data) if source == SCENARIO else _own(name, path, data, label, rule, cleaning, policy, cache.parent)
+        site = _share(name, data) if shares else _own(name, path, config, data, state)
         _keep(site, kept)
     return site
 
@@ -83,18 +74,17 @@ def _share(name: str, data: Mapping[str, Any]) -> Site:
     return scenario.sites[names.index(name)]
 
 
-def _own(
-    name: str, path: Path, data: Mapping[str, Any], label: str | None, rule: SplitRule, cleaning: Cleaning, policy: Policy, state: Path
-) -> Site:
+def _own(name: str, path: Path, config: NodeConfig, data: Mapping[str, Any], state: Path) -> Site:
     about = {"encoding": data["encoding"], "classes": data["classes"], "seed": int(data["seed"])}
+    label, rule, cleaning = config.label, config.rule, config.cleaning
     if data["encoding"]["kind"] == "images":
         cleaning.columns((), None)
         _check_classes(image_labels(list_images(site_files(path, name)[1]), about["seed"], rule, cleaning), data)
         site, notes = load_site(path, name=name, label=label, rule=rule, cleaning=cleaning, **about)
     else:
         raw, said = read_table(name, path, label or data["encoding"]["label"], rule, cleaning)
-        fixed_label(state, label, raw.label, policy)
-        _check_classes(_check_table(raw, data, policy), data)
+        fixed_label(state, label, raw.label, config.policy)
+        _check_classes(_check_table(raw, data, config.policy), data)
         site, notes = new_site(raw, notes=said, **about)
     for note in notes:
         log.info("%s", note)
@@ -132,7 +122,7 @@ def fixed_label(state: Path, configured: str | None, column: str, policy: Policy
         )
 
 
-def image_labels(listed: Listed, seed: int, rule: SplitRule, cleaning: Cleaning = AS_THEY_ARE) -> Text:
+def image_labels(listed: Listed, seed: int, rule: SplitRule, cleaning: Cleaning) -> Text:
     """Return the labels of the train split of images, without decoding any."""
     parts = {}
     for split, files in listed.files.items():

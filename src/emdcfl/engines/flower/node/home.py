@@ -175,10 +175,7 @@ class HomeNode:
         return client
 
     def _site(self, job: Mapping[str, Any]) -> Site:
-        cache = self.home / "state" / "site"
-        own = self.config
-        how: dict[str, Any] = {"label": own.label, "rule": own.rule, "cleaning": own.cleaning, "policy": own.policy}
-        return read_site(self.name, own.data, self.data, job["data"], cache=cache, **how)
+        return read_site(self.name, self.home, self.config, job["data"])
 
     def keep(self, client: Client) -> None:
         Releases(self.home / "state", client.run).keep_projections(client.projections or {})
