@@ -28,7 +28,7 @@ def z() -> np.ndarray:
 
 
 def test_the_value_everybody_quotes() -> None:
-    assert gaussian_sigma(1.0, 1e-5, sensitivity=1.0) == pytest.approx(3.730632, abs=1e-6)
+    assert gaussian_sigma(1.0, 1e-5) / SENSITIVITY == pytest.approx(3.730632, abs=1e-6)
     assert gaussian_sigma(1.0, 1e-5) == pytest.approx(2 * 3.730632, abs=2e-6)
 
 

@@ -70,22 +70,15 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     return low
 
 
-def gaussian_sigma(epsilon: float, delta: float, *, sensitivity: float = SENSITIVITY) -> float:
-    r"""Smallest standard deviation of the noise that makes one release (ε, δ)-differentially private.
-
-    Parameters
-    ----------
-    epsilon, delta : float
-        Per record and release.
-    sensitivity : float
-        :math:`\Delta`, the most a record can move what is released, in Euclidean length.
+def gaussian_sigma(epsilon: float, delta: float) -> float:
+    """Smallest standard deviation of the noise that makes one release of a record (ε, δ)-differentially private.
 
     Examples
     --------
-    >>> round(gaussian_sigma(1.0, 1e-5, sensitivity=1.0), 4), round(gaussian_sigma(64.0, 1e-5), 4)
-    (3.7306, 0.2534)
+    >>> round(gaussian_sigma(1.0, 1e-5), 4), round(gaussian_sigma(64.0, 1e-5), 4)
+    (7.4613, 0.2534)
     """
-    return sensitivity / gaussian_mu(epsilon, delta)
+    return SENSITIVITY / gaussian_mu(epsilon, delta)
 
 
 def total_epsilon(epsilon: float, delta: float, releases: int) -> float:
