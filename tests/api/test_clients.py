@@ -58,6 +58,24 @@ def test_frames_are_read_as_their_files_are(tmp_path: Path) -> None:
     assert files.classes == ("ill", "well") and files.sites[0].train.x.shape[1] == 2 + 1 + 2  # one column has gaps, one is text
 
 
+def test_frames_of_splits_keep_groups_together_as_files_do(tmp_path: Path) -> None:
+    table = frame().assign(patient=[f"p{i // 4}" for i in range(120)], part="train")
+    halves = {split: table.iloc[start::2] for start, split in enumerate(("train", "test"))}
+    about: dict[str, Any] = {"label": "outcome", "group": "patient", "drop": "part"}
+    apart: dict[str, dict[str, Any]] = {name: {} for name in "abc"}
+    for split, rows in halves.items():
+        for name, own in rows.groupby("hospital"):
+            apart[name][split] = own.drop(columns="hospital")
+            (tmp_path / name).mkdir(exist_ok=True)
+            apart[name][split].to_csv(tmp_path / name / f"{split}.csv", index=False)
+    files = emdcfl.scenarios.build("folder", path=str(tmp_path), **about)
+    assert [column["name"] for column in files.encoding["columns"]] == ["age", "dose", "sex"]
+    assert same(files, scenario_of(apart, **about)) and same(files, scenario_of(halves, client="hospital", **about))
+    for clients, more in ((apart, {}), (halves, {"client": "hospital"})):
+        with pytest.raises(DataError, match="split-column has nothing to do"):
+            scenario_of(clients, label="outcome", split_column="part", **more)
+
+
 def test_dates_written_as_text_and_marks_of_gaps_in_frames_are_read_as_in_files(tmp_path: Path) -> None:
     about: dict[str, Any] = {"label": "outcome", "date": ["seen"], "missing": ["-1"], "split": "time:day"}
     days = pd.date_range("2024-01-01", periods=120)

@@ -18,13 +18,13 @@ from emdcfl.core.optional import pa
 from emdcfl.data.own.arrays import named_clients, with_truth
 from emdcfl.data.own.cleaning import CLEANING, Cleaning
 from emdcfl.data.own.folder import checked_scenario, clean_reading
-from emdcfl.data.own.formats.client_tables import LABEL_NAMES, label_column, label_to_leave, labelled, shared_table
+from emdcfl.data.own.formats.client_tables import LABEL_NAMES, client_samples, shared_table
 from emdcfl.data.own.formats.quantities import common_units
-from emdcfl.data.own.formats.readers import as_plain, read_units, with_dates, without_marks
+from emdcfl.data.own.formats.readers import as_plain, with_dates, without_marks
 from emdcfl.data.own.notes import Note
 from emdcfl.data.own.parts import MIXED, Part, Raw
 from emdcfl.data.own.site import encode_rows, new_site
-from emdcfl.data.own.splitting import RANDOM, SPLIT_NAMES, SplitRule, by_split
+from emdcfl.data.own.splitting import SPLIT_NAMES, SplitRule, by_split
 from emdcfl.data.own.tables import CellRules, TableEncoding
 from emdcfl.data.types import Scenario, Site, Target
 
@@ -126,17 +126,19 @@ def _shared(clients: Any, label: str | None, column: str, rule: SplitRule, cells
     """Divide one table, or one table per split, by the site column."""
     if not isinstance(clients, Mapping):
         return shared_table(_read(clients, label, cells, "the frame"), "the frame", label, column, rule, cells)
+    if rule.column:
+        raise DataError("the frames are train, val or test already, so --split-column has nothing to do; leave it out")
     parts: dict[str, dict[str, Part]] = {}
     units: dict[str, dict[str, str]] = {}
     notes: list[Note] = []
     for split, value in by_split(clients, "the frames").items():
-        raws, more = shared_table(_read(value, label, cells, f"split {split!r}"), f"split {split!r}", label, column, RANDOM, cells)
+        raws, more = shared_table(_read(value, label, cells, f"split {split!r}"), f"split {split!r}", label, column, rule, cells)
         notes += more
         label = raws[0].label
         for raw in raws:
             units[raw.name] = common_units({"the other splits": units.get(raw.name, {}), f"split {split!r}": raw.units})
             parts.setdefault(raw.name, {})[split] = raw.parts[MIXED]
-    return [Raw(name, f"{column} = {name}", found, label=label or "", units=units[name]) for name, found in parts.items()], notes
+    return [Raw(name, f"{column} = {name}", found, rule, label or "", units[name]) for name, found in parts.items()], notes
 
 
 def _each(clients: Any, label: str | None, rule: SplitRule, cells: CellRules) -> tuple[list[Raw], list[Note]]:
@@ -153,16 +155,10 @@ def _each(clients: Any, label: str | None, rule: SplitRule, cells: CellRules) ->
 def _raw(name: str, entry: Any, label: str | None, rule: SplitRule, cells: CellRules) -> tuple[Raw, list[Note]]:
     if not is_table(entry):
         raise DataError(f"client {name!r}: expected a frame as at the other sites, got {type(entry).__name__}; give all sites alike")
-    whole = not isinstance(entry, Mapping)
-    parts, notes, units = {}, [], dict[str, str]()
-    for split, value in ({MIXED: entry} if whole else by_split(entry, f"client {name!r}")).items():
-        table = _read(value, label, cells, f"client {name!r}")
-        label = label_column(table, label, f"client {name!r}")
-        table, own = read_units(table, label_to_leave(table, label, cells))
-        units = common_units({"the other splits": units, f"split {split!r}": own})
-        parts[split], more = labelled(table, label, name, "frame", rule if whole else RANDOM)
-        notes += more
-    return Raw(name, "frame", parts, rule if whole else RANDOM, label or "", units), notes
+    given = by_split(entry, f"client {name!r}") if isinstance(entry, Mapping) else {MIXED: entry}
+    tables = {split: _read(value, label, cells, f"client {name!r}") for split, value in given.items()}
+    named = {split: (table, "the frame" if split == MIXED else f"split {split!r}") for split, table in tables.items()}
+    return client_samples(name, named, label, rule, cells)
 
 
 def site_from_table(

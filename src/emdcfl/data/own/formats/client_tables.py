@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -71,25 +72,30 @@ def read_client_tables(
     client: ClientFiles, label: str | None, rule: SplitRule = RANDOM, cells: CellRules = AS_WRITTEN
 ) -> tuple[Raw, list[Note]]:
     """Read the table or tables of one client; return samples and notes."""
+    tables = {split: (read_file(path, cells), str(path)) for split, path in client.parts.items()}
+    notes = [note for table, origin in tables.values() for note in encoding_notes(table, client.name, origin)]
+    raw, more = client_samples(client.name, tables, label, rule, cells)
+    return raw, [*notes, *more]
+
+
+def client_samples(
+    name: str, tables: Mapping[str, tuple[pa.Table, str]], label: str | None, rule: SplitRule, cells: CellRules
+) -> tuple[Raw, list[Note]]:
+    """Return the samples of one client, and notes, from its table or one for each split, with where each comes from."""
+    if rule.column and MIXED not in tables:
+        raise DataError(f"client {name!r} has train, val or test tables already, so --split-column has nothing to do; leave it out")
     parts: dict[str, Part] = {}
     notes: list[Note] = []
-    column = origin = ""
-    if rule.column and MIXED not in client.parts:
-        raise DataError(f"client {client.name!r} has train, val or test tables already, so --split-column has nothing to do; leave it out")
     units: dict[str, str] = {}
     codes: frozenset[str] = frozenset()
-    for split, path in client.parts.items():
-        table = read_file(path, cells)
-        origin = origin or str(path)
-        column = label_column(table, label, f"client {client.name!r}: {path}")
-        notes += encoding_notes(table, client.name, str(path))
+    for split, (table, origin) in tables.items():
+        label = label_column(table, label, f"client {name!r}: {origin}")
         codes |= codes_of(table)
-        table, own = read_units(table, [*label_to_leave(table, column, cells), *dict(cells.words)])
-        units = common_units({"the other splits": units, f"client {client.name!r} ({path})": own})
-        part, more = labelled(table, column, client.name, str(path), rule)
-        parts[split] = part
+        table, own = read_units(table, [*label_to_leave(table, label, cells), *dict(cells.words)])
+        units = common_units({"the other splits": units, f"client {name!r} ({origin})": own})
+        parts[split], more = labelled(table, label, name, origin, rule)
         notes += more
-    return Raw(client.name, origin, parts, rule, column, units, codes), notes
+    return Raw(name, next(iter(tables.values()))[1], parts, rule, label or "", units, codes), notes
 
 
 def encoding_notes(table: pa.Table, name: str, origin: str) -> list[Note]:
