@@ -122,3 +122,12 @@ def test_a_new_site_is_split_without_samples_of_classes_that_training_lacks() ->
     site, notes = site_from_arrays("new", (np.concatenate([x, x]), np.r_[y, np.full(60, 7)]), like=from_arrays([table(), table()]))
     assert [len(site.train), len(site.val), len(site.tests["test"])] == [36, 12, 12]
     assert "client 'new' (array): samples left out because training lacks their label (7): 60" in notes
+
+
+def test_a_new_site_has_classes_if_the_run_has() -> None:
+    """Numbers that might be measurements at a site so small are classes of the run."""
+    scenario = from_arrays([(RNG.normal(size=(400, 4)), np.arange(400) % 25) for _ in range(2)])
+    with pytest.raises(DataError, match="classes or measurements"):
+        from_arrays([(RNG.normal(size=(100, 4)), np.arange(100) % 25) for _ in range(2)])
+    site, _ = site_from_arrays("new", (RNG.normal(size=(100, 4)), np.arange(100) % 25), like=scenario)
+    assert sorted({int(y) for split in site.splits.values() for y in split.y}) == sorted(int(name) for name in scenario.classes)

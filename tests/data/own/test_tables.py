@@ -55,6 +55,16 @@ def test_one_file_per_client(folder: Path) -> None:
     assert all(np.bincount(s.val.y, minlength=3).min() >= 3 for s in scenario.sites)
 
 
+def test_a_new_site_has_classes_if_the_run_has(tmp_path: Path) -> None:
+    """Numbers that might be measurements at a site so small are classes of the run."""
+    for name, n in (("a", 400), ("b", 400), ("new", 100)):
+        write(tmp_path / name / "all.csv", [{**row, "label": i % 25} for i, row in enumerate(rows(n))])
+    new = (tmp_path / "new").rename(tmp_path.parent / f"{tmp_path.name}-new")
+    scenario = load_folder(tmp_path)
+    site, _ = load_site(new, encoding=scenario.encoding, classes=scenario.classes)
+    assert sum(map(len, site.splits.values())) == 100
+
+
 def test_runs_inside_the_folder_are_no_sites(folder: Path) -> None:
     for run in (folder / "mine", folder / "runs" / "one", folder / "runs" / "two"):
         (run / "state").mkdir(parents=True)

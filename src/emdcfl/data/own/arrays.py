@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from emdcfl.core.errors import DataError
 from emdcfl.data.own import defaults
 from emdcfl.data.own.checking.leaks import leaks
-from emdcfl.data.own.cleaning import REGRESSION, check_classes, variant_notes
+from emdcfl.data.own.cleaning import CLASSIFICATION, REGRESSION, check_classes, variant_notes
 from emdcfl.data.own.notes import write_notes
 from emdcfl.data.own.parts import MIXED, SPLITS, Part, Raw, assemble, prepare
 from emdcfl.data.own.site import new_site
@@ -63,7 +63,7 @@ def named_clients(clients: Sequence[Any] | Mapping[Any, Any]) -> dict[str, Any]:
 
 def site_from_arrays(name: str, entry: Any, *, like: Scenario, seed: int = 0) -> tuple[Site, tuple[str, ...]]:
     """Build one more site for a scenario, from data in memory; returns it and notes for the user."""
-    raw = _raw(name, entry, None if like.target is None else REGRESSION)
+    raw = _raw(name, entry, CLASSIFICATION if like.target is None else REGRESSION)
     expected = like.sites[0].train.x
     for part in raw.parts.values():
         if tuple(part.x.shape[1:]) != tuple(expected.shape[1:]):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from emdcfl.core.errors import DataError
 from emdcfl.core.optional import pa
-from emdcfl.data.own.cleaning import AS_THEY_ARE, Cleaning
+from emdcfl.data.own.cleaning import AS_THEY_ARE, CLASSIFICATION, Cleaning
 from emdcfl.data.own.formats import dicom
 from emdcfl.data.own.formats.client_tables import encoding_notes, read_client_tables
 from emdcfl.data.own.formats.images import files_below, list_images, read_client, read_image
@@ -89,6 +89,8 @@ def new_site(
     cleaning: Cleaning = AS_THEY_ARE,
 ) -> tuple[Site, tuple[str, ...]]:
     """Build one more site from what was read; returns it and notes for the user."""
+    if target is None:  # nobody asks again whether labels are classes
+        cleaning = replace(cleaning, task=CLASSIFICATION)
     raw, notes = cleaning.clean(raw), list(notes)
     if encoding["kind"] == "table":
         raw = cleaning.full_rows(raw, [column["name"] for column in encoding["columns"]], notes)
