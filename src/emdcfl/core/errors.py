@@ -8,6 +8,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from emdcfl.core.units import some
+
 LONGEST = 1500
 """Characters of a message, which may quote text of any length."""
 
@@ -68,5 +70,5 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     if close and len(names) > FEW:  # a table may have thousands of columns
         return f"did you mean {close[0]!r}?"
-    known = ", ".join(names[:MANY]) + (f" and {len(names) - MANY} more" if len(names) > MANY else "")
+    known = some(names, most=MANY)
     return f"did you mean {close[0]!r}? (valid: {known})" if close else f"expected one of {known}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 
 def seconds(value: float | None) -> str:
@@ -128,3 +128,14 @@ def names(clients: Collection[str]) -> str:
     """
     listed = [escaped(client) for client in clients]
     return ", ".join(listed) if len(listed) <= NAMED_IN_FULL else f"{len(listed)} clients ({listed[0]} … {listed[-1]})"
+
+
+def some(words: Sequence[str], between: str = ", ", *, most: int = 5) -> str:
+    """Write the first few words, and how many more there are.
+
+    Examples
+    --------
+    >>> some(["a", "b"]), some(["a", "b", "c"], " and ", most=2)
+    ('a, b', 'a and b and 1 more')
+    """
+    return between.join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from emdcfl.core.errors import StoreError
 from emdcfl.core.metric import Metric
-from emdcfl.core.units import plural
+from emdcfl.core.units import plural, some
 from emdcfl.report.svg import WIDTH, Axis, chart, mark, shape_path, tag, ticks, visible
 from emdcfl.runs.store.files import unsealed
 from emdcfl.studies.results import RESULTS, ResultRow, checked
@@ -76,7 +76,7 @@ def _headline(table: Table, methods: int) -> str:
     leaders = [(c, sorted(table.best(c.key, c.metrics[0]), key=table.rows.index)) for c in table.columns]
     if len(leaders) == 1:
         column, best = leaders[0]
-        named = " and ".join(best[:3]) + (f" and {len(best) - 3} more" if len(best) > 3 else "")
+        named = some(best, " and ", most=3)
         cell = table.cells.get((best[0], column.key, column.metrics[0])) if best else None
         score = "" if cell is None else f" with R² {cell.mean:.2f}" if "r2" in column.metrics else f" with {cell.mean:.1f}%"
         if not best:

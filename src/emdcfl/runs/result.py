@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from emdcfl.core.errors import DataError, StoreError, nearest
 from emdcfl.core.metric import Metric, metric_of, score_of
-from emdcfl.core.units import plural
+from emdcfl.core.units import plural, some
 from emdcfl.data.own import frames
 from emdcfl.data.own.arrays import inputs_like
 from emdcfl.data.types import Scenario
@@ -239,8 +239,7 @@ class Result:
         for k, names in sorted(members.items(), key=lambda item: str(item[0])):
             known = [score[c] for c in names if c in score]
             mean = self.metric.text(sum(known) / len(known) if known else None)
-            shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-            rows.append(f"<tr><td>{html.escape(str(k))}</td><td>{html.escape(shown)}</td><td>{mean}</td></tr>")
+            rows.append(f"<tr><td>{html.escape(str(k))}</td><td>{html.escape(some(names, most=8))}</td><td>{mean}</td></tr>")
         head = f"<tr><th>cluster</th><th>clients</th><th>{self.metric.label}</th></tr>"
         return f"<p>{html.escape(self._headline())}</p><table>{head}{''.join(rows)}</table>"
 

@@ -18,12 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emdcfl.core.errors import ConfigError, DataError, nearest
-from emdcfl.core.units import names
+from emdcfl.core.units import names, some
 from emdcfl.data.own.checking.columns import ColumnProfile, SiteColumn, index_columns
 from emdcfl.data.own.checking.profiling import with_units
 from emdcfl.data.own.formats.dates import read_dates
 from emdcfl.data.own.formats.readers import NUMBER
-from emdcfl.data.own.notes import Note, some
+from emdcfl.data.own.notes import Note
 from emdcfl.data.own.parts import Part, Raw, is_numbers, sort_words
 from emdcfl.data.own.tables import AS_WRITTEN, DROP_ROWS, CellRules, complete_rows, read_list
 

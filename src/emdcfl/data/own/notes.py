@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from emdcfl.core.units import NAMED_IN_FULL, names
-
-MOST_WORDS = 5
-"""Labels or files named in a note."""
+from emdcfl.core.units import NAMED_IN_FULL, names, some
 
 
 @dataclass(frozen=True)
@@ -56,8 +53,3 @@ def write_notes(notes: Iterable[Note]) -> list[str]:
         sentence = f"{listed}{who}: {text.replace('{n}', count).replace('{words}', shown)}"
         written.append(LeftOut(sentence) if same[0].left_out else sentence)
     return written
-
-
-def some(words: Sequence[str], between: str = ", ") -> str:
-    """Write the first few words, and how many more there are."""
-    return between.join(words[:MOST_WORDS]) + (f" and {len(words) - MOST_WORDS} more" if len(words) > MOST_WORDS else "")

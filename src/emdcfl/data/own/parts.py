@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from emdcfl.core import keys
 from emdcfl.core.errors import DataError
+from emdcfl.core.units import some
 from emdcfl.data.own import defaults
-from emdcfl.data.own.notes import Note, some
+from emdcfl.data.own.notes import Note
 from emdcfl.data.own.splitting import GROUP, RANDOM, SPLIT, TIME, Keys, SplitRule
 from emdcfl.data.split import Indices, grouped_indices, ordered_indices, stratified_indices
 from emdcfl.data.types import Preprocess, Scenario, Site, Split, Target

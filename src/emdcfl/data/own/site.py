@@ -16,6 +16,7 @@ from torch import Tensor
 
 from emdcfl.core.errors import DataError
 from emdcfl.core.optional import pa
+from emdcfl.core.units import some
 from emdcfl.data.own.cleaning import AS_THEY_ARE, CLASSIFICATION, Cleaning
 from emdcfl.data.own.formats import dicom
 from emdcfl.data.own.formats.client_tables import encoding_notes, read_client_tables
@@ -23,7 +24,7 @@ from emdcfl.data.own.formats.images import files_below, list_images, read_client
 from emdcfl.data.own.formats.layout import IMAGE_SUFFIXES, TABLE_SUFFIXES, site_files
 from emdcfl.data.own.formats.quantities import check_units
 from emdcfl.data.own.formats.readers import read_file, read_units
-from emdcfl.data.own.notes import Note, some, write_notes
+from emdcfl.data.own.notes import Note, write_notes
 from emdcfl.data.own.parts import SPLITS, Raw, divide, known_only, to_site, warnings
 from emdcfl.data.own.splitting import RANDOM, SplitRule
 from emdcfl.data.own.tables import TableEncoding

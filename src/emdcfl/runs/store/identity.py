@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from emdcfl.core.errors import StoreError
+from emdcfl.core.units import some
 from emdcfl.runs.store import files
 
 FORMAT = 1
@@ -99,8 +100,8 @@ def _differences(old: str, new: str, free: Sequence[str] = ()) -> str:
     """Name the first keys in which two TOML texts differ, others than ``free``; empty where they agree."""
     there, here = flat(tomllib.loads(old)), flat(tomllib.loads(new))
     keys = sorted(key for key in there.keys() | here.keys() if there.get(key) != here.get(key) and key not in free)
-    shown = [f"{key} ({there.get(key, 'unset')!r} there, {here.get(key, 'unset')!r} here)" for key in keys[:5]]
-    return ", ".join(shown + ([f"and {len(keys) - 5} more"] if len(keys) > 5 else []))
+    shown = [f"{key} ({there.get(key, 'unset')!r} there, {here.get(key, 'unset')!r} here)" for key in keys]
+    return some(shown)
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from emdcfl.core.metric import Metric, metric_of, score_of
-from emdcfl.core.units import names, plural
+from emdcfl.core.units import names, plural, some
 from emdcfl.runs.verdict.chance import Guessing, guessing
 from emdcfl.runs.verdict.intervals import Interval, SiteScores, difference, more_samples
 
@@ -301,8 +301,8 @@ def _losers(summary: Summary, alone: Summary | None) -> list[str]:
         return []
     lost = {c: g for i, c in enumerate(summary["clients"]) if (g := difference(own.only([i]), other.only([i]))) is not None and g.high < 0}
     worst = sorted(lost, key=lambda c: lost[c].mean)
-    told = ", ".join(f"{names([c])} ({_in_units(summary, lost[c].mean, '+')})" for c in worst[:3])
-    return [f"better off alone: {told}{f' and {len(worst) - 3} more' if len(worst) > 3 else ''}"] if worst else []
+    told = [f"{names([c])} ({_in_units(summary, lost[c].mean, '+')})" for c in worst]
+    return [f"better off alone: {some(told, most=3)}"] if worst else []
 
 
 def worth_rows(summary: Summary, baselines: Mapping[str, Summary]) -> list[tuple[str, Summary, str]]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from emdcfl.core.metric import metric_of, score_of
-from emdcfl.core.units import names, percent, percent_range, plural
+from emdcfl.core.units import names, percent, percent_range, plural, some
 from emdcfl.runs.verdict.advice import Summary, advice, scores_of_sites, used, worth
 from emdcfl.runs.verdict.intervals import these_sites
 from emdcfl.runs.verdict.structure import headline, one_group_by_benefit, structure
@@ -40,7 +40,7 @@ def _look_at(summary: Summary, reading: Summary | None, baselines: Mapping[str, 
         low = sorted((found.mean, c) for found, c in zip(own, clients, strict=True) if found is not None and found.high < mean)
         if low:
             text = scores.metric.text
-            return f"clearly less accurate than the mean of {text(mean)}: {_few([f'{names([c])} ({text(p)})' for p, c in low])}"
+            return f"clearly less accurate than the mean of {text(mean)}: {some([f'{names([c])} ({text(p)})' for p, c in low], most=4)}"
     if reading is not None and reading["borderline"]:
         return f"borderline, another sample might group them otherwise: {names(reading['borderline'])}"
     return "no site stands out"
@@ -117,9 +117,5 @@ def _truth(summary: Summary) -> str | None:
     if mixed:
         parts.append(f"{plural(len(mixed), 'cluster')} {'mixes' if len(mixed) == 1 else 'mix'} true groups")
     if split:
-        parts.append(f"{plural(len(split), 'true group')} {'is' if len(split) == 1 else 'are'} split ({_few(split)})")
+        parts.append(f"{plural(len(split), 'true group')} {'is' if len(split) == 1 else 'are'} split ({some(split, most=4)})")
     return "; ".join(parts)
-
-
-def _few(words: Sequence[str], most: int = 4) -> str:
-    return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")

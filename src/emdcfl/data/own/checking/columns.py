@@ -15,9 +15,9 @@ import numpy as np
 
 from emdcfl.core.errors import DataError
 from emdcfl.core.optional import pa
-from emdcfl.core.units import names
+from emdcfl.core.units import names, some
 from emdcfl.data.own.formats.readers import GAPS, NUMBER
-from emdcfl.data.own.notes import Note, some
+from emdcfl.data.own.notes import Note
 from emdcfl.data.own.parts import Raw
 from emdcfl.data.own.tables import MAX_WORDS, is_numeric, most_frequent
 

@@ -26,8 +26,9 @@ from numpy.typing import NDArray
 
 from emdcfl.core import keys
 from emdcfl.core.optional import pa
+from emdcfl.core.units import some
 from emdcfl.data.own.checking.columns import ID_NAME
-from emdcfl.data.own.notes import Note, some, write_notes
+from emdcfl.data.own.notes import Note, write_notes
 from emdcfl.data.own.parts import SPLITS, Divided
 from emdcfl.data.own.splitting import RANDOM, SplitRule
 from emdcfl.data.types import Scenario, Site

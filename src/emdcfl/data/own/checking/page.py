@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from emdcfl.core.units import names, plural, quantity
+from emdcfl.core.units import names, plural, quantity, some
 from emdcfl.data.own.checking.check import ClientReport, FolderReport
 from emdcfl.data.own.checking.columns import ColumnProfile, Doubt
 from emdcfl.data.own.cleaning import folded
-from emdcfl.data.own.notes import LeftOut, some
+from emdcfl.data.own.notes import LeftOut
 from emdcfl.data.own.tables import withheld
 
 MOST_COLUMNS = 200
@@ -187,8 +187,7 @@ def _dropped(report: FolderReport, notes: Sequence[str]) -> Iterator[str]:
     """Columns that are left out and no note names."""
     asked = [name for name in report.left_out if not any(repr(name) in note for note in notes)]
     if asked:
-        more = f" and {len(asked) - MANY_CLASSES} more" if len(asked) > MANY_CLASSES else ""
-        yield f"columns that are no features: {', '.join(asked[:MANY_CLASSES])}{more}"
+        yield f"columns that are no features: {some(asked, most=MANY_CLASSES)}"
 
 
 def _reveals(report: FolderReport) -> Iterator[str]:
