@@ -42,36 +42,44 @@ Arrays = Mapping[str, Mapping[str, NDArray[Any]]]
 Headers = dict[str, list[Header | None]]
 
 
-def load_folder(
-    path: str | Path,
-    *,
-    label: str | None = None,
-    client: str | None = None,
-    seed: int = 0,
-    model: defaults.Model = None,
-    size: int | None = None,
-    rule: SplitRule = RANDOM,
-    cleaning: Cleaning = AS_THEY_ARE,
-) -> Scenario:
-    """Read the user's own data.
+@dataclass(frozen=True)
+class FolderOptions:
+    """How a folder of own files is read."""
+
+    label: str | None = None
+    """Label column of tables; by default the first of label, target, class, y."""
+    client: str | None = None
+    """Client column, of one table for all."""
+    model: defaults.Model = None
+    """The network: by default an MLP for tables, a CNN for images."""
+    size: int | None = None
+    """Width of images; by default their most frequent size if it is square and at most 64, else 64 (224 for pretrained networks)."""
+    rule: SplitRule = RANDOM
+    cleaning: Cleaning = AS_THEY_ARE
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> FolderOptions:
+        """Read those among the options of a scenario of own files."""
+        about = {name: options.get(name) for name in ("label", "client", "model", "size")}
+        return cls(**about, rule=SplitRule.of(**options), cleaning=Cleaning.of(**options))
+
+
+def load_folder(path: str | Path, *, seed: int = 0, **options: Any) -> Scenario:
+    """Read the user's own data; ``options`` are the fields of ``FolderOptions``, ``seed`` is that of the splits.
 
     ``path`` has one sub-folder per client with class sub-folders of images (optionally below train/val/test), or one CSV/TSV/Parquet file
-    per client; or it is one such file with a client column. The label column is by default the first of label, target, class, y; the
-    network an MLP for tables, a CNN for images. Images have by default their most frequent size if it is square and at most 64, else 64
-    (224 for pretrained networks). ``seed`` is that of the splits, made per client and class unless ``rule`` says otherwise.
-
-    In the scenario, ``notes`` lists what was left out or looks doubtful; ``encoding`` says how files are read.
+    per client; or it is one such file with a client column. Splits are made per client and class unless ``rule`` says otherwise. In the
+    scenario, ``notes`` lists what was left out or looks doubtful; ``encoding`` says how files are read.
     """
-    reading = read_folder(Path(path), label=label, client=client, model=model, size=size, rule=rule, cleaning=cleaning)
-    return checked_scenario(reading, rule, seed=seed, model=model)
+    return checked_scenario(read_folder(Path(path), FolderOptions(**options)), seed=seed)
 
 
-def checked_scenario(reading: FolderSamples, rule: SplitRule, *, seed: int, model: defaults.Model) -> Scenario:
+def checked_scenario(reading: FolderSamples, *, seed: int) -> Scenario:
     """Split and encode what was read, with notes on samples that occur twice or almost."""
-    scenario, divided = build_scenario(reading, seed=seed, model=model)
+    scenario, divided = build_scenario(reading, seed=seed)
     more = repeats(scenario).notes(str(reading.path))
-    if rule == RANDOM and reading.label is not None:
-        more += leaks(scenario, divided, rule, hints=False)
+    if reading.how.rule == RANDOM and reading.label is not None:
+        more += leaks(scenario, divided, RANDOM, hints=False)
     return replace(scenario, notes=(*scenario.notes, *more), doubts=(*scenario.doubts, *more))
 
 
@@ -80,6 +88,7 @@ class FolderSamples:
     """A folder's samples before they are split."""
 
     path: Path
+    how: FolderOptions
     raws: list[Raw]
     """Samples as ``Cleaning`` left them."""
     labels: dict[str, Counter[str]]
@@ -87,7 +96,6 @@ class FolderSamples:
     notes: list[Note]
     columns: dict[str, ColumnProfile]
     """Of tables: what every column holds, also those that are left out."""
-    cleaning: Cleaning
     fingerprints: dict[str, str]
     """Client → short hash of its samples and labels."""
     headers: Headers
@@ -105,35 +113,26 @@ class FolderSamples:
         return [column for name, column in self.columns.items() if name in kept]
 
 
-def read_folder(
-    path: Path,
-    *,
-    label: str | None = None,
-    client: str | None = None,
-    model: defaults.Model = None,
-    size: int | None = None,
-    rule: SplitRule = RANDOM,
-    cleaning: Cleaning = AS_THEY_ARE,
-) -> FolderSamples:
+def read_folder(path: Path, how: FolderOptions) -> FolderSamples:
     """Read the files of all clients, clean them and describe them."""
-    layout = discover(path, client_column=client)
-    raws, notes, headers = _read(layout, label=label, client=client, model=model, size=size, rule=rule, cells=cleaning.cells)
+    layout = discover(path, client_column=how.client)
+    raws, notes, headers = _read(layout, how)
     if layout.ignored:
         notes.append(
             Note("", str(path), "files that are not read: {words}", words=tuple(file.name for file in layout.ignored), left_out=True)
         )
-    return clean_reading(path, raws, notes, cleaning, headers)
+    return clean_reading(path, how, raws, notes, headers)
 
 
-def read_site_alone(path: Path, name: str, label: str | None, rule: SplitRule, cleaning: Cleaning) -> FolderSamples:
+def read_site_alone(path: Path, name: str, how: FolderOptions) -> FolderSamples:
     """Read the files of one site whose partners are elsewhere."""
     kind, files = site_files(path, name)
-    raws, notes, headers = _read(FolderLayout(kind, [files]), label=label, rule=rule, cells=cleaning.cells)
-    return clean_reading(path, raws, notes, cleaning, headers)
+    return clean_reading(path, how, *_read(FolderLayout(kind, [files]), how))
 
 
-def clean_reading(path: Path, raws: Sequence[Raw], notes: list[Note], cleaning: Cleaning, headers: Headers | None = None) -> FolderSamples:
+def clean_reading(path: Path, how: FolderOptions, raws: Sequence[Raw], notes: list[Note], headers: Headers | None = None) -> FolderSamples:
     """Clean what was read, and describe it with notes on what looks doubtful."""
+    cleaning = how.cleaning
     label, numbers = raws[0].label or None, cleaning.task == REGRESSION
     labels = {
         raw.name: Counter(w for part in raw.parts.values() for w in part.labels.tolist()) if not numbers else Counter() for raw in raws
@@ -146,21 +145,21 @@ def clean_reading(path: Path, raws: Sequence[Raw], notes: list[Note], cleaning: 
     kept, more = cleaning.select(cleaned, label, str(path))
     found = [*notes, *more, *variant_notes(str(path), kept)]
     fingerprints = {raw.name: _fingerprint(raw) for raw in kept}
-    reading = FolderSamples(path, kept, labels, found, columns, cleaning, fingerprints, headers or {})
+    reading = FolderSamples(path, how, kept, labels, found, columns, fingerprints, headers or {})
     reading.notes.extend([*unit_notes(str(path), kept), *column_notes(str(path), kept, reading.features)])
     return reading
 
 
-def build_scenario(reading: FolderSamples, *, seed: int = 0, model: defaults.Model = None, alone: bool = False) -> tuple[Scenario, Divided]:
+def build_scenario(reading: FolderSamples, *, seed: int = 0, alone: bool = False) -> tuple[Scenario, Divided]:
     """Split and encode what was read; return the scenario, and the samples before they were encoded.
 
     ``alone``: this is one client of several that are elsewhere.
     """
-    path, raws = reading.path, reading.raws
+    path, raws, model = reading.path, reading.raws, reading.how.model
     units = common_units({raw.name: raw.units for raw in raws})
     divided, classes, more = prepare(str(path), raws, seed, alone=alone)
     many = check_categories(reading.features)
-    arrays, encoding, preprocess, mixed = _encode(divided, {raw.name: raw.origin for raw in raws}, reading, model, units)
+    arrays, encoding, preprocess, mixed = _encode(divided, {raw.name: raw.origin for raw in raws}, reading, units)
     scenario = assemble(
         path.stem if path.is_file() else path.resolve().name,
         *(arrays, divided, classes, preprocess, model),
@@ -181,33 +180,25 @@ def _fingerprint(raw: Raw) -> str:
     return keys.digest(*found).hex()[:16]
 
 
-def _read(
-    layout: FolderLayout,
-    *,
-    label: str | None,
-    rule: SplitRule,
-    cells: CellRules,
-    client: str | None = None,
-    model: defaults.Model = None,
-    size: int | None = None,
-) -> tuple[list[Raw], list[Note], Headers]:
+def _read(layout: FolderLayout, how: FolderOptions) -> tuple[list[Raw], list[Note], Headers]:
     """Read all clients; return them, notes, and the images' headers."""
+    rule, cells = how.rule, how.cleaning.cells
     if layout.kind == "images":
         listed = [list_images(files) for files in layout.clients]
-        pretrained = defaults.is_pretrained(model)
+        pretrained = defaults.is_pretrained(how.model)
         headers = {files.name: read_headers(files) for files in listed}
-        shape = common_shape(headers, size=224 if pretrained and size is None else size, colour=True if pretrained else None)
+        shape = common_shape(headers, size=224 if pretrained and how.size is None else how.size, colour=True if pretrained else None)
         read = [read_client(files, shape, rule) for files in listed]
         return [raw for raw, _ in read], [note for _, more in read for note in more], headers
     if layout.kind == "table":
         assert layout.table is not None
-        assert client is not None
-        return *read_shared_table(layout.table, label, client, rule, cells), {}
-    read = [read_client_tables(files, label, rule, cells) for files in layout.clients]
+        assert how.client is not None
+        return *read_shared_table(layout.table, how.label, how.client, rule, cells), {}
+    read = [read_client_tables(files, how.label, rule, cells) for files in layout.clients]
     words = _words([raw for raw, _ in read])
     for i, (raw, _) in enumerate(read):
         if own := tuple((name, words[name]) for name in sorted(_ambiguous(raw) & words.keys())):
-            read[i] = read_client_tables(layout.clients[i], label, rule, replace(cells, words=own))
+            read[i] = read_client_tables(layout.clients[i], how.label, rule, replace(cells, words=own))
     return [raw for raw, _ in read], [note for _, more in read for note in more], {}
 
 
@@ -230,14 +221,14 @@ def _ambiguous(raw: Raw) -> set[str]:
 
 
 def _encode(
-    divided: Divided, origins: Mapping[str, str], reading: FolderSamples, model: defaults.Model, units: Mapping[str, str]
+    divided: Divided, origins: Mapping[str, str], reading: FolderSamples, units: Mapping[str, str]
 ) -> tuple[Arrays, dict[str, Any], Preprocess, list[str]]:
     if reading.label is None:
         arrays: Arrays = {name: {split: parts[split].x for split in SPLITS} for name, parts in divided.items()}
         train = [splits["train"] for splits in arrays.values()]
-        return arrays, {"kind": "images", "shape": list(train[0].shape[1:])}, defaults.image_preprocess(train, model), []
-    encoding, notes = table_encoding(divided, origins, reading.label, reading.cleaning.cells, units)
-    encoding = replace(encoding, gaps=reading.cleaning.gaps)
+        return arrays, {"kind": "images", "shape": list(train[0].shape[1:])}, defaults.image_preprocess(train, reading.how.model), []
+    encoding, notes = table_encoding(divided, origins, reading.label, reading.how.cleaning.cells, units)
+    encoding = replace(encoding, gaps=reading.how.cleaning.gaps)
     encoded: Arrays = {name: {split: encoding.encode(parts[split].x, origins[name]) for split in SPLITS} for name, parts in divided.items()}
     # The encoding has standardised already, in double precision, so nothing is left for the device.
     return encoded, encoding.as_dict(), Preprocess(), notes

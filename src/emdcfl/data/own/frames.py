@@ -17,7 +17,7 @@ from emdcfl.core.errors import DataError
 from emdcfl.core.optional import pa
 from emdcfl.data.own.arrays import named_clients, with_truth
 from emdcfl.data.own.cleaning import CLEANING, Cleaning
-from emdcfl.data.own.folder import checked_scenario, clean_reading
+from emdcfl.data.own.folder import FolderOptions, checked_scenario, clean_reading
 from emdcfl.data.own.formats.client_tables import LABEL_NAMES, client_samples, shared_table
 from emdcfl.data.own.formats.quantities import common_units
 from emdcfl.data.own.formats.readers import as_plain, with_dates, without_marks
@@ -118,7 +118,8 @@ def from_tables(
         raws, notes = _shared(clients, label, column, rule, cleaning.cells)
     else:
         raws, notes = _each(clients, label, rule, cleaning.cells)
-    scenario = checked_scenario(clean_reading(WHERE, raws, notes, cleaning), rule, seed=seed, model=model)
+    how = FolderOptions(model=model, rule=rule, cleaning=cleaning)
+    scenario = checked_scenario(clean_reading(WHERE, how, raws, notes), seed=seed)
     return replace(with_truth(scenario, groups), fingerprints={})
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
-from emdcfl.data.own import load_folder
-from emdcfl.data.own.cleaning import Cleaning
-from emdcfl.data.own.splitting import SplitRule
+from emdcfl.data.own.folder import FolderOptions, checked_scenario, read_folder
 from emdcfl.data.scenarios.registry import scenario
 from emdcfl.data.types import Scenario
 
@@ -37,5 +36,4 @@ def folder(
     The options have the names and meanings of the command line's (``emdcfl run --help``); lists may be texts with commas. ``data_seed`` is
     the seed of the splits; ``model``, the name of the network, may decide the size of images.
     """
-    rule, cleaning = SplitRule.of(split, split_column, group), Cleaning.of(**locals())
-    return load_folder(path, label=label, client=client, seed=data_seed, size=size, model=model, rule=rule, cleaning=cleaning)
+    return checked_scenario(read_folder(Path(path), FolderOptions.of(locals())), seed=data_seed)

@@ -14,15 +14,13 @@ from emdcfl.core.errors import DataError
 from emdcfl.core.units import names
 from emdcfl.data.own.checking.columns import ColumnProfile
 from emdcfl.data.own.checking.leaks import Repeats, leaks, repeats
-from emdcfl.data.own.cleaning import AS_THEY_ARE, REGRESSION, Cleaning
-from emdcfl.data.own.folder import FolderSamples, build_scenario, read_folder, read_site_alone
+from emdcfl.data.own.cleaning import REGRESSION
+from emdcfl.data.own.folder import FolderOptions, FolderSamples, build_scenario, read_folder, read_site_alone
 from emdcfl.data.own.formats.client_tables import read_client_tables
 from emdcfl.data.own.formats.images import common_shape, list_images, read_client, read_headers
 from emdcfl.data.own.formats.layout import ClientFiles, client_folder, discover, visible
 from emdcfl.data.own.notes import write_notes
 from emdcfl.data.own.parts import Raw
-from emdcfl.data.own.splitting import RANDOM, SplitRule
-from emdcfl.data.own.tables import CellRules
 from emdcfl.data.types import Scenario
 
 
@@ -94,67 +92,57 @@ class FolderReport:
         }
 
 
-def check_folder(
-    path: str | Path,
-    *,
-    label: str | None = None,
-    client: str | None = None,
-    seed: int = 0,
-    model: str | None = None,
-    size: int | None = None,
-    rule: SplitRule = RANDOM,
-    cleaning: Cleaning = AS_THEY_ARE,
-) -> FolderReport:
+def check_folder(path: str | Path, *, seed: int = 0, **options: Any) -> FolderReport:
     """Read a folder as ``load_folder`` does, and report all problems instead of stopping at the first, and what may leak."""
-    path = Path(path)
-    try:
-        reading = read_folder(path, label=label, client=client, model=model, size=size, rule=rule, cleaning=cleaning)
-    except DataError as first:
-        others = [] if client is not None else _errors_by_client(path, label, rule, cleaning.cells)
-        errors = [*([] if any(error.startswith(str(first)) for error in others) else [str(first)]), *others]
-        return FolderReport(str(path), "unknown", errors=tuple(errors))
-    return _split_and_report(reading, seed, rule, model)
-
-
-def check_site(
-    path: Path, name: str, *, label: str | None = None, seed: int = 0, rule: SplitRule = RANDOM, cleaning: Cleaning = AS_THEY_ARE
-) -> FolderReport:
-    """Check the files of one site, whose partners are elsewhere: a folder of class folders, or a table."""
-    try:
-        reading = read_site_alone(path, name, label, rule, cleaning)
-    except DataError as error:
-        return FolderReport(str(path), "unknown", errors=(str(error),))
-    return _split_and_report(reading, seed, rule, alone=True)
-
-
-def _split_and_report(reading: FolderSamples, seed: int, rule: SplitRule, model: str | None = None, *, alone: bool = False) -> FolderReport:
-    report, path = describe(reading), reading.path
-    try:
-        scenario, divided = build_scenario(reading, seed=seed, model=model, alone=alone)
-    except DataError as error:
-        return replace(report, errors=(str(error),))
-    found = repeats(scenario)
-    notes = (*scenario.notes, *found.notes(str(path)), *leaks(scenario, divided, rule))
-    return with_splits(replace(report, notes=notes, repeats=found), scenario)
+    return _check(Path(path), FolderOptions(**options), seed)
 
 
 def check_options(path: str | Path, options: Mapping[str, Any]) -> FolderReport:
     """Check a folder with the options of a scenario of own files."""
-    about: dict[str, Any] = {name: options.get(name) for name in ("label", "client", "model", "size")}
-    return check_folder(path, rule=SplitRule.of(**options), cleaning=Cleaning.of(**options), seed=options.get("data_seed", 0), **about)
+    return _check(Path(path), FolderOptions.of(options), options.get("data_seed", 0))
+
+
+def _check(path: Path, how: FolderOptions, seed: int) -> FolderReport:
+    try:
+        reading = read_folder(path, how)
+    except DataError as first:
+        others = [] if how.client is not None else _errors_by_client(path, how)
+        errors = [*([] if any(error.startswith(str(first)) for error in others) else [str(first)]), *others]
+        return FolderReport(str(path), "unknown", errors=tuple(errors))
+    return _split_and_report(reading, seed)
+
+
+def check_site(path: Path, name: str, *, seed: int = 0, **options: Any) -> FolderReport:
+    """Check the files of one site, whose partners are elsewhere: a folder of class folders, or a table."""
+    try:
+        reading = read_site_alone(path, name, FolderOptions(**options))
+    except DataError as error:
+        return FolderReport(str(path), "unknown", errors=(str(error),))
+    return _split_and_report(reading, seed, alone=True)
+
+
+def _split_and_report(reading: FolderSamples, seed: int, *, alone: bool = False) -> FolderReport:
+    report, path = describe(reading), reading.path
+    try:
+        scenario, divided = build_scenario(reading, seed=seed, alone=alone)
+    except DataError as error:
+        return replace(report, errors=(str(error),))
+    found = repeats(scenario)
+    notes = (*scenario.notes, *found.notes(str(path)), *leaks(scenario, divided, reading.how.rule))
+    return with_splits(replace(report, notes=notes, repeats=found), scenario)
 
 
 def describe(reading: FolderSamples) -> FolderReport:
     """Report what was read, before it is split."""
     kept = {column.name for column in reading.features}
-    spell = {word: reading.cleaning.label(word) for words in reading.labels.values() for word in words}
+    spell = {word: reading.how.cleaning.label(word) for words in reading.labels.values() for word in words}
     clients = []
     for raw in reading.raws:
         spelled = dict(sorted(reading.labels[raw.name].items()))
         headers = filter(None, reading.headers.get(raw.name, []))
         images = Counter(f"{size[0]}×{size[1]} {MODES.get(mode, mode)}" for mode, size in headers)
         sizes = {split: len(part) for split, part in raw.parts.items()}
-        numbers = _numbers(raw) if reading.cleaning.task == REGRESSION else {}
+        numbers = _numbers(raw) if reading.how.cleaning.task == REGRESSION else {}
         clients.append(ClientReport(raw.name, sizes, {}, spelled, reading.fingerprints[raw.name], dict(images.most_common()), numbers))
     return FolderReport(
         path=str(reading.path),
@@ -166,7 +154,7 @@ def describe(reading: FolderSamples) -> FolderReport:
         columns=tuple(reading.columns.values()),
         left_out=tuple(name for name in reading.columns if name not in kept),
         renamed=spell,
-        repairs=tuple(reading.cleaning.in_words()),
+        repairs=tuple(reading.how.cleaning.in_words()),
     )
 
 
@@ -197,7 +185,7 @@ def with_splits(report: FolderReport, scenario: Scenario) -> FolderReport:
     )
 
 
-def _errors_by_client(path: Path, label: str | None, rule: SplitRule, cells: CellRules) -> list[str]:
+def _errors_by_client(path: Path, how: FolderOptions) -> list[str]:
     """Try every client by itself; return the problems of all of them."""
     if not path.is_dir():
         return []
@@ -211,7 +199,7 @@ def _errors_by_client(path: Path, label: str | None, rule: SplitRule, cells: Cel
                 found.append(client_folder(folder)[1])
             except DataError as error:
                 errors.append(str(error))
-    return errors + _merge_equal([(files, error) for files in found for error in _errors_of(files, label, rule, cells)])
+    return errors + _merge_equal([(files, error) for files in found for error in _errors_of(files, how)])
 
 
 def _merge_equal(errors: Sequence[tuple[ClientFiles, str]]) -> list[str]:
@@ -225,13 +213,13 @@ def _merge_equal(errors: Sequence[tuple[ClientFiles, str]]) -> list[str]:
     return [first + (f"; the same at {names([name for name, _ in more])}" if more else "") for (_, first), *more in same.values()]
 
 
-def _errors_of(files: ClientFiles, label: str | None, rule: SplitRule, cells: CellRules) -> list[str]:
+def _errors_of(files: ClientFiles, how: FolderOptions) -> list[str]:
     try:
         if any(part.is_dir() for part in files.parts.values()):
             listed = list_images(files)
-            read_client(listed, common_shape({listed.name: read_headers(listed)}), rule)
+            read_client(listed, common_shape({listed.name: read_headers(listed)}), how.rule)
         else:
-            read_client_tables(files, label, rule, cells)
+            read_client_tables(files, how.label, how.rule, how.cleaning.cells)
     except DataError as error:
         return [str(error)]
     return []
