@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from emdcfl.core.errors import ConfigError, DataError, nearest
 from emdcfl.core.units import names, some
-from emdcfl.data.own.checking.columns import ColumnProfile, SiteColumn, index_columns
+from emdcfl.data.own.checking.columns import ColumnProfile, SiteColumn, index_columns, spelled_differently
 from emdcfl.data.own.checking.profiling import with_units
 from emdcfl.data.own.formats.dates import read_dates
 from emdcfl.data.own.formats.readers import NUMBER
@@ -239,7 +239,7 @@ def label_variants(labels: Mapping[str, Collection[str]]) -> Iterator[tuple[str,
     for site, words in labels.items():
         for word in set(words):
             at.setdefault(word, []).append(site)
-    variants = [", ".join(f"{w!r} at {names(at[w])}" for w in words) for words in _spellings(at) if len(words) > 1]
+    variants = [", ".join(f"{w!r} at {names(at[w])}" for w in words) for words in spelled_differently(at, folded)]
     if variants:
         yield "merge_labels", f"labels are spelled in different ways: {some(variants, '; ')}"
     coded = [site for site, words in labels.items() if words and all(NUMBER.fullmatch(word.strip()) for word in words)]
@@ -259,9 +259,9 @@ def label_variants(labels: Mapping[str, Collection[str]]) -> Iterator[tuple[str,
 def variant_notes(where: str, raws: Sequence[Raw], *, files: bool = True) -> list[Note]:
     """Return notes on names of sites and on labels that may mean the same, or other units where numbers are predicted, with the remedy."""
     notes: list[Note] = []
-    if several := [", ".join(map(repr, same)) for same in _spellings([raw.name for raw in raws]) if len(same) > 1]:
+    if several := spelled_differently([raw.name for raw in raws], folded):
         text = "names of sites in several spellings, which count as different sites: {words}; write them alike"
-        notes.append(Note("", where, text, words=tuple(several), doubt=True))
+        notes.append(Note("", where, text, words=tuple(", ".join(map(repr, same)) for same in several), doubt=True))
     if any(is_numbers(part.labels) for raw in raws for part in raw.parts.values()):
         return [*notes, *_target_notes(where, raws)]
     labels = {raw.name: {str(word) for part in raw.parts.values() for word in part.labels.tolist()} for raw in raws}
@@ -272,14 +272,6 @@ def variant_notes(where: str, raws: Sequence[Raw], *, files: bool = True) -> lis
     return notes
 
 
-def _spellings(words: Collection[str]) -> list[list[str]]:
-    """Group words that differ only in spelling."""
-    found: dict[str, list[str]] = {}
-    for word in sorted(words):
-        found.setdefault(folded(word), []).append(word)
-    return list(found.values())
-
-
 def _target_notes(where: str, raws: Sequence[Raw]) -> list[Note]:
     """Name sites whose numbers to predict all lie outside the range of the others': those of other units."""
     numbers = {raw.name: np.concatenate([part.labels for part in raw.parts.values()]) for raw in raws}
@@ -288,7 +280,6 @@ def _target_notes(where: str, raws: Sequence[Raw]) -> list[Note]:
     if column.doubt is None:
         return []
     odd = column.odd or tuple(ranges)
-    lies = some([f"{site} {column.range_at(site)}" for site in sorted(ranges, key=lambda site: site not in odd)], "; ")
     what = f"the numbers to predict{f' ({raws[0].label!r})' if raws[0].label else ''}"
-    text = f"{what} at {{words}} lie apart from those of the other sites ({lies}): if the units differ, convert them"
+    text = f"{what} at {{words}} lie apart from those of the other sites ({column.ranges_apart()}): if the units differ, convert them"
     return [Note("", where, text, words=(names(list(odd)),), doubt=True)]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -118,27 +119,38 @@ class ColumnProfile:
 
     def range_over(self) -> str:
         """The range or the words over all sites."""
-        words = sum((Counter(one.words) for one in self.sites.values()), Counter[str]())
-        lows = [one.low for one in self.sites.values() if one.low is not None]
-        highs = [one.high for one in self.sites.values() if one.high is not None]
-        whole = SiteColumn(sum(one.rows for one in self.sites.values()), self.missing, min(lows, default=None), max(highs, default=None))
-        text = replace(whole, words=words, different=self.different or len(words))
-        parts = [whole] * bool(lows and words and not self.different) + [text]  # dates or numbers at some sites, text at others
+        ends = [end for both in self.ranges.values() for end in both]
+        whole = SiteColumn(sum(one.rows for one in self.sites.values()), self.missing, min(ends, default=None), max(ends, default=None))
+        text = replace(whole, words=self.words, different=self.different or len(self.words))
+        parts = [whole] * bool(ends and self.words and not self.different) + [text]  # dates or numbers at some sites, text at others
         return "; ".join(replace(self, sites={"": part}).range_at("") for part in parts)
 
     def odd_one_out(self) -> str | None:
         """The site whose range lies farthest from the others', in units of the whole range; none where they overlap by half."""
-        ranges = {site: (one.low, one.high) for site, one in self.sites.items() if one.low is not None and one.high is not None}
-        if len(ranges) < 2:
+        if len(self.ranges) < 2:
             return None
-        lows, highs = np.array(list(ranges.values()), dtype=np.float64).T
+        lows, highs = np.array(list(self.ranges.values()), dtype=np.float64).T
         spread = float(highs.max() - lows.min()) or 1.0
         away = (np.abs(lows - np.median(lows)) + np.abs(highs - np.median(highs))) / spread
-        return list(ranges)[int(away.argmax())] if away.max() > 0.5 else None
+        return list(self.ranges)[int(away.argmax())] if away.max() > 0.5 else None
+
+    def ranges_apart(self) -> str:
+        """The ranges of all sites, those to blame first, for people."""
+        return some([f"{site} {self.range_at(site)}" for site in sorted(self.sites, key=lambda site: site not in self.odd)], "; ")
 
     @property
     def missing(self) -> int:
         return sum(one.missing for one in self.sites.values())
+
+    @cached_property
+    def words(self) -> Counter[str]:
+        """How often each word of text occurs, over all sites."""
+        return sum((Counter(one.words) for one in self.sites.values()), Counter[str]())
+
+    @cached_property
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        """Site → range of its numbers, where it has any."""
+        return {site: (one.low, one.high) for site, one in self.sites.items() if one.low is not None and one.high is not None}
 
 
 def index_columns(raws: Sequence[Raw], label: str) -> list[str]:
@@ -156,19 +168,19 @@ def check_categories(columns: Collection[ColumnProfile]) -> list[str]:
     """Refuse identifiers as categories; return a note on columns with more words than are encoded."""
     notes = []
     for column in columns:
-        words = {word for one in column.sites.values() for word in one.words}
-        if len(words) <= MAX_WORDS or column.kind not in ("category", "mixed", "date"):
+        n = len(column.words)
+        if n <= MAX_WORDS or column.kind not in ("category", "mixed", "date"):
             continue
         if column.doubt in (Doubt.IDS, Doubt.FREE_TEXT, Doubt.PAIRS, Doubt.DATES):
             as_date = f", or read it with --date {shlex.quote(column.name)}"
             together = ", or use --group if its rows belong together"
             other = {Doubt.DATES: as_date, Doubt.PAIRS: ", or write them into two columns"}.get(column.doubt, together)
             raise DataError(
-                f"column {column.name!r} has {len(words)} different texts: it looks like {column.doubt}; at most {MAX_WORDS} categories "
+                f"column {column.name!r} has {n} different texts: it looks like {column.doubt}; at most {MAX_WORDS} categories "
                 f"are encoded; leave it out (--drop {shlex.quote(column.name)}){other}"
             )
         notes.append(
-            f"column {column.name!r} has {len(words)} different texts: {MAX_WORDS} that are at most sites and in most rows are encoded, "
+            f"column {column.name!r} has {n} different texts: {MAX_WORDS} that are at most sites and in most rows are encoded, "
             "the others as none of them; group them, or use --drop"
         )
     return notes
@@ -181,9 +193,7 @@ def column_notes(where: str, raws: Sequence[Raw], columns: Collection[ColumnProf
     if doubtful:
         shown = some([f"{column.name!r} ({column.doubt})" for column in doubtful])
         listed = shlex.quote(",".join(column.name for column in doubtful)) if len(doubtful) <= FEW else "COLUMN,…"
-        dates = ",".join(
-            column.name for column in doubtful if column.doubt == Doubt.DATES and any(one.words for one in column.sites.values())
-        )
+        dates = ",".join(column.name for column in doubtful if column.doubt == Doubt.DATES and column.words)
         as_dates = f", or read dates with --date {shlex.quote(dates)}" if dates else ""
         cases = next((column.name for column in doubtful if column.doubt == Doubt.CASES), None)
         together = f"; if rows with one value belong together, use --group {shlex.quote(cases)}" if cases else ""
@@ -202,17 +212,14 @@ def column_notes(where: str, raws: Sequence[Raw], columns: Collection[ColumnProf
             text = f"column {column.name!r} holds {{words}} several times, unlike its other values; if it marks missing values, add "
             notes.append(Note("", where, f"{text}--missing {','.join(column.odd)}", words=column.odd, doubt=True))
         if column.doubt == Doubt.UNITS:
-            lies = some([f"{site} {column.range_at(site)}" for site in sorted(column.sites, key=lambda site: site not in column.odd)], "; ")
-            text = f"column {column.name!r} at {{words}} lies apart from the other sites ({lies}): if the units differ, convert it, or use "
-            notes.append(Note("", where, f"{text}--drop {shlex.quote(column.name)}", words=column.odd, doubt=True))
+            text = f"column {column.name!r} at {{words}} lies apart from the other sites ({column.ranges_apart()}): if the units differ, "
+            text += f"convert it, or use --drop {shlex.quote(column.name)}"
+            notes.append(Note("", where, text, words=column.odd, doubt=True))
     for column in columns:
-        words = {word for one in column.sites.values() for word in one.words} if column.kind == "category" and not column.doubt else set()
-        spellings: dict[str, list[str]] = {}
-        for word in sorted(words):
-            spellings.setdefault(" ".join(word.casefold().split()), []).append(word)
-        if several := [", ".join(map(repr, same)) for same in spellings.values() if len(same) > 1]:
+        words = column.words if column.kind == "category" and not column.doubt else ()
+        if several := spelled_differently(words, lambda word: " ".join(word.casefold().split())):
             text = f"column {column.name!r} has words in several spellings, which count as different: {{words}}; write them alike"
-            notes.append(Note("", where, text, words=tuple(several)))
+            notes.append(Note("", where, text, words=tuple(", ".join(map(repr, same)) for same in several)))
     origins = {raw.name: raw.origin for raw in raws}
     for column in columns:
         if column.doubt == Doubt.TEXT_AMONG_NUMBERS:
@@ -242,6 +249,14 @@ def unit_notes(where: str, raws: Sequence[Raw]) -> list[Note]:
             text += f"if that is another, convert it, or use --drop {shlex.quote(name)}"
             notes.append(Note("", where, text, words=(names(without),), doubt=True))
     return notes
+
+
+def spelled_differently(words: Iterable[str], fold: Callable[[str], str]) -> list[list[str]]:
+    """Group the words that are the same once they are folded, where there are several of them."""
+    alike: dict[str, list[str]] = {}
+    for word in sorted(words):
+        alike.setdefault(fold(word), []).append(word)
+    return [same for same in alike.values() if len(same) > 1]
 
 
 def odd_words(words: Mapping[str, int]) -> Counter[str]:

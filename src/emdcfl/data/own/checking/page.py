@@ -204,7 +204,7 @@ def _reveals(report: FolderReport) -> Iterator[str]:
         yield f"{before}; image sizes; sums of its pixels and of their squares."
     else:
         features = [column for column in report.columns if column.name not in report.left_out]
-        textual = [column for column in features if any(one.words for one in column.sites.values())]
+        textual = [column for column in features if column.words]
         told = [column.name for column in textual if not any(withheld(one.words) for one in column.sites.values())]
         kept = [column.name for column in textual if column.name not in told]
         words = f"; the words in {some(told)}" if told else ""

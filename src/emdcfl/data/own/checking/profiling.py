@@ -22,7 +22,7 @@ from emdcfl.core.optional import pa
 from emdcfl.data.own.checking.columns import FEW, ID_NAME, SHARE_OF_TEXT, ColumnProfile, Doubt, SiteColumn, odd_words
 from emdcfl.data.own.formats.dates import looks_like_dates
 from emdcfl.data.own.parts import Labels, Part, Raw, is_numbers
-from emdcfl.data.own.tables import is_numeric, number_matrix, text_values
+from emdcfl.data.own.tables import is_numeric, number_matrix, number_values, text_values
 
 NUMBER_NAME = re.compile(
     r"(^|[_\W])(mrn|ssn|uuid|guid|key|record|case|index|row|unnamed|number|name|\w*nummer|zip|plz)([_\W]|id|no|nr|$)", re.I
@@ -87,7 +87,7 @@ def with_units(column: ColumnProfile) -> ColumnProfile:
     """Suspect other units at a site whose numbers all lie outside the range of the other sites; or a column by which sites were divided."""
     if column.doubt is not None or column.kind != "number":
         return column
-    ranges = {site: (one.low, one.high) for site, one in column.sites.items() if one.low is not None and one.high is not None}
+    ranges = column.ranges
     ordered = sorted(ranges.values())
     if len(ordered) > 2 and all(one[1] < other[0] for one, other in pairwise(ordered)):
         return replace(column, doubt=Doubt.RANGES)
@@ -253,7 +253,7 @@ def _missing_code(pieces: Sequence[_Facts]) -> float | None:
     """Return a usual code for missing values that occurs more than once: below 0 where no other value is, or far from all of them."""
     ends = [end for end in (min(p.low for p in pieces), max(p.high for p in pieces)) if end in MISSING_CODES]
     for end in ends:
-        values = np.concatenate([number_matrix(pa.table({"": piece.values}), [""])[:, 0] for piece in pieces])
+        values = np.concatenate([number_values(piece.values) for piece in pieces])
         others = values[(values != end) & ~np.isnan(values)]
         if (values == end).sum() < 2 or not len(others):
             continue
