@@ -40,6 +40,14 @@ def test_names_and_instances_on_arrays(capsys: pytest.CaptureFixture[str]) -> No
     assert (table["low"] <= table["accuracy"]).all() and (table["accuracy"] <= table["high"]).all()
 
 
+def test_the_worst_client_of_several_test_variants_is_that_of_the_first() -> None:
+    (row,) = emdcfl.compare(sites(), ["local"], seeds=1, **QUICK).rows
+    clean = {**row["accuracy"], "mean": 0.9, "worst": 0.8}
+    variants = {"clean": clean["variants"]["test"] | {"mean": 0.9, "worst": 0.8}, "backdoor": clean["variants"]["test"] | {"mean": 0.3}}
+    found = emdcfl.Comparison([{**row, "accuracy": {**clean, "variants": variants}}])
+    assert "90.0%" in repr(found) and "worst 80.0%" in repr(found)
+
+
 def test_a_folder_of_results_is_gone_on_with(tmp_path: Path) -> None:
     emdcfl.compare(sites(), ["local"], seeds=[0], out=tmp_path, **QUICK)
     before = (tmp_path / "results.jsonl").read_text(encoding="utf-8")

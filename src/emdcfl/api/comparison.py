@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -27,7 +28,7 @@ from emdcfl.runs.watching.progress import terminal
 from emdcfl.studies import compare as studies
 from emdcfl.studies.results import ResultRow, Results, read_results
 from emdcfl.studies.table_files import markdown, write_tables
-from emdcfl.studies.tables import Cell, Table, build, by_label
+from emdcfl.studies.tables import Cell, Table, build, by_label, value_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -135,11 +136,11 @@ class Comparison:
         """Methods in the order of the table."""
         return [label for label in self.table.rows if self._cell(label) is not None]
 
-    def _cell(self, label: str, metric: int | str = 0) -> Cell | None:
+    def _cell(self, label: str, metric: str | None = None) -> Cell | None:
         (column, *others) = self.table.columns
         if others:
             raise ConfigError(f"expected runs on one scenario, got {1 + len(others)}")
-        return self.table.cells.get((label, column.key, column.metrics[metric] if isinstance(metric, int) else metric))
+        return self.table.cells.get((label, column.key, metric or column.metrics[0]))
 
     @property
     def frame(self) -> pd.DataFrame:
@@ -152,16 +153,17 @@ class Comparison:
         (column, *_) = table.columns
         records = []
         for label in self.methods:
-            mean, worst, against = self._cell(label), self._cell(label, 1), table.against.get((label, column.key))
+            mean, against = self._cell(label), table.against.get((label, column.key))
             assert mean is not None
             ari, seconds, scale = self._cell(label, "ari"), self._cell(label, "seconds"), self.metric.scale
+            worst = [value for row in labelled[label] if (value := value_of(row, "worst")) is not None]
             rmse = {"rmse": cell.mean} if (cell := self._cell(label, "rmse")) is not None else {}
             records.append(
                 {
                     self.metric.value: mean.mean / scale,
                     "low": math.nan if mean.interval is None else mean.interval.low,
                     "high": math.nan if mean.interval is None else mean.interval.high,
-                    "worst": math.nan if worst is None else worst.mean / scale,
+                    "worst": statistics.fmean(worst) / scale if worst else math.nan,
                     **rmse,
                     "against best": 0.0 if label == table.leader(column) else math.nan if against is None else against.mean,
                     "ari": math.nan if ari is None else ari.mean,
