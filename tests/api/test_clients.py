@@ -76,6 +76,11 @@ def test_frames_of_splits_keep_groups_together_as_files_do(tmp_path: Path) -> No
             scenario_of(clients, label="outcome", split_column="part", **more)
 
 
+def test_frames_by_site_have_no_site_column() -> None:
+    with pytest.raises(DataError, match="got a frame per site"):
+        scenario_of(dict(list(frame().groupby("hospital"))), label="outcome", client="hospital")
+
+
 def test_dates_written_as_text_and_marks_of_gaps_in_frames_are_read_as_in_files(tmp_path: Path) -> None:
     about: dict[str, Any] = {"label": "outcome", "date": ["seen"], "missing": ["-1"], "split": "time:day"}
     days = pd.date_range("2024-01-01", periods=120)

@@ -117,6 +117,8 @@ def from_tables(
             raise DataError("expected one frame per site, or one frame and the name of its site column, got one frame; name it with site=")
         raws, notes = _shared(clients, label, column, rule, cleaning.cells)
     else:
+        if column is not None:
+            raise DataError(f"site={column!r} is the column of one frame for all sites, got a frame per site; leave site= out")
         raws, notes = _each(clients, label, rule, cleaning.cells)
     how = FolderOptions(model=model, rule=rule, cleaning=cleaning)
     scenario = checked_scenario(clean_reading(WHERE, how, raws, notes), seed=seed)
