@@ -13,7 +13,7 @@ import numpy as np
 
 from emdcfl.core import keys
 from emdcfl.data import partition, sources
-from emdcfl.data.scenarios.plan import BACKDOOR_MNIST_SIZE, RESNET_SIZE, Share, build, hold_out, paper_settings
+from emdcfl.data.scenarios.plan import BACKDOOR_MNIST_SIZE, RESNET_SIZE, Share, build, dealt, paper_settings
 from emdcfl.data.scenarios.registry import scenario
 from emdcfl.data.scenarios.rotated import IMAGENET, balanced_deal
 from emdcfl.data.transforms import RGB, Images, Labels, colour, colour_by_label, patch
@@ -37,29 +37,23 @@ LABELS = {"target": (0, 1, 2, 3, 4), "attacker": (0, 1, 2, 3, 4), "unrelated": (
 
 def mnist_shares(train: Labels, test: Labels, data_seed: int) -> list[Share]:
     """Ten clients per role from the balanced set; targets and unrelated sites keep half of their training images."""
-    found = []
+    found: list[Share] = []
     for role in ROLES:
-        train_deal = balanced_deal(train, 10, data_seed, role, "deal train")
-        test_deal = balanced_deal(test, 10, data_seed, role, "deal test")
-        for number in range(10):
-            name = f"{role}-{number + 1}"
-            kept, held = hold_out(train_deal[number], 10, keys.generator(data_seed, name, 0, "split"))
-            part = 1.0 if role == "attacker" else 0.5
-            found.append(Share(name, role, role, kept[: int(len(kept) * part)], held, test_deal[number], part))
+        own, tested = (balanced_deal(labels, 10, data_seed, role, f"deal {split}") for labels, split in ((train, "train"), (test, "test")))
+        shares = dealt(role, role, own, tested, data_seed)
+        found += shares if role == "attacker" else [replace(s, train=s.train[: len(s.train) // 2], part=0.5) for s in shares]
     return found
 
 
 def cifar_shares(train: Labels, test: Labels, data_seed: int) -> list[Share]:
     """Five clients per role, each role a shuffle of all images of its labels."""
-    found = []
+    found: list[Share] = []
     for role in ROLES:
-        train_rows, test_rows = (np.flatnonzero(np.isin(labels, LABELS[role])) for labels in (train, test))
-        train_deal = partition.iid(train_rows, 5, keys.generator(data_seed, role, 0, "deal train"))
-        test_deal = partition.iid(test_rows, 5, keys.generator(data_seed, role, 0, "deal test"))
-        for number in range(5):
-            name = f"{role}-{number + 1}"
-            kept, held = hold_out(train_rows[train_deal[number]], 10, keys.generator(data_seed, name, 0, "split"))
-            found.append(Share(name, role, role, kept, held, test_rows[test_deal[number]]))
+        deals = {}
+        for split, labels in (("train", train), ("test", test)):
+            rows = np.flatnonzero(np.isin(labels, LABELS[role]))
+            deals[split] = [rows[part] for part in partition.iid(rows, 5, keys.generator(data_seed, role, 0, f"deal {split}"))]
+        found += dealt(role, role, deals["train"], deals["test"], data_seed)
     return found
 
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from emdcfl.core import keys
 from emdcfl.data import sources
-from emdcfl.data.scenarios.plan import PAPER_TRAINING, RESNET_SCALES, Share, hold_out, paper_settings, shrink
+from emdcfl.data.scenarios.plan import PAPER_TRAINING, RESNET_SCALES, Share, dealt, paper_settings, shrink
 from emdcfl.data.scenarios.registry import scenario
 from emdcfl.data.scenarios.rotated import IMAGENET
 from emdcfl.data.types import Scenario, Site, Split
@@ -24,7 +24,7 @@ def shares(domains: NDArray[np.int64], vocabulary: tuple[str, ...], labels: NDAr
     A domain of N images has ``⌊N/500⌋`` clients; each holds out a fifth (rounded up) of its non-test images for validation. Rows are
     ordered by label before the shuffle, so that the order of the file matters only within a class.
     """
-    found = []
+    found: list[Share] = []
     for domain in DOMAINS:
         rows = np.flatnonzero(domains == vocabulary.index(domain))
         rows = rows[np.argsort(labels[rows], kind="stable")]
@@ -32,10 +32,8 @@ def shares(domains: NDArray[np.int64], vocabulary: tuple[str, ...], labels: NDAr
         test_size = len(order) // 5
         clients = len(order) // IMAGES_PER_CLIENT
         rest, test = order[: len(order) - test_size], order[len(order) - test_size :]
-        for number in range(clients):
-            name = f"{domain}-{number + 1}"
-            kept, held = hold_out(rest[number::clients], 5, keys.generator(data_seed, name, 0, "split"))
-            found.append(Share(name, domain, domain, kept, held, test[number::clients]))
+        own, tested = ([part[number::clients] for number in range(clients)] for part in (rest, test))
+        found += dealt(domain, domain, own, tested, data_seed, parts=5)
     return found
 
 

@@ -6,7 +6,7 @@ the first samples of every shuffled split, and shorten training; the scenario's 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from emdcfl.core import keys
 from emdcfl.core.errors import ConfigError, nearest
 from emdcfl.data.sources import LabelledImages
 from emdcfl.data.split import Indices
@@ -113,6 +114,13 @@ def _note(scale: str, caps: Scale, shares: Sequence[Share], kept: Sequence[Share
         f"{batches}; "
         f"the construction is the same"
     )
+
+
+def dealt(block: str, group: str, train: Iterable[Indices], test: Iterable[Indices], data_seed: int, *, parts: int = 10) -> Iterator[Share]:
+    """Number the clients of a block; each holds out one part in ``parts`` of its train samples for validation."""
+    for number, (own, tested) in enumerate(zip(train, test, strict=False), start=1):
+        name = f"{block}-{number}"
+        yield Share(name, block, group, *hold_out(own, parts, keys.generator(data_seed, name, 0, "split")), tested)
 
 
 def hold_out(indices: Indices, parts: int, rng: np.random.Generator) -> tuple[Indices, Indices]:

@@ -6,13 +6,11 @@ class, and its images keep their size; CIFAR10 is cut into equal parts, and rota
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from emdcfl.core import keys
 from emdcfl.data import partition, sources
-from emdcfl.data.scenarios.plan import CNN_SIZE, RESNET_SIZE, Share, build, hold_out, paper_settings
+from emdcfl.data.scenarios.plan import CNN_SIZE, RESNET_SIZE, Share, build, dealt, paper_settings
 from emdcfl.data.scenarios.registry import scenario
 from emdcfl.data.split import Indices
 from emdcfl.data.transforms import Images, Labels, border, rotate
@@ -32,9 +30,6 @@ VERSIONS: dict[str, tuple[tuple[int, ...], tuple[str, ...], int]] = {
     "base": ((0, 0, 0, 0), ("all",) * 4, 2),
 }
 """Version → angles of the four blocks, true group of each, and K for the methods that need it."""
-
-Deal = Callable[[str], tuple[list[Indices], list[Indices]]]
-"""Name of a block → train and test indices of its clients."""
 
 
 def block_angles(version: str) -> dict[str, int]:
@@ -61,36 +56,19 @@ def balanced_deal(labels: Labels, parts: int, data_seed: int, block: str, purpos
 
 def mnist_shares(train: Labels, test: Labels, version: str, data_seed: int) -> list[Share]:
     """Build the index plan. The test set is cut into as many slices as there are clients in all; each block uses the first ten."""
-
-    def deal(block: str) -> tuple[list[Indices], list[Indices]]:
-        return (
-            balanced_deal(train, CLIENTS, data_seed, block, "deal train"),
-            balanced_deal(test, 4 * CLIENTS, data_seed, block, "deal test"),
-        )
-
-    return _shares(version, data_seed, deal)
+    found: list[Share] = []
+    for block, group in zip(block_angles(version), VERSIONS[version][1], strict=True):
+        own = balanced_deal(train, CLIENTS, data_seed, block, "deal train")
+        found += dealt(block, group, own, balanced_deal(test, 4 * CLIENTS, data_seed, block, "deal test"), data_seed)
+    return found
 
 
 def cifar10_shares(train: Labels, test: Labels, version: str, data_seed: int) -> list[Share]:
     """Build the index plan: every block is an independent shuffle of everything, cut into ten equal parts."""
-
-    def deal(block: str) -> tuple[list[Indices], list[Indices]]:
-        return (
-            partition.iid(train, CLIENTS, keys.generator(data_seed, block, 0, "deal train")),
-            partition.iid(test, CLIENTS, keys.generator(data_seed, block, 0, "deal test")),
-        )
-
-    return _shares(version, data_seed, deal)
-
-
-def _shares(version: str, data_seed: int, deal: Deal) -> list[Share]:
-    found = []
+    found: list[Share] = []
     for block, group in zip(block_angles(version), VERSIONS[version][1], strict=True):
-        train, test = deal(block)
-        for number in range(CLIENTS):
-            name = f"{block}-{number + 1}"
-            kept, held = hold_out(train[number], 10, keys.generator(data_seed, name, 0, "split"))
-            found.append(Share(name, block, group, kept, held, test[number]))
+        own = partition.iid(train, CLIENTS, keys.generator(data_seed, block, 0, "deal train"))
+        found += dealt(block, group, own, partition.iid(test, CLIENTS, keys.generator(data_seed, block, 0, "deal test")), data_seed)
     return found
 
 
