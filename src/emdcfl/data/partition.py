@@ -6,12 +6,11 @@ Each returns one index array per client; together they hold every sample exactly
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from emdcfl.core.errors import ConfigError
 from emdcfl.data.split import Indices, equal_parts
+from emdcfl.data.transforms import Labels
 
-Labels = NDArray[np.int64]
 _TRIES = 100
 
 

@@ -15,9 +15,7 @@ from numpy.typing import NDArray
 from emdcfl.core import keys
 from emdcfl.core.errors import ConfigError, nearest
 from emdcfl.data import transforms
-
-Images = NDArray[np.uint8]
-Labels = NDArray[np.int64]
+from emdcfl.data.transforms import Images, Labels
 
 
 @dataclass(frozen=True)

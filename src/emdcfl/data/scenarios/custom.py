@@ -122,9 +122,9 @@ def _shifted(
 
 
 def _dealt(group: SamplePool, spec: Mapping[str, Any], clients: int, data_seed: int) -> list[tuple[str, Indices]]:
-    options = {key: value for key, value in spec.items() if key != "kind"}
-    _check_options(spec, DIVISIONS[_kind(spec)], given=("labels", "clients", "rng"))
-    shares = DIVISIONS[_kind(spec)](group.labels, clients, keys.generator(data_seed, group.name, 0, "deal"), **options)
+    divide = DIVISIONS[_kind(spec)]
+    options = _options(spec, divide, given=("labels", "clients", "rng"))
+    shares = divide(group.labels, clients, keys.generator(data_seed, group.name, 0, "deal"), **options)
     return [(f"{group.name}-{i}", share) for i, share in enumerate(shares, start=1)]
 
 
@@ -142,31 +142,32 @@ def _site(name: str, group: SamplePool, members: Indices, data_seed: int) -> Sit
 
 def _settings(spec: Mapping[str, Any], origin: sources.LabelledImages, data_seed: int) -> list[ShiftSetting]:
     kind = _kind(spec)
-    options = {key: value for key, value in spec.items() if key != "kind"}
     given: dict[str, Any] = {}
     if kind in ("noise", "permutation"):
         given["data_seed"] = data_seed
     if kind == "permutation":
         given["number_of_classes"] = len(origin.classes)
     if kind == "domain":
-        column = options.get("column", "domain")
+        column = spec.get("column", "domain")
         if column not in origin.vocabularies:
             raise ConfigError(f"custom: the source has no column {column!r} (it has: {', '.join(origin.vocabularies) or 'none'})")
         given["vocabulary"] = origin.vocabularies[column]
-        options.setdefault("values", list(origin.vocabularies[column]))
-    _check_options(spec, SHIFTS[kind], given=tuple(given))
-    return SHIFTS[kind](**options, **given)
+        spec = {"values": list(origin.vocabularies[column]), **spec}
+    return SHIFTS[kind](**_options(spec, SHIFTS[kind], given=tuple(given)), **given)
 
 
-def _check_options(spec: Mapping[str, Any], function: Callable[..., Any], *, given: Sequence[str]) -> None:
+def _options(spec: Mapping[str, Any], function: Callable[..., Any], *, given: Sequence[str]) -> dict[str, Any]:
+    """Return the options of a shift or division, after a look at their names and types; ``given`` comes from elsewhere."""
+    options = {key: value for key, value in spec.items() if key != "kind"}
     parameters = {n: p for n, p in inspect.signature(function).parameters.items() if n not in given}
-    for key in spec:
-        if key != "kind" and key not in parameters:
+    for key in options:
+        if key not in parameters:
             raise ConfigError(f"custom: {spec['kind']} has no option {key!r}: {nearest(key, parameters)}")
     for key, parameter in parameters.items():
-        if parameter.default is inspect.Parameter.empty and key not in spec and not (spec["kind"] == "domain" and key == "values"):
+        if parameter.default is inspect.Parameter.empty and key not in options:
             raise ConfigError(f"custom: {spec['kind']} needs {key}")
-    check_options(function, {key: value for key, value in spec.items() if key != "kind"}, f"custom: {spec['kind']}")
+    check_options(function, options, f"custom: {spec['kind']}")
+    return options
 
 
 def _kind(spec: Mapping[str, Any]) -> str:
