@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import paper
 from emdcfl.engines.cuda.engine import ONE_AFTER_THE_OTHER
-from emdcfl.studies.compare import ORDER
+from emdcfl.studies.compare import TITLES
 from emdcfl.studies.results import read_results
 
 ROOT = Path(__file__).parents[2]
@@ -23,7 +23,7 @@ def test_the_queue_holds_every_method_and_knows_finished_rows() -> None:
     assert len(set(queue)) == len(queue)
     for scenario in ("pacs", "rotated-mnist", "backdoor-mnist"):
         asked = {run.method.partition(":")[0] for run in queue if run.scenario == scenario and run.seed == 0 and not run.settings}
-        assert asked == set(ORDER)
+        assert asked == set(TITLES)
     row = next(r for r in read_results(DATA / "pacs.jsonl") if r["method"] == "oracle") | {"commit": None}
     assert not any(run.is_row(row) for run in queue)  # not known what made it
     row["commit"] = "made here"

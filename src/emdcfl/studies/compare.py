@@ -34,16 +34,17 @@ from emdcfl.studies.results import ResultRow, Results, as_result, checked, plain
 
 log = logging.getLogger("emdcfl")
 
-ORDER = (
-    "oracle", "emdcfl", "cfl", "pacfl", "fedclust", "ifca", "flexcfl", "fesem", "cflgp", "fedem", "fedsoft", "fedrc", "fedce", "fedavg",
-    "fedprox", "pfedgraph", "fedsac", "local",
-)  # fmt: skip
-"""Methods in the order of the paper's tables."""
+TITLES = {
+    "oracle": "Oracle", "emdcfl": "EMD-CFL", "cfl": "CFL", "pacfl": "PACFL", "fedclust": "FedClust", "ifca": "IFCA", "flexcfl": "FlexCFL",
+    "fesem": "FeSEM", "cflgp": "CFLGP", "fedem": "FedEM", "fedsoft": "FedSoft", "fedrc": "FedRC", "fedce": "FedCE", "fedavg": "FedAvg",
+    "fedprox": "FedProx", "pfedgraph": "pFedGraph", "fedsac": "FedSaC", "local": "Local",
+}  # fmt: skip
+"""What tables call a method, in the order of the paper's tables."""
 
 
 def paper_place(method: str) -> tuple[int, str]:
     """Return what sorts methods: the paper's in the order of its tables, then others by name."""
-    return ORDER.index(method) if method in ORDER else len(ORDER), method
+    return list(TITLES).index(method) if method in TITLES else len(TITLES), method
 
 
 def parse_methods(text: str) -> list[Choice]:

@@ -19,16 +19,11 @@ from emdcfl.methods.base import preset_of
 from emdcfl.runs.new_sites.unseen import UNSEEN, mean_scores
 from emdcfl.runs.store.identity import flat
 from emdcfl.runs.verdict.intervals import Interval, SiteScores, difference, over_seeds
-from emdcfl.studies.compare import paper_place
+from emdcfl.studies.compare import TITLES, paper_place
 from emdcfl.studies.paper_values import Value, measured_value, paper_value
 from emdcfl.studies.results import ResultRow
 from emdcfl.trust.policy import Trust
 
-TITLES = {
-    "oracle": "Oracle", "emdcfl": "EMD-CFL", "cfl": "CFL", "pacfl": "PACFL", "fedclust": "FedClust", "ifca": "IFCA", "flexcfl": "FlexCFL",
-    "fesem": "FeSEM", "cflgp": "CFLGP", "fedem": "FedEM", "fedsoft": "FedSoft", "fedrc": "FedRC", "fedce": "FedCE", "fedavg": "FedAvg",
-    "fedprox": "FedProx", "pfedgraph": "pFedGraph", "fedsac": "FedSaC", "local": "Local",
-}  # fmt: skip
 METRICS = {
     "mean": "Avg acc", "worst": "Worst acc", "r2": "Avg R²", "worst_r2": "Worst R²", "rmse": "RMSE", "clean": "Clean acc",
     "backdoor": "Backdoor acc", "ari": "ARI", "seconds": "s/run",
