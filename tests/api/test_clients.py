@@ -209,8 +209,10 @@ def test_a_run_on_a_frame_predicts_places_and_comes_back(tmp_path: Path) -> None
     new = table[table["hospital"] == "a"]
     assert set(result.predict("a", new)) <= {"ill", "well"} and len(result.predict_proba("a", new)) == len(new)
     assert list(result.distances.columns) == ["a", "b", "c"]
-    with pytest.raises(DataError, match="expected a frame"):
-        result.predict("a", np.zeros((3, 5)))
+    x, y = np.zeros((20, 5)), np.arange(20) % 2  # as wide as the encoded rows, which are standardised
+    for use in (lambda: result.predict("a", x), lambda: result.place_unlabelled(x), lambda: result.place((x, y))):
+        with pytest.raises(DataError, match="expected a frame"):
+            use()
     result.save(tmp_path / "run")
     for one in (result, emdcfl.load(tmp_path / "run")):
         with pytest.raises(StoreError, match="expected a new or empty folder") as refused:

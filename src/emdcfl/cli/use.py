@@ -34,6 +34,7 @@ def predict(
 ) -> None:
     """Predict classes (or numbers) of files with the model of a client (its fine-tuned one, if it kept one), or for a new site."""
     from emdcfl.data.own import read_inputs
+    from emdcfl.runs.new_sites.nearest import nearest_cluster
     from emdcfl.runs.outputs import load_served
     from emdcfl.runs.result import load
 
@@ -45,7 +46,7 @@ def predict(
     else:
         result = load(run, trust_model=trust_model)
         x, inputs = read_inputs(files, encoding=result.about.encoding)
-        served = result.place_unlabelled(x).model
+        served = nearest_cluster(result, x, "new").model
     p, classes = served.probabilities(x), served.about.labels
     found: list[dict[str, Any]]
     if served.about.target is not None:

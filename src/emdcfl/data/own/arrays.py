@@ -63,6 +63,8 @@ def named_clients(clients: Sequence[Any] | Mapping[Any, Any]) -> dict[str, Any]:
 
 def site_from_arrays(name: str, entry: Any, *, like: Scenario, seed: int = 0) -> tuple[Site, tuple[str, ...]]:
     """Build one more site for a scenario, from data in memory; returns it and notes for the user."""
+    if like.encoding.get("kind") == "table":  # whose rows are standardised
+        raise DataError(f"client {name!r}: expected a frame with the columns that the run was trained on, got {type(entry).__name__}")
     raw = _raw(name, entry, CLASSIFICATION if like.target is None else REGRESSION)
     expected = like.sites[0].train.x
     for part in raw.parts.values():

@@ -21,8 +21,6 @@ from emdcfl.core.federation import Federation
 from emdcfl.core.params import Network, find_head
 from emdcfl.core.schema import Reply
 from emdcfl.core.units import plural
-from emdcfl.data.own import encoding_of, frames
-from emdcfl.data.own.arrays import inputs_like
 from emdcfl.data.own.site import read_unlabelled
 from emdcfl.data.types import Site, Split
 from emdcfl.methods.base import Serving
@@ -195,15 +193,14 @@ def place_unlabelled(result: Result, site: Any, *, name: str | None = None) -> N
     The site is a folder of images or a table, read as the run's own files were; a frame, where it was given tables; or inputs ``X``, if
     these were arrays. Its name is by default ``new:`` and the folder's.
     """
-    found = plan_again(result)
-    scenario = found.scenario
     if isinstance(site, (str, Path)):
-        x = read_unlabelled(Path(site), encoding=encoding_of(scenario))
-        chosen = name or f"new:{Path(site).stem}"
-    elif frames.is_table(site):
-        x, chosen = frames.encode(site, encoding_of(scenario)), name or "new"
-    else:
-        x, chosen = inputs_like(site, scenario.sites[0].train.x.shape[1:]), name or "new"
+        return nearest_cluster(result, read_unlabelled(Path(site), encoding=result.about.encoding), name or f"new:{Path(site).stem}")
+    return nearest_cluster(result, result.inputs(site), name or "new")
+
+
+def nearest_cluster(result: Result, x: Tensor, chosen: str) -> NearestCluster:
+    """Find the nearest clusters for inputs as the run stores samples."""
+    found = plan_again(result)
     if not len(x):
         raise DataError(f"expected samples of {chosen} to place it by, got none; give at least one row or image")
     nothing = Split(x, torch.zeros(len(x), dtype=torch.int64))
