@@ -106,7 +106,7 @@ def run(
         scale=scale, device=device, workers=workers, engine="flower" if engine is None and federation is not None else engine,
     )  # fmt: skip
     chosen = _choose(config, flags, set_ or [], federation, resumed=out if resume else None, trust_model=trust_model)
-    what = _called(chosen)
+    what = _data_name(chosen)
     place = out or Path("runs") / f"{what}-{chosen.method.name}-seed{chosen.run.seed}"
     compare = baselines and chosen.scenario.name in (OWN_FILES, AT_NODES) and chosen.method.name not in BASELINES
     remote = chosen.engine.name == "flower"
@@ -245,7 +245,7 @@ def _as_before(config: Config, before: Config) -> Config:
     )
 
 
-def _called(config: Config) -> str:
+def _data_name(config: Config) -> str:
     """Name a run's data: the scenario, or the folder or file of own data."""
     path = config.scenario.options.get("path") if config.scenario.name == OWN_FILES else None
     return Path(path).resolve().stem if isinstance(path, str) else config.scenario.name

@@ -93,7 +93,7 @@ def play(
         losses.clear()
         round = fed.begin(index, rounds)
         watch.begin(index, rounds, round.participants)
-        state = _persistent(fed, method, state, round, retries)
+        state = _step_with_retries(fed, method, state, round, retries)
         trained = dict(losses)
         rows += [] if waiting is None else waiting.rows()
         serving, waiting = method.serve(state), None
@@ -108,7 +108,7 @@ def play(
         rows = []
 
 
-def _persistent(fed: Federation, method: Method, state: Any, round: Round, retries: int) -> Any:
+def _step_with_retries(fed: Federation, method: Method, state: Any, round: Round, retries: int) -> Any:
     """Play a round; below the quorum, again and again."""
     for attempt in range(1, retries + 1):
         try:

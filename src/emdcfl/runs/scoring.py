@@ -149,7 +149,7 @@ def site_scores(rows: Sequence[MetricsRow], variant: str, scored: Sequence[str] 
         "low": None if these is None else these.low,
         "high": None if these is None else these.high,
         "new_sites": None if new is None else {"low": new.low, "high": new.high},
-        **_uneven([row for row, counted in zip(rows, counts, strict=True) if counted], variant),
+        **_unbalanced([row for row, counted in zip(rows, counts, strict=True) if counted], variant),
         **(_rmse(at_sites(lambda row: row["test_loss"]), tested, 1.0 if std is None else std) if numbers else {}),
         "sites": own,
         **({} if scores.errors is None else {"errors": list(scores.errors)}),
@@ -164,7 +164,7 @@ def _rmse(losses: Sequence[float], tested: Sequence[int], std: float) -> dict[st
     return {"rmse": {"mean": float(np.mean(known)) if known else None, "worst": max(known, default=None), "sites": own}}
 
 
-def _uneven(rows: Sequence[MetricsRow], variant: str) -> dict[str, dict[str, Any]]:
+def _unbalanced(rows: Sequence[MetricsRow], variant: str) -> dict[str, dict[str, Any]]:
     """Return balanced accuracy and AUC over the sites with unbalanced classes, and how many these are; nothing where there are none."""
     known = [row["unbalanced"][variant] for row in rows if variant in row.get("unbalanced", {})]
     found = {}

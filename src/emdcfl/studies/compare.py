@@ -262,10 +262,10 @@ def compare(
         with_others = {job.plain for job in missing.values()}
         outcome = ComparisonOutcome(found=len(queue) - len(missing), keys=[job.key for job in queue])
         keep = out / "runs" if keep_runs else None
-        timely = _timely([job for job in missing.values() if job.key not in with_others], results, started, time_limit)
+        due = _within_limit([job for job in missing.values() if job.key not in with_others], results, started, time_limit)
         if watch is not None:
-            timely = _told(timely, watch, outcome.found, len(queue))
-        ended = parallel(timely, jobs, keep) if jobs > 1 else (attempt(job, keep, watch) for job in timely)
+            due = _announced(due, watch, outcome.found, len(queue))
+        ended = parallel(due, jobs, keep) if jobs > 1 else (attempt(job, keep, watch) for job in due)
         with closing(ended):
             for done in ended:
                 if done.row is not None:
@@ -330,7 +330,7 @@ def _warnings_named(job: Job) -> Iterator[None]:
             one.removeFilter(name)
 
 
-def _timely(jobs: Sequence[Job], results: Results, started: float, limit: float | None) -> Iterator[Job]:
+def _within_limit(jobs: Sequence[Job], results: Results, started: float, limit: float | None) -> Iterator[Job]:
     """Yield the jobs that can be expected to end before the limit."""
     for job in jobs:
         left = None if limit is None else limit - (time.monotonic() - started)
@@ -340,7 +340,7 @@ def _timely(jobs: Sequence[Job], results: Results, started: float, limit: float 
         yield job
 
 
-def _told(jobs: Iterator[Job], watch: ComparisonObserver, found: int, total: int) -> Iterator[Job]:
+def _announced(jobs: Iterator[Job], watch: ComparisonObserver, found: int, total: int) -> Iterator[Job]:
     for number, job in enumerate(jobs, found + 1):
         watch.launch(job, number, total)
         yield job

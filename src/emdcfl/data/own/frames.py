@@ -119,7 +119,7 @@ def from_tables(
     else:
         if column is not None:
             raise DataError(f"site={column!r} is the column of one frame for all sites, got a frame per site; leave site= out")
-        raws, notes = _each(clients, label, rule, cleaning.cells)
+        raws, notes = _by_client(clients, label, rule, cleaning.cells)
     how = FolderOptions(model=model, rule=rule, cleaning=cleaning)
     scenario = checked_scenario(clean_reading(WHERE, how, raws, notes), seed=seed)
     return replace(with_truth(scenario, groups), fingerprints={})
@@ -144,18 +144,18 @@ def _shared(clients: Any, label: str | None, column: str, rule: SplitRule, cells
     return [Raw(name, f"{column} = {name}", found, rule, label or "", units[name]) for name, found in parts.items()], notes
 
 
-def _each(clients: Any, label: str | None, rule: SplitRule, cells: CellRules) -> tuple[list[Raw], list[Note]]:
+def _by_client(clients: Any, label: str | None, rule: SplitRule, cells: CellRules) -> tuple[list[Raw], list[Note]]:
     raws: list[Raw] = []
     notes: list[Note] = []
     for name, entry in named_clients(clients).items():
-        raw, more = _raw(name, entry, label, rule, cells)
+        raw, more = _one_client(name, entry, label, rule, cells)
         label = raw.label
         raws.append(raw)
         notes += more
     return raws, notes
 
 
-def _raw(name: str, entry: Any, label: str | None, rule: SplitRule, cells: CellRules) -> tuple[Raw, list[Note]]:
+def _one_client(name: str, entry: Any, label: str | None, rule: SplitRule, cells: CellRules) -> tuple[Raw, list[Note]]:
     if not is_table(entry):
         raise DataError(f"client {name!r}: expected a frame as at the other sites, got {type(entry).__name__}; give all sites alike")
     given = by_split(entry, f"client {name!r}") if isinstance(entry, Mapping) else {MIXED: entry}
@@ -177,7 +177,7 @@ def site_from_table(
     """Build one more site for a run on tables, from a frame."""
     _check_kind(encoding)
     cleaning = Cleaning.of(**options)
-    raw, notes = _raw(name, entry, encoding["label"], SplitRule.of(**options), cleaning.cells)
+    raw, notes = _one_client(name, entry, encoding["label"], SplitRule.of(**options), cleaning.cells)
     return new_site(raw, encoding, classes, notes, target=target, seed=seed, cleaning=cleaning)
 
 
