@@ -14,6 +14,7 @@ from emdcfl.core.units import plural
 from emdcfl.report.load_run import Run
 from emdcfl.report.svg import WIDTH, Array, Axis, bent, chart, mark, number, shape_path, tag, ticks, visible
 from emdcfl.runs.personal import FINE_TUNED
+from emdcfl.runs.scoring import tested_scores
 from emdcfl.runs.verdict.advice import BASELINES, LINEAR, LOGISTIC, rivals
 from emdcfl.runs.verdict.what_differs import value_in_words
 
@@ -268,12 +269,9 @@ def round_lines(run: Run, variant: str) -> Markup | None:
 def _by_round(run: Run, variant: str, clients: Sequence[str] | None = None) -> tuple[dict[int, float], dict[int, float]]:
     scored = run.summary.get("scored")
     wanted = set(clients if clients is not None else scored if scored is not None else run.clients)
-    found: dict[int, list[float]] = {}
-    for row in run.rows:
-        score = (row.get(run.metric) or {}).get(variant)
-        if score is not None and row["client"] in wanted and (row.get("test_samples") or {}).get(variant, 1):
-            found.setdefault(int(row["round"]), []).append(float(score))
-    return {t: float(np.mean(v)) for t, v in found.items()}, {t: min(v) for t, v in found.items()}
+    found = tested_scores([row for row in run.rows if row["client"] in wanted])
+    scores = {t: by_variant[variant] for t, by_variant in found.items() if variant in by_variant}
+    return {t: float(np.mean(v)) for t, v in scores.items()}, {t: min(v) for t, v in scores.items()}
 
 
 def _draw_lines(lines: list[tuple[str, str, dict[int, float]]], label: str, metric: Metric) -> Markup:

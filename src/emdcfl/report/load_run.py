@@ -15,7 +15,7 @@ from emdcfl.core.metric import Metric, metric_of, score_of
 from emdcfl.report.svg import COLOURS, SHAPES
 from emdcfl.runs.outputs import read_reading, read_summary
 from emdcfl.runs.personal import FINE_TUNED, with_personal
-from emdcfl.runs.scoring import MetricsRow, better_rounds
+from emdcfl.runs.scoring import MetricsRow, better_rounds, is_tested
 from emdcfl.runs.store import RunStore
 from emdcfl.runs.store.files import read_arrays, refuse_links
 
@@ -62,14 +62,11 @@ class Run:
 
     def score_at(self, client: str, variant: str) -> float | None:
         """Return the last accuracy (or R²) of a client; none where it was not tested or has no test samples."""
-        row = self.last.get(client)
         if not self.rows and client in self.clients:  # a baseline that had no rounds
             sites = score_of(self.summary)["variants"].get(variant, {}).get("sites") or []
             return sites[self.clients.index(client)] if len(sites) == len(self.clients) else None
-        if row is None or variant not in row[self.metric] or not (row.get("test_samples") or {}).get(variant, 1):
-            return None
-        value = row[self.metric][variant]
-        return None if value is None else float(value)
+        row = self.last.get(client)
+        return float(row[self.metric][variant]) if row is not None and is_tested(row, variant) else None
 
     @property
     def others(self) -> dict[str, dict[str, Any]]:

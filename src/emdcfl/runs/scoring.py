@@ -189,16 +189,16 @@ def rests_on(summary: Mapping[str, Any], score: Mapping[str, Any]) -> str:
 
 
 def is_tested(row: MetricsRow, variant: str) -> bool:
-    """Whether a row has a score of a test variant that samples stand behind."""
-    score = score_of(row)
-    return bool(score and variant in score and row["test_samples"][variant] > 0)
+    """Whether a row has a score of a test variant that samples stand behind; where it does not count them, they do."""
+    score, samples = row.get(metric_of(row)) or {}, row.get("test_samples") or {}
+    return score.get(variant) is not None and bool(samples.get(variant, 1))
 
 
 def tested_scores(rows: Sequence[MetricsRow]) -> dict[int, dict[str, list[float]]]:
     """Round → test variant → scores of the clients that were tested."""
     found: dict[int, dict[str, list[float]]] = {}
     for row in rows:
-        for variant in (v for v in score_of(row) or () if is_tested(row, v)):
+        for variant in (v for v in row.get(metric_of(row)) or () if is_tested(row, v)):
             found.setdefault(int(row["round"]), {}).setdefault(variant, []).append(float(score_of(row)[variant]))
     return found
 
