@@ -231,7 +231,6 @@ def _title(context: Context) -> str:
 
 
 def ari_sweep(context: Context) -> int:
-    """Draw ARI over tolerance and projection."""
     maps, records = [], []
     for title, snapshot in _snapshots(context):
         for solver in context.spec.solvers:
@@ -245,7 +244,6 @@ def ari_sweep(context: Context) -> int:
 
 
 def examples(context: Context) -> int:
-    """Draw samples of every group."""
     context.place.mkdir(parents=True, exist_ok=True)
     picture.grid(shared_scenario(context.config(context.spec.scenarios[0])), context.place / "figure.png")
     return 0

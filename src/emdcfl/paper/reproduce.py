@@ -49,7 +49,6 @@ class Spec:
     models: tuple[Mapping[str, Any], ...] = ()
 
     def choices(self) -> list[Choice]:
-        """Return the methods to run."""
         return parse_methods(METHOD_SETS.get(self.methods, self.methods))
 
 
@@ -120,7 +119,6 @@ class Context:
 
     @property
     def place(self) -> Path:
-        """Where this table or figure goes."""
         return self.shared / self.spec.name
 
     def config(self, scenario: str, model: Mapping[str, Any] | None = None) -> Config:

@@ -41,7 +41,6 @@ def read_rows(folder: Path) -> tuple[list[ResultRow], int]:
 
 
 def comparison_context(folder: Path) -> dict[str, Any]:
-    """Return everything the template of a comparison shows."""
     rows, unusable = read_rows(folder)
     table = build(rows)
     blocks = [_block(table, column) for column in table.columns]

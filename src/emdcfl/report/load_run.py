@@ -99,7 +99,6 @@ class Run:
 
     @property
     def order(self) -> list[int]:
-        """Client numbers sorted by cluster."""
         labels = self.clusters or [0] * len(self.clients)
         return sorted(range(len(labels)), key=lambda i: (labels[i], i))
 

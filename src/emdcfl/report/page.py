@@ -108,7 +108,6 @@ def script_json(value: Any) -> Markup:
 
 
 def run_context(run: Run) -> dict[str, Any]:
-    """Return everything the template of a run shows."""
     s, splits, others = run.summary, read_splits(run), run.others
     drawn: dict[str, Any] = {"map": None, "histogram": None, "rows": None, "heat": None}
     if run.pairs is not None and len(run.pairs.uncompared()) < len(run.clients):

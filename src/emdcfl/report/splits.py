@@ -78,7 +78,6 @@ def _split(entry: Mapping[str, Any]) -> ClusterSplit:
 
 
 def split_rows(splits: Sequence[ClusterSplit]) -> list[dict[str, Any]]:
-    """Return every split weighed, for a table."""
     return [{"split": s, "who": names(sorted(s.members)), "by": ", ".join(s.by)} for s in splits]
 
 

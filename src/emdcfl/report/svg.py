@@ -59,7 +59,6 @@ def chart(width: float, height: float, label: str, *children: str) -> Markup:
 
 
 def mark(name: str, tip: str, **attributes: object) -> Markup:
-    """Return an element with a tooltip."""
     return tag(name, data_tip=tip, aria_label=tip.replace("\n", ", "), role="img", tabindex="-1", **attributes)
 
 

@@ -81,7 +81,6 @@ class RunPlan:
         return own and self.config.engine.name != "flower" and getattr(self.method, "privacy_epsilon", None) is None
 
     def federation(self) -> Federation:
-        """Start the engine the config names."""
         engine, run = self.config.engine, self.config.run
         return make_federation(
             self.scenario,

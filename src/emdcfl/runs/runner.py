@@ -119,7 +119,6 @@ class _Account:
 
     @property
     def variants(self) -> dict[str, tuple[str, ...]]:
-        """Test variants of each client."""
         return {site.name: tuple(site.tests) for site in self.plan.scenario.sites}
 
     @property

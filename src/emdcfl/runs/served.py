@@ -42,7 +42,6 @@ class ModelInfo:
 
     @classmethod
     def of(cls, scenario: Scenario) -> ModelInfo:
-        """Return what the models of a scenario need."""
         shape = tuple(scenario.sites[0].train.x.shape[1:])
         return cls(
             scenario.classes, scenario.preprocess, scenario.model, shape, encoding_of(scenario), scenario.target, scenario.label_kind

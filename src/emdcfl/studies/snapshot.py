@@ -87,7 +87,6 @@ class Snapshot:
     notes: tuple[str, ...]
 
     def row(self, number: int) -> SnapshotRow:
-        """Read one client's embeddings."""
         tensors, _ = read_tensors(_row_path(self.folder, number))
         return SnapshotRow(*(tensors[name].numpy() for name in ("train", "val", "train_labels", "val_labels")))
 

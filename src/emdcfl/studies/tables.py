@@ -103,7 +103,6 @@ class Table:
         return [label for label in self.rows if self.seeds(label, column)]
 
     def seeds(self, label: str, column: Column) -> int:
-        """Return how many seeds a row has in a column."""
         return max((cell.n for m in column.metrics if (cell := self.cells.get((label, column.key, m)))), default=0)
 
     def has_intervals(self, column: Column) -> bool:
@@ -181,7 +180,6 @@ def _against(rows: Sequence[ResultRow], metric: str, leader: Sequence[ResultRow]
 
 
 def _score(row: ResultRow, metric: str) -> Mapping[str, Any]:
-    """Return the score of a metric's test variant."""
     variants: Mapping[str, Any] = score_of(row)["variants"]
     found = variants[metric] if metric in variants else next(iter(variants.values()), {})
     return found if isinstance(found, Mapping) else {}

@@ -69,7 +69,6 @@ def names() -> tuple[str, ...]:
 
 
 def describe(name: str) -> str:
-    """One line about a scenario."""
     return _entry(name).summary
 
 

@@ -43,7 +43,6 @@ def image(file: Path, shape: list[int]) -> np.ndarray[Any, Any]:
 
 
 def number(text: str) -> float | None:
-    """Return the number that a text is, if it is one."""
     try:
         return float(text)
     except ValueError:

@@ -62,7 +62,6 @@ def plan_again(result: Result) -> RunPlan:
 
 
 def with_site(found: RunPlan, new: Site) -> RunPlan:
-    """Return the plan with one more site."""
     if new.name in {site.name for site in found.scenario.sites}:
         raise DataError(f"the run has a client called {new.name!r} already; give the new site another name with --name")
     return replace(found, scenario=replace(found.scenario, sites=(*found.scenario.sites, new), groups=None))
@@ -140,7 +139,6 @@ def _weights(misfit: Mapping[int, float], sizes: Mapping[int, int]) -> dict[int,
 
 
 def mixture(groups: Groups, fit: Mapping[int, ClusterFit]) -> tuple[Tensor, Tensor]:
-    """Return the models that serve a site, and their weights."""
     chosen = [k for k in fit if fit[k].weight > 0]
     return torch.stack([groups[k][0] for k in chosen]), torch.tensor([fit[k].weight for k in chosen])
 

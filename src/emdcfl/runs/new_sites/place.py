@@ -233,7 +233,6 @@ def candidate_of(cluster: int, members: list[str], new: str, measured: Measured,
 
 
 def as_dict(placement: Placement) -> dict[str, Any]:
-    """JSON values."""
     named = {f.name: placement.metric.value if f.name == "score" else f.name for f in fields(Candidate)}
     candidates = [{name: getattr(c, field) for field, name in named.items()} for c in placement.candidates]
     candidates = [{**c, "ratio": c["ratio"] if isfinite(c["ratio"]) else None} for c in candidates]

@@ -121,7 +121,6 @@ def mean_scores(sites: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
 
 
 def unseen_sentence(unseen: Mapping[str, Any]) -> str:
-    """Say how held-out sites fare, in one line."""
     mean, metric = score_of(unseen), metric_of(unseen)
     told = ", ".join(f"{name} {metric.text(mean[key])}" for key, name in UNSEEN.items() if mean[key] is not None)
     return f"{plural(len(unseen['sites']), 'site')} held out of training, placed by unlabelled data: mean {metric.label} of {told}"
