@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from emdcfl.methods.emdcfl.comparison import Measured, PairDistance
-from emdcfl.runs.new_sites.place import Candidate, Guess, Placement, as_dict, candidate_of, choose
+from emdcfl.runs.new_sites.place import Candidate, Guess, Placement, candidate_of, choose
 from emdcfl.transport import EXACT
 
 
@@ -33,7 +33,7 @@ def test_a_member_that_was_not_compared_does_not_count() -> None:
     assert (with_it.ratio, with_it.linked) == (0.5, 1) and (alone.ratio, alone.linked) == (inf, 0)
     placement = Placement("new", 0, [with_it, alone], ("rows left out: 3",))
     assert "cluster 0" in placement.verdict() and "0.50" in placement.verdict()
-    told = json.loads(json.dumps(as_dict(placement), allow_nan=False))
+    told = json.loads(json.dumps(placement.as_dict(), allow_nan=False))
     assert told["candidates"][1]["ratio"] is None and told["notes"] == ["rows left out: 3"]
 
 
@@ -88,7 +88,7 @@ def test_a_model_that_fails_on_the_sites_own_labels_is_never_recommended() -> No
     nowhere = choose("new", [c for c in near(0.0) if c.cluster != 1], guess, ())
     assert (nowhere.cluster, nowhere.refused) == (None, 0)
     assert "0.0%" in nowhere.verdict() and "60.0%" in nowhere.verdict() and "belongs to cluster" not in nowhere.verdict()
-    assert as_dict(nowhere)["refused"] == 0
+    assert nowhere.as_dict()["refused"] == 0
     assert choose("new", near(0.0), None, ()).cluster == 0  # without labels only distances speak
 
 

@@ -72,7 +72,6 @@ def place(
     as_json: AsJson = False,
 ) -> None:
     """Find the group a new site belongs to, and how clearly."""
-    from emdcfl.runs.new_sites.place import as_dict
     from emdcfl.runs.result import load
 
     if unlabelled:
@@ -80,7 +79,7 @@ def place(
         return
     placement = load(run, trust_model=trust_model).place(folder, name=name, label=label)
     if as_json:
-        print_json(as_dict(placement))
+        print_json(placement.as_dict())
         return
     console = terminal()
     for note in placement.notes:

@@ -134,10 +134,10 @@ def plan(config: Config, scenario: Scenario | None = None, folder: Path | None =
     cls = type(method)
     explicit = {k: v for k, v in asdict(config.training).items() if v is not None}
     training = Training(**{**{k: v for k, v in scenario.defaults.items() if k in _names(Training)}, **explicit})
+    if config.engine.name == "flower":
+        refuse_numbers(config)
     if scenario.target is not None:
         config = _for_numbers(config, method, device)
-    elif config.engine.name == "flower":
-        refuse_numbers(config)
     engine, usual = config.engine, scenario.defaults.get("personalize", "off")
     personalize = replace(config.personalize, mode=config.personalize.mode or usual)
     if personalize.wanted:
@@ -224,8 +224,6 @@ def _for_numbers(config: Config, method: Method, device: str) -> Config:
         raise ConfigError(f"expected a method that needs no classes for regression, got {type(method).name}; use emdcfl, fedavg or ifca")
     if getattr(method, "cost", "cosine") == "label-aware":
         raise ConfigError("expected method.cost cosine or euclidean for regression, got label-aware, which compares classes")
-    if config.engine.name == "flower":
-        refuse_numbers(config)
     if config.engine.name == "cuda":
         raise ConfigError("expected engine auto, sequential or batched for regression, got cuda; leave it out, or say --device cpu")
     if config.engine.name == "auto" and device.startswith("cuda"):

@@ -10,7 +10,7 @@ be apart for that.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any
@@ -151,6 +151,24 @@ class Placement:
             return f"train it alone, or {AGAIN}"
         return f"cluster {best.cluster}'s model {self.guess.right(best.score)}: use that for now, and {AGAIN}"
 
+    def as_dict(self) -> dict[str, Any]:
+        """JSON values; an infinite ratio is null."""
+        candidates = [
+            {"cluster": c.cluster, "members": c.members, "ratio": c.ratio if isfinite(c.ratio) else None, "linked": c.linked}
+            | {self.metric.value: c.score}
+            for c in self.candidates
+        ]
+        return {
+            "site": self.site,
+            "cluster": self.cluster,
+            "refused": self.refused,
+            "guess": None if self.guess is None else self.guess.share,
+            "alone": self.alone,
+            "verdict": self.verdict(),
+            "notes": list(self.notes),
+            "candidates": candidates,
+        }
+
 
 def place(result: Result, site: Any, *, name: str | None = None, label: str | None = None) -> Placement:
     """Place a new site among the clusters of a finished run.
@@ -230,19 +248,3 @@ def candidate_of(cluster: int, members: list[str], new: str, measured: Measured,
     ways = [(measured.entries[new, c], measured.entries[c, new]) for c in members if (new, c) in measured.entries]
     ratios = [max(float(over_tolerance(way.W, way.epsilon)) for way in both) for both in ways]
     return Candidate(cluster, members, max(ratios, default=inf), sum(r < 1 for r in ratios), score)
-
-
-def as_dict(placement: Placement) -> dict[str, Any]:
-    named = {f.name: placement.metric.value if f.name == "score" else f.name for f in fields(Candidate)}
-    candidates = [{name: getattr(c, field) for field, name in named.items()} for c in placement.candidates]
-    candidates = [{**c, "ratio": c["ratio"] if isfinite(c["ratio"]) else None} for c in candidates]
-    return {
-        "site": placement.site,
-        "cluster": placement.cluster,
-        "refused": placement.refused,
-        "guess": None if placement.guess is None else placement.guess.share,
-        "alone": placement.alone,
-        "verdict": placement.verdict(),
-        "notes": list(placement.notes),
-        "candidates": candidates,
-    }
