@@ -298,6 +298,7 @@ def test_data_sets_of_images_are_divided_by_a_column_or_by_their_partitions() ->
     assert sizes(Federated()) == {"partition-0": [20, 20], "partition-1": [22, 22]}
     for clients, about, said in (
         (whole, "where", "no site column 'where'; it has image, label, who"),
+        (Hub([0, 1] * 30, who=["a"] * 20 + [None] * 40), "who", "a site for every row, got gaps in 'who'"),
         (Federated(), "who", "are its sites"),
     ):
         with pytest.raises(DataError, match=said):

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from emdcfl.core.errors import DataError
+from emdcfl.data.own.arrays import has_gaps
 from emdcfl.data.own.formats.client_tables import LABEL_NAMES
 from emdcfl.data.own.frames import is_hub, is_table
 from emdcfl.data.own.splitting import by_split
@@ -62,6 +63,8 @@ def _by_site(clients: Any, site: str) -> dict[str, Any]:
         return found
     if site not in clients.column_names:
         raise DataError(f"the data set has no site column {site!r}; it has {', '.join(clients.column_names)}")
+    if has_gaps(clients[site]):
+        raise DataError(f"expected a site for every row, got gaps in {site!r}; leave those rows out")
     rows_of: dict[str, list[int]] = {}
     for row, name in enumerate(clients[site]):
         rows_of.setdefault(str(name), []).append(row)
