@@ -32,9 +32,6 @@ from emdcfl.data.types import Scenario, Site, Target
 
 log = logging.getLogger("emdcfl")
 
-UNKNOWN = "words that training did not have are read as missing: {words}"
-OTHER_UNITS = "numbers much larger or smaller than in training: {words}; if the units differ, convert them"
-
 
 def encoding_of(scenario: Scenario) -> dict[str, Any]:
     """How files are read for this scenario; images of bytes at the shape they are stored in."""
@@ -103,10 +100,8 @@ def new_site(
         reader = TableEncoding.from_dict(encoding)
         check_units(raw.units, reader.units, raw.origin)
         arrays = {split: reader.encode(divided[split].x, raw.origin) for split in SPLITS}
-        if words := dict.fromkeys(word for split in SPLITS for word in reader.unknown(divided[split].x)):
-            notes.append(Note(raw.name, raw.origin, UNKNOWN, words=tuple(words)))
-        if columns := reader.other_sizes(*(divided[split].x for split in SPLITS)):
-            notes.append(Note(raw.name, raw.origin, OTHER_UNITS, words=tuple(columns)))
+        doubts = reader.doubts(*(divided[split].x for split in SPLITS))
+        notes += [Note(raw.name, raw.origin, text, words=tuple(words)) for text, words in doubts]
     return to_site(raw.name, arrays, divided, classes, target), tuple(write_notes(notes))
 
 
@@ -153,10 +148,8 @@ def encode_rows(table: pa.Table, encoding: Mapping[str, Any], origin: str) -> tu
     rows = np.flatnonzero(reader.usable(table))
     kept = table.take(rows)
     encoded = reader.encode(kept, origin)
-    if words := reader.unknown(kept):
-        log.warning("%s: %s", origin, UNKNOWN.format(words=some(words)))
-    if columns := reader.other_sizes(kept):
-        log.warning("%s: %s", origin, OTHER_UNITS.format(words=some(columns)))
+    for text, words in reader.doubts(kept):
+        log.warning("%s: %s", origin, text.format(words=some(words)))
     return encoded, rows
 
 

@@ -178,6 +178,13 @@ class TableEncoding:
                 found.append(f"{column.name!r} (mean {known.mean():.3g}, in training {column.mean:.3g})")
         return found
 
+    def doubts(self, *tables: pa.Table) -> Iterator[tuple[str, list[str]]]:
+        """Yield what looks wrong in new tables, each with the words for its ``{words}``."""
+        if words := list(dict.fromkeys(word for table in tables for word in self.unknown(table))):
+            yield "words that training did not have are read as missing: {words}", words
+        if columns := self.other_sizes(*tables):
+            yield "numbers much larger or smaller than in training: {words}; if the units differ, convert them", columns
+
     def _encode_numbers(self, table: pa.Table, columns: Sequence[tuple[int, Numeric]], out: NDArray[np.float32], origin: str) -> None:
         """Standardise all numeric columns at once: a table may have thousands."""
         if not columns:
