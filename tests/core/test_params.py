@@ -230,6 +230,24 @@ def test_a_single_member_comes_back_bit_for_bit(weight: int) -> None:
     assert same_bits(average([theta], [weight]), theta)
 
 
+@pytest.mark.parametrize("shape", [(1,), (2,), (3, 40), (4811,), (8192,)])
+@pytest.mark.parametrize("weights", [[18.0] * 40, [3.0] * 130, [0.3] * 40, [2.0**30] * 10])
+def test_many_states_at_once_have_the_bits_of_one_after_the_other(shape: tuple[int, ...], weights: list[float]) -> None:
+    rng, half = torch.Generator().manual_seed(0), len(weights) // 2
+    theta = torch.randn(half, *shape, generator=rng) * 10 ** torch.empty(half, *shape).uniform_(-18, 18, generator=rng)
+    theta = torch.cat([theta, -theta[torch.randperm(half, generator=rng)]])  # what is left of it shows the order of the sum
+    negative = theta.clone()
+    negative[:, :1] = -0.0
+    for states in (theta, negative):
+        one = Average()
+        for state, weight in zip(states, weights, strict=True):
+            one.add(state, weight)
+        together = Average().add_all(list(states), weights)
+        split = Average().add_all(list(states[:9]), weights[:9]).add_all([state.clone() for state in states[9:]], weights[9:])
+        assert same_bits(together.result(), one.result()) and same_bits(split.result(), one.result())
+        assert together.total == one.total == split.total
+
+
 def test_averaging_selects_members_so_that_a_nan_elsewhere_does_no_harm() -> None:
     theta = rows(3)
     theta[1] = torch.nan

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -26,6 +27,9 @@ CHUNK = 1 << 17
 
 LAUNCHED = 1 << 20
 """Columns of a block of states on a GPU."""
+
+TOGETHER, ROW = 1 << 19, 1 << 13
+"""Most numbers of states that are summed together, and of one of them: for small models the calls cost more than the arithmetic."""
 
 WIDE = 1 << 12
 """Fewest columns of a block, however many rows it has."""
@@ -272,6 +276,31 @@ class Average:
                 self._sum[..., part].add_(theta[..., part], alpha=weight)
         self.total += weight
 
+    def add_all(self, thetas: Sequence[Tensor], weights: Sequence[float]) -> Average:
+        """Add states in their order and return the average: bit-identical to ``add``, and faster for many small ones."""
+        done = 0
+        while done < len(thetas):
+            part = slice(done, done + max(1, (TOGETHER if self._sum is None else CHUNK) // thetas[0].numel()))
+            if not 1 < thetas[0].numel() <= ROW or not self._add_rows(thetas[part], weights[part]):
+                for theta, weight in zip(thetas[part], weights[part], strict=True):
+                    self.add(theta, weight)
+            done = part.stop
+        return self
+
+    def _add_rows(self, thetas: Sequence[Tensor], weights: Sequence[float]) -> bool:
+        """Add states on the CPU in one go, in the order of ``add``; returns whether that is possible, and exact."""
+        exact = all(0 < w < 1 << 29 and w == int(w) for w in weights)  # so are products with float32, however they are rounded
+        if not exact or len(thetas) < 8 or any(not t.is_cpu or t.dtype != torch.float32 for t in thetas):
+            return False
+        rows, factors = stacked(thetas).detach().view(len(thetas), -1).numpy(), list(weights)
+        if self._sum is not None:
+            rows, factors = np.concatenate([self._sum.view(1, -1).numpy(), rows]), [1.0, *factors]
+        total = np.einsum("i,ij->j", np.array(factors), rows, dtype=np.float64)
+        if not total.all():  # begun from zeros: the sign of -0.0 is lost
+            return False
+        self._sum, self.total = torch.from_numpy(total).view(thetas[0].shape), sum(weights, self.total)
+        return True
+
     def result(self) -> Tensor:
         if self._sum is None:
             raise ValueError("expected at least one state to average, got none")
@@ -290,26 +319,20 @@ def average(thetas: Iterable[Tensor], weights: Iterable[float]) -> Tensor:
     """
     states, factors = list(thetas), [float(weight) for weight in weights]
     if not states or _whole(states[0]):
-        return _average(states, factors)
+        return Average().add_all(states, factors).result()
     out = torch.empty(states[0].shape, dtype=torch.float32, device=states[0].device)
     for part in chunks(out.shape[-1]):  # one part of all states after the other: the sum never leaves the cache
-        out[..., part] = _average([theta[..., part] for theta in states], factors)
+        out[..., part] = Average().add_all([theta[..., part] for theta in states], factors).result()
     return out
-
-
-def _average(thetas: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    mean = Average()
-    for theta, weight in zip(thetas, weights, strict=True):
-        mean.add(theta, weight)
-    return mean.result()
 
 
 def stacked(states: Sequence[Tensor]) -> Tensor:
     """Return float32 states as one tensor, to be read only: a view if they lie one after the other in memory, as rows do; else a copy."""
     first, size = states[0], states[0].numel()
     inside = 4 * (first.storage_offset() + size * len(states)) <= first.untyped_storage().nbytes()
-    start = first.data_ptr()
-    if inside and all(s.is_contiguous() and s.data_ptr() == start + 4 * size * i for i, s in enumerate(states)):
+    start, step = first.data_ptr(), 4 * size
+    side_by_side = inside and [s.data_ptr() for s in states] == list(range(start, start + step * len(states), step))
+    if side_by_side and all(s.is_contiguous() for s in states):
         return first.as_strided((len(states), *first.shape), (size, *first.stride()))
     return torch.stack(list(states))
 

@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 from torch import Tensor
 
-from emdcfl.core.params import Average, average
+from emdcfl.core.params import TOGETHER, Average, average
 from emdcfl.trust.ledger import Ledger
 from emdcfl.trust.policy import Trust
 from emdcfl.trust.robust import MEMBERS, capped_weights, cut, distance, distances, outliers, shortened, trimmed_mean
@@ -30,9 +30,6 @@ NORM_FACTOR = 3.0
 SANITY_FACTOR = 10.0
 """Smallest ratio to the median at which a reference distance is flagged (squared for a variance): honest clients of very small networks
 differ by up to 6.5."""
-
-TOGETHER = 1 << 17
-"""Numbers that a running average collects before it adds them: for small models the calls cost more than the arithmetic."""
 
 
 class Guard:
@@ -153,22 +150,24 @@ class TrustedMean:
     def add(self, theta: Tensor, weight: float, *, client: str, start: Tensor | None = None) -> None:
         """Add a client's state; ``start`` is the state it trained from, needed to check its update."""
         self._waiting.append((client, theta, float(weight), start))
-        if len(self._waiting) * theta.numel() >= TOGETHER:
+        if (len(self._waiting) + 1) * theta.numel() > TOGETHER:
             self._add_waiting()
 
     def _add_waiting(self) -> None:
         """Add the collected states in their order."""
+        if not self._waiting:
+            return
+        clients, thetas, weights, _ = zip(*self._waiting, strict=True)
         if self._checks_updates:
             known = [member for member in self._waiting if member[3] is not None]
             if known:
-                clients, thetas, _, starts = zip(*known, strict=True)
-                self._norms.update(zip(clients, distances(thetas, starts), strict=True))
-                self._starts.update(zip(clients, starts, strict=True))
-        for client, theta, weight, _ in self._waiting:
-            if self._plain:
-                self._running.add(theta, weight)
-            else:
-                self._kept.append((client, theta, weight))
+                started, trained, _, starts = zip(*known, strict=True)
+                self._norms.update(zip(started, distances(trained, starts), strict=True))
+                self._starts.update(zip(started, starts, strict=True))
+        if self._plain:
+            self._running.add_all(thetas, weights)
+        else:
+            self._kept += zip(clients, thetas, weights, strict=True)
         self._waiting.clear()
 
     def result(self) -> Tensor:

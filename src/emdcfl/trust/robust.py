@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emdcfl.core.params import blocks, chunks, stacked
+from emdcfl.core.params import CHUNK, blocks, chunks, stacked
 
 Array = np.ndarray[Any, Any]
 
@@ -134,8 +134,10 @@ def distances(thetas: Sequence[Tensor], starts: Sequence[Tensor]) -> list[float]
     if len(thetas) == 1 or thetas[0].numel() > SMALL:
         return [distance(theta, start) for theta, start in zip(thetas, starts, strict=True)]
     shared = all(start is starts[0] for start in starts)
-    updates = stacked(thetas) - (starts[0] if shared else stacked(starts))
-    norms: list[float] = torch.linalg.vector_norm(updates.flatten(1), dim=1).tolist()
+    states, origins = stacked(thetas).flatten(1), starts[0].flatten()[None] if shared else stacked(starts).flatten(1)
+    norms: list[float] = []
+    for part in chunks(len(states), max(1, CHUNK // states.shape[1])):  # the differences stay in the processor's cache
+        norms += torch.linalg.vector_norm(states[part] - origins[slice(0, 1) if shared else part], dim=1).tolist()
     return norms
 
 
