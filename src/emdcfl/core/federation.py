@@ -211,12 +211,10 @@ class Federation(ABC):
             Receives ``(client, reply)`` after the schema; a ``ClientError`` it raises makes the reply a failure like any other.
         """
         info = TASKS[task.__name__]
-        replies, ordered = Replies(), {}
-        for c in self.clients:
-            if c in inputs and (out := self.guard.ledger.exclusion_reason(c)) is not None:
-                replies.failures[c] = Failure(c, info.name, self.index, out)  # on record already, with the reply that was refused
-            elif c in inputs:
-                ordered[c] = inputs[c]
+        replies, ordered = Replies(), {c: inputs[c] for c in self.clients if c in inputs}
+        for c, reason in self.guard.ledger.exclusions(ordered).items():
+            del ordered[c]
+            replies.failures[c] = Failure(c, info.name, self.index, reason)  # on record already, with the reply that was refused
         dims = {"P": self.layout.size, "d": self.layout.embedding_width, "max_n": self.guard.policy.max_n, **(dims or {})}
         states = [name for name, field in info.returns.items() if field.shape[-1:] == STATE]
         bounded = self.on_failure == "continue" and info.phase == "train" and bool(states)
@@ -229,7 +227,6 @@ class Federation(ABC):
                 if isinstance(outcome, Failure):
                     self._fail(outcome, replies)
                     continue
-                self.traffic.received(info.phase, outcome)
                 self.observer(info.name, client, outcome)
                 if bounded and (start := _start((ordered[client], common))) is not None:
                     updates[client] = self._bounds.update(outcome[_state(outcome)], start, outcome["n"])
@@ -257,14 +254,19 @@ class Federation(ABC):
     def _inspected(
         self, info: TaskInfo, inputs: Mapping[str, Inputs], common: Inputs, dims: Mapping[str, int], verify: Verify | None, checked: int
     ) -> Iterator[tuple[str, Reply | Failure]]:
-        """Yield what ``_dispatch`` does, with a failure in place of every reply that does not pass."""
+        """Yield what ``_dispatch`` does, with a failure in place of every reply that does not pass; count the bytes of the others."""
         answers = iter(self._dispatch(info, inputs, common))  # an engine of others may return a list
         while part := list(islice(answers, max(1, checked // self.layout.size))):
             alike = len(part) > 1 and verify is None and self.on_failure == "stop"
-            passed = alike and all_pass([outcome for _, outcome in part], info.returns, dims, norm=LARGEST_GROWTH)
+            if alike and all_pass([outcome for _, outcome in part], info.returns, dims, norm=LARGEST_GROWTH):
+                self.traffic.received(info.phase, part[0][1], len(part))
+                yield from part
+                continue
             for client, outcome in part:
-                if not passed and not isinstance(outcome, Failure):
+                if not isinstance(outcome, Failure):
                     outcome = self._inspect(client, info, outcome, dims, verify, (inputs[client], common)) or outcome
+                if not isinstance(outcome, Failure):
+                    self.traffic.received(info.phase, outcome)
                 yield client, outcome
 
     def _inspect(

@@ -122,8 +122,9 @@ class Traffic:
         total += sum(sizes.get(item, 0) for sizes in by_item for own in inputs.values() for item in own.get(rule.items, ()))
         self._add(phase, "to_clients", total)
 
-    def received(self, phase: str, reply: Any) -> None:
-        self._add(phase, "to_server", payload(reply))
+    def received(self, phase: str, reply: Any, times: int = 1) -> None:
+        """Count a reply, or so many of the same size."""
+        self._add(phase, "to_server", payload(reply) * times)
 
     def _add(self, phase: str, way: str, number: int) -> None:
         counted = self.bytes.setdefault(phase, {"to_clients": 0, "to_server": 0})

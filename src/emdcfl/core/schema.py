@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -83,17 +84,21 @@ def all_pass(replies: Sequence[Any], fields: Mapping[str, Field], dims: Mapping[
 
     It says no if one is at fault, and where fields are neither numbers nor states on the host: then ``check`` each.
     """
-    if not all(type(reply) is dict and reply.keys() == fields.keys() for reply in replies):
+    if set(map(type, replies)) != {dict} or set(map(len, replies)) != {len(fields)}:
         return False
-    return all(_column_passes([reply[name] for reply in replies], field, dims, norm) for name, field in fields.items())
+    try:
+        columns = {name: list(map(itemgetter(name), replies)) for name in fields}
+    except KeyError:
+        return False
+    return all(_column_passes(columns[name], field, dims, norm) for name, field in fields.items())
 
 
 def _column_passes(values: Sequence[Any], field: Field, dims: Mapping[str, int], norm: float) -> bool:
     if field.kind is torch.float32 and field.shape == STATE and not field.each:
         state = (field.kind, torch.strided, torch.device("cpu"), (dims["P"],))
-        alike = all(type(v) is Tensor and (v.dtype, v.layout, v.device, v.shape) == state for v in values)
+        alike = set(map(type, values)) == {Tensor} and all((v.dtype, v.layout, v.device, v.shape) == state for v in values)
         return alike and torch.linalg.vector_norm(stacked(values), dim=1).max().item() <= norm  # not so if one is not a number
-    if field.kind not in (int, float) or field.each or not all(type(v) is field.kind for v in values):
+    if field.kind not in (int, float) or field.each or set(map(type, values)) != {field.kind}:
         return False
     try:
         _check_range("", min(values), max(values), field, dims)

@@ -5,7 +5,7 @@ A run stores the record with its state, as plain numbers and text. A fault or a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -100,6 +100,13 @@ class Ledger:
         if self.banned(client):
             return f"quarantined for the run after {self.max_faults} rounds with a rejected reply: {self.faults[client][-1].reason}"
         return f"quarantined for this round: {self._now[client]}" if client in self._now else None
+
+    def exclusions(self, clients: Iterable[str]) -> dict[str, str]:
+        """Return who of these must not be asked now, and why."""
+        if not self.faults and not self._now:
+            return {}
+        reasons = {client: self.exclusion_reason(client) for client in clients}
+        return {client: reason for client, reason in reasons.items() if reason is not None}
 
     def flag(self, client: str, what: str, value: float, typical: float) -> None:
         """Record that a value of a client is an outlier."""

@@ -60,29 +60,31 @@ class RunningTask:
     outcome: Reply | Failure | None = None
 
     def start(self, stages: Callable[..., Stages], inputs: Mapping[str, Any]) -> None:
-        self._advance(self._first, stages, inputs)
-
-    def _first(self, stages: Callable[..., Stages], inputs: Mapping[str, Any]) -> list[Work]:
-        self.client.begin(self.round)
-        self.running = stages(self.client, **inputs)
-        return next(self.running)
+        try:
+            self.client.begin(self.round)
+            self.running = stages(self.client, **inputs)
+            self.works = next(self.running)
+        except Exception as error:
+            self._end(error)
 
     def resume(self, results: Sequence[Result]) -> None:
         assert self.running is not None
-        outcomes = [result.result() if _is_awaited(result) else result for result in results]
-        for outcome in outcomes:
-            if isinstance(outcome, Exception):
-                self._advance(self.running.throw, outcome)
-                return
-        self._advance(self.running.send, outcomes)
-
-    def _advance(self, move: Callable[..., list[Work]], *given: Any) -> None:
-        self.works = []
+        outcomes: list[Any] = [result.result() if type(result) is not dict and _is_awaited(result) else result for result in results]
         try:
-            self.works = move(*given)
-        except StopIteration as finished:
-            self.outcome = {} if finished.value is None else finished.value  # the schema check reports the missing reply
-        except Exception as error:  # a client's bug must not take the server down
+            for outcome in outcomes:
+                if isinstance(outcome, Exception):
+                    self.works = self.running.throw(outcome)
+                    return
+            self.works = self.running.send(outcomes)
+        except Exception as error:
+            self._end(error)
+
+    def _end(self, error: Exception) -> None:
+        """Take what a generator returned, or raised: a client's bug must not take the server down."""
+        self.works = []
+        if isinstance(error, StopIteration):
+            self.outcome = {} if error.value is None else error.value  # the schema check reports the missing reply
+        else:
             self.outcome = failure(self.client, self.task, self.round, error)
 
 
