@@ -360,3 +360,28 @@ def test_a_schedule_serves_no_other_clients_weights_or_settings() -> None:
         starts = dict.fromkeys(fast.clients[-clients:], fast.initial())
         expected, got = slow.train(starts, **options), fast.train(starts, **options)
         assert torch.allclose(got.stack("theta"), expected.stack("theta"), **TIGHT), (clients, options, epochs)
+
+
+def test_every_stack_of_a_round_finds_its_schedule_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    laid: list[list[str]] = []
+    lay = batched.schedule
+
+    def counted(fits: Any, **options: Any) -> Any:
+        laid.append([client.name for client, _ in fits])
+        return lay(fits, **options)
+
+    fed = BatchedFederation(scenario("mlp"), training=replace(TRAINING, batch_size=64), device="cpu")
+    monkeypatch.setattr(batched, "schedule", counted)
+    monkeypatch.setattr(batched, "STACKED", 2 * fed.layout.size)
+    start = fed.initial()
+    everyone, others = fed.clients, fed.clients[1:]
+    expected = [list(clients[i : i + 2]) for clients in (everyone, others) for i in range(0, len(clients), 2)]
+    for clients in (everyone, everyone, others, others):
+        fed.train(dict.fromkeys(clients, start))
+    assert [names for names in laid if len(names) > 1] == [names for names in expected if len(names) > 1]
+
+
+def test_bytes_are_counted_as_in_the_reference() -> None:
+    slow, fast = (train(engine, scenario("mlp"), {})[0] for engine in (SequentialFederation, BatchedFederation))
+    assert fast.traffic.bytes == slow.traffic.bytes
+    assert fast.traffic.bytes["train"] == dict.fromkeys(("to_clients", "to_server"), 4 * fast.layout.size * len(fast.clients))

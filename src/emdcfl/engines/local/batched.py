@@ -18,7 +18,7 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
@@ -57,7 +57,7 @@ class TrainData:
     y: Tensor
     first: dict[str, int]
     preprocess: Preprocess | None
-    _last: tuple[object, Schedule] | None = None
+    _plans: dict[object, Schedule] = field(default_factory=dict)
 
     @classmethod
     def of(cls, clients: Sequence[Client]) -> TrainData:
@@ -74,14 +74,17 @@ class TrainData:
         return cls(x, y, first, preprocess)
 
     def plan(self, fits: Sequence[tuple[Client, Fit]], *, needs_two: bool) -> Schedule:
-        """Return the batches as rows of ``x``: those of the last round if the same clients train and nothing is shuffled or weighted."""
+        """Return the batches as rows of ``x``: the known ones if the same clients train and nothing is shuffled or weighted."""
         weighted = any(fit.sample_weights is not None for _, fit in fits)
-        asked = None if weighted else (fits[0][1].training, [client.name for client, _ in fits])
-        if asked is not None and self._last is not None and self._last[0] == asked:
-            return self._last[1]
+        asked = None if weighted else (fits[0][1].training, tuple(client.name for client, _ in fits))
+        if asked in self._plans:
+            return self._plans[asked]
         plan = schedule(fits, needs_two=needs_two)
         plan.index.add_(torch.tensor([self.first[fits[row][0].name] for row in plan.rows])[:, None])
-        self._last = (asked, plan) if len(plan.active) == fits[0][1].training.local_epochs else None  # one batch per epoch
+        if asked is not None and len(plan.active) == fits[0][1].training.local_epochs:  # one batch per epoch
+            while sum(len(known.rows) for known in self._plans.values()) + len(plan.rows) > len(self.first) and self._plans:
+                self._plans.pop(next(iter(self._plans)))  # no more are kept than the stacks of one round
+            self._plans[asked] = plan
         return plan
 
     def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
