@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import UserList
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +16,7 @@ from emdcfl.core.errors import ConfigError, DataError
 from emdcfl.data import scenarios
 from emdcfl.data.own import check_folder, from_arrays, load_folder, load_site
 from emdcfl.data.own.checking.check import check_site
+from emdcfl.data.own.checking.leaks import MOST_OTHERS, near_duplicates
 from emdcfl.data.own.splitting import RANDOM, SplitRule
 from emdcfl.data.split import grouped_indices
 from emdcfl.data.types import Scenario, Site
@@ -238,6 +241,26 @@ def test_rows_of_few_categories_are_judged_by_all_other_sites(tmp_path: Path) ->
         answers = {"age": rng.integers(0, 12, n), "sex": rng.integers(0, 2, n), "grade": grade}
         table(tmp_path / f"{site}.parquet", {**answers, "label": rng.integers(0, 2, n).astype(str)})
     assert not any("b" in note.partition(":")[0] for note in check_folder(tmp_path).notes if "almost repeat" in note)
+
+
+def test_of_many_other_sites_some_tell_what_is_usual() -> None:
+    rng, measured = np.random.default_rng(0), {}
+    for i in range(60):
+        columns = patients(rng) if i == 7 else patients(rng, people=200, repeats=1)
+        measured[f"site-{i}"] = np.column_stack([columns[f"x{k}"] for k in range(8)]), columns["label"]
+    sites = from_arrays(measured).sites
+    looked_at: set[str] = set()
+
+    class Others(UserList[Site]):
+        def __getitem__(self, i: Any) -> Any:
+            looked_at.add(self.data[i].name)
+            return self.data[i]
+
+    for i in (6, 7, 8):
+        looked_at.clear()
+        found = near_duplicates(sites[i], Others(sites[:i] + sites[i + 1 :]))
+        assert (found is not None) == (i == 7)
+        assert len(looked_at) == MOST_OTHERS
 
 
 def test_check_points_to_identifiers_and_dates(tmp_path: Path) -> None:

@@ -37,6 +37,8 @@ ALPHA = 0.01
 NEIGHBOURS = 20
 MOST_HELD, MOST_TRAINED = 300, 1500
 """Rows looked at per site: a distance matrix of this size takes milliseconds."""
+MOST_OTHERS = 50
+"""Other sites that a site is compared with, drawn anew for each: among a thousand sites, as many as tell what is usual."""
 SHARE = 0.05
 """Share of near-duplicates among the held-out rows from which they are named."""
 
@@ -174,6 +176,8 @@ def near_duplicates(site: Site, others: Sequence[Site]) -> Near | None:
     train = _rows(site.train.x.numpy()[trained])
     both = {"val": site.val.x.numpy(), "test": next(iter(site.tests.values())).x.numpy()}
     x = np.concatenate([_rows(both[split][i][None]) for split, i in held])
+    if len(others) > MOST_OTHERS:
+        others = [others[i] for i in rng.permutation(len(others))[:MOST_OTHERS]]
     if others:  # as many of each: one odd site does not decide what is usual
         chosen = [rng.permutation(len(one.train))[: -(-len(trained) // len(others))] for one in others]
         strangers = np.concatenate([_rows(one.train.x.numpy()[rows]) for one, rows in zip(others, chosen, strict=True)])
