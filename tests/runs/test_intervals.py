@@ -87,6 +87,12 @@ def test_sites_without_samples_do_not_count() -> None:
     assert new_sites(SiteScores((0.9,), (50,))) is None
 
 
+@pytest.mark.parametrize("errors", [None, (0.1, 0.2, 0.3)])
+def test_each_site_alone_has_the_interval_it_has_where_no_other_counts(errors: tuple[float, ...] | None) -> None:
+    scores = SiteScores((0.9, 0.5, 0.8), (50, 0, 70), errors)
+    assert [these_sites(one) for one in scores.each()] == [these_sites(scores.only([i])) for i in range(3)]
+
+
 def test_nothing_is_certain_without_errors() -> None:
     perfect = these_sites(SiteScores((1.0, 1.0), (20, 30)))
     opposite = these_sites(SiteScores((1.0, 0.0), (20, 20)))

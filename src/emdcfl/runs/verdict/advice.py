@@ -297,9 +297,10 @@ def _losers(summary: Summary, alone: Summary | None) -> list[str]:
     if alone is None:
         return []
     own, other = scores_of_sites(summary), scores_of_sites(alone)
-    if len(own.values) != len(summary["clients"]):
+    if not len(own.values) == len(other.values) == len(summary["clients"]):
         return []
-    lost = {c: g for i, c in enumerate(summary["clients"]) if (g := difference(own.only([i]), other.only([i]))) is not None and g.high < 0}
+    pairs = zip(summary["clients"], own.each(), other.each(), strict=True)
+    lost = {client: gain for client, one, two in pairs if (gain := difference(one, two)) is not None and gain.high < 0}
     worst = sorted(lost, key=lambda c: lost[c].mean)
     told = [f"{names([c])} ({_in_units(summary, lost[c].mean, '+')})" for c in worst]
     return [f"better off alone: {some(told, most=3)}"] if worst else []

@@ -36,7 +36,7 @@ def _look_at(summary: Summary, reading: Summary | None, baselines: Mapping[str, 
     scores, clients = scores_of_sites(used(summary)), summary["clients"]
     if len(scores.values) == len(clients) and scores.counted:
         mean = sum(p for p, _ in scores.counted) / len(scores.counted)
-        own = [these_sites(scores.only([i]), STANDS_OUT) for i in range(len(clients))]
+        own = [these_sites(one, STANDS_OUT) for one in scores.each()]
         low = sorted((found.mean, c) for found, c in zip(own, clients, strict=True) if found is not None and found.high < mean)
         if low:
             text = scores.metric.text

@@ -94,6 +94,11 @@ class SiteScores:
         """Return the same scores with only some sites, by number, counting."""
         return SiteScores(self.values, tuple(n if i in sites else 0 for i, n in enumerate(self.samples)), self.errors)
 
+    def each(self) -> list[SiteScores]:
+        """Return the scores of every site alone."""
+        errors = [None] * len(self.values) if self.errors is None else [(error,) for error in self.errors]
+        return [SiteScores((p,), (n,), error) for p, n, error in zip(self.values, self.samples, errors, strict=True)]
+
     @property
     def counted(self) -> list[tuple[float, int]]:
         return [(p, n) for p, n in zip(self.values, self.samples, strict=True) if n > 0]
