@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -34,7 +35,8 @@ def tell(console: Console, text: str | Text) -> None:
 
 def draw_table(heads: Sequence[str], rows: Iterable[Sequence[str | Text]], *, left: Sequence[str] = (), title: str | None = None) -> Table:
     """Return a table; the columns in ``left`` (or all, where none is named) hold text, the others numbers."""
-    table, cells = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False), list(rows)
+    table = Table(title=title, title_justify="left", min_width=cell_len(title or ""), box=box.SIMPLE_HEAD, pad_edge=False)
+    cells = list(rows)
     for i, head in enumerate(heads):
         text = head in (left or heads)
         words = [str(row[i]) for row in cells]
