@@ -28,10 +28,12 @@ app = typer.Typer(
 )
 
 
-TrustModel = Annotated[bool, typer.Option("--trust-model", help="Let the run directory name a model of its own: its code then runs.")]
+TrustModel = Annotated[
+    bool, typer.Option("--trust-model", help="Trust the run directory to name a Python function as its model, and run it.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.", show_default="auto")]
-Jobs = Annotated[int, typer.Option(min=1, help="Runs at a time, each in a process of its own.")]
+Jobs = Annotated[int, typer.Option(min=1, metavar="N", help="Runs at a time, each in a process of its own.")]
 Scale = Annotated[str | None, typer.Option(help="smoke, small or paper, where the scenario has scales.", show_default=False)]
 TimeLimit = Annotated[float | None, typer.Option(help="Seconds after which no run begins.", show_default=False)]
 

@@ -49,13 +49,13 @@ def compare_(
     own: dict[str, Any],
     scenario: Annotated[
         str | None,
-        typer.Option(help="See 'emdcfl data list'; left out with --merge, nothing is run.", autocompletion=complete_scenarios),
+        typer.Option(help="See 'emdcfl data list'. --merge without it runs nothing.", autocompletion=complete_scenarios),
     ] = None,
     data: Annotated[Path | None, typer.Option(help="Your own files instead: a folder of sites, or one table.")] = None,
     methods: Annotated[
         str,
         typer.Option(
-            help="all, or a,b,c; +ft: fine-tuned at home; options after colons, as in emdcfl:tolerance=0.025.",
+            help="all, or a,b,c; +ft adds fine-tuning at every site; options after colons, as in emdcfl:tolerance=0.025.",
             autocompletion=complete_methods,
         ),
     ] = "all",
@@ -66,18 +66,20 @@ def compare_(
     time_limit: TimeLimit = None,
     jobs: Jobs = 1,
     personalize: Annotated[
-        str | None, typer.Option(help="Fine-tune at home, every method: off, on or if-it-pays.", show_default="off")
+        str | None, typer.Option(help="Every client fine-tunes its model after the last round: off, on or if-it-pays.", show_default="off")
     ] = None,
     leave_one_out: Annotated[
-        bool, typer.Option("--leave-one-out", help="Hold every site out once, place it by unlabelled data, and test it.")
+        bool, typer.Option("--leave-one-out", help="Hold every site out once, place it without labels, and test it.")
     ] = False,
     folds: Annotated[
         int | None, typer.Option(help="Hold sites out in so many folds instead; neighbours in the list share one.", show_default=False)
     ] = None,
     device: Device = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Any key of all runs, as in --set run.rounds=5; repeatable.")] = None,
-    keep_runs: Annotated[bool, typer.Option("--keep-runs", help="Keep run directories; an interrupted run then goes on.")] = False,
-    merge: Annotated[list[Path] | None, typer.Option(help="Take in another results.jsonl (or its folder); repeatable.")] = None,
+    keep_runs: Annotated[
+        bool, typer.Option("--keep-runs", help="Keep run directories, so that an interrupted run continues where it stopped.")
+    ] = False,
+    merge: Annotated[list[Path] | None, typer.Option(help="Add the rows of another results.jsonl (or its folder); repeatable.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the table at the end.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON and nothing else.")] = False,
 ) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from emdcfl.data.own import FolderReport
     from emdcfl.data.own.checking.page import Block, DataPage
 
-data = typer.Typer(help="Scenarios, and your own data.", no_args_is_help=True)
+data = typer.Typer(help="List scenarios, and check your own data.", no_args_is_help=True)
 app.add_typer(data, name="data")
 
 MOST_ROWS = 24
@@ -79,7 +79,7 @@ def check(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Report what a run would read from a folder, and every problem in it: one page for who answers for the data."""
+    """Report what a run would read from a folder, and every problem in it, on one page to sign."""
     from emdcfl.data.own.checking.check import check_options
     from emdcfl.data.own.checking.page import data_page
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("emdcfl")
 
 federation = typer.Typer(
-    help="A federation of separate processes, on this machine or many: TLS, authenticated nodes, signed bundles.",
+    help="Set up and operate a federation of nodes, on this machine or many.",
     no_args_is_help=True,
     add_completion=False,
 )
@@ -94,7 +94,7 @@ def up(folder: Folder, as_json: AsJson = False) -> None:
 
 @federation.command()
 def serve(folder: Folder) -> None:
-    """Be the SuperLink until stopped: what a service starts in place of 'up'."""
+    """Run the SuperLink alone, in the foreground, as a service does in place of 'up'."""
     import os
 
     there = _read(folder)
@@ -110,14 +110,13 @@ def enrol(
     name: Annotated[str, typer.Argument(help="The client's name.", show_default=False)],
     key: Annotated[Path, typer.Argument(help="Its auth.pub.", show_default=False)],
     fingerprint: Annotated[
-        str | None, typer.Argument(help="Its fingerprint, SHA256:…, compared by telephone; a trial has it.", show_default=False)
+        str | None,
+        typer.Argument(help="Its fingerprint, SHA256:…, compared by telephone; not needed in a trial on one machine.", show_default=False),
     ] = None,
-    replace: Annotated[
-        bool, typer.Option("--replace", help="The site has rotated its keys: these take the place of the old ones.")
-    ] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="The site has rotated its keys: replace the old one.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Register a node's key with the SuperLink, and its fingerprint in the server's list. Enrolment is closed again at once."""
+    """Register a node's key with the SuperLink and its fingerprint in the server's list, then close registration again."""
     there = _read(folder)
     from emdcfl.apps.deployment import control
     from emdcfl.apps.deployment.folder import check_names
@@ -139,7 +138,7 @@ def enrol(
 def remove(
     folder: Folder, name: Annotated[str, typer.Argument(help="The client's name.", show_default=False)], as_json: AsJson = False
 ) -> None:
-    """Take a node's right to connect away, and its name off the server's list. To come back, it rotates its keys and is enrolled again."""
+    """Revoke a node's access. To come back, it rotates its keys and is enrolled again."""
     there = _read(folder)
     from emdcfl.apps.deployment import control
     from emdcfl.privacy.keylist import remove_name
@@ -186,7 +185,7 @@ def check(folder: Folder, as_json: AsJson = False) -> None:
 
 @federation.command()
 def status(folder: Folder, as_json: AsJson = False) -> None:
-    """Say what runs and which nodes are online; exits with 1 unless the SuperLink answers and all enrolled nodes are online."""
+    """Show the run at work and which nodes are online; exit with 1 unless the SuperLink answers and all enrolled nodes are online."""
     there = _read(folder)
     from emdcfl.apps.deployment.report import lines, report
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from emdcfl.engines.flower.node.home import NodeConfig
     from emdcfl.engines.flower.node.policy import Policy
 
-node = typer.Typer(help="A site's node in a federation.", no_args_is_help=True, add_completion=False)
+node = typer.Typer(help="Set up and run the node of one site in a federation.", no_args_is_help=True, add_completion=False)
 app.add_typer(node, name="node")
 
 Home = Annotated[Path, typer.Argument(help="The node's home folder, with node.toml.", show_default=False)]
@@ -23,12 +23,12 @@ Home = Annotated[Path, typer.Argument(help="The node's home folder, with node.to
 
 @node.callback()
 def group() -> None:
-    """A site's node in a federation."""
+    """Set up and run the node of one site in a federation."""
 
 
 @node.command()
 def init(
-    home: Annotated[Path, typer.Argument(help="The node's home folder, to be made.", show_default=False)],
+    home: Annotated[Path, typer.Argument(help="Folder to make: the node's home.", show_default=False)],
     data: Annotated[Path, typer.Option(help="This site's folder of images or its table.", show_default=False)],
     name: Annotated[str | None, typer.Option(help="The client's name in every run.", show_default=False)] = None,
     superlink: Annotated[str | None, typer.Option(help="Where the SuperLink is, such as fl.example.org:8000.", show_default=False)] = None,
@@ -71,7 +71,7 @@ def show_fingerprint(home: Home, as_json: AsJson = False) -> None:
 
 @node.command()
 def rotate(home: Home, as_json: AsJson = False) -> None:
-    """Draw new keys; the old ones stay beside them (auth.key.1, …). Do this between runs: what was sealed for the old key is lost."""
+    """Draw new keys, and keep the old ones beside them (auth.key.1, …). Do this between runs: messages sealed for the old key are lost."""
     from emdcfl.apps.deployment.certificates import make_node_key, put_aside
 
     _existing(home)
@@ -204,12 +204,10 @@ def data(
 @node.command()
 def serve(
     home: Home,
-    name: Annotated[str | None, typer.Option(help="The client's name; by default that of node.toml.", show_default=False)] = None,
-    superlink: Annotated[
-        str | None, typer.Option(help="Where the SuperLink is; by default what node.toml says.", show_default=False)
-    ] = None,
+    name: Annotated[str | None, typer.Option(help="The client's name, if not that of node.toml.", show_default=False)] = None,
+    superlink: Annotated[str | None, typer.Option(help="Where the SuperLink is, if not where node.toml says.", show_default=False)] = None,
 ) -> None:
-    """Connect to the SuperLink and answer until stopped; torch is loaded once, and each message is answered in a process of its own."""
+    """Connect to the SuperLink and answer its requests until stopped."""
     needs_flower()
     from emdcfl.apps.deployment.folder import check_names
     from emdcfl.apps.supernode import serve as serve_node
@@ -226,7 +224,7 @@ def serve(
 def show_log(
     home: Home,
     refused: Annotated[bool, typer.Option("--refused", help="Only what was refused or failed.")] = False,
-    last: Annotated[int, typer.Option(help="Show so many entries.", min=1)] = 50,
+    last: Annotated[int, typer.Option(help="Show so many entries.", min=1, metavar="N")] = 50,
     as_json: AsJson = False,
 ) -> None:
     """Print what the node released to the server and what it refused, newest last."""

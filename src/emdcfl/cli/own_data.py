@@ -9,43 +9,47 @@ from typing import Annotated, Any
 
 import typer
 
+PANEL = "Your own data, with --data"
+"""Heading of these options in a command's help."""
+
 
 def _option(help: str, default: str | bool = False) -> Any:
-    return typer.Option(help=help, show_default=default)
+    return typer.Option(help=help, show_default=default, rich_help_panel=PANEL)
 
 
 def _options(
-    label: Annotated[str | None, _option("Own tables: the label column.")] = None,
-    client: Annotated[str | None, _option("Own data in one table: the client column.")] = None,
+    label: Annotated[str | None, _option("Tables: the label column.")] = None,
+    client: Annotated[str | None, _option("One table: the column that names the site of a row.")] = None,
     task: Annotated[
         str | None,
         _option(
-            "Own tables: classification, or regression where labels are numbers to predict.",
-            "classification, and asks where labels look like measurements",
+            "Tables: classification, or regression if labels are numbers to predict.",
+            "classification; stops and asks if labels look like measurements",
         ),
     ] = None,
-    split: Annotated[str | None, _option("Own tables: random, or time:COLUMN (oldest rows train, newest test).", "random")] = None,
-    split_column: Annotated[str | None, _option("Own tables: the column that says train, val or test.")] = None,
+    split: Annotated[str | None, _option("Tables: random, or time:COLUMN (oldest rows train, newest test).", "random")] = None,
+    split_column: Annotated[str | None, _option("Tables: the column that says train, val or test.")] = None,
     group: Annotated[
         str | None,
         _option(
-            "Own data: rows with the same value of this column (a patient, machine, document) stay in one split; "
-            "for images a regular expression of file names."
+            "Rows with the same value of this column (a patient, a machine) stay in one split; "
+            "of images, files whose names share what this regular expression finds."
         ),
     ] = None,
     merge_labels: Annotated[
         bool,
-        typer.Option("--merge-labels", help="Own data: labels that differ only in capitals and spaces ('BENIGN ', benign) are one."),
+        typer.Option(
+            "--merge-labels", help="Labels that differ only in capitals and spaces ('BENIGN ', benign) are one.", rich_help_panel=PANEL
+        ),
     ] = False,
-    label_map: Annotated[str | None, _option("Own data: labels to rename, OLD=NEW,… as in 0=benign,1=malignant.")] = None,
-    drop: Annotated[str | None, _option("Own tables: columns A,B,… that are no features.")] = None,
-    only: Annotated[str | None, _option("Own tables: the columns A,B,… that are features.")] = None,
-    date: Annotated[
-        str | None, _option("Own tables: columns A,B:FORMAT,… to read as dates (days since 1970), as in visit,born:%d/%m/%Y.")
-    ] = None,
-    missing: Annotated[str | None, _option("Own tables: further marks of missing values, as in -999,refused.")] = None,
+    label_map: Annotated[str | None, _option("Rename labels: OLD=NEW,… as in 0=benign,1=malignant.")] = None,
+    drop: Annotated[str | None, _option("Tables: leave out the columns A,B,…")] = None,
+    only: Annotated[str | None, _option("Tables: use the columns A,B,… and no others.")] = None,
+    date: Annotated[str | None, _option("Tables: read columns A,B:FORMAT,… as dates (days since 1970), as in visit,born:%d/%m/%Y.")] = None,
+    missing: Annotated[str | None, _option("Tables: further marks of missing values, as in -999,refused.")] = None,
     gaps: Annotated[
-        str | None, _option("Own tables: mean (a missing number becomes the pooled mean, and a column says so) or drop-rows.", "mean")
+        str | None,
+        _option("Tables: mean (a missing number becomes the mean of all rows, and a column says so) or drop-rows.", "mean"),
     ] = None,
 ) -> None:
     """Declare the options; this is never called."""

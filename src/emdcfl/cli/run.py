@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from emdcfl.cli import STARTED
-from emdcfl.cli.app import Device, Scale, TrustModel, app, complete_methods, complete_scenarios, print_json
-from emdcfl.cli.own_data import own_data
+from emdcfl.cli.app import Scale, TrustModel, app, complete_methods, complete_scenarios, print_json
+from emdcfl.cli.own_data import PANEL, own_data
 from emdcfl.cli.show import show_result, show_unseen
 from emdcfl.core.errors import ConfigError
 from emdcfl.core.units import seconds
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
     from emdcfl.runs.plan import RunPlan
     from emdcfl.runs.result import Result
+
+TRAINING, MACHINES = "Training", "Engine and machines"
+"""Headings of options in the help."""
 
 
 def build_config(config: Path | None, flags: Mapping[str, Any], settings: Sequence[str]) -> Config:
@@ -53,34 +56,56 @@ def run(
         typer.Option(help="Who the clients are: see 'emdcfl data list'.", show_default="rotated-digits", autocompletion=complete_scenarios),
     ] = None,
     data: Annotated[Path | None, typer.Option(help="Your own files instead of a scenario: a folder of sites, or one table.")] = None,
-    baselines: Annotated[bool, typer.Option(help="On own data: also one model for all (also fine-tuned) and every site alone.")] = True,
+    baselines: Annotated[
+        bool, typer.Option(help="Also train one model for all and every site alone, to compare.", rich_help_panel=PANEL)
+    ] = True,
     method: Annotated[
         str | None, typer.Option(help="See 'emdcfl methods'.", show_default="emdcfl", autocompletion=complete_methods)
     ] = None,
-    rounds: Annotated[int | None, typer.Option(help="Global rounds T.", show_default="the scenario's")] = None,
-    local_epochs: Annotated[int | None, typer.Option(help="Local epochs E per round.", show_default="the scenario's")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Local batch size B.", show_default="the scenario's")] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate of local SGD.", show_default="the scenario's")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Global rounds T.", show_default="the scenario's", rich_help_panel=TRAINING)] = None,
+    local_epochs: Annotated[
+        int | None, typer.Option(help="Local epochs E per round.", show_default="the scenario's", rich_help_panel=TRAINING)
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Local batch size B.", show_default="the scenario's", rich_help_panel=TRAINING)
+    ] = None,
+    lr: Annotated[
+        float | None, typer.Option(help="Learning rate of local SGD.", show_default="the scenario's", rich_help_panel=TRAINING)
+    ] = None,
     personalize: Annotated[
         str | None,
         typer.Option(
-            help="Fine-tune at home after the last round: off, on or if-it-pays.", show_default="the scenario's; own data: if-it-pays"
+            help="Every client fine-tunes its model after the last round: off, on or if-it-pays.",
+            show_default="the scenario's; own data: if-it-pays",
+            rich_help_panel=TRAINING,
         ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Everything random follows from it.", show_default="0")] = None,
-    participants: Annotated[int | None, typer.Option(help="Clients drawn per round.", show_default="all")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same results.", show_default="0")] = None,
+    participants: Annotated[int | None, typer.Option(help="Clients drawn per round.", show_default="all", rich_help_panel=TRAINING)] = None,
     hold_out: Annotated[
-        str | None, typer.Option(help="Sites a,b,… left out of training, then placed by unlabelled data and tested.", show_default=False)
+        str | None,
+        typer.Option(
+            help="Leave sites a,b,… out of training; then place them without labels, and test.",
+            show_default=False,
+            rich_help_panel=TRAINING,
+        ),
     ] = None,
     scale: Scale = None,
-    device: Device = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.", show_default="auto", rich_help_panel=MACHINES)] = None,
     workers: Annotated[
-        int | None, typer.Option(help="Worker processes of the sequential engine; results are bit-identical.", show_default="1")
+        int | None,
+        typer.Option(help="Processes of the sequential engine; results are bit-identical.", show_default="1", rich_help_panel=MACHINES),
     ] = None,
-    engine: Annotated[str | None, typer.Option(help="auto, sequential, batched, cuda or flower.", show_default="auto")] = None,
-    federation: Annotated[Path | None, typer.Option(help="Run over the nodes of this federation; see 'emdcfl federation'.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Any key, as in --set method.tolerance=0.03; repeatable.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Run directory.", show_default="runs/SCENARIO-METHOD-seedS")] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="auto, sequential, batched, cuda or flower.", show_default="auto", rich_help_panel=MACHINES)
+    ] = None,
+    federation: Annotated[
+        Path | None, typer.Option(help="Run over the nodes of this federation; see 'emdcfl federation'.", rich_help_panel=MACHINES)
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Any key of a config, as in --set method.tolerance=0.03; repeatable.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Run directory.", show_default="runs/DATA-METHOD-seedN")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out from its last complete round.")] = False,
     trust_model: TrustModel = False,
     track: Annotated[
@@ -89,9 +114,13 @@ def run(
     ] = None,
     budget: Annotated[
         str | None,
-        typer.Option(help="Time it may take, as in 10m or 2h: fewer rounds and epochs if need be.", show_default="none"),
+        typer.Option(
+            help="Time it may take, as in 10m or 2h: fewer rounds and epochs if need be.", show_default="none", rich_help_panel=TRAINING
+        ),
     ] = None,
-    keep_baselines: Annotated[bool, typer.Option("--keep-baselines", help="Also keep the baselines' models on disk.")] = False,
+    keep_baselines: Annotated[
+        bool, typer.Option("--keep-baselines", help="Also keep the models of these comparisons on disk.", rich_help_panel=PANEL)
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the result.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON and nothing else.")] = False,
 ) -> None:

@@ -32,17 +32,19 @@ def reproduce_(
     names: Annotated[list[str] | None, typer.Argument(help="Labels of the paper, or all; see --list.", show_default=False)] = None,
     scale: Annotated[str, typer.Option(help="smoke (does it run?), small or paper.")] = "small",
     seeds: Annotated[str | None, typer.Option(help="As in 0,1,2.", show_default="0; at paper scale 0,1,2")] = None,
-    out: Annotated[Path, typer.Option(help="Folder; runs and embeddings in it are shared.")] = Path("runs/reproduce"),
+    out: Annotated[Path, typer.Option(help="Folder; tables share the runs and embeddings in it.")] = Path("runs/reproduce"),
     jobs: Jobs = 1,
     time_limit: TimeLimit = None,
     device: Device = None,
     precision: Annotated[str, typer.Option(help="fp32, tf32 or bf16, for training; see engine.precision.")] = "fp32",
-    random_weights: Annotated[bool, typer.Option("--random-weights", help="Larger networks start untrained: a smoke test only.")] = False,
-    list_: Annotated[bool, typer.Option("--list", help="Say what there is, and how long it took where.")] = False,
+    random_weights: Annotated[
+        bool, typer.Option("--random-weights", help="Start larger networks without pretrained weights: for smoke tests only.")
+    ] = False,
+    list_: Annotated[bool, typer.Option("--list", help="List the labels, and how long each took on which machine.")] = False,
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only what was written.")] = False,
 ) -> None:
-    """Make tables and figures of the paper, at any scale; what is there is not made again."""
+    """Make tables and figures of the paper, at any scale; skip what is already in --out."""
     if list_:
         _list(out, as_json=as_json)
         return
@@ -114,16 +116,20 @@ def _numbers(text: str, option: str) -> list[float]:
 def sweep_(
     scenario: Annotated[str, typer.Option(help="See 'emdcfl data list'.")] = "rotated-digits",
     out: Annotated[Path, typer.Option(help="Folder of the embeddings and results.")] = Path("runs/sweep"),
-    ratios: Annotated[str, typer.Option(help="Widths of the projection over that of the embedding.")] = ",".join(map(str, RATIOS)),
-    epsilons: Annotated[str, typer.Option(help="Tolerances.")] = ",".join(f"{e:g}" for e in EPSILONS),
+    ratios: Annotated[str, typer.Option(help="Widths of the projection, as shares of the embedding's.")] = ",".join(map(str, RATIOS)),
+    epsilons: Annotated[
+        str, typer.Option(help="Tolerances, as in 0.01,0.025.", show_default=f"{len(EPSILONS)} from {EPSILONS[0]:g} to {EPSILONS[-1]:g}")
+    ] = ",".join(f"{e:g}" for e in EPSILONS),
     costs: Annotated[str, typer.Option(help="cosine, euclidean, label-aware.")] = "cosine",
     solvers: Annotated[str, typer.Option(help="exact, sinkhorn.")] = "exact,sinkhorn",
     reg: Annotated[float, typer.Option(help="Regularisation of Sinkhorn.")] = 0.1,
-    samples: Annotated[int, typer.Option(min=2, help="Most samples per side.")] = 512,
-    seed: Annotated[int, typer.Option(help="Everything random follows from it.")] = 0,
+    samples: Annotated[int, typer.Option(min=2, metavar="N", help="Most samples per client in a distance.")] = 512,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same results.")] = 0,
     scale: Scale = None,
     device: Device = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Any key, as in --set training.local_epochs=5; repeatable.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Any key of a config, as in --set training.local_epochs=5; repeatable.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train every client once, keep the embeddings, and measure distances in many ways; later calls train nothing."""

@@ -24,15 +24,20 @@ if TYPE_CHECKING:
 def predict(
     run: Annotated[Path, typer.Argument(help="Run directory.")],
     files: Annotated[list[Path], typer.Argument(help="Images, or tables with the run's columns.")],
-    client: Annotated[str | None, typer.Option(help="Whose model to use: a client of the run.")] = None,
+    client: Annotated[str | None, typer.Option(help="The client of the run whose model to use.")] = None,
     new_site: Annotated[
-        bool, typer.Option("--new-site", help="The files are of one site that took no part: use the groups nearest to them, by weight.")
+        bool,
+        typer.Option(
+            "--new-site", help="The files are of one site that took no part in the run: mix the models of the groups nearest to it."
+        ),
     ] = False,
-    plain: Annotated[bool, typer.Option("--plain", help="The model before fine-tuning, even if the client kept the one after.")] = False,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Use the model before fine-tuning, even if the client kept the fine-tuned one.")
+    ] = False,
     trust_model: TrustModel = False,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable, with all probabilities of classes.")] = False,
 ) -> None:
-    """Predict classes (or numbers) of files with the model of a client (its fine-tuned one, if it kept one), or for a new site."""
+    """Predict the classes (or numbers) of files, with the model of a client or for a new site."""
     from emdcfl.data.own import read_inputs
     from emdcfl.runs.new_sites.nearest import nearest_cluster
     from emdcfl.runs.outputs import load_served
@@ -67,7 +72,7 @@ def place(
     folder: Annotated[Path, typer.Argument(help="The new site: class sub-folders of images, or a table.")],
     name: Annotated[str | None, typer.Option(help="Name of the new site.", show_default="new:FOLDER")] = None,
     label: Annotated[str | None, typer.Option(help="Label column of a table.", show_default="the run's")] = None,
-    unlabelled: Annotated[bool, typer.Option("--unlabelled", help="Use no labels: the nearest clusters by embeddings alone.")] = False,
+    unlabelled: Annotated[bool, typer.Option("--unlabelled", help="Use no labels: find the nearest clusters by embeddings alone.")] = False,
     trust_model: TrustModel = False,
     as_json: AsJson = False,
 ) -> None:
@@ -136,7 +141,7 @@ def report(
 @app.command()
 def export(
     run: Annotated[Path, typer.Argument(help="Run directory.")],
-    out: Annotated[Path | None, typer.Option(help="Folder for the folders to write.", show_default="export in the run directory")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write to.", show_default="export in the run directory")] = None,
     fine_tuned: Annotated[bool, typer.Option("--fine-tuned", help="Also the models that sites fine-tuned at home and kept.")] = False,
     trust_model: TrustModel = False,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable: the folders.")] = False,
