@@ -277,6 +277,18 @@ def test_bytes_where_known(tmp_path: Path) -> None:
         assert "Sent" not in Page(render(make_run(tmp_path / "b", bytes=unknown))).text
 
 
+def test_phases_have_names_and_colours_of_their_own(tmp_path: Path) -> None:
+    spent = {"train": 3.0, "embed": 2.0, "transport": 1.0, "evaluate": 1.0, "decide": 1.0, "personalize": 1.0, "total": 10.0}
+    run = make_run(tmp_path / "run", seconds=spent)
+    make_baselines(run)
+    page = Page(render(run))
+    drawn = [
+        a["class"] for tag, a in page.elements if tag == "i" and "width" in (a.get("style") or "") and (a.get("class") or "")[:1] == "k"
+    ]
+    assert len(drawn) == 7 and len(set(drawn)) == 7
+    assert "fine-tuning 1.0 s" in page.text and "trained for comparison" in page.text
+
+
 def test_a_comparison(tmp_path: Path) -> None:
     forged = {**result("pacfl", 0, 0.9, None), "seed": "0"}
     folder = make_comparison(tmp_path / "cmp", ["{cut off", "[]", json.dumps(forged)])

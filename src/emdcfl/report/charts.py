@@ -316,7 +316,7 @@ def gain_rows(run: Run) -> Markup | None:
         parts.append(tag("text", f"{value:+g}" if value else "0", x=x(value), y=bottom + 14, class_="small muted middle"))
     for i, (name, gain) in enumerate(found.items()):
         y, what = 8 + 22.0 * i + 11, BASELINES.get(name, name)
-        short = visible(what.replace(" for all, fine-tuned at home", ", fine-tuned"), 24)
+        short = visible(what.replace(" for all, fine-tuned at home", ", fine-tuned").replace(" regression per site", " regression"), 24)
         parts.append(tag("text", short, x=122, y=y + 3.5, class_="small end"))
         parts.append(tag("line", x1=x(scale * gain.low), x2=x(scale * gain.high), y1=y, y2=y, class_="span"))
         tip = f"against {visible(what)}\n{gain.points()}"

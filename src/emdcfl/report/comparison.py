@@ -52,7 +52,7 @@ def comparison_context(folder: Path) -> dict[str, Any]:
         "facts": [
             ("finished runs", str(len(rows))),
             ("methods", str(len(methods))),
-            ("scenarios", str(len(table.columns))),
+            ("scenario" if len(table.columns) == 1 else "scenarios", str(len(table.columns))),
             ("seeds", ", ".join(map(str, sorted(seeds))) if len(seeds) <= 5 else str(len(seeds))),
         ],
         "blocks": blocks,

@@ -5,13 +5,15 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
+from collections.abc import Mapping
 from datetime import date
 from importlib.resources import files as resources
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 import emdcfl
 from emdcfl.clustering.pairs import SIGNS
@@ -47,6 +49,15 @@ LISTED = 1000
 """Most clients in the table by client, and half as many rows in other lists: a page is to stay below 2 MB."""
 ACROSS = 12
 """Sites beside each other in a table of columns."""
+PHASE_NAMES = {
+    "train": "training",
+    "embed": "embedding",
+    "transport": "distances",
+    "evaluate": "testing",
+    "decide": "deciding",
+    "personalize": "fine-tuning",
+}
+"""Phases of a run in words."""
 LARGEST_PICTURE, PNG = 1 << 20, b"\x89PNG\r\n\x1a\n"
 
 
@@ -89,7 +100,7 @@ def render_template(template: str, context: dict[str, Any]) -> str:
         loader=PackageLoader("emdcfl.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {"percent": percent, "number": number, "quantity": quantity}
-    environment.filters |= {"visible": visible, "seconds": seconds, "bytes": byte_count}
+    environment.filters |= {"visible": visible, "keep_options": keep_options, "seconds": seconds, "bytes": byte_count}
     environment.globals |= {"plural": plural, "shape_path": shape_path, "baseline_names": BASELINES}
     folder = resources("emdcfl.report") / "templates"
     style, script = (Markup((folder / name).read_text(encoding="utf-8")) for name in ("style.css", "report.js"))
@@ -99,6 +110,17 @@ def render_template(template: str, context: dict[str, Any]) -> str:
     )
     page = {"style": style, "script": script, "policy": policy, "version": emdcfl.__version__}
     return environment.get_template(template).render(**page, **context) + "\n"
+
+
+def keep_options(text: str) -> Markup:
+    """Return text in which an option of a command stays on one line.
+
+    Examples
+    --------
+    >>> keep_options("try <more>: --rounds 4")
+    Markup('try &lt;more&gt;: <span class="option">--rounds 4</span>')
+    """
+    return Markup(re.sub(r"--[a-z][a-z-]*(?: [0-9]+)?", r'<span class="option">\g<0></span>', str(escape(text))))
 
 
 def script_json(value: Any) -> Markup:
@@ -137,7 +159,7 @@ def run_context(run: Run) -> dict[str, Any]:
         "worth": [{"what": what, "score": score, "gain": gain} for what, score, gain in worth_rows(s, others)] if others else [],
         "gains": charts.gain_rows(run),
         "unseen": _unseen(s),
-        "cost": _cost(s),
+        "cost": _cost(s, others),
         "failures": list(s.get("failures") or []),
         "quarantined": list(s.get("quarantined") or []),
         "flags": list(s.get("flags") or []),
@@ -291,15 +313,16 @@ def _steps(values: list[int], most: int) -> list[int]:
     return values if len(values) <= most else [values[i * len(values) // most] for i in range(most)]
 
 
-def _cost(summary: dict[str, Any]) -> dict[str, Any]:
-    """Return seconds by phase and bytes sent, where the run has them."""
+def _cost(summary: dict[str, Any], others: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return seconds by phase (and of the baselines) and bytes sent, where the run has them."""
     spent = {str(k): float(v) for k, v in (summary.get("seconds") or {}).items() if isinstance(v, int | float)}
     total = max(spent.pop("total", 0.0), sum(spent.values()))
     phases = [(name, spent[name]) for name in (*PHASES, *(n for n in spent if n not in PHASES)) if name in spent]
     phases.append(("other", max(total - sum(v for _, v in phases), 0.0)))
     return {
         "total": total,
-        "phases": [(name, value, 100 * value / total if total else 0.0) for name, value in phases],
+        "phases": [(PHASE_NAMES.get(name, name), value, 100 * value / total if total else 0.0) for name, value in phases],
+        "baselines": sum(float((others[name].get("seconds") or {}).get("total") or 0) for name in ("fedavg", "local") if name in others),
         "sent": _sent(summary.get("bytes")),
     }
 
@@ -312,4 +335,5 @@ def _sent(counted: Any) -> list[tuple[str, float, float]]:
         if down or up:
             rows.append((str(phase), down, up))
     rows.sort(key=lambda row: PHASES.index(row[0]) if row[0] in PHASES else len(PHASES))
+    rows = [(PHASE_NAMES.get(phase, phase), down, up) for phase, down, up in rows]
     return [*rows, ("total", sum(r[1] for r in rows), sum(r[2] for r in rows))] if rows else []
