@@ -35,6 +35,13 @@ def test_version_in_a_process_of_its_own(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, f"emdcfl {__version__}\n", "")
 
 
+def test_pictures_in_a_notebook_whose_backend_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
+    done = emdcfl("data", "show", "rotated-digits", "--out", "grid.png", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "grid.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_no_arguments_show_the_help(cli) -> None:
     ended = cli()
     assert "Usage" in ended.out and ended.err == "" and ended.code == 2

@@ -109,6 +109,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 2 a user error, 130 interrupted (Ctrl-C), 143 terminated (SIGTERM)."""
     # huge pages: states and activations are megabytes each, and allocating them in pages of 4 KiB costs more than adding them up
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch reads it on import, here and in worker processes
+    os.environ["MPLBACKEND"] = "agg"  # commands draw to files; "!emdcfl" in a notebook inherits a backend that its environment may lack
     given = sys.argv[1:] if arguments is None else arguments
     from emdcfl.cli import federation, node  # noqa: F401  each module adds its commands
 
