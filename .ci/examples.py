@@ -45,6 +45,9 @@ def notebook(path: Path) -> str | None:
     except CellExecutionError as error:
         said = [output.get("text", "") for cell in book.cells for output in cell.get("outputs", []) if output.output_type == "stream"]
         return "".join(said[-4:]) + re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip().rpartition("\n")[2]
+    printed = "".join(output.get("text", "") for cell in book.cells for output in cell.get("outputs", []) if output.output_type == "stream")
+    if (failed := re.search(r"^(error: |Traceback ).*", printed, re.M)) is not None:  # "!emdcfl …" that fails does not stop a notebook
+        return f"a command failed: {failed[0]}"
     outputs = [cell for cell in book.cells if cell.cell_type == "code"][-1].outputs
     if not any("image/png" in output.get("data", {}) for output in outputs):
         return "the last cell must show a picture"

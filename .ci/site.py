@@ -219,7 +219,7 @@ def from_rst(text: str) -> str:
         return f'\n<div style="overflow-x: auto">{formula}</div>\n'
 
     text = re.sub(r"^\.\. math::[ \n](.*?)(?=\n\s*\n|\Z)", block, text, flags=re.M | re.S)
-    text = re.sub(r":math:`([^`]+)`", lambda m: mathml(m[1]), text)
+    text = re.sub(r":math:`([^`]+)`", lambda m: f"<span>{mathml(m[1])}</span>", text)  # a line that begins with <math> is no paragraph
     text = re.sub(r":(?:func|class|mod|meth|attr|data):`~?([^`]+)`", r"`\1`", text)
     return re.sub(r"^(.*)::$", r"\1:", text, flags=re.M)
 

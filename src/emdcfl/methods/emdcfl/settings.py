@@ -44,9 +44,9 @@ class Options:
     evidence : float
         With ``grouping="benefit"``: standard errors by which a split must lower the members' validation loss.
     tolerance : float or "auto"
-        :math:`\epsilon`. ``"auto"``: each client calibrates its own threshold locally (``transport.calibration``); clients with too few
-        validation samples for that (about 13 to 35, by the number of clients) are not compared. A number holds for all pairs; the
-        paper keeps 0.025 for most experiments, which is ``tolerance=0.025``.
+        The tolerance :math:`\epsilon`. ``"auto"``: each client calibrates its own threshold locally (``transport.calibration``);
+        clients with too few validation samples for that (about 13 to 35, by the number of clients) are not compared. A number
+        holds for all pairs; the paper keeps 0.025 for most experiments, which is ``tolerance=0.025``.
     alpha : float
         Family-wise error of ``tolerance="auto"`` over all ordered pairs.
     match_classes : bool
