@@ -14,6 +14,8 @@ import tests.tiny
 from tests.e2e.shell import Ended, emdcfl
 
 from emdcfl import __version__, fit, load
+from emdcfl.cli.start import about, refill
+from emdcfl.methods import METHODS
 from emdcfl.runs import runner
 
 
@@ -46,6 +48,14 @@ def test_no_arguments_show_the_help(cli) -> None:
     ended = cli()
     assert "Usage" in ended.out and ended.err == "" and ended.code == 2
     assert cli("--help").code == 0
+
+
+def test_every_method_is_described_without_marks_of_latex() -> None:
+    for name, cls in METHODS.items():
+        known = about(cls)
+        text = refill(f"{known['description']}\n\n{known['parameters']}", 80)
+        assert not re.search(r"\\|frac|:math:|``|^\.\. ", text, re.M), name
+        assert max(map(len, text.splitlines())) <= 80, name
 
 
 def test_init_then_run_that_file(cli, tmp_path: Path) -> None:

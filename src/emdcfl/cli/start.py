@@ -6,6 +6,7 @@ import inspect
 import json
 import re
 import textwrap
+import unicodedata
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -22,6 +23,14 @@ from emdcfl.runs.config import template
 from emdcfl.runs.watching.progress import terminal
 
 MATH = ".. math:: "
+SIGNS = {
+    "sum": "Σ", "in": "∈", "wedge": "∧", "le": "≤", "ge": "≥", "ne": "≠", "propto": "∝", "cdot": "·", "leftarrow": "←", "Rightarrow": "⇒",
+    "ell": "ℓ", "varphi": "φ", "lambda": "λ", "top": "T", "tilde": "~", "langle": "⟨", "rangle": "⟩", "lfloor": "⌊", "rfloor": "⌋",
+    "lVert": "‖", "rVert": "‖", "|": "‖", "{": "{", "}": "}", "quad": "   ", "qquad": "   ", ",": "", ";": "", " ": " ",
+    "big": "", "Big": "", "bigl": "", "bigr": "", "Bigl": "", "Bigr": "",
+}  # fmt: skip
+"""What stands for a command of LaTeX on a terminal; Greek letters have their Unicode names, functions their own."""
+GROUP = r"\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}"
 FULL = 60
 """Characters from which on a line of a docstring is taken to go on in the next."""
 
@@ -49,8 +58,8 @@ def refill(text: str, width: int) -> str:
 
     Examples
     --------
-    >>> print(refill("A client sends its state, :math:`n_c`, and what follows from it,\nand no more.\n\nx : int\n    Some.", 40))
-    A client sends its state, n_c, and what
+    >>> print(refill("A client sends its state, :math:`\\tau_c`, and what follows from it,\nand no more.\n\nx : int\n    Some.", 40))
+    A client sends its state, τ_c, and what
     follows from it, and no more.
     <BLANKLINE>
     x : int
@@ -58,7 +67,7 @@ def refill(text: str, width: int) -> str:
     """
     lines: list[str] = []
     goes_on = False
-    for line in text.splitlines():
+    for line in plain(text).splitlines():
         if goes_on and line and _indent(line) == _indent(lines[-1]):
             lines[-1] += " " + line.strip()
         else:
@@ -66,9 +75,36 @@ def refill(text: str, width: int) -> str:
         goes_on = len(line) > FULL
     filler = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
     for i, line in enumerate(lines):
-        filler.subsequent_indent = _indent(line) + " " * len(MATH) * line.startswith(MATH)
-        lines[i] = filler.fill(re.sub(r":math:`([^`]*)`", r"\1", line))
+        filler.subsequent_indent = _indent(line)
+        lines[i] = filler.fill(line)
     return "\n".join(lines)
+
+
+def plain(text: str) -> str:
+    r"""Return a docstring without the marks of reStructuredText and LaTeX.
+
+    Examples
+    --------
+    >>> print(plain(".. math:: \\theta = \\frac{n_{c}}{n} \\Delta_c,\n          \\text{if } ``k`` \\ge \\lambda"))
+        θ = (n_{c})/(n) Δ_c,
+        if  k ≥ λ
+    """
+
+    def sign(found: re.Match[str]) -> str:
+        name = found[1]
+        letter = f"GREEK {'CAPITAL' if name[0].isupper() else 'SMALL'} LETTER {name.upper()}"
+        try:
+            return SIGNS[name] if name in SIGNS else unicodedata.lookup(letter)
+        except KeyError:
+            return name  # a function, as in \min
+
+    text = re.sub(rf"^{re.escape(MATH)}|^ {{{len(MATH)}}}(?=\S)", "    ", text, flags=re.M)
+    text = re.sub(r":math:`([^`]*)`", r"\1", text).replace("``", "")
+    text = re.sub(rf"\\t?frac1{GROUP}", r"1/(\1)", text)
+    text = re.sub(r"\\t?frac(\\[a-z]+|\w)(\w)", r"\1/\2", text)
+    text = re.sub(rf"\\t?frac{GROUP}{GROUP}", r"(\1)/(\2)", text)
+    text = re.sub(r"\\(?:text|mathrm|mathrel|operatorname)\{([^{}]*)\}", r"\1", text)
+    return re.sub(r"\\([A-Za-z]+|[^A-Za-z0-9\s]| )", sign, text)
 
 
 def _indent(line: str) -> str:
