@@ -7,6 +7,7 @@ Natural sites (watch, hapt, chem97) and digits whose groups are known, or absent
 The defaults were chosen with seeds 0 to 2 and 10 to 13; digits get more seeds because a site tests on 18 to 45 images.
 Rows go to ``results.jsonl`` of ``--out``; runs whose row is there are not repeated. ``--publish`` writes what ``benchmarks/results.py``
 makes the tables from: rows without rounds, bytes and single sites, and without settings that are their defaults.
+``--public`` compares the simple strategies and EMD-CFL on the folders that ``benchmarks/public_sites.py`` wrote instead.
 ``--place`` trains without some sites and places them, with their labels and without. ``--chance`` says how often a split that gains nothing
 is believed, in per cent of simulated votes.
 """
@@ -32,13 +33,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.calibration import Case, sites
 from benchmarks.rows import append, read
 
+from benchmarks import public_sites
 from emdcfl.api.fitting import configure
 from emdcfl.core import tasks
 from emdcfl.data.types import Scenario
 from emdcfl.methods import find
 from emdcfl.methods.emdcfl.client.losses import moments_of
 from emdcfl.methods.emdcfl.member_losses import MemberLosses
-from emdcfl.runs.config import Choice, Config, override
+from emdcfl.runs.config import OWN_FILES, Choice, Config, override
 from emdcfl.runs.new_sites.nearest import fits, groups_of, mixture, unlabelled, with_site
 from emdcfl.runs.new_sites.place import place_site
 from emdcfl.runs.plan import plan
@@ -92,6 +94,14 @@ def wanted(case: str, methods: str, seeds: Sequence[int]) -> list[Config]:
         base = override(replace(Config(), scenario=Choice(name, {**options, **drawn})), {"engine.threads": 1})
         found += configs(base, parse_methods(methods), [seed])
     return found
+
+
+def public(case: str, home: Path, methods: str, seeds: Sequence[int]) -> list[Config]:
+    """Return the runs of a public data set, as ``emdcfl compare --data`` has them."""
+    found = public_sites.CASES[case]
+    options = {"path": str(home / public_sites.folder(case)), "label": found.label, **found.flags}
+    base = override(replace(Config(), scenario=Choice(OWN_FILES, options)), {"engine.threads": 1})
+    return configs(base, parse_methods(methods), seeds)
 
 
 def publish(out: Path, file: Path) -> None:
@@ -209,6 +219,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seconds", type=float, help="begin no run after so long")
     parser.add_argument("--publish", type=Path, metavar="FILE", help="write the finished rows, and run nothing")
+    parser.add_argument("--public", type=Path, metavar="FOLDER", help="run these cases of public_sites.py instead, seeds 0 to 2")
     parser.add_argument("--list", action="store_true", help="say what would run, and do nothing")
     parser.add_argument("--place", type=Path, metavar="FILE", help="write where sites that take no part are placed, and run nothing else")
     parser.add_argument("--place-cases", nargs="*", default=list(PLACED), choices=list(PLACED))
@@ -231,6 +242,8 @@ def main() -> None:
         if "equal" in case:
             runs += wanted(case, "emdcfl+ft", parse_seeds(args.equal_seeds))
     runs += [run for case in args.cases for run in wanted(case, OTHERS, seeds[case])]
+    if args.public:
+        runs = [run for case in public_sites.CASES for run in public(case, args.public, f"{SIMPLE},{EMDCFL}", range(3))]
     if args.publish:
         publish(args.out, args.publish)
         return
