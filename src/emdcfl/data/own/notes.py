@@ -37,6 +37,8 @@ def write_notes(notes: Iterable[Note]) -> list[str]:
     --------
     >>> write_notes([Note("a", "a.csv", "rows left out: {n}", 1), Note("b", "b.csv", "rows left out: {n}", 3), Note("b", "b.csv", "small")])
     ['clients a, b: rows left out: 1 to 3', "client 'b' (b.csv): small"]
+    >>> write_notes([Note("b", "b", "small")])
+    ["client 'b': small"]
     """
     grouped: dict[str, list[Note]] = {}
     for note in notes:
@@ -44,7 +46,8 @@ def write_notes(notes: Iterable[Note]) -> list[str]:
     written = []
     for text, same in grouped.items():
         clients = list(dict.fromkeys(note.client for note in same))
-        who = names(clients) if len(clients) > 1 else f"client {clients[0]!r} ({same[0].origin})" if clients[0] else same[0].origin
+        origin = "" if same[0].origin == clients[0] else f" ({same[0].origin})"
+        who = names(clients) if len(clients) > 1 else f"client {clients[0]!r}{origin}" if clients[0] else same[0].origin
         counts = [note.count for note in same]
         words = list(dict.fromkeys(word for note in same for word in note.words))
         shown = some(words)
