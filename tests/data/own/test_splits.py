@@ -214,6 +214,28 @@ def test_check_proposes_no_category_that_rows_of_a_patient_share(tmp_path: Path,
     assert "--group COLUMN" in notes and "--group ward" not in notes
 
 
+def test_check_groups_neither_by_the_label_nor_by_a_measurement(tmp_path: Path) -> None:
+    """Near-duplicates share both; but rows of one class, or of one area, are no repeats of each other."""
+    rng = np.random.default_rng(0)
+    for site in "ab":
+        columns = patients(rng, people=60, repeats=3)
+        who = columns.pop("patient") - 1000
+        area = 5 * rng.integers(0, 12, 60)[who]
+        table(tmp_path / f"{site}.parquet", {**columns, "area": area, "label": who % 12})
+    notes = " ".join(check_folder(tmp_path).notes)
+    assert "almost repeat a training row" in notes
+    assert "--group COLUMN" in notes and "--group area" not in notes and "--group label" not in notes
+
+
+def test_check_takes_what_is_measured_of_a_patient_for_no_identifier(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for site in "ab":
+        columns = {"patient_age": rng.integers(20, 90, 150), "lot_area": 10 * rng.integers(100, 200, 150), "x": rng.normal(size=150)}
+        table(tmp_path / f"{site}.parquet", {**columns, "label": rng.integers(0, 2, 150)})
+    notes = " ".join(check_folder(tmp_path).notes)
+    assert "patient_age" not in notes and "lot_area" not in notes
+
+
 def test_check_does_not_suspect_independent_rows(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for site in "ab":

@@ -55,11 +55,12 @@ Rows = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Near:
-    """Near-duplicates of one site: share of the held-out rows, and pairs of (split, row, training row)."""
+    """Near-duplicates of one site: share of the held-out rows, all pairs of (split, row, training row), and the training rows looked at."""
 
     site: str
     share: float
     pairs: list[tuple[str, int, int]]
+    trained: NDArray[np.int64]
 
 
 def leaks(scenario: Scenario, divided: Divided, rule: SplitRule, *, hints: bool = True) -> list[str]:
@@ -68,13 +69,14 @@ def leaks(scenario: Scenario, divided: Divided, rule: SplitRule, *, hints: bool 
     kind = scenario.encoding.get("kind")
     tables = kind == "table"
     other = "--group EXPRESSION (by file name)" if kind else "a third array beside X and y: who or what was measured"
-    remedy = _remedy(found, divided) if tables else other
+    label = scenario.encoding.get("label")
+    remedy = _remedy(found, divided, label) if tables else other
     text = "{n} % of the validation and test rows almost repeat a training row; repeated measurements or neighbours in time leak: " + (
         f"keep them in one split with {remedy}" if rule == RANDOM else "the split does not keep them apart; check the column"
     )
     notes = write_notes(Note(near.site, near.site, text, round(100 * near.share)) for near in found)
     if hints and tables and rule == RANDOM:
-        notes += _hints(divided, mentioned=" ".join(notes))
+        notes += _hints(divided, label, mentioned=" ".join(notes))
     return notes
 
 
@@ -196,8 +198,8 @@ def near_duplicates(site: Site, others: Sequence[Site]) -> Near | None:
     share, by_chance = float(near.mean()), float(chance.mean()) * len(trained) / len(strangers)
     if share < SHARE or share < 5 * by_chance:
         return None
-    pairs = [(*held[i], int(trained[order[i, 0]])) for i in np.flatnonzero(near)]
-    return Near(site.name, share, pairs)
+    pairs = [(*held[i], int(trained[j])) for i, j in np.argwhere(near[:, None] & (distances <= limit[:, None]))]
+    return Near(site.name, share, pairs, trained)
 
 
 def _radius(nearest: Rows) -> float:
@@ -214,28 +216,36 @@ def _radius(nearest: Rows) -> float:
     return float((1 - (1 - ALPHA) ** (1 / (k - 1))) ** (1 / m))
 
 
-def _remedy(found: Sequence[Near], divided: Divided) -> str:
+def _remedy(found: Sequence[Near], divided: Divided, label: str | None) -> str:
     """Name the column whose value the near-duplicates share although rows in general do not."""
     best, name = 0.0, None
-    for column, sites in _identifiers(divided).items():
-        if not ID_NAME.search(column) and min(len(np.unique(values)) for values in sites) < FEW_VALUES:
+    for column, sites in _identifiers(divided, label).items():
+        named = bool(ID_NAME.search(column))
+        if not named and min(len(np.unique(values)) for values in sites) < FEW_VALUES:
             continue  # a category such as a ward, which one patient's rows share, too
-        same, chance = [], []
+        same, chance, rows = [], [], 0
         for near in found:
             values = {split: np.array(part.x.column(column).to_pylist(), dtype=str) for split, part in divided[near.site].items()}
             same += [values[split][i] == values["train"][j] for split, i, j in near.pairs]
             chance += [values[split][i] == values["train"][(j + 7) % len(values["train"])] for split, i, j in near.pairs]
+            looked_at = values["train"][near.trained]
+            rows += sum(int((looked_at == values[split][i]).sum()) for split, i in {pair[:2] for pair in near.pairs})
+        if not named and 2 * sum(same) < rows:
+            continue  # a measurement: most rows with the same value are far from each other
         score = float(np.mean(same) - np.mean(chance)) if same else 0.0
         if score > max(best, 0.5):
             best, name = score, column
-    return f"--group {shlex.quote(name)}" if name is not None else "--group COLUMN (who or what was measured) or --split time:COLUMN"
+    if name is None:
+        return "--group COLUMN (who or what was measured) or --split time:COLUMN"
+    return f"--group {shlex.quote(name)}" + ("" if ID_NAME.search(name) else ", if that column says who or what was measured")
 
 
-def _identifiers(divided: Divided) -> dict[str, list[NDArray[Any]]]:
+def _identifiers(divided: Divided, label: str | None) -> dict[str, list[NDArray[Any]]]:
     """Columns of whole numbers or text, and their values at every site; with fewer than three somewhere, not every split could have one."""
     schema = next(iter(divided.values()))["train"].x.schema
     t = pa.types
-    words = [f.name for f in schema if t.is_integer(f.type) or t.is_string(f.type) or t.is_large_string(f.type) or t.is_null(f.type)]
+    wanted = (t.is_integer, t.is_string, t.is_large_string, t.is_null)
+    words = [f.name for f in schema if f.name != label and any(kind(f.type) for kind in wanted)]
     found = {
         name: [np.concatenate([part.x.column(name).to_pylist() for part in parts.values()]).astype(str) for parts in divided.values()]
         for name in words
@@ -243,10 +253,10 @@ def _identifiers(divided: Divided) -> dict[str, list[NDArray[Any]]]:
     return {name: sites for name, sites in found.items() if all(len(np.unique(values)) >= len(SPLITS) for values in sites)}
 
 
-def _hints(divided: Divided, mentioned: str) -> list[str]:
+def _hints(divided: Divided, label: str | None, mentioned: str) -> list[str]:
     """Point to columns that look as if they named who was measured, or when."""
     notes = []
-    for column, sites in _identifiers(divided).items():
+    for column, sites in _identifiers(divided, label).items():
         by_group = f"--group {shlex.quote(column)}"
         if not ID_NAME.search(column) or by_group in mentioned:
             continue
