@@ -83,6 +83,27 @@ def test_a_model_that_has_learned_nothing_is_not_recommended(
     assert headline(run, READING).startswith("No model is of use yet") == (own[0] == 0.5)
 
 
+@pytest.mark.parametrize(
+    ("own", "rare", "choice"),
+    [
+        (0.84, None, "none"),  # as good as always answering each site's most frequent class
+        (0.84, (0.5, 0.51), "none"),
+        (0.84, (0.7, 0.8), "this run"),  # ranks the samples of unbalanced sites
+        (0.95, None, "this run"),
+    ],
+)
+def test_every_sites_most_frequent_class_is_guessing_too(own: float, rare: tuple[float, float] | None, choice: str) -> None:
+    """Sites with other frequent classes are balanced together, and half of the sites need not be unbalanced."""
+    run, others = summary(own, GROUPS), baselines(0.5, 0.6)
+    if rare is not None:
+        uneven = summary(own, GROUPS, rare=rare)["accuracy"]
+        run = {**run, "accuracy": {**run["accuracy"], **{name: {**uneven[name], "sites": 3} for name in ("balanced", "auc")}}}
+    others["logistic"] = {**summary(0.6), "most_frequent": {"sites": [0.85] * 6, "tested": [200] * 6}}
+    found = advice(run, others)
+    assert found is not None and found.choice == choice
+    assert ("most frequent class (-1.0 points" in found.headline) == (choice == "none")
+
+
 @pytest.mark.parametrize(("change", "better"), [(0.031, 10), (-0.131, 2), (-0.031, 2)])
 @pytest.mark.parametrize(("other", "rival"), [("fedavg", True), ("local", True), ("fedavg+ft", False)])
 def test_a_gain_over_a_training_that_other_rounds_would_improve_is_doubted(other: str, rival: bool, change: float, better: int) -> None:

@@ -99,9 +99,12 @@ def advice(summary: Summary, baselines: Mapping[str, Summary]) -> Advice | None:
         return None
     trained = {"this run": used(summary), **{name: one for name, one in baselines.items() if name in BASELINES}}
     choice = found.choice if found.choice in trained else "fedavg" if "fedavg" in found.gains else "this run"
-    if (nothing := guessing(trained[choice])) is None:
+    frequent = SiteScores.of(baselines.get(LOGISTIC, {}).get("most_frequent", {}))
+    over = {name: None if frequent is None else difference(scores_of_sites(one), frequent) for name, one in trained.items()}
+    guesses = {name: guessing(one, over[name]) for name, one in trained.items()}
+    if (nothing := guesses[choice]) is None:
         return found
-    useful = {name: one for name, one in trained.items() if score_of(one).get("low") is not None and guessing(one) is None}
+    useful = {name: one for name, one in trained.items() if score_of(one).get("low") is not None and guesses[name] is None}
     if not useful:
         return replace(found, choice="none", headline=no_model(summary, choice, nothing))
     best = max(useful, key=lambda name: _beyond_classes(useful[name]))

@@ -34,6 +34,15 @@ def regression_rows(scenario: Scenario, clients: tuple[str, ...], round: int, se
     return [{"round": round, "client": c, "cluster": None, "train_loss": None, **_tested(scenario, sites[c], seed)} for c in clients]
 
 
+def most_frequent(scenario: Scenario, clients: tuple[str, ...]) -> dict[str, list[float]]:
+    """Return how often every client's most frequent training class is right on its test samples (those of the first variant)."""
+    sites = {site.name: site for site in scenario.sites}
+    tests = [next(iter(sites[c].tests.values())).y for c in clients]
+    guesses = [sites[c].train.y.bincount(minlength=1).argmax() for c in clients]
+    right = [float((y == guess).double().mean()) if len(y) else 0.0 for y, guess in zip(tests, guesses, strict=True)]
+    return {"sites": right, "tested": [len(y) for y in tests]}
+
+
 def _tested(scenario: Scenario, site: Site, seed: int) -> dict[str, Any]:
     model = _fitted(scenario, site, seed)
     if scenario.target is not None:
