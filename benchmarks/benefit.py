@@ -7,7 +7,8 @@ Natural sites (watch, hapt, chem97) and digits whose groups are known, or absent
 The defaults were chosen with seeds 0 to 2 and 10 to 13; digits get more seeds because a site tests on 18 to 45 images.
 Rows go to ``results.jsonl`` of ``--out``; runs whose row is there are not repeated. ``--publish`` writes what ``benchmarks/results.py``
 makes the tables from: rows without rounds, bytes and single sites, and without settings that are their defaults.
-``--public`` compares the simple strategies and EMD-CFL on the folders that ``benchmarks/public_sites.py`` wrote instead.
+``--public`` compares the simple strategies and EMD-CFL on the folders that ``benchmarks/public_sites.py`` wrote instead, and with
+``--advice`` it says what ``emdcfl run --data`` advises there, and how far that training is behind the best on the same test data.
 ``--place`` trains without some sites and places them, with their labels and without. ``--chance`` says how often a split that gains nothing
 is believed, in per cent of simulated votes.
 """
@@ -36,6 +37,7 @@ from benchmarks.rows import append, read
 from benchmarks import public_sites
 from emdcfl.api.fitting import configure
 from emdcfl.core import tasks
+from emdcfl.core.metric import score_of
 from emdcfl.data.types import Scenario
 from emdcfl.methods import find
 from emdcfl.methods.emdcfl.client.losses import moments_of
@@ -45,6 +47,9 @@ from emdcfl.runs.new_sites.nearest import fits, groups_of, mixture, unlabelled, 
 from emdcfl.runs.new_sites.place import place_site
 from emdcfl.runs.plan import plan
 from emdcfl.runs.runner import run
+from emdcfl.runs.verdict.advice import BASELINES, advice, scores_of_sites, used
+from emdcfl.runs.verdict.baselines import run_baselines
+from emdcfl.runs.verdict.intervals import difference
 from emdcfl.studies.compare import compare, configs, parse_methods, parse_seeds
 from emdcfl.studies.results import commit, hardware, read_results
 
@@ -102,6 +107,34 @@ def public(case: str, home: Path, methods: str, seeds: Sequence[int]) -> list[Co
     options = {"path": str(home / public_sites.folder(case)), "label": found.label, **found.flags}
     base = override(replace(Config(), scenario=Choice(OWN_FILES, options)), {"engine.threads": 1})
     return configs(base, parse_methods(methods), seeds)
+
+
+def advise(config: Config) -> dict[str, Any]:
+    """Run a case with its baselines; return the training that is advised, or for now, and its score less that of the best."""
+    result = run(config)
+    others = {name: other.summary for name, other in run_baselines(result).items()}
+    found = advice(result.summary, others)
+    assert found is not None
+    trained = {"this run": used(result.summary), **others}
+    named = found.choice
+    if named == "undecided":
+        told = found.headline.partition(":")[0].removesuffix(", the simplest choice")
+        named = max((name for name in others if told.endswith(BASELINES[name])), key=lambda name: len(BASELINES[name]), default="this run")
+    scores = {name: scores_of_sites(one) for name, one in trained.items()}
+    best = max(trained, key=lambda name: score_of(trained[name])["mean"])
+    behind = None if named == "none" else difference(scores[named], scores[best])
+    return {
+        "seed": config.run.seed,
+        "k": result.summary["k"],
+        "choice": found.choice,
+        "named": named,
+        "best": best,
+        "behind": None if behind is None else [round(end, 6) for end in (behind.mean, behind.low, behind.high)],
+        "scores": {name: round(score_of(one)["mean"], 6) for name, one in trained.items()},
+        "headline": found.headline,
+        "commit": commit(),
+        "hardware": hardware("cpu"),
+    }
 
 
 def publish(out: Path, file: Path) -> None:
@@ -220,6 +253,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, help="begin no run after so long")
     parser.add_argument("--publish", type=Path, metavar="FILE", help="write the finished rows, and run nothing")
     parser.add_argument("--public", type=Path, metavar="FOLDER", help="run these cases of public_sites.py instead, seeds 0 to 2")
+    parser.add_argument("--advice", type=Path, metavar="FILE", help="with --public: write what runs advise, and compare nothing")
     parser.add_argument("--list", action="store_true", help="say what would run, and do nothing")
     parser.add_argument("--place", type=Path, metavar="FILE", help="write where sites that take no part are placed, and run nothing else")
     parser.add_argument("--place-cases", nargs="*", default=list(PLACED), choices=list(PLACED))
@@ -242,6 +276,12 @@ def main() -> None:
         if "equal" in case:
             runs += wanted(case, "emdcfl+ft", parse_seeds(args.equal_seeds))
     runs += [run for case in args.cases for run in wanted(case, OTHERS, seeds[case])]
+    if args.public and args.advice:
+        done = {(row["case"], row["seed"]) for row in read(args.advice)}
+        for seed, case in product(range(3), public_sites.CASES):
+            if (case, seed) not in done:
+                append(args.advice, {"case": case, **advise(public(case, args.public, "emdcfl+ft", [seed])[0])})
+        return
     if args.public:
         runs = [run for case in public_sites.CASES for run in public(case, args.public, f"{SIMPLE},{EMDCFL}", range(3))]
     if args.publish:
