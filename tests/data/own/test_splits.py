@@ -285,6 +285,17 @@ def test_of_many_other_sites_some_tell_what_is_usual() -> None:
         assert len(looked_at) == MOST_OTHERS
 
 
+def test_what_all_rows_of_a_site_share_makes_them_no_repeats(tmp_path: Path) -> None:
+    """Coarse answers coincide by chance, at a site and between sites, whose size and budget differ."""
+    for seed, site in enumerate("abcd"):
+        rng, n = np.random.default_rng(seed), 200
+        answers = {"age": rng.integers(20, 60, n), "sex": rng.integers(0, 2, n), "degree": rng.integers(0, 2, n)}
+        table(tmp_path / f"{site}.parquet", {**answers, "size": np.full(n, 100 + seed), "label": rng.integers(0, 2, n)})
+    report = check_folder(tmp_path)
+    assert report.repeats is not None and min(report.repeats.held.values()) > 20 and max(report.repeats.across.values(), default=0) == 0
+    assert not [note for note in report.notes if "repeat" in note or "equal a training sample" in note]
+
+
 def test_check_points_to_identifiers_and_dates(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for site in "ab":

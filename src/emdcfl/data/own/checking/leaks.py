@@ -15,8 +15,8 @@ from __future__ import annotations
 import math
 import shlex
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import combinations
 from statistics import median_low
 from typing import Any
@@ -37,8 +37,8 @@ ALPHA = 0.01
 NEIGHBOURS = 20
 MOST_HELD, MOST_TRAINED = 300, 1500
 """Rows looked at per site: a distance matrix of this size takes milliseconds."""
-MOST_OTHERS = 50
-"""Other sites that a site is compared with, drawn anew for each: among a thousand sites, as many as tell what is usual."""
+MOST_OTHERS, MOST_ALONE = 50, 16
+"""Other sites that a site is compared with, drawn anew for each: all together, and one by one."""
 SHARE = 0.05
 """Share of near-duplicates among the held-out rows from which they are named."""
 
@@ -94,6 +94,8 @@ class Repeats:
     """Site → samples."""
     by_chance: bool
     """Whether most samples repeat inside their site, as rows of a few categories do."""
+    held_by_chance: Mapping[str, float] = field(default_factory=dict)
+    """Site → validation and test samples that would also equal one of as many samples of other sites, at most (two standard errors)."""
     equal_pairs: float = 0.0
     """Share of equal pairs of samples inside the median site, at most (two standard errors): as many coincide by chance between sites."""
 
@@ -109,7 +111,7 @@ class Repeats:
         """Return a note where repeats are so many that they may be copies."""
         if self.by_chance:
             return []
-        held = [f"{n} at {site}" for site, n in self.held.items() if n >= max(MANY_COPIES, SHARE_OF_COPIES * self.samples[site])]
+        held = [f"{n} at {site}" for site, n in self.held.items() if n >= self._many_held(site)]
         across = [f"{n} of {b} at {a}" for (a, b), n in self.across.items() if n >= self._many(a, b)]
         notes = []
         if held:
@@ -119,6 +121,9 @@ class Repeats:
         if across:
             notes.append(f"{where}: samples at two sites: {some(across)}; remove the copies, or say why they are there")
         return notes
+
+    def _many_held(self, site: str) -> float:
+        return max(MANY_COPIES, SHARE_OF_COPIES * self.samples[site], BEYOND_CHANCE * self.held_by_chance.get(site, 0.0))
 
     def _many(self, a: str, b: str) -> float:
         """From how many equal samples on two sites share more than chance has them share."""
@@ -153,8 +158,52 @@ def repeats(scenario: Scenario) -> Repeats:
         disagree=sum(n for found in seen.values() for mark, n in found.items() if len(labels[mark]) > 1),
         samples={name: found.total() for name, found in seen.items()},
         by_chance=max(len(found) / max(found.total(), 1) for found in seen.values()) < MOSTLY_DIFFERENT,
+        held_by_chance={
+            site.name: _held_by_chance(site, [one for one in scenario.sites if one is not site])
+            for site in scenario.sites
+            if held[site.name] >= MANY_COPIES
+        },
         equal_pairs=median_low(map(_share_of_equal_pairs, seen.values())),
     )
+
+
+def _held_by_chance(site: Site, others: Sequence[Site]) -> float:
+    """Return how many validation and test samples would equal one of as many strangers as there are training samples, at most.
+
+    Strangers are the training samples of one of some other sites, the median one: copies may lie at some.
+    """
+    rng = keys.generator(0, site.name, 0, "equal samples")
+    train, held = _rows(site.train.x.numpy()), np.concatenate([_rows(split.x.numpy()) for split in (site.val, *site.tests.values())])
+    vary = _varying(train, held)
+    marks = [row.tobytes() for row in np.ascontiguousarray(held[:, vary])]
+    chosen = [[others[i]] for i in rng.permutation(len(others))[:MOST_ALONE]] or [[]]
+    equal = []
+    for one in chosen:
+        strangers = np.ascontiguousarray(_strangers(train, one, rng, MOST_TRAINED)[:, vary])
+        there = Counter(row.tobytes() for row in strangers)
+        shares = np.array([there[mark] for mark in marks]) / max(len(strangers), 1)
+        equal.append(float((1 - (1 - shares) ** len(train)).sum()))
+    usual = median_low(equal)
+    return usual + 2 * math.sqrt(usual)  # two standard errors above what was found
+
+
+def _varying(*parts: Rows) -> NDArray[np.bool_]:
+    """Features with more than one value at a site: what all its samples share sets those of other sites apart, however alike they are."""
+    return np.asarray(np.ptp(np.concatenate(parts), axis=0) > 0)
+
+
+def _strangers(train: Rows, others: Sequence[Site], rng: np.random.Generator, count: int) -> Rows:
+    """Return about so many samples of other sites, as many of each: one odd site does not decide what is usual.
+
+    Without others, half of the columns of a site's own training samples are exchanged among them. Columns of few values stay:
+    those of a city and its state also coincide in independent samples.
+    """
+    if not others:
+        changes = np.diff(np.sort(train[: 10 * FEW_VALUES], axis=0), axis=0) > 0
+        exchanged = (changes.sum(axis=0) >= FEW_VALUES) & (rng.permutation(train.shape[1]) % 2 == 0)
+        return np.asarray(np.where(exchanged, rng.permutation(train), train))
+    chosen = [rng.permutation(len(one.train))[: -(-count // len(others))] for one in others]
+    return np.concatenate([_rows(one.train.x.numpy()[rows]) for one, rows in zip(others, chosen, strict=True)])
 
 
 def _share_of_equal_pairs(found: Counter[bytes]) -> float:
@@ -164,11 +213,7 @@ def _share_of_equal_pairs(found: Counter[bytes]) -> float:
 
 
 def near_duplicates(site: Site, others: Sequence[Site]) -> Near | None:
-    """Find held-out rows of a site that almost repeat one of its training rows, far more often than those of other sites.
-
-    Without others, half of the columns of its own training rows are exchanged among them for comparison. Columns of few values stay where
-    they are: those of a city and its state also coincide in independent rows.
-    """
+    """Find held-out rows of a site that almost repeat one of its training rows, far more often than those of other sites."""
     rng = keys.generator(0, site.name, 0, "near-duplicates")
     held = [("val", i) for i in range(len(site.val))] + [("test", i) for i in range(len(next(iter(site.tests.values()))))]
     held = [held[i] for i in np.sort(rng.permutation(len(held))[:MOST_HELD])]
@@ -178,15 +223,9 @@ def near_duplicates(site: Site, others: Sequence[Site]) -> Near | None:
     train = _rows(site.train.x.numpy()[trained])
     both = {"val": site.val.x.numpy(), "test": next(iter(site.tests.values())).x.numpy()}
     x = np.concatenate([_rows(both[split][i][None]) for split, i in held])
-    if len(others) > MOST_OTHERS:
-        others = [others[i] for i in rng.permutation(len(others))[:MOST_OTHERS]]
-    if others:  # as many of each: one odd site does not decide what is usual
-        chosen = [rng.permutation(len(one.train))[: -(-len(trained) // len(others))] for one in others]
-        strangers = np.concatenate([_rows(one.train.x.numpy()[rows]) for one, rows in zip(others, chosen, strict=True)])
-    else:
-        changes = np.diff(np.sort(train[: 10 * FEW_VALUES], axis=0), axis=0) > 0
-        exchanged = (changes.sum(axis=0) >= FEW_VALUES) & (rng.permutation(train.shape[1]) % 2 == 0)
-        strangers = np.where(exchanged, rng.permutation(train), train)
+    others = [others[i] for i in rng.permutation(len(others))[:MOST_OTHERS]] if len(others) > MOST_OTHERS else others
+    vary, strangers = _varying(train, x), _strangers(train, others, rng, len(train))
+    train, x, strangers = train[:, vary], x[:, vary], strangers[:, vary]
     distances = _distances(x, train)
     order = np.argsort(distances, axis=1)[:, :NEIGHBOURS]
     nearest = np.take_along_axis(distances, order, axis=1)
@@ -267,10 +306,10 @@ def _hints(divided: Divided, label: str | None, mentioned: str) -> list[str]:
                 "so that its rows stay in one split and it is no feature"
             )
     schema = next(iter(divided.values()))["train"].x.schema
-    for field in schema:
-        if pa.types.is_temporal(field.type):
-            by_time = shlex.quote(f"time:{field.name}")
-            notes.append(f"column {field.name!r} holds dates: if newer rows are to be predicted from older ones, use --split {by_time}")
+    for column in schema:
+        if pa.types.is_temporal(column.type):
+            by_time = shlex.quote(f"time:{column.name}")
+            notes.append(f"column {column.name!r} holds dates: if newer rows are to be predicted from older ones, use --split {by_time}")
     return notes
 
 
