@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -84,6 +85,18 @@ def test_neither_preparations_nor_an_interruption_count(monkeypatch: pytest.Monk
     monkeypatch.setattr(forecasts, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     assert forecasts._timed(work)[1] == pytest.approx(0.1)
     assert forecasts._timed(work)[1] == pytest.approx(5.0)  # long enough at once
+
+
+def test_loading_modules_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, loaded = [0.0], [False]
+
+    def work() -> None:
+        now[0] += 0.1 if loaded[0] else 5.0
+        monkeypatch.setitem(sys.modules, "emdcfl_a_module_of_this_test", sys)
+        loaded[0] = True
+
+    monkeypatch.setattr(forecasts, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    assert forecasts._timed(work)[1] == pytest.approx(0.1)
 
 
 def test_models_of_baselines_are_not_kept_and_a_finished_one_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

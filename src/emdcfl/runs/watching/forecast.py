@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -154,12 +155,16 @@ def measure_speed(planned: RunPlan) -> Speed:
 
 
 def _timed(work: Callable[[], Any]) -> tuple[Any, float]:
-    """Do something and say how long it took: the median of some repetitions without the first, which prepares; once where it takes long."""
+    """Do something and say how long it took: the median of some repetitions without the first, which prepares; once where it takes long.
+
+    What loads modules is done again: that alone may take longer than a run's pairs.
+    """
     took: list[float] = []
     while len(took) < REPEATS and sum(took) < ENOUGH:
-        begun = time.perf_counter()
+        loaded, begun = len(sys.modules), time.perf_counter()
         result = work()
-        took.append(time.perf_counter() - begun)
+        if len(sys.modules) == loaded:
+            took.append(time.perf_counter() - begun)
     return result, statistics.median(took[1:] or took)
 
 
