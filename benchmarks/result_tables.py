@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
@@ -16,7 +17,7 @@ from benchmarks.calibration import CASES
 from benchmarks.differences import plain
 from benchmarks.faults.table import write_table
 
-from benchmarks import privacy, trust
+from benchmarks import privacy, public_tables, trust
 from emdcfl.runs.new_sites.nearest import UNSURE
 from emdcfl.runs.new_sites.unseen import UNSEEN, mean_scores
 from emdcfl.runs.verdict.advice import BASELINES
@@ -146,9 +147,18 @@ def benefit(folder: Path) -> str:
             section("Groups found", table(["sites", *(way for way in STRATEGIES if "rule" in way), BY_BENEFIT], groups)),
             section("How often by benefit finds the true groups", table(["sites", "seeds", "right", "smallest ARI"], true)),
             section("What deciding adds to training", table(["sites", "distances", "validation losses"], cost)),
+            _public(folder),
             *_scenarios(folder),
         ]
     )
+
+
+def _public(folder: Path) -> str:
+    """Write how the default does on data sets that had no part in choosing it."""
+    rows, advised = read(folder / "public.jsonl"), read(folder / "public-advice.jsonl")
+    found = {name: table(*one) for name, one in public_tables.tables(rows, advised, STRATEGIES, _strategy).items()}
+    text = tomllib.loads((folder.parent / "pages.toml").read_text(encoding="utf-8"))["benefit"]["public"]
+    return section("Data that nobody had looked at", text.format(**found, sources=sources(rows), advice_sources=sources(advised)))
 
 
 def _scenarios(folder: Path) -> Iterator[str]:
