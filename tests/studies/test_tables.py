@@ -51,6 +51,13 @@ def test_runs_that_average_differently_do_not_share_a_cell() -> None:
     assert build(rows).rows == ("FedAvg", "FedAvg (aggregate median)")
 
 
+def test_a_number_as_tolerance_is_named_as_the_papers_rule() -> None:
+    """Own data are grouped by benefit, but not with a number as tolerance: the run follows neighbourhoods."""
+    options = [{"grouping": "benefit", "tolerance": "auto"}, {"grouping": "benefit", "tolerance": 0.025}]
+    rows = build([row("emdcfl", options=own) for own in options]).rows
+    assert rows == ("EMD-CFL (grouping benefit, tolerance auto)", "EMD-CFL (grouping neighbourhoods, tolerance 0.025)")
+
+
 def test_one_seed_has_no_deviation() -> None:
     assert "**90.00** | 92.47 ± 0.32" in markdown(build([row("emdcfl")]))
 

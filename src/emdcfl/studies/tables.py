@@ -224,8 +224,14 @@ def by_label(results: Sequence[ResultRow]) -> dict[str, list[ResultRow]]:
         members = groups.setdefault(_row_key(row), [])
         if (row["seed"], _held_out(row)) not in [(other["seed"], _held_out(other)) for other in members]:  # or it ran on other hardware too
             members.append(row)
-    named = {key: (_title(rows[0]), _row_settings(rows[0])) for key, rows in groups.items()}
+    named = {key: (_title(rows[0]), _followed(_row_settings(rows[0]))) for key, rows in groups.items()}
     return {title: groups[key] for key, title in _titles(named).items()}
+
+
+def _followed(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings with the grouping that a run followed: a number as tolerance means the paper's."""
+    number = settings.get("method.tolerance", "auto") != "auto"
+    return settings | ({"method.grouping": "neighbourhoods"} if number and "method.grouping" in settings else {})
 
 
 CFL_THRESHOLDS = {"absolute": ("epsilon1", "epsilon2"), "relative": ("relative1", "relative2"), "cosines": ("separation", "stationary")}
