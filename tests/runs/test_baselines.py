@@ -216,6 +216,8 @@ def test_three_lines_say_what_to_use_where_to_look_and_how_sure() -> None:
         lines["Use"].startswith("Train in these 2 groups") and "f (60.0%)" in lines["Look at"] and "1200 test samples" in lines["How sure"]
     )
     assert "better off alone" in dict(in_brief(run, READING, baselines(0.7, 0.8)))["Look at"].lower()
+    few = (0.9, 0.9, 0.9, 0.9, 0.9, 1 / 6)  # 5 right of 6 alone, 1 in its group: of many sites one does so by chance
+    assert "alone" not in dict(in_brief(summary(few, GROUPS, n=6), READING, baselines(0.7, 5 / 6, n=6)))["Look at"]
     borderline = dict(in_brief(summary(0.9, GROUPS), {**READING, "borderline": ["c"]}, {}))
     assert "c" in borderline["Look at"] and dict(in_brief(summary(0.9, GROUPS), READING, {}))["Look at"] == "No site stands out."
 

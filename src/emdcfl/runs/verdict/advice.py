@@ -30,6 +30,9 @@ BASELINES = {
 DISAGREE = 0.05
 """Loss of a group against its sites alone from which on differing labels are the likely reason."""
 
+STANDS_OUT = 0.99
+"""Confidence with which a single site is named: there are many sites to compare."""
+
 DETECTABLE = 0.02
 """Difference that test data should be able to show; where an interval is wider, a comparison is undecided."""
 
@@ -303,7 +306,7 @@ def _losers(summary: Summary, alone: Summary | None) -> list[str]:
     if not len(own.values) == len(other.values) == len(summary["clients"]):
         return []
     pairs = zip(summary["clients"], own.each(), other.each(), strict=True)
-    lost = {client: gain for client, one, two in pairs if (gain := difference(one, two)) is not None and gain.high < 0}
+    lost = {client: gain for client, one, two in pairs if (gain := difference(one, two, STANDS_OUT)) is not None and gain.high < 0}
     worst = sorted(lost, key=lambda c: lost[c].mean)
     told = [f"{names([c])} ({_in_units(summary, lost[c].mean, '+')})" for c in worst]
     return [f"better off alone: {some(told, most=3)}"] if worst else []

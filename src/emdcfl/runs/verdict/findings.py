@@ -7,14 +7,11 @@ from collections.abc import Mapping
 
 from emdcfl.core.metric import metric_of, score_of
 from emdcfl.core.units import names, percent, percent_range, plural, some
-from emdcfl.runs.verdict.advice import Summary, advice, scores_of_sites, used, worth
+from emdcfl.runs.verdict.advice import STANDS_OUT, Summary, advice, scores_of_sites, used, worth
 from emdcfl.runs.verdict.intervals import these_sites
 from emdcfl.runs.verdict.structure import headline, one_group_by_benefit, structure
 from emdcfl.runs.verdict.trained_with import in_words as trained_with
 from emdcfl.runs.verdict.what_differs import in_words as what_differs
-
-STANDS_OUT = 0.99
-"""Confidence with which a site is called less accurate than the others: there are many sites to compare."""
 
 
 def in_brief(summary: Summary, reading: Summary | None, baselines: Mapping[str, Summary]) -> list[tuple[str, str]]:

@@ -218,7 +218,7 @@ def row_interval(row: Mapping[str, Any], variant: str) -> Interval | None:
     return these_sites(SiteScores((float(score),), (int(n),), (float(row["r2_error"][variant]),) if "r2_error" in row else None))
 
 
-def difference(one: SiteScores, other: SiteScores) -> Interval | None:
+def difference(one: SiteScores, other: SiteScores, level: float = LEVEL) -> Interval | None:
     """Mean over these sites of the score of one run less that of another, site by site.
 
     Examples
@@ -233,7 +233,7 @@ def difference(one: SiteScores, other: SiteScores) -> Interval | None:
     gains = [p - q for p, q, n in zip(one.values, other.values, samples, strict=True) if n > 0]
     if not gains:
         return None
-    level = LEVEL if len(gains) < FEWEST_PAIRS else (1 + LEVEL) / 2
+    level = level if len(gains) < FEWEST_PAIRS else (1 + level) / 2
     a, b = (these_sites(replace(run, samples=samples), level) for run in (one, other))
     assert a is not None and b is not None
     mean = math.fsum(gains) / len(gains)
