@@ -95,7 +95,7 @@ def test_a_profile_is_told_only_where_the_operator_allows_it_and_never_beside_no
 def test_a_node_that_trains_also_fine_tunes(tmp_path: Path) -> None:
     server = HostileServer(tmp_path / "home", toml='[policy]\ntasks = ["train"]')
     inputs = {"models": states(1), "weights": torch.ones(1), "training": {"local_epochs": 1}, "always": True}
-    assert server.ask("personalize", **inputs)["reply"].keys() == {"kept", "theta"}
+    assert server.ask("personalize", **inputs)["reply"].keys() == {"theta", "m", "gain", "error"}
 
 
 @pytest.mark.parametrize(

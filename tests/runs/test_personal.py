@@ -25,7 +25,7 @@ from emdcfl.runs import runner
 from emdcfl.runs.config import Config, PersonalizeConfig
 from emdcfl.runs.loop import NoOpObserver
 from emdcfl.runs.outputs import load_served
-from emdcfl.runs.personal import FineTuned, personalize
+from emdcfl.runs.personal import FineTuned, pays, personalize
 from emdcfl.runs.result import load
 from emdcfl.runs.runner import run
 from emdcfl.runs.verdict.advice import BASELINES
@@ -78,17 +78,16 @@ def ask(start: Tensor, mixture: tuple[Tensor, Tensor] | None = None, **changed: 
     return tasks.personalize(one, models=models, weights=weights, training=replace(TRAINING, **changed).as_dict())
 
 
-def test_kept_only_where_validation_improves_by_more_than_chance() -> None:
+def test_a_client_says_what_fine_tuning_gains_on_its_validation_data() -> None:
     one = client()
     one.begin(1)
     start = one.network.theta.detach().clone()
-    better = ask(start, local_epochs=10)
-    assert better["kept"] == 1
-    assert tasks.validation_gain(one, start[None], ONE, better["theta"]) > tasks.LEAST_Z
-    assert tasks.validation_gain(one, better["theta"][None], ONE, start) < -tasks.LEAST_Z
-    assert tasks.validation_gain(one, start[None], ONE, start) == 0.0
-    assert ask(start, lr=1e-9) == {"kept": 0}, "a difference that is nothing is not sent"
-    assert ask(start, lr=1e9) == {"kept": 0}, "a training that diverged is not either"
+    better, m = ask(start, local_epochs=10), len(one.site.val)
+    gain, error = tasks.validation_gain(one, start[None], ONE, better["theta"])
+    assert (better["m"], better["gain"], better["error"]) == (m, gain, error) and gain > error > 0
+    assert tasks.validation_gain(one, better["theta"][None], ONE, start) == (-gain, error)
+    assert tasks.validation_gain(one, start[None], ONE, start) == (0.0, 0.0)
+    assert ask(start, lr=1e9) == {"m": m, "gain": 0.0, "error": 0.0}, "a training that diverged has no state"
 
 
 def test_losses_that_overflow_are_no_gain() -> None:
@@ -99,8 +98,8 @@ def test_losses_that_overflow_are_no_gain() -> None:
     start = one.network.theta.detach().clone()
     asked: dict[str, Any] = {"models": start[None], "weights": ONE, "training": replace(TRAINING, local_epochs=10).as_dict()}
     tuned = tasks.personalize(one, **asked, always=True)["theta"]
-    assert math.isnan(tasks.validation_gain(one, start[None], ONE, tuned))
-    assert tasks.personalize(one, **asked) == {"kept": 0}
+    assert math.isnan(tasks.validation_gain(one, start[None], ONE, tuned)[0])
+    assert "theta" not in tasks.personalize(one, **asked)
 
 
 def test_of_a_mixture_the_heaviest_component_is_tuned_and_the_mixture_is_the_mark() -> None:
@@ -110,8 +109,33 @@ def test_of_a_mixture_the_heaviest_component_is_tuned_and_the_mixture_is_the_mar
     trained = ask(start, local_epochs=20)["theta"]
     both = torch.stack([start, trained])
     assert same_bits(ask(start, (both, torch.tensor([0.9, 0.1])), local_epochs=20)["theta"], trained)
-    assert tasks.validation_gain(one, both, torch.tensor([0.1, 0.9]), start) < -tasks.LEAST_Z
-    assert tasks.validation_gain(one, both, torch.tensor([0.9, 0.1]), trained) > tasks.LEAST_Z
+    assert tasks.validation_gain(one, both, torch.tensor([0.1, 0.9]), start)[0] < 0
+    assert tasks.validation_gain(one, both, torch.tensor([0.9, 0.1]), trained)[0] > 0
+
+
+def gains(*found: tuple[float, float, int]) -> dict[str, dict[str, Any]]:
+    """Replies: gain, standard error and validation samples by client."""
+    return {f"site-{i}": {"gain": gain, "error": error, "m": m} for i, (gain, error, m) in enumerate(found)}
+
+
+def test_few_samples_follow_the_others_and_many_their_own() -> None:
+    sure, unsure = (-0.2, 0.01, 400), (-0.01, 0.2, 10)
+    alike = [(0.1 + 0.01 * i, 0.05, 30) for i in range(-3, 4)]
+    assert pays(gains(*alike, unsure)) == [f"site-{i}" for i in range(8)], "one of equals"
+    assert pays(gains(*alike, sure)) == [f"site-{i}" for i in range(7)], "it knows better"
+    assert pays(gains((0.02, 0.05, 20), *[(-0.1 - 0.01 * i, 0.05, 30) for i in range(7)])) == [], "a gain by chance"
+    assert pays(gains((0.01, 0.5, 10))) == ["site-0"] and pays(gains((-0.01, 0.5, 10))) == [] and pays({}) == []
+    assert pays(gains((0.0, 0.0, 30), (0.0, 0.0, 1))) == [], "where nothing changed there is nothing to keep"
+    assert pays(gains((0.0, 0.0, 0), *alike))[0] == "site-0", "without validation samples"
+
+
+@pytest.mark.parametrize("error", [0.0, 1e-9, 0.01, 1.0, 1e6])
+@pytest.mark.parametrize("gain", [-1e6, -3.0, -0.3, 0.3, 3.0, 1e6])
+@pytest.mark.parametrize("m", [0, 30, 10**9])
+def test_a_liar_changes_nobodys_clear_result(gain: float, error: float, m: int) -> None:
+    honest = [(0.3, 0.05, 30), (0.25, 0.05, 30), (0.2, 0.05, 30), (-0.3, 0.05, 30), (-0.25, 0.05, 30), (-0.2, 0.05, 30)]
+    kept = pays(gains(*honest, (gain, error, m)))
+    assert [c for c in kept if c != "site-6"] == ["site-0", "site-1", "site-2"]
 
 
 @pytest.mark.parametrize(
@@ -120,9 +144,10 @@ def test_of_a_mixture_the_heaviest_component_is_tuned_and_the_mixture_is_the_mar
         lambda reply: {**reply, "theta": reply["theta"] * torch.nan},
         lambda reply: {**reply, "theta": reply["theta"] * 1e4},
         lambda reply: {**reply, "theta": reply["theta"][1:]},
-        lambda reply: {"kept": 1},
-        lambda reply: {**reply, "kept": 0},
-        lambda reply: {**reply, "kept": 7},
+        lambda reply: {**reply, "gain": math.nan},
+        lambda reply: {**reply, "gain": 1e7},
+        lambda reply: {**reply, "error": -0.1},
+        lambda reply: {"theta": reply["theta"]},
     ],
 )
 def test_a_lying_reply_is_refused_and_its_sender_keeps_the_plain_model(reference: FineTuned, lie: Callable[[Any], Any]) -> None:
@@ -236,7 +261,7 @@ def test_one_run_of_fedavg_is_two_baselines() -> None:
 
 def test_a_client_that_fails_ends_a_run_that_stops_at_failures() -> None:
     def change(fed: Any, task: str, asked: Any, reply: dict[str, Any]) -> dict[str, Any]:
-        return {"kept": 1} if task == "personalize" else reply
+        return {} if task == "personalize" else reply
 
     with pytest.raises(ClientError, match="site-0"):
         personal(LyingFederation(tiny(), liar="site-0", lie=change, training=TRAINING, device="cpu"))

@@ -78,8 +78,8 @@ def fit(
     rounds, local_epochs, batch_size, lr, participants : optional
         Default: the scenario's; for data of your own, 5 rounds of 10 epochs in batches of 32 with everybody.
     personalize : "off", "on" or "if-it-pays", optional
-        Fine-tune at home after the last round: every client keeps the result, or only where its validation loss improves by more than
-        one standard error. ``Result.predict`` then uses what was kept. Default: the scenario's; "if-it-pays" for data of your own.
+        Fine-tune at home after the last round: every client keeps the result, or only where everybody's validation losses promise it a
+        gain. ``Result.predict`` then uses what was kept. Default: the scenario's; "if-it-pays" for data of your own.
     hold_out : str or list of str, optional
         Client or clients left out of training; at the end each is placed by unlabelled data and tested (``summary["unseen"]``).
     groups : dict or list, optional

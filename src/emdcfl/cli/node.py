@@ -128,7 +128,7 @@ RELEASES = {
     "describe": "how many train and validation samples it has; its public key",
     "train": "a model trained on its data in batches of {batch_size} or more (an epoch's last: any size), the loss, the number of samples",
     "test": "accuracy (balanced accuracy and AUC where classes are unbalanced) and loss of a model on its test data, the number of samples",
-    "personalize": "the model it is served, fine-tuned on its data; the server may ask for it only where the validation loss improved",
+    "personalize": "the model it is served, fine-tuned on its data, and what that gains in validation loss, with its standard error",
     "evaluate": "accuracy and losses of up to {models_at_once} models at once, as {reductions}",
     "profile": "mean and spread of every column, or of seven features of its images; the share of each class; no noise",
     "loss_moments": "means and covariances of the losses and hits of up to {averages_at_once} models, over blocks of validation samples",

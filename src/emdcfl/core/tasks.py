@@ -314,50 +314,52 @@ def mixture(client: Client, models: Tensor, weights: Tensor, split: str) -> tupl
     return total, data.y.cpu()
 
 
-LEAST_Z = 1.0
-"""z-score of the validation gain above which a fine-tuned model is kept: one standard error.
-
-Of 0, 1 and 1.645 the one that loses least over the cases of ``benchmarks/benefit.py`` (seeds 0 to 2 and 10, groups by benefit): 0 costs
-equal sites 0.4 points, 1.645 costs ``watch`` 0.5.
-"""
+LARGEST_GAIN = 1e6
+"""Of validation loss by fine-tuning; losses may be larger, and a sum of squares must not overflow."""
 
 PERSONALIZED = {
-    "kept": Field(int, low=0, high=1),
     "theta": Field(torch.float32, ("P",), optional=True),
+    "m": Field(int, low=0, high="max_n"),
+    "gain": Field(float, low=-LARGEST_GAIN, high=LARGEST_GAIN),
+    "error": Field(float, low=0.0, high=LARGEST_GAIN),
 }
 
 
 @staged_task(phase="personalize", returns=PERSONALIZED)
 def personalize(client: Client, *, models: Tensor, weights: Tensor, training: Mapping[str, Any], always: bool = False) -> Stages:
-    r"""Fine-tune the served model on the train split, and keep the result if the validation split says that it pays (or ``always``).
+    r"""Fine-tune the served model on the train split; return the state ``theta``, and what that gains on the validation split.
 
-    With the loss :math:`\ell_s` of the served model (or mixture) and :math:`\ell'_s` of the fine-tuned one on validation sample s,
+    With the loss :math:`\ell_s` of the served model (or mixture) and :math:`\ell'_s` of the fine-tuned one on the m validation samples,
 
-    .. math:: d_s = \ell_s - \ell'_s, \qquad z = \frac{\bar d}{\mathrm{sd}(d)/\sqrt m} > 1
+    .. math:: d_s = \ell_s - \ell'_s, \qquad \mathtt{gain} = \bar d, \qquad \mathtt{error} = \mathrm{sd}(d) / \sqrt m
 
-    keeps it. Of a mixture of predictions, the component with the largest weight is fine-tuned: an average of components that began from
-    different models is no model. A training that diverges, or has no data, leaves the served model. Returns ``kept`` (1 or 0) and, if kept,
-    the state ``theta``.
+    Of a mixture of predictions, the component with the largest weight is fine-tuned: an average of components that began from different
+    models is no model. A training that diverges, or has no data, or (unless ``always``) a loss that overflows, leaves no ``theta``.
     """
+    reply: Reply = {"m": len(client.site.val), "gain": 0.0, "error": 0.0}
     try:
         (fit,) = yield [Fit(models[int(weights.argmax())], Training.of(training), purpose="personalize")]
     except EmdcflError:
-        return {"kept": 0}
-    if not always and not validation_gain(client, models, weights, fit["theta"]) > LEAST_Z:  # NaN, of losses that overflow, is no gain
-        return {"kept": 0}
-    return {"kept": 1, "theta": fit["theta"]}
+        return reply
+    gain, error = validation_gain(client, models, weights, fit["theta"])
+    if math.isfinite(gain) and math.isfinite(error):
+        gain, error = max(-LARGEST_GAIN, min(gain, LARGEST_GAIN)), min(error, LARGEST_GAIN)
+        return {**reply, "theta": fit["theta"], "gain": gain, "error": error}
+    return {**reply, "theta": fit["theta"]} if always else reply
 
 
 @torch.no_grad()
-def validation_gain(client: Client, models: Tensor, weights: Tensor, theta: Tensor) -> float:
-    """Return z of the paired loss differences on the validation split; 0 with fewer than two samples, or where nothing changed."""
+def validation_gain(client: Client, models: Tensor, weights: Tensor, theta: Tensor) -> tuple[float, float]:
+    """Return what a state gains over the served model: mean paired loss difference on the validation split, and its standard error.
+
+    Both are 0 with fewer than two samples.
+    """
     if len(client.site.val) < 2:
-        return 0.0
+        return 0.0, 0.0
     if len(models) == 1:
         before = sample_losses(client, models[0], "val")[0]
     else:
         p, y = mixture(client, models, weights, "val")
         before = objective.mixed_losses(p, y)
     gain = before.double() - sample_losses(client, theta, "val")[0].double()
-    mean, error = float(gain.mean()), float(gain.std()) / math.sqrt(len(gain))
-    return 0.0 if mean == 0 else math.copysign(math.inf, mean) if error == 0 else mean / error
+    return float(gain.mean()), float(gain.std()) / math.sqrt(len(gain))

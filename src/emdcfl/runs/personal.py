@@ -1,7 +1,8 @@
 """Fine-tuning at home: after the last round every client fine-tunes what it is served, and may keep the result.
 
-The client decides (``core.tasks.personalize``); the server tests what was kept. A client that keeps nothing, or fails, goes on with the
-model it is served. The rounds before do not depend on it, so one run has both: plain scores, and those with fine-tuning.
+Clients say what fine-tuning gains on their validation data (``core.tasks.personalize``), and all of them together decide who keeps it
+(``pays``). A client that keeps nothing, or fails, goes on with the model it is served. The rounds before do not depend on it, so one run
+has both: plain scores, and those with fine-tuning.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import torch
 from torch import Tensor
 
 from emdcfl.core import tasks
-from emdcfl.core.errors import ClientError
 from emdcfl.core.federation import Federation
 from emdcfl.core.metric import metric_of, score_of
 from emdcfl.core.schema import Reply
@@ -29,6 +29,12 @@ from emdcfl.runs.verdict.intervals import SiteScores, difference
 
 FINE_TUNED = "+ft"
 """Ends the name of a method whose models clients fine-tune at home, as in ``fedavg+ft``."""
+
+PRIOR_SAMPLES = 5
+"""Samples of the usual spread that count beside a client's own, whose spread few samples tell badly."""
+
+LEAST_VARIANCE = 1e-20
+"""Of a gain; one that is claimed without error still has a finite weight."""
 
 
 @dataclass(frozen=True)
@@ -57,15 +63,55 @@ def personalize(
     assert settings.lr is not None
     tuning = replace(training, local_epochs=settings.epochs, lr=settings.lr).as_dict()
     inputs = served_to(serving, fed.clients)
-    replies = fed.run(tasks.personalize, inputs, verify=_verify, training=tuning, always=settings.mode == "on")
-    states = {client: reply["theta"] for client, reply in replies.valid.items() if reply["kept"]}
+    replies = fed.run(tasks.personalize, inputs, training=tuning, always=settings.mode == "on")
+    tuned = {client: reply for client, reply in replies.valid.items() if "theta" in reply}
+    kept = tuned if settings.mode == "on" else pays(tuned)
+    states = {client: tuned[client]["theta"] for client in kept}
     found = outcomes(fed, {c: {"models": theta[None], "weights": torch.ones(1)} for c, theta in states.items()}, variants)
     return FineTuned(states, [{**row, **found[row["client"]]} if row["client"] in states else dict(row) for row in plain])
 
 
-def _verify(client: str, reply: Reply) -> None:
-    if bool(reply["kept"]) != ("theta" in reply):
-        raise ClientError(f"expected a state with kept = 1 and none with kept = 0, got kept = {reply['kept']}")
+def pays(replies: Mapping[str, Reply]) -> list[str]:
+    r"""Return the clients for whom fine-tuning is expected to pay, from what it gained on everybody's validation data.
+
+    A client's own samples are few. So its gain :math:`g_c`, of variance :math:`v_c`, is drawn towards the mean gain :math:`\mu`; the more,
+    the less the true gains differ between clients (variance :math:`\tau^2`). The client keeps its fine-tuned model if the gain that is
+    then expected is positive:
+
+    .. math:: \frac{\tau^2 g_c + v_c\,\mu}{\tau^2 + v_c} > 0
+
+    :math:`\mu` and :math:`\tau^2` are those of a random-effects model [1]_. Where a client claims a gain far from the others',
+    :math:`\tau^2` is large, and each of the others is left to its own data.
+
+    Parameters
+    ----------
+    replies : mapping
+        Client → its ``personalize`` reply: ``gain``, its standard ``error``, and the number ``m`` of validation samples.
+
+    References
+    ----------
+    .. [1] DerSimonian, Laird. *Meta-analysis in clinical trials.* Controlled Clinical Trials, 1986.
+
+    Examples
+    --------
+    >>> few = {"m": 10, "error": 0.02}
+    >>> pays({"a": {**few, "gain": 0.03}, "b": {**few, "gain": 0.05}, "c": {**few, "gain": -0.001}})
+    ['a', 'b', 'c']
+    >>> pays({"a": {**few, "gain": -0.03}, "b": {**few, "gain": -0.05}, "c": {**few, "gain": 0.001}})
+    []
+    """
+    if not replies:
+        return []
+    m, g, error = (np.array([float(reply[name]) for reply in replies.values()]) for name in ("m", "gain", "error"))
+    m = np.maximum(m, 1.0)
+    spread = m * error**2  # of single samples
+    usual = float(np.median(spread[m > 1])) if (m > 1).any() else 0.0
+    v = np.maximum(((m - 1) * spread + PRIOR_SAMPLES * usual) / (m - 1 + PRIOR_SAMPLES) / m, LEAST_VARIANCE)
+    w = 1 / v
+    rest = w.sum() - (w**2).sum() / w.sum()
+    tau2 = max(0.0, ((w * (g - np.average(g, weights=w)) ** 2).sum() - (len(g) - 1)) / rest) if rest > 0 else 0.0
+    mu = np.average(g, weights=1 / (v + tau2))
+    return [client for client, expected in zip(replies, tau2 * g + v * mu, strict=True) if expected > 0]
 
 
 def gain(personal: Sequence[MetricsRow], plain: Sequence[MetricsRow], variant: str, scored: Sequence[str] | None) -> float | None:

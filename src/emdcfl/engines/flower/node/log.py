@@ -49,7 +49,7 @@ def sent(task: str, reply: Any) -> str:
         "describe": f"that it has {given.get('n')} train and {given.get('m')} validation samples; its public key",
         "train": "a model trained on its data, the loss",
         "test": f"accuracy{', balanced accuracy, AUC' if 'auc' in given else ''} and loss on its test data",
-        "personalize": "the served model, fine-tuned on its data" if given.get("kept") else "that fine-tuning does not pay",
+        "personalize": f"{'the served model, fine-tuned on its data, and ' if 'theta' in given else ''}what that gains in validation loss",
         "evaluate": f"losses and accuracies on its data under {len(table) if isinstance(table, Tensor) else 'some'} models",
         "reference": f"{sum(rows)} projected embeddings of train samples; sealed seeds for {len(given.get('boxes') or {})} partners",
         "profile": "means and spreads of its columns or of features of its images, the share of each class",

@@ -115,8 +115,8 @@ class Policy:
     def answered(self) -> list[str]:
         """The tasks allowed, and ``personalize`` where one of them trains.
 
-        Its reply is that of a training from the same start with the same settings, which the server could ask for as well, and one bit:
-        whether the validation loss improved.
+        Its reply is that of a training from the same start with the same settings, which the server could ask for as well, and two numbers:
+        what it gains in validation loss, and the standard error of that.
         """
         trains = any(name in KNOWN and KNOWN[name].phase == "train" for name in self.tasks)
         return list(dict.fromkeys([*self.tasks, *(["personalize"] if trains else [])]))
