@@ -6,6 +6,8 @@
     python benchmarks/causes.py thresholds --models mlp,small_cnn,cnn --seeds 3
     EMDCFL_DATA=… python benchmarks/causes.py jpeg --scenario rotated-cifar10 --rounds 2 --device cuda
     python benchmarks/causes.py batches --sizes 32,16
+    EMDCFL_DATA=… python benchmarks/causes.py oscillation --scenario backdoor-cifar10 --rounds 10 --seeds 2
+    EMDCFL_DATA=… python benchmarks/causes.py oscillation --scenario backdoor-cifar10 --rounds 6 --seeds 2 --whole --size 32
 
 ``apart``: how far two clients' models are from θ⁰ and from each other after local training, FedClust's and CFL's measure; the same from a
 loop over ``torch.optim.SGD``, epoch by epoch. ``angles``: PACFL's groups with and without the signs of singular vectors, for
@@ -14,6 +16,8 @@ likenesses and weights round by round, averaged over the client itself, its grou
 (whole state, last layer) and PACFL on rotated digits, at the paper's thresholds and at ``"auto"``. ``jpeg``: FedAvg among the sites of the
 first group, with images as they are and encoded once more, shifted by 5 pixels so that blocks are others. ``batches``: how far apart local
 models are after round 1, by batch size, as in the paper's table of parameter distances, and the accuracy of their averages.
+``oscillation``: FedAvg among the first site of every group, with ``COPY`` images, round by round, as the paper trains and with one setting
+changed; by default the last layer alone learns, on embeddings of the network as it begins.
 """
 
 from __future__ import annotations
@@ -38,19 +42,21 @@ from torch.nn.utils import parameters_to_vector
 
 from bare import sgd
 from emdcfl.clustering import cut, first_gap
-from emdcfl.core.params import Network, gram, squared_distances
+from emdcfl.core.keys import global_seed
+from emdcfl.core.params import Network, cosines, gram, squared_distances
 from emdcfl.core.tasks import Training
 from emdcfl.data import sources
 from emdcfl.data.scenarios.backdoor import ROLES, paint_mnist
 from emdcfl.data.scenarios.rotated import balance
 from emdcfl.data.split import Indices
 from emdcfl.data.transforms import Labels
-from emdcfl.data.types import Scenario, Split
+from emdcfl.data.types import Preprocess, Scenario, Site, Split
 from emdcfl.methods.fedsac import FedSaC
 from emdcfl.methods.pacfl import PACFL
 from emdcfl.methods.shared.graph import personalise
 from emdcfl.methods.shared.subspaces import data_subspace, smallest_angle
 from emdcfl.methods.shared.vectors import update_gram
+from emdcfl.models.recipe import ModelRecipe
 from emdcfl.paper.elements import inside_and_overall
 from emdcfl.runs.config import Choice, Config, override
 from emdcfl.runs.plan import RunPlan, plan
@@ -240,18 +246,123 @@ def batches(chosen: RunPlan, sizes: Sequence[int]) -> Iterator[Finding]:
         yield {"batch_size": size, **apart, "accuracy in groups": float(grouped), "accuracy of one model": float(scores[:, -1].mean())}
 
 
+COPY = {"train": 256, "val": 16, "test": 160}
+"""Images of a site of ``oscillation``: few, so that a CPU can do it."""
+
+SHORT = {"training.local_epochs": 3, "training.batch_size": 32}
+"""How the whole network trains there."""
+
+CENTRED = "centred embeddings"
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "momentum 0": {"training.momentum": 0.0},
+    "lr 0.001": {"training.lr": 0.001},
+    "FedProx of the public code": {"method.name": "fedprox", "method.prox": "layer_norm"},
+    "momentum 0.5": {"training.momentum": 0.5},
+    "lr 0.1, momentum 0": {"training.lr": 0.1, "training.momentum": 0.0},
+    "3 epochs": {"training.local_epochs": 3},
+    "30 epochs": {"training.local_epochs": 30},
+    "batches of 16": {"training.batch_size": 16},
+    "batches of 128": {"training.batch_size": 128},
+    "weight decay 0.01": {"training.weight_decay": 0.01},
+    CENTRED: {},
+}
+"""Name → settings of ``oscillation``."""
+
+WHOLE = 4
+"""How many of them are tried with the whole network, too."""
+
+
+def oscillation(chosen: RunPlan, size: int | None, seeds: int, *, whole: bool) -> Iterator[Finding]:
+    """Play FedAvg on a small copy with one setting changed at a time; with the last layer alone, first say how alike embeddings are."""
+    copy, changes = few(chosen.scenario, size), CHANGES
+    if whole:
+        changes = {name: SHORT | CHANGES[name] for name in list(CHANGES)[:WHOLE]}
+    else:
+        own = embeddings(copy, batch_statistics=True)
+        yield {"statistics": "of batches", **_shared({site.name: own(site.train.x) for site in copy.sites})}
+        copy = embedded(copy)
+        yield {"statistics": "of ImageNet", **_shared({site.name: site.train.x for site in copy.sites})}
+    for seed, (name, settings) in product(range(seeds), changes.items()):
+        part = _centred(copy) if name == CENTRED else copy
+        config = override(replace(chosen.config, model=None), {"run.seed": seed, **settings})
+        rows = [row for row in run(plan(config, part), None).history if row["client"] in (part.scored or part.groups or ())]
+        found: dict[str, list[float]] = {variant: [] for variant in part.sites[0].tests}
+        for index, (variant, scores) in product(range(1, chosen.rounds + 1), found.items()):
+            scores.append(round(float(np.mean([row["accuracy"][variant] for row in rows if row["round"] == index])), 3))
+        yield {"trained": "all" if whole else "last layer", "changed": name, "seed": seed, **found}
+
+
+def few(scenario: Scenario, size: int | None) -> Scenario:
+    """Keep the first site of every group and its first images, at ``size`` pixels if given."""
+    groups = scenario.groups or {}
+    names = {groups[site.name]: site.name for site in reversed(scenario.sites)}.values()
+
+    def cut_to(site: Site) -> Site:
+        n = {name: COPY[name.split(":")[0]] for name in site.splits}
+        return Site.from_splits(site.name, {name: Split(split.x[: n[name]], split.y[: n[name]]) for name, split in site.splits.items()})
+
+    return replace(
+        scenario,
+        sites=tuple(cut_to(site) for site in scenario.sites if site.name in names),
+        groups={name: groups[name] for name in groups if name in names},
+        scored=tuple(name for name in scenario.scored if name in names) if scenario.scored else None,
+        preprocess=replace(scenario.preprocess, size=size) if size else scenario.preprocess,
+    )
+
+
+def embeddings(scenario: Scenario, *, batch_statistics: bool = False) -> Callable[[Tensor], Tensor]:
+    """Return what embeds images by the network as it begins; BatchNorm takes its own statistics, or those of batches as in training."""
+    with global_seed(0):
+        net = Network(scenario.model)
+    net.module.train(batch_statistics)
+
+    @torch.no_grad()
+    def embed(images: Tensor) -> Tensor:
+        return torch.cat([net.embed(scenario.preprocess(x)) for x in images.split(64)])
+
+    return embed
+
+
+def embedded(scenario: Scenario) -> Scenario:
+    """Return the same sites with embeddings for images, and a linear layer for a network."""
+    embed = embeddings(scenario)
+    sites = [Site.from_splits(s.name, {name: Split(embed(split.x), split.y) for name, split in s.splits.items()}) for s in scenario.sites]
+    options = {"in_features": sites[0].train.x.shape[1], "out_features": len(scenario.classes)}
+    return replace(scenario, sites=tuple(sites), preprocess=Preprocess(), model=ModelRecipe("torch.nn:Linear", options))
+
+
+def _shared(z: Mapping[str, Tensor]) -> Finding:
+    """Return the mean squared length of embeddings, how much of it their site's mean has, and the least cosine of two sites' means."""
+    means = torch.stack([x.mean(0) for x in z.values()]).double()
+    length, of_mean = torch.cat(list(z.values())).square().sum(1).mean(), means.square().sum(1).mean()
+    return {
+        "squared length": round(float(length)),
+        "of the mean": round(float(of_mean)),
+        "cosine": round(float(cosines(means @ means.T).min()), 3),
+    }
+
+
+def _centred(scenario: Scenario) -> Scenario:
+    mean = torch.cat([site.train.x for site in scenario.sites]).mean(0)
+    return replace(scenario, preprocess=Preprocess(mean=tuple(mean.tolist())))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("finding", choices=("apart", "angles", "graph", "thresholds", "jpeg", "batches"))
+    parser.add_argument("finding", choices=("apart", "angles", "graph", "thresholds", "jpeg", "batches", "oscillation"))
     parser.add_argument("--scenario", default="rotated-digits")
     parser.add_argument("--scale", default="paper")
     parser.add_argument("--draws", type=int, default=1, help="with angles: how many values of data_seed")
     parser.add_argument("--clients", default="0,1", help="with apart: numbers of the clients")
-    parser.add_argument("--rounds", type=int, default=1, help="with graph and jpeg: rounds to play")
+    parser.add_argument("--rounds", type=int, default=1, help="with graph, jpeg and oscillation: rounds to play")
     parser.add_argument("--device", default="cpu", help="with jpeg and batches: cpu or cuda")
     parser.add_argument("--sizes", default="128,64,32", help="with batches: batch sizes")
     parser.add_argument("--models", default="mlp", help="with thresholds: networks")
-    parser.add_argument("--seeds", type=int, default=1, help="with thresholds: how many seeds")
+    parser.add_argument("--seeds", type=int, default=1, help="with thresholds and oscillation: how many seeds")
+    parser.add_argument("--whole", action="store_true", help="with oscillation: train the whole network")
+    parser.add_argument("--size", type=int, help="with oscillation: pixels of an image")
     args = parser.parse_args()
     if args.finding == "thresholds" and args.scenario != "rotated-digits":
         parser.error(f"thresholds are found on rotated-digits, got --scenario {args.scenario}; leave it out")
@@ -260,13 +371,14 @@ def main() -> None:
     config = Config(scenario=Choice(args.scenario, options), method=Choice(method))
     cuda = {"engine.name": "cuda", "engine.precision": "bf16", "engine.compile": "yes" if args.finding == "jpeg" else "no"}
     engine = {**(cuda if args.device == "cuda" else {"engine.name": "sequential"}), "engine.device": args.device}
-    chosen = plan(override(config, {**engine, **({"run.rounds": args.rounds} if args.finding == "jpeg" else {})}))
+    chosen = plan(override(config, {**engine, **({"run.rounds": args.rounds} if args.finding in ("jpeg", "oscillation") else {})}))
     findings: dict[str, Callable[[], Iterator[Finding]]] = {
         "apart": lambda: apart(chosen, [int(c) for c in args.clients.split(",")]),
         "angles": lambda: draws(chosen, args.draws),
         "graph": lambda: graph(chosen, args.rounds),
         "thresholds": lambda: thresholds(args.models.split(","), args.seeds),
         "jpeg": lambda: jpeg(chosen),
+        "oscillation": lambda: oscillation(chosen, args.size, args.seeds, whole=args.whole),
         "batches": lambda: batches(chosen, [int(size) for size in args.sizes.split(",")]),
     }
     for found in findings[args.finding]():

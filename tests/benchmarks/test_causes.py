@@ -7,12 +7,16 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 from tests.data import standins
 
+from emdcfl.core.params import Network
 from emdcfl.data.scenarios.registry import build
+from emdcfl.data.types import Preprocess, Scenario, Site, Split
 from emdcfl.methods.fedsac import FedSaC
+from emdcfl.models.recipe import ModelRecipe
 from emdcfl.runs.config import Choice, Config, override
 from emdcfl.runs.loop import play
 from emdcfl.runs.plan import RunPlan, plan
@@ -85,3 +89,49 @@ def test_weights_of_a_graph_add_up_and_are_those_of_the_method(causes: ModuleTyp
         *_, last = play(fed, method, rounds=1, evaluate_every=1)
         x = method.weights(fed.layout, last.state, method.train(fed, last.state, fed.begin(2)))
     assert second["weight"]["self"] == pytest.approx(float(x.diagonal().mean()), abs=0.001)
+
+
+def labels_apart() -> Scenario:
+    """Two sites with labels 0 and 1, one with 2 and 3; what all samples share is longer than what tells them apart."""
+    rng = np.random.default_rng(0)
+    sites = []
+    for name, first, n in (("low-1", 0, 80), ("low-2", 0, 80), ("high-1", 2, 40)):
+        y = torch.from_numpy(rng.integers(2, size=n) + first)
+        x = 4 + torch.nn.functional.one_hot(y, 24) * 3 + torch.from_numpy(rng.normal(size=(n, 24)))
+        split = Split(x.float(), y)
+        sites.append(Site(name, split, split, {"test": split}))
+    groups = {"low-1": "low", "low-2": "low", "high-1": "high"}
+    layer = ModelRecipe("torch.nn:Linear", {"in_features": 24, "out_features": 4})
+    return Scenario("labels apart", tuple(sites), ("0", "1", "2", "3"), Preprocess(), layer, groups=groups, scored=("low-1", "low-2"))
+
+
+def test_one_model_oscillates_between_labels_by_its_momentum_along_what_all_share(
+    causes: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = {name: causes.CHANGES[name] for name in ("nothing", "momentum 0", causes.CENTRED)}
+    monkeypatch.setattr(causes, "CHANGES", few)
+    config = Config(scenario=Choice("labels apart"), method=Choice("fedavg"))
+    settings = {"engine.name": "sequential", "engine.device": "cpu", "run.rounds": 4, "training.batch_size": 16, "training.lr": 0.01}
+    _, shared, *found = causes.oscillation(plan(override(config, settings), labels_apart()), None, 1, whole=False)
+    assert shared["of the mean"] > shared["squared length"] / 2
+    assert shared["cosine"] > 0.9
+    scores = {of["changed"]: of["test"] for of in found}
+    assert max(scores["nothing"][1::2]) < 0.5 < min(scores["nothing"][::2])
+    assert min(scores["momentum 0"]) > 0.8
+    assert min(scores[causes.CENTRED]) > 0.8
+
+
+def test_a_copy_has_the_first_site_of_every_group_and_embeddings_of_its_first_samples(
+    causes: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(causes, "COPY", {"train": 20, "val": 10, "test": 10})
+    scenario = chosen("fedavg", **TWO_GROUPS).scenario
+    copy = causes.few(scenario, None)
+    assert [site.name for site in copy.sites] == [scenario.sites[0].name, scenario.sites[2].name]
+    found = causes.embedded(copy)
+    net = Network(copy.model)
+    for site, whole in zip(found.sites, scenario.sites[::2], strict=True):
+        assert [len(split) for split in site.splits.values()] == [20] + [10] * (len(site.splits) - 1)
+        assert site.train.x.shape[1] == net.layout.embedding_width
+        assert torch.equal(site.train.y, whole.train.y[:20])
+    assert found.sites[0].train.x.equal(causes.embedded(copy).sites[0].train.x)
