@@ -34,10 +34,7 @@ def data_sets() -> Iterator[Sequence[object]]:
 
 def tables(rows: Sequence[Row], advised: Sequence[Row], strategies: Sequence[str], strategy: Callable[[Row], str]) -> Tables:
     """Return heads and lines of tables: what was compared, scores, strategies beside the best of the first three, what runs advise."""
-    found: dict[str, dict[str, dict[int, Row]]] = {case: {} for case in public_sites.CASES}
-    cases = {public_sites.folder(case): case for case in found}
-    for row in rows:
-        found[cases[row["scenario"]]].setdefault(strategy(row), {})[row["seed"]] = row
+    found = _by_case(rows, strategy)
     simple, shown = strategies[:3], [way for way in strategies if all(way in own for own in found.values())]
     default = shown[-1]
     groups = [way for way in shown if "rule" in way or way == default]
@@ -69,6 +66,30 @@ def tables(rows: Sequence[Row], advised: Sequence[Row], strategies: Sequence[str
         "behind": (heads, behind),
         "advice": (["sites", "seed 0, 1, 2: advised", "best on the same test data", "advised less best"], list(_advised(advised))),
     }
+
+
+def tuned(
+    rows: Sequence[Row], new: Sequence[Row], strategies: Sequence[str], strategy: Callable[[Row], str]
+) -> tuple[list[str], list[Sequence[object]]]:
+    """Return head and lines of a table of fine-tuning that a site's own validation data keep (``rows``), or everybody's (``new``)."""
+    own, everybody = _by_case(rows, strategy), _by_case(new, strategy)
+    ways = [way for way in strategies if "fine-tuning" in way]
+    lines: list[Sequence[object]] = []
+    for case, found in everybody.items():
+        factor = 1 if "regression" in case else 100
+        scores = [_score(each[case][way], factor) for way in ways for each in (own, everybody)]
+        lines.append([case, *scores, _against_best({**own[case], **found}, ways[-1], strategies[:3]).points(unit=False)])
+    heads = [f"{way}, kept by {whose} data" for way in ways for whose in ("own", "everybody's")]
+    return ["sites", *heads, "default less the best of the first three"], lines
+
+
+def _by_case(rows: Sequence[Row], strategy: Callable[[Row], str]) -> dict[str, dict[str, dict[int, Row]]]:
+    """Case → strategy → seed → row."""
+    found: dict[str, dict[str, dict[int, Row]]] = {case: {} for case in public_sites.CASES}
+    cases = {public_sites.folder(case): case for case in found}
+    for row in rows:
+        found[cases[row["scenario"]]].setdefault(strategy(row), {})[row["seed"]] = row
+    return found
 
 
 def _advised(rows: Sequence[Row]) -> Iterator[Sequence[object]]:

@@ -155,10 +155,14 @@ def benefit(folder: Path) -> str:
 
 def _public(folder: Path) -> str:
     """Write how the default does on data sets that had no part in choosing it."""
-    rows, advised = read(folder / "public.jsonl"), read(folder / "public-advice.jsonl")
+    rows, new, advised = (read(folder / f"public{name}.jsonl") for name in ("", "-tuned", "-advice"))
     found = {name: table(*one) for name, one in public_tables.tables(rows, advised, STRATEGIES, _strategy).items()}
+    found["tuned"] = table(*public_tables.tuned(rows, new, STRATEGIES, _strategy))
     text = tomllib.loads((folder.parent / "pages.toml").read_text(encoding="utf-8"))["benefit"]["public"]
-    return section("Data that nobody had looked at", text.format(**found, sources=sources(rows), advice_sources=sources(advised)))
+    return section(
+        "Data that nobody had looked at",
+        text.format(**found, sources=sources(rows), tuned_sources=sources(new), advice_sources=sources(advised)),
+    )
 
 
 def _scenarios(folder: Path) -> Iterator[str]:
