@@ -13,6 +13,8 @@ from emdcfl.runs.verdict.intervals import Interval, SiteScores, difference, over
 
 Row = dict[str, Any]
 Tables = dict[str, tuple[list[str], list[Sequence[object]]]]
+COMPARED, MARGIN = 4, "default less the best of the first three"
+"""The first of the strategies: three simple ones and the default; and how far this is from the best of those."""
 NOTHING = 0.03
 """Points above the most frequent class up to which little is learned."""
 Found = Mapping[str, Mapping[int, Row]]
@@ -32,19 +34,28 @@ def data_sets() -> Iterator[Sequence[object]]:
         yield case, where, f"`{one.site}`", f"`{one.label}`", f"{one.rows:,}", split
 
 
-def tables(rows: Sequence[Row], advised: Sequence[Row], strategies: Sequence[str], strategy: Callable[[Row], str]) -> Tables:
-    """Return heads and lines of tables: what was compared, scores, strategies beside the best of the first three, what runs advise."""
-    found = _by_case(rows, strategy)
-    simple, shown = strategies[:3], [way for way in strategies if all(way in own for own in found.values())]
-    default = shown[-1]
+def tables(
+    old: Sequence[Row], new: Sequence[Row], advised: Sequence[Row], strategies: Sequence[str], strategy: Callable[[Row], str]
+) -> Tables:
+    """Return heads and lines of tables: what was compared, scores, groups, strategies beside the best simple one, what runs advise.
+
+    ``new`` holds the rows with fine-tuning that everybody's validation data keep; in ``old`` a site's own data do.
+    """
+    before, found = _by_case(old, strategy), _by_case([*old, *new], strategy)
+    *simple, default = strategies[:COMPARED]
+    shown = [way for way in strategies if all(way in own for own in found.values())]
     groups = [way for way in shown if "rule" in way or way == default]
+    kept = [way for way in shown if "fine-tuning" in way]
     constant = {row["case"]: row["most_frequent"] for row in advised}
     lines: list[Sequence[object]] = []
+    tuned: list[Sequence[object]] = []
     for case, own in found.items():
-        less = _against_best(own, default, simple)
-        means = [_score(own[way], 100 if less.metric is Metric.ACCURACY else 1) for way in shown]
+        less, earlier = (_against_best(each[case], default, simple) for each in (found, before))
+        factor = 100 if less.metric is Metric.ACCURACY else 1
+        means = [_score(own[way], factor) for way in shown]
         guess = "–" if constant[case] is None else f"{100 * constant[case]:.1f}"
-        lines.append([case, guess, *means, *(_counts(own[way]) for way in groups), less.points(unit=False)])
+        lines.append([case, guess, *means[:COMPARED], less.points(unit=False), *means[COMPARED:]])
+        tuned.append([case, *(_score(before[case][way], factor) for way in kept), earlier.points(unit=False)])
     classes = {case: own for case, own in found.items() if constant[case] is not None}
     learned = [case for case, own in classes.items() if max(_mean(own[way]) for way in simple) > constant[case] + NOTHING]
     behind_of = {way: {case: _against_best(own, way, simple) for case, own in classes.items()} for way in shown}
@@ -59,28 +70,14 @@ def tables(rows: Sequence[Row], advised: Sequence[Row], strategies: Sequence[str
         for way, own in behind_of.items()
     ]
     heads = ["strategy", "mean", "least", "clearly worse in", f"mean of the {len(learned)} where something is learned"]
-    margin = "default less the best of the first three"
     return {
         "what": (["sites", "from", "site", "label", "rows", "split"], list(data_sets())),
-        "scores": (["sites", "most frequent class", *shown, *(f"groups, {way}" for way in groups), margin], lines),
+        "scores": (["sites", "most frequent class", *shown[:COMPARED], MARGIN, *shown[COMPARED:]], lines),
+        "groups": (["sites", *groups], [[case, *(_counts(own[way]) for way in groups)] for case, own in found.items()]),
+        "tuned": (["sites", *kept, MARGIN], tuned),
         "behind": (heads, behind),
         "advice": (["sites", "seed 0, 1, 2: advised", "best on the same test data", "advised less best"], list(_advised(advised))),
     }
-
-
-def tuned(
-    rows: Sequence[Row], new: Sequence[Row], strategies: Sequence[str], strategy: Callable[[Row], str]
-) -> tuple[list[str], list[Sequence[object]]]:
-    """Return head and lines of a table of fine-tuning that a site's own validation data keep (``rows``), or everybody's (``new``)."""
-    own, everybody = _by_case(rows, strategy), _by_case(new, strategy)
-    ways = [way for way in strategies if "fine-tuning" in way]
-    lines: list[Sequence[object]] = []
-    for case, found in everybody.items():
-        factor = 1 if "regression" in case else 100
-        scores = [_score(each[case][way], factor) for way in ways for each in (own, everybody)]
-        lines.append([case, *scores, _against_best({**own[case], **found}, ways[-1], strategies[:3]).points(unit=False)])
-    heads = [f"{way}, kept by {whose} data" for way in ways for whose in ("own", "everybody's")]
-    return ["sites", *heads, "default less the best of the first three"], lines
 
 
 def _by_case(rows: Sequence[Row], strategy: Callable[[Row], str]) -> dict[str, dict[str, dict[int, Row]]]:

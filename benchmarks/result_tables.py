@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from benchmarks.benefit import CASES as SITES
 from benchmarks.calibration import CASES
 from benchmarks.differences import plain
 from benchmarks.faults.table import write_table
+from benchmarks.public_tables import COMPARED, MARGIN
 
 from benchmarks import privacy, public_tables, trust
 from emdcfl.runs.new_sites.nearest import UNSURE
@@ -27,6 +29,8 @@ PAIRS = (("same_law", "refused"), ("two_laws", "linked"))
 GROUPS = {"emdcfl": "by benefit", "oracle": "by wrist (true)"}
 PAPER = ("rotated-mnist", "backdoor-mnist", "pacs")
 """Scenarios of the paper that ran by benefit at full size."""
+NUMBER = r"–|[+−-]?[\d,.]+( ?(%|ms|s|GiB|±.*|\([^)]*\)|of [\d,]+))?"
+"""What is aligned to the right."""
 WAYS = {"drawn": "as drawn", "matched": "matched", "blocks": "blocks"}
 
 
@@ -41,7 +45,8 @@ def pages(data: Path) -> dict[str, str]:
         "unseen": unseen,
         "small-tables": small_tables,
     }
-    return {"calibration": calibration(data / "tolerance"), **{name: maker(data / name) for name, maker in makers.items()}}
+    elsewhere = {"calibration": calibration(data / "tolerance"), "public": public(data / "benefit")}
+    return {**elsewhere, **{name: maker(data / name) for name, maker in makers.items()}}
 
 
 def read(path: Path) -> list[Row]:
@@ -49,15 +54,21 @@ def read(path: Path) -> list[Row]:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Write a Markdown table.
+    """Write a Markdown table; columns of numbers are aligned to the right.
 
     >>> print(table(["engine", "ratio"], [["batched", 0.1]]))
     | engine | ratio |
-    | --- | --- |
+    | --- | ---: |
     | batched | 0.1 |
     """
-    lines = [head, ["---"] * len(head), *rows]
+    numbers = [all(re.fullmatch(NUMBER, str(row[i])) for row in rows) for i in range(len(head))]
+    lines = [head, ["---:" if right else "---" for right in numbers], *rows]
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def read_pages(data: Path) -> dict[str, Any]:
+    """Return what is written by hand: title and text of every page."""
+    return tomllib.loads((data / "pages.toml").read_text(encoding="utf-8"))
 
 
 def section(title: str, body: str, *, level: int = 2) -> str:
@@ -123,6 +134,7 @@ def _benefit(rows: Sequence[Row]) -> str:
 def benefit(folder: Path) -> str:
     """Write whether groups pay: accuracy by strategy, the groups found, how often they are the true ones, and what deciding costs."""
     rows = read(folder / "results.jsonl")
+    about = read_pages(folder.parent)["benefit"]
     found: dict[tuple[str, str], dict[int, Row]] = {}
     for row in rows:
         found.setdefault((_case(row), _strategy(row)), {})[row["seed"]] = row
@@ -132,8 +144,9 @@ def benefit(folder: Path) -> str:
         means = {way: _percent(found.get((case, way), {}), seeds) for way in STRATEGIES}
         best = max(value for way in SIMPLE if (value := means[way]) is not None)
         default = means[DEFAULT]
+        told = ["–" if value is None else f"{value:.1f}" for value in means.values()]
         margin = "–" if default is None else f"{default - best:+.1f}"
-        lines.append([case, len(seeds), *("–" if value is None else f"{value:.1f}" for value in means.values()), margin])
+        lines.append([case, len(seeds), *told[:COMPARED], margin, *told[COMPARED:]])
         groups.append([case, *(_groups(found.get((case, way), {}), seeds) for way in STRATEGIES if "rule" in way or way == BY_BENEFIT)])
         if shares := _deciding(found.get((case, BY_BENEFIT), {}), found.get((case, "one for all"), {}), seeds):
             cost.append([case, *(f"{100 * share:.0f} %" for share in shares)])
@@ -142,26 +155,23 @@ def benefit(folder: Path) -> str:
         [
             section(
                 "Accuracy",
-                f"{table(['sites', 'seeds', *STRATEGIES, 'default less the best of the first three'], lines)}\n\n{sources(rows)}",
+                f"{table(['sites', 'seeds', *STRATEGIES[:COMPARED], MARGIN, *STRATEGIES[COMPARED:]], lines)}\n\n{sources(rows)}",
             ),
             section("Groups found", table(["sites", *(way for way in STRATEGIES if "rule" in way), BY_BENEFIT], groups)),
             section("How often by benefit finds the true groups", table(["sites", "seeds", "right", "smallest ARI"], true)),
-            section("What deciding adds to training", table(["sites", "distances", "validation losses"], cost)),
-            _public(folder),
             *_scenarios(folder),
+            section("What deciding adds to training", f"{table(['sites', 'distances', 'validation losses'], cost)}\n\n{about['cost']}"),
+            section("How the rule was chosen", about["chosen"]),
         ]
     )
 
 
-def _public(folder: Path) -> str:
+def public(folder: Path) -> str:
     """Write how the default does on data sets that had no part in choosing it."""
     rows, new, advised = (read(folder / f"public{name}.jsonl") for name in ("", "-tuned", "-advice"))
-    found = {name: table(*one) for name, one in public_tables.tables(rows, advised, STRATEGIES, _strategy).items()}
-    found["tuned"] = table(*public_tables.tuned(rows, new, STRATEGIES, _strategy))
-    text = tomllib.loads((folder.parent / "pages.toml").read_text(encoding="utf-8"))["benefit"]["public"]
-    return section(
-        "Data that nobody had looked at",
-        text.format(**found, sources=sources(rows), tuned_sources=sources(new), advice_sources=sources(advised)),
+    found = {name: table(*one) for name, one in public_tables.tables(rows, new, advised, STRATEGIES, _strategy).items()}
+    return str(read_pages(folder.parent)["public"]["tables"]).format(
+        **found, sources=sources([*rows, *new]), advice_sources=sources(advised)
     )
 
 
@@ -212,7 +222,7 @@ def _paper_scenarios(rows: Sequence[Row]) -> tuple[list[list[object]], list[Row]
 
 BY_BENEFIT, DEFAULT = "by benefit", "by benefit + fine-tuning (default)"
 SIMPLE = ("alone", "one for all", "one for all + fine-tuning")
-STRATEGIES = (*SIMPLE, "paper's rule", "calibrated rule", BY_BENEFIT, DEFAULT, "IFCA", "CFL", "FedEM", "pFedGraph")
+STRATEGIES = (*SIMPLE, DEFAULT, BY_BENEFIT, "paper's rule", "calibrated rule", "IFCA", "CFL", "FedEM", "pFedGraph")
 
 
 def _case(row: Row) -> str:
