@@ -139,15 +139,16 @@ def benefit(folder: Path) -> str:
     for row in rows:
         found.setdefault((_case(row), _strategy(row)), {})[row["seed"]] = row
     lines, groups, cost = [], [], []
+    grouping = [way for way in STRATEGIES if "rule" in way or way == BY_BENEFIT]
     for case in SITES:
         seeds = sorted(found[case, "alone"])
         means = {way: _percent(found.get((case, way), {}), seeds) for way in STRATEGIES}
         best = max(value for way in SIMPLE if (value := means[way]) is not None)
         default = means[DEFAULT]
         told = ["–" if value is None else f"{value:.1f}" for value in means.values()]
-        margin = "–" if default is None else f"{default - best:+.1f}"
+        margin = "–" if default is None else f"{default - best:+.1f}".replace("-0.0", "0.0")
         lines.append([case, len(seeds), *told[:COMPARED], margin, *told[COMPARED:]])
-        groups.append([case, *(_groups(found.get((case, way), {}), seeds) for way in STRATEGIES if "rule" in way or way == BY_BENEFIT)])
+        groups.append([case, *(_groups(found.get((case, way), {}), seeds) for way in grouping)])
         if shares := _deciding(found.get((case, BY_BENEFIT), {}), found.get((case, "one for all"), {}), seeds):
             cost.append([case, *(f"{100 * share:.0f} %" for share in shares)])
     true = [line for case in SITES if (line := _often(case, found.get((case, BY_BENEFIT), {})))]
@@ -157,7 +158,7 @@ def benefit(folder: Path) -> str:
                 "Accuracy",
                 f"{table(['sites', 'seeds', *STRATEGIES[:COMPARED], MARGIN, *STRATEGIES[COMPARED:]], lines)}\n\n{sources(rows)}",
             ),
-            section("Groups found", table(["sites", *(way for way in STRATEGIES if "rule" in way), BY_BENEFIT], groups)),
+            section("Groups found", table(["sites", *grouping], groups)),
             section("How often by benefit finds the true groups", table(["sites", "seeds", "right", "smallest ARI"], true)),
             *_scenarios(folder),
             section("What deciding adds to training", f"{table(['sites', 'distances', 'validation losses'], cost)}\n\n{about['cost']}"),
@@ -287,7 +288,8 @@ def unseen(folder: Path) -> str:
             shares = [f"{100 * value:.1f}" for value in mean_scores(sites).values() if value is not None]
             lines.append([GROUPS[method], chosen[0] if len(chosen) == 1 else "all", len(sites), *shares, *counts])
     people = section("People left out, placed without labels", f"{table(head, lines)}\n\n{sources(rows)}")
-    return f"{people}\n{placed(read(folder / 'place.jsonl'))}"
+    chosen = section("How the rules were chosen", read_pages(folder.parent)["unseen"]["chosen"])
+    return "\n".join([people, placed(read(folder / "place.jsonl")), chosen])
 
 
 def _whose(shares: Sequence[float | None]) -> list[int]:
