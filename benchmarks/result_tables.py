@@ -29,7 +29,7 @@ PAIRS = (("same_law", "refused"), ("two_laws", "linked"))
 GROUPS = {"emdcfl": "by benefit", "oracle": "by wrist (true)"}
 PAPER = ("rotated-mnist", "backdoor-mnist", "pacs")
 """Scenarios of the paper that ran by benefit at full size."""
-NUMBER = r"–|[+−-]?[\d,.]+( ?(%|ms|s|GiB|±.*|\([^)]*\)|of [\d,]+))?"
+NUMBER = r"–|[+−-]?[\d,.]+( ?(%|ms|s|[kM]B|GiB|±.*|\([^)]*\)|of [\d,]+))?"
 """What is aligned to the right."""
 WAYS = {"drawn": "as drawn", "matched": "matched", "blocks": "blocks"}
 
