@@ -112,14 +112,14 @@ def queue() -> list[Wanted]:
         *runs("rotated-mnist", (EMDCFL[0], "oracle", "fedavg"), (1, 2)),
         *runs("backdoor-mnist", (EMDCFL[0], "oracle", "fedavg"), (1, 2)),
         *runs("pacs", (EMDCFL[0], "oracle", "fedavg"), (1, 2)),
+        # every method, one seed
+        *(run for name in ("backdoor-mnist", "rotated-mnist", "pacs") for run in runs(name, (*HARD, *SOFT))),
+        *(run for name in ("rotated-mnist", "backdoor-mnist", "pacs") for run in runs(name, SLOW)),
         # extended scenarios and partial participation
         *runs("rotated-mnist-two", FIVE),
         *runs("rotated-mnist-min", FIVE),
         *runs("mnist-base", FIVE),
         *(run for n in (10, 20, 30) for run in runs("rotated-mnist", FIVE, settings=(("run.participants", n),))),
-        # every method, one seed
-        *(run for name in ("backdoor-mnist", "rotated-mnist", "pacs") for run in runs(name, (*HARD, *SOFT))),
-        *(run for name in ("rotated-mnist", "backdoor-mnist", "pacs") for run in runs(name, SLOW)),
         # the rest
         *(run for name in ("rotated-mnist", "backdoor-mnist", "pacs", "rotated-mnist-two") for run in runs(name, EMDCFL[1:])),
         *(run for name in ("rotated-mnist", "backdoor-mnist", "pacs") for run in runs(name, (*HARD, *SOFT), (1, 2))),
