@@ -6,6 +6,7 @@
     python benchmarks/causes.py thresholds --models mlp,small_cnn,cnn --seeds 3
     EMDCFL_DATA=… python benchmarks/causes.py jpeg --scenario rotated-cifar10 --rounds 2 --device cuda
     python benchmarks/causes.py batches --sizes 32,16
+    EMDCFL_DATA=… python benchmarks/causes.py batches --scenario backdoor-cifar10 --changes "momentum 0,lr 0.001" --sites 2 --device cuda
     EMDCFL_DATA=… python benchmarks/causes.py oscillation --scenario backdoor-cifar10 --rounds 10 --seeds 2
     EMDCFL_DATA=… python benchmarks/causes.py oscillation --scenario backdoor-cifar10 --rounds 6 --seeds 2 --whole --size 32
 
@@ -15,7 +16,8 @@ loop over ``torch.optim.SGD``, epoch by epoch. ``angles``: PACFL's groups with a
 likenesses and weights round by round, averaged over the client itself, its group and the others. ``thresholds``: the groups of FedClust
 (whole state, last layer) and PACFL on rotated digits, at the paper's thresholds and at ``"auto"``. ``jpeg``: FedAvg among the sites of the
 first group, with images as they are and encoded once more, shifted by 5 pixels so that blocks are others. ``batches``: how far apart local
-models are after round 1, by batch size, as in the paper's table of parameter distances, and the accuracy of their averages.
+models are after round 1, by batch size or another setting, as in the paper's table of parameter distances, and the accuracy of their
+averages.
 ``oscillation``: FedAvg among the first site of every group, with ``COPY`` images, round by round, as the paper trains and with one setting
 changed; by default the last layer alone learns, on embeddings of the network as it begins.
 """
@@ -61,7 +63,7 @@ from emdcfl.paper.elements import inside_and_overall
 from emdcfl.runs.config import Choice, Config, override
 from emdcfl.runs.plan import RunPlan, plan
 from emdcfl.runs.runner import run
-from emdcfl.studies.snapshot import linear_layers
+from emdcfl.studies.snapshot import linear_layers, of_each_group
 
 Finding = dict[str, Any]
 
@@ -227,11 +229,11 @@ def _encoded(split: Split, quality: int, shift: int = 5) -> Split:
     return Split(torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous(), split.y)
 
 
-def batches(chosen: RunPlan, sizes: Sequence[int]) -> Iterator[Finding]:
-    """Train every client for one round with each batch size; distances within true groups and overall, accuracy of averages."""
+def batches(chosen: RunPlan, variants: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+    """Train every client for one round by each variant; distances within true groups and overall, accuracy of averages."""
     groups = chosen.scenario.groups or {}
-    for size in sizes:
-        with plan(override(chosen.config, {"training.batch_size": size}), chosen.scenario).federation() as fed:
+    for settings in variants:
+        with plan(override(chosen.config, settings), chosen.scenario).federation() as fed:
             names, theta0 = list(fed.clients), fed.initial()
             labels = np.unique([groups[c] for c in names], return_inverse=True)[1]
             fed.begin(1)
@@ -243,7 +245,7 @@ def batches(chosen: RunPlan, sizes: Sequence[int]) -> Iterator[Finding]:
             states = torch.stack([*means, torch.stack(trained).mean(0)])
             scores = fed.evaluate(names, states, split=f"test:{next(iter(chosen.scenario.sites[0].tests))}").stack("accuracy").numpy()
         grouped = scores[np.arange(len(names)), labels].mean()
-        yield {"batch_size": size, **apart, "accuracy in groups": float(grouped), "accuracy of one model": float(scores[:, -1].mean())}
+        yield {"settings": settings, **apart, "accuracy in groups": float(grouped), "accuracy of one model": float(scores[:, -1].mean())}
 
 
 COPY = {"train": 256, "val": 16, "test": 160}
@@ -296,20 +298,14 @@ def oscillation(chosen: RunPlan, size: int | None, seeds: int, *, whole: bool) -
 
 def few(scenario: Scenario, size: int | None) -> Scenario:
     """Keep the first site of every group and its first images, at ``size`` pixels if given."""
-    groups = scenario.groups or {}
-    names = {groups[site.name]: site.name for site in reversed(scenario.sites)}.values()
 
     def cut_to(site: Site) -> Site:
         n = {name: COPY[name.split(":")[0]] for name in site.splits}
         return Site.from_splits(site.name, {name: Split(split.x[: n[name]], split.y[: n[name]]) for name, split in site.splits.items()})
 
-    return replace(
-        scenario,
-        sites=tuple(cut_to(site) for site in scenario.sites if site.name in names),
-        groups={name: groups[name] for name in groups if name in names},
-        scored=tuple(name for name in scenario.scored if name in names) if scenario.scored else None,
-        preprocess=replace(scenario.preprocess, size=size) if size else scenario.preprocess,
-    )
+    part = of_each_group(scenario, 1)
+    preprocess = replace(scenario.preprocess, size=size) if size else scenario.preprocess
+    return replace(part, sites=tuple(map(cut_to, part.sites)), preprocess=preprocess)
 
 
 def embeddings(scenario: Scenario, *, batch_statistics: bool = False) -> Callable[[Tensor], Tensor]:
@@ -359,6 +355,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1, help="with graph, jpeg and oscillation: rounds to play")
     parser.add_argument("--device", default="cpu", help="with jpeg and batches: cpu or cuda")
     parser.add_argument("--sizes", default="128,64,32", help="with batches: batch sizes")
+    parser.add_argument("--changes", help=f"with batches: other settings instead, of {', '.join(map(repr, CHANGES))}")
+    parser.add_argument("--sites", type=int, help="with batches: only so many sites of every true group")
     parser.add_argument("--models", default="mlp", help="with thresholds: networks")
     parser.add_argument("--seeds", type=int, default=1, help="with thresholds and oscillation: how many seeds")
     parser.add_argument("--whole", action="store_true", help="with oscillation: train the whole network")
@@ -379,7 +377,12 @@ def main() -> None:
         "thresholds": lambda: thresholds(args.models.split(","), args.seeds),
         "jpeg": lambda: jpeg(chosen),
         "oscillation": lambda: oscillation(chosen, args.size, args.seeds, whole=args.whole),
-        "batches": lambda: batches(chosen, [int(size) for size in args.sizes.split(",")]),
+        "batches": lambda: batches(
+            replace(chosen, scenario=of_each_group(chosen.scenario, args.sites)),
+            [CHANGES[name] for name in args.changes.split(",")]
+            if args.changes
+            else [{"training.batch_size": int(size)} for size in args.sizes.split(",")],
+        ),
     }
     for found in findings[args.finding]():
         print(json.dumps({"scenario": args.scenario, **options, **found}), flush=True)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -145,7 +146,7 @@ def _is_whole(path: Path) -> bool:
 def _take(request: Request, folder: Path) -> None:
     make_folder(folder / "rows")
     config = replace(request.config, method=Choice("fedavg"), run=replace(request.config.run, participants=None))
-    plan_ = plan(config, _chosen(shared_scenario(config), request.per_group))
+    plan_ = plan(config, of_each_group(shared_scenario(config), request.per_group))
     scenario = plan_.scenario
     names = [site.name for site in scenario.sites]
     m = min(request.cap, *(len(site.val) for site in scenario.sites))
@@ -184,17 +185,20 @@ def linear_layers(layout: Layout) -> list[slice]:
     return [e.slice for e in layout.entries if e.trainable and e.name.rpartition(".")[0] in layers]
 
 
-def _chosen(scenario: Scenario, per_group: int | None) -> Scenario:
-    if per_group is None or scenario.groups is None:
+def of_each_group(scenario: Scenario, sites: int | None) -> Scenario:
+    """Return the scenario with the first ``sites`` of every true group; all of them if that is None."""
+    if sites is None or scenario.groups is None:
         return scenario
-    seen: dict[str, int] = {}
+    seen: Counter[str] = Counter()
     kept = []
     for site in scenario.sites:
         group = scenario.groups[site.name]
-        seen[group] = seen.get(group, 0) + 1
-        if seen[group] <= per_group:
+        seen[group] += 1
+        if seen[group] <= sites:
             kept.append(site)
-    return replace(scenario, sites=tuple(kept))
+    groups = {site.name: scenario.groups[site.name] for site in kept}
+    scored = tuple(name for name in scenario.scored if name in groups) if scenario.scored else None
+    return replace(scenario, sites=tuple(kept), groups=groups, scored=scored)
 
 
 def _labels(seed: int, scenario: Scenario, fed: Federation, cap: int, m: int) -> dict[str, dict[str, Tensor]]:
