@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
@@ -115,6 +116,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     if given[:1] not in (["federation"], ["node"]):  # which do without torch
         from emdcfl.cli import compare, data, run, start, studies, use  # noqa: F401
+    gc.enable()
 
     log = logging.getLogger("emdcfl")
     if not log.handlers:

@@ -177,8 +177,8 @@ class StreamTrainer:
     def step(self, width: int, *, compiled: bool = False) -> None:
         """Take one SGD step, as in ``local_sgd``; graphs capture this."""
         name, training = self.key
-        index, scale, last = (row[:width] for row in self._take())
         prepare, evaluate = (compile_once(batch), compile_once(objective)) if compiled else (batch, objective)
+        index, scale, last = (row[:width] for row in self._take())
         x, y = prepare(self.samples, index, self.low)
         with torch.autocast("cuda", dtype=torch.bfloat16, enabled=self.low, cache_enabled=False):
             value, reported = evaluate(self.module, x, y, scale, last)
@@ -216,23 +216,27 @@ class StreamTrainer:
             return
         with torch.cuda.stream(self.stream):
             kept = self.theta()
-        for width in missing:
-            compiled = self.compiled and width == self._full()
-            with torch.cuda.stream(self.stream):
-                for _ in range(WARM_UP):
-                    self.counter.zero_()
-                    self.step(width, compiled=compiled)
-                self.counter.zero_()
-            graph = torch.cuda.CUDAGraph()
-            self.stream.synchronize()
-            if self._memory is None:  # one pool for all graphs of the stream, which never run at the same time
-                self._memory = torch.cuda.graph_pool_handle()
-            # thread_local: meanwhile, other threads copy finished states to the host
-            with garbage_kept(), torch.cuda.graph(graph, pool=self._memory, stream=self.stream, capture_error_mode="thread_local"):
-                self.step(width, compiled=compiled)
-            self.graphs[self.key, width] = graph
+        with garbage_kept():
+            for width in missing:
+                self.graphs[self.key, width] = self._captured(width)
         with torch.cuda.stream(self.stream):
             self.load(kept)
+
+    def _captured(self, width: int) -> torch.cuda.CUDAGraph:
+        compiled = self.compiled and width == self._full()
+        with torch.cuda.stream(self.stream):
+            for _ in range(WARM_UP):
+                self.counter.zero_()
+                self.step(width, compiled=compiled)
+            self.counter.zero_()
+        graph = torch.cuda.CUDAGraph()
+        self.stream.synchronize()
+        if self._memory is None:  # one pool for all graphs of the stream, which never run at the same time
+            self._memory = torch.cuda.graph_pool_handle()
+        # thread_local: meanwhile, other threads copy finished states to the host
+        with torch.cuda.graph(graph, pool=self._memory, stream=self.stream, capture_error_mode="thread_local"):
+            self.step(width, compiled=compiled)
+        return graph
 
     def _full(self) -> int:
         """The batch width that is compiled: that of a full batch."""
@@ -249,7 +253,11 @@ def laid_as(weight: Tensor, gradient: Tensor) -> Tensor:
 
 @contextmanager
 def garbage_kept() -> Iterator[None]:
-    """Let no garbage be collected meanwhile: CUDA aborts a capture during which the graph of an earlier run is freed."""
+    """Let no garbage be collected meanwhile.
+
+    CUDA aborts a capture during which the graph of an earlier run is freed. Besides, what torch's compiler imports is no garbage, and
+    looking for some takes a sixth of that time.
+    """
     enabled = gc.isenabled()
     gc.disable()
     try:
