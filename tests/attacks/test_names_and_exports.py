@@ -110,6 +110,7 @@ FORGED: dict[str, tuple[tuple[str, ...], Any]] = {
     "settings without a method": (("settings", "method"), 3),
     "a setting out of range": (("settings", "run", "rounds"), -5),
     "history of text": (("history",), ["x"]),
+    "a round's score of text": (("history",), [{"round": 1, "k": 1, "ari": None, "mean": 0.5, "variants": {"clean": "x"}}]),
     "notes with an escape": (("notes",), [ESC]),
     "failures is a float": (("failures",), 0.5),
 }

@@ -5,7 +5,7 @@ import torch
 from tests.tiny import federation, same_bits, score
 
 from emdcfl.methods.base import Serving
-from emdcfl.runs.scoring import agreement, better_rounds, model_names, site_scores
+from emdcfl.runs.scoring import agreement, better_rounds, by_round, model_names, site_scores
 from emdcfl.runs.served import served_to
 
 MODELS = torch.arange(6.0).reshape(3, 2)
@@ -76,6 +76,25 @@ def test_other_rounds_are_better_where_the_score_still_rises_or_has_fallen(
     ]
     summary = {"clients": ["a", "b"], "scored": None, "accuracy": {"variants": {"test": {}}}}
     assert better_rounds(rows, summary) == (None if better is None else pytest.approx(better))
+
+
+def test_the_history_has_a_mean_of_every_test() -> None:
+    def tested(index: int, clean: float, trigger: float) -> list[dict[str, object]]:
+        sizes = {"clean": 10, "trigger": 10}
+        return [
+            {"round": index, "client": c, "cluster": 0, "accuracy": {"clean": clean + d, "trigger": trigger}, "test_samples": sizes}
+            for c, d in (("a", 0.1), ("b", -0.1))
+        ]
+
+    summary = {"clients": ["a", "b"], "groups": None, "clusters": [0, 0], "k": 1, "scored": None}
+    rows = [*tested(1, 0.5, 0.4), *tested(2, 0.8, 0.2)]
+    several = by_round(rows, {**summary, "accuracy": {"variants": {"clean": {}, "trigger": {}}}})
+    assert [(h["round"], h["mean"], h["variants"]) for h in several] == [
+        (1, 0.5, {"clean": 0.5, "trigger": 0.4}),
+        (2, pytest.approx(0.8), {"clean": pytest.approx(0.8), "trigger": 0.2}),
+    ]
+    one = by_round(rows, {**summary, "accuracy": {"variants": {"clean": {}}}})
+    assert [set(h) for h in one] == [{"round", "k", "ari", "mean"}] * 2  # one test is the mean itself
 
 
 def test_agreement_needs_clusters_and_truth() -> None:

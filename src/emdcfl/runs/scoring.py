@@ -211,18 +211,19 @@ def agreement(clusters: Tensor | Sequence[int] | None, clients: Sequence[str], t
 
 
 def by_round(rows: Sequence[MetricsRow], summary: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Number of clusters, ARI and mean score of every tested round, from a run's metrics and its summary."""
+    """Number of clusters, ARI and mean score of every tested round, from a run's metrics and its summary; of several tests, each one's."""
     truth = None if summary["groups"] is None else dict(zip(summary["clients"], summary["groups"], strict=True))
-    variant = next(iter(score_of(summary)["variants"]))
+    tests = list(score_of(summary)["variants"])
     rounds: dict[int, list[MetricsRow]] = {}
     for row in rows:
         rounds.setdefault(row["round"], []).append(row)
-    found = []
+    found: list[dict[str, Any]] = []
     for index, here in rounds.items():
         clusters = [row["cluster"] for row in here] if summary["clusters"] is not None else None
         k = summary["k"] if clusters is None else len(set(clusters))
         ari = agreement(clusters, [row["client"] for row in here], truth)
-        found.append({"round": index, "k": k, "ari": ari, "mean": site_scores(here, variant, summary["scored"])["mean"]})
+        means = {test: site_scores(here, test, summary["scored"])["mean"] for test in tests}
+        found.append({"round": index, "k": k, "ari": ari, "mean": means[tests[0]]} | ({"variants": means} if len(tests) > 1 else {}))
     return found
 
 

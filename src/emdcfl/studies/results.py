@@ -303,7 +303,7 @@ OPTIONAL: Mapping[str, Test] = {
     "versions": _each(_text),
     "bytes": _each(_each(_number(0))),
     "failures": _COUNT,
-    "history": _listed(_record({"round": _COUNT, "k": _COUNT, "ari": _ARI, "mean": _REAL})),
+    "history": _listed(_record({"round": _COUNT, "k": _COUNT, "ari": _ARI, "mean": _REAL}, {"variants": _each(_REAL)})),
     "commit": _or_none(_text),
     "hardware": _text,
     "directory": _text,
