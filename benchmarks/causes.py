@@ -2,7 +2,8 @@
 
     EMDCFL_DATA=… python benchmarks/causes.py apart --scenario rotated-mnist --clients 0,1
     EMDCFL_DATA=… python benchmarks/causes.py angles --scenario backdoor-mnist --draws 8
-    EMDCFL_DATA=… python benchmarks/causes.py graph --scenario pacs --scale small --rounds 2
+    EMDCFL_DATA=… python benchmarks/causes.py graph --scenario pacs --scale small --rounds 4 --size 96 --methods \\
+        "pfedgraph,pfedgraph:since=round:snap=none,pfedgraph:since=round:snap=none:vector_scope=state,pfedgraph:preset=reference"
     python benchmarks/causes.py thresholds --models mlp,small_cnn,cnn --seeds 3
     EMDCFL_DATA=… python benchmarks/causes.py jpeg --scenario rotated-cifar10 --rounds 2 --device cuda
     python benchmarks/causes.py batches --sizes 32,16
@@ -12,8 +13,9 @@
 
 ``apart``: how far two clients' models are from θ⁰ and from each other after local training, FedClust's and CFL's measure; the same from a
 loop over ``torch.optim.SGD``, epoch by epoch. ``angles``: PACFL's groups with and without the signs of singular vectors, for
-``data_seed`` 0 to N − 1; for Backdoor MNIST also with the split of the paper's public notebook. ``graph``: FedSaC's cosines,
-likenesses and weights round by round, averaged over the client itself, its group and the others. ``thresholds``: the groups of FedClust
+``data_seed`` 0 to N − 1; for Backdoor MNIST also with the split of the paper's public notebook. ``graph``: cosines and weights (FedSaC:
+likenesses, too) of pFedGraph or FedSaC round by round, averaged over the client itself, its group and the others, and the mean accuracy of
+what clients receive, beside that of one average for all. ``thresholds``: the groups of FedClust
 (whole state, last layer) and PACFL on rotated digits, at the paper's thresholds and at ``"auto"``. ``jpeg``: FedAvg among the sites of the
 first group, with images as they are and encoded once more, shifted by 5 pixels so that blocks are others. ``batches``: how far apart local
 models are after round 1, by batch size or another setting, as in the paper's table of parameter distances, and the accuracy of their
@@ -29,8 +31,8 @@ import io
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from itertools import combinations, product
+from dataclasses import asdict, replace
+from itertools import chain, combinations, product
 from typing import Any
 
 import numpy as np
@@ -44,8 +46,9 @@ from torch.nn.utils import parameters_to_vector
 
 from bare import sgd
 from emdcfl.clustering import cut, first_gap
+from emdcfl.core import tasks
 from emdcfl.core.keys import global_seed
-from emdcfl.core.params import Network, cosines, gram, squared_distances
+from emdcfl.core.params import Network, average, cosines, gram, squared_distances
 from emdcfl.core.tasks import Training
 from emdcfl.data import sources
 from emdcfl.data.scenarios.backdoor import ROLES, paint_mnist
@@ -55,7 +58,7 @@ from emdcfl.data.transforms import Labels
 from emdcfl.data.types import Preprocess, Scenario, Site, Split
 from emdcfl.methods.fedsac import FedSaC
 from emdcfl.methods.pacfl import PACFL
-from emdcfl.methods.shared.graph import personalise
+from emdcfl.methods.shared.graph import GraphOptions, personalise
 from emdcfl.methods.shared.subspaces import data_subspace, smallest_angle
 from emdcfl.methods.shared.vectors import update_gram
 from emdcfl.models.recipe import ModelRecipe
@@ -63,6 +66,7 @@ from emdcfl.paper.elements import inside_and_overall
 from emdcfl.runs.config import Choice, Config, override
 from emdcfl.runs.plan import RunPlan, plan
 from emdcfl.runs.runner import run
+from emdcfl.studies.compare import parse_methods
 from emdcfl.studies.snapshot import linear_layers, of_each_group
 
 Finding = dict[str, Any]
@@ -152,20 +156,33 @@ def published(scenario: Scenario) -> Scenario:
 
 
 def graph(chosen: RunPlan, rounds: int) -> Iterator[Finding]:
-    """Play FedSaC, and average what its weights come from by who is meant."""
+    """Play pFedGraph or FedSaC, and average what its weights come from by who is meant."""
     method = chosen.method
-    assert isinstance(method, FedSaC)
+    assert isinstance(method, GraphOptions)
     groups = [chosen.scenario.groups[site.name] for site in chosen.scenario.sites]
     own, mates = np.eye(len(groups), dtype=bool), np.array([[a == b for b in groups] for a in groups])
     who = {"self": own, "group": mates & ~own, "others": ~mates}
     with chosen.federation() as fed:
+        names, split = list(fed.clients), f"test:{next(iter(chosen.scenario.sites[0].tests))}"
         state = method.init(fed, fed.begin(0))
         for index in range(1, rounds + 1):
             trained = method.train(fed, state, fed.begin(index))
-            s, c, x = method.cosines(fed.layout, state, trained), method.likeness(trained), method.weights(fed.layout, state, trained)
-            found = {"cosine": (s.numpy(), "mean"), "likeness": (c.numpy(), "mean"), "weight": (x.numpy(), "sum")}
-            yield {"round": index, "clients": len(groups)} | {name: _by(values, who, how) for name, (values, how) in found.items()}
+            s, x = method.cosines(fed.layout, state, trained), method.weights(fed.layout, state, trained)
+            found = {"cosine": (s.numpy(), "mean"), "weight": (x.numpy(), "sum")}
+            if isinstance(method, FedSaC):
+                found["likeness"] = method.likeness(trained).numpy(), "mean"
+            one = average(trained.models, trained.shares.tolist())
             state = personalise(state, trained, x, method.aggregate)
+            models = {c: {"models": torch.stack([state.start(c), one])} for c in names}
+            scores = fed.run(tasks.evaluate, models, dims={"K": 2}, split=split).stack("accuracy").mean(0)
+            yield {
+                "settings": asdict(chosen.config.method),
+                "round": index,
+                "clients": len(groups),
+                **{name: _by(values, who, how) for name, (values, how) in found.items()},
+                "accuracy": round(float(scores[0]), 3),
+                "accuracy of one average": round(float(scores[1]), 3),
+            }
 
 
 def _by(values: np.ndarray[Any, Any], who: dict[str, np.ndarray[Any, Any]], how: str) -> dict[str, float]:
@@ -304,8 +321,12 @@ def few(scenario: Scenario, size: int | None) -> Scenario:
         return Site.from_splits(site.name, {name: Split(split.x[: n[name]], split.y[: n[name]]) for name, split in site.splits.items()})
 
     part = of_each_group(scenario, 1)
-    preprocess = replace(scenario.preprocess, size=size) if size else scenario.preprocess
-    return replace(part, sites=tuple(map(cut_to, part.sites)), preprocess=preprocess)
+    return sized(replace(part, sites=tuple(map(cut_to, part.sites))), size)
+
+
+def sized(scenario: Scenario, size: int | None) -> Scenario:
+    """Show images at ``size`` pixels, if given."""
+    return replace(scenario, preprocess=replace(scenario.preprocess, size=size)) if size else scenario
 
 
 def embeddings(scenario: Scenario, *, batch_statistics: bool = False) -> Callable[[Tensor], Tensor]:
@@ -360,20 +381,23 @@ def main() -> None:
     parser.add_argument("--models", default="mlp", help="with thresholds: networks")
     parser.add_argument("--seeds", type=int, default=1, help="with thresholds and oscillation: how many seeds")
     parser.add_argument("--whole", action="store_true", help="with oscillation: train the whole network")
-    parser.add_argument("--size", type=int, help="with oscillation: pixels of an image")
+    parser.add_argument("--size", type=int, help="with graph and oscillation: pixels of an image")
+    parser.add_argument("--methods", default="pfedgraph,fedsac", help="with graph: pfedgraph and fedsac, with options after colons")
     args = parser.parse_args()
     if args.finding == "thresholds" and args.scenario != "rotated-digits":
         parser.error(f"thresholds are found on rotated-digits, got --scenario {args.scenario}; leave it out")
-    method = {"angles": "pacfl", "graph": "fedsac"}.get(args.finding, "fedavg")
     options = {} if args.scenario == "rotated-digits" else {"scale": args.scale}
-    config = Config(scenario=Choice(args.scenario, options), method=Choice(method))
+    config = Config(scenario=Choice(args.scenario, options), method=Choice("pacfl" if args.finding == "angles" else "fedavg"))
     cuda = {"engine.name": "cuda", "engine.precision": "bf16", "engine.compile": "yes" if args.finding == "jpeg" else "no"}
     engine = {**(cuda if args.device == "cuda" else {"engine.name": "sequential"}), "engine.device": args.device}
     chosen = plan(override(config, {**engine, **({"run.rounds": args.rounds} if args.finding in ("jpeg", "oscillation") else {})}))
     findings: dict[str, Callable[[], Iterator[Finding]]] = {
         "apart": lambda: apart(chosen, [int(c) for c in args.clients.split(",")]),
         "angles": lambda: draws(chosen, args.draws),
-        "graph": lambda: graph(chosen, args.rounds),
+        "graph": lambda: chain.from_iterable(
+            graph(plan(replace(chosen.config, method=method), sized(chosen.scenario, args.size)), args.rounds)
+            for method in parse_methods(args.methods)
+        ),
         "thresholds": lambda: thresholds(args.models.split(","), args.seeds),
         "jpeg": lambda: jpeg(chosen),
         "oscillation": lambda: oscillation(chosen, args.size, args.seeds, whole=args.whole),
