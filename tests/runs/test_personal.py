@@ -129,6 +129,13 @@ def test_few_samples_follow_the_others_and_many_their_own() -> None:
     assert pays(gains((0.0, 0.0, 0), *alike))[0] == "site-0", "without validation samples"
 
 
+@pytest.mark.parametrize(("m", "others"), [(1, 2000), (20, 8)])
+def test_zeros_without_an_error_are_no_proof_that_all_clients_gain_alike(m: int, others: int) -> None:
+    clear = [(0.2, 0.01, 30), (-0.1, 0.01, 30), (-0.3, 0.01, 30), (0.3, 0.05, 10), (-0.25, 0.05, 10)]
+    kept = pays(gains(*clear, *[(0.0, 0.0, m)] * others))
+    assert [c for c in kept if int(c.removeprefix("site-")) < len(clear)] == ["site-0", "site-3"]
+
+
 @pytest.mark.parametrize("error", [0.0, 1e-9, 0.01, 1.0, 1e6])
 @pytest.mark.parametrize("gain", [-1e6, -3.0, -0.3, 0.3, 3.0, 1e6])
 @pytest.mark.parametrize("m", [0, 30, 10**9])

@@ -80,8 +80,9 @@ def pays(replies: Mapping[str, Reply]) -> list[str]:
 
     .. math:: \frac{\tau^2 g_c + v_c\,\mu}{\tau^2 + v_c} > 0
 
-    :math:`\mu` and :math:`\tau^2` are those of a random-effects model [1]_. Where a client claims a gain far from the others',
-    :math:`\tau^2` is large, and each of the others is left to its own data.
+    :math:`\mu` and :math:`\tau^2` are those of a random-effects model [1]_ of the clients with two validation samples or more; the sign of
+    :math:`\mu` decides for the others. Where a client claims a gain far from the others', :math:`\tau^2` is large, and each of the others
+    is left to its own data.
 
     Parameters
     ----------
@@ -100,18 +101,20 @@ def pays(replies: Mapping[str, Reply]) -> list[str]:
     >>> pays({"a": {**few, "gain": -0.03}, "b": {**few, "gain": -0.05}, "c": {**few, "gain": 0.001}})
     []
     """
-    if not replies:
-        return []
     m, g, error = (np.array([float(reply[name]) for reply in replies.values()]) for name in ("m", "gain", "error"))
-    m = np.maximum(m, 1.0)
+    measured, m = m > 1, np.maximum(m, 1.0)
+    if not measured.any():
+        return []
     spread = m * error**2  # of single samples
-    usual = float(np.median(spread[m > 1])) if (m > 1).any() else 0.0
+    varies = spread[measured & (spread > 0)]
+    usual = float(np.median(varies)) if varies.size else 0.0
     v = np.maximum(((m - 1) * spread + PRIOR_SAMPLES * usual) / (m - 1 + PRIOR_SAMPLES) / m, LEAST_VARIANCE)
-    w = 1 / v
+    w = measured / v
     rest = w.sum() - (w**2).sum() / w.sum()
-    tau2 = max(0.0, ((w * (g - np.average(g, weights=w)) ** 2).sum() - (len(g) - 1)) / rest) if rest > 0 else 0.0
-    mu = np.average(g, weights=1 / (v + tau2))
-    return [client for client, expected in zip(replies, tau2 * g + v * mu, strict=True) if expected > 0]
+    tau2 = max(0.0, ((w * (g - np.average(g, weights=w)) ** 2).sum() - (measured.sum() - 1)) / rest) if rest > 0 else 0.0
+    mu = np.average(g, weights=measured / (v + tau2))
+    expected = np.where(measured, tau2 * g + v * mu, mu)
+    return [client for client, value in zip(replies, expected, strict=True) if value > 0]
 
 
 def gain(personal: Sequence[MetricsRow], plain: Sequence[MetricsRow], variant: str, scored: Sequence[str] | None) -> float | None:
