@@ -58,6 +58,19 @@ def test_a_number_as_tolerance_is_named_as_the_papers_rule() -> None:
     assert rows == ("EMD-CFL (grouping benefit, tolerance auto)", "EMD-CFL (grouping neighbourhoods, tolerance 0.025)")
 
 
+@pytest.mark.parametrize(
+    ("method", "one", "other"),
+    [
+        ("emdcfl", {"grouping": "benefit", "tolerance": 0.025}, {"grouping": "neighbourhoods", "tolerance": 0.025}),
+        ("pfedgraph", {"snap": None}, {}),
+    ],
+)
+def test_runs_that_followed_the_same_settings_share_a_cell(method: str, one: dict[str, Any], other: dict[str, Any]) -> None:
+    table = build([row(method, 0, 0.9, options=one), row(method, 1, 0.8, options=other)])
+    (cell,) = (cell for key, cell in table.cells.items() if key[2] == "mean")
+    assert (cell.n, round(cell.mean, 6)) == (2, 85.0)
+
+
 def test_one_seed_has_no_deviation() -> None:
     assert "**90.00** | 92.47 ± 0.32" in markdown(build([row("emdcfl")]))
 

@@ -192,11 +192,16 @@ def _column_settings(row: ResultRow) -> dict[str, Any]:
 
 
 def _row_settings(row: ResultRow) -> dict[str, Any]:
+    """Return the settings that a run followed: runs that differ in none are in one cell."""
     settings = row["settings"]
     tuning = {"personalize": settings["personalize"]} if is_fine_tuned(row) else {}
     trust = {key: value for key, value in settings.get("trust", {}).items() if getattr(Trust, key, value) != value}
     how = {"rounds": settings["run"]["rounds"], "precision": settings.get("engine", {}).get("precision", "fp32")}
-    return flat({"method": settings["method"], "training": settings["training"], "trust": trust, **how, **tuning})
+    method = settings["method"]
+    if method.get("tolerance", "auto") != "auto" and "grouping" in method:  # a number means the paper's rule
+        method = {**method, "grouping": "neighbourhoods"}
+    found = flat({"method": method, "training": settings["training"], "trust": trust, **how, **tuning})
+    return {key: value for key, value in found.items() if value is not None}  # as of a version without the option
 
 
 def is_fine_tuned(row: ResultRow) -> bool:
@@ -224,14 +229,8 @@ def by_label(results: Sequence[ResultRow]) -> dict[str, list[ResultRow]]:
         members = groups.setdefault(_row_key(row), [])
         if (row["seed"], _held_out(row)) not in [(other["seed"], _held_out(other)) for other in members]:  # or it ran on other hardware too
             members.append(row)
-    named = {key: (_title(rows[0]), _followed(_row_settings(rows[0]))) for key, rows in groups.items()}
+    named = {key: (_title(rows[0]), _row_settings(rows[0])) for key, rows in groups.items()}
     return {title: groups[key] for key, title in _titles(named).items()}
-
-
-def _followed(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings with the grouping that a run followed: a number as tolerance means the paper's."""
-    number = settings.get("method.tolerance", "auto") != "auto"
-    return settings | ({"method.grouping": "neighbourhoods"} if number and "method.grouping" in settings else {})
 
 
 CFL_THRESHOLDS = {"absolute": ("epsilon1", "epsilon2"), "relative": ("relative1", "relative2"), "cosines": ("separation", "stationary")}
