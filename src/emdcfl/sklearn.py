@@ -241,7 +241,9 @@ def _sites(groups: ArrayLike | None, X: Array, *, required: bool = True) -> NDAr
 
 
 def _rows_of(sites: NDArray[np.str_]) -> dict[str, NDArray[np.int64]]:
-    return {str(name): np.flatnonzero(sites == name) for name in np.unique(sites)}
+    names, site = np.unique(sites, return_inverse=True)
+    rows = np.split(np.argsort(site, kind="stable"), np.cumsum(np.bincount(site))[:-1])
+    return dict(zip(names.tolist(), rows, strict=False))  # without rows there is one part
 
 
 @contextmanager
