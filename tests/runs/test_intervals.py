@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -90,7 +91,9 @@ def test_sites_without_samples_do_not_count() -> None:
 @pytest.mark.parametrize("errors", [None, (0.1, 0.2, 0.3)])
 def test_each_site_alone_has_the_interval_it_has_where_no_other_counts(errors: tuple[float, ...] | None) -> None:
     scores = SiteScores((0.9, 0.5, 0.8), (50, 0, 70), errors)
-    assert [these_sites(one) for one in scores.each()] == [these_sites(scores.only([i])) for i in range(3)]
+    alone = [replace(scores, samples=tuple(n if i == site else 0 for i, n in enumerate(scores.samples))) for site in range(3)]
+    assert [these_sites(one) for one in scores.each()] == [these_sites(one) for one in alone]
+    assert these_sites(scores.only([0, 2])) == these_sites(scores)
 
 
 def test_nothing_is_certain_without_errors() -> None:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from emdcfl.clustering import members_of
 from emdcfl.core.metric import metric_of, score_of
 from emdcfl.core.units import names, percent, quantity, seconds
 from emdcfl.runs.new_sites.unseen import UNSEEN, unseen_sentence
@@ -139,8 +140,7 @@ def _clusters(summary: Mapping[str, Any], rows: Sequence[MetricsRow]) -> Table:
     metric, variant = metric_of(summary), next(iter(score_of(summary)["variants"]))
     score = {r["client"]: score_of(r)[variant] for r in rows if is_tested(r, variant)}
     known, lines = summary["groups"] is not None, []
-    for k in sorted(set(summary["clusters"])):
-        at = [i for i, label in enumerate(summary["clusters"]) if label == k]
+    for k, at in members_of(summary["clusters"]).items():
         members = [summary["clients"][i] for i in at]
         cells = [str(k), names(members)]
         if known:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from emdcfl.clustering.labels import adjusted_rand, match_labels
+from emdcfl.clustering.labels import adjusted_rand, match_labels, members_of
 from emdcfl.clustering.neighbourhoods import completed, joined, links, neighbourhoods
 from emdcfl.clustering.pairs import Link, Margins, PairRatios, margins
 from emdcfl.clustering.partitions import bipartition, cut, edc, first_gap, gram_features, kmeans, merges
@@ -23,6 +23,7 @@ __all__ = [
     "links",
     "margins",
     "match_labels",
+    "members_of",
     "merges",
     "neighbourhoods",
 ]

@@ -26,6 +26,20 @@ def first_appearance(keys: Iterable[Hashable]) -> Labels:
     return np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
 
 
+def members_of(labels: Iterable[int]) -> dict[int, list[int]]:
+    """Label, in ascending order → the positions that have it.
+
+    Examples
+    --------
+    >>> members_of([1, 0, 1])
+    {0: [1], 1: [0, 2]}
+    """
+    found: dict[int, list[int]] = {}
+    for i, label in enumerate(labels):
+        found.setdefault(int(label), []).append(i)
+    return dict(sorted(found.items()))
+
+
 def square(x: Any, what: str) -> Array:
     """Return `x` as a square matrix; raise if it is none."""
     a = np.asarray(x)

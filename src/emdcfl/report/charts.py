@@ -149,11 +149,9 @@ def _place_names(clients: Sequence[str], x: list[float], y: list[float], r: floa
 
 def _place_clusters(run: Run, x: list[float], y: list[float]) -> list[Markup]:
     """Write the number of each coloured cluster of two or more above it."""
-    assert run.clusters is not None
     parts = []
-    for k, colour in run.colours.items():
-        at = [i for i, label in enumerate(run.clusters) if label == k]
-        if colour != "kx" and len(at) > 1:
+    for k, at in run.members.items():
+        if run.colours[k] != "kx" and len(at) > 1:
             a, b = float(np.median([x[i] for i in at])), min(y[i] for i in at)
             parts.append(tag("text", str(k), x=a, y=max(b - 8, 14.0), class_="badge", aria_hidden="true"))
     return parts
@@ -251,9 +249,9 @@ def round_lines(run: Run, variant: str) -> Markup | None:
     """Draw accuracy (or R²) by round: mean, worst client, clusters if there are few, and baselines."""
     lines: list[tuple[str, str, dict[int, float]]] = []
     if run.clusters is not None and 1 < len(run.colours) <= 10:
-        for k, colour in run.colours.items():
-            members = [c for c, label in zip(run.clients, run.clusters, strict=True) if label == k]
-            lines.append((f"cluster {k}", f"line {colour}", _by_round(run, variant, members)[0]))
+        for k, at in run.members.items():
+            members = [run.clients[i] for i in at]
+            lines.append((f"cluster {k}", f"line {run.colours[k]}", _by_round(run, variant, members)[0]))
     for name, other in run.baselines.items():
         if name.endswith(FINE_TUNED) or name in (LOGISTIC, LINEAR):  # no rounds of their own
             continue

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from emdcfl.clustering import PairRatios
+from emdcfl.clustering import PairRatios, members_of
 from emdcfl.core.errors import StoreError
 from emdcfl.core.metric import Metric, metric_of, score_of
 from emdcfl.report.svg import COLOURS, SHAPES
@@ -42,6 +42,11 @@ class Run:
         return None if found is None else [int(k) for k in found]
 
     @cached_property
+    def members(self) -> dict[int, list[int]]:
+        """Cluster → the numbers of its clients."""
+        return members_of(self.clusters or [])
+
+    @cached_property
     def groups(self) -> list[str] | None:
         """True groups, where the scenario knows them."""
         found = self.summary.get("groups")
@@ -68,7 +73,7 @@ class Run:
         row = self.last.get(client)
         return float(row[self.metric][variant]) if row is not None and is_tested(row, variant) else None
 
-    @property
+    @cached_property
     def others(self) -> dict[str, dict[str, Any]]:
         """Summaries of the baselines, with their ``better_rounds`` where there are any."""
         found = {name: better_rounds(run.rows, run.summary) for name, run in self.baselines.items() if not name.endswith(FINE_TUNED)}

@@ -243,14 +243,13 @@ def _facts(run: Run) -> list[tuple[str, str]]:
 def _clusters(run: Run) -> list[dict[str, Any]]:
     if run.clusters is None:
         return []
-    found, largest = [], max(run.clusters.count(k) for k in run.colours)
-    for k, colour in run.colours.items():
-        at = [i for i, label in enumerate(run.clusters) if label == k]
+    found, largest = [], max(map(len, run.members.values()))
+    for k, at in run.members.items():
         scores = [a for i in at if (a := run.score_at(run.clients[i], run.variants[0])) is not None]
         found.append(
             {
                 "k": k,
-                "colour": colour,
+                "colour": run.colours[k],
                 "members": [run.clients[i] for i in at],
                 "share": 100 * len(at) / largest,
                 "groups": [] if run.groups is None else list(dict.fromkeys(run.groups[i] for i in at)),

@@ -95,11 +95,10 @@ def split_tree(run: Run, splits: Sequence[ClusterSplit]) -> list[dict[str, Any]]
       a, b kept together
       c one client
     """
-    assert run.clusters is not None
     divided = {s.members: s for s in splits if s.pays}
     kept = {s.members: s for s in splits if not s.pays}
     x = _scale([*divided.values(), *kept.values()])
-    leaves = {k: frozenset(c for c, label in zip(run.clients, run.clusters, strict=True) if label == k) for k in run.colours}
+    leaves = {k: frozenset(run.clients[i] for i in at) for k, at in run.members.items()}
     inner = sorted(divided, key=lambda m: (-len(m), sorted(m)))
     above: dict[Node, frozenset[str] | None] = {}
     for members in inner:

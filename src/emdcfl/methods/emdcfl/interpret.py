@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from emdcfl.clustering import Margins, PairRatios, links, margins
+from emdcfl.clustering import Margins, PairRatios, links, margins, members_of
 from emdcfl.clustering.pairs import BAND, EXACT, LOWER, SIGNS, UPPER
 from emdcfl.core.units import names
 from emdcfl.methods.base import NOT_COMPARABLE, Distances
@@ -128,9 +128,9 @@ def _read_splits(distances: Distances, splits: list[dict[str, Any]], clients: Se
         best = max(tops, key=lambda s: float(s["gain"]), default=None)
         none = "no division of the clients was tried yet: as far as round 1 tells, their data do not differ"
         sentences = [none if best is None else f"no division of the clients pays (the best one found: {_gain(best)}{_despite(best)})"]
-    members = {k: [c for c, label in zip(clients, clusters, strict=True) if label == k] for k in dict.fromkeys(int(c) for c in clusters)}
     about, borderline = {}, []
-    for k, own in members.items():
+    for k, members in members_of(clusters).items():
+        own = [clients[i] for i in members]
         latest = [s for s in splits if not s["pays"] and set(s["members"]) <= set(own)]
         about[k] = f"dividing it would give {_gain(latest[-1])}: {_why_not(latest[-1])}" if latest else ""
     for s in tops:

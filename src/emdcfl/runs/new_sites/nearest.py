@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from emdcfl.clustering import members_of
 from emdcfl.core import tasks
 from emdcfl.core.errors import ConfigError, DataError
 from emdcfl.core.federation import Federation
@@ -47,9 +48,8 @@ Groups = Mapping[int, tuple[Tensor, list[str]]]
 def groups_of(serving: Serving, clients: Sequence[str]) -> Groups:
     """Return the clusters of a run with hard clusters."""
     assert serving.clusters is not None
-    labels = serving.clusters.tolist()
-    members = {k: [c for c, label in zip(clients, labels, strict=True) if label == k] for k in sorted(set(labels))}
-    return {k: (serving.models[int(serving.weights[labels.index(k)].argmax())], who) for k, who in members.items()}
+    rows = members_of(serving.clusters.tolist())
+    return {k: (serving.models[int(serving.weights[at[0]].argmax())], [clients[i] for i in at]) for k, at in rows.items()}
 
 
 def plan_again(result: Result) -> RunPlan:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from emdcfl.clustering import members_of
 from emdcfl.core.metric import Metric, metric_of, score_of
 from emdcfl.core.units import names, plural, some
 from emdcfl.runs.verdict.chance import Guessing, guessing
@@ -279,9 +280,11 @@ def _disagreement(summary: Summary, alone: Summary | None) -> list[str]:
     if alone is None or clusters is None:
         return []
     own, other, found = scores_of_sites(summary), scores_of_sites(alone), []
-    for k in sorted(set(clusters)):
-        members = [i for i, label in enumerate(clusters) if label == k]
-        gain = difference(own.only(members), other.only(members)) if len(members) > 1 else None
+    by_site = len(own.values) == len(other.values) == len(clusters)
+    for k, members in members_of(clusters).items():
+        if len(members) == 1 or not (by_site or len(members) == len(clusters)):
+            continue
+        gain = difference(own.only(members), other.only(members)) if by_site else difference(own, other)
         if gain is not None and gain.high < 0 and gain.mean <= -DISAGREE:
             part = "" if len(members) == len(clusters) else f" of cluster {k} ({names([summary['clients'][i] for i in members])})"
             found.append(

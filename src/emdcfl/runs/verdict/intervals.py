@@ -43,7 +43,7 @@ References
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any
@@ -90,14 +90,14 @@ class SiteScores:
     def metric(self) -> Metric:
         return Metric.ACCURACY if self.errors is None else Metric.R2
 
-    def only(self, sites: Collection[int]) -> SiteScores:
-        """Return the same scores with only some sites, by number, counting."""
-        return SiteScores(self.values, tuple(n if i in sites else 0 for i, n in enumerate(self.samples)), self.errors)
+    def only(self, sites: Sequence[int]) -> SiteScores:
+        """Return the scores of some sites, by number."""
+        errors = None if self.errors is None else tuple(self.errors[i] for i in sites)
+        return SiteScores(tuple(self.values[i] for i in sites), tuple(self.samples[i] for i in sites), errors)
 
     def each(self) -> list[SiteScores]:
         """Return the scores of every site alone."""
-        errors = [None] * len(self.values) if self.errors is None else [(error,) for error in self.errors]
-        return [SiteScores((p,), (n,), error) for p, n, error in zip(self.values, self.samples, errors, strict=True)]
+        return [self.only([i]) for i in range(len(self.values))]
 
     @property
     def counted(self) -> list[tuple[float, int]]:
