@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from tests.tiny import federation, same_bits, score
@@ -76,6 +77,13 @@ def test_other_rounds_are_better_where_the_score_still_rises_or_has_fallen(
     ]
     summary = {"clients": ["a", "b"], "scored": None, "accuracy": {"variants": {"test": {}}}}
     assert better_rounds(rows, summary) == (None if better is None else pytest.approx(better))
+
+
+def test_the_best_of_many_rounds_that_differ_by_chance_alone_was_no_better() -> None:
+    draws, summary = np.random.default_rng(0), {"scored": None, "accuracy": {"variants": {"test": {}}}}
+    right = draws.binomial(50, 0.8, (40, 30, 20)) / 50  # runs, rounds, sites
+    runs = [[{"round": t, **row(str(c), right[i, t, c], 50)} for t in range(30) for c in range(20)] for i in range(40)]
+    assert sum(better_rounds(rows, summary) is not None for rows in runs) <= 2
 
 
 def test_the_history_has_a_mean_of_every_test() -> None:

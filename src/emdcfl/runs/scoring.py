@@ -19,7 +19,7 @@ from emdcfl.core.metric import Metric, metric_of, score_of
 from emdcfl.core.schema import Reply
 from emdcfl.methods.base import Serving
 from emdcfl.runs.served import served_to
-from emdcfl.runs.verdict.intervals import SiteScores, difference, new_sites, these_sites
+from emdcfl.runs.verdict.intervals import LEVEL, SiteScores, difference, new_sites, these_sites
 
 MetricsRow = dict[str, Any]
 """One line of ``metrics.jsonl``: a client in a round."""
@@ -243,7 +243,8 @@ def better_rounds(rows: Sequence[MetricsRow], summary: Mapping[str, Any]) -> tup
     *_, before, last = numbers = list(tested)
     best = max(numbers, key=lambda number: sum(tested[number].values))
     gained = difference(tested[last], tested[numbers[(len(numbers) - 1) // 2]])
-    now, since = difference(tested[last], tested[before]), difference(tested[last], tested[best])
+    now = difference(tested[last], tested[before])
+    since = difference(tested[last], tested[best], 1 - (1 - LEVEL) / (len(tested) - 1))  # the best of all rounds is so by chance, too
     risen = 0.0 if now is None else now.mean / (last - before)
     if gained is not None and gained.sign == 1 and risen >= LEAST_RISE:
         return 2 * last, risen
