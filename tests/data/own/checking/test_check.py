@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -18,9 +19,10 @@ import emdcfl
 from emdcfl.cli import main
 from emdcfl.data.own import check_folder, load_folder
 from emdcfl.data.own.checking.check import check_options
-from emdcfl.data.own.checking.columns import Doubt
+from emdcfl.data.own.checking.columns import ColumnProfile, Doubt, SiteColumn
 from emdcfl.data.own.checking.fix import propose, write_recipe
 from emdcfl.data.own.checking.page import data_page
+from emdcfl.data.own.checking.profiling import with_units
 from emdcfl.data.own.cleaning import Cleaning
 from emdcfl.report.page import write_data_page
 from emdcfl.runs.config import load, override
@@ -226,3 +228,15 @@ def test_a_column_by_which_sites_were_divided_is_no_matter_of_units(tmp_path: Pa
     report = check_folder(tmp_path)
     assert {column.name: column.doubt for column in report.columns}["years"] == Doubt.RANGES
     assert any("'years' (one range per site)" in note for note in report.notes) and not any("units" in note for note in report.notes)
+
+
+def test_columns_of_many_sites_take_time_in_proportion_to_the_sites() -> None:
+    def column(sites: int, odd: int) -> ColumnProfile:
+        ranges = {f"s{i}": SiteColumn(9, 0, 0.0 + 99 * (i == odd), 1.0 + 99 * (i == odd), {f"w{i}": 9}) for i in range(sites)}
+        return ColumnProfile("x", "number", ranges)
+
+    assert [with_units(column(3, odd)).odd for odd in (0, 2, 9)] == [("s0",), ("s2",), ()]
+    began, many = time.perf_counter(), column(30_000, 5)
+    assert with_units(many).odd == ("s5",)
+    assert len(many.words) == 30_000
+    assert time.perf_counter() - began < 10

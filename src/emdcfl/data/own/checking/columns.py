@@ -147,7 +147,7 @@ class ColumnProfile:
     @cached_property
     def words(self) -> Counter[str]:
         """How often each word of text occurs, over all sites."""
-        return sum((Counter(one.words) for one in self.sites.values()), Counter[str]())
+        return add_up(one.words for one in self.sites.values())
 
     @cached_property
     def ranges(self) -> dict[str, tuple[float, float]]:
@@ -259,6 +259,14 @@ def spelled_differently(words: Iterable[str], fold: Callable[[str], str]) -> lis
     for word in sorted(words):
         alike.setdefault(fold(word), []).append(word)
     return [same for same in alike.values() if len(same) > 1]
+
+
+def add_up(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
+    """Add up counts in one counter: ``sum`` would copy it for each of them."""
+    total = Counter[str]()
+    for one in counts:
+        total.update(one)
+    return total
 
 
 def odd_words(words: Mapping[str, int]) -> Counter[str]:

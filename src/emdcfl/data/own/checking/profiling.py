@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emdcfl.core.optional import pa
-from emdcfl.data.own.checking.columns import FEW, ID_NAME, SHARE_OF_TEXT, ColumnProfile, Doubt, SiteColumn, odd_words
+from emdcfl.data.own.checking.columns import FEW, ID_NAME, SHARE_OF_TEXT, ColumnProfile, Doubt, SiteColumn, add_up, odd_words
 from emdcfl.data.own.formats.dates import looks_like_dates
 from emdcfl.data.own.parts import Labels, Part, Raw, is_numbers
 from emdcfl.data.own.tables import is_numeric, number_matrix, number_values, text_values
@@ -91,11 +91,12 @@ def with_units(column: ColumnProfile) -> ColumnProfile:
     ordered = sorted(ranges.values())
     if len(ordered) > 2 and all(one[1] < other[0] for one, other in pairwise(ordered)):
         return replace(column, doubt=Doubt.RANGES)
-    apart = []
-    for site, (low, high) in ranges.items():
-        others = [ends for other, ends in ranges.items() if other != site]
-        if others and (high < min(ends[0] for ends in others) or low > max(ends[1] for ends in others)):
-            apart.append(site)
+    lows, highs = sorted(low for low, _ in ordered)[:2], sorted((high for _, high in ordered), reverse=True)[:2]
+
+    def lies_apart(low: float, high: float) -> bool:
+        return high < lows[low == lows[0]] or low > highs[high == highs[0]]  # outermost of the others: its own, but for the second
+
+    apart = [site for site, (low, high) in ranges.items() if len(ranges) > 1 and lies_apart(low, high)]
     return replace(column, doubt=Doubt.UNITS, odd=tuple(apart)) if apart else column
 
 
@@ -213,7 +214,7 @@ def _few_values(piece: _Facts) -> bool:
 def _doubt(name: str, pieces: Sequence[_Facts]) -> tuple[Doubt | None, tuple[str, ...]]:
     """Say what a column, given by site and split, is instead of a feature."""
     full = [piece for piece in pieces if piece.missing < piece.rows]
-    words = sum((piece.words for piece in full), Counter[str]())
+    words = add_up(piece.words for piece in full)
     odd = [odd_words(piece.words) for piece in full if piece.words]
     mixed = any(0 < one.total() < SHARE_OF_TEXT * piece.words.total() for one, piece in zip(odd, [p for p in full if p.words], strict=True))
     if mixed:
@@ -273,16 +274,17 @@ def _kind(pieces: Sequence[_Facts], doubt: Doubt | None) -> str:
 
 
 def _by_site(pieces: Sequence[_Facts], doubt: Doubt | None) -> dict[str, SiteColumn]:
-    sites: dict[str, SiteColumn] = {}
+    sites: dict[str, list[_Facts]] = {}
     for piece in pieces:
-        one = sites.get(piece.site, SiteColumn(0, 0))
-        lows = [end for end in (one.low, piece.low) if end is not None and end == end]
-        highs = [end for end in (one.high, piece.high) if end is not None and end == end]
-        words = Counter(one.words) + piece.words if one.words else piece.words
-        rows, missing = one.rows + piece.rows, one.missing + piece.missing
-        different = len(words) or _different([p for p in pieces if p.site == piece.site], doubt)
-        sites[piece.site] = SiteColumn(rows, missing, min(lows, default=None), max(highs, default=None), words, different)
-    return sites
+        sites.setdefault(piece.site, []).append(piece)
+    return {site: _site_column(own, doubt) for site, own in sites.items()}
+
+
+def _site_column(pieces: Sequence[_Facts], doubt: Doubt | None) -> SiteColumn:
+    ends = [end for piece in pieces for end in (piece.low, piece.high) if end == end]
+    words = add_up(piece.words for piece in pieces)
+    rows, missing = (sum(counts) for counts in zip(*((piece.rows, piece.missing) for piece in pieces), strict=True))
+    return SiteColumn(rows, missing, min(ends, default=None), max(ends, default=None), words, len(words) or _different(pieces, doubt))
 
 
 def _different(pieces: Sequence[_Facts], doubt: Doubt | None) -> int:
