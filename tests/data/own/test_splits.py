@@ -306,3 +306,6 @@ def test_check_points_to_identifiers_and_dates(tmp_path: Path) -> None:
     assert "column 'patient' has 5.0 rows per value" in notes
     assert "--split time:day" in notes
     assert "use --group 'patient no'," in notes and "--split 'time:last day'" in notes
+    for site in "ab":
+        table(tmp_path / f"{site}.parquet", {**patients(rng, noise=3.0), "label": dates[np.arange(len(dates)) % 2]})
+    assert not any("time:label" in note for note in check_folder(tmp_path).notes)

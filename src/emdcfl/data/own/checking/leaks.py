@@ -307,7 +307,7 @@ def _hints(divided: Divided, label: str | None, mentioned: str) -> list[str]:
             )
     schema = next(iter(divided.values()))["train"].x.schema
     for column in schema:
-        if pa.types.is_temporal(column.type):
+        if pa.types.is_temporal(column.type) and column.name != label:
             by_time = shlex.quote(f"time:{column.name}")
             notes.append(f"column {column.name!r} holds dates: if newer rows are to be predicted from older ones, use --split {by_time}")
     return notes
