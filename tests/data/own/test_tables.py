@@ -173,6 +173,21 @@ def test_integers_of_more_digits_than_a_float_holds_are_read(tmp_path: Path, mis
     assert visit["mean"] == pytest.approx(20240101123459789, abs=1000)
 
 
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["007", "7"], ["007", "7"]),
+        (["1.1", "1.10"], ["1.1", "1.10"]),
+        (["12345678901234567890", "12345678901234567891"], ["12345678901234567890", "12345678901234567891"]),
+        (["10.0", "20.0", ""], ["10", "20"]),
+        (["1", "02", "?"], ["02", "1"]),
+    ],
+)
+def test_sites_are_called_as_they_are_written(tmp_path: Path, names: list[str], expected: list[str]) -> None:
+    path = write(tmp_path / "all.csv", [{**row, "site": names[i % len(names)]} for i, row in enumerate(rows(90))])
+    assert [site.name for site in load_folder(path, client="site").sites] == expected
+
+
 def test_what_is_no_number_in_parquet_is_a_gap(tmp_path: Path) -> None:
     labels = [float("nan") if i == 4 else float(i % 2) for i in range(60)]
     who = [float("nan") if i < 4 else float(i // 5) for i in range(60)]

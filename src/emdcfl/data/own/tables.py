@@ -51,6 +51,8 @@ class CellRules:
     words: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """Columns of text, and words that they hold in other files. A file with a few of them may look as if it held truth values (true),
     numbers (007) or no values (none)."""
+    names: tuple[str, ...] = ()
+    """Columns of names, where 1.1 and 1.10, 7 and 007 differ."""
 
 
 AS_WRITTEN = CellRules()

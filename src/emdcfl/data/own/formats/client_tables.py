@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -119,7 +121,7 @@ def read_shared_table(
     path: Path, label: str | None, client: str, rule: SplitRule = RANDOM, cells: CellRules = AS_WRITTEN
 ) -> tuple[list[Raw], list[Note]]:
     """Read one table and divide it by its client column; that column is dropped."""
-    table = read_file(path, cells)
+    table = read_file(path, replace(cells, names=(client,)))
     raws, notes = shared_table(table, str(path), label, client, rule, cells)
     return raws, [*encoding_notes(table, "", str(path)), *notes]
 
@@ -134,6 +136,8 @@ def shared_table(
     if column == client:
         raise DataError(f"{origin}: the label and the client column are both {client!r}; name another with --label or --client")
     who = _as_text(pc.fill_null(pc.cast(table.column(client), pa.string()), ""))
+    if all(re.fullmatch(r"(\d+[.,]0)?", name) for name in set(who.tolist())):  # integers that a gap elsewhere turned into floats
+        who = np.array([name[:-2] for name in who.tolist()], dtype=str)
     if (who == "").all():
         raise DataError(f"{origin}: no row has a value in the client column {client!r}; fill it in, or name another with --client")
     notes = [Note("", origin, "rows without a client left out: {n}", int((who == "").sum()), left_out=True)] if (who == "").any() else []

@@ -208,8 +208,10 @@ def _read_csv(path: Path, cells: CellRules = AS_WRITTEN, *, threads: bool = True
     how[CODES] = json.dumps([name for i, name in enumerate(names) if i in coded])
     words = dict(cells.words)
     typed = [i for i, name in enumerate(names) if name in words and not pa.types.is_string(table.schema.types[i])]
-    if odd := [table.column_names[i] for i in typed if set(text_values(table.column(i).unique())) - {"", *words[names[i]]}]:
-        convert.column_types = dict.fromkeys(odd, pa.string())
+    odd = [i for i in typed if set(text_values(table.column(i).unique())) - {"", *words[names[i]]}]
+    odd += [i for i, kind in enumerate(table.schema.types) if names[i] in cells.names and (i in coded or pa.types.is_floating(kind))]
+    if odd:
+        convert.column_types = {table.column_names[i]: pa.string() for i in odd}
         table = pcsv.read_csv(path, read, parse, convert)
     return _with_gaps(table.rename_columns(names), cells, decimal), how
 
@@ -229,7 +231,8 @@ def _with_gaps(table: pa.Table, cells: CellRules, decimal: str) -> pa.Table:
 
     def read(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
         known = name in words and not set(words[name]).isdisjoint(text_values(column.unique()))
-        return column if known else _numbers(column, decimal)
+        numbers = column if known else _numbers(column, decimal)
+        return pc.if_else(numbers.is_null(), None, column) if name in cells.names else numbers
 
     return pa.table([read(name, column) for name, column in zip(table.column_names, columns, strict=True)], names=table.column_names)
 
