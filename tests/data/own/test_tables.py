@@ -188,6 +188,16 @@ def test_sites_are_called_as_they_are_written(tmp_path: Path, names: list[str], 
     assert [site.name for site in load_folder(path, client="site").sites] == expected
 
 
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_a_blank_is_no_label(tmp_path: Path, suffix: str) -> None:
+    for site in "ab":
+        frame = pd.DataFrame([{**row, "label": ["no", "yes", " ", ""][i % 4]} for i, row in enumerate(rows())])
+        getattr(frame, f"to_{suffix}")(tmp_path / f"{site}.{suffix}", index=False)
+    scenario = load_folder(tmp_path)
+    assert scenario.classes == ("no", "yes")
+    assert any("rows without a label left out: 30" in note for note in scenario.notes)
+
+
 def test_what_is_no_number_in_parquet_is_a_gap(tmp_path: Path) -> None:
     labels = [float("nan") if i == 4 else float(i % 2) for i in range(60)]
     who = [float("nan") if i < 4 else float(i // 5) for i in range(60)]

@@ -18,7 +18,7 @@ from emdcfl.data.own.formats.readers import CODES, ENCODING, WINDOWS, like_data,
 from emdcfl.data.own.notes import Note
 from emdcfl.data.own.parts import MIXED, Part, Raw, Text
 from emdcfl.data.own.splitting import RANDOM, SplitRule, table_keys
-from emdcfl.data.own.tables import AS_WRITTEN, CellRules
+from emdcfl.data.own.tables import AS_WRITTEN, CellRules, text_values
 
 LABEL_NAMES = ("label", "target", "class", "y")
 
@@ -50,8 +50,7 @@ def label_column(table: pa.Table, label: str | None, origin: str) -> str:
 
 def labelled(table: pa.Table, label: str, name: str, origin: str, rule: SplitRule = RANDOM) -> tuple[Part, list[Note]]:
     """Split off the labels as text, and what the rows are split by; rows without one are left out, with a note."""
-    column = table.column(label)
-    keep = np.flatnonzero(~column.is_null().to_numpy(zero_copy_only=False))
+    keep = np.flatnonzero(np.array(text_values(table.column(label)), dtype=str) != "")
     notes = []
     if not len(keep) and table.num_rows:
         raise DataError(f"client {name!r} ({origin}): all {table.num_rows} rows are without a label in {label!r}; fill them in")
