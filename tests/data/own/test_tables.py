@@ -198,6 +198,16 @@ def test_a_blank_is_no_label(tmp_path: Path, suffix: str) -> None:
     assert any("rows without a label left out: 30" in note for note in scenario.notes)
 
 
+def test_text_is_text_in_whichever_of_arrows_types(tmp_path: Path) -> None:
+    ward, dose, label = ([f"{word}{unit}" for word in words] * 20 for words, unit in (("pqr", ""), ("123", " mg"), ("xyx", "")))
+    for kind in (pa.string(), pa.large_string(), pa.string_view()):
+        columns = {name: pa.array(words, kind) for name, words in (("ward", ward), ("dose", dose), ("label", label))}
+        pq.write_table(pa.table(columns), tmp_path / f"{kind}.parquet")
+    sites = load_folder(tmp_path).sites
+    assert sites[0].train.x.shape == (36, 4)
+    assert all(len({tuple(row) for row in site.train.x.tolist()}) == 3 for site in sites)
+
+
 def test_what_is_no_number_in_parquet_is_a_gap(tmp_path: Path) -> None:
     labels = [float("nan") if i == 4 else float(i % 2) for i in range(60)]
     who = [float("nan") if i < 4 else float(i // 5) for i in range(60)]

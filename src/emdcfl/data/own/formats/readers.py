@@ -369,6 +369,8 @@ def as_plain(table: pa.Table, path: Path | str) -> pa.Table:
     for name, column in zip(table.column_names, table.columns, strict=True):
         if t.is_dictionary(column.type) and _is_text(column.type.value_type):
             column = column.cast(column.type.value_type)
+        if t.is_string_view(column.type) or t.is_binary_view(column.type):  # few of Arrow's functions know them
+            column = column.cast(pa.large_string() if t.is_string_view(column.type) else pa.large_binary())
         if t.is_nested(column.type) or isinstance(column.type, pa.BaseExtensionType):
             column = pa.chunked_array([pa.array([None if cell is None else str(cell) for cell in column.to_pylist()], pa.string())])
         if t.is_binary(column.type) or t.is_large_binary(column.type) or t.is_fixed_size_binary(column.type):
