@@ -348,3 +348,11 @@ def test_inputs_are_read_as_fit_reads_them() -> None:
     assert result.predict("a", images[:0]) == []
     with pytest.raises(DataError, match="missing or infinite values, first in row 1"):
         result.predict("a", np.stack([images[0], np.full_like(images[0], np.nan, dtype=np.float32)]))
+
+
+def test_true_groups_of_what_is_not_in_memory_are_refused(tmp_path: Path) -> None:
+    for name, rows in frame(("a", "b")).groupby("hospital"):
+        rows.drop(columns="hospital").rename(columns={"outcome": "label"}).to_csv(tmp_path / f"{name}.csv", index=False)
+    for clients in (tmp_path, "rotated-digits", scenario_of(frame(), label="outcome", client="hospital")):
+        with pytest.raises(ConfigError, match="groups="):
+            emdcfl.fit(clients, groups={"a": "x", "b": "y", "c": "y"}, **QUICK)

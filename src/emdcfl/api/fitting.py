@@ -83,7 +83,7 @@ def fit(
     hold_out : str or list of str, optional
         Client or clients left out of training; at the end each is placed by unlabelled data and tested (``summary["unseen"]``).
     groups : dict or list, optional
-        True groups of the clients, where known, to score the result with.
+        True groups of clients in memory, where known, to score the result with.
     workers : int
         Worker processes. Above 1, call ``fit`` under ``if __name__ == "__main__":``.
     settings : mapping, optional
@@ -132,6 +132,8 @@ def configure(
     settings = {key: value.item() if isinstance(value, np.generic) else value for key, value in given.items() if value is not None}
     about = {name: settings.pop(f"scenario.{name}") for name in OPTIONS if f"scenario.{name}" in settings}
     source, scenario = read_clients(clients, groups, wanted, settings.get("run.seed", 0), about)
+    if groups is not None and (source.name != IN_MEMORY or isinstance(clients, Scenario)):
+        raise ConfigError("groups= tells the true groups of data in memory, got files or a scenario; leave it out")
     unused = next((key for key in settings if key.startswith("scenario.") and source.name == IN_MEMORY), None)
     if unused is not None:
         raise ConfigError(f"{unused} is for files and built-in scenarios, but the data are in memory; prepare them before 'fit'")
