@@ -145,6 +145,7 @@ BAD = {
     "folder for a config": (("run", "."), ("config file", "emdcfl run --data .")),
     "no validation data": (("run", "--scenario", "tiny", "--set", "scenario.val=[70, 0]"), ("'site-1'", "validation")),
     "NaN loss": (("run", "--scenario", "tiny", "--lr", "1e30"), ("'site-0'", "round 1", "loss became", "learning rate")),
+    "models of comparisons that are not made": (("run", "--scenario", "tiny", "--keep-baselines"), ("--keep-baselines", "own data")),
     "flag": (("run", "--nope"), ("--nope", "run --help")),
     "command": (("rnu",), ("rnu", "--help")),
 }

@@ -138,6 +138,8 @@ def run(
     what = _data_name(chosen)
     place = out or Path("runs") / f"{what}-{chosen.method.name}-seed{chosen.run.seed}"
     compare = baselines and chosen.scenario.name in (OWN_FILES, AT_NODES) and chosen.method.name not in BASELINES
+    if keep_baselines and not compare:
+        raise ConfigError("--keep-baselines keeps models that are trained beside own data to compare, got a run without; leave it out")
     remote = chosen.engine.name == "flower"
     if remote:
         refuse_numbers(chosen)
