@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,7 +62,7 @@ def discover(path: Path, *, client_column: str | None = None) -> FolderLayout:
     entries = visible(path)
     tables = [entry for entry in entries if entry.suffix.lower() in TABLE_SUFFIXES and entry.is_file()]
     folders = [entry for entry in entries if entry.is_dir() and not _holds_runs(entry)]
-    ignored = tuple(entry for entry in entries if entry.is_file() and entry not in tables)
+    ignored = tuple(entry for entry in entries if entry.is_file() and entry.suffix.lower() not in TABLE_SUFFIXES)
     if not folders:
         _refuse_unread(ignored)
     if tables and folders:
@@ -72,7 +73,7 @@ def discover(path: Path, *, client_column: str | None = None) -> FolderLayout:
         return FolderLayout("table", table=tables[0], ignored=ignored)
     if tables:
         stems = [table.stem for table in tables]
-        if twice := [stem for stem in stems if stems.count(stem) > 1]:
+        if twice := [stem for stem, times in Counter(stems).items() if times > 1]:
             raise DataError(f"{path} holds two tables for client {min(twice)!r}: keep one")
         _refuse_splits(stems, path)
         return FolderLayout("tables", [ClientFiles(table.stem, {MIXED: table}) for table in tables], ignored=ignored)
