@@ -236,6 +236,17 @@ def test_check_takes_what_is_measured_of_a_patient_for_no_identifier(tmp_path: P
     assert "patient_age" not in notes and "lot_area" not in notes
 
 
+def test_check_takes_how_many_for_no_identifier(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for site in "ab":
+        counts = {name: rng.poisson(60, 120) for name in ("n_users", "patients", "number of visits", "Number_of_reviews")}
+        who = {name: rng.integers(100, 160, 120) for name in ("ids", "patient", "patients_id", "UserNumber")}
+        table(tmp_path / f"{site}.parquet", {"x": rng.normal(size=120), **counts, **who, "label": rng.integers(0, 2, 120)})
+    report = check_folder(tmp_path)
+    assert {column.name for column in report.columns if column.doubt is not None} == set(who)
+    assert "--group patient" in " ".join(report.notes) and "--group n_users" not in " ".join(report.notes)
+
+
 def test_check_does_not_suspect_independent_rows(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for site in "ab":

@@ -23,11 +23,11 @@ from emdcfl.data.own.parts import Raw
 from emdcfl.data.own.tables import MAX_WORDS, is_numeric, most_frequent
 
 ID_NAME = re.compile(
-    r"(^|[_\W])(id([_\W]|$)|(id|patient|subject|person|participant|user|animal|machine|device|serial|document|specimen|lot|batch)s?"
-    r"[_\W]*(id|ids|no|nr|num|number|code|key|name|hash|pseudonym|\d+)?[_\W]*$)",
+    r"(^|[_\W])(id([_\W]|$)|(ids?|patient|subject|person|participant|user|animal|machine|device|serial|document|specimen|lot|batch)"
+    r"(s?[_\W]*(id|ids|no|nr|num|number|code|key|name|hash|pseudonym|\d+))?[_\W]*$)",
     re.I,
 )
-"""Names of columns that tell who or what was measured; ``lot_area`` and ``patient_age`` tell something about them."""
+"""Names of columns that tell who or what was measured; ``lot_area`` tells something about it, and ``n_patients`` counts."""
 UNNAMED = re.compile(r"Unnamed: \d+(\.\d+)?|__index_level_\d+__")
 """How pandas calls a column without a name, usually an index that was written with the table."""
 SHARE_OF_TEXT = 0.2

@@ -25,7 +25,7 @@ from emdcfl.data.own.parts import Labels, Part, Raw, is_numbers
 from emdcfl.data.own.tables import is_numeric, number_matrix, number_values, text_values
 
 NUMBER_NAME = re.compile(
-    r"(^|[_\W])(mrn|ssn|uuid|guid|key|record|case|index|row|unnamed|number|name|\w*nummer|zip|plz)([_\W]|id|no|nr|$)", re.I
+    r"(^|[_\W])(mrn|ssn|uuid|guid|key|record|case|index|row|unnamed|number(?![_\W]*of)|name|\w*nummer|zip|plz)([_\W]|id|no|nr|$)", re.I
 )
 PAIR = re.compile(r"\d+(\.\d+)?\s*/\s*\d+(\.\d+)?")
 """Two numbers in a cell, as of blood pressure."""
