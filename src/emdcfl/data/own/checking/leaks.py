@@ -70,7 +70,7 @@ def leaks(scenario: Scenario, divided: Divided, rule: SplitRule, *, hints: bool 
     tables = kind == "table"
     other = "--group EXPRESSION (by file name)" if kind else "a third array beside X and y: who or what was measured"
     label = scenario.encoding.get("label")
-    remedy = _remedy(found, divided, label) if tables else other
+    remedy = _remedy(found, divided, label) if tables and found else other
     text = "{n} % of the validation and test rows almost repeat a training row; repeated measurements or neighbours in time leak: " + (
         f"keep them in one split with {remedy}" if rule == RANDOM else "the split does not keep them apart; check the column"
     )
