@@ -9,6 +9,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import torch
 
 pytest.importorskip("flwr", reason="needs the extra emdcfl[flower]")
 
@@ -71,6 +72,14 @@ def test_another_job_counts_as_another_release(server: HostileServer, changed: d
     assert "reply" in server.ask("reference", **inputs)
     assert "policy.models_per_round" in server.refused("reference", job=changed, **inputs)
     assert "reply" in server.ask("reference", job={"threads": 2}, **inputs)
+
+
+@pytest.mark.parametrize("kinds", [(torch.float32, torch.int32), (torch.float16, torch.int16)])
+def test_the_same_bytes_as_another_type_are_no_second_model(server: HostileServer, kinds: tuple[torch.dtype, torch.dtype]) -> None:
+    """It would be counted as the first, and get the same noise: the difference of the two answers would have none."""
+    model, how = omega().to(kinds[0]), settings(privacy_epsilon=8.0)
+    said = [server.ask("reference", omega=model.view(kind), partners={}, sizes=[16], settings=how) for kind in kinds]
+    assert ["reply" in one for one in said] == [kinds[0] is torch.float32, False]
 
 
 def test_another_run_key_of_a_partner_counts_as_another_release(server: HostileServer) -> None:
