@@ -1,4 +1,4 @@
-"""A server sends an embedding model made to show the projection R: the node looks at the embeddings before it sends any."""
+"""A server sends models made to show the projection R, at which the node looks before it answers, or single samples by their losses."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from emdcfl.core.keys import global_seed
 from emdcfl.core.params import Network
+from emdcfl.models import ModelRecipe
 from emdcfl.privacy.crafted import suspicion
 
 
@@ -89,6 +90,40 @@ def test_a_crafted_model_of_a_partner_costs_that_partner_alone(server: HostileSe
 def test_an_owner_who_wants_to_may_allow_them(tmp_path: Path) -> None:
     server = HostileServer(tmp_path / "home", toml='trust = "relay"\n[policy]\ncrafted_models = true')
     assert "reply" in reference(server, crafted("one bias"))
+
+
+def test_two_requests_for_losses_show_a_row_of_a_table_unless_the_owner_refuses_them(tmp_path: Path) -> None:
+    """The privacy page says so: a model that answers all samples but one alike makes the mean that one's."""
+    rows = np.random.default_rng(0).normal(50, 10, size=(400, 3)).round(2)
+    (tmp_path / "table.csv").write_text("a,b,c,label\n" + "\n".join(",".join(map(str, [*row, i % 2])) for i, row in enumerate(rows)))
+    columns = [{"name": name, "mean": 0.0, "std": 1.0, "gaps": False} for name in "abc"]
+    job = {
+        "model": {"name": "mlp", "options": {"features": 3, "classes": 2, "hidden": [3, 1]}},
+        "data": {"encoding": {"kind": "table", "label": "label", "columns": columns}, "classes": ["0", "1"], "seed": 0},
+        "preprocess": {"mean": [0.0], "std": [1.0], "scale": 1.0, "size": None},
+    }
+    network = Network(ModelRecipe.from_dict(job["model"]))
+    first, second, head = (module for module in network.module.modules() if isinstance(module, torch.nn.Linear))
+
+    def shown(column: int, above: float) -> Tensor:
+        """Its loss is log 2, but softplus(± column / 50) of samples whose first column lies above a threshold."""
+        with torch.no_grad():
+            network.theta.zero_()
+            first.weight[:2, 0], first.weight[2, column] = 1e3, 1
+            first.bias[:2] = torch.tensor([0.0, -1.0]) - 1e3 * above
+            second.weight[0], second.bias[0] = torch.tensor([1e3, -1e3, 1.0]), -1e3
+            head.weight[0, 0] = 1 / 50
+        return network.theta.clone()
+
+    toml, thresholds = f"data = {str(tmp_path / 'table.csv')!r}\n", np.linspace(60, 80, 64)
+    server, alike = HostileServer(tmp_path / "home", toml=toml), float(torch.tensor(2.0).log())
+    said = server.ask("loss_moments", job=job, models=[shown(0, t) for t in thresholds])["reply"]
+    highest = thresholds[np.flatnonzero((said["mean"].numpy() - alike) * said["n"] > 1e-3)[-1]]
+    said = server.ask("loss_moments", job=job, models=[shown(column, highest) for column in range(3)])["reply"]
+    row = 50 * np.abs(np.log(np.expm1((said["mean"].numpy() - alike) * said["n"] + alike)))
+    assert np.abs(rows - row).max(axis=1).min() < 1e-3
+    careful = HostileServer(tmp_path / "careful", toml=toml + "[policy]\nmethods = ['fedavg']")
+    assert "policy.tasks" in careful.refused("loss_moments", job=job, models=[shown(0, highest)])
 
 
 RNG = np.random.default_rng(0)
