@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import EpsImagePlugin, Image
 from tests import tiny  # noqa: F401  registers the scenario
 
 import emdcfl
@@ -127,6 +127,19 @@ def test_nothing_is_appended_or_written_through_a_link(outside: Path, tmp_path: 
     with pytest.raises(StoreError):
         write_file(tmp_path / "report.html", [b"page"])
     assert target.read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("name", ["photo.png", "photo.jpg"])
+def test_postscript_called_an_image_is_handed_to_no_other_program(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow knows a file by its first bytes, and lets Ghostscript draw EPS, which is a program."""
+    (tmp_path / "gs").write_text(f"#!/bin/sh\necho 10.0\ntouch '{tmp_path}/ran'\n")
+    (tmp_path / "gs").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)  # what an earlier search found
+    (tmp_path / name).write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 16 16\n%%EndComments\nshowpage\n%%EOF\n")
+    with pytest.raises(DataError):
+        read_image(tmp_path / name, (1, 8, 8))
+    assert not (tmp_path / "ran").exists()
 
 
 def test_an_npz_that_unpacks_to_gigabytes_takes_no_memory(tmp_path: Path) -> None:

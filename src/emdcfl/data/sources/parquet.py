@@ -23,6 +23,7 @@ from PIL import Image
 from emdcfl.core import keys
 from emdcfl.core.errors import DataError
 from emdcfl.core.optional import pa, pq
+from emdcfl.data.own.formats.layout import FORMATS
 
 _BATCH = 512
 
@@ -69,7 +70,7 @@ class ImageTable:
         if batch is None:
             return None
         try:
-            with Image.open(io.BytesIO(batch[0].as_py() or b"")) as image:
+            with Image.open(io.BytesIO(batch[0].as_py() or b""), formats=FORMATS) as image:
                 width, height = image.size
         except (OSError, ValueError, SyntaxError):  # told with its row when it is decoded
             return None
@@ -112,7 +113,7 @@ class ImageTable:
     def _pixels(self, row: int, data: bytes | None) -> Images:
         channels, height, width = self.shape
         try:
-            with Image.open(io.BytesIO(data or b"")) as image:
+            with Image.open(io.BytesIO(data or b""), formats=FORMATS) as image:
                 pixels = np.asarray(image.convert("L" if channels == 1 else "RGB"), dtype=np.uint8)
         except (OSError, ValueError, SyntaxError) as error:
             raise DataError(f"{self.name}: row {row} of {self.files[0].parent} holds no readable image ({error})") from error

@@ -17,6 +17,7 @@ import torch
 HERE = Path(__file__).resolve().parent
 GAPS = {"", "-", "--", "–", "—", ".", "?", "na", "n/a", "n.a.", "nan", "null", "none", "nil", "missing", "unknown", "#n/a"}
 
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 TRUTH = {"true": 1.0, "false": 0.0}
 
 
@@ -25,7 +26,7 @@ def image(file: Path, shape: list[int]) -> np.ndarray[Any, Any]:
     from PIL import Image, ImageOps
 
     channels, height, width = shape
-    with Image.open(file) as opened:
+    with Image.open(file, formats=FORMATS) as opened:
         if opened.mode == "F":
             sys.exit(f"{file}: its pixels are floating-point numbers of unknown range; save it with 8 or 16 bits")
         with suppress(Exception):  # damaged metadata

@@ -17,7 +17,7 @@ from PIL import Image, ImageMode, ImageOps
 from emdcfl.core.errors import DataError
 from emdcfl.core.units import names
 from emdcfl.data.own.formats import dicom
-from emdcfl.data.own.formats.layout import IMAGE_SUFFIXES, UNREAD, ClientFiles, visible
+from emdcfl.data.own.formats.layout import FORMATS, IMAGE_SUFFIXES, UNREAD, ClientFiles, visible
 from emdcfl.data.own.notes import Note
 from emdcfl.data.own.parts import Part, Raw
 from emdcfl.data.own.splitting import RANDOM, SplitRule, file_keys
@@ -145,7 +145,7 @@ def _decode(file: Path, shape: Shape) -> NDArray[np.uint8] | str:
         if dicom.is_dicom(file):
             _check_size(dicom.read_header(file)[1], (shape[2], shape[1]))
             return _fit(dicom.read_pixels(file), shape)
-        with Image.open(file) as image:
+        with Image.open(file, formats=FORMATS) as image:
             _check_size(image.size, (shape[2], shape[1]))
             with suppress(Exception):  # as many ways to fail as below; a damaged image fails again when it is converted
                 ImageOps.exif_transpose(image, in_place=True)  # cameras store how they were held beside the pixels
@@ -188,7 +188,7 @@ def read_header(file: Path) -> Header | None:
     try:
         if dicom.is_dicom(file):
             return dicom.read_header(file)
-        with Image.open(file) as image:
+        with Image.open(file, formats=FORMATS) as image:
             return image.mode, image.size
     except Exception:  # reported when the file is read
         return None

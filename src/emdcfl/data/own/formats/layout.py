@@ -12,6 +12,8 @@ from emdcfl.data.own.parts import MIXED
 from emdcfl.data.own.splitting import SPLIT_NAMES, by_split
 
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm", ".dcm", ".dicom"})
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""What an image may hold, whatever its name is. Pillow knows more, and hands EPS to another program, which would run it."""
 EXCEL_SUFFIXES = frozenset({".xlsx", ".xlsm"})
 TABLE_SUFFIXES = frozenset({".csv", ".tsv", ".parquet"}) | EXCEL_SUFFIXES
 
