@@ -118,6 +118,12 @@ def test_a_column_that_the_owner_keeps_back_is_no_label_unless_he_says_so(tmp_pa
     assert node(tmp_path, toml=f"label = 'ward'\n{kept}").send("survey", question)["reply"]["labels"] == ["north", "south"]
 
 
+@pytest.mark.parametrize("shape", [[1, 8, 1], [1, 1, 8], [3, 64, 63]])
+def test_strips_that_would_show_the_mean_image_are_not_measured(tmp_path: Path, shape: list[int]) -> None:
+    """Of a shape that is no square the middle is cut out: means of wider and wider strips give those of every column."""
+    assert "squares" in images(tmp_path).send("survey", {"question": "measure", "seed": 0, "shape": shape})["failure"]
+
+
 @pytest.mark.parametrize("shape", [[3, 4096, 4096], [1, 1, 10**7], [3, 0, 8], [3, 8]])
 def test_images_are_not_measured_at_sizes_that_fill_the_memory(tmp_path: Path, shape: list[int]) -> None:
     server = images(tmp_path)

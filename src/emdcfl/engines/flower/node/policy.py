@@ -184,9 +184,10 @@ class Policy:
             raise _refusal(f"the model {model!r}", "models", [*BUILDERS, *self.models])
 
     def check_shape(self, shape: Sequence[Any]) -> None:
-        """Bound the shape to which images are resized."""
-        if len(shape) != 3 or not all(type(n) is int and 0 < n <= self.image_size for n in shape) or shape[0] > 4:
-            raise _refusal(f"images of shape {shape!r}", "image_size", [f"at most {self.image_size}"])
+        """Bound the shape to which images are resized; it is square, because the middles that others cut out would show a mean image."""
+        bounded = len(shape) == 3 and all(type(n) is int and 0 < n <= self.image_size for n in shape) and shape[0] <= 4
+        if not bounded or shape[1] != shape[2]:
+            raise _refusal(f"images of shape {shape!r}", "image_size", [f"squares of at most {self.image_size}"])
 
     def check_columns(self, names: Sequence[Any]) -> None:
         """Refuse columns that the operator keeps back, and the same one many times."""
