@@ -60,6 +60,7 @@ def test_a_column_of_names_or_numbers_is_no_label(tmp_path: Path, column: str) -
     server = node(tmp_path)
     said = server.send("survey", {"question": "describe", "seed": 0, "label": column})
     assert "reply" not in said
+    assert "reply" in server.send("survey", {"question": "describe", "seed": 0, "label": "label"}), "nor the first one asked for"
 
 
 @pytest.mark.parametrize("question", ["describe", "measure"])

@@ -127,9 +127,10 @@ def test_a_full_disk_leaves_nothing_by_half_behind(tmp_path: Path) -> None:
     with full_disk(), pytest.raises((OSError, SafetensorError)):
         node.client(digits_job())
     assert list((tmp_path / "state" / "site").iterdir()) == []
-    with full_disk(), pytest.raises(OSError):
-        fixed_label(tmp_path / "state", None, "outcome", Policy())
-    fixed_label(tmp_path / "state", None, "outcome", Policy())
+    with full_disk(), pytest.raises(OSError), fixed_label(tmp_path / "state", None, "wrong", Policy()):
+        pass
+    with fixed_label(tmp_path / "state", None, "outcome", Policy()):
+        pass
 
 
 def test_the_least_noise_of_node_toml_reaches_the_client(tmp_path: Path) -> None:

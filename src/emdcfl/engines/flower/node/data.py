@@ -10,7 +10,8 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,8 +84,8 @@ def _own(name: str, path: Path, config: NodeConfig, data: Mapping[str, Any], sta
         site, notes = load_site(path, name=name, label=label, rule=rule, cleaning=cleaning, **about)
     else:
         raw, said = read_table(name, path, label or data["encoding"]["label"], rule, cleaning)
-        fixed_label(state, label, raw.label, config.policy)
-        _check_classes(_check_table(raw, data, config.policy), data)
+        with fixed_label(state, label, raw.label, config.policy):
+            _check_classes(_check_table(raw, data, config.policy), data)
         site, notes = new_site(raw, notes=said, **about)
     for note in notes:
         log.info("%s", note)
@@ -99,22 +100,30 @@ def _check_classes(labels: Text, data: Mapping[str, Any]) -> None:
         )
 
 
-def fixed_label(state: Path, configured: str | None, column: str, policy: Policy) -> None:
-    """Refuse another label column than the first that was asked for: labels decide which rows are read and how they are divided.
+@contextmanager
+def fixed_label(state: Path, configured: str | None, column: str, policy: Policy) -> Iterator[None]:
+    """Refuse another label column than the first that was used: labels decide which rows are read and how they are divided.
 
-    Refuse also one that the policy keeps back, unless its name says that it holds labels.
+    The first is remembered when the block has ended, not where it refuses the request. Refuse also one that the policy keeps back, unless
+    its name says that it holds labels.
     """
     if configured is not None:
+        yield
         return
     if policy.columns and column not in (*policy.columns, *LABEL_NAMES):
         raise PolicyError(f"this node keeps the column {column!r} back (policy.columns); its operator may set label in node.toml")
     path = state / "label"
-    if not path.exists():
-        state.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with locked(path):  # messages may be separate processes
-            if not path.exists():
-                replace_text(path, column)
-    first = path.read_text(encoding="utf-8")
+    _check_first(path, column)
+    yield
+    state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with locked(path):  # messages may be separate processes
+        _check_first(path, column)
+        if not path.exists():
+            replace_text(path, column)
+
+
+def _check_first(path: Path, column: str) -> None:
+    first = path.read_text(encoding="utf-8") if path.exists() else column
     if column != first:
         raise PolicyError(
             f"this node's labels are in the column {first!r}, got a request for {column!r}; "

@@ -52,8 +52,8 @@ def answer_survey(node: HomeNode, request: Any) -> Answer:
         raw, _ = read_table(node.name, path, label, rule, cleaning)
         if not describes:
             policy.check_columns(request["numeric"] + request["categorical"])
-        fixed_label(node.home / "state", node.config.label, raw.label, policy)
-        answer = _describe_table(raw, seed, policy) if describes else _measure_table(raw, seed, request, policy)
+        with fixed_label(node.home / "state", node.config.label, raw.label, policy):
+            answer = _describe_table(raw, seed, policy) if describes else _measure_table(raw, seed, request, policy)
     return {"client": node.name, "reply": answer}
 
 
