@@ -71,6 +71,8 @@ def test_an_honest_encoding_of_a_table_is_read(tmp_path: Path) -> None:
         ([{**AGE, "std": 0.0}], "label"),
         ([{**AGE, "mean": math.nan}], "label"),
         ([{"name": "ward", "words": [str(i) for i in range(70_000)]}], "label"),
+        ([{"name": "ward", "words": [str(i) for i in range(201)]}], "label"),
+        ([{"name": f"{i}", "words": [str(k) for k in range(200)]} for i in range(400)], "label"),
     ],
 )
 def test_names_as_categories_or_labels_and_absurd_encodings_are_refused(tmp_path: Path, columns: list[Any], label: str) -> None:

@@ -20,6 +20,7 @@ from emdcfl.core.client import NODE_NEEDS
 from emdcfl.core.client import TASKS as KNOWN
 from emdcfl.core.errors import ClientError, ConfigError, EmdcflError, nearest
 from emdcfl.core.tasks import Training
+from emdcfl.data.own.tables import MAX_WORDS
 from emdcfl.models import BUILDERS, ModelRecipe
 
 TASKS = ("describe", "train", "test", "evaluate", "reference", "recalibrate", "project", "loss_moments")
@@ -208,6 +209,8 @@ class Policy:
             width += len(column["words"]) if "words" in column else 2
             if "words" not in column and not (math.isfinite(column["mean"]) and math.isfinite(column["std"]) and column["std"] > 0):
                 raise PolicyError(f"expected mean and spread of column {column['name']!r} as finite numbers; check the server")
+            if "words" in column and len(column["words"]) > MAX_WORDS:  # a survey lists no more; every row has a number for each
+                raise PolicyError(f"this node encodes a column in at most {MAX_WORDS} words, got {len(column['words'])}")
         if width > MOST_COLUMNS:
             raise PolicyError(f"this node encodes a table in at most {MOST_COLUMNS} columns, got {width}")
 
