@@ -22,6 +22,7 @@ from emdcfl.methods.base import Distances
 from emdcfl.paper.plots import Panel, matrices, overview
 from emdcfl.runs.figures import heatmap, margin_plot, png
 from emdcfl.runs.loop import play
+from emdcfl.runs.verdict.intervals import SiteScores, difference
 
 NAMES = ["$^$", "$x", "\\$\\frac$", "a\x1b[2J\ud800\x00b", "$" * 500]
 
@@ -67,6 +68,14 @@ def test_a_name_is_shown_as_it_is_written() -> None:
 
     text = Text(text=plot_text("$^$"))
     assert text._preprocess_math(text.get_text()) == ("$^$", False)  # type: ignore[attr-defined]
+
+
+def test_a_claim_of_many_test_samples_gives_no_site_more_than_its_share() -> None:
+    values, others = (0.8,) * 7 + (0.0,), (0.5,) * 7 + (1.0,)
+    for claimed in (100, 10**8):
+        counts = (100,) * 7 + (claimed,)
+        found = difference(SiteScores(values, counts), SiteScores(others, counts))
+        assert found is not None and found.mean == pytest.approx((7 * 0.3 - 1) / 8)
 
 
 @pytest.mark.parametrize(
