@@ -201,8 +201,6 @@ class Network:
             raise ModelError(
                 f"expected a state of {self.layout.size} (or ω of {self.layout.embedding.stop}) numbers, got {tuple(theta.shape)}"
             )
-        if theta.dtype != self.theta.dtype:  # the same bytes in another type would be another model, where models are known by their bytes
-            raise ModelError(f"expected a state of {self.theta.dtype}, got {theta.dtype}")
         with torch.no_grad():
             self.theta[: theta.shape[0]].copy_(theta)
 

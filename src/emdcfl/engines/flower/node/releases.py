@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from emdcfl.core.files import locked, replace_text
@@ -142,9 +143,12 @@ def _limit(count: int, what: str, key: str, most: int) -> None:
 
 
 def _print(omega: Any, how: str, key: Any = b"") -> str:
-    """Digest of a model and of what decides which samples are embedded and how."""
-    if not isinstance(omega, Tensor) or not isinstance(key, bytes):
-        raise PolicyError("expected an embedding model as a tensor, and a partner's key as bytes; check the server")
+    """Digest of a model and of what decides which samples are embedded and how.
+
+    The same bytes in another type are another model, which would be counted as this one and get its privacy noise.
+    """
+    if not isinstance(omega, Tensor) or omega.dtype != torch.float32 or not isinstance(key, bytes):
+        raise PolicyError("expected an embedding model as a tensor of float32, and a partner's key as bytes; check the server")
     return digest(omega.detach().cpu().contiguous().numpy().tobytes(), how, key).hex()[:32]
 
 
