@@ -19,6 +19,7 @@ from tests import tiny  # noqa: F401  registers the scenario
 
 import emdcfl
 from emdcfl.core.errors import DataError, StoreError
+from emdcfl.data.own.formats import spreadsheet
 from emdcfl.data.own.formats.images import read_image
 from emdcfl.report.load_run import read_run
 from emdcfl.runs.config import Choice, Config, RunConfig
@@ -140,6 +141,22 @@ def test_postscript_called_an_image_is_handed_to_no_other_program(name: str, tmp
     with pytest.raises(DataError):
         read_image(tmp_path / name, (1, 8, 8))
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_workbook_with_a_cell_in_a_far_corner_is_refused_before_all_between_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At Excel's own limits, 17 KB of a file took minutes."""
+    monkeypatch.setattr(spreadsheet, "MOST_CELLS", 10_000, raising=False)
+    book = pytest.importorskip("openpyxl").Workbook()
+    for cell, value in {"A1": "age", "B1": "label", "A2": 1, "B2": "ill"}.items():
+        book.active[cell] = value
+    book.save(tmp_path / "small.xlsx")
+    assert spreadsheet.read_workbook(tmp_path / "small.xlsx").num_rows == 1
+    book.active["CV1"], book.active["A200"] = "far", 1
+    book.save(tmp_path / "large.xlsx")
+    with pytest.raises(DataError, match="10000 cells"):
+        spreadsheet.read_workbook(tmp_path / "large.xlsx")
 
 
 def test_an_npz_that_unpacks_to_gigabytes_takes_no_memory(tmp_path: Path) -> None:

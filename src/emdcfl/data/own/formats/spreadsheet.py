@@ -5,6 +5,7 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Sequence
 from datetime import date, datetime, time
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ UNPACKED = 1 << 28
 """Bytes that a workbook may unpack to: its cells take far more in memory."""
 MOST_ROWS, MOST_COLUMNS = 1 << 20, 1 << 14
 """Of a sheet, as Excel has them."""
+MOST_CELLS = 1 << 28
+"""Of a sheet, empty ones counted: two cells in opposite corners would otherwise take many minutes."""
 HEAD = 20
 """Rows in which the names of columns are looked for."""
 
@@ -33,7 +36,7 @@ def read_workbook(path: Path) -> pa.Table:
         book = openpyxl.load_workbook(path, read_only=True, data_only=True)
         try:
             sheet = _only_sheet(book, path)
-            names, rows, first = _cells(sheet)
+            names, rows, first = _cells(sheet, path)
         finally:
             book.close()
         if any(cell is None for row in rows for cell in row):
@@ -66,14 +69,17 @@ def _filled(book: Any, rows: int) -> list[Any]:
     return [sheet for sheet in book.worksheets if found(sheet)]
 
 
-def _cells(sheet: Any) -> tuple[list[Any], list[tuple[Any, ...]], int]:
+def _cells(sheet: Any, path: Path) -> tuple[list[Any], list[tuple[Any, ...]], int]:
     """Return names, rows and the number of the first row; titles above the names, one cell each, are passed over."""
     head = [list(row) for row in sheet.iter_rows(max_row=HEAD, max_col=MOST_COLUMNS, values_only=True)]
     filled = [[i for i, cell in enumerate(row) if cell is not None] for row in head]
     top = next((i for i, cells in enumerate(filled) if len(cells) > 1), next(i for i, cells in enumerate(filled) if cells))
     width = max(cells[-1] for cells in filled[top:] if cells) + 1
     rows = sheet.iter_rows(min_row=top + 2, max_row=MOST_ROWS, max_col=width, values_only=True)
-    return head[top][:width], [row for row in rows if any(cell is not None for cell in row)], top + 2
+    found = [row for row in islice(rows, MOST_CELLS // width) if any(cell is not None for cell in row)]
+    if next(rows, None) is not None:
+        raise DataError(f"{path}: has more than {MOST_CELLS} cells, empty ones counted; delete what lies beside or below the table")
+    return head[top][:width], found, top + 2
 
 
 def _refuse_formulas(openpyxl: Any, path: Path, title: str, width: int, rows: Sequence[tuple[Any, ...]], first: int) -> None:
