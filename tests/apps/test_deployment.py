@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import os
@@ -155,6 +156,26 @@ def test_a_node_is_served_once_and_takes_the_place_of_one_that_was_killed(tmp_pa
     monkeypatch.setattr(supernode, "BOOT", tmp_path / "boot")
     with pytest.raises(httpx.HTTPStatusError):
         start()
+
+
+def test_a_full_disk_leaves_no_half_of_a_bundle(four: deployment.Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower takes a folder that is there for a whole bundle: the node would refuse every message after its disk is free again."""
+    from flwr.cli import install
+    from flwr.supernode.runtime import run_clientapp
+
+    from emdcfl.apps import supernode
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    monkeypatch.setattr(run_clientapp, "install_from_fab", install.install_from_fab)
+    supernode.install_whole(run_clientapp)
+    bundle = (four.operator / "app.fab").read_bytes()
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
+        patch.setattr(install.shutil, "copy2", full)
+        run_clientapp.install_from_fab(bundle, skip_prompt=True)
+    assert (run_clientapp.install_from_fab(bundle, skip_prompt=True) / "pyproject.toml").stat().st_size > 0
 
 
 def test_mistakes_are_told(four: deployment.Deployment, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ import os
 import random
 import secrets
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -57,6 +58,9 @@ BUSY, IDLE, RECENT = 0.25, 3.0, 120.0
 PLACE = "place"
 """File in the node's folder ``flwr``, locked while it is served: Flower's number of the node, and the boot id of the machine."""
 
+BUNDLES = "apps"
+"""Folder there with the bundles that Flower has unpacked; made anew at each start."""
+
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 WATCH = 1.0
@@ -78,6 +82,7 @@ def serve(home: Path, *, name: str, superlink: str) -> int:
             raise ConfigError(f"{home / file} is missing ({whose}); see docs/guide/deploy.md")
     os.environ.update(QUIET, FLWR_HOME=str(home / "flwr"))  # before Flower is imported
     place = _lock(home)  # forks hold it too
+    shutil.rmtree(home / "flwr" / BUNDLES, ignore_errors=True)  # a kill may have left half of one
     _import_everything()
     log_with_times()
     secret, port = secrets.token_bytes(32), free_port()  # after the imports: in their seconds another program could take the port
@@ -126,8 +131,26 @@ def _import_everything() -> None:
         "emdcfl.apps.client",
     ):
         import_module(name)
+    install_whole(import_module("flwr.supernode.runtime.run_clientapp"))
     gc.collect()
     gc.freeze()  # the collector would touch, and so copy, what forks share
+
+
+def install_whole(program: Any) -> None:
+    """Let a module of Flower's leave no half of a bundle where the disk is full: Flower would take it for the whole from then on."""
+    from flwr.supercore.utils import get_flwr_home
+
+    install = program.install_from_fab
+
+    def install_from_fab(*given: Any, **options: Any) -> Path:
+        try:
+            made: Path = install(*given, **options)
+        except OSError:
+            shutil.rmtree(get_flwr_home() / BUNDLES, ignore_errors=True)
+            raise
+        return made
+
+    program.install_from_fab = install_from_fab
 
 
 def log_with_times() -> None:
