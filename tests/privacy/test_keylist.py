@@ -109,6 +109,15 @@ def test_a_name_is_replaced_only_where_that_is_meant(tmp_path: Path) -> None:
     assert KeyList(path).known == {"a": fingerprint(B)}
 
 
+@pytest.mark.parametrize("text", ["SHA256:…", fingerprint(A)[:-1], fingerprint(A) + "=", fingerprint(A).removeprefix("SHA256:")])
+def test_what_is_no_fingerprint_is_not_listed(tmp_path: Path, text: str) -> None:
+    """A placeholder copied from a page would shut the right key out."""
+    path = tmp_path / "clients.toml"
+    with pytest.raises(ConfigError, match="node fingerprint"):
+        add_name(path, "a", text)
+    assert not path.exists()
+
+
 def test_pinned_knows_only_its_list(tmp_path: Path) -> None:
     path = tmp_path / "clients.toml"
     path.write_text(f'a = "{fingerprint(A)}"\n')

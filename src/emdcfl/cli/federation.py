@@ -120,8 +120,10 @@ def enrol(
     there = _read(folder)
     from emdcfl.apps.deployment import control
     from emdcfl.apps.deployment.folder import check_names
-    from emdcfl.privacy.keylist import add_name
+    from emdcfl.privacy.keylist import add_name, check_fingerprint
 
+    if fingerprint is not None:
+        check_fingerprint(fingerprint)  # before anything is registered
     try:
         public = key.read_bytes()
     except OSError as error:

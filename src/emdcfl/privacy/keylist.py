@@ -12,6 +12,7 @@ it relays, which could then open what is sealed.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -83,10 +84,15 @@ class KeyList:
             replace_text(self.path, tomli_w.dumps(dict(sorted(self.known.items()))))
 
 
+def check_fingerprint(print_: str) -> None:
+    """Raise ``ConfigError`` if a text is no fingerprint: one cut off, or a page's placeholder, would shut the right key out."""
+    if not re.fullmatch(r"SHA256:[A-Za-z0-9+/]{43}", print_):
+        raise ConfigError(f"expected a fingerprint, SHA256: and 43 characters, got {print_!r}; emdcfl node fingerprint prints it")
+
+
 def add_name(path: Path, name: str, print_: str, *, replace: bool = False) -> None:
     """Add a name with its fingerprint to a list, or raise ``ConfigError`` if it is there with another one that is not to be replaced."""
-    if not print_.startswith("SHA256:"):
-        raise ConfigError(f"expected a fingerprint like SHA256:…, got {print_!r}; emdcfl node init prints it")
+    check_fingerprint(print_)
     keys = KeyList(path)
     with keys.changing():
         if keys.known.get(name, print_) != print_ and not replace:
