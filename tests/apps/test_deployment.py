@@ -125,7 +125,7 @@ def test_a_node_is_served_once_and_takes_the_place_of_one_that_was_killed(tmp_pa
     """Only on the machine where that one ran: elsewhere a copy of the folder would push out a node that lives."""
     from flwr.proto.fleet_pb2 import ActivateNodeResponse
 
-    from emdcfl.apps import supernode
+    from emdcfl.apps import admission, supernode
 
     online: set[int] = set()
 
@@ -144,7 +144,7 @@ def test_a_node_is_served_once_and_takes_the_place_of_one_that_was_killed(tmp_pa
         with supernode._lock(tmp_path) as place:
             with pytest.raises(ConfigError, match="another process serves this node"):
                 supernode._lock(tmp_path)
-            supernode.take_place(Client, place)
+            admission.take_place(Client, place)
             return int(Client().ActivateNode(None).node_id)
 
     online.add(7)
@@ -153,9 +153,46 @@ def test_a_node_is_served_once_and_takes_the_place_of_one_that_was_killed(tmp_pa
     online.clear()
     assert [start(), start()] == [7, 7], "the second in the place of the first"
     (tmp_path / "boot").write_text("another machine")
-    monkeypatch.setattr(supernode, "BOOT", tmp_path / "boot")
+    monkeypatch.setattr(admission, "BOOT", tmp_path / "boot")
     with pytest.raises(httpx.HTTPStatusError):
         start()
+
+
+def answered(status: int, date: str | None = None) -> httpx.HTTPStatusError:
+    request = httpx.Request("POST", "https://link/v1")
+    return httpx.HTTPStatusError(
+        "no", request=request, response=httpx.Response(status, request=request, headers={"date": date} if date else {})
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (httpx.ConnectError("[Errno 111] Connection refused"), "fl.example.org:8000.*Connection refused"),
+        (httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] unable to get local issuer certificate"), "ca.crt"),
+        (answered(401, "Thu, 19 Nov 2026 16:00:10 GMT"), "3590 s ahead of"),
+        (answered(401, "Thu, 19 Nov 2026 18:00:00 GMT"), "3600 s behind"),
+        (answered(401, "Thu, 19 Nov 2026 17:00:00 GMT"), "enrol auth.pub"),
+        (answered(401), "enrol auth.pub"),
+        (answered(412), "has not enrolled auth.pub"),
+        (answered(503), "503"),
+    ],
+)
+def test_a_node_says_why_it_cannot_connect(error: httpx.HTTPError, expected: str, caplog: pytest.LogCaptureFixture) -> None:
+    from emdcfl.apps import admission
+
+    class Client:
+        def ActivateNode(self, request: Any) -> Any:
+            raise error
+
+        PullMessages = ActivateNode
+
+    admission.explain_refusals(Client, "fl.example.org:8000")
+    with pytest.raises(httpx.HTTPError):
+        Client().ActivateNode(None)
+    assert len(caplog.messages) == 1
+    moment = datetime(2026, 11, 19, 17, tzinfo=UTC).timestamp()
+    assert re.search(expected, admission.refusal(error, "fl.example.org:8000", moment))
 
 
 def test_a_full_disk_leaves_no_half_of_a_bundle(four: deployment.Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,9 +209,10 @@ def test_a_full_disk_leaves_no_half_of_a_bundle(four: deployment.Deployment, tmp
     monkeypatch.setattr(run_clientapp, "install_from_fab", install.install_from_fab)
     supernode.install_whole(run_clientapp)
     bundle = (four.operator / "app.fab").read_bytes()
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
+    with monkeypatch.context() as patch:
         patch.setattr(install.shutil, "copy2", full)
-        run_clientapp.install_from_fab(bundle, skip_prompt=True)
+        with pytest.raises(OSError, match="No space"):
+            run_clientapp.install_from_fab(bundle, skip_prompt=True)
     assert (run_clientapp.install_from_fab(bundle, skip_prompt=True) / "pyproject.toml").stat().st_size > 0
 
 

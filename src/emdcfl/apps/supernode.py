@@ -8,9 +8,6 @@ share one copy of the libraries::
     answer       one per message, forked from the launcher: opens the node's folder, asks the policy, runs the task, ends
 
 The launcher takes tasks from the SuperNode with a secret drawn at each start, so no other program of this machine can take them.
-
-A node that is killed is not deactivated, and the SuperLink would refuse the next process with its key for about a minute. That process
-therefore deactivates it first. It may: it holds the key, and the lock on the node's folder says that the one before it has ended.
 """
 
 from __future__ import annotations
@@ -36,6 +33,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, TYPE_CHECKING, Any
 
+from emdcfl.apps.admission import explain_refusals, take_place
 from emdcfl.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -60,8 +58,6 @@ PLACE = "place"
 
 BUNDLES = "apps"
 """Folder there with the bundles that Flower has unpacked; made anew at each start."""
-
-BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 WATCH = 1.0
 """Seconds after which the launcher looks around even if nothing woke it."""
@@ -202,35 +198,6 @@ def _fork(run: Callable[[], None]) -> int:
         os._exit(status)
 
 
-def take_place(client: Any, place: IO[str]) -> None:
-    """Let a class of Flower's clients that is refused first deactivate the node of a process that was killed since the machine booted."""
-    import httpx
-    from flwr.proto.fleet_pb2 import DeactivateNodeRequest
-
-    activate, boot = client.ActivateNode, ""
-    with contextlib.suppress(OSError):
-        boot = BOOT.read_text(encoding="ascii").strip()
-
-    def activate_node(self: Any, request: Any) -> Any:
-        try:
-            answer = activate(self, request)
-        except httpx.HTTPStatusError:
-            place.seek(0)
-            number, _, where = place.read().partition(" ")
-            if not boot or where != boot:  # a copy of the folder: the node may be served elsewhere
-                raise
-            with contextlib.suppress(httpx.HTTPStatusError):
-                self.DeactivateNode(DeactivateNodeRequest(node_id=int(number)))
-            answer = activate(self, request)
-        with contextlib.suppress(OSError):  # the disk is full: the next process is refused for a minute
-            place.truncate(0)
-            place.write(f"{answer.node_id} {boot}")
-            place.flush()
-        return answer
-
-    client.ActivateNode = activate_node
-
-
 def _run_supernode(arguments: list[str], secret: bytes, waker: int, launcher: int, place: IO[str]) -> None:
     """Be Flower's SuperNode, with shorter pauses and a launcher that is told of each message."""
     from flwr.supercore.app_utils import start_parent_process_monitor
@@ -241,7 +208,9 @@ def _run_supernode(arguments: list[str], secret: bytes, waker: int, launcher: in
     for number in (signal.SIGTERM, signal.SIGINT):  # Flower handles the first; what it restores for the second must not end it half-way
         signal.signal(number, signal.SIG_IGN)
     start_parent_process_monitor(launcher)
-    take_place(import_module("flwr.supernode.fleet_http_client").FleetHttpClient, place)
+    client = import_module("flwr.supernode.fleet_http_client").FleetHttpClient
+    take_place(client, place)
+    explain_refusals(client, arguments[arguments.index("--superlink") + 1])
     parse, push = program._parse_supernode_lifespan_config, loop._push_messages
     pauses = _Pauses()
 
@@ -298,7 +267,7 @@ class _Launcher:
         while not self._stopping:
             if (status := self._ended(self.supernode)) is not None:
                 self._end_answers()
-                return status if 0 <= status < 128 else 1
+                return status if 0 < status < 128 else 1  # nobody told it to end, whatever it says
             self._answers = {pid for pid in self._answers if self._ended(pid) is None}
             tries = TRIES if self._wait() else tries - 1
             if tries > 0 and (answer := self._take()) is not None:
