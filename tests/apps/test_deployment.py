@@ -31,7 +31,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key, l
 import emdcfl
 from emdcfl.apps import deployment, options, superlink
 from emdcfl.apps.deployment import check, control
-from emdcfl.apps.deployment.folder import create_operator, fingerprints
+from emdcfl.apps.deployment.folder import clients_of_runs, create_operator, fingerprints
 from emdcfl.apps.deployment.processes import LINK, process_ids, record, start_time
 from emdcfl.apps.deployment.submit import new_events, stop
 from emdcfl.apps.options import Options
@@ -353,6 +353,14 @@ def test_a_server_program_may_start_slowly_and_a_dead_one_is_noticed_as_early_as
 def test_a_mistake_in_the_run_config_is_told(given: dict[str, object], expected: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(expected)):
         Options.read(given)
+
+
+def test_the_sites_that_a_run_asks_are_read_from_its_config(four: deployment.Deployment, tmp_path: Path) -> None:
+    there = create_operator(tmp_path / "fed", ["north", "south"], host="fl.example.org")
+    assert clients_of_runs(there) == ["north", "south"]
+    assert clients_of_runs(four) is None, "a built-in scenario has its own"
+    (there.path / "run.toml").write_text('[scenario]\nname = "nodes"\n')
+    assert clients_of_runs(there) is None
 
 
 def test_the_certificate_holds_for_the_nodes_and_for_the_server_program_beside_the_superlink(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def enrol(
     """Register a node's key with the SuperLink and its fingerprint in the server's list, then close registration again."""
     there = _read(folder)
     from emdcfl.apps.deployment import control
-    from emdcfl.apps.deployment.folder import check_names
+    from emdcfl.apps.deployment.folder import check_names, clients_of_runs
     from emdcfl.privacy.keylist import add_name, check_fingerprint
 
     if fingerprint is not None:
@@ -132,8 +132,11 @@ def enrol(
     new = control.enrol(there, name, public, replace=replace)
     if fingerprint is not None:
         add_name(there.operator / "clients.toml", name, fingerprint, replace=replace)
-    told = f"{name} is {'registered' if new else 'registered already'}; enrolment is closed"
-    answer({"name": name, "new": bool(new)}, [told], as_json=as_json)
+    lines = [f"{name} is {'registered' if new else 'registered already'}; enrolment is closed"]
+    listed = clients_of_runs(there)
+    if listed is not None and name not in listed:
+        lines.append(f"next: add {name} to clients in {folder}/run.toml; a run asks the sites of that list only")
+    answer({"name": name, "new": bool(new)}, lines, as_json=as_json)
 
 
 @federation.command()
@@ -143,11 +146,15 @@ def remove(
     """Revoke a node's access. To come back, it rotates its keys and is enrolled again."""
     there = _read(folder)
     from emdcfl.apps.deployment import control
+    from emdcfl.apps.deployment.folder import clients_of_runs
     from emdcfl.privacy.keylist import remove_name
 
     control.remove(there, name)
     remove_name(there.operator / "clients.toml", name)
-    answer({"removed": name}, [f"{name} is removed; its partners delete its line from their partners.toml"], as_json=as_json)
+    lines = [f"{name} is removed; its partners delete its line from their partners.toml"]
+    if name in (clients_of_runs(there) or []):
+        lines.append(f"next: take {name} off clients in {folder}/run.toml; a run waits for the sites of that list")
+    answer({"removed": name}, lines, as_json=as_json)
 
 
 @federation.command()

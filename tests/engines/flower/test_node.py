@@ -213,17 +213,28 @@ def test_labels_and_columns_of_nodes_that_do_not_fit_are_told_and_left_out(tmp_p
     data = own(tmp_path, "tables")
     text = (data / "b.csv").read_text().splitlines()
     (data / "b.csv").write_text(
-        "\n".join([f"extra,{text[0]}", *(f"{i},{line[:-1]}{'ny'[int(line[-1])]}" for i, line in enumerate(text[1:]))])
+        "\n".join([f"extra,more,{text[0]}", *(f"{i},{i},{line[:-1]}{'ny'[int(line[-1])]}" for i, line in enumerate(text[1:]))])
     )
     grid = HomeGrid({i: (name, home(tmp_path / f"home-{name}", data=str(data / f"{name}.csv"))) for i, name in enumerate("abc", start=1)})
     with session(Session(grid, QUICK, KeyList())):
-        with pytest.raises(DataError, match=r"'a' and 'b' differ in the column 'extra'.*scenario\.drop=extra"):
+        with pytest.raises(DataError, match=r"'extra' only at b; 'more' only at b: .*scenario\.drop=extra,more$"):
             scenarios.build("nodes", clients=["a", "b", "c"])
         with pytest.raises(DataError, match="did you mean 'extra'"):
             scenarios.build("nodes", clients=["a", "b", "c"], drop="extras")
-        surveyed = scenarios.build("nodes", clients=["a", "b", "c"], drop=["extra"])
+        surveyed = scenarios.build("nodes", clients=["a", "b", "c"], drop=["extra", "more"])
     assert [column["name"] for column in surveyed.encoding["columns"]] == ["age", "ward"]
     assert any("numbers at a, c (0, 1) and words at b (n, y)" in note and "node" in note for note in surveyed.notes)
+
+
+def test_a_node_that_is_enrolled_and_no_client_of_the_run_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The config of a federation lists the sites it began with; one enrolled later would be left out in silence."""
+    data = own(tmp_path, "tables")
+    grid = HomeGrid({i: (name, home(tmp_path / f"home-{name}", data=str(data / f"{name}.csv"))) for i, name in enumerate("abc", start=1)})
+    for clients, told in ((["a", "b"], 1), (["a", "b", "c"], 0)):
+        caplog.clear()
+        with session(Session(grid, QUICK, KeyList())):
+            scenarios.build("nodes", clients=clients)
+        assert sum("not a client of this run: c;" in message for message in caplog.messages) == told
 
 
 def test_a_node_repairs_its_own_files_and_its_owner_reads_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -202,6 +202,15 @@ def fingerprints(deployment: Deployment) -> dict[str, str]:
     return {node: fingerprint(public_key(load_secret(deployment.home(node) / "secret.key"))) for node in deployment.nodes}
 
 
+def clients_of_runs(deployment: Deployment) -> list[str] | None:
+    """The sites that ``run.toml`` names; ``None`` if it names none (a run then asks all that are enrolled) or cannot be read."""
+    try:
+        listed = tomllib.loads((deployment.path / "run.toml").read_text(encoding="utf-8"))["scenario"]["clients"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return [str(name) for name in listed] if isinstance(listed, list) else None
+
+
 def _empty(path: str | Path) -> Path:
     folder = Path(path).resolve()
     if folder.exists() and any(folder.iterdir()):

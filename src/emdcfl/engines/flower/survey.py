@@ -24,7 +24,7 @@ from emdcfl.core.errors import ClientError, DataError
 from emdcfl.core.files import replace_text
 from emdcfl.core.keys import digest
 from emdcfl.core.replies import brief
-from emdcfl.core.units import names
+from emdcfl.core.units import names, some
 from emdcfl.data.own import defaults
 from emdcfl.data.own.cleaning import AS_THEY_ARE, Cleaning, label_variants
 from emdcfl.data.own.formats.images import image_shape
@@ -158,6 +158,12 @@ class _Survey:
         if len(self.clients) < 2:
             wait = connected.messenger.settings.wait
             raise DataError(f"expected at least two nodes, got {len(self.clients)} connected after {wait:.0f} s; start them")
+        left = sorted(set(connected.nodes) - set(self.clients))
+        if left:
+            log.warning(
+                "connected, but not a client of this run: %s; add it to clients of [scenario], or leave clients out to ask all",
+                names(left),
+            )
 
     def _find(self) -> dict[str, int]:
         """Return the node of every client that is connected now."""
@@ -211,19 +217,19 @@ def _images(ask: _Survey, described: Mapping[str, Answer], options: Mapping[str,
 
 def _tables(ask: _Survey, described: Mapping[str, Answer], options: Mapping[str, Any]) -> Agreed:
     """Encoding of tables, pooled from what the nodes report about their training rows."""
-    first, *others = described
     label = Counter(answer["label"] for answer in described.values()).most_common(1)[0][0]
     keep = options["cleaning"].columns({name for answer in described.values() for name in answer["columns"]}, label)
-    names = [name for name in described[first]["columns"] if name in keep]
-    for client in others:
-        different = set(names) ^ (set(described[client]["columns"]) & keep)
-        if different:
-            raise DataError(
-                f"clients {first!r} and {client!r} differ in the column {min(different)!r}: all clients need the same columns; "
-                f"add it, or leave it out with --set scenario.drop={min(different)}"
-            )
-    numeric = [name for name in names if all(answer["columns"][name] for answer in described.values())]
-    categorical = [name for name in names if name not in numeric]
+    held = {client: [name for name in answer["columns"] if name in keep] for client, answer in described.items()}
+    columns = next(iter(held.values()))
+    different = sorted(set().union(*held.values()) - set.intersection(*map(set, held.values())))
+    if different:
+        where = some([f"{name!r} only at {names([c for c in held if name in held[c]])}" for name in different], "; ")
+        raise DataError(
+            f"all clients need the same columns, got {where}: rename or add them, "
+            f"or leave them out with --set scenario.drop={brief(','.join(different), 400)}"
+        )
+    numeric = [name for name in columns if all(answer["columns"][name] for answer in described.values())]
+    categorical = [name for name in columns if name not in numeric]
     question = {"question": MEASURE, "seed": options["seed"], "label": options["label"], "numeric": numeric, "categorical": categorical}
     summaries = [
         Summary(
