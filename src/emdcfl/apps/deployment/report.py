@@ -16,6 +16,7 @@ from emdcfl.apps.deployment.folder import Deployment
 from emdcfl.apps.deployment.processes import LINK, process_ids, seconds_running
 from emdcfl.apps.deployment.submit import STOPPED, Job, jobs
 from emdcfl.apps.supernode import HOST
+from emdcfl.core.errors import ConfigError
 
 ACCEPTED = 300.0
 """Seconds the nodes may take to be accepted: after a hard kill and a reboot the SuperLink refuses a key for about a minute."""
@@ -159,4 +160,7 @@ def metrics_server(deployment: Deployment, port: int) -> ThreadingHTTPServer:
         def log_message(self, format: str, *args: Any) -> None:
             """Say nothing of every scrape."""
 
-    return ThreadingHTTPServer((HOST, port), Handler)
+    try:
+        return ThreadingHTTPServer((HOST, port), Handler)
+    except OSError as error:
+        raise ConfigError(f"port {port} of {HOST} cannot be used ({error.strerror}); choose another with --port") from error
