@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import importlib
 import json
 import os
@@ -33,6 +32,7 @@ from emdcfl.apps import deployment, options, superlink
 from emdcfl.apps.deployment import check, control
 from emdcfl.apps.deployment.folder import clients_of_runs, create_operator, fingerprints
 from emdcfl.apps.deployment.processes import LINK, process_ids, record, start_time
+from emdcfl.apps.deployment.report import metrics_server
 from emdcfl.apps.deployment.submit import new_events, stop
 from emdcfl.apps.options import Options
 from emdcfl.apps.server import Journal, read_config
@@ -121,99 +121,9 @@ def test_folders_with_spaces_and_quotes_reach_the_nodes(tmp_path: Path) -> None:
     assert {"--trusted-entities", "--auth-supernode-private-key", "--root-certificates"} <= set(given) and "--insecure" not in given
 
 
-def test_a_node_is_served_once_and_takes_the_place_of_one_that_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only on the machine where that one ran: elsewhere a copy of the folder would push out a node that lives."""
-    from flwr.proto.fleet_pb2 import ActivateNodeResponse
-
-    from emdcfl.apps import admission, supernode
-
-    online: set[int] = set()
-
-    def start() -> int:
-        class Client:
-            def ActivateNode(self, request: Any) -> Any:
-                if 7 in online:
-                    refused = httpx.Request("POST", "https://link/v1")
-                    raise httpx.HTTPStatusError("no", request=refused, response=httpx.Response(400, request=refused))
-                online.add(7)
-                return ActivateNodeResponse(node_id=7)
-
-            def DeactivateNode(self, request: Any) -> None:
-                online.remove(request.node_id)
-
-        with supernode._lock(tmp_path) as place:
-            with pytest.raises(ConfigError, match="another process serves this node"):
-                supernode._lock(tmp_path)
-            admission.take_place(Client, place)
-            return int(Client().ActivateNode(None).node_id)
-
-    online.add(7)
-    with pytest.raises(httpx.HTTPStatusError):
-        start()
-    online.clear()
-    assert [start(), start()] == [7, 7], "the second in the place of the first"
-    (tmp_path / "boot").write_text("another machine")
-    monkeypatch.setattr(admission, "BOOT", tmp_path / "boot")
-    with pytest.raises(httpx.HTTPStatusError):
-        start()
-
-
-def answered(status: int, date: str | None = None) -> httpx.HTTPStatusError:
-    request = httpx.Request("POST", "https://link/v1")
-    return httpx.HTTPStatusError(
-        "no", request=request, response=httpx.Response(status, request=request, headers={"date": date} if date else {})
-    )
-
-
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (httpx.ConnectError("[Errno 111] Connection refused"), "fl.example.org:8000.*Connection refused"),
-        (httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] unable to get local issuer certificate"), "ca.crt"),
-        (answered(401, "Thu, 19 Nov 2026 16:00:10 GMT"), "3590 s ahead of"),
-        (answered(401, "Thu, 19 Nov 2026 18:00:00 GMT"), "3600 s behind"),
-        (answered(401, "Thu, 19 Nov 2026 17:00:00 GMT"), "enrol auth.pub"),
-        (answered(401), "enrol auth.pub"),
-        (answered(412), "has not enrolled auth.pub"),
-        (answered(503), "503"),
-    ],
-)
-def test_a_node_says_why_it_cannot_connect(error: httpx.HTTPError, expected: str, caplog: pytest.LogCaptureFixture) -> None:
-    from emdcfl.apps import admission
-
-    class Client:
-        def ActivateNode(self, request: Any) -> Any:
-            raise error
-
-        PullMessages = ActivateNode
-
-    admission.explain_refusals(Client, "fl.example.org:8000")
-    with pytest.raises(httpx.HTTPError):
-        Client().ActivateNode(None)
-    assert len(caplog.messages) == 1
-    moment = datetime(2026, 11, 19, 17, tzinfo=UTC).timestamp()
-    assert re.search(expected, admission.refusal(error, "fl.example.org:8000", moment))
-
-
-def test_a_full_disk_leaves_no_half_of_a_bundle(four: deployment.Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Flower takes a folder that is there for a whole bundle: the node would refuse every message after its disk is free again."""
-    from flwr.cli import install
-    from flwr.supernode.runtime import run_clientapp
-
-    from emdcfl.apps import supernode
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
-    monkeypatch.setattr(run_clientapp, "install_from_fab", install.install_from_fab)
-    supernode.install_whole(run_clientapp)
-    bundle = (four.operator / "app.fab").read_bytes()
-    with monkeypatch.context() as patch:
-        patch.setattr(install.shutil, "copy2", full)
-        with pytest.raises(OSError, match="No space"):
-            run_clientapp.install_from_fab(bundle, skip_prompt=True)
-    assert (run_clientapp.install_from_fab(bundle, skip_prompt=True) / "pyproject.toml").stat().st_size > 0
+def test_a_port_of_the_metrics_that_is_taken_is_told(four: deployment.Deployment) -> None:
+    with metrics_server(four, 0) as server, pytest.raises(ConfigError, match=f"{server.server_port}.*--port"):
+        metrics_server(four, server.server_port)
 
 
 def test_mistakes_are_told(four: deployment.Deployment, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ import select
 import shutil
 import signal
 import socket
+import ssl
 import sys
 import time
 from collections.abc import Callable
@@ -76,6 +77,12 @@ def serve(home: Path, *, name: str, superlink: str) -> int:
     for file, whose in FILES.items():
         if not (home / file).exists():
             raise ConfigError(f"{home / file} is missing ({whose}); see docs/guide/deploy.md")
+    try:
+        ssl.create_default_context(cafile=home / "ca.crt")
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"{home / 'ca.crt'}: expected the operator's certificate, got none that can be read ({error}); copy it again"
+        ) from error
     os.environ.update(QUIET, FLWR_HOME=str(home / "flwr"))  # before Flower is imported
     place = _lock(home)  # forks hold it too
     shutil.rmtree(home / "flwr" / BUNDLES, ignore_errors=True)  # a kill may have left half of one

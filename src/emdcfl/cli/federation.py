@@ -85,8 +85,9 @@ def up(folder: Folder, as_json: AsJson = False) -> None:
     missing = deployment.wait_accepted(there)
     lines = [f"{name:<20} {text}" for name, text in missing.items()]
     if not missing:
-        lines = [f"all {len(there.nodes)} nodes are connected"] if there.nodes else []
-        lines.append(f"next: emdcfl run {folder}/run.toml --federation {folder}")
+        lines = [f"all {len(there.nodes)} nodes are connected", f"next: emdcfl run {folder}/run.toml --federation {folder}"]
+    if not there.nodes:
+        lines = [f"next: emdcfl federation enrol {folder} SITE KEY FINGERPRINT for each new site; emdcfl federation status {folder}"]
     answer({"started": started, "missing": missing}, lines, as_json=as_json)
     if missing:
         raise EmdcflError(f"{len(missing)} of {len(there.nodes)} nodes are not connected; correct what the logs say and run this again")

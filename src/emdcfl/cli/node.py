@@ -38,9 +38,11 @@ def init(
     import json
 
     from emdcfl.apps.deployment.certificates import make_node_key
-    from emdcfl.apps.deployment.folder import check_names
+    from emdcfl.apps.deployment.folder import check_address, check_names
 
     check_names([] if name is None else [name])
+    if superlink is not None:
+        check_address(superlink)
     if (home / "node.toml").exists():
         raise ConfigError(f"{home}/node.toml exists; choose another folder, or edit it")
     if not data.exists():
@@ -57,6 +59,7 @@ def init(
         home,
         f"next: put ca.crt and trusted.yaml of the operator into {home},",
         f"      add every partner: emdcfl node trust {home} PARTNER FINGERPRINT",
+        f"      check its files: emdcfl node data {home}",
         f"      and read what it would release: emdcfl node check {home}",
         as_json=as_json,
     )
@@ -198,7 +201,7 @@ def data(
         raise ConfigError(f"{home}: expected a node with files of its own (data in node.toml), got none; see 'emdcfl node init'")
     how: dict[str, Any] = {"label": own.label, "seed": own.policy.split_seed, "rule": own.rule, "cleaning": own.cleaning}
     hint = f'options such as --drop COLUMN are lines of {home / "node.toml"} here: drop = ["COLUMN"]'
-    show_report(check_site(home / own.data, home.name, **how), html, hint, as_json=as_json)
+    show_report(check_site(home / own.data, own.name or home.resolve().name, **how), html, hint, as_json=as_json)
 
 
 @node.command()
@@ -209,7 +212,7 @@ def serve(
 ) -> None:
     """Connect to the SuperLink and answer its requests until stopped."""
     needs_flower()
-    from emdcfl.apps.deployment.folder import check_names
+    from emdcfl.apps.deployment.folder import check_address, check_names
     from emdcfl.apps.supernode import serve as serve_node
 
     config = _config(home)
@@ -217,6 +220,7 @@ def serve(
     if not name or not superlink:
         raise ConfigError(f"{home}/node.toml: expected name and superlink; add them, or give --name and --superlink")
     check_names([name])
+    check_address(superlink)
     raise typer.Exit(serve_node(home.resolve(), name=name, superlink=superlink))
 
 

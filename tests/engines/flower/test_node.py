@@ -250,7 +250,7 @@ def test_a_node_repairs_its_own_files_and_its_owner_reads_the_page(tmp_path: Pat
             dated = [f"{i},{line[:-1]}{'ny'[int(line[-1])]}".replace(",,", ",-999,") for i, line in enumerate(dated)]
         (messy / f"{name}.csv").write_text("\n".join([f"{',' if name == 'b' else ''}seen,{head}", *dated]))
     places = {name: home(tmp_path / f"home-{name}", data=str(messy / f"{name}.csv")) for name in "abc"}
-    home(places["b"], data=str(messy / "b.csv"), label="label", label_map="n=0,y=1", date=["seen"], missing=["-999"])
+    home(places["b"], name="b-town", data=str(messy / "b.csv"), label="label", label_map="n=0,y=1", date=["seen"], missing=["-999"])
     whole = load_folder(plain)
     with session(Session(HomeGrid({i: (name, place) for i, (name, place) in enumerate(places.items(), start=1)}), QUICK, KeyList())):
         surveyed = scenarios.build("nodes", clients=["a", "b", "c"])
@@ -262,7 +262,12 @@ def test_a_node_repairs_its_own_files_and_its_owner_reads_the_page(tmp_path: Pat
     with pytest.raises(SystemExit) as done:
         main(["node", "data", str(places["b"]), "--html", str(tmp_path / "b.html")])
     printed = capsys.readouterr().out
-    assert done.value.code == 0 and "home-b" in printed and "'n' at home-b" in printed and "Unnamed: 0" in printed
+    assert (
+        done.value.code == 0
+        and "home-b" not in printed.split("options such as")[0]
+        and "'n' at b-town" in printed
+        and "Unnamed: 0" in printed
+    )
     assert 'drop = ["COLUMN"]' in printed  # an owner has no command line to add options to
     assert (tmp_path / "b.html").is_file()
 
@@ -384,6 +389,14 @@ def test_nodes_of_different_kinds_and_a_missing_folder_are_told(tmp_path: Path, 
     with session(Session(HomeGrid(homes), QUICK, KeyList())), pytest.raises(DataError, match="at least two nodes"):
         scenarios.build("nodes")
     assert "no such file or folder" in caplog.text
+
+
+@pytest.mark.parametrize("address", ["fl.example.org", "https://fl.example.org:8000", "fl.example.org:", "fl.example.org:8000/x"])
+def test_an_address_that_flower_cannot_use_is_told_before_anything_is_made(tmp_path: Path, address: str) -> None:
+    table(tmp_path / "a.csv", 0.0)
+    with pytest.raises(SystemExit) as done:
+        main(["node", "init", str(tmp_path / "home"), "--data", str(tmp_path / "a.csv"), "--name", "a", "--superlink", address])
+    assert done.value.code == 2 and not (tmp_path / "home").exists()
 
 
 def test_outside_a_federation_the_engine_says_how_to_start(tmp_path: Path) -> None:

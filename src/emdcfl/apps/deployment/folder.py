@@ -244,6 +244,12 @@ def check_names(names: Sequence[str]) -> None:
             raise ConfigError(f"client name {name!r} cannot name a node: use letters, digits, '.', '-' and '_' only")
 
 
+def check_address(address: str) -> None:
+    """Raise ``ConfigError`` if a text is not a SuperLink's name or address and its port."""
+    if not re.fullmatch(r"[^\s/:]+:\d{1,5}|\[[0-9A-Fa-f:.]+\]:\d{1,5}", address):
+        raise ConfigError(f"expected the SuperLink as NAME:PORT, such as fl.example.org:8000, got {address!r}; correct superlink")
+
+
 def _write_start(deployment: Deployment) -> None:
     """Write the commands as a script to read, and to take apart for several machines."""
     lines = ["#!/bin/sh", "# What 'emdcfl federation up' does, command by command. On real machines each node runs its own line.", "set -e"]
