@@ -14,6 +14,7 @@ from sklearn.metrics import r2_score, root_mean_squared_error
 
 import emdcfl
 from emdcfl.core.errors import ConfigError, DataError
+from emdcfl.core.learning import objective
 from emdcfl.core.learning.objective import r_squared, r_squared_error
 from emdcfl.data.own import from_arrays
 from emdcfl.methods import METHODS
@@ -102,7 +103,20 @@ def test_what_does_not_fit_is_named(clients: Any, options: dict[str, Any], said:
         emdcfl.fit(clients, **{**QUICK, **options})
 
 
-def test_engines_that_batch_clients_agree() -> None:
+@pytest.mark.parametrize("engine", ["sequential", "batched"])
+def test_costs_with_a_long_tail_do_not_make_training_diverge(engine: str) -> None:
+    rng, found = np.random.default_rng(0), {}
+    for name in SIGNS:
+        x = np.exp(2 * rng.normal(size=(1000, 20)))
+        found[name] = x, x.sum(1)
+    result = emdcfl.fit(found, settings={"engine.name": engine}, task="regression", rounds=1)
+    assert result.regression is not None and result.regression.r2 > 0.5
+
+
+@pytest.mark.parametrize("scale", [1.0, 40.0])
+def test_engines_that_batch_clients_agree(monkeypatch: pytest.MonkeyPatch, scale: float) -> None:
+    """Also where every gradient is shortened."""
+    monkeypatch.setattr(objective, "LONGEST_GRADIENT", objective.LONGEST_GRADIENT / scale)
     found = [emdcfl.fit(sites(), settings={"engine.name": engine}, **QUICK) for engine in ("sequential", "batched")]
     assert np.allclose(*(result.serving.models.numpy() for result in found), atol=1e-5) and found[0].clusters == found[1].clusters
 

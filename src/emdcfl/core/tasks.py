@@ -165,6 +165,8 @@ def local_sgd(client: Client, fit: Fit) -> Reply:
                 net.grad.zero_()
                 ((losses * w[index]).sum() / len(batch)).backward()
                 with torch.no_grad():
+                    if objective.is_regression(data.y):
+                        net.grad.copy_(objective.bounded([net.grad[None]])[0][0])
                     for term in terms:
                         term(weights, net.grad)
                     velocity.mul_(training.momentum).add_(net.grad.add_(weights, alpha=training.weight_decay))
@@ -177,9 +179,9 @@ def local_sgd(client: Client, fit: Fit) -> Reply:
 def trained(theta: Tensor, n: int, loss: float, steps: int, training: Training, *, known_finite: bool = False, own: bool = False) -> Reply:
     """Return the reply of a training, the state copied to the CPU unless it is its ``own`` already, or refuse one that diverged."""
     if not math.isfinite(loss):
-        raise ClientError(f"the training loss became {loss}; lower the learning rate (training.lr = {training.lr:g}) or check the data")
+        raise ClientError(f"the training loss became {loss}; lower the learning rate (training.lr is {training.lr:g}) or check the data")
     if not known_finite and not finite(theta):
-        raise ClientError(f"the model is no longer finite after training; lower the learning rate (training.lr = {training.lr:g})")
+        raise ClientError(f"the model is no longer finite after training; lower the learning rate (training.lr is {training.lr:g})")
     return {"theta": theta if own else theta.to("cpu", copy=True), "n": n, "loss": loss, "steps": steps}
 
 

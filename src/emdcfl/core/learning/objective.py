@@ -1,15 +1,21 @@
 r"""What is predicted: a class, or a number. The targets of a split say which, and everything that depends on it is here.
 
 Class indices (int64) have the cross-entropy loss, numbers (float32, standardised over all sites) the squared error
-:math:`\ell = (f_\theta(x) - y)^2`. A network has one output per class, or one.
+:math:`\ell = (f_\theta(x) - y)^2`. A network has one output per class, or one. Squared errors have no bound, and a few extreme
+numbers could make training diverge: ``bounded`` shortens the gradients.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+LONGEST_GRADIENT = 5.0
+"""Norm to which gradients of squared errors are shortened; with standardised numbers without heavy tails few are as long."""
 
 
 def is_regression(y: Tensor) -> bool:
@@ -29,6 +35,20 @@ def losses(outputs: Tensor, y: Tensor) -> Tensor:
     if is_regression(y):
         return (outputs[:, 0] - y) ** 2
     return F.cross_entropy(outputs, y, reduction="none")
+
+
+def bounded(gradients: Sequence[Tensor]) -> list[Tensor]:
+    """Return gradients of squared errors, the tensors of each training (a row) shortened together to ``LONGEST_GRADIENT``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> [g.tolist() for g in bounded([torch.tensor([[3.0], [6.0]]), torch.tensor([[4.0], [8.0]])])]
+    [[[3.0], [3.0]], [[4.0], [4.0]]]
+    """
+    norms = torch.stack([g.flatten(1).norm(dim=1) for g in gradients]).norm(dim=0)
+    factors = (LONGEST_GRADIENT / norms).clamp(max=1.0)
+    return [g * factors.view(-1, *[1] * (g.dim() - 1)) for g in gradients]
 
 
 def predictions(outputs: Tensor, y: Tensor) -> Tensor:

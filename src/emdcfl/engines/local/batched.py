@@ -197,6 +197,8 @@ def fit_stacked(fits: Sequence[tuple[Client, Fit]], data: TrainData, buffers: Bu
                 losses, gradients = chain.gradients(part.trained, x, y, scale[t, rows, :width], buffers)
             else:
                 losses, gradients = part.gradients(x, y, scale[t, rows, :width], low=low)
+            if objective.is_regression(y):
+                gradients = objective.bounded(gradients)
             part.step(gradients, terms, rows, settings, first=t == 0)
             stack.put(rows, part)
             totals[rows] += (losses * last[t, rows, :width]).sum(1)
