@@ -48,6 +48,17 @@ def traps(tmp_path: Path) -> Path:
     return tmp_path / "sites"
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "shown"),
+    [(-120.912, -120.693, "-120.91 to -120.69"), (0.3004, 0.3894, "0.3 to 0.389"), (-121.0, -120.5, "-121 to -120.5"), (5.5, 5.5, "5.5")],
+)
+def test_ranges_have_digits_that_tell_them_apart(low: float, high: float, shown: str) -> None:
+    others = {"low": (low - 0.9, low - 0.5), "same": (low, high)} if low < 0 else {"large": (900.0, 1600.0)}
+    ranges = {"here": (low, high), **others}
+    column = ColumnProfile("longitude", "number", {site: SiteColumn(9, 0, *both) for site, both in ranges.items()})
+    assert column.range_at("here") == shown
+
+
 def test_columns_have_kinds_doubts_and_ranges(traps: Path) -> None:
     report = check_folder(traps)
     doubts = {column.name: column.doubt for column in report.columns}

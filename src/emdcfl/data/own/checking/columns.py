@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections import Counter
@@ -35,6 +36,8 @@ SHARE_OF_TEXT = 0.2
 FEW = 20
 """Different values up to which a column may name kinds (of machines, say) instead of single ones."""
 SHOWN_WORDS = 5
+MOST_MORE_DIGITS = 6
+"""Digits added to three where a column's numbers differ in late ones only."""
 
 
 class Doubt(StrEnum):
@@ -115,8 +118,7 @@ class ColumnProfile:
             return ", ".join(words) + (f", {len(one.words) - len(words)} more" if len(one.words) > len(words) else "")
         assert one.low is not None
         assert one.high is not None
-        shown = _day if self.kind == "date" else _short
-        low, high = shown(one.low), shown(one.high)
+        low, high = (_day(end) if self.kind == "date" else _short(end, self.digits) for end in (one.low, one.high))
         return low if low == high else f"{low} to {high}"
 
     def range_over(self) -> str:
@@ -139,6 +141,13 @@ class ColumnProfile:
     def ranges_apart(self) -> str:
         """The ranges of all sites, those to blame first, for people."""
         return some([f"{site} {self.range_at(site)}" for site in sorted(self.sites, key=lambda site: site not in self.odd)], "; ")
+
+    @cached_property
+    def digits(self) -> int:
+        """Digits that tell numbers of the column apart, which may be large beside their spread."""
+        ends = [end for both in self.ranges.values() for end in both]
+        spread, largest = max(ends, default=0.0) - min(ends, default=0.0), max(map(abs, ends), default=0.0)
+        return 3 + min(max(0, math.floor(math.log10(largest / spread))), MOST_MORE_DIGITS) if largest > spread > 0 else 3
 
     @property
     def missing(self) -> int:
@@ -274,8 +283,8 @@ def odd_words(words: Mapping[str, int]) -> Counter[str]:
     return Counter({word: n for word, n in words.items() if not NUMBER.fullmatch(word.replace(",", ".")) and word.lower() not in GAPS})
 
 
-def _short(number: float) -> str:
-    return f"{number:.0f}" if float(number).is_integer() and abs(number) < 1e6 else f"{number:.3g}"
+def _short(number: float, digits: int) -> str:
+    return f"{number:.0f}" if float(number).is_integer() and abs(number) < 1e6 else f"{number:.{digits}g}"
 
 
 def _day(days: float) -> str:
