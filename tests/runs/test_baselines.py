@@ -120,6 +120,17 @@ def test_a_gain_over_a_training_that_other_rounds_would_improve_is_doubted(other
         assert f"--rounds {better}" in in_brief(run, READING, others)[1][1]
 
 
+@pytest.mark.parametrize(
+    ("here", "there", "clusters", "doubted"), [(0.9, 0.0, GROUPS, True), (0.9, 0.01, GROUPS, False), (0.9, 0.0, [0] * 6, False)]
+)
+def test_groups_that_have_classes_of_their_own_are_doubted(here: float, there: float, clusters: list[int], doubted: bool) -> None:
+    """They may only tell apart how sites spell their labels."""
+    told = {"feature": "class 'No'", "said": "class 'No' is more frequent", "kind": "share", "here": here, "there": there, "effect": 9.0}
+    run = {**summary(0.9, clusters), "what_differs": [{"who": "cluster 1", "members": ["d", "e", "f"], "found": [told]}]}
+    look = dict(in_brief(run, READING, baselines(0.6, 0.9)))["Look at"]
+    assert ("class 'No' at d, e, f" in look and "--label-map" in look) == doubted
+
+
 def test_where_groups_are_undecided_no_training_is_recommended_that_another_clearly_beats() -> None:
     """Neither differs clearly from the groups, and yet they differ from each other."""
     run = summary((0.95, 0.83, 0.89, 0.92, 0.86, 0.89), GROUPS, 60)

@@ -136,11 +136,11 @@ def _by_differences(summary: Summary, baselines: Mapping[str, Summary]) -> Advic
     better = {name: g for name, g in networks.items() if g.sign == 1}
     alone = baselines.get("local")
     disagree, look = _disagreement(used(summary), alone), _losers(used(summary), alone)
-    doubts = disagree or _only_fine_tuned(summary, alone)
+    apart, doubts = _other_names(summary), disagree or _only_fine_tuned(summary, alone)
     told = worth(summary, baselines)
     if worse:
         best = _best(worse, baselines, disagree=bool(disagree) and summary["k"] == 1)
-        doubts = doubts or [f"training as in this run costs {(-worse[best]).points('')} against {BASELINES[best]}"]
+        doubts = [*apart, *doubts] or [f"training as in this run costs {(-worse[best]).points('')} against {BASELINES[best]}"]
         return Advice(best, _instead(summary, best, worse[best]), told, found, doubts, look)
     if better:
         least = min(better, key=lambda name: better[name].mean)
@@ -149,8 +149,8 @@ def _by_differences(summary: Summary, baselines: Mapping[str, Summary]) -> Advic
         text += _trend(other_rounds[least]) if least in other_rounds else ""
         level = [BASELINES[name] for name, gain in found.items() if gain.sign == 0]
         text += f"; {level[0] if len(level) == 1 else f'{len(level)} others'} may be as good" if level else ""
-        return Advice("this run", text, told, found, [*map(_other_rounds, other_rounds, other_rounds.values()), *doubts], look)
-    return Advice("undecided", _undecided(summary, networks or found, baselines), told, found, doubts, look)
+        return Advice("this run", text, told, found, [*apart, *map(_other_rounds, other_rounds, other_rounds.values()), *doubts], look)
+    return Advice("undecided", _undecided(summary, networks or found, baselines), told, found, [*apart, *doubts], look)
 
 
 def _may_catch_up(other: Summary, gain: Interval) -> bool:
@@ -272,6 +272,24 @@ def _only_fine_tuned(summary: Summary, alone: Summary | None) -> list[str]:
         f"before fine-tuning, models of groups cost {(-gain).points('')} against every site alone: sites of a group differ or do not agree "
         "on labels (emdcfl data check), and a site that joins must fine-tune too"
     ]
+
+
+def _other_names(summary: Summary) -> list[str]:
+    """Say that a group's most frequent class is at no other site: groups that only tell names of classes apart seem to pay."""
+    clusters = summary.get("clusters")
+    if clusters is None or len(set(clusters)) < 2:
+        return []
+    units = [(unit["members"], one) for unit in summary.get("what_differs") or [] for one in unit["found"]]
+    apart = [f"{one['feature']} at {names(members)}" for members, one in units if _is_own_class(one)]
+    if not apart:
+        return []
+    remedy = "if other sites call it otherwise, the groups tell names apart, and gain by that: use --label-map (emdcfl data check)"
+    return [f"most samples have a class that no other site has: {some(apart, most=3)}; {remedy}"]
+
+
+def _is_own_class(found: Mapping[str, Any]) -> bool:
+    """Whether what differs is a class that most samples have here, and none elsewhere."""
+    return bool(found["feature"].startswith("class ") and found["kind"] == "share" and found["here"] > 1 / 2 and found["there"] == 0)
 
 
 def _disagreement(summary: Summary, alone: Summary | None) -> list[str]:
