@@ -20,6 +20,7 @@ def _option(help: str, default: str | bool = False) -> Any:
 def _options(
     label: Annotated[str | None, _option("Tables: the label column.")] = None,
     client: Annotated[str | None, _option("One table: the column that names the site of a row.")] = None,
+    leave_out: Annotated[str | None, _option("Sites A,B,… that take no part.")] = None,
     task: Annotated[
         str | None,
         _option(

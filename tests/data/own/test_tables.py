@@ -15,9 +15,10 @@ import torch
 from emdcfl.core.errors import DataError
 from emdcfl.data.own import check_folder, load_folder, load_site, read_inputs
 from emdcfl.data.own.cleaning import Cleaning
-from emdcfl.data.own.frames import encode, site_from_table
+from emdcfl.data.own.frames import encode, from_tables, site_from_table
 from emdcfl.data.own.splitting import SplitRule
 from emdcfl.data.own.tables import TableEncoding, number_values, pool, summarise
+from emdcfl.data.scenarios.folder import folder as read_scenario
 
 
 def rows(n: int = 60, shift: float = 0.0, seed: int = 0) -> list[dict[str, Any]]:
@@ -217,6 +218,20 @@ def test_what_is_no_number_in_parquet_is_a_gap(tmp_path: Path) -> None:
     assert scenario.classes == ("0", "1")
     assert any("rows without a label left out: 1" in note for note in scenario.notes)
     assert any("rows without who, by which they are split, left out: 4" in note for note in scenario.notes)
+
+
+def test_small_sites_can_be_left_out(tmp_path: Path) -> None:
+    table = [{**row, "site": site} for site, n in (("a", 60), ("b", 60), ("c", 9), ("d e", 2)) for row in rows(n=n)]
+    path = write(tmp_path / "all.csv", table)
+    with pytest.raises(DataError, match=r"c \(9\), d e \(2\).*--leave-out 'c,d e'"):
+        load_folder(path, client="site")
+    about = {"client": "site", "leave_out": "c,d e"}
+    scenario = read_scenario(path=str(path), **about)
+    assert [site.name for site in scenario.sites] == ["a", "b"]
+    assert any("take no part (--leave-out): c, d e" in note for note in scenario.notes)
+    assert [site.name for site in from_tables(pd.DataFrame(table), about).sites] == ["a", "b"]
+    with pytest.raises(DataError, match="no such site: expected one of a, b, c, d e"):
+        read_scenario(path=str(path), client="site", leave_out=["C"])
 
 
 def test_encoding_survives_json(folder: Path) -> None:

@@ -12,7 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emdcfl.core import keys
+from emdcfl.core.errors import DataError, nearest
 from emdcfl.core.optional import pa
+from emdcfl.core.units import names
 from emdcfl.data.own import defaults
 from emdcfl.data.own.checking.columns import ColumnProfile, Doubt, check_categories, column_notes, unit_notes
 from emdcfl.data.own.checking.leaks import leaks, repeats
@@ -33,6 +35,7 @@ from emdcfl.data.own.tables import (
     column_kinds,
     is_numeric,
     pool,
+    read_list,
     summarise,
     text_values,
 )
@@ -56,12 +59,24 @@ class FolderOptions:
     """Width of images; by default their most frequent size if it is square and at most 64, else 64 (224 for pretrained networks)."""
     rule: SplitRule = RANDOM
     cleaning: Cleaning = AS_THEY_ARE
+    leave_out: tuple[str, ...] = ()
+    """Clients that take no part."""
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> FolderOptions:
         """Read those among the options of a scenario of own files."""
         about = {name: options.get(name) for name in ("label", "client", "model", "size")}
-        return cls(**about, rule=SplitRule.of(**options), cleaning=Cleaning.of(**options))
+        out = read_list(options.get("leave_out"), "--leave-out SITE,…")
+        return cls(**about, rule=SplitRule.of(**options), cleaning=Cleaning.of(**options), leave_out=out)
+
+    def chosen(self, path: Path, raws: Sequence[Raw], notes: Sequence[Note]) -> tuple[list[Raw], list[Note]]:
+        """Return the clients that take part and the notes on them, with one on those left out."""
+        known, out = {raw.name for raw in raws}, set(self.leave_out)
+        if unknown := sorted(out - known):
+            raise DataError(f"--leave-out {unknown[0]}: {path} has no such site: {nearest(unknown[0], known)}")
+        text = "sites that take no part (--leave-out): {words}"
+        more = [Note("", str(path), text, words=(names(sorted(out)),), left_out=True)] if out else []
+        return [raw for raw in raws if raw.name not in out], [*(note for note in notes if note.client not in out), *more]
 
 
 def load_folder(path: str | Path, *, seed: int = 0, **options: Any) -> Scenario:
@@ -133,6 +148,9 @@ def read_site_alone(path: Path, name: str, how: FolderOptions) -> FolderSamples:
 def clean_reading(path: Path, how: FolderOptions, raws: Sequence[Raw], notes: list[Note], headers: Headers | None = None) -> FolderSamples:
     """Clean what was read, and describe it with notes on what looks doubtful."""
     cleaning = how.cleaning
+    raws, notes = how.chosen(path, raws, notes)
+    if not raws:
+        raise DataError(f"{path}: --leave-out leaves no site; name fewer")
     label, numbers = raws[0].label or None, cleaning.task == REGRESSION
     labels = {
         raw.name: Counter(w for part in raw.parts.values() for w in part.labels.tolist()) if not numbers else Counter() for raw in raws

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 WHERE = Path("frames")
 """Where the rows come from, in notes and as the scenario's name."""
-OPTIONS = ("label", "client", "split", "split_column", "group", *CLEANING)
+OPTIONS = ("label", "client", "leave_out", "split", "split_column", "group", *CLEANING)
 """What may be said about tables in memory, as about tables in files."""
 
 
@@ -120,7 +120,7 @@ def from_tables(
         if column is not None:
             raise DataError(f"site={column!r} is the column of one frame for all sites, got a frame per site; leave site= out")
         raws, notes = _by_client(clients, label, rule, cleaning.cells)
-    how = FolderOptions(model=model, rule=rule, cleaning=cleaning)
+    how = replace(FolderOptions.of(options), model=model)
     scenario = checked_scenario(clean_reading(WHERE, how, raws, notes), seed=seed)
     return replace(with_truth(scenario, groups), fingerprints={})
 

@@ -6,6 +6,7 @@ Labels are text, which names classes, or float64 where numbers are to be predict
 from __future__ import annotations
 
 import math
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -89,10 +90,14 @@ def prepare(where: str, raws: Sequence[Raw], seed: int, *, alone: bool = False) 
         raise DataError(
             f"{where}: expected at least two clients with samples, got {found}; add another, or give the folder that holds the clients"
         )
-    small = [f"{raw.name} ({raw.total})" for raw in raws if raw.total < MIN_SAMPLES]
+    small = {raw.name: f"{raw.name} ({raw.total})" for raw in raws if raw.total < MIN_SAMPLES}
     if len(small) > 1:
-        listed = some(small) if len(small) > MOST_CLIENTS else ", ".join(small)  # so many may be the values of a wrong column
-        raise DataError(f"{where}: {len(small)} clients have fewer than {MIN_SAMPLES} samples: {listed}; add some, or leave them out")
+        many = len(small) > MOST_CLIENTS  # so many may be the values of a wrong column
+        listed, flag = some([*small.values()]) if many else ", ".join(small.values()), "SITE,…" if many else shlex.quote(",".join(small))
+        raise DataError(
+            f"{where}: {len(small)} clients have fewer than {MIN_SAMPLES} samples: {listed}; add some, or leave them out "
+            f"(--leave-out {flag}): a small site can join a run later (emdcfl place RUN FILE --unlabelled)"
+        )
     divided = {raw.name: divide(raw, seed) for raw in raws}
     classes = () if holds_numbers(divided) else class_names(divided, least=1 if alone else 2)
     notes: list[Note] = []
@@ -108,8 +113,8 @@ def divide(raw: Raw, seed: int) -> dict[str, Part]:
     total = raw.total
     if total < MIN_SAMPLES:
         raise DataError(
-            f"client {raw.name!r} ({raw.origin}) has {total} samples; at least {MIN_SAMPLES} are needed; add some, or leave it out: "
-            "a small site can join a run later (emdcfl place RUN FILE --unlabelled)"
+            f"client {raw.name!r} ({raw.origin}) has {total} samples; at least {MIN_SAMPLES} are needed; add some, or leave it out "
+            "(run --leave-out): a small site can join a run later (emdcfl place RUN FILE --unlabelled)"
         )
     given = {name: part for name, part in raw.parts.items() if len(part)}
     if MIXED in given and SPLIT in given[MIXED].by:

@@ -16,6 +16,7 @@ def folder(
     path: str,
     label: str | None = None,
     client: str | None = None,
+    leave_out: str | Sequence[str] | None = None,
     split: str | None = None,
     split_column: str | None = None,
     group: str | None = None,
