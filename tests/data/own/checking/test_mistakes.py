@@ -164,6 +164,11 @@ TABLES: dict[str, Mistake] = {
     "case numbers": (everywhere(0, lambda i, v, s: str(4000 + 7 * i) if i else "Aufnahme"), {}, ("'Aufnahme' (identifiers)", "--drop")),
     "codes with a 0 ahead": (everywhere(0, lambda i, v, s: f"0{i * 37 % 61 + 100}" if i else "Ort"), {}, ("'Ort' (identifiers)", "--drop")),
     "two numbers in a cell": (everywhere(0, lambda i, v, s: f"{90 + i}/{i % 7 + 60}" if i else "RR"), {}, ("'RR' (two", "two columns")),
+    "numbers with the other decimal mark": (
+        everywhere(0, lambda i, v, s: f'"{i / 7:.2f}"'.replace(".", "," if i < 30 else ".") if i else "CRP"),
+        {},
+        ("'CRP' (numbers with another decimal mark", "--drop"),
+    ),
     "words in several spellings": (everywhere(2, lambda i, v, s: v.upper() if i % 3 == 1 else v), {}, ("'A', 'a'", "write them alike")),
     "a column missing at a site": (lambda d: change(data(d), 1, lambda i, v: v if i else "weight"), {}, ("west", "'dose'", "--drop")),
     "a column name typo": (lambda d: change(data(d), 1, lambda i, v: v if i else "Dosee"), {}, ("west", "'Dosee'", "rename")),

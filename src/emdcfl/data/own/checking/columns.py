@@ -51,6 +51,7 @@ class Doubt(StrEnum):
     RANGES = "one range per site"
     FREE_TEXT = "identifiers or free text"
     PAIRS = "two numbers in a cell"
+    POINTS = "numbers with another decimal mark than the file's"
     DATES = "dates"
     ONE_VALUE = "one value"
     CODE = "code for missing?"
@@ -182,10 +183,12 @@ def check_categories(columns: Collection[ColumnProfile]) -> list[str]:
         n = len(column.words)
         if n <= MAX_WORDS or column.kind not in ("category", "mixed", "date"):
             continue
-        if column.doubt in (Doubt.IDS, Doubt.FREE_TEXT, Doubt.PAIRS, Doubt.DATES):
-            as_date = f", or read it with --date {shlex.quote(column.name)}"
-            together = ", or use --group if its rows belong together"
-            other = {Doubt.DATES: as_date, Doubt.PAIRS: ", or write them into two columns"}.get(column.doubt, together)
+        if column.doubt in (Doubt.IDS, Doubt.FREE_TEXT, Doubt.PAIRS, Doubt.POINTS, Doubt.DATES):
+            other = {
+                Doubt.DATES: f", or read it with --date {shlex.quote(column.name)}",
+                Doubt.PAIRS: ", or write them into two columns",
+                Doubt.POINTS: ", or write them with the mark of the file's other numbers",
+            }.get(column.doubt, ", or use --group if its rows belong together")
             raise DataError(
                 f"column {column.name!r} has {n} different texts: it looks like {column.doubt}; at most {MAX_WORDS} categories "
                 f"are encoded; leave it out (--drop {shlex.quote(column.name)}){other}"

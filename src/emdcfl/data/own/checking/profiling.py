@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from emdcfl.core.optional import pa
 from emdcfl.data.own.checking.columns import FEW, ID_NAME, SHARE_OF_TEXT, ColumnProfile, Doubt, SiteColumn, add_up, odd_words
 from emdcfl.data.own.formats.dates import looks_like_dates
+from emdcfl.data.own.formats.readers import GAPS
 from emdcfl.data.own.parts import Labels, Part, Raw, is_numbers
 from emdcfl.data.own.tables import is_numeric, number_matrix, number_values, text_values
 
@@ -29,6 +30,8 @@ NUMBER_NAME = re.compile(
 )
 PAIR = re.compile(r"\d+(\.\d+)?\s*/\s*\d+(\.\d+)?")
 """Two numbers in a cell, as of blood pressure."""
+MARKED = re.compile(r"[-+]?\d+[.,]\d+|[-+]?\d{1,3}")
+"""A fraction, or a short number among fractions: text only where the file writes other numbers with the other decimal mark."""
 MISSING_CODES = (-9, -99, -999, -9999, 99, 999, 9999, 99999)
 """Numbers that stand for a missing value in many studies."""
 CHANCE = 1e-3
@@ -243,6 +246,9 @@ def _doubt(name: str, pieces: Sequence[_Facts]) -> tuple[Doubt | None, tuple[str
     distinct = [len(piece.words) if words else len(piece.values.unique()) for piece in full]
     if max(distinct) <= FEW:
         return None, ()
+    marked = [word for word in words if word.lower() not in GAPS]
+    if marked and all(MARKED.fullmatch(word) for word in marked):
+        return Doubt.POINTS, ()
     if named:
         return Doubt.IDS, ()
     if words and all(PAIR.fullmatch(word) for word in words):
