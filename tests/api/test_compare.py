@@ -25,7 +25,7 @@ def sites() -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
 def test_names_and_instances_on_arrays(capsys: pytest.CaptureFixture[str]) -> None:
     found = emdcfl.compare(sites(), ["fedavg", FedProx(mu=0.1), "local"], seeds=2, progress=True, **QUICK)
-    assert found.methods == ["FedAvg", "FedAvg + fine-tuning", "FedProx", "Local"]
+    assert found.methods == ["FedAvg", "FedAvg + fine-tuning", "FedProx (mu 0.1)", "Local"]
     assert {row["seed"] for row in found.rows} == {0, 1} and capsys.readouterr().out.count("s0") == 0
     alone = emdcfl.fit(sites(), method="local", personalize="off", **QUICK)
     row = next(r for r in found.rows if r["method"] == "local" and r["seed"] == 0)

@@ -64,7 +64,7 @@ def test_rows_are_taken_once_and_replace_older_ones_where_asked(tmp_path: Path) 
 def test_an_option_that_only_some_rows_know_does_not_divide_them() -> None:
     row = next(r for r in read_results(DATA / "pacs.jsonl") if r["settings"]["method"].get("tolerance") == 0.025)
     old, new = with_settings(row, "method", average_blocks=False), {**row, "seed": 1}
-    assert list(by_label(results.comparable([old, new]))) == ["EMD-CFL"]
+    assert list(by_label(results.comparable([old, new]))) == ["EMD-CFL (average_blocks False, tolerance 0.025)"]
     differing = [with_settings(old, "method", alpha=0.01), with_settings(old, "method", alpha=0.02), new]
     assert len(by_label(results.comparable(differing))) == 3
 

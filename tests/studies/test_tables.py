@@ -131,6 +131,19 @@ def test_settings_that_differ_are_named() -> None:
     assert set(rounded.rows) == {"FedAvg (precision fp32)", "FedAvg (precision bf16)"}
 
 
+def test_an_option_that_is_not_the_default_is_named_and_ours_is_no_such_run() -> None:
+    """One FedProx with μ = 1 shares no setting with what was measured with 0.01; thresholds are the scenario's."""
+    small = {"scenario_options": {"scale": "small"}, "run": {"rounds": 3}}
+    options = {"fedprox": {"mu": 1.0}, "cfl": {"thresholds": "absolute"}}
+    table = build([row(name, options=own, **small) for name, own in options.items()])
+    assert table.rows == ("CFL", "FedProx (mu 1.0)")
+    key = table.columns[0].key
+    assert table.cells["FedProx (mu 1.0)", key, "mean"].full is None and table.cells["CFL", key, "mean"].full is not None
+    assert build([row("fedprox", options={"mu": 0.01}, **small)]).rows == ("FedProx",)
+    public = {"mu": 0.5, "prox": "layer_norm", "order": "cluster-first", "vector_scope": "state"}
+    assert build([row("fesem", options=public)]).rows == ("FeSEM, reference (mu 0.5)",)
+
+
 def test_a_preset_is_named_and_not_spelled_out() -> None:
     usual, public = {"prox": "squared"}, {"prox": "layer_norm", "order": "cluster-first", "vector_scope": "state"}
     own = {"mu": 0.0, "start": "random", "vector_scope": "H"}

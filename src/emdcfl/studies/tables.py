@@ -1,7 +1,7 @@
 """From rows of results to a table: mean ± standard deviation over seeds, 95 % intervals, the paper's value beside ours.
 
 A column is a scenario (with its options, network and number of participants), a row a method. Runs that differ in seed or hardware only
-are one cell; where a method was run with several settings, the settings that differ are named in its label.
+are one cell. Its label names the method's options that are not the default and, where a method was run with several settings, what differs.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from emdcfl.core.metric import Metric, metric_of, score_of
 from emdcfl.core.units import percent, quantity
 from emdcfl.data.scenarios.plan import PAPER_TRAINING
-from emdcfl.methods.base import preset_of
+from emdcfl.methods.base import METHODS, preset_of, preset_values
 from emdcfl.runs.new_sites.unseen import UNSEEN, mean_scores
 from emdcfl.runs.store.identity import flat
 from emdcfl.runs.verdict.intervals import Interval, SiteScores, difference, over_seeds
@@ -230,7 +230,27 @@ def by_label(results: Sequence[ResultRow]) -> dict[str, list[ResultRow]]:
         if (row["seed"], _held_out(row)) not in [(other["seed"], _held_out(other)) for other in members]:  # or it ran on other hardware too
             members.append(row)
     named = {key: (_title(rows[0]), _row_settings(rows[0])) for key, rows in groups.items()}
-    return {title: groups[key] for key, title in _titles(named).items()}
+    chosen = {key: chosen_options(rows[0]) for key, rows in groups.items()}
+    return {title: groups[key] for key, title in _titles(named, chosen).items()}
+
+
+SCENARIO_SETS = frozenset({"thresholds", "threshold", "lam", "grouping", "match_classes"})
+"""Options that scenarios set, so that their values alone do not say whether somebody chose them."""
+
+
+def chosen_options(row: ResultRow) -> set[str]:
+    """Return the options of a row's method that neither the method's defaults nor a preset or scenario explain.
+
+    Examples
+    --------
+    >>> chosen_options({"method": "fedprox", "settings": {"method": {"name": "fedprox", "mu": 1.0, "prox": "squared"}}})
+    {'mu'}
+    """
+    own, cls = row["settings"]["method"], METHODS.get(str(row["method"]))
+    if cls is None:
+        return set()
+    usual = {f.name: f.default for f in fields(cls)} | dict(preset_values(cls, preset_of(cls.name, own)))  # type: ignore[arg-type]
+    return {name for name, value in own.items() if name in usual.keys() - SCENARIO_SETS and value != usual[name]}
 
 
 CFL_THRESHOLDS = {"absolute": ("epsilon1", "epsilon2"), "relative": ("relative1", "relative2"), "cosines": ("separation", "stationary")}
@@ -262,13 +282,14 @@ def _title(row: ResultRow) -> str:
     return name + (" + fine-tuning" if is_fine_tuned(row) else "")
 
 
-def _titles(named: Mapping[str, tuple[str, Mapping[str, Any]]]) -> dict[str, str]:
-    """Name things: their name, and where several share one, the settings in which those differ."""
+def _titles(named: Mapping[str, tuple[str, Mapping[str, Any]]], chosen: Mapping[str, set[str]] | None = None) -> dict[str, str]:
+    """Name things: their name, the options that were ``chosen`` and, where several share a name, the settings in which those differ."""
     titles = {}
     for key, (name, settings) in named.items():
         others = [s for n, s in named.values() if n == name]
-        differing = sorted({k for s in others for k in s if any(o.get(k) != s[k] for o in others)})
-        shown = [f"{k.rpartition('.')[2]} {settings[k]}" for k in differing if settings.get(k) is not None]
+        differing = {k for s in others for k in s if any(o.get(k) != s[k] for o in others)}
+        differing |= {f"method.{option}" for option in (chosen or {}).get(key, ())}
+        shown = [f"{k.rpartition('.')[2]} {settings[k]}" for k in sorted(differing) if settings.get(k) is not None]
         titles[key] = f"{name} ({', '.join(shown)})" if shown else name
     return titles
 
@@ -311,7 +332,7 @@ def _cell(rows: Sequence[ResultRow], metric: str) -> Cell | None:
 def _as_measured(row: ResultRow) -> bool:
     """Whether a run has the settings that ``measured.json`` was made with: everybody, nothing fine-tuned, EMD-CFL's links calibrated."""
     own, usual = row["settings"]["method"], row["settings"]["run"].get("participants") is None and not is_fine_tuned(row)
-    usual = usual and preset_of(str(row["method"]), own) is None
+    usual = usual and preset_of(str(row["method"]), own) is None and not chosen_options(row)
     return usual and own.get("tolerance", "auto") == "auto" and own.get("grouping") != "benefit"
 
 
