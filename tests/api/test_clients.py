@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from emdcfl.core.errors import ConfigError, DataError, ModelError, StoreError
 from emdcfl.data.own.frames import encode
 from emdcfl.data.own.hub import hub_entry
 from emdcfl.data.types import Scenario, Site
+from emdcfl.models import ModelRecipe
 from emdcfl.runs.config import Choice, Config
 from emdcfl.runs.plan import plan
 from emdcfl.runs.served import ModelInfo
@@ -255,6 +257,25 @@ def network(classes: int, width: int = 4) -> torch.nn.Module:
 def test_a_network_by_its_import_path_is_given_what_it_takes() -> None:
     made = plan(Config(model=Choice(f"{__name__}:network", {"width": 5})), emdcfl.scenarios.build("rotated-digits"))
     assert dict(made.scenario.model.options) == {"classes": 10, "width": 5}
+
+
+def sized(classes: int, channels: int, size: int, features: int, width: int = 4) -> torch.nn.Module:
+    assert features == channels * size * size
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(features, width), torch.nn.Linear(width, classes))
+
+
+def test_a_network_is_given_what_the_data_determine_whatever_the_scenarios_own_takes(tmp_path: Path) -> None:
+    """As a function or by its import path, also where the scenario's network has other parameters."""
+    other = replace(emdcfl.scenarios.build("rotated-digits"), model=ModelRecipe("resnet18", {"classes": 10}))
+    wanted = {"classes": 10, "channels": 1, "size": 8, "features": 64}
+    assert dict(plan(Config(model=Choice(f"{__name__}:sized")), other).scenario.model.options) == wanted
+    for scenario in (other, "rotated-digits"):
+        result = emdcfl.fit(scenario, sized, "fedavg", rounds=1, local_epochs=1, out=tmp_path / str(scenario == other))
+        assert result.config.model is not None and dict(result.config.model.options) == wanted
+    assert torch.equal(emdcfl.load(result.folder, trust_model=True).serving.models, result.serving.models)
+    assert dict(plan(result.config, emdcfl.scenarios.build("rotated-digits")).scenario.model.options) == wanted
+    narrow = emdcfl.fit("rotated-digits", sized, "local", rounds=1, local_epochs=1, settings={"model.width": 2})
+    assert narrow.config.model is not None and dict(narrow.config.model.options) == {**wanted, "width": 2}
 
 
 class Hub:

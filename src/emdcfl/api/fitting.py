@@ -21,7 +21,7 @@ from emdcfl.methods.base import METHODS, Method, register
 from emdcfl.models.recipe import BUILDERS, ModelRecipe, recipe_of
 from emdcfl.runs.config import Choice, Config, config_keys, override
 from emdcfl.runs.loop import Observer
-from emdcfl.runs.plan import IN_MEMORY
+from emdcfl.runs.plan import IN_MEMORY, with_facts
 from emdcfl.runs.result import load as load_folder
 from emdcfl.runs.runner import run
 from emdcfl.runs.watching.progress import Live, terminal
@@ -66,7 +66,8 @@ def fit(
         column ``site``; a ``flwr_datasets.FederatedDataset``, whose partitions are the clients; a built-in scenario by name; a folder
         of sites, or the file of repairs that ``emdcfl data check --fix`` wrote for one.
     model : str or callable, optional
-        Name of a built-in network, or a function that returns a fresh ``nn.Module``. Default: an MLP for tables, a CNN for images.
+        Name of a built-in network, or a function that returns a fresh ``nn.Module``; its parameters ``classes``, ``channels``, ``size`` and
+        ``features`` without a default are given what the data determine. Default: an MLP for tables, a CNN for images.
     method : str or Method
         A method's name, or an instance: ``EMDCFL(tolerance=0.03)``. Fields left at their default take the scenario's value for them.
     task : "classification" or "regression", optional
@@ -142,6 +143,9 @@ def configure(
     if isinstance(wanted, ModelRecipe):
         if scenario is None:
             scenario = scenarios.build(config.scenario.name, **config.scenario.options)
+        if config.model == _model(wanted):  # else the settings say more of it
+            wanted = with_facts(scenario, wanted)
+            config = replace(config, model=_model(wanted))
         scenario = replace(scenario, model=wanted)
     return config, scenario
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +18,7 @@ from emdcfl.core.errors import ConfigError, DataError, ModelError, nearest
 from emdcfl.core.federation import Federation
 from emdcfl.core.tasks import Training
 from emdcfl.data import scenarios
-from emdcfl.data.own.defaults import recipe
+from emdcfl.data.own.defaults import facts as facts_of
 from emdcfl.data.types import Scenario, Site
 from emdcfl.engines import make_federation, resolve
 from emdcfl.engines.local.sequential import pick_device
@@ -242,9 +241,9 @@ def _model(scenario: Scenario, wanted: Choice) -> ModelRecipe:
     if wanted.name not in BUILDERS and ":" not in wanted.name:
         raise ConfigError(f"unknown model {wanted.name!r}: {nearest(wanted.name, BUILDERS)}, or 'package.module:function'")
     builder = BUILDERS.get(wanted.name)
-    facts = {**scenario.model.options, **(_facts(scenario, wanted.name) if builder else {})}
+    facts = {**scenario.model.options, **_facts(scenario)}
     takes = inspect.signature(ModelRecipe(wanted.name).builder_function()).parameters
-    known = set(facts) if any(p.kind is p.VAR_KEYWORD for p in takes.values()) else set(takes)
+    known = set(takes) | (set(scenario.model.options) if any(p.kind is p.VAR_KEYWORD for p in takes.values()) else set())
     options = check_options(builder, wanted.options, "model") if builder else dict(wanted.options)
     return ModelRecipe(wanted.name, {**{k: v for k, v in facts.items() if k in known}, **options})
 
@@ -262,8 +261,14 @@ def _check_own_model(scenario: Scenario) -> None:
         raise ModelError(f"{wanted}, a score per class (or one number), got {found}; change its last layer")
 
 
-def _facts(scenario: Scenario, model: str) -> Mapping[str, Any]:
-    """Return what a network must know about the scenario's inputs, as they reach it."""
+def with_facts(scenario: Scenario, model: ModelRecipe) -> ModelRecipe:
+    """Return the recipe of a function with what the data determine of the parameters that it has no default for."""
+    empty = inspect.Parameter.empty
+    needed = {p.name for p in inspect.signature(model.builder_function()).parameters.values() if p.default is empty} - set(model.options)
+    return replace(model, options={**model.options, **{k: v for k, v in _facts(scenario).items() if k in needed}})
+
+
+def _facts(scenario: Scenario) -> dict[str, Any]:
+    """Return what a network may have to know about the scenario's inputs, as they reach it, and its outputs."""
     shape, size = tuple(scenario.sites[0].train.x.shape[1:]), scenario.preprocess.size
-    outputs = len(scenario.classes) or 1
-    return recipe(model, shape=(shape[0], size, size) if size and len(shape) == 3 else shape, classes=outputs).options
+    return facts_of((shape[0], size, size) if size and len(shape) == 3 else shape, len(scenario.classes) or 1)

@@ -36,11 +36,14 @@ def recipe(model: Model, *, shape: Sequence[int], classes: int) -> ModelRecipe:
     if isinstance(model, ModelRecipe):
         return model
     name = model or ("mlp" if len(shape) == 1 else "small_cnn" if shape[-1] <= SMALL else "pooled_cnn")
-    facts: dict[str, Any] = {"classes": classes, "features": int(np.prod(shape))}
-    if len(shape) == 3:
-        facts |= {"channels": int(shape[0]), "size": int(shape[-1])}
     parameters = inspect.signature(ModelRecipe(name).builder_function()).parameters
-    return ModelRecipe(name, {key: value for key, value in facts.items() if key in parameters})
+    return ModelRecipe(name, {key: value for key, value in facts(shape, classes).items() if key in parameters})
+
+
+def facts(shape: Sequence[int], classes: int) -> dict[str, Any]:
+    """Return what data of a shape determine of a network: ``classes``, ``features`` and, of images, ``channels`` and ``size``."""
+    image = {"channels": int(shape[0]), "size": int(shape[-1])} if len(shape) == 3 else {}
+    return {"classes": classes, "features": int(np.prod(shape)), **image}
 
 
 def training(model: Model) -> dict[str, Any]:
