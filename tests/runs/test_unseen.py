@@ -98,6 +98,12 @@ def test_members_without_validation_data_do_not_end_a_finished_run(scenario: Sce
     assert [one["alike"] for one in unseen["sites"]] == [1.0, 1.0]
 
 
+def test_no_group_is_the_right_one_of_a_site_whose_group_did_not_train(scenario: Scenario) -> None:
+    groups = {"site-1": "elsewhere", **{s.name: "here" for s in scenario.sites if s.name != "site-1"}}
+    unseen = emdcfl.fit(replace(scenario, groups=groups), method="oracle", rounds=1, hold_out=HELD).summary["unseen"]
+    assert [one["alike"] for one in unseen["sites"]] == [None, 1.0]
+
+
 def test_it_is_stored_with_one_model_for_all_and_shown(result: emdcfl.Result) -> None:
     assert result.folder is not None
     loaded = emdcfl.load(result.folder)

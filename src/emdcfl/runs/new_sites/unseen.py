@@ -108,8 +108,11 @@ def _score(reply: Reply) -> float | None:
 
 
 def _alike(site: str, groups: Groups, fit: Mapping[int, ClusterFit], truth: Mapping[str, str]) -> float | None:
-    """Return the share of members that are of the site's true group, by the weights of their clusters, where groups are known."""
-    if not fit or site not in truth:
+    """Return the share of members that are of the site's true group, by the weights of their clusters.
+
+    None where groups are not known, or nobody of the site's group trained: then no group is right.
+    """
+    if not fit or site not in truth or all(truth[c] != truth[site] for _, members in groups.values() for c in members):
         return None
     return round(sum(fit[k].weight * float(np.mean([truth[c] == truth[site] for c in groups[k][1]])) for k in fit), 9)
 
