@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from emdcfl.cli import studies as command
 from emdcfl.cli.app import app
-from emdcfl.core.errors import ConfigError
+from emdcfl.core.errors import ConfigError, EmdcflError
 from emdcfl.core.params import Network
 from emdcfl.models import ModelRecipe
 from emdcfl.runs.config import Choice, Config, TrainingConfig
@@ -160,6 +160,10 @@ def test_command_line(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert {p.name for p in tmp_path.iterdir()} == {"ari.png", "sweep.csv", "sweep.json", "snapshots"}
     assert "ARI 1 for" in done.output
+    steep = [*arguments, "--costs", "cosine,euclidean", "--solvers", "exact,sinkhorn", "--reg", "0.002"]
+    given_up = CliRunner().invoke(app, [*steep, "--out", str(tmp_path)])
+    measured = {line.split(",", 4)[3] for line in (tmp_path / "sweep.csv").read_text().splitlines()[1:]}
+    assert isinstance(given_up.exception, EmdcflError) and "did not reach" in str(given_up.exception) and measured == {"exact"}
     for wrong in (["--ratios", "many"], ["--epsilons", "0.1,nan"]):  # JSON, which holds what was asked, has no NaN
         refused = CliRunner().invoke(app, [*arguments, *wrong, "--out", str(tmp_path)])
         assert isinstance(refused.exception, ConfigError) and wrong[1] in str(refused.exception)
