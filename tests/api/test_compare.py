@@ -64,6 +64,15 @@ def test_data_in_memory_stay_in_this_process() -> None:
         emdcfl.compare(sites(), ["local"], seeds=0)
 
 
+def test_what_a_comparison_would_ignore_is_refused() -> None:
+    for key, instead in (("method.k", "emdcfl:tolerance"), ("privacy.epsilon", "emdcfl:tolerance"), ("run.seed", "seeds=")):
+        with pytest.raises(ConfigError, match=f"{key} .*{instead}"):
+            emdcfl.compare(sites(), ["ifca"], settings={key: 3})
+    for methods, expected in (([], "at least one method"), ([FedProx], "instance")):
+        with pytest.raises(ConfigError, match=expected):
+            emdcfl.compare(sites(), methods)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("kind", ["heatmap", "tree", "map"])
 def test_pictures_of_a_run(kind: Any, tmp_path: Path) -> None:
     result = emdcfl.fit(sites(), **QUICK)

@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 from emdcfl.cli import compare as command  # noqa: F401  registers the command
 from emdcfl.cli.app import app
 from emdcfl.core.errors import ClientError, ConfigError, StoreError
-from emdcfl.runs.config import Choice, Config, PersonalizeConfig, RunConfig, TrainingConfig, as_dict
+from emdcfl.runs.config import Choice, Config, PersonalizeConfig, RunConfig, TrainingConfig, as_dict, loads
 from emdcfl.studies import compare, jobs
 from emdcfl.studies.compare import configs, parse_methods, parse_seeds
 from emdcfl.studies.results import Results, as_result, checked, read_results
@@ -79,6 +79,15 @@ def test_whoever_watches_is_told_what_begins(tmp_path: Path, quick: list[str]) -
         ("oracle on rotated-digits, seed 1", 3, 4),
         ("fedavg on rotated-digits, seed 1", 4, 4),
     ]
+
+
+def test_the_configs_options_of_a_method_hold_for_it_and_not_for_others() -> None:
+    """Among them privacy: without it, a comparison would send what the config protects."""
+    base = loads('[method]\nname = "emdcfl"\nevidence = 9.0\nalpha = 0.005\n[privacy]\nepsilon = 64\n')
+    found = configs(base, parse_methods("emdcfl,emdcfl:evidence=2,emdcfl+ft,ifca"), [0])
+    own = {"evidence": 9.0, "alpha": 0.005, "privacy_epsilon": 64}
+    assert [dict(config.method.options) for config in found] == [own, {**own, "evidence": 2.0}, own, {}]
+    assert str(compare.Job(found[0], "")).startswith("emdcfl:evidence=9.0:privacy_epsilon=64 on ")  # alpha is the default
 
 
 def test_a_real_run_leaves_a_row_that_says_where_it_comes_from(tmp_path: Path) -> None:

@@ -85,12 +85,19 @@ def compare(
     numbers = list(range(seeds)) if isinstance(seeds, int) else [int(seed) for seed in seeds]
     if not numbers:
         raise ConfigError(f"expected at least one seed, got {seeds!r}")
+    refused = next((key for key in settings or {} if key.partition(".")[0] in ("method", "privacy") or key == "run.seed"), None)
+    if refused is not None:
+        instead = "give seeds=[…]" if refused == "run.seed" else "options go with a method, as in 'emdcfl:tolerance=0.03'"
+        raise ConfigError(f"settings: {refused} would hold for all runs; {instead}")
     given = config_keys(rounds=rounds, local_epochs=local_epochs, batch_size=batch_size, lr=lr, device=device)
     given |= config_keys(task=task, label=label, client=site) | dict(settings or {})
     base, scenario = configure(clients, model, "emdcfl", given, groups=groups)
     if scenario is not None and jobs > 1:
         raise ConfigError(f"expected jobs = 1 for data in memory, got {jobs}: they are not sent to other processes; write them to a folder")
-    wanted = studies.configs(base, studies.with_fine_tuning(base, _choices(methods)), numbers)
+    chosen = _choices(methods)
+    if not chosen:
+        raise ConfigError(f"expected at least one method, got {methods!r}")
+    wanted = studies.configs(base, studies.with_fine_tuning(base, chosen), numbers)
     with ExitStack() as stack:
         stack.enter_context(studies.data_in_memory(base, scenario))
         folder = Path(out) if out is not None else Path(stack.enter_context(tempfile.TemporaryDirectory()))

@@ -186,6 +186,8 @@ def as_choice(method: str | Method) -> Choice:
     if isinstance(method, str):
         return Choice(method)
     cls = type(method)
+    if not hasattr(cls, "State"):
+        raise ConfigError(f"expected a method's name or an instance, as in 'emdcfl' or EMDCFL(tolerance=0.03), got {method!r}")
     if METHODS.get(cls.name) is not cls:
         register(cls)
     given = {f.name: getattr(method, f.name) for f in fields(cls)}  # type: ignore[arg-type]

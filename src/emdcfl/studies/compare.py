@@ -14,7 +14,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -108,6 +108,9 @@ def folds_of(base: Config, folds: int | None) -> list[Config]:
 
 
 def _with_method(base: Config, method: Choice) -> Config:
+    """Return the config for a method; the options of the one that the base config is about hold where its name comes without them."""
+    if method.name.removesuffix(FINE_TUNED) == base.method.name:
+        method = replace(method, options={**base.method.options, **method.options})
     if not method.name.endswith(FINE_TUNED):
         return replace(base, method=method, personalize=replace(base.personalize, mode=base.personalize.mode or "off"))
     wanted = base.personalize if base.personalize.wanted else replace(base.personalize, mode="if-it-pays")
@@ -189,7 +192,8 @@ class Job:
     data: str | None = None
 
     def __str__(self) -> str:
-        options = "".join(f":{k}={v}" for k, v in self.config.method.options.items())
+        usual = {f.name: f.default for f in fields(find(self.config.method.name))}  # type: ignore[arg-type]
+        options = "".join(f":{k}={v}" for k, v in self.config.method.options.items() if k not in usual or v != usual[k])
         method = self.config.method.name + ("" if self.plain is None else FINE_TUNED)
         without = f" without {', '.join(self.config.run.hold_out)}" if self.config.run.hold_out else ""
         where = Path(str(self.config.scenario.options.get("path") or self.config.scenario.name)).stem
