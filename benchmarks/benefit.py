@@ -256,7 +256,7 @@ def main() -> None:
     parser.add_argument("--digit-seeds", default="3-9,14-16", help="of the comparison on digits")
     parser.add_argument("--group-seeds", default="0-9", help="of the rotated digits, grouping by benefit alone")
     parser.add_argument("--equal-seeds", default="0-19", help="of the equal sites, grouping by benefit alone")
-    parser.add_argument("--cases", nargs="*", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--cases", nargs="*", choices=[*CASES, *public_sites.CASES], help="with --public: of these; all by default")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seconds", type=float, help="begin no run after so long")
     parser.add_argument("--publish", type=Path, metavar="FILE", help="write the finished rows, and run nothing")
@@ -276,22 +276,27 @@ def main() -> None:
     if args.place:
         place(args.place, args.place_cases, parse_seeds(args.place_seeds))
         return
-    seeds = {case: parse_seeds(args.digit_seeds if CASES[case][0] == "digit-sites" else args.seeds) for case in args.cases}
-    runs = [run for case in args.cases for run in wanted(case, f"{SIMPLE},{EMDCFL}", seeds[case])]
-    for case in args.cases:
-        if "rotations" in case or "groups of" in case:
-            runs += wanted(case, "emdcfl+ft", parse_seeds(args.group_seeds))
-        if "equal" in case:
-            runs += wanted(case, "emdcfl+ft", parse_seeds(args.equal_seeds))
-    runs += [run for case in args.cases for run in wanted(case, OTHERS, seeds[case])]
+    known = public_sites.CASES if args.public else CASES
+    cases = args.cases or list(known)
+    if unknown := [case for case in cases if case not in known]:
+        parser.error(f"--cases: expected some of {', '.join(known)}, got {unknown[0]}")
     if args.public and args.advice:
         done = {(row["case"], row["seed"]) for row in read(args.advice)}
-        for seed, case in product(range(3), public_sites.CASES):
+        for seed, case in product(range(3), cases):
             if (case, seed) not in done:
                 append(args.advice, {"case": case, **advise(public(case, args.public, "emdcfl+ft", [seed])[0])})
         return
     if args.public:
-        runs = [run for case in public_sites.CASES for run in public(case, args.public, f"{SIMPLE},{EMDCFL}", range(3))]
+        runs = [run for case in cases for run in public(case, args.public, f"{SIMPLE},{EMDCFL}", range(3))]
+    else:
+        seeds = {case: parse_seeds(args.digit_seeds if CASES[case][0] == "digit-sites" else args.seeds) for case in cases}
+        runs = [run for case in cases for run in wanted(case, f"{SIMPLE},{EMDCFL}", seeds[case])]
+        for case in cases:
+            if "rotations" in case or "groups of" in case:
+                runs += wanted(case, "emdcfl+ft", parse_seeds(args.group_seeds))
+            if "equal" in case:
+                runs += wanted(case, "emdcfl+ft", parse_seeds(args.equal_seeds))
+        runs += [run for case in cases for run in wanted(case, OTHERS, seeds[case])]
     if args.publish:
         publish(args.out, args.publish)
         return
