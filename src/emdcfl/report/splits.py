@@ -87,7 +87,7 @@ def split_tree(run: Run, splits: Sequence[ClusterSplit]) -> list[dict[str, Any]]
     Examples
     --------
     >>> from types import SimpleNamespace
-    >>> run = SimpleNamespace(clients=["a", "b", "c"], clusters=[0, 0, 1], colours={0: "k0", 1: "k1"})
+    >>> run = SimpleNamespace(clients=["a", "b", "c"], members={0: [0, 1], 1: [2]}, colours={0: "k0", 1: "k1"})
     >>> whole = ClusterSplit(1, frozenset("abc"), 2, -0.3, 0.02, 9.0, 1.0, True, ["c"])
     >>> for row in split_tree(run, [whole, ClusterSplit(2, frozenset("ab"), 2, 0.1, 0.1, -1.0, 1.0, False, [])]):
     ...     print("  " * row["depth"] + row["who"], row["said"])
