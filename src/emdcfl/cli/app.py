@@ -30,13 +30,13 @@ app = typer.Typer(
 
 
 TrustModel = Annotated[
-    bool, typer.Option("--trust-model", help="Trust the run directory to name a Python function as its model, and run it.")
+    bool, typer.Option("--trust-model", help="If the run directory names a Python function as its model, trust and run it.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.", show_default="auto")]
 Jobs = Annotated[int, typer.Option(min=1, metavar="N", help="Runs at a time, each in a process of its own.")]
-Scale = Annotated[str | None, typer.Option(help="smoke, small or paper, where the scenario has scales.", show_default=False)]
-TimeLimit = Annotated[float | None, typer.Option(help="Seconds after which no run begins.", show_default=False)]
+Scale = Annotated[str | None, typer.Option(help="Size of the scenario, if it has sizes: smoke, small or paper.", show_default=False)]
+TimeLimit = Annotated[float | None, typer.Option(help="Start no further run after this many seconds.", show_default=False)]
 
 
 def answer(found: Any, lines: Iterable[str], *, as_json: bool) -> None:

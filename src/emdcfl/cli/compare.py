@@ -49,17 +49,19 @@ def compare_(
     own: dict[str, Any],
     scenario: Annotated[
         str | None,
-        typer.Option(help="See 'emdcfl data list'. --merge without it runs nothing.", autocompletion=complete_scenarios),
+        typer.Option(
+            help="See 'emdcfl data list'. With --merge and without a scenario, nothing is run.", autocompletion=complete_scenarios
+        ),
     ] = None,
     data: Annotated[Path | None, typer.Option(help="Your own files instead: a folder of sites, or one table.")] = None,
     methods: Annotated[
         str,
         typer.Option(
-            help="all, or a,b,c; +ft adds fine-tuning at every site; options after colons, as in emdcfl:tolerance=0.025.",
+            help="all, or a list a,b,c. +ft adds fine-tuning at every site. Options follow colons: emdcfl:tolerance=0.025.",
             autocompletion=complete_methods,
         ),
     ] = "all",
-    seeds: Annotated[str, typer.Option(help="As in 0,1,2 or 0-4.")] = "0,1,2",
+    seeds: Annotated[str, typer.Option(help="Seeds, for example 0,1,2 or 0-4.")] = "0,1,2",
     out: Annotated[Path, typer.Option(help="Folder of results.jsonl and the tables.")] = Path("runs/compare"),
     scale: Scale = None,
     config: Annotated[Path | None, typer.Option(help="Config file (TOML) to start from.", show_default=False)] = None,
@@ -72,18 +74,20 @@ def compare_(
         bool, typer.Option("--leave-one-out", help="Hold every site out once, place it without labels, and test it.")
     ] = False,
     folds: Annotated[
-        int | None, typer.Option(help="Hold sites out in so many folds instead; neighbours in the list share one.", show_default=False)
+        int | None, typer.Option(help="Hold sites out in this many folds instead; neighbours in the list share a fold.", show_default=False)
     ] = None,
     device: Device = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Any key of all runs, as in --set run.rounds=5; repeatable.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Set any key of all runs, for example --set run.rounds=5; repeatable.")
+    ] = None,
     keep_runs: Annotated[
         bool, typer.Option("--keep-runs", help="Keep run directories, so that an interrupted run continues where it stopped.")
     ] = False,
     merge: Annotated[list[Path] | None, typer.Option(help="Add the rows of another results.jsonl (or its folder); repeatable.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the table at the end.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the table at the end.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON and nothing else.")] = False,
 ) -> None:
-    """Run methods × seeds on a scenario or your own data, skipping runs already in --out; write tables (md, tex, csv) and report.html."""
+    """Run methods × seeds on a scenario or your own data. Skip runs already in --out. Write tables (md, tex, csv) and report.html."""
     settings = set_ or []
     refused = next((s for s in settings if s.strip().startswith(("method", "privacy"))), None)
     if refused is not None:

@@ -52,7 +52,9 @@ def show(
     scenario: Annotated[str, typer.Argument(help="See 'emdcfl data list'.")],
     out: Annotated[Path, typer.Option(help="Picture to write.")] = Path("grid.png"),
     scale: Scale = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Scenario option, as in --set clients_per_group=3; repeatable.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Set a scenario option, for example --set clients_per_group=3; repeatable.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Draw samples of every group: rows are groups, columns samples of several clients."""

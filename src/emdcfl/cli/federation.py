@@ -43,15 +43,17 @@ def _read(folder: Path) -> Deployment:
 @federation.command()
 def init(
     folder: Folder,
-    nodes: Annotated[int | None, typer.Option(help="How many nodes, each a client of rotated-digits.", show_default="4")] = None,
+    nodes: Annotated[int | None, typer.Option(help="Number of nodes. Each is a client of rotated-digits.", show_default="4")] = None,
     data: Annotated[
-        Path | None, typer.Option(help="Your own files: one node per client of this folder, reading its own part.", show_default=False)
+        Path | None,
+        typer.Option(help="Your own files: one node per client of this folder. Each node reads its own part.", show_default=False),
     ] = None,
     deadline: Annotated[float, typer.Option(help="Seconds a node may take to answer one request.")] = 600.0,
     host: Annotated[
-        str | None, typer.Option(help="Name or address of the SuperLink for nodes on other machines; needs --site.", show_default=False)
+        str | None,
+        typer.Option(help="Name or address at which nodes on other machines reach the SuperLink; needs --site.", show_default=False),
     ] = None,
-    site: Annotated[list[str] | None, typer.Option(help="Name of a client on another machine; once for each.", show_default=False)] = None,
+    site: Annotated[list[str] | None, typer.Option(help="Name of a client on another machine; repeatable.", show_default=False)] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write certificates, keys, the operator's token, the signed app, configs and a start script."""
@@ -95,7 +97,7 @@ def up(folder: Folder, as_json: AsJson = False) -> None:
 
 @federation.command()
 def serve(folder: Folder) -> None:
-    """Run the SuperLink alone, in the foreground, as a service does in place of 'up'."""
+    """Run only the SuperLink, in the foreground. Services use this instead of 'up'."""
     import os
 
     there = _read(folder)
@@ -117,7 +119,7 @@ def enrol(
     replace: Annotated[bool, typer.Option("--replace", help="The site has rotated its keys: replace the old one.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Register a node's key with the SuperLink and its fingerprint in the server's list, then close registration again."""
+    """Register a node's key with the SuperLink, add its fingerprint to the server's list, and close registration again."""
     there = _read(folder)
     from emdcfl.apps.deployment import control
     from emdcfl.apps.deployment.folder import check_names, clients_of_runs
@@ -144,7 +146,7 @@ def enrol(
 def remove(
     folder: Folder, name: Annotated[str, typer.Argument(help="The client's name.", show_default=False)], as_json: AsJson = False
 ) -> None:
-    """Revoke a node's access. To come back, it rotates its keys and is enrolled again."""
+    """Revoke a node's access. If it is to come back, it rotates its keys, and you enrol it again."""
     there = _read(folder)
     from emdcfl.apps.deployment import control
     from emdcfl.apps.deployment.folder import clients_of_runs
@@ -160,7 +162,7 @@ def remove(
 
 @federation.command()
 def renew(folder: Folder, as_json: AsJson = False) -> None:
-    """Make a new certificate for the SuperLink, for the same addresses; nodes need nothing new."""
+    """Make a new certificate for the SuperLink, for the same addresses. Nodes need nothing new."""
     there = _read(folder)
     from emdcfl.apps.deployment.certificates import renew_server_certificate
 
@@ -174,7 +176,7 @@ def renew(folder: Folder, as_json: AsJson = False) -> None:
 
 @federation.command()
 def check(folder: Folder, as_json: AsJson = False) -> None:
-    """Try what an outsider, a foreign node and a stolen token could do to the running federation; fails if one succeeds."""
+    """Try attacks of an outsider, a foreign node and a stolen token on the running federation. Fail if one succeeds."""
     there = _read(folder)
     from emdcfl.apps.deployment.check import attacks
 
@@ -195,7 +197,7 @@ def check(folder: Folder, as_json: AsJson = False) -> None:
 
 @federation.command()
 def status(folder: Folder, as_json: AsJson = False) -> None:
-    """Show the run at work and which nodes are online; exit with 1 unless the SuperLink answers and all enrolled nodes are online."""
+    """Show the current run and which nodes are online. Exit with 1 unless the SuperLink answers and all enrolled nodes are online."""
     there = _read(folder)
     from emdcfl.apps.deployment.report import lines, report
 
@@ -217,7 +219,7 @@ def metrics(folder: Folder, port: Annotated[int, typer.Option(help="Port of 127.
 
 @federation.command()
 def attach(folder: Folder) -> None:
-    """Watch the run that is at work; Ctrl-C leaves it running."""
+    """Watch the current run. Ctrl-C does not stop it."""
     there = _read(folder)
     from emdcfl.apps.deployment.submit import follow
 
@@ -233,7 +235,7 @@ def attach(folder: Folder) -> None:
 
 @federation.command()
 def stop(folder: Folder, as_json: AsJson = False) -> None:
-    """Stop the run that is at work; 'emdcfl run --resume' continues it after its last complete round."""
+    """Stop the current run. 'emdcfl run --resume' continues it after its last complete round."""
     there = _read(folder)
     from emdcfl.apps.deployment.submit import stop as stop_run
 

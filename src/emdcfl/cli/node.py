@@ -28,10 +28,12 @@ def group() -> None:
 
 @node.command()
 def init(
-    home: Annotated[Path, typer.Argument(help="Folder to make: the node's home.", show_default=False)],
+    home: Annotated[Path, typer.Argument(help="The node's home folder, which this command makes.", show_default=False)],
     data: Annotated[Path, typer.Option(help="This site's folder of images or its table.", show_default=False)],
     name: Annotated[str | None, typer.Option(help="The client's name in every run.", show_default=False)] = None,
-    superlink: Annotated[str | None, typer.Option(help="Where the SuperLink is, such as fl.example.org:8000.", show_default=False)] = None,
+    superlink: Annotated[
+        str | None, typer.Option(help="Address of the SuperLink, for example fl.example.org:8000.", show_default=False)
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a node's keys and its node.toml, and print what to send to the federation's operator."""
@@ -207,8 +209,10 @@ def data(
 @node.command()
 def serve(
     home: Home,
-    name: Annotated[str | None, typer.Option(help="The client's name, if not that of node.toml.", show_default=False)] = None,
-    superlink: Annotated[str | None, typer.Option(help="Where the SuperLink is, if not where node.toml says.", show_default=False)] = None,
+    name: Annotated[str | None, typer.Option(help="The client's name, instead of the name in node.toml.", show_default=False)] = None,
+    superlink: Annotated[
+        str | None, typer.Option(help="Address of the SuperLink, instead of the address in node.toml.", show_default=False)
+    ] = None,
 ) -> None:
     """Connect to the SuperLink and answer its requests until stopped."""
     needs_flower()
@@ -227,8 +231,8 @@ def serve(
 @node.command("log")
 def show_log(
     home: Home,
-    refused: Annotated[bool, typer.Option("--refused", help="Only what was refused or failed.")] = False,
-    last: Annotated[int, typer.Option(help="Show so many entries.", min=1, metavar="N")] = 50,
+    refused: Annotated[bool, typer.Option("--refused", help="Show only what was refused or failed.")] = False,
+    last: Annotated[int, typer.Option(help="Show this many entries.", min=1, metavar="N")] = 50,
     as_json: AsJson = False,
 ) -> None:
     """Print what the node released to the server and what it refused, newest last."""

@@ -20,12 +20,12 @@ def _option(help: str, default: str | bool = False) -> Any:
 def _options(
     label: Annotated[str | None, _option("Tables: the label column.")] = None,
     client: Annotated[str | None, _option("One table: the column that names the site of a row.")] = None,
-    leave_out: Annotated[str | None, _option("Sites A,B,… that take no part.")] = None,
+    leave_out: Annotated[str | None, _option("Leave out the sites A,B,…")] = None,
     task: Annotated[
         str | None,
         _option(
             "Tables: classification, or regression if labels are numbers to predict.",
-            "classification; stops and asks if labels look like measurements",
+            "classification; if labels look like measurements, the command stops and asks",
         ),
     ] = None,
     split: Annotated[str | None, _option("Tables: random, or time:COLUMN (oldest rows train, newest test).", "random")] = None,
@@ -34,7 +34,7 @@ def _options(
         str | None,
         _option(
             "Rows with the same value of this column (a patient, a machine) stay in one split; "
-            "of images, files whose names share what this regular expression finds."
+            "for images, files stay together if this regular expression finds the same text in their names."
         ),
     ] = None,
     merge_labels: Annotated[
@@ -46,11 +46,13 @@ def _options(
     label_map: Annotated[str | None, _option("Rename labels: OLD=NEW,… as in 0=benign,1=malignant.")] = None,
     drop: Annotated[str | None, _option("Tables: leave out the columns A,B,…")] = None,
     only: Annotated[str | None, _option("Tables: use the columns A,B,… and no others.")] = None,
-    date: Annotated[str | None, _option("Tables: read columns A,B:FORMAT,… as dates (days since 1970), as in visit,born:%d/%m/%Y.")] = None,
-    missing: Annotated[str | None, _option("Tables: further marks of missing values, as in -999,refused.")] = None,
+    date: Annotated[
+        str | None, _option("Tables: read columns A,B:FORMAT,… as dates (days since 1970), for example visit,born:%d/%m/%Y.")
+    ] = None,
+    missing: Annotated[str | None, _option("Tables: further marks of missing values, for example -999,refused.")] = None,
     gaps: Annotated[
         str | None,
-        _option("Tables: mean (a missing number becomes the mean of all rows, and a column says so) or drop-rows.", "mean"),
+        _option("Tables: mean (a missing number becomes the mean of all rows, and an extra column marks it) or drop-rows.", "mean"),
     ] = None,
 ) -> None:
     """Declare the options; this is never called."""

@@ -53,7 +53,9 @@ def run(
     ] = None,
     scenario: Annotated[
         str | None,
-        typer.Option(help="Who the clients are: see 'emdcfl data list'.", show_default="rotated-digits", autocompletion=complete_scenarios),
+        typer.Option(
+            help="Clients and their data: see 'emdcfl data list'.", show_default="rotated-digits", autocompletion=complete_scenarios
+        ),
     ] = None,
     data: Annotated[Path | None, typer.Option(help="Your own files instead of a scenario: a folder of sites, or one table.")] = None,
     baselines: Annotated[
@@ -85,7 +87,7 @@ def run(
     hold_out: Annotated[
         str | None,
         typer.Option(
-            help="Leave sites a,b,… out of training; then place them without labels, and test.",
+            help="Leave the sites A,B,… out of training. After the run, place them without labels and test them.",
             show_default=False,
             rich_help_panel=TRAINING,
         ),
@@ -94,7 +96,9 @@ def run(
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.", show_default="auto", rich_help_panel=MACHINES)] = None,
     workers: Annotated[
         int | None,
-        typer.Option(help="Processes of the sequential engine; results are bit-identical.", show_default="1", rich_help_panel=MACHINES),
+        typer.Option(
+            help="Processes of the sequential engine. Their number does not change the results.", show_default="1", rich_help_panel=MACHINES
+        ),
     ] = None,
     engine: Annotated[
         str | None, typer.Option(help="auto, sequential, batched, cuda or flower.", show_default="auto", rich_help_panel=MACHINES)
@@ -103,7 +107,7 @@ def run(
         Path | None, typer.Option(help="Run over the nodes of this federation; see 'emdcfl federation'.", rich_help_panel=MACHINES)
     ] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Any key of a config, as in --set method.tolerance=0.03; repeatable.")
+        list[str] | None, typer.Option("--set", help="Set any key of a config, for example --set method.tolerance=0.03; repeatable.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Run directory.", show_default="runs/DATA-METHOD-seedN")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out from its last complete round.")] = False,
@@ -115,16 +119,18 @@ def run(
     budget: Annotated[
         str | None,
         typer.Option(
-            help="Time it may take, as in 10m or 2h: fewer rounds and epochs if need be.", show_default="none", rich_help_panel=TRAINING
+            help="Time that the run may take, for example 10m or 2h. Rounds and epochs are reduced if necessary.",
+            show_default="none",
+            rich_help_panel=TRAINING,
         ),
     ] = None,
     keep_baselines: Annotated[
         bool, typer.Option("--keep-baselines", help="Also keep the models of these comparisons on disk.", rich_help_panel=PANEL)
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the result.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress, only the result.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON and nothing else.")] = False,
 ) -> None:
-    """Run one method on one scenario and leave a run directory."""
+    """Run one method on one scenario and write a run directory."""
     from emdcfl.runs import runner
     from emdcfl.runs.plan import refuse_numbers
     from emdcfl.runs.verdict.baselines import run_baselines

@@ -30,9 +30,9 @@ from emdcfl.studies.tables import build
 @app.command("reproduce")
 def reproduce_(
     names: Annotated[list[str] | None, typer.Argument(help="Labels of the paper, or all; see --list.", show_default=False)] = None,
-    scale: Annotated[str, typer.Option(help="smoke (does it run?), small or paper.")] = "small",
-    seeds: Annotated[str | None, typer.Option(help="As in 0,1,2.", show_default="0; at paper scale 0,1,2")] = None,
-    out: Annotated[Path, typer.Option(help="Folder; tables share the runs and embeddings in it.")] = Path("runs/reproduce"),
+    scale: Annotated[str, typer.Option(help="smoke (only a test that it runs), small or paper.")] = "small",
+    seeds: Annotated[str | None, typer.Option(help="Seeds, for example 0,1,2.", show_default="0; at paper scale 0,1,2")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the results. Tables share the runs and embeddings in it.")] = Path("runs/reproduce"),
     jobs: Jobs = 1,
     time_limit: TimeLimit = None,
     device: Device = None,
@@ -42,9 +42,9 @@ def reproduce_(
     ] = False,
     list_: Annotated[bool, typer.Option("--list", help="List the labels, and how long each took on which machine.")] = False,
     as_json: AsJson = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only what was written.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only what was written.")] = False,
 ) -> None:
-    """Make tables and figures of the paper, at any scale; skip what is already in --out."""
+    """Make tables and figures of the paper at any scale. Results already in --out are not made again."""
     if list_:
         _list(out, as_json=as_json)
         return
@@ -116,23 +116,23 @@ def _numbers(text: str, option: str) -> list[float]:
 def sweep_(
     scenario: Annotated[str, typer.Option(help="See 'emdcfl data list'.")] = "rotated-digits",
     out: Annotated[Path, typer.Option(help="Folder of the embeddings and results.")] = Path("runs/sweep"),
-    ratios: Annotated[str, typer.Option(help="Widths of the projection, as shares of the embedding's.")] = ",".join(map(str, RATIOS)),
+    ratios: Annotated[str, typer.Option(help="Widths of the projection, as shares of the embedding's width.")] = ",".join(map(str, RATIOS)),
     epsilons: Annotated[
         str, typer.Option(help="Tolerances, as in 0.01,0.025.", show_default=f"{len(EPSILONS)} from {EPSILONS[0]:g} to {EPSILONS[-1]:g}")
     ] = ",".join(f"{e:g}" for e in EPSILONS),
     costs: Annotated[str, typer.Option(help="cosine, euclidean, label-aware.")] = "cosine",
     solvers: Annotated[str, typer.Option(help="exact, sinkhorn.")] = "exact,sinkhorn",
     reg: Annotated[float, typer.Option(help="Regularisation of Sinkhorn.")] = 0.1,
-    samples: Annotated[int, typer.Option(min=2, metavar="N", help="Most samples per client in a distance.")] = 512,
+    samples: Annotated[int, typer.Option(min=2, metavar="N", help="Largest number of samples per client in a distance.")] = 512,
     seed: Annotated[int, typer.Option(help="The same seed gives the same results.")] = 0,
     scale: Scale = None,
     device: Device = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Any key of a config, as in --set training.local_epochs=5; repeatable.")
+        list[str] | None, typer.Option("--set", help="Set any key of a config, for example --set training.local_epochs=5; repeatable.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train every client once, keep the embeddings, and measure distances in many ways; later calls train nothing."""
+    """Train every client once, keep the embeddings, and measure distances in many ways. Later calls train nothing."""
     config = build_config(None, {"scenario": scenario, "scenario.scale": scale, "run.seed": seed, "engine.device": device}, set_ or [])
     settings = [
         Setting(ratio, cost.strip(), solver.strip(), reg, seed)

@@ -35,7 +35,7 @@ def predict(
         bool, typer.Option("--plain", help="Use the model before fine-tuning, even if the client kept the fine-tuned one.")
     ] = False,
     trust_model: TrustModel = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable, with all probabilities of classes.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with the probabilities of all classes, and nothing else.")] = False,
 ) -> None:
     """Predict the classes (or numbers) of files, with the model of a client or for a new site."""
     from emdcfl.data.own import read_inputs
@@ -76,7 +76,7 @@ def place(
     trust_model: TrustModel = False,
     as_json: AsJson = False,
 ) -> None:
-    """Find the group a new site belongs to, and how clearly."""
+    """Say which group a new site belongs to, and how clear that is."""
     from emdcfl.runs.result import load
 
     if unlabelled:
@@ -116,13 +116,14 @@ def report(
     folder: Annotated[Path, typer.Argument(help="Run directory, or folder of a comparison.")],
     out: Annotated[Path | None, typer.Option(help="File to write.", show_default="report.html in the folder")] = None,
     theory: Annotated[
-        bool | None, typer.Option(help="Simulated runs: evaluate what merging clusters could cost.", show_default="where it takes seconds")
+        bool | None,
+        typer.Option(help="For simulated runs, evaluate what merging clusters could cost.", show_default="where it takes seconds"),
     ] = None,
     trust_model: TrustModel = False,
-    open_: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
+    open_: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write one self-contained page: verdict, map, heat map, margins, accuracy, cost."""
+    """Write the report as one self-contained page: verdict, map, heat map, margins, accuracy, cost."""
     from emdcfl.paper.merging import write_merging, write_quick_merging
     from emdcfl.report import write_report
     from emdcfl.runs.result import load
@@ -142,9 +143,9 @@ def report(
 def export(
     run: Annotated[Path, typer.Argument(help="Run directory.")],
     out: Annotated[Path | None, typer.Option(help="Folder to write to.", show_default="export in the run directory")] = None,
-    fine_tuned: Annotated[bool, typer.Option("--fine-tuned", help="Also the models that sites fine-tuned at home and kept.")] = False,
+    fine_tuned: Annotated[bool, typer.Option("--fine-tuned", help="Also write the models that sites fine-tuned at home and kept.")] = False,
     trust_model: TrustModel = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable: the folders.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the folders as JSON and nothing else.")] = False,
 ) -> None:
     """Write one folder per group, which plain torch can load and a model hub can show."""
     from emdcfl.report.export import export as write
