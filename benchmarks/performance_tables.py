@@ -41,7 +41,7 @@ def _sessions(rows: Sequence[Row]) -> list[tuple[Row, list[Row]]]:
 
 
 def _steps(about: str, rows: Sequence[Row]) -> str:
-    note = "Random images, batches of 64, medians of three repeats; the bare loop has torch's default precision."
+    note = "Images are random, in batches of 64. Values are medians of three repeats. The bare loop has torch's default precision."
     shown = [r for r in rows if "ms_per_step" in r]
     lines = [
         [r["network"], r["contestant"], f"{r['ms_per_step']:.3f}", f"{r['ms_best']:.3f}", r["images_per_s"], f"{r['ratio']:.3f}"]
@@ -81,7 +81,7 @@ def _whole_runs(about: str, rows: Sequence[Row]) -> str:
         "comparing / train",
         "GPU peak GiB",
     ]
-    note = "40 clients, 10 rounds of 10 local epochs, bf16, seed 0, one run after the other in one process."
+    note = "The runs have 40 clients, 10 rounds of 10 local epochs, bf16 and seed 0. They follow each other in one process."
     return f"{note} {about}\n\n{table([*head, 'accuracy, worst site', 'ARI'], lines)}"
 
 
@@ -93,7 +93,7 @@ def _pairs(about: str, rows: Sequence[Row]) -> str:
         cells = [f"{median(column):.2f} ({min(column):.2f} to {max(column):.2f})" for column in columns]
         lines.append([wanted, *cells, f"{own[0]['solved']} of {own[0]['problems']}"])
     head = ["tolerance", "seconds", "embedding", "transport", "problems solved exactly"]
-    return f"Median and range of three repeats after a first one. {about}\n\n{table(head, lines)}"
+    return f"The table shows median and range of three repeats after a first run. {about}\n\n{table(head, lines)}"
 
 
 def _server(rows: Sequence[Row]) -> str:
@@ -108,8 +108,10 @@ def _server(rows: Sequence[Row]) -> str:
     own = sessions[commit]
     methods = dict.fromkeys(r["method"] for r in own)
     lines = [[m, *(f"{median(r[key] for r in own if r['method'] == m):.1f}" for key in ("rest", "total"))] for m in methods]
-    note = "18 clients of ResNet18, three rounds of very little training, two cores of an AMD EPYC, torch 2.13; medians of three runs"
-    return f"{note}; commit {commit}.\n\n{table(['method', 'seconds outside all phases', 'seconds of the run'], lines)}"
+    note = (
+        "Medians of three runs with 18 clients of ResNet18 and very little training in three rounds, two cores of an AMD EPYC, torch 2.13"
+    )
+    return f"{note} (commit {commit}).\n\n{table(['method', 'seconds outside all phases', 'seconds of the run'], lines)}"
 
 
 def _scale(rows: Sequence[Row]) -> str:
@@ -148,10 +150,10 @@ def _scale(rows: Sequence[Row]) -> str:
         "GB sent",
     ]
     note = (
-        "Tables of 300 × 16 from four groups, the default perceptron, two rounds of ten epochs, no fine-tuning, no baselines, one seed. "
-        "That one side of a split must gain a twentieth of its loss, and when representatives are enough, was chosen after looking "
-        "at runs like these, of seed 0. "
-        "Two cores with nothing else on them; the last column is the load average. Clients are compared once. "
+        "Clients have tables of 300 × 16 from four groups and train the default perceptron in two rounds of ten epochs, with one seed and "
+        "without fine-tuning and baselines. Two rules were chosen after looking at runs like these, of seed 0: that one side of a split "
+        "must gain a twentieth of its loss, and when representatives are enough. "
+        "The two cores do nothing else, and the last column is the load average. Clients are compared once. "
         f"{sources(rows)}"
     )
     grown = [r for r in rows if r["pairing"] == "auto"]

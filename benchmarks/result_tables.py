@@ -181,17 +181,18 @@ def _scenarios(folder: Path) -> Iterator[str]:
     head = ["scenario", "seeds", "Oracle", "calibrated rule", "by benefit", "groups, calibrated", "groups, by benefit"]
     lines, used = _paper_scenarios([row for name in PAPER for row in read(folder.parent / f"{name}.jsonl")])
     note = (
-        "At the paper's size; the run on Rotated MNIST by benefit had the GPU to itself, the others shared it and are "
-        "older. Backdoor scenarios: without and with the trigger. Losses: evaluating beyond what Oracle does. PACS by "
-        "benefit has images of 224 pixels, encoded once more; with them Oracle has 92.30 too."
+        "The runs have the paper's size. The run on Rotated MNIST by benefit had the GPU to itself. The others shared it and are older. "
+        "Backdoor scenarios have two values, without and with the trigger. Losses are the evaluation beyond Oracle's. PACS by benefit has "
+        "images of 224 pixels, encoded once more. With them Oracle has 92.30, too."
     )
     yield section("The paper's scenarios", f"{note}\n\n{table([*head, 'distances', 'validation losses'], lines)}\n\n{sources(used)}")
     lines, used = _paper_scenarios(read(folder / "paper-small.jsonl"))
     note = (
-        "At `--scale small`: on PACS and CIFAR10 48 SGD steps of ResNet18 per site, in three rounds. On Rotated CIFAR10 a model for all is "
-        "as good as Oracle's at that size (8 × 64 test images), so by benefit there is one group; the calibrated rule's are not the true "
-        "ones. On Backdoor CIFAR10 targets and attackers have the same classes and gain from each other in round 1; they are separated in "
-        "round 2, with one seed not at all, and three rounds do not make up for it (128 test images)."
+        "The runs are at `--scale small`. On PACS and CIFAR10 this is 48 SGD steps of ResNet18 per site, in three rounds. On Rotated "
+        "CIFAR10, a model for all is as good as Oracle's at that size (8 × 64 test images), so by benefit there is one group. The "
+        "calibrated rule's groups are not the true ones. On Backdoor CIFAR10, targets and attackers have the same classes and gain from "
+        "each other in round 1. They are separated in round 2, but with one seed not at all, and three rounds do not compensate for "
+        "that (128 test images)."
     )
     yield section("The paper's scenarios, small", f"{note}\n\n{table(head, [line[: len(head)] for line in lines])}\n\n{sources(used)}")
 
@@ -405,7 +406,7 @@ def _digits(rows: Sequence[Row]) -> str:
             cells += [f"{sum(test(r) for r in own)} of {len(own)}" for test in (_separable, _fixed_is_right)]
             cells += [_in_out([r["auto"][way] for r in own]) for way in WAYS]
             lines.append([*cells, *(f"{sum(bool(b['doubts']) for b in some)} of {len(some)}" for some in (wrong, right))])
-    note = "In: largest over the seeds; out: smallest. A doubt is a warning that the clusters should not be called certain."
+    note = '"in" is the largest value over the seeds, and "out" the smallest. A doubt warns that the clusters should not be called certain.'
     return f"{note}\n\n{table(head, lines)}\n\n{sources(rows)}"
 
 
@@ -435,8 +436,8 @@ def privacy_noise(folder: Path) -> str:
         for r in read(folder / "null.jsonl")
     ]
     note = (
-        "W between samples of one law, in calibrated standard errors, 100 draws. "
-        "The tolerance accounts for the noise if mean and deviation are 0 and 1."
+        "The table shows W between samples of one law, in calibrated standard errors, over 100 draws. "
+        "The tolerance accounts for the noise if the mean is 0 and the deviation 1."
     )
     head = ["projection ratio", "p", "ε per release", "σ", "mean", "deviation", "largest"]
     parts.append(section("Does the tolerance account for the noise?", f"{note}\n\n{table(head, null)}"))
@@ -445,8 +446,8 @@ def privacy_noise(folder: Path) -> str:
 
 def liars(folder: Path) -> str:
     note = (
-        "Points by which the mean test accuracy of the other nine clients changed against a run without the liar; in brackets the group "
-        "that lost most; then the number of seeds."
+        "The table shows by how many points the mean test accuracy of the other nine clients changed against a run without the liar. "
+        "In brackets is the group that lost most. The number of seeds follows."
     )
     found = {name: read(folder / f"{name}.jsonl") for name in ("liars", "liars-cpu", "backdoor", "backdoor-600")}
     parts = []
