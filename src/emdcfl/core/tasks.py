@@ -14,7 +14,7 @@ from torch import Tensor
 from emdcfl.core.client import LOSS_BATCH, Client, Stages, staged_task, task
 from emdcfl.core.errors import ClientError, DataError, EmdcflError
 from emdcfl.core.learning import objective
-from emdcfl.core.learning.balance import SCORES, balance, unbalanced
+from emdcfl.core.learning.balance import SCORES
 from emdcfl.core.learning.profile import profile  # noqa: F401  registers the task
 from emdcfl.core.learning.terms import loss_terms
 from emdcfl.core.schema import Field, Reply, finite
@@ -284,21 +284,10 @@ def test(client: Client, *, models: Tensor, weights: Tensor) -> Reply:
     Where the site's classes are unbalanced, also by scores that a frequent class cannot dominate (``learning.balance``). Numbers are scored
     by squared error and R² instead of accuracy.
     """
-    site, numbers = client.site, objective.is_regression(client.site.train.y)
-    uneven = not numbers and unbalanced(torch.cat([site.train.y, site.val.y, *(split.y for split in site.tests.values())]))
-    reply: dict[str, dict[str, float]] = {name: {} for name in ("accuracy", "loss", "n", *(("r2", "r2_error") if numbers else ()))}
-    for variant in site.tests:
-        p, y = mixture(client, models, weights, f"test:{variant}")
-        losses = objective.mixed_losses(p, y)
-        scores: dict[str, float] = {"n": len(y), "loss": float(losses.mean()) if len(y) else 0.0}
-        if numbers:
-            scores["r2"] = max(objective.r_squared(losses, y), -LARGEST_R2)
-            scores["r2_error"] = min(objective.r_squared_error(losses, y), LARGEST_R2)
-        else:
-            scores["accuracy"] = float((p.argmax(1) == y).double().mean()) if len(y) else 0.0
-            scores |= balance(p, y) if uneven else {}
-        for name, value in scores.items():
-            reply.setdefault(name, {})[variant] = value
+    reply: Reply = objective.tested(client.site, lambda variant: mixture(client, models, weights, f"test:{variant}"))
+    if "r2" in reply:
+        reply["r2"] = {variant: max(value, -LARGEST_R2) for variant, value in reply["r2"].items()}
+        reply["r2_error"] = {variant: min(value, LARGEST_R2) for variant, value in reply["r2_error"].items()}
     return reply
 
 

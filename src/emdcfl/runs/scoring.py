@@ -27,6 +27,12 @@ MetricsRow = dict[str, Any]
 LEAST_RISE = 0.02
 """Change of the mean score in the last round, or since the best one, from which other rounds would have been better."""
 
+TESTED: Mapping[Metric, Mapping[str, str]] = {
+    Metric.ACCURACY: {"accuracy": "accuracy", "test_loss": "loss", "test_samples": "n"},
+    Metric.R2: {"r2": "r2", "r2_error": "r2_error", "test_loss": "loss", "test_samples": "n"},
+}
+"""Key of a row → score of a test (``tasks.test``)."""
+
 
 def check_rows(rows: Sequence[Any], where: str) -> None:
     """Raise ``StoreError`` unless these are rows as ``score`` makes them; a run directory may come from elsewhere."""
@@ -89,9 +95,7 @@ def outcomes(
     fed: Federation, inputs: Mapping[str, Mapping[str, Any]], variants: Mapping[str, Collection[str]] | None = None
 ) -> dict[str, dict[str, Any]]:
     """Test clients with models and weights of their own; returns what a row of the metrics says of each, ``None`` without a reply."""
-    names = {"accuracy": "accuracy", "test_loss": "loss", "test_samples": "n"}
-    if fed.layout.outputs == 1:
-        names = {"r2": "r2", "r2_error": "r2_error", "test_loss": "loss", "test_samples": "n"}
+    names = TESTED[Metric.R2 if fed.layout.outputs == 1 else Metric.ACCURACY]
 
     def verify(client: str, reply: Reply) -> None:
         wanted = set(reply["n"] if variants is None else variants[client])
@@ -105,12 +109,13 @@ def outcomes(
                 raise ClientError(f"expected balanced accuracy and AUC with their sizes, got {sorted(scores)[:8]} of {variant[:40]!r}")
 
     replies = fed.run(tasks.test, inputs, verify=verify)
-    found: dict[str, dict[str, Any]] = {}
-    for c in inputs:
-        found[c] = {name: replies.valid[c][field] if c in replies.valid else None for name, field in names.items()}
-        if c in replies.valid and (scores := _balanced(replies.valid[c])):
-            found[c]["unbalanced"] = scores
-    return found
+    return {c: as_row(replies.valid[c], names) if c in replies.valid else dict.fromkeys(names) for c in inputs}
+
+
+def as_row(reply: Reply, names: Mapping[str, str]) -> dict[str, Any]:
+    """Return what a row of the metrics says of scores by test variant; ``names`` is one of ``TESTED``."""
+    row = {name: reply[field] for name, field in names.items()}
+    return {**row, "unbalanced": uneven} if (uneven := _balanced(reply)) else row
 
 
 def _balanced(reply: Reply) -> dict[str, dict[str, float]]:

@@ -8,11 +8,14 @@ numbers could make training diverge: ``bounded`` shortens the gradients.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from emdcfl.core.learning.balance import balance, unbalanced
+from emdcfl.data.types import Site
 
 LONGEST_GRADIENT = 5.0
 """Norm to which gradients of squared errors are shortened; with standardised numbers without heavy tails few are as long."""
@@ -93,3 +96,25 @@ def r_squared_error(squared_errors: Tensor, y: Tensor) -> float:
         return 0.0
     u = (squared_errors.double() - (1.0 - r_squared(squared_errors, y)) * deviations) / deviations.mean()
     return float(u.std()) / math.sqrt(len(y))
+
+
+def tested(site: Site, predicted: Callable[[str], tuple[Tensor, Tensor]]) -> dict[str, dict[str, float]]:
+    """Score a site's test variants: score → variant → value; ``predicted`` returns the ``predictions`` of a variant and its targets.
+
+    Of classes accuracy and, where the site's are unbalanced, ``balance``; of numbers R² with its standard error. Of both loss and samples.
+    """
+    numbers = is_regression(site.train.y)
+    uneven = not numbers and unbalanced(torch.cat([site.train.y, site.val.y, *(split.y for split in site.tests.values())]))
+    found: dict[str, dict[str, float]] = {name: {} for name in ("accuracy", "loss", "n", *(("r2", "r2_error") if numbers else ()))}
+    for variant in site.tests:
+        p, y = predicted(variant)
+        errors = mixed_losses(p, y)
+        scores: dict[str, float] = {"n": len(y), "loss": float(errors.mean()) if len(y) else 0.0}
+        if numbers:
+            scores |= {"r2": r_squared(errors, y), "r2_error": r_squared_error(errors, y)}
+        else:
+            scores["accuracy"] = float((p.argmax(1) == y).double().mean()) if len(y) else 0.0
+            scores |= balance(p, y) if uneven else {}
+        for name, value in scores.items():
+            found.setdefault(name, {})[variant] = value
+    return found

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from emdcfl.core.keys import generator
-from emdcfl.core.learning.balance import balance, unbalanced
-from emdcfl.core.learning.objective import r_squared, r_squared_error
-from emdcfl.data.types import Scenario, Site, Split
-from emdcfl.runs.scoring import MetricsRow
+from emdcfl.core.learning import objective
+from emdcfl.core.metric import Metric
+from emdcfl.data.types import Scenario, Site
+from emdcfl.runs.scoring import TESTED, MetricsRow, as_row
 
 STRENGTHS = (0.01, 0.1, 1.0, 10.0)
 """Inverse strengths of the penalty to choose from; validation data decide."""
@@ -45,33 +45,8 @@ def most_frequent(scenario: Scenario, clients: tuple[str, ...]) -> dict[str, lis
 
 def _tested(scenario: Scenario, site: Site, seed: int) -> dict[str, Any]:
     model = _fitted(scenario, site, seed)
-    if scenario.target is not None:
-        return _tested_numbers(model, scenario, site)
-    row: dict[str, Any] = {"accuracy": {}, "test_loss": {}, "test_samples": {}}
-    uneven = unbalanced(torch.cat([site.train.y, site.val.y, *(split.y for split in site.tests.values())]))
-    for variant, split in site.tests.items():
-        p, n = _probabilities(model, scenario, split.x), len(split)
-        row["test_samples"][variant] = n
-        row["accuracy"][variant] = float((p.argmax(1) == split.y).double().mean()) if n else 0.0
-        row["test_loss"][variant] = _loss(p, split.y) if n else 0.0
-        if uneven and (scores := balance(p, split.y)):
-            row.setdefault("unbalanced", {})[variant] = scores
-    return row
-
-
-def _tested_numbers(model: Any, scenario: Scenario, site: Site) -> dict[str, Any]:
-    row: dict[str, Any] = {"r2": {}, "r2_error": {}, "test_loss": {}, "test_samples": {}}
-    for variant, split in site.tests.items():
-        errors = _squared_errors(model, scenario, split)
-        row["test_samples"][variant], row["test_loss"][variant] = len(split), float(errors.mean()) if len(split) else 0.0
-        row["r2"][variant], row["r2_error"][variant] = r_squared(errors, split.y), r_squared_error(errors, split.y)
-    return row
-
-
-def _squared_errors(model: Any, scenario: Scenario, split: Split) -> Tensor:
-    if not len(split):
-        return torch.zeros(0)
-    return (torch.from_numpy(np.asarray(model.predict(_inputs(scenario, split.x)), dtype=np.float64)) - split.y.double()) ** 2
+    scores = objective.tested(site, lambda variant: (_predicted(model, scenario, site.tests[variant].x), site.tests[variant].y))
+    return as_row(scores, TESTED[Metric.ACCURACY if scenario.target is None else Metric.R2])
 
 
 def _fitted(scenario: Scenario, site: Site, seed: int) -> Any:
@@ -92,12 +67,7 @@ def _fitted(scenario: Scenario, site: Site, seed: int) -> Any:
             warnings.simplefilter("ignore", ConvergenceWarning)  # a fit that needs more steps is still a fit
             one = Ridge(alpha=1 / strength) if numbers else LogisticRegression(C=strength, max_iter=300)
             model = one.fit(inputs, y.numpy())
-        if not len(site.val):
-            loss = 0.0
-        elif numbers:
-            loss = float(_squared_errors(model, scenario, site.val).mean())
-        else:
-            loss = _loss(_probabilities(model, scenario, site.val.x), site.val.y)
+        loss = float(objective.mixed_losses(_predicted(model, scenario, site.val.x), site.val.y).mean()) if len(site.val) else 0.0
         if loss < least:
             best, least = model, loss
     return best
@@ -107,14 +77,13 @@ def _inputs(scenario: Scenario, x: Tensor) -> NDArray[np.float32]:
     return np.asarray(scenario.preprocess(x).numpy())
 
 
-def _probabilities(model: Any, scenario: Scenario, x: Tensor) -> Tensor:
+def _predicted(model: Any, scenario: Scenario, x: Tensor) -> Tensor:
+    """Return class probabilities, or the predicted numbers as one column."""
+    if scenario.target is not None:
+        return torch.from_numpy(np.asarray(model.predict(_inputs(scenario, x)) if len(x) else (), dtype=np.float64))[:, None]
     p = torch.zeros(len(x), len(scenario.classes), dtype=torch.float64)
     if isinstance(model, int):
         p[:, model] = 1.0
     elif len(x):
         p[:, model.classes_] = torch.from_numpy(model.predict_proba(_inputs(scenario, x))).double()
     return p
-
-
-def _loss(p: Tensor, y: Tensor) -> float:
-    return float(-p.clamp_min(1e-12).log().gather(1, y[:, None]).mean())
