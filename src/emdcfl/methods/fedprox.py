@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from emdcfl.core.federation import Federation, Round
-from emdcfl.methods.base import Family, Serving, register
+from emdcfl.methods.base import register
 from emdcfl.methods.fedavg import FedAvg, GlobalState, train_and_average
 from emdcfl.methods.shared.vectors import expect
 
 
 @register
 @dataclass(frozen=True)
-class FedProx:
+class FedProx(FedAvg):
     r"""FedProx.
 
     Parameters
@@ -40,19 +40,13 @@ class FedProx:
     prox: Literal["squared", "layer_norm"] = "squared"
 
     name: ClassVar[str] = "fedprox"
-    family: ClassVar[Family] = "global"
     citation: ClassVar[str] = "Li et al., MLSys 2020"
     reference: ClassVar[Mapping[str, Any]] = {"prox": "layer_norm"}
-    late_updates: ClassVar[bool] = True
-    State: ClassVar[type] = GlobalState
 
     def init(self, fed: Federation, round: Round) -> GlobalState:
         expect(self.mu >= 0, "mu", "of at least 0", self.mu)
-        return GlobalState(list(fed.clients), fed.initial())
+        return super().init(fed, round)
 
     def step(self, fed: Federation, state: GlobalState, round: Round) -> GlobalState:
         prox = {"mu": self.mu, "kind": self.prox}  # the anchor is where training starts, so it need not be sent
         return train_and_average(fed, state, round, prox=prox)
-
-    def serve(self, state: GlobalState) -> Serving:
-        return FedAvg().serve(state)
