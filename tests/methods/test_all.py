@@ -16,6 +16,7 @@ from tests.methods.toy import accuracies, federation, play, run, toy, truth
 from torch import Tensor
 
 from emdcfl.clustering import adjusted_rand
+from emdcfl.core.errors import ConfigError
 from emdcfl.data.types import Scenario
 from emdcfl.methods import METHODS, Method, Serving, make
 from emdcfl.methods.base import PRESETS, preset_values
@@ -94,13 +95,38 @@ def test_every_option_is_documented_and_the_presets_exist(name):
         assert {option: getattr(method, option) for option in wanted} == wanted
 
 
+OUT_OF_RANGE: list[tuple[str, dict[str, Any]]] = [
+    *(("cfl", {option: 0.0}) for option in ("epsilon1", "epsilon2", "separation", "stationary", "relative1", "relative2")),
+    *(("fedsoft", option) for option in ({"lam": -1.0}, {"smoothing": -0.1}, {"interval": 0})),
+    *((name, {"mu": -1.0}) for name in ("fedprox", "fesem", "pfedgraph", "fedsac")),
+    *((name, {"threshold": -1.0}) for name in ("fedclust", "pacfl")),
+    *((name, {"rate": 0.0}) for name in ("fedem", "fedrc")),
+    *((name, {"k": 10}) for name in NAMES if "k" in METHODS[name].__dataclass_fields__),
+    *(("cfl", {"first_split": 0}), ("cflgp", {"period": 0}), ("cflgp", {"period": 2, "last_clustering": 1}), ("pacfl", {"vectors": 0})),
+    *(("fedce", {"delta": -0.1}), ("fedrc", {"floor": 0.0}), ("fedsac", {"components": 0}), ("flexcfl", {"eta_g": -1.0})),
+    *(("ifca", {"min_share": 0.6}), ("ifca", {"max_restarts": -1}), ("pfedgraph", {"alpha": 0.0}), ("pfedgraph", {"snap": 2.0})),
+]
+
+
+@pytest.mark.parametrize(("name", "chosen"), OUT_OF_RANGE, ids=str)
+def test_settings_out_of_range_are_refused_before_anybody_trains(name, chosen):
+    fed = federation(small())
+    with pytest.raises(ConfigError, match=rf"method\.{list(chosen)[-1]} "):
+        make(name, **chosen).init(fed, fed.begin(0))
+
+
 @pytest.mark.parametrize(
-    ("name", "preset"),
-    [(name, preset) for name in NAMES for preset in (None, *PRESETS) if not preset or preset_values(METHODS[name], preset)],
+    ("name", "chosen"),
+    [
+        *((name, {}) for name in NAMES),
+        *((name, {"preset": preset}) for name in NAMES for preset in PRESETS if preset_values(METHODS[name], preset)),
+        ("cflgp", {"profile": "criterion"}),
+    ],
+    ids=str,
 )
-def test_a_state_is_all_a_round_needs(name, preset):
+def test_a_state_is_all_a_round_needs(name, chosen):
     """Two runs are equal; a step leaves the old state alone; fresh clients go on from a state as the old ones would have."""
-    method: Method = make(name, preset=preset, **options(name))
+    method: Method = make(name, **{**options(name), **chosen})
     first, second = federation(small()), federation(small())
     (a, _), (b, _) = play(first, method, 2), play(second, method, 2)
     assert_same(a, b)
@@ -143,7 +169,7 @@ def test_a_cluster_of_one_and_clients_of_unequal_size(name):
     scenario = toy(per_group=[3, 1, 2], n=[96, 50, 17, 80, 96, 33])
     fed, _, _, serving = run(name, scenario, rounds=3, **options(name))
     check_serving(serving, 6)
-    if name in ("oracle", "emdcfl", "pacfl"):
+    if name in ("oracle", "emdcfl", "pacfl", "flexcfl", "fesem", "cflgp"):
         assert int((serving.clusters == serving.clusters[3]).sum()) == 1
         assert adjusted_rand(truth(fed), serving.clusters) == 1.0
 

@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.methods.scripted import Scripted, at, batch_norm_toy
-from tests.methods.toy import MORE_STEPS, history, run, toy, truth
+from tests.methods.toy import MORE_STEPS, history, run, truth
 
 from emdcfl.clustering import adjusted_rand
-from emdcfl.core.errors import ConfigError, QuorumError
+from emdcfl.core.errors import QuorumError
 from emdcfl.core.params import average
 from emdcfl.methods import make
 
@@ -145,8 +145,3 @@ def test_a_run_too_short_to_split_says_so(caplog):
     assert not caplog.records
     make("cfl").init(fed, fed.begin(0, 1))
     assert "method.first_split = 2" in caplog.text and "1 round" in caplog.text
-
-
-def test_wrong_values_are_refused():
-    with pytest.raises(ConfigError, match="epsilon1 above 0, got 0"):
-        run("cfl", toy(), rounds=0, epsilon1=0.0)

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.methods.toy import MORE_STEPS, accuracies, federation, run
 
-from emdcfl.core.errors import ConfigError
 from emdcfl.methods import make
 
 TABLES = st.integers(2, 5).flatmap(
@@ -81,8 +80,3 @@ def test_large_scores_neither_overflow_nor_divide_by_zero():
 def test_a_steep_delta_separates_the_groups():
     fed, _, _, serving = run("fedce", delta=5.0, training=MORE_STEPS)
     assert accuracies(fed, serving).min() > 0.8
-
-
-def test_a_negative_delta_is_refused():
-    with pytest.raises(ConfigError, match="delta"):
-        run("fedce", delta=-0.1)

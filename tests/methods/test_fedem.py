@@ -10,7 +10,6 @@ import pytest
 import torch
 from tests.methods.toy import accuracies, federation, play, run, toy
 
-from emdcfl.core.errors import ConfigError
 from emdcfl.core.tasks import Fit, Training, local_sgd, mixture, sample_losses
 from emdcfl.methods import make
 from emdcfl.methods.shared.em import label_mass, responsibilities
@@ -125,5 +124,3 @@ def test_a_client_that_fails_in_a_round_keeps_its_weights() -> None:
 def test_k_comes_from_the_scenario_or_the_field() -> None:
     assert run("fedem", rounds=1, training=BRIEF)[3].models.shape[0] == 3
     assert run("fedem", rounds=1, k=4, training=BRIEF)[3].models.shape[0] == 4
-    with pytest.raises(ConfigError, match=r"method\.k"):
-        run("fedem", replace(toy(), k=None), rounds=1)

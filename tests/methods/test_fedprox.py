@@ -2,12 +2,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 import torch
 from tests.methods.toy import TRAINING, federation, run, toy
 
 from emdcfl.core import tasks
-from emdcfl.core.errors import ConfigError
 
 
 def drift(mu: float, prox: str = "squared") -> float:
@@ -46,8 +44,3 @@ def test_the_public_codes_penalty_freezes_what_has_small_gradients():
     assert method.prox == "layer_norm"
     start = fed.initial()
     assert (frozen.theta - start).norm() < 0.2 * (squared.theta - start).norm()
-
-
-def test_a_negative_mu_is_refused():
-    with pytest.raises(ConfigError, match="mu"):
-        run("fedprox", mu=-1.0)

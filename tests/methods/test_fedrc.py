@@ -8,7 +8,6 @@ import pytest
 import torch
 from tests.methods.toy import CLASSES, accuracies, federation, play, run, toy
 
-from emdcfl.core.errors import ConfigError
 from emdcfl.core.tasks import Training, sample_losses
 from emdcfl.methods import make
 from emdcfl.methods.fedrc import marginals
@@ -94,8 +93,3 @@ def test_reference_scores_the_last_component_as_trained_at_home() -> None:
     assert torch.equal(reference.models, torch.stack([state.last[c] for c in fed.clients]))
     assert all(not torch.equal(row, state.models[-1]) for row in reference.models)
     assert accuracies(fed, reference).tolist() != accuracies(fed, make("fedrc").serve(state)).tolist()
-
-
-def test_a_floor_of_zero_is_refused() -> None:
-    with pytest.raises(ConfigError, match="floor"):
-        run("fedrc", rounds=1, floor=0.0)

@@ -12,7 +12,6 @@ from sklearn.decomposition import PCA
 from tests.methods.test_pfedgraph import UNEQUAL, by_name, graph, largest_difference, permuted, with_batchnorm
 from tests.methods.toy import federation, play, run, toy
 
-from emdcfl.core.errors import ConfigError
 from emdcfl.core.tasks import Training
 from emdcfl.methods import make
 from emdcfl.methods.fedsac import train_and_basis
@@ -141,8 +140,3 @@ def test_training_mode_embeddings_differ_and_do_not_leak_into_the_state() -> Non
     plain = fed.train(asked)
     assert torch.equal(a.stack("theta"), plain.stack("theta")) and torch.equal(b.stack("theta"), plain.stack("theta"))
     assert not torch.equal(a.stack("basis"), b.stack("basis"))
-
-
-def test_settings_out_of_range_are_refused() -> None:
-    with pytest.raises(ConfigError, match="components"):
-        run("fedsac", rounds=1, components=0)

@@ -5,7 +5,6 @@ import torch
 from tests.methods.scripted import Scripted, at
 from tests.methods.toy import accuracies, federation, history, run
 
-from emdcfl.core.errors import ConfigError
 from emdcfl.core.params import average
 from emdcfl.methods import make
 from emdcfl.methods.flexcfl import inter_group
@@ -84,9 +83,3 @@ def test_fewer_clients_than_groups_in_round_one():
     method = make("flexcfl")
     state = method.step(fed, method.init(fed, fed.begin(0)), fed.begin(1))
     assert 1 <= len(state.models) <= 2
-
-
-def test_k_is_needed():
-    fed = Scripted("ab", lambda c, r, theta: theta)
-    with pytest.raises(ConfigError, match=r"set method\.k"):
-        make("flexcfl").init(fed, fed.begin(0))

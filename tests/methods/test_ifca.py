@@ -4,11 +4,9 @@ from dataclasses import replace
 from functools import cache
 
 import numpy as np
-import pytest
 import torch
-from tests.methods.toy import TRAINING, accuracies, federation, play, run, toy
+from tests.methods.toy import accuracies, federation, run, toy
 
-from emdcfl.core.errors import ConfigError
 from emdcfl.core.params import average
 from emdcfl.data.types import Site, Split
 from emdcfl.methods import make
@@ -96,12 +94,3 @@ def test_missing_reply_keeps_the_old_label_and_the_unseen_hold_theta0():
     assert "site-0" not in state.labels and "site-5" in state.labels
     assert torch.equal(serving.models[int(serving.weights[0].argmax())], fed.initial())
     assert (serving.clusters == serving.clusters[0]).sum() == 1
-
-
-def test_settings_out_of_range_are_refused():
-    with pytest.raises(ConfigError, match="min_share"):
-        run("ifca", min_share=0.5)
-    with pytest.raises(ConfigError, match=r"method\.k"):
-        run("ifca", k=10)
-    with pytest.raises(ConfigError, match=r"method\.k"):
-        play(federation(replace(toy(), k=None), training=TRAINING), make("ifca"), 1)

@@ -1,34 +1,14 @@
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import pytest
 import torch
 from tests.methods.scripted import Scripted, direct
-from tests.methods.toy import federation, run, toy, truth
-from tests.tiny import same
+from tests.methods.toy import run, toy, truth
 
 from emdcfl.clustering import adjusted_rand, cut
 from emdcfl.core.params import squared_distances
-from emdcfl.methods import make
 from emdcfl.methods.shared.vectors import sets_of, update_gram
-
-HARD = {
-    "cfl": {"epsilon1": 0.9, "epsilon2": 1.2},
-    "fedclust": {"threshold": 1.5},
-    "flexcfl": {},
-    "fesem": {},
-    "cflgp": {"last_clustering": 4},
-    "cflgp own block": {"profile": "own_block"},
-    "cflgp criterion": {"profile": "criterion"},
-}
-every_method = pytest.mark.parametrize("case", HARD)
-other_profiles = pytest.mark.parametrize("case", ["cflgp own block", "cflgp criterion"])  # the defaults are in test_all.py
-
-
-def name(case: str) -> str:
-    return case.split()[0]
 
 
 @pytest.mark.parametrize("scope", ["P", "F", "H", "state"])
@@ -70,37 +50,10 @@ def test_sets_leave_out_clients_without_a_label():
 
 
 @pytest.mark.slow
-@other_profiles
-def test_recovers_the_groups(case):
+@pytest.mark.parametrize("profile", ["own_block", "criterion"])  # the default is in test_all.py
+def test_other_profiles_recover_the_groups(profile):
     found = []
     for seed in range(5):
-        fed, _, _, serving = run(name(case), toy(seed=seed), rounds=2, seed=seed, **HARD[case])
+        fed, _, _, serving = run("cflgp", toy(seed=seed), rounds=2, seed=seed, profile=profile)
         found.append(adjusted_rand(truth(fed), serving.clusters))
     assert found.count(1.0) >= 4
-
-
-@pytest.mark.slow
-@other_profiles
-def test_same_seed_same_bits_and_old_states_stay_as_they_were(case):
-    method = make(name(case), **HARD[case])
-    runs = []
-    for _ in range(2):
-        fed = federation(participants=6)
-        states = [method.init(fed, fed.begin(0))]
-        for index in range(1, 5):
-            before = copy.deepcopy(states[-1])
-            states.append(method.step(fed, states[-1], fed.begin(index)))
-            assert same(before, states[-2])
-        runs.append(states)
-        assert same(method.step(fed, states[3], fed.begin(4)), states[4])
-    assert same(*runs)
-
-
-@every_method
-def test_unequal_sizes_and_a_group_of_one(case):
-    scenario = toy(per_group=[4, 3, 1], n=[64, 96, 96, 128, 64, 96, 160, 80])
-    fed, _, _, serving = run(name(case), scenario, rounds=3, **HARD[case])
-    assert torch.isfinite(serving.models).all()
-    assert serving.weights.sum(1).tolist() == [1.0] * 8
-    if case in ("flexcfl", "fesem", "cflgp"):  # FedClust's distances grow with the steps: no one threshold fits all sizes
-        assert adjusted_rand(truth(fed), serving.clusters) == 1.0
