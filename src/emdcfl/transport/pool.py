@@ -125,21 +125,22 @@ class SolverPool:
 
     def submit(self, fn: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Run ``fn(*args, **kwargs)`` on a worker (in the calling thread, at once, when there is only one)."""
+        job = one_blas_thread()(fn)
         if self.workers == 1:
             future: Future[R] = Future()
             try:
-                future.set_result(_alone(fn, *args, **kwargs))
+                future.set_result(job(*args, **kwargs))
             except Exception as error:
                 future.set_exception(error)
             return future
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self.workers, thread_name_prefix="emdcfl-transport")
-        return self._threads.submit(lambda: _alone(fn, *args, **kwargs))
+        return self._threads.submit(job, *args, **kwargs)
 
     def map(self, fn: Callable[[Any], R], items: Iterable[Any]) -> list[R]:
         """``[fn(item) for item in items]`` over the workers, in order; the first failure is raised and the rest dropped."""
         if self.workers == 1:
-            return [_alone(fn, item) for item in items]
+            return list(map(one_blas_thread()(fn), items))
         futures = [self.submit(fn, item) for item in items]
         try:
             return [future.result() for future in futures]
@@ -147,8 +148,3 @@ class SolverPool:
             for future in futures:
                 future.cancel()
             raise
-
-
-def _alone(fn: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    with one_blas_thread():
-        return fn(*args, **kwargs)
