@@ -56,11 +56,16 @@ def _names(target: Callable[..., Any]) -> tuple[list[str], bool]:
     return [p.name for p in parameters if p.kind in by_keyword], any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
 
 
-def _checked(value: Any, hint: Any, where: str) -> Any:
+def check_size(value: Any, where: str) -> None:
+    """Refuse a number that is not finite, or too large for a tensor; Python cannot even print an integer of thousands of digits."""
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{where} must be finite, got {value}")
-    if isinstance(value, int) and abs(value) >= 2**63:  # beyond what a tensor, and at some size Python's own text, can hold
+    if isinstance(value, int) and abs(value) >= 2**63:
         raise ConfigError(f"{where} must be below 2^63 in size, got a number of {value.bit_length()} bits")
+
+
+def _checked(value: Any, hint: Any, where: str) -> Any:
+    check_size(value, where)
     fits, result = _fit(value, hint)
     if not fits:
         raise ConfigError(f"{where} must be {describe(hint)}, got {value!r} ({type(value).__name__})")

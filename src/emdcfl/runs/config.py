@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +21,7 @@ from typing import Any, Literal
 
 import tomli_w
 
-from emdcfl.core.checks import NONE, check_options
+from emdcfl.core.checks import NONE, check_options, check_size
 from emdcfl.core.errors import ConfigError, nearest
 from emdcfl.trust.policy import TRUST_RANGES, Trust
 
@@ -177,10 +176,7 @@ def _plain(value: Any, where: str) -> Any:
         return {str(key): _plain(item, f"{where}.{key}") for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(item, where) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"{where} must be finite, got {value}")
-    if isinstance(value, int) and abs(value) >= 2**63:
-        raise ConfigError(f"{where} must be below 2^63 in size, got a number of {value.bit_length()} bits")
+    check_size(value, where)
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise ConfigError(f"{where} must be a number, string, boolean, list or table, got {value!r} ({type(value).__name__})")
