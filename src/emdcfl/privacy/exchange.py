@@ -47,7 +47,7 @@ BOX = NONCE + KEY + TAG
 """Bytes of a sealed seed: all that the server, which cannot open it, can check."""
 
 
-def _alone(secret: NodeSecret) -> bool:
+def _lacks_cryptography(secret: NodeSecret) -> bool:
     """Whether a simulated node has to do without ``cryptography``."""
     return secret.is_simulated and importlib.util.find_spec("cryptography") is None
 
@@ -60,7 +60,7 @@ def _private(secret: NodeSecret) -> x25519.X25519PrivateKey:
 @lru_cache(maxsize=1 << 14)
 def public_key(secret: NodeSecret) -> bytes:
     """Return the node's 32-byte public key, the same for the life of its secret."""
-    if _alone(secret):
+    if _lacks_cryptography(secret):
         return simulated.x25519(secret.derive("x25519 node key"))
     return _private(secret).public_key().public_bytes_raw()
 
@@ -115,7 +115,7 @@ def _agreed(secret: NodeSecret, partner: bytes) -> bytes:
     if pair not in _agreements:
         if len(_agreements) >= MOST_AGREEMENTS:
             _agreements.clear()
-        if _alone(secret):
+        if _lacks_cryptography(secret):
             _agreements[pair] = simulated.x25519(secret.derive("x25519 node key"), partner)
         else:
             _agreements[pair] = _private(secret).exchange(x25519.X25519PublicKey.from_public_bytes(partner))

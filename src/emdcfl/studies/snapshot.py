@@ -146,17 +146,17 @@ def _is_whole(path: Path) -> bool:
 def _take(request: Request, folder: Path) -> None:
     make_folder(folder / "rows")
     config = replace(request.config, method=Choice("fedavg"), run=replace(request.config.run, participants=None))
-    plan_ = plan(config, of_each_group(shared_scenario(config), request.per_group))
-    scenario = plan_.scenario
+    planned = plan(config, of_each_group(shared_scenario(config), request.per_group))
+    scenario = planned.scenario
     names = [site.name for site in scenario.sites]
     m = min(request.cap, *(len(site.val) for site in scenario.sites))
     if m < 2:
         raise ConfigError(f"{scenario.name}: expected at least 2 validation samples at every client, got {m}")
-    with plan_.federation() as fed:
+    with planned.federation() as fed:
         fed.begin(1)
         initial = fed.initial()
         states = fed.train(dict.fromkeys(names, initial)).column("theta") if request.trained else dict.fromkeys(names, initial)
-        labels = _labels(plan_.config.run.seed, scenario, fed, request.cap, m)
+        labels = _labels(planned.config.run.seed, scenario, fed, request.cap, m)
         val: Tensor | None = None
         for number, name in enumerate(names):
             if _is_whole(_row_path(folder, number)):

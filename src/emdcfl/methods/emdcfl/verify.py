@@ -39,27 +39,27 @@ def rows_verifier(asked: Mapping[str, Mapping[str, Any]], settings: CompareSetti
 
     def verify(row: str, reply: Reply) -> None:
         again, mode = asked[row]["again"], settings.projection_scope
-        _unasked(reply, *([] if settings.labelled else ["labels"]), *([] if settings.match_classes else ["within", "freedom"]))
+        _refuse_fields(reply, *([] if settings.labelled else ["labels"]), *([] if settings.match_classes else ["within", "freedom"]))
         partners = _unrefused(reply, list(asked[row]["partners"]))
         if again:
-            _names(reply["samples"], [], "samples")
+            _check_names(reply["samples"], [], "samples")
         else:
-            _samples(reply, [ROW] if mode in ("row", "none") else partners, None, settings)
-        for name, limit in zip(("tau", "variance"), _largest(settings), strict=True):
-            _names(reply[name], [] if again else partners if mode == "pair" else [ROW], name)
+            _check_samples(reply, [ROW] if mode in ("row", "none") else partners, None, settings)
+        for name, limit in zip(("tau", "variance"), _limits(settings), strict=True):
+            _check_names(reply[name], [] if again else partners if mode == "pair" else [ROW], name)
             found = max((float(values.max()) for values in reply[name].values() if values.numel()), default=0.0)
             if found > limit:
                 raise ClientError(f"expected {name} <= {limit:g} with the {settings.cost} cost, got {found:g}")
-        _names(reply["boxes"], partners if mode == "row" else [], "boxes")
+        _check_names(reply["boxes"], partners if mode == "row" else [], "boxes")
         if settings.match_classes:
             for name in ("within", "freedom"):
-                _names(reply.get(name, {}), [] if again else [ROW], name)
-        _boxes(reply["boxes"].values(), longer=settings.match_classes)
+                _check_names(reply.get(name, {}), [] if again else [ROW], name)
+        _check_boxes(reply["boxes"].values(), longer=settings.match_classes)
 
     return verify
 
 
-def _boxes(boxes: Iterable[bytes], *, longer: bool) -> None:
+def _check_boxes(boxes: Iterable[bytes], *, longer: bool) -> None:
     """All that can be checked of a box that is sealed: its length, which class counts make longer by the same for all partners."""
     lengths = sorted({len(box) for box in boxes})
     fine = [BOX < length <= LONGEST_BOX if longer else length == BOX for length in lengths]
@@ -67,7 +67,7 @@ def _boxes(boxes: Iterable[bytes], *, longer: bool) -> None:
         raise ClientError(f"expected boxes of {BOX} bytes{' and the class counts' if longer else ''}, got {lengths}")
 
 
-def _largest(settings: CompareSettings) -> tuple[float, float]:
+def _limits(settings: CompareSettings) -> tuple[float, float]:
     """Largest τ, and variance of a dual potential, that the ground cost allows: its diameter, and the diameter squared."""
     if settings.cost == "euclidean":
         return math.inf, math.inf
@@ -87,8 +87,8 @@ def columns_verifier(columns: Mapping[str, Sequence[str]], sizes: Mapping[str, i
     """Return a check that a column client answers for every row it was asked for, with as many samples."""
 
     def verify(column: str, reply: Reply) -> None:
-        _unasked(reply, "matched", "offers", *([] if settings.labelled else ["labels"]))
-        _samples(reply, _unrefused(reply, columns[column]), sizes[column], settings)
+        _refuse_fields(reply, "matched", "offers", *([] if settings.labelled else ["labels"]))
+        _check_samples(reply, _unrefused(reply, columns[column]), sizes[column], settings)
 
     return verify
 
@@ -100,12 +100,12 @@ def matched_verifier(columns: Mapping[str, Sequence[str]], matching: Mapping[str
     """
 
     def verify(column: str, reply: Reply) -> None:
-        _unasked(reply, "labels")
+        _refuse_fields(reply, "labels")
         rows, asked = _unrefused(reply, columns[column]), matching[column]
-        _names(reply.get("matched", {}), rows, "matched")
+        _check_names(reply.get("matched", {}), rows, "matched")
         served = [row for row in rows if reply["matched"][row] > 0 or row in asked["common"]]
-        _names(reply["samples"], served, "samples")
-        _names(reply.get("offers", {}), [row for row in rows if row not in served], "offers")
+        _check_names(reply["samples"], served, "samples")
+        _check_names(reply.get("offers", {}), [row for row in rows if row not in served], "offers")
         for row in served:
             blocks, got, m = reply["matched"][row], len(reply["samples"][row]), asked["common"].get(row, asked["m"][row])
             if not 0 < blocks <= asked["blocks"][row] or got != blocks * m:
@@ -124,8 +124,8 @@ def recalibrated_verifier(asked: Mapping[str, Mapping[str, Any]], settings: Comp
     def verify(row: str, reply: Reply) -> None:
         partners = _unrefused(reply, list(asked[row]["offers"]))
         for name in ("size", "tau", "variance", "within", "freedom"):
-            _names(reply[name], partners, name)
-        limits = dict(zip(("tau", "variance"), _largest(settings), strict=True))
+            _check_names(reply[name], partners, name)
+        limits = dict(zip(("tau", "variance"), _limits(settings), strict=True))
         for d in partners:
             size, m = reply["size"][d], asked[row]["m"][d]
             if size >= m or reply["freedom"][d] >= size or any(reply[name][d] > limit for name, limit in limits.items()):
@@ -143,25 +143,25 @@ def deposits_verifier(sizes: Mapping[str, int], settings: CompareSettings) -> Ve
             raise ClientError(f"expected a shape of at most {AXES} sizes, got {len(reply['shape'])}")
         if tuple(reply["inputs"].shape) != (sizes[column], math.prod(shape)):
             raise ClientError(f"expected inputs of {sizes[column]} samples of shape {shape}, got {tuple(reply['inputs'].shape)}")
-        _labels(reply, {sizes[column]}, settings)
+        _check_labels(reply, {sizes[column]}, settings)
 
     return verify
 
 
-def _unasked(reply: Reply, *fields: str) -> None:
+def _refuse_fields(reply: Reply, *fields: str) -> None:
     """Refuse fields that another request would have: whoever reads the reply goes by what is in it."""
     if found := [name for name in fields if name in reply]:
         raise ClientError(f"expected no {found[0]} in the answer to this request, got some")
 
 
-def _names(values: Mapping[str, Any], wanted: Sequence[str], name: str) -> None:
+def _check_names(values: Mapping[str, Any], wanted: Sequence[str], name: str) -> None:
     if set(values) != set(wanted):
         raise ClientError(f"expected {name} for {', '.join(map(repr, wanted)) or 'nobody'}, got {', '.join(map(repr, values)) or 'none'}")
 
 
-def _samples(reply: Reply, wanted: Sequence[str], size: int | None, settings: CompareSettings) -> None:
+def _check_samples(reply: Reply, wanted: Sequence[str], size: int | None, settings: CompareSettings) -> None:
     """Refuse samples that leave a partner out, differ in number from what was asked (for a row: 1 to the cap), or lack their labels."""
-    _names(reply["samples"], wanted, "samples")
+    _check_names(reply["samples"], wanted, "samples")
     if not wanted:
         return
     counts = {len(z) for z in reply["samples"].values()}
@@ -169,10 +169,10 @@ def _samples(reply: Reply, wanted: Sequence[str], size: int | None, settings: Co
     if counts != {most if size is None else size} or not 0 < most <= max(size or 0, settings.max_samples):
         expected = f"the same number (1 to {settings.max_samples}) of" if size is None else size
         raise ClientError(f"expected {expected} samples for every partner, got {sorted(counts)}")
-    _labels(reply, counts, settings)
+    _check_labels(reply, counts, settings)
 
 
-def _labels(reply: Reply, counts: set[int], settings: CompareSettings) -> None:
+def _check_labels(reply: Reply, counts: set[int], settings: CompareSettings) -> None:
     labels = reply.get("labels")
     if settings.labelled and (labels is None or {len(labels)} != counts):
         raise ClientError(f"expected {max(counts)} labels beside the samples, got {'none' if labels is None else len(labels)}")
