@@ -8,7 +8,7 @@ import json
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -137,12 +137,7 @@ def plan(config: Config, scenario: Scenario | None = None, folder: Path | None =
         refuse_numbers(config)
     if scenario.target is not None:
         config = _for_numbers(config, method, device)
-    engine, usual = config.engine, scenario.defaults.get("personalize", "off")
-    personalize = replace(config.personalize, mode=config.personalize.mode or usual)
-    if personalize.wanted:
-        personalize = replace(personalize, lr=personalize.lr or TUNING * training.lr)
-    else:
-        personalize = PersonalizeConfig(None if usual == "off" else "off")
+    engine = config.engine
     name = resolve(
         engine.name,
         scenario,
@@ -160,10 +155,18 @@ def plan(config: Config, scenario: Scenario | None = None, folder: Path | None =
         method=Choice(cls.name, {f.name: getattr(method, f.name) for f in fields(cls) if getattr(method, f.name) is not None}),  # type: ignore[arg-type]
         model=Choice(scenario.model.name, dict(scenario.model.options)),
         training=replace(config.training, **{k: v for k, v in asdict(training).items() if k in _names(type(config.training))}),
-        personalize=personalize,
+        personalize=_personalize(config.personalize, scenario.defaults.get("personalize", "off"), training),
         engine=replace(engine, device=device, name=name, on_failure=on_failure),
     )
     return RunPlan(complete, scenario, method, training, whole)
+
+
+def _personalize(asked: PersonalizeConfig, usual: Literal["off", "on", "if-it-pays"], training: Training) -> PersonalizeConfig:
+    """Return the settings of fine-tuning, ``usual`` being the scenario's mode; all others at their defaults where nobody fine-tunes."""
+    wanted = replace(asked, mode=asked.mode or usual)
+    if wanted.wanted:
+        return replace(wanted, lr=wanted.lr or TUNING * training.lr)
+    return PersonalizeConfig(None if usual == "off" else "off")
 
 
 def _without(scenario: Scenario, config: Config) -> Scenario:

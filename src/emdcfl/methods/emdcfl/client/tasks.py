@@ -249,7 +249,6 @@ def project(
     use = accepted(client, settings)
     if matching is not None and not use.match_classes:
         raise ClientError("expected a request to match classes only with match_classes in the server's settings, got one without")
-    reply: Reply = {"samples": {}}
     counts: dict[str, Any] = {}
 
     def opened(row: str) -> bytes:
@@ -258,14 +257,12 @@ def project(
             counts[row] = counts_of(row, message[KEY:], matching)
         return message[:KEY]
 
-    seeds, reply["refused"] = _where_possible(client, rows, opened)
+    seeds, refused = _where_possible(client, rows, opened)
+    reply: Reply = {"samples": {}, "refused": refused}
     whose: list[bytes] = []
     if matching is not None:
-        own = pools(client)
-        drawn = {row: shown_to(row, counts[row], matching, own) for row in seeds}
-        shown = {row: found[0] for row, found in drawn.items() if isinstance(found, tuple)}
-        reply["matched"] = {row: found[1] if isinstance(found, tuple) else 0 for row, found in drawn.items()}
-        reply["offers"] = {row: _offer(client, row, keys[row], found) for row, found in drawn.items() if not isinstance(found, tuple)}
+        shown, said = _matched(client, counts, keys, matching)
+        reply |= said
     else:
         chosen = column(client, size, held_out=held_out)
         shown = dict.fromkeys(seeds, chosen)
@@ -284,6 +281,17 @@ def project(
                 continue
             reply["samples"][row] = released(client, omegas[row], seed, p, whose, projected["z"], use)
     return reply
+
+
+def _matched(
+    client: Client, counts: Mapping[str, Any], keys: Mapping[str, bytes], matching: Matching
+) -> tuple[dict[str, Tensor], dict[str, dict[str, Any]]]:
+    """Return the sample with the class counts of each row that there is one for, and ``matched`` and ``offers`` of the reply."""
+    own = pools(client)
+    drawn = {row: shown_to(row, wanted, matching, own) for row, wanted in counts.items()}
+    blocks = {row: found[1] if isinstance(found, tuple) else 0 for row, found in drawn.items()}
+    offers = {row: _offer(client, row, keys[row], found) for row, found in drawn.items() if not isinstance(found, tuple)}
+    return {row: found[0] for row, found in drawn.items() if isinstance(found, tuple)}, {"matched": blocks, "offers": offers}
 
 
 def _offer(client: Client, row: str, key: bytes, counts: Any) -> bytes:
