@@ -59,6 +59,12 @@ def reopen(store: RunStore) -> RunStore:
     return RunStore.open(store.path, Config(), resume=True)
 
 
+def loaded(store: RunStore) -> tuple[int, Memory, dict[str, Any]]:
+    found = store.load_state(Memory)
+    assert found is not None
+    return found
+
+
 def rounds(store: RunStore) -> list[int]:
     return Rounds(store.path / "state").numbers()
 
@@ -73,11 +79,7 @@ def tensor_files(store: RunStore) -> dict[str, int]:
 def test_nested_states_come_back_bit_for_bit(store: RunStore) -> None:
     extra = {"seconds": {"train": 1.5}, "w": vector(5), "t": (1, "a")}
     store.save_state(3, memory(0), extra)
-    loaded = reopen(store).load_state(Memory)
-    assert loaded is not None
-    assert loaded[0] == 3
-    assert same(loaded[1], memory(0))
-    assert same(loaded[2], extra)
+    assert same(loaded(reopen(store)), (3, memory(0), extra))
 
 
 def test_every_type_and_shape_comes_back(store: RunStore) -> None:
@@ -85,18 +87,15 @@ def test_every_type_and_shape_comes_back(store: RunStore) -> None:
     shapes = [(), (0,), (3, 5), (40, 50)]
     kept = {f"{d} {s}": (torch.rand(s, generator=made) * 3).to(d) for d in DTYPES.values() for s in shapes}
     store.save_state(0, Memory(torch.zeros(1), by_name=kept))
-    loaded = store.load_state(Memory)
-    assert loaded is not None
-    assert same(loaded[1].by_name, kept)
+    assert same(loaded(store)[1].by_name, kept)
 
 
 def test_views_and_parameters_are_saved_by_value(store: RunStore) -> None:
     base = vector(0, 4000).reshape(50, 80)
     store.save_state(0, Memory(base.T, by_name={"p": torch.nn.Parameter(base[::2])}))
-    loaded = store.load_state(Memory)
-    assert loaded is not None
-    assert torch.equal(loaded[1].theta, base.T)
-    assert torch.equal(loaded[1].by_name["p"], base[::2]) and not loaded[1].by_name["p"].requires_grad
+    _, state, _ = loaded(store)
+    assert torch.equal(state.theta, base.T)
+    assert torch.equal(state.by_name["p"], base[::2]) and not state.by_name["p"].requires_grad
 
 
 def test_nothing_saved_is_none(store: RunStore) -> None:
@@ -117,9 +116,7 @@ def test_what_cannot_be_saved_is_named_and_harms_nothing(store: RunStore, bad: M
     store.save_state(1, memory(0))
     with pytest.raises(StoreError, match=where):
         store.save_state(2, bad)
-    loaded = store.load_state(Memory)
-    assert loaded is not None
-    assert loaded[0] == 1 and same(loaded[1], memory(0))
+    assert same(loaded(store)[:2], (1, memory(0)))
 
 
 def test_another_class_is_refused(store: RunStore) -> None:
@@ -139,7 +136,7 @@ def test_unchanged_tensors_are_not_written_again(store: RunStore) -> None:
     before = tensor_files(store)
     store.save_state(2, Memory(vector(2), by_name={"fixed": fixed.clone()}))
     again = reopen(store)
-    assert again.load_state(Memory) is not None
+    loaded(again)
     again.save_state(3, Memory(vector(3), by_name={"fixed": fixed}))
     after = tensor_files(again)
     shared = before.keys() & after.keys()
@@ -151,13 +148,10 @@ def test_equal_tensors_share_a_file_but_not_memory(store: RunStore) -> None:
     theta = vector(0, 300_000)
     store.save_state(1, Memory(theta, by_name={"a": theta}))
     assert len(tensor_files(store)) == 1
-    loaded = store.load_state(Memory)
-    assert loaded is not None
-    loaded[1].theta.zero_()
-    assert torch.equal(loaded[1].by_name["a"], theta)
-    again = store.load_state(Memory)  # the mapped file must not have changed either
-    assert again is not None
-    assert torch.equal(again[1].theta, theta)
+    _, state, _ = loaded(store)
+    state.theta.zero_()
+    assert torch.equal(state.by_name["a"], theta)
+    assert torch.equal(loaded(store)[1].theta, theta)  # the mapped file must not have changed either
 
 
 def test_the_last_two_rounds_are_kept(store: RunStore) -> None:
@@ -172,9 +166,7 @@ def test_saving_an_earlier_round_again_forgets_later_ones(store: RunStore) -> No
         store.save_state(round, Memory(vector(round)))
     store.save_state(2, Memory(vector(20)))
     assert rounds(store) == [2]
-    loaded = store.load_state(Memory)
-    assert loaded is not None
-    assert loaded[0] == 2 and torch.equal(loaded[1].theta, vector(20))
+    assert same(loaded(store)[:2], (2, Memory(vector(20))))
 
 
 # --- kills ---
@@ -222,11 +214,10 @@ def test_a_kill_between_any_two_files_leaves_the_previous_round_or_the_new_one(
             except Killed:
                 survived = False
         store = reopen(store)
-        loaded = store.load_state(Memory)
-        assert loaded is not None
-        assert same(loaded[1], memory(loaded[0]))
-        assert loaded[2] == ({"r": 3} if loaded[0] == 3 else {})
-        seen.append(loaded[0])
+        round, state, extra = loaded(store)
+        assert same(state, memory(round))
+        assert extra == ({"r": 3} if round == 3 else {})
+        seen.append(round)
         assert not list(store.path.rglob(".tmp-*"))
         store.save_state(3, memory(3))
         store.save_state(4, memory(4))
@@ -276,8 +267,7 @@ def test_a_large_state_is_written_beside_the_caller(store: RunStore, monkeypatch
     extra["rows"].append(2)
     assert not list(store.path.rglob("round-1.json"))
     held.set()
-    loaded = store.load_state(Memory)
-    assert loaded is not None and loaded[0] == 1 and same(loaded[1], memory(1)) and loaded[2] == {"rows": [1]}
+    assert same(loaded(store), (1, memory(1), {"rows": [1]}))
 
 
 @pytest.mark.parametrize("end", ["next", "close"])
@@ -286,15 +276,13 @@ def test_what_goes_wrong_beside_is_raised_later_and_the_round_before_is_safe(
 ) -> None:
     monkeypatch.setattr("emdcfl.runs.store.run_store.LARGE", 0)
     store.save_state(1, memory(1), beside=True)
-    first = store.load_state(Memory)  # waits until it is written
-    assert first is not None and first[0] == 1
+    assert loaded(store)[0] == 1  # waits until it is written
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
         store.save_state(2, memory(2), beside=True)
         with pytest.raises(StoreError, match=r"No space left on device; the last complete round is safe"):
             store.save_state(3, memory(3), beside=True) if end == "next" else store.close()
-    loaded = reopen(store).load_state(Memory)
-    assert loaded is not None and loaded[0] == 1 and same(loaded[1], memory(1))
+    assert same(loaded(reopen(store))[:2], (1, memory(1)))
 
 
 def test_a_small_state_is_there_when_saving_returns(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,8 +334,7 @@ def test_a_reader_needs_no_lock_and_cannot_write(store: RunStore) -> None:
     store.save_state(1, memory(1))
     reader = RunStore.read(store.path)
     assert reader.config() == Config()
-    loaded = reader.load_state(Memory)
-    assert loaded is not None and same(loaded[1], memory(1))
+    assert same(loaded(reader)[1], memory(1))
     for write in (lambda: reader.save_state(2, memory(2)), lambda: reader.append_metrics([]), lambda: reader.trim_metrics(0)):
         with pytest.raises(StoreError, match="opened for reading only"):
             write()
