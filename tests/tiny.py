@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from emdcfl.engines.local import SequentialFederation
 from emdcfl.methods.base import Distances, Serving
 from emdcfl.models.recipe import ModelRecipe, register
 from emdcfl.runs.config import Choice, Config, RunConfig
+from emdcfl.runs.loop import NoOpObserver
 from emdcfl.runs.scoring import MetricsRow, RoundTest, Untested
 
 TRAINING = Training(local_epochs=2, batch_size=16, lr=0.05, momentum=0.9, weight_decay=1e-4)
@@ -135,6 +136,32 @@ def same(a: Any, b: Any) -> bool:
     if is_dataclass(a):
         return all(same(getattr(a, field.name), getattr(b, field.name)) for field in fields(a))
     return bool(a.tobytes() == b.tobytes()) if isinstance(a, np.ndarray) else repr(a) == repr(b)
+
+
+class Stop(BaseException):
+    """Somebody pressed a key."""
+
+
+class StopAfter(NoOpObserver):
+    """An observer that stops a run when the round after this one begins."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+    def begin(self, index: int, total: int, participants: tuple[str, ...]) -> None:
+        if index > self.index:
+            raise Stop
+
+
+def tamper(fed: Federation, change: Callable[[str, str, Any], Any]) -> None:
+    """Have every reply changed on its way to the server: ``change(task, client, reply)``."""
+    honest = fed._dispatch
+
+    def dispatch(info: Any, inputs: Any, common: Any) -> Any:
+        for client, reply in honest(info, inputs, common):
+            yield client, change(info.name, client, reply)
+
+    fed._dispatch = dispatch  # type: ignore[method-assign]
 
 
 def sketch(distances: Distances, *shown: object) -> str:

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import torch
 from sklearn.metrics import r2_score, root_mean_squared_error
+from tests.tiny import Stop, StopAfter
 
 import emdcfl
 from emdcfl.core.errors import ConfigError, DataError
@@ -19,7 +20,6 @@ from emdcfl.core.learning.objective import r_squared, r_squared_error
 from emdcfl.data.own import from_arrays
 from emdcfl.methods import METHODS
 from emdcfl.runs.config import Choice, Config
-from emdcfl.runs.loop import NoOpObserver
 from emdcfl.runs.plan import IN_MEMORY, NEED_CLASSES, plan
 from emdcfl.runs.verdict.intervals import SiteScores, these_sites
 from emdcfl.sklearn import FederatedRegressor
@@ -70,17 +70,9 @@ def test_methods_run_or_say_that_they_need_classes(method: str) -> None:
 
 
 def test_a_killed_run_goes_on_to_the_same_models(tmp_path: Path) -> None:
-    class Stop(Exception):
-        pass
-
-    class Stopping(NoOpObserver):
-        def begin(self, index: int, total: int, participants: tuple[str, ...]) -> None:
-            if index == 2:
-                raise Stop
-
     options = {**QUICK, "rounds": 2}
     with pytest.raises(Stop):
-        emdcfl.fit(sites(), "mlp", "fedavg", out=tmp_path / "run", observer=Stopping(), **options)
+        emdcfl.fit(sites(), "mlp", "fedavg", out=tmp_path / "run", observer=StopAfter(1), **options)
     resumed = emdcfl.fit(sites(), "mlp", "fedavg", out=tmp_path / "run", resume=True, **options)
     whole = emdcfl.fit(sites(), "mlp", "fedavg", **options)
     assert np.array_equal(resumed.serving.models.numpy(), whole.serving.models.numpy()) and resumed.regression == whole.regression

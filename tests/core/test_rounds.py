@@ -46,16 +46,7 @@ def test_a_run_counts_models_up_and_down_in_every_round(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_resumed_run_goes_on_counting(tmp_path: Path) -> None:
     whole = runner.run(tests.tiny.config(rounds=3), tmp_path / "whole").summary["bytes"]
-
-    class Stop:
-        def begin(self, index: int, total: int, participants: tuple[str, ...]) -> None:
-            if index == 3:
-                raise KeyboardInterrupt
-
-        def reply(self, *_: object) -> None: ...
-        def end(self, *_: object) -> None: ...
-
-    with pytest.raises(KeyboardInterrupt):
-        runner.run(tests.tiny.config(rounds=3), tmp_path / "parts", observer=Stop())  # type: ignore[arg-type]
+    with pytest.raises(tests.tiny.Stop):
+        runner.run(tests.tiny.config(rounds=3), tmp_path / "parts", observer=tests.tiny.StopAfter(2))
     assert runner.run(tests.tiny.config(rounds=3), tmp_path / "parts", resume=True).summary["bytes"] == whole
     assert whole["embed"]["to_server"] > 0

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tests.engines.flower import loopback
-from tests.tiny import TRAINING, client, config, contents, federation, same_bits, score, tiny
+from tests.tiny import TRAINING, Stop, StopAfter, client, config, contents, federation, same_bits, score, tiny
 from tests.trust.liars import LyingFederation
 from torch import Tensor
 
@@ -23,7 +23,6 @@ from emdcfl.engines.local.batched import BatchedFederation
 from emdcfl.methods.base import Serving
 from emdcfl.runs import runner
 from emdcfl.runs.config import Config, PersonalizeConfig
-from emdcfl.runs.loop import NoOpObserver
 from emdcfl.runs.outputs import load_served
 from emdcfl.runs.personal import FineTuned, pays, personalize
 from emdcfl.runs.result import load
@@ -200,10 +199,6 @@ def test_a_run_leaves_the_personal_models_beside_the_plain_ones(finished: Path) 
         assert same_bits(states, result.model_of("site-0", plain=use_plain).states)
 
 
-class KilledError(Exception):
-    """What the test throws where a run is killed."""
-
-
 @pytest.mark.parametrize("where", ["personalize", "write_outputs"])
 def test_a_kill_after_the_last_round_resumes_to_the_same_bytes(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
@@ -212,12 +207,12 @@ def test_a_kill_after_the_last_round_resumes_to_the_same_bytes(
 
     def killed(*args: Any, **options: Any) -> Any:
         if where == "personalize" or "personalized" in args[1].summary:
-            raise KilledError
+            raise Stop
         return real(*args, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(runner, where, killed)
-        with pytest.raises(KilledError):
+        with pytest.raises(Stop):
             run(tuned(), tmp_path / "run")
     assert load(tmp_path / "run").summary["finished"] is False
     with monkeypatch.context() as patch:
@@ -229,17 +224,6 @@ def test_a_kill_after_the_last_round_resumes_to_the_same_bytes(
     assert contents(tmp_path / "run") == contents(finished)
 
 
-class After(NoOpObserver):
-    """Stops a run when a round has begun."""
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-
-    def begin(self, index: int, total: int, participants: tuple[str, ...]) -> None:
-        if index > self.index:
-            raise KilledError
-
-
 @pytest.mark.parametrize("participants", [None, 3])
 def test_grouping_by_benefit_with_fine_tuning_resumes_to_the_same_bytes(tmp_path: Path, participants: int | None) -> None:
     chosen = config(grouping="benefit", tolerance="auto", participants=participants)
@@ -247,8 +231,8 @@ def test_grouping_by_benefit_with_fine_tuning_resumes_to_the_same_bytes(tmp_path
     whole = run(chosen, tmp_path / "whole")
     assert whole.summary["k"] == 2 and whole.summary["personalized"]["mode"] == "if-it-pays"
     assert whole.serving.distances is not None and whole.serving.distances.splits, "validation losses decided"
-    with pytest.raises(KilledError):
-        run(chosen, tmp_path / "run", observer=After(1))
+    with pytest.raises(Stop):
+        run(chosen, tmp_path / "run", observer=StopAfter(1))
     run(chosen, tmp_path / "run", resume=True)
     assert contents(tmp_path / "run") == contents(tmp_path / "whole")
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.tiny import config, contents, tiny
+from tests.tiny import Stop, StopAfter, config, contents, tiny
 
 from emdcfl.core.errors import ClientError, ConfigError, StoreError
 from emdcfl.data.types import Scenario
@@ -102,31 +102,12 @@ def test_a_run_may_be_evaluated_rarely_but_always_at_the_end(tmp_path: Path) -> 
 # --- resuming ---
 
 
-class Stop(BaseException):
-    """Somebody pressed a key."""
-
-
-class After:
-    """An observer that stops a run when a round has ended."""
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-
-    def begin(self, index: int, total: int, participants: tuple[str, ...]) -> None:
-        if index > self.index:
-            raise Stop
-
-    def reply(self, task: str, client: str, reply: dict[str, Any]) -> None: ...
-
-    def end(self, *_: Any) -> None: ...
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("rounds", [0, 1, 2])
 def test_an_interrupted_run_goes_on(finished: Path, tmp_path: Path, rounds: int) -> None:
     out = tmp_path / "run"
     with pytest.raises(Stop):
-        run(config(), out, observer=After(rounds))
+        run(config(), out, observer=StopAfter(rounds))
     with pytest.raises(StoreError, match="already holds this run; add --resume"):
         run(config(), out)
     run(config(), out, resume=True)
@@ -138,7 +119,7 @@ def test_an_interrupted_run_goes_on_with_more_workers(tmp_path: Path) -> None:
     one, two = (replace(config(), engine=EngineConfig("sequential", workers=n)) for n in (1, 2))
     run(one, tmp_path / "undisturbed")
     with pytest.raises(Stop):
-        run(one, tmp_path / "run", observer=After(1))
+        run(one, tmp_path / "run", observer=StopAfter(1))
     result = run(two, tmp_path / "run", resume=True)
     assert contents(tmp_path / "run") == contents(tmp_path / "undisturbed") and result.config.engine.workers == 1
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.core.test_federation import BAD, Tampering, lost
-from tests.tiny import TRAINING, SequentialFederation, config, contents, same_bits, tiny
+from tests.tiny import TRAINING, SequentialFederation, Stop, config, contents, same_bits, tiny
 from tests.trust.liars import LyingFederation, bad_boxes, not_a_number
 
 from emdcfl.core.client import TaskInfo
@@ -20,7 +20,7 @@ from emdcfl.core.federation import Failure, Inputs
 from emdcfl.core.schema import Reply
 from emdcfl.methods import make
 from emdcfl.runs import runner
-from emdcfl.runs.loop import play
+from emdcfl.runs.loop import NoOpObserver, play
 from emdcfl.runs.plan import plan
 from emdcfl.trust import Trust
 
@@ -144,21 +144,12 @@ def test_the_account_survives_an_interruption(tmp_path: Path, monkeypatch: pytes
     summary = runner.run(chosen, tmp_path / "whole").summary
     assert [(q["round"], q["for"]) for q in summary["quarantined"]] == [(1, "round"), (2, "round"), (3, "run")]
 
-    class Interruption(Exception):
-        pass
-
-    class Stopping:
-        def begin(self, index: int, total: int, participants: tuple[str, ...]) -> None:
-            pass
-
-        def reply(self, task: str, client: str, reply: Any) -> None:
-            pass
-
+    class Stopping(NoOpObserver):
         def end(self, index: int, total: int, rows: Any, serving: Any) -> None:
             if index == 2:
-                raise Interruption  # round 2 is played, and its violation counted, but not saved
+                raise Stop  # round 2 is played, and its violation counted, but not saved
 
-    with pytest.raises(Interruption):
+    with pytest.raises(Stop):
         runner.run(chosen, tmp_path / "cut", observer=Stopping())
     again = runner.run(chosen, tmp_path / "cut", resume=True).summary
     assert again["quarantined"] == summary["quarantined"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.methods.toy import CLASSES, FEATURES, TRAINING, play, toy
-from tests.tiny import tiny
+from tests.tiny import Stop, StopAfter, tiny
 from torch import nn
 
 from emdcfl.core.errors import ConfigError
@@ -25,7 +25,6 @@ from emdcfl.methods.emdcfl import EMDCFL
 from emdcfl.methods.emdcfl.comparison import Comparison
 from emdcfl.models.recipe import ModelRecipe
 from emdcfl.runs.config import Choice, Config, EngineConfig, RunConfig
-from emdcfl.runs.loop import NoOpObserver
 from emdcfl.runs.runner import run
 
 SIZES = [96, 80, 77, 96, 33, 50, 96, 96, 12]
@@ -162,18 +161,6 @@ def test_pairs_of_images_in_bf16_are_about_as_far_apart_as_in_float32() -> None:
     assert low == pytest.approx(exact, abs=0.01)
 
 
-class Stop(Exception):
-    """Raised in the middle of a run."""
-
-
-class Impatient(NoOpObserver):
-    """Stops a run before its third round."""
-
-    def begin(self, index: int, total: int, participants: tuple[str, ...]) -> None:
-        if index == 3:
-            raise Stop
-
-
 @needs_cuda
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("method", ["emdcfl", "fedavg"])
@@ -183,7 +170,7 @@ def test_a_stopped_run_ends_with_the_same_bits(tmp_path: Path, method: str, prec
     assert tiny().name == "tiny"  # importing it registers the scenario
     run(config, tmp_path / "whole")
     with pytest.raises(Stop):
-        run(config, tmp_path / "broken", observer=Impatient())
+        run(config, tmp_path / "broken", observer=StopAfter(2))
     summary = run(config, tmp_path / "broken", resume=True).summary
     assert summary["rounds"] == 4
     assert summary["memory"]["peak"] >= summary["memory"]["allocated"] > 0

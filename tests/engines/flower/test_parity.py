@@ -19,7 +19,7 @@ from emdcfl.engines.flower.node.policy import Policy
 from emdcfl.methods import METHODS, make
 from emdcfl.report import render
 from emdcfl.runs.config import EngineConfig, PersonalizeConfig
-from emdcfl.runs.loop import NoOpObserver, play
+from emdcfl.runs.loop import play
 from emdcfl.runs.plan import RunPlan
 from emdcfl.runs.runner import run
 
@@ -157,14 +157,8 @@ def test_a_run_stopped_after_any_round_goes_on_with_the_test_that_was_on_its_way
     chosen = replace(tiny.config(rounds=4), engine=EngineConfig("sequential", device="cpu"))
     run(chosen, tmp_path / "local")
     monkeypatch.setattr(RunPlan, "federation", lambda planned: loopback.federation(planned.scenario, training=planned.training))
-
-    class Stop(NoOpObserver):
-        def begin(self, index: int, total: int, participants: tuple[str, ...]) -> None:
-            if index == stopped + 1:
-                raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(chosen, tmp_path / "flower", observer=Stop())
+    with pytest.raises(tiny.Stop):
+        run(chosen, tmp_path / "flower", observer=tiny.StopAfter(stopped))
     assert len((tmp_path / "flower" / "metrics.jsonl").read_text().splitlines()) == 4 * (stopped - 1)
     run(chosen, tmp_path / "flower", resume=True)
     both = [tiny.contents(tmp_path / name) for name in ("local", "flower")]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tests.methods.toy import CLASSES, FEATURES, toy
+from tests.tiny import tamper
 from torch import Tensor, nn
 
 from emdcfl.core import tasks
@@ -338,14 +339,8 @@ def test_embeddings_and_losses_of_many_clients_at_once_are_those_of_each(model: 
 )
 def test_replies_are_checked_together_and_the_one_at_fault_is_named(name: str, wrong: float, message: str) -> None:
     fed = BatchedFederation(scenario("mlp"), training=TRAINING, device="cpu")
-    honest = fed._dispatch
-
-    def tampered(*request: Any) -> Any:
-        for client, reply in honest(*request):
-            yield client, {**reply, name: wrong * reply[name]} if client == "site-3" else reply
-
     assert fed.checked > len(fed.clients) * fed.layout.size
-    fed._dispatch = tampered  # type: ignore[method-assign]
+    tamper(fed, lambda _, client, reply: {**reply, name: wrong * reply[name]} if client == "site-3" else reply)
     with pytest.raises(ClientError, match=f"client 'site-3' failed .*{message}"):
         fed.train(dict.fromkeys(fed.clients, fed.initial()))
 

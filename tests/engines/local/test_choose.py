@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.methods.toy import TRAINING, toy
-from tests.tiny import tiny
+from tests.tiny import Stop, StopAfter, tiny
 
 from emdcfl.core.errors import ConfigError
 from emdcfl.data.types import Preprocess, Scenario, Site, Split
@@ -87,23 +87,9 @@ def test_a_stopped_run_ends_with_the_same_bits(tmp_path: Path) -> None:
         run=RunConfig(rounds=3), scenario=Choice("tiny"), method=Choice("emdcfl"), engine=EngineConfig(name="batched", device="cpu")
     )
 
-    class Stop(Exception):
-        pass
-
-    class Impatient:
-        def begin(self, index: int, total: int, participants: tuple[str, ...]) -> None:
-            if index == 3:
-                raise Stop
-
-        def reply(self, task: str, client: str, reply: object) -> None:
-            pass
-
-        def end(self, index: int, total: int, rows: object, serving: object) -> None:
-            pass
-
     run(config, tmp_path / "whole")
     with pytest.raises(Stop):
-        run(config, tmp_path / "broken", observer=Impatient())
+        run(config, tmp_path / "broken", observer=StopAfter(2))
     run(config, tmp_path / "broken", resume=True)
     models = sorted(p.relative_to(tmp_path / "whole") for p in (tmp_path / "whole").rglob("*.safetensors"))
     assert models

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.methods.emdcfl.test_tolerance import every_pair, trained
 from tests.methods.toy import history
-from tests.tiny import federation, tiny
+from tests.tiny import federation, tamper, tiny
 
 from emdcfl.clustering import completed
 from emdcfl.core.errors import ClientError
@@ -169,14 +169,11 @@ def test_offers_that_no_sample_can_have_are_refused(message: bytes) -> None:
 @pytest.mark.parametrize("changed", [{"size": 100}, {"tau": 9.0}, {"freedom": 99}, {"variance": 99.0}], ids=str)
 def test_a_row_that_recalibrates_out_of_range_is_refused(changed: dict[str, Any]) -> None:
     fed, local = trained(lacking(tiny(groups=1, clients_per_group=2, n=(160,), val=(100,)), 0))
-    honest = fed._dispatch
 
-    def tampered(info: Any, inputs: Any, common: Any) -> Any:
-        for name, reply in honest(info, inputs, common):
-            lie = {field: dict.fromkeys(reply[field], value) for field, value in changed.items()} if info.name == "recalibrate" else {}  # type: ignore[index]
-            yield name, {**reply, **lie}  # type: ignore[dict-item]
+    def lie(task: str, client: str, reply: dict[str, Any]) -> dict[str, Any]:
+        return reply | {field: dict.fromkeys(reply[field], value) for field, value in changed.items() if task == "recalibrate"}
 
-    fed._dispatch = tampered  # type: ignore[method-assign]
+    tamper(fed, lie)
     with pytest.raises(ClientError, match="in common with 'site-0'"):
         Comparison(EMDCFL(), fed, local).measure(every_pair(fed))
 
@@ -196,13 +193,7 @@ def test_a_partner_that_seals_unusable_counts_costs_only_its_own_pairs(lie: byte
 
 def test_a_column_that_sends_more_than_it_says_is_refused() -> None:
     fed, local = trained(tiny(n=(210,), val=(70,)))
-    honest = fed._dispatch
-
-    def tampered(info: Any, inputs: Any, common: Any) -> Any:
-        for name, reply in honest(info, inputs, common):
-            yield name, {**reply, "matched": dict.fromkeys(reply["matched"], 7)} if info.name == "project" else reply  # type: ignore[dict-item]
-
-    fed._dispatch = tampered  # type: ignore[method-assign]
+    tamper(fed, lambda task, _, reply: {**reply, "matched": dict.fromkeys(reply["matched"], 7)} if task == "project" else reply)
     with pytest.raises(ClientError, match="blocks of 70 samples"):
         Comparison(EMDCFL(tolerance="auto"), fed, local).measure(every_pair(fed))
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from tests.methods.toy import history
-from tests.tiny import federation, tiny
+from tests.tiny import federation, tamper, tiny
 
 from emdcfl.core.errors import ClientError, ConfigError
 from emdcfl.core.federation import Failure
@@ -140,13 +140,7 @@ def test_server_samples_need_fewer_bytes_and_are_checked() -> None:
         Comparison(method, fed, local).measure(every_pair(fed))
         moved.append(sum(fed.traffic.bytes["embed"].values()) - before)
     assert moved[0] < moved[1]
-    honest = fed._dispatch
-
-    def tampered(info: Any, inputs: Any, common: Any) -> Any:
-        for name, reply in honest(info, inputs, common):
-            yield name, {**reply, "shape": torch.tensor([9])} if info.name == "deposit" else reply  # type: ignore[dict-item]
-
-    fed._dispatch = tampered  # type: ignore[method-assign]
+    tamper(fed, lambda task, _, reply: {**reply, "shape": torch.tensor([9])} if task == "deposit" else reply)
     with pytest.raises(ClientError, match=r"site-0.*expected inputs of 70 samples of shape"):
         Comparison(EMDCFL(exchange="server-samples"), fed, local).measure(every_pair(fed))
     with pytest.raises(ConfigError, match="embedding_mode.*server-samples"):
@@ -180,13 +174,8 @@ def test_a_site_with_too_few_samples_is_told_once(caplog: pytest.LogCaptureFixtu
 
 def test_a_site_with_too_few_samples_that_answers_later_is_told_of_too(caplog: pytest.LogCaptureFixture) -> None:
     fed = federation(tiny(val=(10, 70, 70, 70)))
-    fed.on_failure, honest, silent = "continue", fed._dispatch, ["site-0"]
-
-    def dispatch(info: Any, inputs: Any, common: Any) -> Any:
-        for name, reply in honest(info, inputs, common):
-            yield name, Failure(name, info.name, 0, "away") if name in silent else reply
-
-    fed._dispatch = dispatch  # type: ignore[method-assign]
+    fed.on_failure, silent = "continue", ["site-0"]
+    tamper(fed, lambda task, client, reply: Failure(client, task, 0, "away") if client in silent else reply)
     method = make("emdcfl")
     with caplog.at_level(logging.WARNING, logger="emdcfl"):
         state = method.init(fed, fed.begin(0))
