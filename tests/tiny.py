@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from tests.methods.toy import CLASSES, FEATURES, samples
@@ -31,6 +31,7 @@ from emdcfl.runs.config import Choice, Config, RunConfig
 from emdcfl.runs.loop import NoOpObserver
 from emdcfl.runs.scoring import MetricsRow, RoundTest, Untested
 
+AnyFederation = TypeVar("AnyFederation", bound=Federation)
 TRAINING = Training(local_epochs=2, batch_size=16, lr=0.05, momentum=0.9, weight_decay=1e-4)
 
 
@@ -153,8 +154,8 @@ class StopAfter(NoOpObserver):
             raise Stop
 
 
-def tamper(fed: Federation, change: Callable[[str, str, Any], Any]) -> None:
-    """Have every reply changed on its way to the server: ``change(task, client, reply)``."""
+def tamper(fed: AnyFederation, change: Callable[[str, str, Any], Any]) -> AnyFederation:
+    """Have every reply changed on its way to the server, by ``change(task, client, reply)``; return the federation."""
     honest = fed._dispatch
 
     def dispatch(info: Any, inputs: Any, common: Any) -> Any:
@@ -162,6 +163,7 @@ def tamper(fed: Federation, change: Callable[[str, str, Any], Any]) -> None:
             yield client, change(info.name, client, reply)
 
     fed._dispatch = dispatch  # type: ignore[method-assign]
+    return fed
 
 
 def sketch(distances: Distances, *shown: object) -> str:

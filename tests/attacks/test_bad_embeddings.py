@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from tests.tiny import TRAINING, SequentialFederation, tiny
+from tests.tiny import SequentialFederation, federation, tamper, tiny
 
-from emdcfl.core.client import TaskInfo
 from emdcfl.core.errors import ClientError
-from emdcfl.core.federation import Failure, Inputs
+from emdcfl.core.federation import Failure
 from emdcfl.core.schema import Reply
 from emdcfl.engines.flower.parts import join
 from emdcfl.methods import make
@@ -22,23 +21,17 @@ LIAR = "site-1"
 SCENARIO = tiny(clients_per_group=3, n=(32,), val=(32,), test=8)
 
 
-class Answering(SequentialFederation):
+def answering(task: str, change: Callable[[str, Reply], Reply]) -> SequentialFederation:
     """Replies to one task are replaced: those of the liar, or what all others say about the liar."""
-
-    def __init__(self, task: str, change: Callable[[str, Reply], Reply], *, model: str = "mlp") -> None:
-        super().__init__(SCENARIO, device="cpu", training=TRAINING, on_failure="continue")
-        self.task, self.change = task, change
-
-    def _dispatch(self, info: TaskInfo, inputs: Mapping[str, Inputs], common: Inputs) -> Iterator[tuple[str, Reply | Failure]]:
-        for name, reply in super()._dispatch(info, inputs, common):
-            yield name, self.change(name, reply) if info.name == self.task and not isinstance(reply, Failure) else reply
+    fed = federation(SCENARIO, on_failure="continue")
+    return tamper(fed, lambda asked, name, reply: change(name, reply) if asked == task and not isinstance(reply, Failure) else reply)
 
 
 def test_columns_that_overflow_under_one_model_blame_nobody_and_lose_one_pair() -> None:
     def overflow(name: str, reply: Reply) -> Reply:
         return {**reply, "samples": {row: z * torch.inf if row == LIAR else z for row, z in reply["samples"].items()}}
 
-    fed = Answering("project", overflow)
+    fed = answering("project", overflow)
     *_, last = play(fed, make("emdcfl", tolerance=0.3), rounds=1)
     assert not fed.guard.ledger.faults
     i = fed.clients.index(LIAR)
@@ -50,7 +43,7 @@ def test_columns_that_overflow_under_one_model_blame_nobody_and_lose_one_pair() 
 
 @pytest.mark.parametrize("field", ["samples", "tau", "variance"])
 def test_a_row_that_overflows_under_the_model_it_was_served_is_left_out_without_fault(field: str) -> None:
-    fed = Answering("reference", lambda c, r: {**r, field: {k: v * torch.nan for k, v in r[field].items()}} if c == LIAR else r)
+    fed = answering("reference", lambda c, r: {**r, field: {k: v * torch.nan for k, v in r[field].items()}} if c == LIAR else r)
     list(play(fed, make("emdcfl", tolerance=0.3), rounds=1))
     assert not fed.guard.ledger.faults
     assert {f.client for f in fed.failures} == {LIAR}
@@ -61,7 +54,7 @@ def test_deposited_samples_that_the_network_does_not_take_cost_their_sender_alon
     def forged(name: str, reply: Reply) -> Reply:
         return {**reply, "inputs": reply["inputs"][:, : math.prod(shape)], "shape": torch.tensor(shape)} if name == LIAR else reply
 
-    fed = Answering("deposit", forged)
+    fed = answering("deposit", forged)
     list(play(fed, make("emdcfl", tolerance=0.3, exchange="server-samples"), rounds=1))
     assert set(fed.guard.ledger.faults) == {LIAR}
 
@@ -78,7 +71,7 @@ SUBSPACES: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("lie", SUBSPACES)
 @pytest.mark.parametrize("liar", ["site-0", "site-5"])
 def test_a_subspace_of_another_size_costs_its_sender_alone_even_where_it_is_first(lie: str, liar: str) -> None:
-    fed = Answering("data_subspace", lambda c, r: {"basis": SUBSPACES[lie](r["basis"])} if c == liar else r)
+    fed = answering("data_subspace", lambda c, r: {"basis": SUBSPACES[lie](r["basis"])} if c == liar else r)
     *_, last = play(fed, make("pacfl", threshold=40.0), rounds=1)
     assert set(fed.guard.ledger.faults) == {liar}
     assert all(row["accuracy"] for row in last.rows if row["client"] != liar)
@@ -99,7 +92,7 @@ REPLIES: dict[str, tuple[str, str, str, Callable[[Any], Any]]] = {
 @pytest.mark.parametrize("lie", REPLIES)
 def test_values_that_no_honest_client_sends_are_its_senders_fault(lie: str) -> None:
     method, task, field, change = REPLIES[lie]
-    fed = Answering(task, lambda c, r: {**r, field: change(r[field])} if c == LIAR else r)
+    fed = answering(task, lambda c, r: {**r, field: change(r[field])} if c == LIAR else r)
     list(play(fed, make(method), rounds=1))
     assert set(fed.guard.ledger.faults) == {LIAR}
 
@@ -125,13 +118,13 @@ MOMENTS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 @pytest.mark.parametrize("lie", MOMENTS)
 def test_moments_that_no_losses_have_are_their_senders_fault(lie: str) -> None:
     field, change = MOMENTS[lie]
-    fed = Answering("loss_moments", lambda c, r: {**r, field: change(r[field])} if c == LIAR else r)
+    fed = answering("loss_moments", lambda c, r: {**r, field: change(r[field])} if c == LIAR else r)
     list(play(fed, make("emdcfl", grouping="benefit"), rounds=1))
     assert set(fed.guard.ledger.faults) == {LIAR}
 
 
 def test_weights_that_are_not_numbers_may_be_the_served_models_fault() -> None:
-    fed = Answering("em_step", lambda c, r: {**r, "pi": r["pi"] * torch.nan} if c == LIAR else r)
+    fed = answering("em_step", lambda c, r: {**r, "pi": r["pi"] * torch.nan} if c == LIAR else r)
     list(play(fed, make("fedem"), rounds=1))
     assert not fed.guard.ledger.faults
     assert {f.client for f in fed.failures} == {LIAR}
@@ -141,14 +134,14 @@ def test_a_reason_that_fills_pages_is_refused() -> None:
     def slander(name: str, reply: Reply) -> Reply:
         return {**reply, "samples": {}, "refused": dict.fromkeys(reply["samples"], "x\x1b" * 10**5)} if name == LIAR else reply
 
-    fed = Answering("project", slander)
+    fed = answering("project", slander)
     list(play(fed, make("emdcfl", tolerance=0.3, match_classes=False), rounds=1))
     assert set(fed.guard.ledger.faults) == {LIAR}
     assert max(len(f.reason) for f in fed.failures) < 1000
 
 
 def test_a_sparse_state_is_refused() -> None:
-    fed = Answering("train", lambda c, r: {**r, "theta": r["theta"].to_sparse()} if c == LIAR else r)
+    fed = answering("train", lambda c, r: {**r, "theta": r["theta"].to_sparse()} if c == LIAR else r)
     list(play(fed, make("fedavg"), rounds=1))
     assert set(fed.guard.ledger.faults) == {LIAR}
 
@@ -176,12 +169,12 @@ ONE = torch.zeros(1, dtype=torch.int64)
 def test_fields_of_another_request_are_their_senders_fault(
     options: dict[str, Any], task: str, field: str, value: Callable[[Reply], Any]
 ) -> None:
-    fed = Answering(task, lambda name, reply: {**reply, field: value(reply)} if name == LIAR else reply)
+    fed = answering(task, lambda name, reply: {**reply, field: value(reply)} if name == LIAR else reply)
     list(play(fed, make("emdcfl", **options), rounds=1))
     assert set(fed.guard.ledger.faults) == {LIAR}
 
 
 def test_an_answer_without_offers_where_none_is_needed_harms_nobody() -> None:
-    fed = Answering("project", lambda name, reply: {k: v for k, v in reply.items() if k != "offers"} if name == LIAR else reply)
+    fed = answering("project", lambda name, reply: {k: v for k, v in reply.items() if k != "offers"} if name == LIAR else reply)
     list(play(fed, make("emdcfl"), rounds=1))
     assert not fed.guard.ledger.faults

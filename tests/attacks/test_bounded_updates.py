@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from typing import Any
 
 import pytest
 import torch
-from tests.tiny import TRAINING, SequentialFederation, federation, tiny
+from tests.tiny import federation, tiny
+from tests.trust.liars import LyingFederation
 
-from emdcfl.core.client import TaskInfo
 from emdcfl.core.errors import ClientError, QuorumError
-from emdcfl.core.federation import Failure, Inputs
 from emdcfl.core.schema import DivergedError, Reply
 from emdcfl.methods import make
 from emdcfl.runs.loop import play
@@ -20,28 +19,22 @@ from emdcfl.trust.bounds import LARGEST_GROWTH, Bounds, Update, excesses
 LIAR = "site-1"
 
 
-class Growing(SequentialFederation):
+def growing(*, rounds: tuple[int, ...] = (1,), clients: int = 3) -> LyingFederation:
     """One client sends states of nearly the largest norm that a state by itself may have, in some rounds."""
 
-    def __init__(self, *, rounds: tuple[int, ...] = (1,), clients: int = 3) -> None:
-        small = tiny(clients_per_group=clients, n=(32,), val=(32,), test=16)
-        super().__init__(small, device="cpu", training=TRAINING, on_failure="continue")
-        self.lying = rounds
+    def lie(fed: LyingFederation, task: str, asked: Any, reply: Reply) -> Reply:
+        key = next((key for key in ("theta", "models") if key in reply), None)
+        if key is None or fed.index not in rounds:
+            return reply
+        size = 0.9 * LARGEST_GROWTH * max(1.0, float(asked.get("theta", asked.get("models")).norm()))
+        return {**reply, key: torch.full_like(reply[key], size / reply[key].numel() ** 0.5)}
 
-    def _dispatch(self, info: TaskInfo, inputs: Mapping[str, Inputs], common: Inputs) -> Iterator[tuple[str, Reply | Failure]]:
-        for name, reply in super()._dispatch(info, inputs, common):
-            if name == LIAR and info.phase == "train" and self.index in self.lying and not isinstance(reply, Failure):
-                asked = {**common, **inputs[name]}
-                key = "theta" if "theta" in reply else "models"
-                start = asked.get("theta", asked.get("models"))
-                size = 0.9 * LARGEST_GROWTH * max(1.0, float(start.norm()))
-                reply = {**reply, key: torch.full_like(reply[key], size / reply[key].numel() ** 0.5)}
-            yield name, reply
+    return LyingFederation(tiny(clients_per_group=clients, n=(32,), val=(32,), test=16), liar=LIAR, lie=lie)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "emdcfl", "ifca", "fedem", "pfedgraph", "fedsoft", "cfl"])
 def test_ninety_times_the_start_is_left_out_and_nobody_honest(method: str) -> None:
-    fed = Growing()
+    fed = growing()
     *_, last = play(fed, make(method), rounds=3)
     assert {f.client for f in fed.failures} == {LIAR}
     assert set(fed.guard.ledger.faults) <= {LIAR}
@@ -51,7 +44,7 @@ def test_ninety_times_the_start_is_left_out_and_nobody_honest(method: str) -> No
 
 def test_where_two_clients_share_a_model_the_honest_one_is_not_blamed() -> None:
     """Nobody can say which of two updates is wrong: the honest client may diverge from what it is served, and is not at fault."""
-    fed = Growing(rounds=(1, 2, 3, 4), clients=1)
+    fed = growing(rounds=(1, 2, 3, 4), clients=1)
     with suppress(QuorumError):
         list(play(fed, make("fedavg"), rounds=5, retries=0))
     assert "site-0" not in fed.guard.ledger.faults
@@ -105,15 +98,13 @@ def test_where_few_diverge_from_a_huge_model_they_are_left_out_without_fault() -
 
 @pytest.mark.parametrize(("value", "fault"), [(-1.0, "variances"), (1e30, "statistics")])
 def test_statistics_that_break_evaluation_for_others_are_refused(value: float, fault: str) -> None:
-    class Statistics(SequentialFederation):
-        def _dispatch(self, info: TaskInfo, inputs: Mapping[str, Inputs], common: Inputs) -> Iterator[tuple[str, Reply | Failure]]:
-            for name, reply in super()._dispatch(info, inputs, common):
-                if name == LIAR and info.name == "train" and not isinstance(reply, Failure):
-                    (where,) = [e.slice for e in self.layout.entries if e.name.endswith("running_var")]
-                    reply["theta"][where] = value
-                yield name, reply
+    def lie(fed: LyingFederation, task: str, asked: Any, reply: Reply) -> Reply:
+        if task == "train":
+            (where,) = [e.slice for e in fed.layout.entries if e.name.endswith("running_var")]
+            reply["theta"][where] = value
+        return reply
 
-    fed = Statistics(tiny(model="tiny_bn"), device="cpu", training=TRAINING, on_failure="continue")
+    fed = LyingFederation(tiny(model="tiny_bn"), liar=LIAR, lie=lie)
     *_, last = play(fed, make("fedavg"), rounds=2)
     assert set(fed.guard.ledger.faults) == {LIAR}
     assert fault in fed.guard.ledger.faults[LIAR][0].reason

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.tiny import TRAINING, SequentialFederation, tiny
+from tests.tiny import tiny
+from tests.trust.liars import LyingFederation
 
-from emdcfl.core.client import TaskInfo
-from emdcfl.core.federation import Failure, Inputs
-from emdcfl.core.schema import Reply
 from emdcfl.core.units import plot_text
 from emdcfl.data import scenarios
 from emdcfl.data.picture import grid
@@ -25,18 +22,6 @@ from emdcfl.runs.loop import play
 from emdcfl.runs.verdict.intervals import SiteScores, difference
 
 NAMES = ["$^$", "$x", "\\$\\frac$", "a\x1b[2J\ud800\x00b", "$" * 500]
-
-
-class Inventing(SequentialFederation):
-    """One client answers ``test`` with what it likes."""
-
-    def __init__(self, lie: Reply) -> None:
-        super().__init__(tiny(), device="cpu", training=TRAINING, on_failure="continue")
-        self.lie = lie
-
-    def _dispatch(self, info: TaskInfo, inputs: Mapping[str, Inputs], common: Inputs) -> Iterator[tuple[str, Reply | Failure]]:
-        for name, reply in super()._dispatch(info, inputs, common):
-            yield name, self.lie if info.name == "test" and name == "site-1" else reply
 
 
 def distances(n: int) -> Distances:
@@ -91,7 +76,7 @@ def test_a_claim_of_many_test_samples_gives_no_site_more_than_its_share() -> Non
 def test_a_test_reply_about_other_variants_counts_as_failed(lie: dict[str, Any], known: bool) -> None:
     if not known and len({tuple(value) for value in lie.values()}) == 1:
         pytest.skip("consistent, and nobody knows the variants")
-    fed = Inventing(lie)
+    fed = LyingFederation(tiny(), lie=lambda fed, task, asked, reply: lie if task == "test" else reply)
     variants = {site.name: tuple(site.tests) for site in tiny().sites} if known else None
     *_, last = play(fed, make("fedavg"), rounds=1, variants=variants)
     rows = {row["client"]: row["accuracy"] for row in last.rows}

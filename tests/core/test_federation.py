@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.tiny import TRAINING, SequentialFederation, federation, same_bits, tiny
+from tests.tiny import TRAINING, SequentialFederation, federation, same_bits, tamper, tiny
 
-from emdcfl.core import rounds, tasks
+from emdcfl.core import rounds
 from emdcfl.core.client import Client, TaskInfo, task
 from emdcfl.core.errors import ClientError, ConfigError, QuorumError
 from emdcfl.core.federation import Clock, Failure, Inputs, Round, participants
@@ -224,16 +224,9 @@ def test_the_servers_generators_are_keyed() -> None:
 
 
 def test_a_table_of_the_wrong_size_is_refused() -> None:
-    class Lying(SequentialFederation):
-        def _dispatch(self, info, inputs, common):
-            for client, reply in super()._dispatch(info, inputs, common):
-                if client == "site-2" and "table" in reply:
-                    reply = {**reply, "table": reply["table"][:, :1]}
-                if client == "site-3" and "table" in reply:
-                    reply = {**reply, "table": reply["table"][:1]}
-                yield client, reply
-
-    fed = Lying(tiny(val=(70,)), training=tasks.Training(), on_failure="continue")
+    shorter = {"site-2": lambda table: table[:, :1], "site-3": lambda table: table[:1]}
+    fed = federation(tiny(val=(70,)), on_failure="continue")
+    tamper(fed, lambda _, client, reply: {**reply, "table": shorter[client](reply["table"])} if client in shorter else reply)
     replies = fed.evaluate(fed.clients, torch.stack([fed.initial(), fed.initial(1)]), reduction="per_sample")
     assert "site-2" not in replies.valid
     assert "70 columns" in replies.failures["site-2"].reason
@@ -242,13 +235,9 @@ def test_a_table_of_the_wrong_size_is_refused() -> None:
 
 
 def test_losses_are_of_the_validation_samples_announced() -> None:
-    class Boasting(SequentialFederation):
-        def _dispatch(self, info, inputs, common):
-            for client, reply in super()._dispatch(info, inputs, common):
-                yield client, {**reply, "n": 7_000} if client == "site-2" and "table" in reply else reply
-
-    fed = Boasting(tiny(val=(70,)), training=tasks.Training(), on_failure="continue")
+    fed = federation(tiny(val=(70,)), on_failure="continue")
     fed.describe(fed.clients)
+    tamper(fed, lambda _, client, reply: {**reply, "n": 7_000} if client == "site-2" else reply)
     replies = fed.evaluate(fed.clients, fed.initial()[None])
     assert "the 70 validation samples announced, got 7000" in replies.failures["site-2"].reason
     assert replies.clients == ("site-0", "site-1", "site-3")

@@ -161,7 +161,7 @@ def test_a_lying_reply_is_refused_and_its_sender_keeps_the_plain_model(reference
         found: dict[str, Any] = lie(reply) if task == "personalize" else reply
         return found
 
-    fed = LyingFederation(tiny(), liar="site-0", lie=change, training=TRAINING, device="cpu", on_failure="continue")
+    fed = LyingFederation(tiny(), liar="site-0", lie=change)
     found = personal(fed)
     assert list(found.states) == ["site-1", "site-2", "site-3"]
     assert [f.task for f in fed.failures] == ["personalize"] and fed.guard.ledger.quarantined()[0]["client"] == "site-0"
@@ -255,4 +255,4 @@ def test_a_client_that_fails_ends_a_run_that_stops_at_failures() -> None:
         return {} if task == "personalize" else reply
 
     with pytest.raises(ClientError, match="site-0"):
-        personal(LyingFederation(tiny(), liar="site-0", lie=change, training=TRAINING, device="cpu"))
+        personal(LyingFederation(tiny(), liar="site-0", lie=change, on_failure="stop"))

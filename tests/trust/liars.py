@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from tests.tiny import TRAINING
 
 from emdcfl.core.client import TASKS, TaskInfo
 from emdcfl.core.federation import Failure, Inputs
@@ -148,8 +149,10 @@ class LyingFederation(SequentialFederation):
         Whose data the liar shows wherever embeddings are asked for, instead of its own: it must have come by samples of that law.
     """
 
-    def __init__(self, scenario: Scenario, *, liar: str, lie: Change = honest, disguise: str | None = None, **options: Any) -> None:
-        super().__init__(scenario, **options)
+    def __init__(
+        self, scenario: Scenario, *, liar: str = "site-1", lie: Change = honest, disguise: str | None = None, **options: Any
+    ) -> None:
+        super().__init__(scenario, **{"training": TRAINING, "device": "cpu", "on_failure": "continue", **options})
         self.liar, self.lie = liar, lie
         self._mask = None
         if disguise is not None:

@@ -6,17 +6,17 @@ A case is drawn from a number, so that a failing one can be played again by itse
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from tests.tiny import TRAINING, SequentialFederation, tiny
+from tests.tiny import tiny
+from tests.trust.liars import LyingFederation
 from torch import Tensor
 
-from emdcfl.core.client import TaskInfo
-from emdcfl.core.federation import Failure, Inputs
+from emdcfl.core.federation import Inputs
 from emdcfl.core.schema import Reply
 from emdcfl.methods import METHODS, make
 from emdcfl.runs.loop import play
@@ -185,27 +185,21 @@ TASKS_OF: dict[str, tuple[str, ...]] = {
 """Tasks that a method asks for; the others ask for ``train`` and ``test``."""
 
 
-class RandomLiar(SequentialFederation):
+def with_liar(case: Case) -> LyingFederation:
     """Everybody is honest but one client, in the replies its case is about."""
+    names = TASKS_OF.get(case.method, ("train", "test"))
+    target = names[int(case.task * len(names))]
 
-    def __init__(self, case: Case) -> None:
-        small = tiny(clients_per_group=3, n=(32,), val=(32,), test=8, model=case.model)
-        super().__init__(small, device="cpu", training=TRAINING, on_failure="continue")
-        names = TASKS_OF.get(case.method, ("train", "test"))
-        self.case, self.target = case, names[int(case.task * len(names))]
+    def lie(fed: LyingFederation, task: str, asked: Any, reply: Reply) -> Reply:
+        return case.reply(task, asked, reply) if task == target and fed.index in case.rounds and isinstance(reply, dict) else reply
 
-    def _dispatch(self, info: TaskInfo, inputs: Mapping[str, Inputs], common: Inputs) -> Iterator[tuple[str, Reply | Failure]]:
-        for name, reply in super()._dispatch(info, inputs, common):
-            told = name == LIAR and info.name == self.target and self.index in self.case.rounds
-            if told and isinstance(reply, dict):
-                reply = self.case.reply(info.name, {**common, **inputs[name]}, reply)
-            yield name, reply
+    return LyingFederation(tiny(clients_per_group=3, n=(32,), val=(32,), test=8, model=case.model), liar=LIAR, lie=lie)
 
 
 def check_case(number: int) -> Case:
     """Play a case; whatever the liar says, the run ends well and no honest client is blamed or left without a model."""
     case = Case(number)
-    fed = RandomLiar(case)
+    fed = with_liar(case)
     options = {"k": 2} if hasattr(make(case.method), "k") else {"threshold": 40.0} if case.method == "pacfl" else {}
     *_, last = play(fed, make(case.method, **options), rounds=ROUNDS)
     blamed = {c: faults[0].reason for c, faults in fed.guard.ledger.faults.items() if c != LIAR}

@@ -57,9 +57,7 @@ def accuracy_of(fed: SequentialFederation, serving: Any) -> np.ndarray[Any, Any]
 
 def lying(scenario: Scenario, lie: liars.Change = liars.honest, rounds: int = 2, trust: Trust | None = None, **options: Any) -> Any:
     disguise = options.pop("disguise", None)
-    fed = LyingFederation(
-        scenario, liar=LIAR, lie=lie, disguise=disguise, training=TRAINING, device="cpu", on_failure="continue", trust=trust
-    )
+    fed = LyingFederation(scenario, liar=LIAR, lie=lie, disguise=disguise, training=TRAINING, trust=trust)
     method = make("emdcfl", **{"tolerance": TOLERANCE, **options})
     state, serving = rounds_of(fed, method, rounds)
     return fed, state, accuracy_of(fed, serving)[1:]
@@ -101,7 +99,7 @@ def test_far_values_are_flagged_and_cut_back_to_the_largest_that_is_not(lie: str
     )
     found = []
     for change in (liars.honest, getattr(liars, lie)):
-        fed = LyingFederation(digits, liar="rot0-1", lie=change, training=Training(local_epochs=2, batch_size=32, lr=0.02), device="cpu")
+        fed = LyingFederation(digits, liar="rot0-1", lie=change, training=Training(local_epochs=2, batch_size=32, lr=0.02))
         state, _ = rounds_of(fed, make("emdcfl", **options), 1)
         found.append((state, fed.guard.ledger.flagged()))
     (honest, nothing), (state, (flag,)) = found
@@ -192,7 +190,7 @@ def test_every_method_that_averages_does_so_under_the_policy(method: str) -> Non
     options |= {"threshold": 1e9} if method == "fedclust" else {"threshold": 180.0} if method == "pacfl" else {}
     largest = []
     for trust in (None, Trust(aggregate="median")):
-        fed = LyingFederation(toy(groups=1, per_group=4, n=16), liar=LIAR, lie=huge, training=SHORT, on_failure="continue", trust=trust)
+        fed = LyingFederation(toy(groups=1, per_group=4, n=16), liar=LIAR, lie=huge, training=SHORT, trust=trust)
         chosen = make(method, **options)
         state = chosen.step(fed, chosen.init(fed, fed.begin(0)), fed.begin(1))
         found = state.models if hasattr(state, "models") else state.theta
@@ -253,7 +251,7 @@ def test_a_key_nothing_can_be_sealed_for_costs_its_owner_alone(scenario: Scenari
 
 @pytest.mark.parametrize("lie", ["bad_boxes", "slander", "useless_key"])
 def test_where_failures_stop_a_run_a_complaint_does(scenario: Scenario, lie: str) -> None:
-    fed = LyingFederation(scenario, liar=LIAR, lie=getattr(liars, lie), training=TRAINING, device="cpu")
+    fed = LyingFederation(scenario, liar=LIAR, lie=getattr(liars, lie), training=TRAINING, on_failure="stop")
     with pytest.raises(ClientError, match=r"failed in round 1 \(\w+\): it finds the key or box of client 'site-\d' unusable"):
         rounds_of(fed, make("emdcfl"), 1)
 

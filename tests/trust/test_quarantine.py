@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.core.test_federation import BAD, Tampering, lost
-from tests.tiny import TRAINING, SequentialFederation, Stop, config, contents, same_bits, tiny
+from tests.tiny import SequentialFederation, Stop, config, contents, same_bits, tiny
 from tests.trust.liars import LyingFederation, bad_boxes, not_a_number
 
 from emdcfl.core.client import TaskInfo
@@ -105,12 +105,10 @@ def test_few_participants_are_drawn_from_those_who_are_left() -> None:
 def test_its_last_good_state_is_not_averaged_for_ever() -> None:
     """EMD-CFL averages members' latest states; a client that is left out for good takes its own with it."""
 
-    class Turncoat(LyingFederation):
-        def _dispatch(self, info: TaskInfo, inputs: Mapping[str, Inputs], common: Inputs) -> Iterator[tuple[str, Reply | Failure]]:
-            self.lie = not_a_number if self.index > 1 else lambda fed, task, asked, reply: reply
-            yield from super()._dispatch(info, inputs, common)
+    def later(fed: LyingFederation, task: str, asked: Any, reply: Reply) -> Reply:
+        return not_a_number(fed, task, asked, reply) if fed.index > 1 else reply
 
-    fed = Turncoat(tiny(), liar="site-1", training=TRAINING, device="cpu", on_failure="continue", trust=Trust(max_faults=1))
+    fed = LyingFederation(tiny(), lie=later, trust=Trust(max_faults=1))
     finished = list(play(fed, make("emdcfl", tolerance=0.08), rounds=3))
     state = finished[-1].state
     assert state.labels["site-0"] == state.labels["site-1"]  # it was linked in round 1
@@ -118,9 +116,7 @@ def test_its_last_good_state_is_not_averaged_for_ever() -> None:
 
 
 def test_nobody_is_asked_about_somebody_who_is_left_out() -> None:
-    fed = LyingFederation(
-        tiny(), liar="site-1", lie=bad_boxes, training=TRAINING, device="cpu", on_failure="continue", trust=Trust(max_faults=1)
-    )
+    fed = LyingFederation(tiny(), lie=bad_boxes, trust=Trust(max_faults=1))
     asked = counting(fed)
     finished = list(play(fed, make("emdcfl", tolerance=0.08), rounds=2))
     assert asked["site-0", "reference", 1] == 1 and fed.guard.ledger.banned("site-1")
@@ -133,7 +129,7 @@ def lying_plan(monkeypatch: pytest.MonkeyPatch, liar: str = "site-1") -> None:
 
     def federation(self: runner.RunPlan) -> Any:
         options = {"training": self.training, "seed": self.config.run.seed, "run": self.name, "trust": self.config.trust}
-        return LyingFederation(self.scenario, liar=liar, lie=not_a_number, device="cpu", on_failure="continue", **options)
+        return LyingFederation(self.scenario, liar=liar, lie=not_a_number, **options)
 
     monkeypatch.setattr(runner.RunPlan, "federation", federation)
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import combinations
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tests.methods.toy import FlakyFederation, history
-from tests.tiny import TRAINING, federation, same_bits, score, tiny
+from tests.tiny import TRAINING, federation, same_bits, score, tamper, tiny
 from torch import Tensor
 
 from emdcfl.core.client import TaskInfo
@@ -307,40 +307,23 @@ def test_a_client_missing_in_round_one_is_compared_later() -> None:
     assert same_bits(second.W[kept], first.W[kept])
 
 
-class Silent(SequentialFederation):
-    """One client does not answer one task up to and including one round."""
+def silent(silent_task: str) -> SequentialFederation:
+    """One client does not answer one task in round 1 and before."""
+    fed = federation(on_failure="continue")
 
-    task, client, when = "project", "site-1", 1
+    def lost(task: str, client: str, reply: Any) -> Any:
+        return Failure(client, task, fed.index, "silent") if (task, client) == (silent_task, "site-1") and fed.index <= 1 else reply
 
-    def _dispatch(self, info: TaskInfo, inputs: Mapping[str, Inputs], common: Inputs) -> Iterator[tuple[str, Reply | Failure]]:
-        for name, reply in super()._dispatch(info, inputs, common):
-            silent = (info.name, name) == (self.task, self.client) and self.index <= self.when
-            yield name, Failure(name, info.name, self.index, "silent") if silent else reply
+    return tamper(fed, lost)
 
 
 @pytest.mark.parametrize("task", ["describe", "reference", "project"])
 def test_a_partner_that_does_not_answer_leaves_its_pairs_unset_until_the_next_round(task: str) -> None:
-    fed = Silent(tiny(), training=TRAINING, device="cpu", on_failure="continue")
-    fed.task = task
-    first = play(fed, 1)
+    first = play(silent(task), 1)
     assert not torch.isfinite(first.W[1, 0]) or not torch.isfinite(first.W[0, 1])
     assert labels(first)[2:] == [2, 2] and torch.isfinite(first.W[2, 3])
     assert labels(first)[0] != labels(first)[1]
-    second = Silent(tiny(), training=TRAINING, device="cpu", on_failure="continue")
-    second.task = task
-    assert labels(play(second, 2)) == GROUPS
-
-
-class Tampered(SequentialFederation):
-    """The replies of site-1 to one task are changed on the way."""
-
-    task = "reference"
-    change: Callable[[Reply], Reply]
-
-    def _dispatch(self, info: TaskInfo, inputs: Mapping[str, Inputs], common: Inputs) -> Iterator[tuple[str, Reply | Failure]]:
-        for name, reply in super()._dispatch(info, inputs, common):
-            assert not isinstance(reply, Failure) or name != "site-1" or info.name != self.task, str(reply)
-            yield name, type(self).change(reply) if (info.name, name) == (self.task, "site-1") else reply  # type: ignore[arg-type]
+    assert labels(play(silent(task), 2)) == GROUPS
 
 
 @pytest.mark.parametrize(
@@ -358,12 +341,8 @@ class Tampered(SequentialFederation):
     ],
 )
 def test_a_reply_that_is_not_what_was_agreed_is_its_senders_failure(task: str, change: Any, message: str) -> None:
-    class Case(Tampered):
-        pass
-
-    Case.change, Case.task = staticmethod(change), task  # type: ignore[method-assign]
-    fed = Case(tiny(), training=TRAINING, device="cpu", on_failure="continue")
-    state = play(fed, 1)
+    fed = federation(on_failure="continue")
+    state = play(tamper(fed, lambda asked, client, reply: change(reply) if (asked, client) == (task, "site-1") else reply), 1)
     assert labels(state) == [0, 1, 2, 2]  # everybody else is served
     assert {(f.client, f.task, f.round) for f in fed.failures} == {("site-1", task, 1)}
     assert all(re.search(message, f.reason) for f in fed.failures)

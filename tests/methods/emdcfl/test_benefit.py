@@ -209,9 +209,7 @@ def test_a_liar_cannot_tear_equal_sites_apart() -> None:
         mean = torch.linspace(0.0, LOSS_CUT, len(reply["mean"]), dtype=torch.float64)
         return {**reply, "mean": mean, "covariance": torch.zeros_like(reply["covariance"])}
 
-    fed = LyingFederation(
-        tiny(groups=1, clients_per_group=6), liar="site-2", lie=lie, training=TRAINING, device="cpu", on_failure="continue"
-    )
+    fed = LyingFederation(tiny(groups=1, clients_per_group=6), liar="site-2", lie=lie)
     found = groups(play(fed, 2)[-1])
     assert lies and not fed.failures
     assert frozenset(set(fed.clients) - {"site-2"}) in {members - {"site-2"} for members in found}
