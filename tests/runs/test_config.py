@@ -8,6 +8,7 @@ from typing import Any, Literal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.tiny import config
 
 from emdcfl.core.errors import ConfigError
 from emdcfl.runs.config import (
@@ -27,6 +28,7 @@ from emdcfl.runs.config import (
     parse_settings,
     template,
 )
+from emdcfl.runs.plan import plan
 
 FULL = Config(
     run=RunConfig(seed=7, rounds=12, participants=4, evaluate_every=3),
@@ -292,3 +294,35 @@ def test_numbers_and_nesting_beyond_reason_are_refused(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         loads(text)
     assert len(str(caught.value)) < 2000
+
+
+# --- [privacy], another way to write a method's privacy options ---
+
+
+def test_the_privacy_table_sets_the_methods_options() -> None:
+    read = loads("[privacy]\nepsilon = 4\ndelta = 1e-6\n[method]\nname = 'emdcfl'\ntolerance = 'auto'\n")
+    assert read.method == Choice("emdcfl", {"tolerance": "auto", "privacy_epsilon": 4, "privacy_delta": 1e-6})
+    assert loads(dump(read)) == read
+
+
+def test_set_privacy_epsilon_reaches_the_method_and_wins_over_what_was_there() -> None:
+    first = plan(override(config(), {"privacy.epsilon": 4}))
+    assert first.method.privacy_epsilon == 4.0  # type: ignore[attr-defined]
+    again = plan(override(first.config, {"privacy.epsilon": 8}))
+    assert again.method.privacy_epsilon == 8.0  # type: ignore[attr-defined]
+    assert plan(override(again.config, {"privacy.epsilon": "none"})).method.privacy_epsilon is None  # type: ignore[attr-defined]
+
+
+def test_a_method_without_noise_refuses_the_table() -> None:
+    with pytest.raises(ConfigError, match=r"privacy\.epsilon.*emdcfl.*fedavg"):
+        plan(override(config(method="fedavg"), {"privacy.epsilon": 4}))
+
+
+def test_unknown_keys_and_values_are_refused() -> None:
+    with pytest.raises(ConfigError, match="privacy_epsilom.*privacy_epsilon"):
+        plan(override(config(), {"privacy.epsilom": 4}))
+    with pytest.raises(ConfigError, match="privacy_epsilon.*much"):
+        plan(override(config(), {"privacy.epsilon": "much"}))
+    with pytest.raises(ConfigError, match="privacy"):
+        loads("privacy = 4")
+    assert "privacy_epsilon" not in dump(plan(Config()).config)

@@ -283,9 +283,7 @@ def accepted(client: Client, sent: Mapping[str, Any]) -> CompareSettings:
     return settings
 
 
-@lru_cache(maxsize=16)  # one search per run, not one per matrix
-def _sigma(epsilon: float, delta: float) -> float:
-    return gaussian_sigma(epsilon, delta)
+_sigma = lru_cache(maxsize=16)(gaussian_sigma)  # one search per run, not one per matrix
 
 
 class OneOf:
