@@ -69,6 +69,10 @@ class Scripted(Federation):
                 yield c, {"theta": theta, "n": self.n.get(c, 10), "loss": 0.0, "steps": self.steps.get(c, 1)}
 
 
+PROBE = Scripted("z", lambda client, round, theta: theta)
+"""A federation to ask for its layout and initial model."""
+
+
 def at(fed: Federation, *values: float) -> Tensor:
     """A vector that is zero but for the first trainable entries."""
     out = torch.zeros(fed.layout.size)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.methods.scripted import Scripted, at, batch_norm_toy
+from tests.methods.scripted import PROBE, Scripted, at, batch_norm_toy
 from tests.methods.toy import MORE_STEPS, history, run, truth
 
 from emdcfl.clustering import adjusted_rand
@@ -12,9 +12,6 @@ from emdcfl.methods import make
 
 GROUPS = {"a": (3.0, 0.0), "b": (-3.0, 2.0), "c": (-3.0, -2.0)}
 CLIENTS = ["c1", "a1", "b1", "a2", "c2", "b2", "b3", "a3", "c3"]  # groups mixed, so that positions are not client numbers
-
-
-PROBE = Scripted("z", lambda c, r, theta: theta)
 
 
 def three_ways(client, round, theta):

@@ -3,14 +3,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.methods.scripted import Scripted, at, direct
+from tests.methods.scripted import PROBE, Scripted, at, direct
 from tests.methods.toy import federation, history, run, truth
 
 from emdcfl.clustering import adjusted_rand, gram_features
 from emdcfl.methods import make
 from emdcfl.methods.shared.profiles import Fresh, ProfileUpdate, profile_coordinates, renumber
 
-PROBE = Scripted("z", lambda c, r, theta: theta)
 SIDES = {"a": 1.0, "b": 1.2, "c": -1.0, "d": -1.3}
 
 

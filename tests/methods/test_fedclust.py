@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from tests.methods.scripted import Scripted, at
+from tests.methods.scripted import PROBE, Scripted, at
 from tests.methods.toy import accuracies, federation, history, run, toy
 
 from emdcfl.clustering import cut
@@ -16,8 +16,7 @@ PLACES = {"a": (0.0,), "b": (1.0,), "c": (10.0,), "d": (10.5,), "e": (30.0,), "f
 
 
 def scripted(absent=None, clients="abcdefg"):
-    layout = Scripted("z", lambda c, r, t: t)
-    return Scripted(clients, lambda c, r, theta: at(layout, *PLACES[c]) if r else theta, absent=absent)
+    return Scripted(clients, lambda c, r, theta: at(PROBE, *PLACES[c]) if r else theta, absent=absent)
 
 
 @pytest.mark.slow

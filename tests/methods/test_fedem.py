@@ -8,13 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.methods.toy import accuracies, federation, play, run, toy
+from tests.methods.toy import BRIEF, accuracies, federation, play, run, toy
 
-from emdcfl.core.tasks import Fit, Training, local_sgd, mixture, sample_losses
+from emdcfl.core.tasks import Fit, local_sgd, mixture, sample_losses
 from emdcfl.methods import make
 from emdcfl.methods.shared.em import label_mass, responsibilities
-
-BRIEF = Training(local_epochs=1, batch_size=16, lr=0.05)
 
 
 def test_responsibilities_are_the_posterior_of_the_components() -> None:

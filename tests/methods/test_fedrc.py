@@ -6,14 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.methods.toy import CLASSES, accuracies, federation, play, run, toy
+from tests.methods.toy import BRIEF, CLASSES, accuracies, federation, play, run, toy
 
-from emdcfl.core.tasks import Training, sample_losses
+from emdcfl.core.tasks import sample_losses
 from emdcfl.methods import make
 from emdcfl.methods.fedrc import marginals
 from emdcfl.methods.shared.em import responsibilities
-
-BRIEF = Training(local_epochs=1, batch_size=16, lr=0.05)
 
 
 def test_marginals_are_positive_and_sum_to_one() -> None:

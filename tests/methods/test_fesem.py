@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tests.methods.scripted import Scripted, at
+from tests.methods.scripted import PROBE, Scripted, at
 from tests.methods.toy import accuracies, federation, history, run, truth
 
 from emdcfl.clustering import adjusted_rand
@@ -13,7 +13,6 @@ from emdcfl.core.errors import QuorumError
 from emdcfl.core.params import average
 from emdcfl.methods import make
 
-PROBE = Scripted("z", lambda c, r, theta: theta)
 PLACES = {"a": 0.0, "b": 1.0, "c": 10.0, "d": 11.0, "e": 2.0}
 
 

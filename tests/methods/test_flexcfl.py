@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.methods.scripted import Scripted, at
+from tests.methods.scripted import PROBE, Scripted, at
 from tests.methods.toy import accuracies, federation, history, run
 
 from emdcfl.core.params import average
@@ -55,10 +55,8 @@ def test_the_public_code_inflates_the_weights():
 
 
 def test_counters_hide_the_inflation():
-    layout = Scripted("z", lambda c, r, t: t)
-
     def grown(steps):
-        fed = Scripted("abcd", lambda c, r, theta: at(layout, 1.0 if c in "ab" else -1.0), steps=dict.fromkeys("abcd", steps), k=2)
+        fed = Scripted("abcd", lambda c, r, theta: at(PROBE, 1.0 if c in "ab" else -1.0), steps=dict.fromkeys("abcd", steps), k=2)
         state = history(fed, make("flexcfl", preset="reference"), 3)[-1]
         return float(state.models.norm(dim=1).max())
 
@@ -66,9 +64,8 @@ def test_counters_hide_the_inflation():
 
 
 def test_later_clients_join_the_group_their_update_points_to():
-    layout = Scripted("z", lambda c, r, t: t)
     moves = {"a": (1.0, 0.1), "b": (1.1, 0.0), "c": (0.0, 2.0), "d": (0.1, 2.0), "e": (0.2, 9.0), "f": (0.3, 0.1)}
-    fed = Scripted("abcdef", lambda c, r, theta: at(layout, *moves[c]), absent={1: "ef", 2: "cd", 3: "abf"}, k=2)
+    fed = Scripted("abcdef", lambda c, r, theta: at(PROBE, *moves[c]), absent={1: "ef", 2: "cd", 3: "abf"}, k=2)
     method = make("flexcfl", eta_g=0.0)
     first = method.step(fed, method.init(fed, fed.begin(0)), fed.begin(1))
     assert first.sets == [["a", "b"], ["c", "d"]] and len(first.cold) == 2

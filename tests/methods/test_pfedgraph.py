@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import minimize
-from tests.methods.toy import CLASSES, FEATURES, federation, history, play, run, toy
+from tests.methods.toy import BRIEF, CLASSES, FEATURES, federation, history, play, run, toy
 from torch import nn
 
 from emdcfl.core.tasks import Training
@@ -19,7 +19,6 @@ from emdcfl.methods import make
 from emdcfl.methods.shared.graph import PersonalModels, Trained, mix_rows, project_simplex
 from emdcfl.models.recipe import ModelRecipe
 
-BRIEF = Training(local_epochs=1, batch_size=16, lr=0.05)
 UNEQUAL = [96, 40, 64, 96, 96, 20, 96, 96, 33]
 
 
@@ -138,11 +137,13 @@ def test_similar_clients_snap_to_the_data_shares() -> None:
     torch.testing.assert_close(serving.models, serving.models[:1].expand(3, -1))
 
 
-@pytest.mark.parametrize("options", [{}, {"since": "round"}, {"snap": None}], ids=str)
-def test_the_order_of_clients_does_not_matter(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("name", "options"), [("pfedgraph", {}), ("pfedgraph", {"since": "round"}), ("pfedgraph", {"snap": None}), ("fedsac", {})], ids=str
+)
+def test_the_order_of_clients_does_not_matter(name: str, options: dict[str, Any]) -> None:
     scenario = toy(n=UNEQUAL)
-    a = run("pfedgraph", scenario, rounds=3, training=BRIEF, **options)[2]
-    b = run("pfedgraph", permuted(scenario, 1), rounds=3, training=BRIEF, **options)[2]
+    a = run(name, scenario, rounds=3, training=BRIEF, **options)[2]
+    b = run(name, permuted(scenario, 1), rounds=3, training=BRIEF, **options)[2]
     assert a.clients != b.clients and largest_difference(a, b) < 1e-5
 
 

@@ -27,6 +27,7 @@ from emdcfl.models.recipe import ModelRecipe
 CLASSES = 4
 FEATURES = 8
 TRAINING = Training(local_epochs=4, batch_size=32, lr=0.1, momentum=0.9, weight_decay=1e-6)
+BRIEF = Training(local_epochs=1, batch_size=16, lr=0.05)
 MORE_STEPS = replace(TRAINING, batch_size=16, lr=0.05)
 
 
