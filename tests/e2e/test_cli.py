@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -220,13 +221,24 @@ def clinics(cli, tmp_path: Path) -> Path:
 def test_baselines_have_the_workers_that_the_resumed_run_was_given(cli, clinics: Path) -> None:
     short = [part for part in SHORT if part != "--no-baselines"]
     assert cli("run", "--data", "d", *SHORT, "--engine", "sequential", "--workers", 2, "--out", "one").code == 0
-    ended = cli("run", "--data", "d", *short, "--engine", "sequential", "--workers", 1, "--out", "one", "--resume")
+    ended = cli("run", "--data", "d", *short, "--engine", "sequential", "--workers", 1, "--out", "one", "--resume", "--baselines")
     assert ended.code == 0, ended.err
     for folder, workers in {"one": 2, "one/baselines/fedavg": 1, "one/baselines/local": 1}.items():
         assert tomllib.loads((clinics / folder / "config.toml").read_text())["engine"]["workers"] == workers
     trained = (clinics / "one/baselines/fedavg/metrics.jsonl").stat().st_mtime_ns
     assert cli("run", "--out", "one", "--resume", "--quiet").code == 0  # with two, as it began
     assert (clinics / "one/baselines/fedavg/metrics.jsonl").stat().st_mtime_ns == trained
+
+
+def test_a_resumed_run_keeps_to_its_choice_of_baselines(cli, clinics: Path) -> None:
+    beside, again = clinics / "runs/r/baselines", ("run", "--resume", "--quiet", "--out", "runs/r")
+    assert cli(*again).code == 0 and not beside.exists()  # as it began: without
+    assert cli(*again, "--keep-baselines").code == 0
+    models = beside / "fedavg" / "models"
+    shutil.rmtree(beside)
+    assert cli(*again).code == 0 and models.is_dir()  # and the last word counts
+    shutil.rmtree(beside)
+    assert cli(*again, "--baselines").code == 0 and beside.is_dir() and not models.exists()
 
 
 def test_a_cluster_that_shares_no_class_with_a_new_site_is_not_compared_in_words(cli, tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from emdcfl.runs import runner
 from emdcfl.runs.config import AT_NODES, Config, load, loads
 from emdcfl.runs.result import Result
 from emdcfl.runs.scoring import MetricsRow
+from emdcfl.runs.store.identity import Baselines
 from emdcfl.runs.verdict.baselines import run_baselines
 
 if TYPE_CHECKING:
@@ -106,8 +107,9 @@ def main(grid: Grid, context: Context) -> None:
         settings = MessageSettings(deadline=options.deadline, part_mb=options.part_mb, reply_mb=options.reply_mb, wait=options.wait)
         here = Session(grid, settings, KeyList(options.keys or None, options.trust), out / "state")
         journal.session = here
+        beside = Baselines.MODELS if options.keep_baselines else Baselines.SCORES if options.baselines else Baselines.NONE
         with session(here):
-            result = runner.run(read_config(options.config), out, resume=options.resume, observer=journal)
+            result = runner.run(read_config(options.config), out, resume=options.resume, observer=journal, baselines=beside)
             if options.baselines:
                 _compare(result, journal, keep=options.keep_baselines)
     except BaseException as error:

@@ -273,7 +273,7 @@ def _listed(processes: list[str]) -> str:
     return " and ".join([*([LINK] if LINK in processes else []), *([names(nodes)] if nodes else [])])
 
 
-def runner_over(folder: Path | None, aside: Any = None, *, baselines: bool = False, keep: bool = False) -> Callable[..., Result]:
+def runner_over(folder: Path | None, aside: Any = None) -> Callable[..., Result]:
     """Return a function like ``runner.run`` that submits the config to a federation and follows it; ``aside`` observes its baselines."""
     if folder is None:
         raise ConfigError("engine 'flower' needs a federation: add --federation DIR (make one with: emdcfl federation init DIR --nodes 4)")
@@ -281,8 +281,9 @@ def runner_over(folder: Path | None, aside: Any = None, *, baselines: bool = Fal
     from emdcfl.apps import deployment
     from emdcfl.models import BUILDERS
     from emdcfl.runs.result import load
+    from emdcfl.runs.store.identity import Baselines
 
-    def run(config: Config, out: Path, *, resume: bool = False, observer: Any = None) -> Result:
+    def run(config: Config, out: Path, *, resume: bool = False, observer: Any = None, baselines: Baselines = Baselines.NONE) -> Result:
         engine = replace(config.engine, name="flower", workers=1)
         watching = observer
 
@@ -291,8 +292,8 @@ def runner_over(folder: Path | None, aside: Any = None, *, baselines: bool = Fal
             watching = aside if event["event"] == "baselines" else watching
             show_event(event, watching)
 
-        how: dict[str, Any] = {"resume": resume, "baselines": baselines, "keep_baselines": keep}
-        deployment.submit(there, replace(config, engine=engine), out, watch=watch, **how)
+        beside: dict[str, Any] = {"baselines": baselines is not Baselines.NONE, "keep_baselines": baselines is Baselines.MODELS}
+        deployment.submit(there, replace(config, engine=engine), out, resume=resume, **beside, watch=watch)
         own = config.model is not None and config.model.name not in BUILDERS  # what the user asked for is what may come back
         return load(out, trust_model=own)
 

@@ -20,6 +20,7 @@ from emdcfl.core.errors import ConfigError
 from emdcfl.core.units import seconds
 from emdcfl.runs.config import AT_NODES, OWN_FILES, Config, config_keys, load, override, parse_settings
 from emdcfl.runs.loop import Observer
+from emdcfl.runs.store.identity import Baselines, noted_baselines
 from emdcfl.runs.verdict.advice import BASELINES, advice
 from emdcfl.runs.verdict.findings import in_brief
 from emdcfl.runs.watching.progress import Live, terminal
@@ -59,8 +60,14 @@ def run(
     ] = None,
     data: Annotated[Path | None, typer.Option(help="Your own files instead of a scenario: a folder of sites, or one table.")] = None,
     baselines: Annotated[
-        bool, typer.Option(help="Also train one model for all and every site alone, to compare.", rich_help_panel=PANEL)
-    ] = True,
+        bool | None,
+        typer.Option(
+            "--baselines/--no-baselines",
+            help="Also train one model for all and every site alone, to compare.",
+            show_default="yes; as the run began with --resume",
+            rich_help_panel=PANEL,
+        ),
+    ] = None,
     method: Annotated[
         str | None, typer.Option(help="See 'emdcfl methods'.", show_default="emdcfl", autocompletion=complete_methods)
     ] = None,
@@ -143,9 +150,8 @@ def run(
     chosen = _choose(config, flags, set_ or [], federation, resumed=out if resume else None, trust_model=trust_model)
     what = _data_name(chosen)
     place = out or Path("runs") / f"{what}-{chosen.method.name}-seed{chosen.run.seed}"
-    compare = baselines and chosen.scenario.name in (OWN_FILES, AT_NODES) and chosen.method.name not in BASELINES
-    if keep_baselines and not compare:
-        raise ConfigError("--keep-baselines keeps models that are trained beside own data to compare, got a run without; leave it out")
+    beside = _beside(chosen, baselines, keep=keep_baselines, resumed=place if resume else None)
+    compare = beside is not Baselines.NONE
     remote = chosen.engine.name == "flower"
     if remote:
         refuse_numbers(chosen)
@@ -158,13 +164,13 @@ def run(
         if remote:
             from emdcfl.cli.federation import runner_over
 
-            start = runner_over(federation, live, baselines=compare, keep=keep_baselines)
+            start = runner_over(federation, live)
         say(f"{chosen.method.name} on {what}, seed {chosen.run.seed}")
         planned = _timed(_with_doubts(chosen, place, say), place, budget, baselines=compare, resume=resume, live=live, say=say)
-        result = start(planned, place, resume=resume, observer=watch(live))
+        result = start(planned, place, resume=resume, observer=watch(live), baselines=beside)
         if compare and not remote:  # else the federation has trained them
             say("for comparison: one model for all (fedavg), then every site alone (local)")
-            run_baselines(result, observer=live, keep=keep_baselines, workers=chosen.engine.workers)
+            run_baselines(result, observer=live, keep=beside is Baselines.MODELS, workers=chosen.engine.workers)
     _finish(console, result, place, merging=not remote, baselines=compare, as_json=as_json)
 
 
@@ -189,6 +195,18 @@ def _choose(
     if federation is not None and config is None and (federation / "run.toml").is_file():
         config = federation / "run.toml"
     return build_config(config, flags, settings)
+
+
+def _beside(config: Config, wanted: bool | None, *, keep: bool, resumed: Path | None) -> Baselines:
+    """Return what is trained beside the run: as said now, else as the run that is resumed began, else scores for own data."""
+    if config.scenario.name not in (OWN_FILES, AT_NODES) or config.method.name in BASELINES or wanted is False:
+        if keep:
+            raise ConfigError("--keep-baselines keeps models that are trained beside own data to compare, got a run without; leave it out")
+        return Baselines.NONE
+    if keep:
+        return Baselines.MODELS
+    began = noted_baselines(resumed) if resumed is not None and wanted is None else None
+    return began or Baselines.SCORES
 
 
 def _finish(console: Console, result: Result, place: Path, *, merging: bool, baselines: bool, as_json: bool) -> None:

@@ -1,7 +1,8 @@
 """Which config a run directory belongs to: ``config.toml`` for people, and a copy with a checksum in ``state/run.json``.
 
 Either file can be damaged or lost: the other one says what it held. A ``config.toml`` that reads well but says something else may have been
-changed on purpose, and is not written over: that is an error, which names the keys.
+changed on purpose, and is not written over: that is an error, which names the keys. What is trained beside a run is no part of its config,
+and stands in ``state/baselines.json``.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import logging
 import tomllib
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ CONFIG = "config.toml"
 RUN = "state/run.json"
 FREE = "engine.workers"
 """Key that may differ when a run is resumed, as results are bit-identical; the directory keeps the value it began with."""
+BASELINES = "state/baselines.json"
 
 log = logging.getLogger("emdcfl")
 
@@ -71,6 +74,31 @@ def write_config(folder: Path, config: str) -> None:
             if path.exists():
                 log.warning("%s: changed or damaged; written again", path)
             files.write_file(path, [content])
+
+
+class Baselines(StrEnum):
+    """What is trained beside a run on own data, to compare it with."""
+
+    NONE = "none"
+    SCORES = "scores"
+    MODELS = "models"
+
+
+def note_baselines(folder: Path, chosen: Baselines) -> None:
+    """Note what is trained beside the run, unless it is the usual, for who resumes it without saying so again."""
+    if (noted_baselines(folder) or Baselines.SCORES) is not chosen:
+        files.write_json(folder / BASELINES, {"baselines": chosen.value})
+
+
+def noted_baselines(folder: Path) -> Baselines | None:
+    """Return what the run began with; ``None`` where it noted nothing."""
+    if not (folder / BASELINES).is_file():
+        return None
+    try:
+        return Baselines(files.read_sealed(folder / BASELINES)["baselines"])
+    except (StoreError, KeyError, TypeError, ValueError):
+        log.warning("%s: damaged; say --no-baselines or --keep-baselines again if the run began with it", folder / BASELINES)
+        return None
 
 
 def _config(folder: Path) -> str | None:

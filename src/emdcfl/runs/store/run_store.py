@@ -6,6 +6,7 @@
     metrics.jsonl  summary.json  …     what the runner writes
     state/run.json                     the config the run began with
     state/data.json                    where own files are, and a fingerprint of every site
+    state/baselines.json               what is trained beside a run on own data
     state/metrics.jsonl                a copy of the metrics
     state/round-<t>.json               the state after round t, with a checksum; its appearance commits the round
     state/tensors/<sha256>.safetensors its tensors, by content: one that did not change is not written again
