@@ -8,7 +8,7 @@ import pytest
 
 from emdcfl.runs.personal import in_words
 from emdcfl.runs.scoring import site_scores
-from emdcfl.runs.verdict.advice import advice, worth
+from emdcfl.runs.verdict.advice import advice, worth, worth_rows
 from emdcfl.runs.verdict.findings import how_sure, in_brief, sentences
 from emdcfl.runs.verdict.structure import headline, structure
 
@@ -217,6 +217,19 @@ def test_without_baselines_validation_losses_say_what_to_do() -> None:
     assert "pay" not in headline(summary(0.9, ONE), {**READING, "splits": []}), "no division was tried"
     late = headline(summary(0.9, GROUPS), {**READING, "splits": [{**whole, "members": SITES[:4]}]})
     assert late.startswith("Train in these 2 groups") and "7.6" not in late, "what some of the clients gain is not what all gain"
+
+
+def test_groups_of_one_site_each_are_not_told_to_train_as_they_do() -> None:
+    """A run that ends with every site alone has shared its first rounds, and may differ from every site alone."""
+    better = advice(summary(0.95, ALL), baselines(0.7, 0.8))
+    assert better is not None and better.headline.startswith("Train as in this run, which ends with every site alone: worth 15.0")
+    worse = advice(summary(0.6, ALL), baselines(0.5, 0.9))
+    assert worse is not None and worse.headline.startswith("Train every site alone from the start: 30.0 points")
+    assert worse.look[0].startswith("better off alone: a from the start (-30.0 points)")
+    tuned = {**summary(0.5, ALL), "personalized": {"accuracy": summary(0.9)["accuracy"], "kept": list(SITES)}}
+    plain = advice(tuned, baselines(0.5, 0.9))
+    assert plain is not None and not plain.doubts, "no sites of a group differ"
+    assert worth_rows(summary(0.9, ALL), {})[0][0] == "6 groups of one site each (emdcfl)"
 
 
 def test_three_lines_say_what_to_use_where_to_look_and_how_sure() -> None:

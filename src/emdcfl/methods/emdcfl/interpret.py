@@ -122,7 +122,7 @@ def _read_splits(distances: Distances, splits: list[dict[str, Any]], clients: Se
     """Interpret clusters that validation losses decided: what the splits gain, and what one more would."""
     tops = [s for s in splits if not any(s["round"] == t["round"] and set(s["members"]) < set(t["members"]) for t in splits)]
     sentences = [
-        f"round {s['round']}: {len(s['cells'])} groups instead of one for {names(s['members'])} gain {_gain(s)}" for s in tops if s["pays"]
+        f"round {s['round']}: {_instead(s['cells'])} instead of one for {names(s['members'])} gain {_gain(s)}" for s in tops if s["pays"]
     ]
     if not sentences:
         best = max(tops, key=lambda s: float(s["gain"]), default=None)
@@ -141,6 +141,10 @@ def _read_splits(distances: Distances, splits: list[dict[str, Any]], clients: Se
         sentences.append(what)
     found = margins(distances.W, distances.shown(clusters))
     return Interpretation(False, found, list(dict.fromkeys(borderline)), [], 0, sentences, about, [], splits)
+
+
+def _instead(cells: Sequence[Sequence[str]]) -> str:
+    return f"{len(cells)} groups{'' if any(len(members) > 1 for members in cells) else ' of one site each'}"
 
 
 def _gain(split: Mapping[str, Any]) -> str:

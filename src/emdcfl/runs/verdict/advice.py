@@ -6,6 +6,7 @@ Distances say which sites look alike; test data say which training pays. Where b
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -87,10 +88,15 @@ def scores_of_sites(summary: Summary) -> SiteScores:
 
 def rivals(summary: Summary, baselines: Mapping[str, Summary]) -> dict[str, Interval]:
     """Return the gains over baselines that are other trainings than this run: one group is one model for all, by another name."""
-    one, clusters = summary["k"] == 1, summary.get("clusters")
-    alone = clusters is not None and summary["k"] == len(clusters)
-    same = {"fedavg": one and not _tuned(summary), "fedavg+ft": one and "personalized" in summary, "local": alone}
+    one = summary["k"] == 1
+    same = {"fedavg": one and not _tuned(summary), "fedavg+ft": one and "personalized" in summary, "local": all_alone(summary)}
     return {name: gain for name, gain in gains(summary, baselines).items() if not (same.get(name) and gain.sign == 0)}
+
+
+def all_alone(summary: Summary) -> bool:
+    """Whether every group that a run ended with consists of one site."""
+    clusters = summary.get("clusters")
+    return clusters is not None and summary["k"] == len(clusters)
 
 
 def advice(summary: Summary, baselines: Mapping[str, Summary]) -> Advice | None:
@@ -145,7 +151,10 @@ def _by_differences(summary: Summary, baselines: Mapping[str, Summary]) -> Advic
     if better:
         least = min(better, key=lambda name: better[name].mean)
         other_rounds = {name: baselines[name] for name, gain in better.items() if _may_catch_up(baselines[name], gain)}
-        text = f"{what_to_do(summary)}: worth {better[least].points('')} against {BASELINES[least]}"
+        to_do = what_to_do(summary)
+        if all_alone(summary) and "local" in found:  # what it shared before the groups parted made the difference
+            to_do = f"Train as in this run, which ends with every site alone{_tuned(summary)}"
+        text = f"{to_do}: worth {better[least].points('')} against {BASELINES[least]}"
         text += _trend(other_rounds[least]) if least in other_rounds else ""
         level = [BASELINES[name] for name, gain in found.items() if gain.sign == 0]
         text += f"; {level[0] if len(level) == 1 else f'{len(level)} others'} may be as good" if level else ""
@@ -201,8 +210,9 @@ def _instead(summary: Summary, best: str, gain: Interval) -> str:
         why = "look alike, and yet sharing does not pay" if agree else "look alike but do not agree on labels"
         until = "" if agree else " until their labels agree"
         return f"Do not use one model: the sites {why}, it costs {cost}; train every site alone{until}"
-    own = "the sites alone" if summary["k"] == len(summary["clients"]) else _called(summary)
-    return f"{_train(best)}: {cost} better than {own}"
+    start = " from the start" if best == "local" and all_alone(summary) else ""
+    own = "this run, which ended so" if start else "the sites alone" if all_alone(summary) else _called(summary)
+    return f"{_train(best)}{start}: {cost} better than {own}"
 
 
 def _train(best: str) -> str:
@@ -263,7 +273,7 @@ def _in_units(summary: Summary, value: float, sign: str = "") -> str:
 
 def _only_fine_tuned(summary: Summary, alone: Summary | None) -> list[str]:
     """Say that groups fail without fine-tuning: what is trained together is then hardly worth more than a start."""
-    if alone is None or not _tuned(summary) or summary.get("clusters") is None:
+    if alone is None or not _tuned(summary) or summary.get("clusters") is None or all_alone(summary):
         return []
     gain = difference(scores_of_sites(summary), scores_of_sites(alone))
     if gain is None or gain.high >= 0 or gain.mean > -DISAGREE:
@@ -329,7 +339,9 @@ def _losers(summary: Summary, alone: Summary | None) -> list[str]:
     pairs = zip(summary["clients"], own.each(), other.each(), strict=True)
     lost = {client: gain for client, one, two in pairs if (gain := difference(one, two, STANDS_OUT)) is not None and gain.high < 0}
     worst = sorted(lost, key=lambda c: lost[c].mean)
-    told = [f"{names([c])} ({_in_units(summary, lost[c].mean, '+')})" for c in worst]
+    sizes = Counter(summary.get("clusters") or [])
+    single = {c for c, k in zip(summary["clients"], summary.get("clusters") or [], strict=False) if sizes[k] == 1}
+    told = [f"{names([c])}{' from the start' if c in single else ''} ({_in_units(summary, lost[c].mean, '+')})" for c in worst]
     return [f"better off alone: {some(told, most=3)}"] if worst else []
 
 
@@ -337,7 +349,8 @@ def worth_rows(summary: Summary, baselines: Mapping[str, Summary]) -> list[tuple
     """Return one row per training: what it is called, its accuracy, and what this run gains over it in points."""
     found = {name: gain.points(unit=False) for name, gain in rivals(summary, baselines).items()}
     rows = [(BASELINES.get(name, name), score_of(other), found.get(name, "–")) for name, other in baselines.items()]
-    title = f"{plural(int(summary.get('k') or 0), 'group')} ({summary['method']}){_tuned(summary)}"
+    each = " of one site each" if all_alone(summary) and summary["k"] > 1 else ""
+    title = f"{plural(int(summary.get('k') or 0), 'group')}{each} ({summary['method']}){_tuned(summary)}"
     return [(title, score_of(used(summary)), ""), *rows]
 
 
