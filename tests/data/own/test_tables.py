@@ -359,6 +359,14 @@ def test_labels_unseen_in_training_are_left_out(tmp_path: Path) -> None:
     assert any("clients a, b: test samples left out" in n and "(5): 1" in n for n in scenario.notes)
 
 
+def test_a_site_without_training_rows_is_told_what_to_do(tmp_path: Path) -> None:
+    write(tmp_path / "d" / "a" / "all.csv", rows(60))
+    for split, n in {"val": 20, "test": 30}.items():
+        write(tmp_path / "d" / "b" / f"{split}.csv", rows(n))
+    with pytest.raises(DataError, match=r"client 'b' .* no training samples, only 20 of val and 30 of test; .*--leave-out"):
+        load_folder(tmp_path / "d")
+
+
 def test_one_client_too_few_rows_and_empty_folders(tmp_path: Path) -> None:
     write(tmp_path / "d" / "a.csv", rows(60))
     with pytest.raises(DataError, match="at least two clients .*'a'"):

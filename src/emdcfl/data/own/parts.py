@@ -125,7 +125,11 @@ def divide(raw: Raw, seed: int) -> dict[str, Part]:
         found = dict(zip(SPLITS, (given[MIXED].take(r) for r in rows), strict=True))
     else:
         if "train" not in given:
-            raise DataError(f"client {raw.name!r} ({raw.origin}) has no training samples")
+            only = f", only {' and '.join(f'{len(given[name])} of {name}' for name in SPLITS if name in given)}"
+            raise DataError(
+                f"client {raw.name!r} ({raw.origin}) has no training samples{only}; call some of them train, or leave it out "
+                "(run --leave-out): a site can join a run later (emdcfl place RUN FILE --unlabelled)"
+            )
         found = dict(given)
         for name, fraction in (("test", FRACTIONS[2]), ("val", FRACTIONS[1] / (FRACTIONS[0] + FRACTIONS[1]))):
             if name not in found:
