@@ -125,6 +125,26 @@ def test_clients_may_come_from_a_generator_and_not_from_a_number() -> None:
             scenario_of(clients)
 
 
+def test_numbers_as_text_are_numbers_and_what_is_meant_as_text_is_not(tmp_path: Path) -> None:
+    """A CSV has no types: its reader takes what reads as a number for one, and so do the readers of frames and Parquet files."""
+    rng, frames = np.random.default_rng(0), {}
+    for site, mark in {"a": "n.a.", "b": "-"}.items():
+        size, code = rng.normal(5, 1, 60).round(2).astype(str), [f"{i % 3:03d}" for i in range(60)]
+        columns = {"size": [mark, *size[1:]], "count": rng.integers(1, 30, 60).astype(str), "code": code, "label": ["1", "2"] * 30}
+        frames[site] = pd.DataFrame(columns).assign(stage=pd.Categorical([str(1 + i % 4) for i in range(60)]))
+        (tmp_path / "d").mkdir(exist_ok=True)
+        frames[site].to_parquet(tmp_path / "d" / f"{site}.parquet")
+    for scenario in (scenario_of(frames), emdcfl.scenarios.build("folder", path=str(tmp_path / "d"))):
+        assert scenario.label_kind == "text"
+        kinds = {column["name"]: column.get("words") for column in scenario.encoding["columns"]}
+        assert kinds == {"size": None, "count": None, "code": ["000", "001", "002"], "stage": ["1", "2", "3", "4"]}
+    shared = pd.concat([frame.assign(site=site) for site, frame in frames.items()])
+    assert [c["name"] for c in scenario_of(shared, client="site").encoding["columns"] if "words" not in c] == ["size", "count"]
+    big = {site: frame.assign(size="1e200") for site, frame in frames.items()}
+    with pytest.raises(DataError, match="'size' holds a number beyond"):
+        scenario_of(big)
+
+
 def test_sparse_columns_are_read_as_dense_ones() -> None:
     table = frame().assign(dose=0.0, visits=[0, 0, 3] * 40).rename(columns={"visits": "self"})
     sparse = table.astype({"dose": pd.SparseDtype(float, 0.0), "self": pd.SparseDtype(int)})

@@ -72,7 +72,7 @@ def as_table(value: Any, label: str | None = None) -> pa.Table:
             words = getattr(feature, "names", None)
             if words is not None:
                 named = [None if code is None or code < 0 else words[code] for code in table.column(name).to_pylist()]
-                table = table.set_column(table.column_names.index(name), name, pa.array(named, pa.string()))
+                table = table.set_column(table.column_names.index(name), name, pa.array(named, pa.string()).dictionary_encode())
         return as_plain(table, "the data set")
     try:
         return as_plain(pa.Table.from_pandas(_for_arrow(value), preserve_index=False), "the frame")

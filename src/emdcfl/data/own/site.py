@@ -23,7 +23,7 @@ from emdcfl.data.own.formats.client_tables import encoding_notes, read_client_ta
 from emdcfl.data.own.formats.images import files_below, list_images, read_client, read_image
 from emdcfl.data.own.formats.layout import IMAGE_SUFFIXES, TABLE_SUFFIXES, site_files
 from emdcfl.data.own.formats.quantities import check_units
-from emdcfl.data.own.formats.readers import read_file, read_units
+from emdcfl.data.own.formats.readers import read_file, read_numbers, read_units
 from emdcfl.data.own.notes import Note, write_notes
 from emdcfl.data.own.parts import SPLITS, Raw, divide, known_only, to_site, warnings
 from emdcfl.data.own.splitting import RANDOM, SplitRule
@@ -143,7 +143,8 @@ def encode_rows(table: pa.Table, encoding: Mapping[str, Any], origin: str) -> tu
     One line of the log says which words the models do not know, and one which columns may have other units.
     """
     reader = TableEncoding.from_dict(encoding)
-    table, units = read_units(table, [encoding["label"], *dict(reader.cells.words)])
+    leave = [encoding["label"], *dict(reader.cells.words)]
+    table, units = read_units(read_numbers(table, origin, leave), leave)
     check_units(units, reader.units, origin)
     rows = np.flatnonzero(reader.usable(table))
     kept = table.take(rows)

@@ -14,10 +14,10 @@ from emdcfl.core.errors import DataError, nearest
 from emdcfl.core.optional import pa, pc
 from emdcfl.data.own.formats.layout import ClientFiles
 from emdcfl.data.own.formats.quantities import common_units
-from emdcfl.data.own.formats.readers import CODES, ENCODING, WINDOWS, like_data, read_file, read_units
+from emdcfl.data.own.formats.readers import CODES, ENCODING, WINDOWS, like_data, read_file, read_numbers, read_units
 from emdcfl.data.own.notes import Note
 from emdcfl.data.own.parts import MIXED, Part, Raw, Text
-from emdcfl.data.own.splitting import RANDOM, SplitRule, table_keys
+from emdcfl.data.own.splitting import RANDOM, TIME, SplitRule, table_keys
 from emdcfl.data.own.tables import AS_WRITTEN, CellRules, text_values
 
 LABEL_NAMES = ("label", "target", "class", "y")
@@ -92,6 +92,7 @@ def client_samples(
     for split, (table, origin) in tables.items():
         label = label_column(table, label, f"client {name!r}: {origin}")
         codes |= codes_of(table)
+        table = read_numbers(table, origin, [*words_to_leave(label, rule, cells), *dict(cells.words)])
         table, own = read_units(table, [*label_to_leave(table, label, cells), *dict(cells.words)])
         units = common_units({"the other splits": units, f"client {name!r} ({origin})": own})
         parts[split], more = labelled(table, label, name, origin, rule)
@@ -114,6 +115,11 @@ def codes_of(table: pa.Table) -> frozenset[str]:
 def label_to_leave(table: pa.Table, label: str, cells: CellRules) -> list[str]:
     """Return the label where its words are classes, also such as '5 mg' and '10 mg'; none where it holds numbers with a unit."""
     return [] if cells.numbers or len(pc.unique(table.column(label))) > MOST_CLASSES_WITH_UNIT else [label]
+
+
+def words_to_leave(label: str, rule: SplitRule, cells: CellRules) -> list[str]:
+    """Return the columns whose text counts as it is written: labels that are classes, and what rows are split by, but for time."""
+    return [*([] if cells.numbers else [label]), *(name for meaning, name in rule.columns.items() if meaning != TIME)]
 
 
 def read_shared_table(
@@ -140,6 +146,7 @@ def shared_table(
     if (who == "").all():
         raise DataError(f"{origin}: no row has a value in the client column {client!r}; fill it in, or name another with --client")
     notes = [Note("", origin, "rows without a client left out: {n}", int((who == "").sum()), left_out=True)] if (who == "").any() else []
+    table = read_numbers(table, origin, [client, *words_to_leave(column, rule, cells)])
     table, leave, codes = table.drop_columns([client]), label_to_leave(table, column, cells), codes_of(table)
     raws = []
     for name in sorted(set(who.tolist()) - {""}):

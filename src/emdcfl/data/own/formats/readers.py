@@ -62,8 +62,10 @@ WINDOWS = "Windows-1252"
 NO_TEXT = f"it is neither UTF-8 nor {WINDOWS} text; save it as UTF-8 (Excel: CSV UTF-8)"
 OTHER_TEXT = re.compile(rb"[A-Za-z]([\x82\x84\x87-\x89\x8b\x93\x94\xa3\xb9\xbc\xbe\xbf]|(?<!m)\xb3)[A-Za-z]")
 """Bytes that are letters in DOS or Windows-1250, and in Windows-1252 marks that do not stand inside a word; m³a is a unit."""
-DECIMAL, ENCODING, CODES = "decimal", "encoding", "codes"
-"""How a file is written, kept with its table: its decimal point, its encoding if not UTF-8, and columns of numbers with a 0 ahead."""
+DECIMAL, ENCODING, CODES, CATEGORIES = "decimal", "encoding", "codes", "categories"
+"""How a file is written, kept with its table: its decimal point, its encoding if not UTF-8, columns of numbers with a 0 ahead, and columns
+that pandas or Arrow calls categories."""
+CODE = re.compile(r"[-+]?0\d+")
 
 HEAD = 1000
 """Rows in which a column's name is looked for."""
@@ -78,7 +80,7 @@ def read_file(path: Path, cells: CellRules = AS_WRITTEN) -> pa.Table:
             table = _with_gaps(table, cells, how[DECIMAL])
         elif path.suffix.lower() == ".parquet":
             table = _read_parquet(path)
-            how = {DECIMAL: _decimal_of(table)}
+            how = {DECIMAL: _decimal_of(table), CATEGORIES: json.dumps(_categories_of(table))}
             table = without_marks(table, cells.missing)
         else:
             table, how = _read_csv(path, cells)
@@ -105,12 +107,33 @@ def with_dates(table: pa.Table, cells: CellRules, origin: str) -> pa.Table:
     return table
 
 
+def read_numbers(table: pa.Table, origin: str, leave: Collection[str] = ()) -> pa.Table:
+    """Read columns of text that hold numbers and marks of missing values only as numbers, as those of a CSV are.
+
+    Categories, codes that begin with 0, and the columns to leave stay text.
+    """
+    decimal, kept = _decimal(table), {*leave, *_categories_of(table)}
+    for i, (name, column) in enumerate(zip(table.column_names, table.columns, strict=True)):
+        if name in kept or not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+            continue
+        if not any(CODE.fullmatch(word.strip()) for word in pc.unique(column).to_pylist() if word is not None):
+            numbers = _numbers(column.cast(pa.string()), decimal)
+            if not pa.types.is_string(numbers.type):
+                table = table.set_column(i, name, numbers)
+                _check_range(table.select([name]), origin)
+    return table
+
+
+def _categories_of(table: pa.Table) -> list[str]:
+    return list(json.loads((table.schema.metadata or {}).get(CATEGORIES.encode(), b"[]")))
+
+
 def read_units(table: pa.Table, leave: Collection[str] = ()) -> tuple[pa.Table, dict[str, str]]:
     """Read columns of numbers with one unit as numbers, but for those to leave; returns the table, and the unit of each such column.
 
     Cells that hold something else stay text, and so does their column.
     """
-    decimal = (table.schema.metadata or {}).get(DECIMAL.encode(), b"").decode() or _decimal_of(table)
+    decimal = _decimal(table)
     units: dict[str, str] = {}
     for i, (name, column) in enumerate(zip(table.column_names, table.columns, strict=True)):
         if name in leave or not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
@@ -126,9 +149,13 @@ def read_units(table: pa.Table, leave: Collection[str] = ()) -> tuple[pa.Table, 
     return table, units
 
 
+def _decimal(table: pa.Table) -> str:
+    return (table.schema.metadata or {}).get(DECIMAL.encode(), b"").decode() or _decimal_of(table)
+
+
 def _decimal_of(table: pa.Table) -> str:
     """Return the decimal point of the text in a table that is no text file: a comma where a cell tells."""
-    texts = [column for column in table.columns if pa.types.is_string(column.type)]
+    texts = [column for column in table.columns if pa.types.is_string(column.type) or pa.types.is_large_string(column.type)]
     return _decimal_point([str(word).strip() for column in texts for word in pc.unique(column.slice(0, HEAD)).to_pylist() if word], ",")
 
 
@@ -294,7 +321,10 @@ def _decimal_point(cells: Sequence[str], delimiter: str) -> str:
 
 def without_marks(table: pa.Table, missing: Sequence[str], decimal: str = ".") -> pa.Table:
     """Replace the user's marks of missing values by gaps in all columns."""
-    return pa.table([_without(column, missing, decimal) for column in table.columns], table.column_names) if missing else table
+    if not missing:
+        return table
+    columns = [_without(column, missing, decimal) for column in table.columns]
+    return pa.table(columns, table.column_names).replace_schema_metadata(table.schema.metadata)
 
 
 def _without(column: pa.ChunkedArray, missing: Sequence[str], decimal: str) -> pa.ChunkedArray:
@@ -352,7 +382,7 @@ def _line(path: Path) -> str:
     return ""
 
 
-def _check_range(table: pa.Table, path: Path) -> None:
+def _check_range(table: pa.Table, path: Path | str) -> None:
     """Refuse numbers whose squares, or whose float32, would overflow."""
     t = pa.types
     for name, column in zip(table.column_names, table.columns, strict=True):
@@ -365,10 +395,11 @@ def _check_range(table: pa.Table, path: Path) -> None:
 def as_plain(table: pa.Table, path: Path | str) -> pa.Table:
     """Columns of bytes, which Parquet files of some writers have, of lists or records, and of pandas' categories of text as text."""
     t = pa.types
-    columns = []
+    columns, categories = [], []
     for name, column in zip(table.column_names, table.columns, strict=True):
         if t.is_dictionary(column.type) and _is_text(column.type.value_type):
             column = column.cast(column.type.value_type)
+            categories.append(name)
         if t.is_string_view(column.type) or t.is_binary_view(column.type):  # few of Arrow's functions know them
             column = column.cast(pa.large_string() if t.is_string_view(column.type) else pa.large_binary())
         if t.is_nested(column.type) or isinstance(column.type, pa.BaseExtensionType):
@@ -379,4 +410,4 @@ def as_plain(table: pa.Table, path: Path | str) -> pa.Table:
             except pa.ArrowException as error:
                 raise DataError(f"{path}: column {name!r} holds bytes that are not UTF-8 text; save the file as UTF-8") from error
         columns.append(column)
-    return pa.table(columns, names=table.column_names) if columns else table
+    return pa.table(columns, names=table.column_names).replace_schema_metadata({CATEGORIES: json.dumps(categories)}) if columns else table
