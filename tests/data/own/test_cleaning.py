@@ -339,6 +339,23 @@ def test_dates_become_days_and_new_files_are_read_the_same_way(tmp_path: Path) -
     assert [len(site.train) for site in by_time.sites] == [24, 24, 23]
 
 
+def test_years_of_two_digits_are_not_read_into_another_century(tmp_path: Path) -> None:
+    def days(years: range, form: str = "") -> float:
+        for site in ("a", "b"):
+            write(tmp_path / f"{site}.csv", ["x", "y"], seen=lambda i: f"17.11.{years[i % len(years)]:02d}")
+        found = load_folder(tmp_path, cleaning=Cleaning.of(date=f"seen{form}")).encoding["columns"]
+        return float(next(column["mean"] for column in found if column["name"] == "seen"))
+
+    assert days(range(20, 24)) == pytest.approx((np.datetime64("2022-05-19") - np.datetime64("1970-01-01")).astype(int), abs=200)
+    with pytest.raises(
+        DataError, match="'seen': its years have two digits, .* read as 2040 to 2068; write four digits, or --date COLUMN:%d"
+    ):
+        days(range(40, 69))
+    assert days(range(40, 69), ":%d.%m.%y") > 25_000  # somebody said so
+    with pytest.raises(DataError, match="read as 1969 to 2068; write four digits$"):
+        days(range(45, 95), ":%d.%m.%y")
+
+
 def test_dates_that_may_be_read_in_two_ways_or_none_are_not_guessed(tmp_path: Path) -> None:
     for site in "ab":
         write(tmp_path / f"{site}.csv", WORDS, seen=lambda i: f"{i % 9 + 1}/3/2024", typo=lambda i: "soon" if i == 6 else "2024-03-01")

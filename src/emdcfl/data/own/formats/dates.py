@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import UTC, datetime
 
 from emdcfl.core.errors import DataError
 from emdcfl.core.optional import pa
@@ -16,6 +16,8 @@ DAYS = (
     *("%m/%d/%Y", "%m/%d/%y", "%m-%d-%Y"),
 )
 TIMES = ("", " %H:%M", " %H:%M:%S", " %H:%M:%S.%f", "T%H:%M:%S", "T%H:%M:%S.%f")
+LONGEST_SPAN = 50
+"""Years that dates with years of two digits may span: beyond, some are likely to be read into another century than their neighbours."""
 FORMATS = tuple(day + time for time in TIMES for day in DAYS)
 
 
@@ -38,8 +40,20 @@ def as_dates(column: pa.ChunkedArray, form: str, where: str) -> pa.ChunkedArray:
         ways = " or ".join(fitting)
         remedy = f"say which, as in --date COLUMN:{next(iter(fitting))}, or write YYYY-MM-DD"  # predict and place have no --date
         raise DataError(f"{where}: its dates may be written as {ways}; {remedy}")
-    times = next(iter(fitting.values()))
+    written, times = next(iter(fitting.items()))
+    if "%y" in written:
+        _check_century(times.values(), written, where, asked=form != AUTO)
     return pa.chunked_array([pa.array([None if cell is None else times[cell] for cell in cells], pa.timestamp("ms"))])
+
+
+def _check_century(times: Iterable[datetime], form: str, where: str, *, asked: bool) -> None:
+    """Refuse years of two digits that may be read into the wrong century: 69 to 99 are 1969 to 1999, 00 to 68 are 2000 to 2068."""
+    years = [time.year for time in times]
+    first, last = min(years, default=0), max(years, default=0)
+    far = last - first > LONGEST_SPAN
+    if far or (not asked and last > datetime.now(UTC).year):
+        remedy = "" if far else f", or --date COLUMN:{form} if they lie ahead"
+        raise DataError(f"{where}: its years have two digits, which would be read as {first} to {last}; write four digits{remedy}")
 
 
 def readings(words: Iterable[str], forms: Iterable[str] = FORMATS) -> dict[str, dict[str, datetime]]:
