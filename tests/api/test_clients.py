@@ -60,6 +60,17 @@ def test_frames_are_read_as_their_files_are(tmp_path: Path) -> None:
     assert files.classes == ("ill", "well") and files.sites[0].train.x.shape[1] == 2 + 1 + 2  # one column has gaps, one is text
 
 
+def test_data_in_memory_are_split_as_files_are_whatever_the_seed(tmp_path: Path) -> None:
+    table, quick = frame(), {**QUICK, "method": "local", "label": "outcome", "site": "hospital"}
+    table.to_csv(tmp_path / "all.csv", index=False)
+    files, memory = (emdcfl.fit(given, seed=4, **quick) for given in (tmp_path / "all.csv", table))
+    assert files.scenario is not None and memory.scenario is not None and same(files.scenario, memory.scenario)
+    other = emdcfl.fit(table, **quick, settings={"scenario.data_seed": 4}, out=tmp_path / "run")
+    assert other.scenario is not None and not same(other.scenario, memory.scenario)
+    again = emdcfl.load(tmp_path / "run", clients=table)
+    assert again.scenario is not None and same(again.scenario, other.scenario)
+
+
 def test_frames_of_splits_keep_groups_together_as_files_do(tmp_path: Path) -> None:
     table = frame().assign(patient=[f"p{i // 4}" for i in range(120)], part="train")
     halves = {split: table.iloc[start::2] for start, split in enumerate(("train", "test"))}

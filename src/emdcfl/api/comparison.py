@@ -66,7 +66,7 @@ def compare(
     methods : list of str or Method
         Names, as in ``"fedavg"`` or ``"emdcfl:tolerance=0.03"``, or instances; or one text ``"a,b,c"`` or ``"all"``.
     seeds : int or list of int
-        So many seeds from 0 on, or these. Data in memory are split once, with the seed 0, so that all runs are tested alike.
+        So many seeds from 0 on, or these. All split the data alike (setting ``"scenario.data_seed"``), so that all runs are tested alike.
     jobs : int
         Runs at a time, for data that a config can build (a scenario, a folder). Above 1, call it under ``if __name__ == "__main__":``.
     out : path, optional

@@ -26,6 +26,9 @@ from emdcfl.runs.result import load as load_folder
 from emdcfl.runs.runner import run
 from emdcfl.runs.watching.progress import Live, terminal
 
+DATA_SEED = "scenario.data_seed"
+"""The seed of splits, of files as of data in memory: runs with other seeds are tested on the same samples."""
+
 Model = str | ModelRecipe | Callable[[], nn.Module]
 Task = Literal["classification", "regression"]
 
@@ -62,9 +65,9 @@ def fit(
     clients : list, dict, frame, data set, Scenario, str or path
         One entry per client: ``(X, y)`` arrays or tensors, ``(X, y, group)`` where samples of one group must stay in one split, a pandas
         frame with a label column, ``(frame, y)``, a torch ``Dataset``, a Hugging Face ``Dataset``, or a dict of these under ``train``,
-        ``val``, ``test`` (splits that are not given are drawn with the seed). Or one frame, ``Dataset`` or ``DatasetDict`` with the
-        column ``site``; a ``flwr_datasets.FederatedDataset``, whose partitions are the clients; a built-in scenario by name; a folder
-        of sites, or the file of repairs that ``emdcfl data check --fix`` wrote for one.
+        ``val``, ``test``. Or one frame, ``Dataset`` or ``DatasetDict`` with the column ``site``; a ``flwr_datasets.FederatedDataset``,
+        whose partitions are the clients; a built-in scenario by name; a folder of sites, or the file of repairs that ``emdcfl data check
+        --fix`` wrote for one. Splits that are not given are drawn with the setting ``"scenario.data_seed"`` (0), the same for every seed.
     model : str or callable, optional
         Name of a built-in network, or a function that returns a fresh ``nn.Module``; its parameters ``classes``, ``channels``, ``size`` and
         ``features`` without a default are given what the data determine. Default: an MLP for tables, a CNN for images.
@@ -132,7 +135,9 @@ def configure(
     wanted = None if model is None else recipe_of(model)
     settings = {key: value.item() if isinstance(value, np.generic) else value for key, value in given.items() if value is not None}
     about = {name: settings.pop(f"scenario.{name}") for name in OPTIONS if f"scenario.{name}" in settings}
-    source, scenario = read_clients(clients, groups, wanted, settings.get("run.seed", 0), about)
+    source, scenario = read_clients(clients, groups, wanted, settings.get(DATA_SEED, 0), about)
+    if source.name == IN_MEMORY and not isinstance(clients, Scenario) and (split_with := settings.pop(DATA_SEED, 0)):
+        source = replace(source, options={**source.options, "data_seed": split_with})
     if groups is not None and (source.name != IN_MEMORY or isinstance(clients, Scenario)):
         raise ConfigError("groups= tells the true groups of data in memory, got files or a scenario; leave it out")
     unused = next((key for key in settings if key.startswith("scenario.") and source.name == IN_MEMORY), None)
@@ -169,8 +174,10 @@ def load(folder: str | Path, *, clients: Clients | None = None, trust_model: boo
     groups = None if truth is None else dict(zip(found.clients, truth, strict=True))
     model = found.about.recipe.name
     about = {name: value for name, value in found.config.scenario.options.items() if name in OPTIONS}
-    source, scenario = read_clients(clients, groups, model if model in BUILDERS else None, found.config.run.seed, about)
-    if source != found.config.scenario:
+    split_with = {name: value for name, value in found.config.scenario.options.items() if name == "data_seed"}
+    seed = split_with.get("data_seed", 0)
+    source, scenario = read_clients(clients, groups, model if model in BUILDERS else None, seed, about)
+    if replace(source, options={**source.options, **split_with}) != found.config.scenario:
         raise DataError(f"{folder}: the run had other data than those given; give what 'fit' was given")
     return replace(found, scenario=scenario)
 

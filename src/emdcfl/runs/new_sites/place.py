@@ -177,7 +177,7 @@ def place(result: Result, site: Any, *, name: str | None = None, label: str | No
     were arrays. Its name is by default ``new:`` and the folder's, and ``label``, the label column of a table, the run's.
     """
     found = plan_again(result)
-    scenario, seed = found.scenario, found.config.run.seed
+    scenario, seed = found.scenario, found.config.scenario.options.get("data_seed", 0)
     about: dict[str, Any] = {"encoding": encoding_of(scenario), "classes": scenario.classes, "target": scenario.target, "seed": seed}
     if isinstance(site, (str, Path)):
         path = Path(site)
