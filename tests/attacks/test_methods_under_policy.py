@@ -82,7 +82,7 @@ def test_a_node_takes_part_in_the_methods_that_its_owner_names_and_in_no_others(
     reasons, answered = play(method, default_homes(tmp_path, f"[policy]\nmethods = [{method!r}]"))
     assert (reasons, answered >= 2 * NODES) == (set(), True)
     reasons, _ = play("emdcfl", {name: tmp_path / name for name in (site.name for site in digits().sites)})
-    assert all("policy.tasks in node.toml" in reason for reason in reasons) and reasons
+    assert all("policy.methods in node.toml" in reason for reason in reasons) and reasons
 
 
 @pytest.mark.slow

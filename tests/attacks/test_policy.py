@@ -85,6 +85,17 @@ def test_a_task_that_the_operator_allows_is_answered(tmp_path: Path) -> None:
     assert "policy.tasks" in server.refused("personalize", models=states(1), weights=torch.ones(1), training={}, always=True)
 
 
+def test_where_methods_are_named_a_refusal_says_so(tmp_path: Path) -> None:
+    """Tasks follow from the methods then: adding one to policy.tasks would change nothing."""
+    server = HostileServer(tmp_path / "home", toml='[policy]\nmethods = ["fedavg", "ifca"]')
+    assert "takes part in fedavg, ifca (policy.methods in node.toml)" in server.refused("loss_moments", models=list(states(3)))
+    assert "(policy.reductions in place of" in server.refused("evaluate", models=states(1), reduction="argmin_counts")
+    assert "policy.tasks in place of policy.methods" in server.refused("profile", classes=10)
+    emdcfl = HostileServer(tmp_path / "other", toml='[policy]\nmethods = ["emdcfl"]')
+    asked = {"omega": omega(), "partners": {}, "settings": settings(exchange="server-samples")}
+    assert "'deposit' among them, in place of policy.methods" in emdcfl.refused("reference", **asked)
+
+
 def test_a_profile_is_told_only_where_the_operator_allows_it_and_never_beside_noise(tmp_path: Path) -> None:
     server = HostileServer(tmp_path / "home", toml='[policy]\ntasks = ["profile"]')
     assert server.ask("profile", classes=10)["reply"]["classes"].sum() == pytest.approx(1.0)

@@ -125,7 +125,7 @@ class Policy:
     def check(self, task: str, job: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
         """Raise ``PolicyError`` if the node does not answer this request."""
         if task not in self.answered:
-            raise _refusal(f"the task {task!r}", "tasks", self.answered)
+            raise self._refuse(f"the task {task!r}", "tasks", task, self.answered)
         _check_job(job)
         self.check_model(job["model"])
         self.check_data(job["data"])
@@ -137,7 +137,7 @@ class Policy:
         if task == "evaluate":
             reduction = inputs.get("reduction", "mean")
             if reduction not in self.reductions:
-                raise _refusal(f"losses as {reduction!r}", "reductions", self.reductions)
+                raise self._refuse(f"losses as {reduction!r}", "reductions", str(reduction), self.reductions)
             self._check_count(inputs["models"], "models_at_once")
         if task == "loss_moments":
             self._check_count(inputs["models"], "averages_at_once")
@@ -148,6 +148,14 @@ class Policy:
             raise PolicyError(f"this node calibrates at most {MOST_SIZES} sample sizes in a request, got {len(inputs['sizes'])}")
         if "settings" in inputs:
             self._check_settings(inputs["settings"], _shown(inputs))
+
+    def _refuse(self, what: str, key: str, asked: str, allowed: list[str]) -> PolicyError:
+        """Name the key that decides: where methods are named, ``tasks`` and ``reductions`` follow from them."""
+        if not self.methods:
+            return _refusal(what, key, allowed)
+        needs = any(asked in getattr(need, key) for need in NODE_NEEDS.values())
+        keys = "policy.methods" if needs else f"policy.{key} in place of policy.methods"
+        return PolicyError(f"this node does not allow {what}; it takes part in {', '.join(self.methods)} ({keys} in node.toml)")
 
     def check_model(self, model: Mapping[str, Any]) -> None:
         """Refuse a network whose code the operator did not choose, before anything of it is imported."""
@@ -249,9 +257,12 @@ class Policy:
         if not isinstance(settings, Mapping):
             raise PolicyError("expected the settings of a comparison as a table; check the server")
         if settings.get("exchange") != "peer" and "deposit" not in self.tasks:
+            tasks = (
+                "names policy.tasks, 'deposit' among them, in place of policy.methods" if self.methods else "adds 'deposit' to policy.tasks"
+            )
             raise PolicyError(
                 f"this node sends no raw samples or embeddings, got exchange = {settings.get('exchange')!r}; use 'peer', "
-                "or its operator adds 'deposit' to policy.tasks in node.toml"
+                f"or its operator {tasks} in node.toml"
             )
         if settings.get("cost") not in self.costs:
             raise _refusal(f"the cost {settings.get('cost')!r}", "costs", self.costs)
