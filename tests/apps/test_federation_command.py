@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,9 @@ import pytest
 pytest.importorskip("flwr", reason="needs the extra emdcfl[flower]")
 
 from emdcfl.apps import deployment
+from emdcfl.apps.deployment import control
+from emdcfl.apps.deployment.processes import LINK, record, start_time
+from emdcfl.apps.deployment.submit import follow
 from emdcfl.cli.app import main
 from emdcfl.cli.federation import runner_over, show_event
 from emdcfl.core.errors import EmdcflError
@@ -79,6 +84,30 @@ def test_a_federation_that_is_not_up_is_told(tmp_path: Path) -> None:
     deployment.create(tmp_path / "fed", nodes=2)
     with pytest.raises(EmdcflError, match="is the federation up"):
         runner_over(tmp_path / "fed")(Config(), tmp_path / "out")
+
+
+def test_a_superlink_that_is_gone_is_told_and_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = deployment.create(tmp_path / "fed", nodes=2)
+    job = there.path / "jobs" / "1"
+    job.mkdir()
+    (job / "run-config.toml").write_text(f"out = {str(tmp_path / 'out')!r}")
+    (job / "run.json").write_text('{"run": 1, "link": null}')
+    for command in ("attach", "stop"):  # nobody listens on the port
+        assert emdcfl("federation", command, str(there.path)) == 2
+        told = capsys.readouterr().err
+        assert "the SuperLink does not answer" in told and f"--resume --out {tmp_path / 'out'}" in told
+    monkeypatch.setattr(sys.modules[follow.__module__], "CHECK", 0.0)
+    monkeypatch.setattr(sys.modules[follow.__module__], "SILENCE", 0.0)
+    with pytest.raises(EmdcflError, match="has not answered"):
+        follow(there, job, 1, print, link=None)
+    with subprocess.Popen(["sleep", "300"]) as link:
+        record(there, {LINK: {"pid": link.pid, "started": start_time(link.pid)}})
+        (job / "run.json").write_text(json.dumps({"run": 1, "link": [link.pid, start_time(link.pid)]}))
+        monkeypatch.setattr(control, "run_status", lambda *_: link.kill() or "running")
+        assert emdcfl("federation", "attach", str(there.path)) == 2
+    assert "the SuperLink ended during the run" in capsys.readouterr().err
 
 
 class Seen:

@@ -226,7 +226,7 @@ def attach(folder: Folder) -> None:
     job = _live(there)
     typer.echo(f"run {job.number} in {job.out}")
     try:
-        follow(there, job.path, job.run, lambda event: show_event(event, None), link=None)
+        follow(there, job.path, job.run, lambda event: show_event(event, None), link=job.link)
     except KeyboardInterrupt:
         typer.echo(f"run {job.number} goes on; stop it with: emdcfl federation stop {folder}")
     else:
@@ -248,12 +248,19 @@ def stop(folder: Folder, as_json: AsJson = False) -> None:
 
 
 def _live(there: Deployment) -> Job:
-    from emdcfl.apps.deployment.submit import live_run
+    from emdcfl.apps.deployment.control import run_status
+    from emdcfl.apps.deployment.submit import jobs, live_run
 
-    job = live_run(there)
-    if job is None:
-        raise ConfigError("no run is at work in this federation; start one with: emdcfl run --federation FOLDER")
-    return job
+    if (job := live_run(there)) is not None:
+        return job
+    latest = next(jobs(there), None)
+    if latest is None or latest.outcome is not None:
+        raise ConfigError(f"no run is at work in this federation; start one with: emdcfl run --federation {there.path}")
+    resume = f"continue it with: emdcfl run --federation {there.path} --resume --out {latest.out}"
+    if run_status(there, latest.run) is None:
+        up = f"start it (emdcfl federation up {there.path})"
+        raise ConfigError(f"the SuperLink does not answer, and run {latest.number} does not go on without it; {up}, then {resume}")
+    raise ConfigError(f"no run is at work in this federation, run {latest.number} ended without a result; {resume}")
 
 
 @federation.command()

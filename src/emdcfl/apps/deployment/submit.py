@@ -35,6 +35,9 @@ POLL = 0.5
 CHECK = 60.0
 """Seconds between questions to the SuperLink whether the run still exists."""
 
+SILENCE = 300.0
+"""Seconds without an answer of a SuperLink that a service runs, and without a word of the run, after which nobody waits any longer."""
+
 
 def submit(
     deployment: Deployment,
@@ -133,11 +136,13 @@ def live_run(deployment: Deployment, out: Path | None = None) -> Job | None:
 def follow(deployment: Deployment, job: Path, run: int, watch: Callable[[Event], None], *, link: tuple[int, str] | None) -> dict[str, Any]:
     """Pass the server's journal on until the run ends; raise if the SuperLink that took it ends first."""
     position, checked = 0, time.monotonic()
+    heard = checked
     while True:
         ended = (job / "outcome.json").exists()
         events, position = new_events(job / "progress.jsonl", position)
         for event in events:
             watch(event)
+        heard = time.monotonic() if events else heard
         if ended:
             outcome: dict[str, Any] = json.loads((job / "outcome.json").read_text(encoding="utf-8"))
             if not outcome["ok"]:
@@ -150,6 +155,11 @@ def follow(deployment: Deployment, job: Path, run: int, watch: Callable[[Event],
         if time.monotonic() - checked > CHECK:
             checked = time.monotonic()
             state = control.run_status(deployment, run)
+            heard = checked if state is not None else heard
+            if checked - heard > SILENCE:
+                raise EmdcflError(
+                    f"the SuperLink at {deployment.address} has not answered for {SILENCE:.0f} s; start it again and use --resume"
+                )
             if state is not None and state.startswith("finished") and not (job / "outcome.json").exists():
                 raise EmdcflError(
                     f"run {run} ended without a result ({state}); see {deployment.path}/logs/superlink.log, then go on with --resume"
