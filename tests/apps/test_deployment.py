@@ -32,7 +32,7 @@ from emdcfl.apps import deployment, options, superlink
 from emdcfl.apps.deployment import check, control
 from emdcfl.apps.deployment.folder import clients_of_runs, create_operator, fingerprints
 from emdcfl.apps.deployment.processes import LINK, process_ids, record, start_time
-from emdcfl.apps.deployment.report import metrics_server
+from emdcfl.apps.deployment.report import metrics, metrics_server
 from emdcfl.apps.deployment.submit import new_events, stop
 from emdcfl.apps.options import Options
 from emdcfl.apps.server import Journal, read_config
@@ -119,6 +119,23 @@ def test_folders_with_spaces_and_quotes_reach_the_nodes(tmp_path: Path) -> None:
     given = arguments(there.home("north"), "north", there.address, 9094)
     assert parse_config_args([given[-1]]) == {"name": "north", "home": str(there.home("north"))}
     assert {"--trusted-entities", "--auth-supernode-private-key", "--root-certificates"} <= set(given) and "--insecure" not in given
+
+
+@pytest.mark.parametrize(
+    ("outcome", "state"),
+    [({"ok": True}, "finished"), ({"ok": False, "error": "no"}, "failed"), (None, "unknown")],
+)
+def test_the_metrics_tell_how_the_latest_run_ended(tmp_path: Path, outcome: dict[str, object] | None, state: str) -> None:
+    there = deployment.create(tmp_path / "fed", nodes=2)
+    assert 'emdcfl_run_state{state="failed"} 0' in metrics(deployment.report(there)), "no run yet"
+    job = there.path / "jobs" / "1"
+    job.mkdir()
+    (job / "run-config.toml").write_text('out = "runs/one"')
+    (job / "run.json").write_text('{"run": 1, "link": null}')
+    if outcome is not None:
+        (job / "outcome.json").write_text(json.dumps(outcome))
+    told = dict(re.findall(r'^emdcfl_run_state{state="(.*)"} ([01])$', metrics(deployment.report(there)), re.M))
+    assert [name for name, value in told.items() if value == "1"] == [state] and len(told) == 5
 
 
 def test_a_port_of_the_metrics_that_is_taken_is_told(four: deployment.Deployment) -> None:

@@ -21,6 +21,9 @@ from emdcfl.core.errors import ConfigError
 ACCEPTED = 300.0
 """Seconds the nodes may take to be accepted: after a hard kill and a reboot the SuperLink refuses a key for about a minute."""
 
+STATES = ("at work", "finished", "failed", "stopped", "unknown")
+"""What a run may be; unknown while the SuperLink does not answer."""
+
 ENDED, SILENT = "ended by itself", "not answering"
 
 
@@ -126,11 +129,13 @@ def metrics(found: dict[str, Any]) -> str:
     """Return a report as text for Prometheus."""
     link, nodes, run = found["superlink"], found["nodes"], found["run"] or {}
     left = datetime.datetime.fromisoformat(link["certificate_until"]) - datetime.datetime.now(datetime.UTC)
+    online = {f'{{node="{name}"}}': int(node["online"]) for name, node in sorted(nodes.items())}
     gauges: list[tuple[str, str, Any]] = [
         ("emdcfl_superlink_up", "1 if the SuperLink answers", int(link["state"] == "running")),
         ("emdcfl_nodes_enrolled", "nodes that may connect", sum(node["id"] is not None for node in nodes.values())),
-        ("emdcfl_node_online", "1 if the node is connected", {name: int(node["online"]) for name, node in sorted(nodes.items())}),
+        ("emdcfl_node_online", "1 if the node is connected", online),
         ("emdcfl_run_active", "1 while the latest run is at work", int(run.get("state") == "at work")),
+        ("emdcfl_run_state", "1 for the state of the latest run", {f'{{state="{s}"}}': int(run.get("state") == s) for s in STATES}),
         ("emdcfl_run_round", "rounds of the latest run that are complete", run.get("round", 0)),
         ("emdcfl_run_rounds", "rounds it will have", run.get("rounds", 0)),
         ("emdcfl_run_warnings", "warnings of the latest run so far", run.get("warnings", 0)),
@@ -140,7 +145,7 @@ def metrics(found: dict[str, Any]) -> str:
     text = []
     for name, help_, value in gauges:
         text += [f"# HELP {name} {help_}", f"# TYPE {name} gauge"]
-        text += [f'{name}{{node="{node}"}} {v}' for node, v in value.items()] if isinstance(value, dict) else [f"{name} {value}"]
+        text += [f"{name}{labels} {v}" for labels, v in value.items()] if isinstance(value, dict) else [f"{name} {value}"]
     return "\n".join(text) + "\n"
 
 
