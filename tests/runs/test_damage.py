@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tests.tiny
@@ -14,10 +16,10 @@ import torch
 from tests.runs.test_store import Memory, loaded, reopen, rounds, store, tensor_files, vector
 from tests.tiny import same
 
-from emdcfl.core.errors import StoreError
-from emdcfl.runs import runner
-from emdcfl.runs.config import Config, RunConfig, load
-from emdcfl.runs.outputs import INDEX, load_served, read_reading, read_summary
+from emdcfl.core.errors import EmdcflError, StoreError
+from emdcfl.runs import result, runner
+from emdcfl.runs.config import Config, PersonalizeConfig, RunConfig, load
+from emdcfl.runs.outputs import INDEX, PERSONAL, load_served, read_reading, read_summary
 from emdcfl.runs.store import RunStore
 from emdcfl.runs.store.files import read_arrays, read_tensors, sealed, unsealed, write_tensors
 from emdcfl.studies import results, snapshot
@@ -278,6 +280,37 @@ def test_damaged_outputs_are_noticed_and_a_resume_writes_them_again(finished: Pa
             look()
     runner.run(tests.tiny.config(rounds=1), out, resume=True)
     assert tests.tiny.contents(out) == tests.tiny.contents(finished)
+
+
+@pytest.mark.parametrize("name", ["summary.json", INDEX, PERSONAL])
+def test_a_forged_file_is_read_or_told_in_one_line(tmp_path: Path, name: str) -> None:
+    """Without a checksum, as somebody may have written it by hand."""
+    out = tmp_path / "run"
+    runner.run(replace(tests.tiny.config(rounds=1), personalize=PersonalizeConfig("on")), out)
+    path = out / name
+    whole = {key: value for key, value in json.loads(path.read_bytes()).items() if key != "sha256"}
+    told: dict[str, str] = {}
+
+    def look() -> None:
+        found = result.load(out)
+        shown = (repr(found), found.clusters, found.plain, found.personalized, found.regression, found.ari)
+        assert len(shown) + len(found.models) == 10
+        assert load_served(out, "site-0").weights
+
+    def forged(value: dict[str, Any], depth: int = 0) -> Iterator[tuple[str, dict[str, Any]]]:
+        for key, inner in value.items():
+            yield key, {other: item for other, item in value.items() if other != key}
+            yield from ((key, {**value, key: wrong}) for wrong in (None, [], {}, -1, "x", ["x"], {"site-0": 7}))
+            if isinstance(inner, dict) and depth < 3:
+                yield from ((f"{key}.{below}", {**value, key: changed}) for below, changed in forged(inner, depth + 1))
+
+    for key, value in forged(whole):
+        path.write_text(json.dumps(value))
+        try:
+            look()
+        except EmdcflError as error:
+            told[key] = str(error)
+    assert "clients" in told and not any("\n" in text for text in told.values()), told
 
 
 def test_no_flipped_bit_changes_what_is_read_from_a_model(tmp_path: Path) -> None:

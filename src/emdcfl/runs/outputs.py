@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from emdcfl.core.checks import describe, fits
 from emdcfl.core.errors import DataError, StoreError, nearest
+from emdcfl.core.metric import Metric, metric_of
 from emdcfl.core.params import make_layout
 from emdcfl.methods.base import Distances, Serving
 from emdcfl.methods.emdcfl.interpret import read
@@ -33,6 +35,13 @@ INDEX = "models/index.json"
 PERSONAL = "personal/index.json"
 READING = "reading.json"
 AGAIN = "resume the run to write it again"
+
+Numbers = float | None
+SUMMARY: dict[str, Any] = {
+    "method": str, "scenario": str, "seed": int, "rounds": int, "finished": bool, "k": int,
+    "clients": list[str], "clusters": list[int] | None, "groups": list[Any] | None, "ari": Numbers,
+}  # fmt: skip
+"""What every summary of a run with models holds beside its scores; a run directory may come from elsewhere."""
 
 OFTEN = 1 << 26
 """Numbers in all models together up to which they are written after every round; more are written after the last (the state has them)."""
@@ -140,6 +149,43 @@ def read_reading(run: Path) -> dict[str, Any] | None:
     return _read_json(run, READING, f"{run} has no reading") if (run / READING).exists() else None
 
 
+def _check_summary(run: Path, summary: Mapping[str, Any]) -> None:
+    """Raise unless the summary holds what a ``Result`` reads from it."""
+    where = f"{run / 'summary.json'}"
+    _check(summary, SUMMARY, where)
+    n, metric = len(summary["clients"]), metric_of(summary)
+    for name in ("clusters", "groups"):
+        if summary[name] is not None and len(summary[name]) != n:
+            raise StoreError(f"{where}: expected {n} {name}, one per client, got {len(summary[name])}; {AGAIN}")
+    told = [(summary, where)]
+    if "personalized" in summary:
+        _check(summary, {"personalized": dict[str, Any]}, where)
+        told.append((summary["personalized"], f"{where}: personalized"))
+        _check(told[1][0], {"kept": list[str], "clients": dict[str, dict[str, Numbers] | None]}, told[1][1])
+    for holder, place in told:
+        _check(holder, {metric: dict[str, Any]}, place)
+        score, place = holder[metric], f"{place}: {metric}"
+        _check(score, {"mean": Numbers, "worst": Numbers, "variants": dict[str, dict[str, Any]]}, place)
+        _check(score, {end: Numbers for end in ("low", "high") if end in score or metric is Metric.R2}, place)
+        if not score["variants"]:
+            raise StoreError(f"{place}: expected a variant, got none; {AGAIN}")
+        for one in (score, *score["variants"].values()) if metric is Metric.R2 else ():
+            _check(one, {"rmse": dict[str, Any]}, place)
+            _check(one["rmse"], {"mean": Numbers}, f"{place}: rmse")
+        for one in score["variants"].values() if metric is Metric.R2 else ():
+            both = one.get("sites"), one["rmse"].get("sites")
+            if not all(fits(each, list[Numbers]) and len(each) == n for each in both):
+                raise StoreError(f"{place}: expected numbers of {n} sites; {AGAIN}")
+
+
+def _check(found: Mapping[str, Any], hints: Mapping[str, Any], where: str) -> None:
+    for key, hint in hints.items():
+        if key not in found:
+            raise StoreError(f"{where}: no {key!r}; {AGAIN}")
+        if not fits(found[key], hint):
+            raise StoreError(f"{where}: expected {key} as {describe(hint)}, got {type(found[key]).__name__}; {AGAIN}")
+
+
 def _read_json(run: Path, name: str, otherwise: str) -> dict[str, Any]:
     path = run / name
     try:
@@ -154,6 +200,7 @@ def load_outputs(run: Path, *, trust_model: bool = False) -> dict[str, Any]:
     """Return the fields of a ``Result`` that a run directory holds beside its config and metrics; models are read when asked for."""
     files.refuse_links(run)
     summary, index = read_summary(run), _read_index(run)
+    _check_summary(run, summary)
     with _reading_models(run):
         about, _ = _read_model(run, index["models"][0], trust_model)
     models = {"source": partial(_load_serving, run, summary, index, about), "personal": partial(_load_personal, run, about)}
@@ -181,7 +228,9 @@ def _personal_names(run: Path) -> dict[str, str]:
     """Client → file of the fine-tuned model that it kept; empty for a run without fine-tuning."""
     if not (run / PERSONAL).exists():
         return {}
-    names: dict[str, str] = _read_json(run, PERSONAL, f"{run} has no fine-tuned models")["clients"]
+    index = _read_json(run, PERSONAL, f"{run} has no fine-tuned models")
+    _check(index, {"clients": dict[str, str]}, str(run / PERSONAL))
+    names: dict[str, str] = index["clients"]
     return names
 
 
@@ -245,7 +294,12 @@ def _model_path(run: Path, name: str, folder: str = "models") -> Path:
 def _read_index(run: Path) -> dict[str, Any]:
     if not (run / INDEX).exists() and (run / "summary.json").exists() and not read_summary(run).get("finished", True):
         raise StoreError(f"{run} has no models yet: as large as they are, they are written after the last round; go on with --resume")
-    return _read_json(run, INDEX, f"{run} has no models")
+    index = _read_json(run, INDEX, f"{run} has no models")
+    _check(index, {"mix": str, "models": list[str], "clients": dict[str, dict[str, float]]}, str(run / INDEX))
+    served = {client: min(weights.values(), default=0) > 0 for client, weights in index["clients"].items()}
+    if not all(served.values()):
+        raise StoreError(f"{run / INDEX}: expected models with weights above 0 for {min(served, key=lambda c: served[c])!r}; {AGAIN}")
+    return index
 
 
 @contextmanager
