@@ -87,7 +87,7 @@ class Repeats:
     held: dict[str, int]
     """Site → validation and test samples that are also among its training samples."""
     across: dict[tuple[str, str], int]
-    """Two sites → samples of the second that are also at the first."""
+    """Two sites → samples of the second that are also at the first; one at more than ``MOST_OTHERS`` sites counts with the first alone."""
     disagree: int
     """Samples with an equal one of another class."""
     samples: dict[str, int]
@@ -149,7 +149,8 @@ def repeats(scenario: Scenario) -> Repeats:
             sites_with.setdefault(mark, []).append(site.name)
     across = Counter[tuple[str, str]]()
     for mark, names in sites_with.items():
-        for a, b in combinations(names, 2):
+        pairs = combinations(names, 2) if len(names) <= MOST_OTHERS else ((names[0], name) for name in names[1:])
+        for a, b in pairs:  # all pairs of hundreds of sites would take minutes
             across[a, b] += seen[b][mark]
     number = {name: i for i, name in enumerate(seen)}
     return Repeats(
