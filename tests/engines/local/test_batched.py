@@ -197,7 +197,7 @@ def test_dropout_falls_back_to_the_reference_bit_for_bit_with_one_warning(caplog
         fed.train({c: fed.initial() for c in fed.clients})
     assert torch.equal(fast.stack("theta"), slow.stack("theta"))
     assert len(caplog.records) == 1
-    assert "one after the other" in caplog.text
+    assert "one after the other: the network has dropout, whose draws belong to one client" in caplog.text
 
 
 def test_a_client_that_diverges_fails_alone_and_by_name() -> None:

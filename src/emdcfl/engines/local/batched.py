@@ -171,9 +171,17 @@ class BatchedFederation(StagedFederation):
                 outcomes = [attempt(*work) for work in works]
                 if not any(isinstance(outcome, Exception) for outcome in outcomes):
                     self._stackable = False
-                    log.warning("clients are trained one after the other: %s", str(error).splitlines()[0] if str(error) else type(error))
+                    log.warning("clients are trained one after the other: %s", _reason(error))
                 return outcomes
         return [attempt(*work) for work in works]
+
+
+def _reason(error: Exception) -> str:
+    """Say why a network cannot train for several clients at once."""
+    said = str(error).partition("\n")[0]
+    if "randomness" in said:  # of vmap, which names its own flags
+        return "the network has dropout, whose draws belong to one client"
+    return f"torch cannot compute this network for several at once ({said or type(error).__name__})"
 
 
 def fit_stacked(fits: Sequence[tuple[Client, Fit]], data: TrainData, buffers: Buffers, chain: Chain | None = None) -> list[Outcome]:
