@@ -15,9 +15,12 @@ import tests.tiny
 from tests.e2e.shell import Ended, emdcfl
 
 from emdcfl import __version__, fit, load
+from emdcfl.cli.show import draw_table
 from emdcfl.cli.start import about, refill
 from emdcfl.methods import METHODS
 from emdcfl.runs import runner
+from emdcfl.runs.watching.progress import terminal
+from emdcfl.studies.tables import UNSEEN_HEADS
 
 
 def refused(ended: Ended, *words: str) -> None:
@@ -329,6 +332,17 @@ def test_names_and_places_are_printed_as_they_are(cli, tmp_path: Path) -> None:
         assert all(clinic in ended.out for clinic in ("ward [bold]", "x[/y]", "[red]z", "a:100:b"))
     assert "runs[/old]" in ended.out.replace("\n", "")
     assert cli("report", out).code == 0
+
+
+def test_headings_make_room_for_names(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    cells = ["digit-sites", "EMD-CFL (tolerance 0.03)", "24", *["91.2%"] * (len(UNSEEN_HEADS) - 3)]
+    terminal().print(draw_table(UNSEEN_HEADS, [cells], left=("scenario", "method"), title="Sites held out of training"))
+    shown = capsys.readouterr().out
+    assert "digit-sites" in shown and shown.count("91.2%") == len(UNSEEN_HEADS) - 3 and "nearest groups" not in shown
+    monkeypatch.setenv("COLUMNS", "150")
+    terminal().print(draw_table(UNSEEN_HEADS, [cells], left=("scenario", "method")))
+    assert "nearest groups" in capsys.readouterr().out
 
 
 def test_numbers_in_own_tables(cli, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from rich import box
@@ -24,9 +25,14 @@ from emdcfl.runs.verdict.findings import in_brief, unbalanced
 from emdcfl.runs.verdict.structure import one_group_by_benefit, structure
 from emdcfl.runs.verdict.trained_with import in_words as trained_with
 from emdcfl.runs.verdict.what_differs import in_words as what_differs
+from emdcfl.runs.watching.progress import terminal
 
 MOST_LINES = 8
 """Lines printed of each kind (clusters, failures, flags, notes); the files of the run hold all."""
+
+
+GAP = 3
+"""Cells between two columns of a table."""
 
 
 def tell(console: Console, text: str | Text) -> None:
@@ -38,12 +44,14 @@ def draw_table(heads: Sequence[str], rows: Iterable[Sequence[str | Text]], *, le
     """Return a table; the columns in ``left`` (or all, where none is named) hold text, the others numbers."""
     table = Table(title=title, title_justify="left", min_width=cell_len(title or ""), box=box.SIMPLE_HEAD, pad_edge=False)
     cells = list(rows)
-    for i, head in enumerate(heads):
+    columns = [[str(row[i]) for row in cells] for i in range(len(heads))]
+    widths = [max(map(cell_len, words), default=0) for words in columns]
+    wide = sum(max(cell_len(head), width) + GAP for head, width in zip(heads, widths, strict=True)) > terminal().width
+    for head, words, width in zip(heads, columns, widths, strict=True):
         text = head in (left or heads)
-        words = [str(row[i]) for row in cells]
         cut = text or any(" " in word for word in words)  # a number that is cut is another number
-        width = None if cut else max(map(len, words), default=0)
-        table.add_column(head, justify="left" if text else "right", overflow="fold", min_width=width)
+        shown = fill(head, max(width, *map(len, head.split())), break_on_hyphens=False) if wide else head  # rich would cut names first
+        table.add_column(shown, justify="left" if text else "right", overflow="fold", min_width=None if cut else width)
     for row in cells:
         table.add_row(*row)
     return table
