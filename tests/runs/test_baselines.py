@@ -104,6 +104,21 @@ def test_every_sites_most_frequent_class_is_guessing_too(own: float, rare: tuple
     assert ("most frequent class (-1.0 points" in found.headline) == (choice == "none")
 
 
+@pytest.mark.parametrize(
+    ("accuracy", "own", "other", "said"),
+    [
+        (0.97, 0.65, 0.8, "one model for all finds rare classes better than training in these 2 groups"),
+        (0.97, 0.65, 0.66, ""),
+        (0.95, 0.8, 0.65, "training in these 2 groups finds rare classes better than one model for all"),
+    ],
+)
+def test_a_training_that_finds_rare_classes_better_is_named(accuracy: float, own: float, other: float, said: str) -> None:
+    """Of 2 % positives, all may be missed within two points of accuracy."""
+    found = advice(summary(accuracy, GROUPS, rare=(own, 0.8)), {"fedavg": summary(0.95, rare=(other, 0.8))})
+    assert found is not None
+    assert [doubt.partition(":")[0] for doubt in found.doubts] == ([said] if said else [])
+
+
 @pytest.mark.parametrize(("change", "better"), [(0.031, 10), (-0.131, 2), (-0.031, 2)])
 @pytest.mark.parametrize(("other", "rival"), [("fedavg", True), ("local", True), ("fedavg+ft", False)])
 def test_a_gain_over_a_training_that_other_rounds_would_improve_is_doubted(other: str, rival: bool, change: float, better: int) -> None:
